@@ -1,0 +1,72 @@
+"""Settings of one experiment as frozen dataclasses, checked once when they are read.
+
+Values of experiments stand in params.yaml only; here is what a value may be. Knows nothing of torch, models or files.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeVar
+
+from featcal.errors import BadSetting, UnknownKey
+
+T = TypeVar("T")
+
+
+def require(condition: bool, key: str, value: object, expected: str) -> None:
+    """Raise BadSetting unless the condition holds."""
+    if not condition:
+        raise BadSetting(key, value, expected)
+
+
+def number(key: str, value: object) -> None:
+    """Raise BadSetting unless the value is a finite number; YAML reads `1e-5` as text, so the message says how to write it."""
+    fine = isinstance(value, int | float) and not isinstance(value, bool) and value == value and abs(value) != float("inf")
+    require(fine, key, value, "must be a finite number (YAML wants a dot: 1.0e-5, not 1e-5)")
+
+
+def from_mapping(cls: type[T], mapping: Mapping[str, Any], place: str) -> T:
+    """A settings object from a YAML mapping; unknown and missing keys are errors that name the place.
+
+    Returns: `cls(**mapping)`. Raises: UnknownKey with the nearest known key; BadSetting for a missing key or a bad value.
+    """
+    require(isinstance(mapping, Mapping), place, mapping, "must be a mapping of settings")
+    names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    for key in mapping:
+        if key not in names:
+            raise UnknownKey(place, str(key), names)
+    try:
+        return cls(**mapping)
+    except TypeError as error:
+        missing = str(error).split("argument")[-1].strip(" s:")
+        raise BadSetting(place, dict(mapping), f"lacks {missing}") from None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How a merged model is calibrated: λ, ρ and α of the paper, and which parts of the method are on.
+
+    ridge:          λ > 0 of Eq. 12, relative to the unit-norm Gram matrices of Eq. 14.
+    anchor_blend:   ρ of Eq. 11: 1 is the merged weight, 0 the base weight, above 1 extrapolates away from the base.
+    interpolation:  α in [0, 1] of Eq. 10: 0 targets the student's own features, 1 the teacher's.
+    bias, norm:     also solve biases (Eq. 55) and LayerNorm scale and shift (Eq. 59).
+    task_weights:   "gram" is ω of Eq. 14; "uniform" leaves every task's Gram matrix as it is.
+    order:          "forward" looks at the features again after each solved block (Algorithm 1); "stale" uses the merged model's.
+    """
+
+    ridge: float
+    anchor_blend: float
+    interpolation: float
+    bias: bool = True
+    norm: bool = True
+    task_weights: Literal["gram", "uniform"] = "gram"
+    order: Literal["forward", "stale"] = "forward"
+
+    def __post_init__(self) -> None:
+        for name in ("ridge", "anchor_blend", "interpolation"):
+            number(f"calibrate.{name}", getattr(self, name))
+        require(self.ridge > 0, "calibrate.ridge", self.ridge, "must be > 0 (paper: 0.05 for CLIP, 1e-5 for T5)")
+        require(0 <= self.interpolation <= 1, "calibrate.interpolation", self.interpolation, "must lie in [0, 1]")
+        for name in ("bias", "norm"):
+            require(isinstance(getattr(self, name), bool), f"calibrate.{name}", getattr(self, name), "must be true or false")
+        require(self.task_weights in ("gram", "uniform"), "calibrate.task_weights", self.task_weights, "must be gram or uniform")
+        require(self.order in ("forward", "stale"), "calibrate.order", self.order, "must be forward or stale")
