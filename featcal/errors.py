@@ -23,7 +23,7 @@ class UnknownKey(FeatCalError):
 
         near = get_close_matches(key, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}."
-        super().__init__(f"{place}: {key!r} is not a setting; {hint}")
+        super().__init__(f"{place}: {key!r} is not known here; {hint}")
 
 
 class MissingPath(FeatCalError):

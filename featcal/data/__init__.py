@@ -1,0 +1,1 @@
+"""Images, labels, prompts and calibration draws."""

@@ -1,0 +1,1 @@
+"""Zero-shot heads and accuracies."""

@@ -1,0 +1,1 @@
+"""Merging: base and experts in, one model out."""

@@ -1,0 +1,73 @@
+"""Modules and checkpoint folders as one thing: tensors by name, with a place to name in a message.
+
+Here is also checked that a base and its experts can be merged at all, before anything is computed or written.
+"""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from featcal.errors import MissingTensor, NotFinite, TensorsDiffer
+from featcal.models.save import untied
+from featcal.storage.checkpoint import LazyCheckpoint
+
+
+class Source(Protocol):
+    """What merging needs of a model: names, shapes, dtypes, and one tensor at a time."""
+
+    @property
+    def names(self) -> list[str]: ...
+    def shape(self, name: str) -> tuple[int, ...]: ...
+    def dtype(self, name: str) -> torch.dtype: ...
+    def file_of(self, name: str) -> object: ...
+    def finite_tensor(self, name: str) -> Tensor: ...
+
+
+class ModuleSource:
+    """A module in memory as a source; `label` stands where a file name would in messages."""
+
+    def __init__(self, module: nn.Module, label: str):
+        self._label = label
+        self._state = untied(module)
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._state)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._state[name].shape)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self._state[name].dtype
+
+    def file_of(self, name: str) -> str:
+        return self._label
+
+    def finite_tensor(self, name: str) -> Tensor:
+        tensor = self._state[name].detach().cpu()
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise NotFinite(self._label, name)
+        return tensor
+
+
+def source(model: nn.Module | str | Path, label: str, part: str | None = None) -> Source:
+    """A module or a folder as a source."""
+    return ModuleSource(model, label) if isinstance(model, nn.Module) else LazyCheckpoint(model, part)
+
+
+def require_alike(base: Source, experts: Mapping[str, Source]) -> None:
+    """Same tensor names, shapes and dtypes everywhere. Raises: MissingTensor, TensorsDiffer naming both files and the tensor."""
+    for expert in experts.values():
+        for has, lacks in ((base, expert), (expert, base)):
+            missing = sorted(set(has.names) - set(lacks.names))
+            if missing:
+                place = f"{lacks.file_of(lacks.names[0])} (beside {has.file_of(missing[0])})"
+                raise MissingTensor(place, missing[0], get_close_matches(missing[0], lacks.names, n=3, cutoff=0.0))
+        for name in base.names:
+            for this, that in ((base.shape(name), expert.shape(name)), (base.dtype(name), expert.dtype(name))):
+                if this != that:
+                    raise TensorsDiffer(name, base.file_of(name), this, expert.file_of(name), that)

@@ -1,0 +1,1 @@
+"""Hugging Face model folders to modules and back."""

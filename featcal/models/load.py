@@ -1,0 +1,110 @@
+"""Checkpoint folders to modules: float32, evaluation mode, from safetensors only, every weight accounted for.
+
+Transformers fills what a file lacks with random numbers and only logs it; here that is an error. Knows no tasks and no settings.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoTokenizer, CLIPModel, CLIPVisionModel, PreTrainedModel
+from transformers.utils import logging
+
+from featcal.errors import BadFile, MissingPath, UnknownModelClass, WrongKeys
+from featcal.storage.checkpoint import LazyCheckpoint
+from featcal.storage.results import read_json
+
+VISION = "vision_model"  # the tower of a CLIPModel that plays the vision model
+
+
+def load_model(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The model of a local folder, its class read from config.json.
+
+    Raises: MissingPath, NoSafetensors, TruncatedFile, NotFinite (file and tensor), WrongKeys (missing, unexpected or misshapen
+    weights by name), UnknownModelClass.
+    """
+    return _loaded(model_class(folder), folder, dtype, part=None)
+
+
+def load_vision(folder: str | Path, dtype: torch.dtype = torch.float32) -> CLIPVisionModel:
+    """The vision tower of a CLIPVisionModel or a CLIPModel folder. Raises: as load_model."""
+    part = vision_part(folder)
+    return _loaded(CLIPVisionModel, folder, dtype, part)
+
+
+def load_clip(folder: str | Path, dtype: torch.dtype = torch.float32) -> CLIPModel:
+    """A CLIPModel with both towers and projections. Raises: as load_model; UnknownModelClass for a folder of another class."""
+    if model_class(folder) is not CLIPModel:
+        raise UnknownModelClass(folder, model_class(folder).__name__, "a CLIPModel with image and text tower is needed here")
+    return _loaded(CLIPModel, folder, dtype, part=None)
+
+
+def load_tokenizer(folder: str | Path) -> Any:
+    """The tokenizer of a local folder. Raises: MissingPath; BadFile when the folder has none."""
+    if not Path(folder).is_dir():
+        raise MissingPath(folder, "a folder with a tokenizer", "check the path; hub names must be fetched first")
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        first = str(error).splitlines()[0]
+        raise BadFile(folder, f"no tokenizer in this folder ({first})", "copy tokenizer.json and its config there") from None
+
+
+def model_class(folder: str | Path) -> type[PreTrainedModel]:
+    """The transformers class that config.json names. Raises: MissingPath, BadFile, UnknownModelClass."""
+    if not Path(folder).is_dir():
+        raise MissingPath(folder, "a checkpoint folder", "check the path; hub names must be fetched first")
+    config = read_json(Path(folder) / "config.json")
+    architectures = config.get("architectures") if isinstance(config, dict) else None
+    kind = getattr(transformers, str(architectures[0]), None) if architectures else None
+    if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
+        raise UnknownModelClass(folder, architectures, "one class of transformers is expected, such as CLIPVisionModel")
+    return kind
+
+
+def vision_part(folder: str | Path) -> str | None:
+    """Which part of the checkpoint is the vision tower: one of several of a CLIPModel, or all there is (None)."""
+    kind = model_class(folder)
+    if kind not in (CLIPModel, CLIPVisionModel):
+        raise UnknownModelClass(folder, kind.__name__, "a CLIPModel or CLIPVisionModel is needed here")
+    return VISION if kind is CLIPModel else None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silences transformers' loading report and progress bars, and leaves them as they were."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _loaded(kind: Any, folder: str | Path, dtype: torch.dtype, part: str | None) -> Any:
+    checkpoint = LazyCheckpoint(folder, part)
+    for name in checkpoint.names:
+        checkpoint.finite_tensor(name)
+    with quiet():
+        module, info = kind.from_pretrained(
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # reported below by name instead of by a traceback
+            output_loading_info=True,
+        )
+    # the other parts of a whole CLIPModel are left out on purpose; position_ids is a counter that older files store
+    unexpected = sorted(n for n in info["unexpected_keys"] if not (part or n.endswith("embeddings.position_ids")))
+    misshapen = sorted(str(entry[0]) for entry in info["mismatched_keys"])
+    if info["missing_keys"] or unexpected or misshapen:
+        raise WrongKeys(folder, kind.__name__, sorted(info["missing_keys"]), unexpected, misshapen)
+    loaded: nn.Module = module.eval()
+    return loaded

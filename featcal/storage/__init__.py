@@ -1,0 +1,1 @@
+"""Bytes: checkpoints, results, atomic writes. Knows no models and no mathematics."""

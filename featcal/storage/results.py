@@ -1,0 +1,141 @@
+"""Small result files: CSV tables and JSON, the same bytes for the same numbers on every run.
+
+What varies between two runs (seconds, host, versions, commit) goes to a run record beside them. Pure Python: the report reads
+results without torch.
+"""
+
+import csv
+import json
+import math
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from featcal.errors import BadFile, MissingPath
+from featcal.storage.atomic import atomic_path
+
+SCORES = ("suite", "role", "pool", "upstream", "method", "setting", "task", "metric", "seed", "value", "count")
+DRIFT = (
+    "suite", "role", "pool", "upstream", "method", "setting", "seed", "task", "block",
+    "relative_drift", "l2", "cosine", "count",
+)  # fmt: skip
+PROJECTION = ("task", "model", "index", "label", "x", "y")
+
+_AGAIN = "write it again: dvc repro"
+_DECIMALS = {"value": 4, "x": 4, "y": 4}  # other fractions get six
+_FRACTIONS = {"value", "relative_drift", "l2", "cosine", "x", "y"}
+_WHOLE = {"count", "index"}
+_VERSIONED = ("featcal", "torch", "transformers", "datasets", "safetensors", "numpy")
+
+
+def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """A CSV file with exactly these columns; floats with a fixed number of decimals, None as an empty cell, \\n line ends.
+
+    Raises: BadFile when a row has other keys or holds NaN or infinity.
+    """
+    lines = [[_text(path, column, value) for column, value in _ordered(path, row, columns)] for row in rows]
+    with atomic_path(path) as hidden, hidden.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([list(columns), *lines])
+
+
+def read_rows(path: str | Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """The rows of a CSV file: fractions as float, counts and indices as int, everything else as text.
+
+    Raises: MissingPath; BadFile when the header is not `columns`, a row has another length, or a number is not one.
+    """
+    if not Path(path).is_file():
+        raise MissingPath(path, "a results file", "run the stage that writes it: dvc repro")
+    with open(path, encoding="utf-8", newline="") as file:
+        header, *body = list(csv.reader(file)) or [[]]
+    expected = list(header if columns is None else columns)
+    if header != expected:
+        raise BadFile(path, f"columns are {', '.join(header) or 'none'}, expected {', '.join(expected)}", _AGAIN)
+    for number, line in enumerate(body, start=2):
+        if len(line) != len(header):
+            raise BadFile(path, f"line {number} has {len(line)} cells instead of {len(header)}", _AGAIN)
+    return [{c: _value(path, n, c, t) for c, t in zip(header, line, strict=True)} for n, line in enumerate(body, start=2)]
+
+
+def write_json(path: str | Path, content: Any) -> None:
+    """JSON with two blanks of indentation, keys in the order given, and a final line end. Raises: BadFile on NaN."""
+    try:
+        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        raise BadFile(path, "NaN or infinity among the values to write", "look at the numbers that lead here") from None
+    with atomic_path(path) as hidden:
+        hidden.write_text(text + "\n", encoding="utf-8", newline="\n")
+
+
+def read_json(path: str | Path) -> Any:
+    """What write_json wrote. Raises: MissingPath, BadFile."""
+    if not Path(path).is_file():
+        raise MissingPath(path, "a JSON file", "run the stage that writes it: dvc repro")
+    try:
+        return json.loads(Path(path).read_text("utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise BadFile(path, f"not JSON ({error})", _AGAIN) from None
+
+
+def run_record(seconds: Mapping[str, float], **more: Any) -> dict[str, Any]:
+    """What varies between two runs: seconds per step, host, versions, commit; `more` is added as it is."""
+    return {
+        "seconds": {step: round(value, 2) for step, value in seconds.items()},
+        "host": {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.platform()},
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in _VERSIONED},
+        "commit": _git("rev-parse", "HEAD") or "",
+        "dirty": bool(_git("status", "--porcelain")),
+        **more,
+    }
+
+
+def _ordered(path: object, row: Mapping[str, Any], columns: Sequence[str]) -> list[tuple[str, Any]]:
+    if set(row) != set(columns):
+        odd = sorted(set(row) ^ set(columns))
+        raise BadFile(path, f"a row lacks or adds the columns {', '.join(odd)}", f"the columns are {', '.join(columns)}")
+    return [(column, row[column]) for column in columns]
+
+
+def _text(path: object, column: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, float):
+        return str(value)
+    if not math.isfinite(value):
+        raise BadFile(path, f"column {column} would hold {value}", "look at the numbers that lead here")
+    decimals = _DECIMALS.get(column, 6)
+    return f"{round(value, decimals) + 0.0:.{decimals}f}"  # + 0.0 turns -0.0, whose sign is chance, into 0.0
+
+
+def _value(path: object, line: int, column: str, text: str) -> Any:
+    kind = float if column in _FRACTIONS else int if column in _WHOLE else str
+    try:
+        return kind(text)
+    except ValueError:
+        raise BadFile(path, f"line {line}: {column} is {text!r}, not a number", _AGAIN) from None
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _git(*words: str) -> str | None:
+    """Output of git in the current folder; None where there is no git or no repository."""
+    try:
+        done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,60 @@
+"""Result files: the same text for the same numbers, and one error for a damaged one."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from featcal.errors import BadFile, MissingPath
+from featcal.storage import results
+
+
+def score(**changed):
+    row = dict.fromkeys(results.SCORES, "") | {"suite": "mini", "pool": "8", "task": "mnist", "value": 85.5, "count": 10000}
+    return row | changed
+
+
+def test_rows_written_are_the_rows_read(tmp_path):
+    rows = [score(), score(task='a,b"c', value=1 / 3), score(value=-1e-9, seed="42")]
+    results.write_rows(tmp_path / "x.csv", rows, results.SCORES)
+    back = results.read_rows(tmp_path / "x.csv", results.SCORES)
+    assert back == [rows[0], rows[1] | {"value": 0.3333}, rows[2] | {"value": 0.0}]
+    assert b"\r" not in (tmp_path / "x.csv").read_bytes() and b"-0.0" not in (tmp_path / "x.csv").read_bytes()
+    assert b",85.5000,10000\n" in (tmp_path / "x.csv").read_bytes()
+
+
+@pytest.mark.parametrize("row", [score(value=float("nan")), score(extra=1), {"value": 1.0}])
+def test_bad_rows_are_refused_and_nothing_is_written(tmp_path, row):
+    with pytest.raises(BadFile, match=r"x\.csv"):
+        results.write_rows(tmp_path / "x.csv", [row], results.SCORES)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("text", ["", "a,value\n", "value\n1.0,2\n", "value\nmany\n"])
+def test_a_damaged_results_file_is_one_error(tmp_path, text):
+    (tmp_path / "x.csv").write_text(text)
+    with pytest.raises(BadFile, match=r"x\.csv"):
+        results.read_rows(tmp_path / "x.csv", ("value",))
+    with pytest.raises(MissingPath, match=r"y\.csv"):
+        results.read_rows(tmp_path / "y.csv")
+
+
+def test_json_is_stable_and_refuses_nan(tmp_path):
+    results.write_json(tmp_path / "x.json", {"b": 1, "a": "é"})
+    assert (tmp_path / "x.json").read_text("utf-8") == '{\n  "b": 1,\n  "a": "é"\n}\n'
+    assert results.read_json(tmp_path / "x.json") == {"b": 1, "a": "é"}
+    with pytest.raises(BadFile, match="NaN"):
+        results.write_json(tmp_path / "x.json", {"a": float("nan")})
+
+
+def test_a_run_record_names_seconds_host_versions_and_commit():
+    record = results.run_record({"merge": 1.2345}, device="cpu")
+    assert record["seconds"] == {"merge": 1.23} and record["device"] == "cpu" and record["versions"]["torch"]
+    assert isinstance(record["dirty"], bool) and json.dumps(record)
+
+
+def test_results_are_read_without_torch():
+    code = "import sys, featcal.storage.results; sys.exit('torch' in sys.modules or 'pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
