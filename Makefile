@@ -1,0 +1,69 @@
+# The front door: `make` lists what there is. Every target installs what it needs first.
+
+PYTHON ?= python3
+VENV   ?= .venv
+EXTRAS := repro,openclip,dev
+BIN    := $(abspath $(VENV))/bin
+# Named after the content of pip's inputs: a checkout that only touches dates installs nothing again.
+STAMP  := $(VENV)/.installed-$(firstword $(shell cat pyproject.toml constraints.txt | cksum))
+
+# The first table and figure, with everything upstream of them.
+HEADLINE := page@table01 page@figure1
+ROLES    := clip_b32 clip_l14
+
+# Stages say `featcal` and `python`, which must be those of the environment.
+export PATH := $(BIN):$(PATH)
+# Only `suite: paper` reads from the Hugging Face hub; its first run needs HF_HUB_OFFLINE=0.
+export HF_HUB_OFFLINE ?= 1
+export DVC_NO_ANALYTICS = 1
+# A foreign JUPYTER_PATH can put another interpreter behind the kernel named python3.
+unexport JUPYTER_PATH
+
+.DEFAULT_GOAL := help
+.PHONY: help setup project repro test book pretrain verify accept clean
+
+help:
+	@awk -F ' *## *' '/^[a-z]+:.*## / {sub(/:.*/, "", $$1); printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## create the virtual environment and install everything into it
+
+$(STAMP):
+	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
+	  "featcal needs Python 3.11 or newer; name one: make PYTHON=python3.12")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@rm -f $(VENV)/.installed-* && touch $@
+
+# DVC wants a git repository unless told otherwise; a downloaded archive has none.
+project: setup
+	@if git rev-parse --is-inside-work-tree >/dev/null 2>&1; \
+	then ! grep -qs no_scm .dvc/config.local || $(BIN)/dvc config --quiet --local --unset core.no_scm; \
+	else grep -qs no_scm .dvc/config.local || $(BIN)/dvc config --quiet --local core.no_scm true; fi
+
+repro: project  ## recompute the headline chain (Table 1, Figure 1) and build the book
+	$(BIN)/dvc repro $(HEADLINE)
+	@$(MAKE) --no-print-directory book
+
+book: project  ## build the book from the results in git, computing no model
+	$(BIN)/dvc repro --single-item --glob 'page@*'
+	$(BIN)/dvc repro --single-item book
+	@printf '\nThe book:    %s\n' '$(CURDIR)/book/_build/html/index.html'
+	@printf 'Numbers:     results/*/*.csv\n'
+	@printf 'Experiments: params.yaml; after an edit, make repro again recomputes what it touches\n'
+
+test: project  ## run the tests and re-execute the pages of the book against what git holds
+	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest --nbval-lax --nbval-current-env book/pages
+
+pretrain: project  ## train the mini suite's base models anew (frozen otherwise; up to 40 minutes)
+	set -e; for role in $(ROLES); do $(BIN)/featcal stage pretrain $$role; $(BIN)/dvc commit --force pretrain@$$role; done
+
+verify: project  ## recompute everything in a temporary clone and compare with the committed results
+	VENV='$(abspath $(VENV))' bash scripts/recompute.sh dvc repro --force
+
+accept: project  ## record a code change that alters no number, after the smoke graph has shown that it alters none
+	$(BIN)/python scripts/accept.py
+
+clean:  ## remove all that was computed: outputs, DVC's cache, the book, resume state (not .venv, not results)
+	rm -rf outputs book/_build .featcal .dvc/cache .dvc/tmp .pytest_cache .ruff_cache .mypy_cache
+	find featcal tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

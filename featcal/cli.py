@@ -1,0 +1,61 @@
+"""The command `featcal`: a table of commands, and one place that turns what went wrong into a message and an exit code.
+
+0: done. 2: a mistake in arguments, files or settings, told in one message. 130: Ctrl-C. Anything else is a fault of this package
+and leaves its traceback, with exit code 1.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from typer.main import get_command
+
+from featcal.commands import calibrate, doctor, evaluate, inspect, merge, stage
+from featcal.commands.terminal import complain, say
+from featcal.errors import FeatCalError
+
+MISTAKE, INTERRUPTED = 2, 130
+
+app = typer.Typer(help="FeatCal: calibrate a merged model to its experts' features, in closed form.", add_completion=False)
+for command in (merge.merge, calibrate.calibrate, evaluate.evaluate, inspect.inspect, doctor.doctor, stage.stage):
+    app.command()(command)
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False
+) -> None:
+    from featcal import __version__
+
+    if version:
+        say(f"featcal {__version__}")
+        raise typer.Exit()
+    if context.invoked_subcommand is None:
+        say(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line (default: this process's) and return its exit code."""
+    try:
+        code = get_command(app).main(arguments, prog_name="featcal", standalone_mode=False)
+    except FeatCalError as error:
+        complain(str(error))
+        return MISTAKE
+    except typer.TyperException as error:  # what typer cannot make sense of: unknown options, missing arguments
+        context = getattr(error, "ctx", None)
+        complain(f"{error.format_message()}\n  - {context.command_path if context else 'featcal'} --help tells what there is")
+        return MISTAKE
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:  # a path that cannot be written
+        reason = (error.strerror or "cannot be used").lower()
+        complain(f"{error.filename}: {reason}.\n  - check the path and who may write there")
+        return MISTAKE
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    if code == INTERRUPTED:
+        complain("interrupted; what was unfinished has been removed")
+    return code if isinstance(code, int) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

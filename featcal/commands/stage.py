@@ -1,0 +1,15 @@
+"""`featcal stage`: one stage of dvc.yaml, for DVC rather than for people."""
+
+from typing import Annotated
+
+from typer import Argument
+
+
+def stage(
+    verb: Annotated[str, Argument(help="What to do: prepare, merge, calibrate, evaluate, ...")],
+    key: Annotated[str | None, Argument(help="For what: a key of params.yaml, or role and pool.")] = None,
+) -> None:
+    """Run one stage of dvc.yaml; `dvc repro` calls this in the right order."""
+    from featcal.stages.run import run_stage
+
+    run_stage(verb, key)

@@ -1,0 +1,85 @@
+"""Compares the scores of two results folders: averages within 1 point, single tasks within 3.
+
+python scripts/compare_results.py COMMITTED RECOMPUTED   prints the differences per model; exit code 1 when one is too large.
+"""
+
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from featcal.errors import FeatCalError
+from featcal.storage.results import SCORES, read_rows
+
+AVERAGE, TASK = 1.0, 3.0  # points; another CPU sums in another order and trains slightly other experts
+MODEL = ("suite", "role", "pool", "upstream", "method", "setting", "metric", "seed")
+Scores = dict[tuple[str, ...], dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One model's scores against the committed ones: of the average, and of the task that moved most."""
+
+    model: str
+    average: float
+    task: str
+    worst: float
+
+    @property
+    def too_large(self) -> bool:
+        return abs(self.average) > AVERAGE or abs(self.worst) > TASK
+
+
+def scores(folder: Path) -> Scores:
+    """Per model the value of each task, from every <role>-<pool>.csv of every suite."""
+    table: Scores = defaultdict(dict)
+    for path in sorted(folder.glob("*/*.csv")):
+        if path.suffixes == [".csv"]:  # drift, projections and the like have a second suffix
+            for row in read_rows(path, SCORES):
+                table[tuple(str(row[column]) for column in MODEL)][row["task"]] = row["value"]
+    return dict(table)
+
+
+def differences(committed: Scores, recomputed: Scores) -> tuple[list[Difference], list[str]]:
+    """Per model what moved, and the models and tasks that only one side has."""
+    found, unmatched = [], []
+    for model in sorted(set(committed) | set(recomputed)):
+        here, there = committed.get(model, {}), recomputed.get(model, {})
+        name = " ".join(word for word in model if word)
+        unmatched += [f"{name} {task}" for task in sorted(set(here) ^ set(there))]
+        moved = {task: there[task] - here[task] for task in here if task in there}
+        if moved:
+            worst = max(moved, key=lambda task: abs(moved[task]))
+            found.append(Difference(name, sum(moved.values()) / len(moved), worst, moved[worst]))
+    return found, unmatched
+
+
+def report(found: list[Difference], unmatched: list[str]) -> bool:
+    """Prints the table; true when every difference is small and both sides have the same rows."""
+    width = max((len(d.model) for d in found), default=5)
+    print(f"{'model':{width}}  average  largest on one task")
+    for d in found:
+        mark = "  too large" if d.too_large else ""
+        print(f"{d.model:{width}}  {d.average:+7.2f}  {d.worst:+7.2f} {d.task}{mark}")
+    for name in unmatched:
+        print(f"only on one side: {name}")
+    bad = sum(d.too_large for d in found) + len(unmatched)
+    print(f"{len(found)} models compared, {bad} outside {AVERAGE:g} point of the average or {TASK:g} of a task")
+    return not bad and bool(found)
+
+
+def main(arguments: list[Any]) -> int:
+    if len(arguments) != 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    try:
+        committed, recomputed = (scores(Path(folder)) for folder in arguments)
+    except FeatCalError as error:
+        print(f"compare_results: {error}", file=sys.stderr)
+        return 2
+    return 0 if report(*differences(committed, recomputed)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

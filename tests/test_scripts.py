@@ -1,0 +1,71 @@
+"""The scripts behind make verify and make accept: what they let pass, and what they stop."""
+
+import pytest
+
+from featcal.storage.results import SCORES, write_rows
+from scripts import accept, compare_results
+
+MODEL = {"suite": "mini", "role": "clip_b32", "pool": 8, "upstream": "average", "method": "merged", "setting": "", "seed": ""}
+
+
+def results(folder, **values):
+    """A results folder with one model's score per task, and a file of another kind beside it."""
+    rows = [{**MODEL, "task": task, "metric": "accuracy", "value": value, "count": 500} for task, value in values.items()]
+    write_rows(folder / "mini" / "clip_b32-8.csv", rows, SCORES)
+    (folder / "mini" / "clip_b32-8.drift.csv").write_text("block\n00\n")
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("recomputed", "code"),
+    [
+        ({"mnist": 90.0, "dtd": 50.0, "svhn": 70.0}, 0),
+        ({"mnist": 92.9, "dtd": 50.0, "svhn": 70.0}, 0),  # the average moved by less than 1
+        ({"mnist": 93.1, "dtd": 49.9, "svhn": 70.0}, 1),  # one task by more than 3
+        ({"mnist": 91.1, "dtd": 51.1, "svhn": 71.1}, 1),  # the average by more than 1
+        ({"mnist": 90.0, "dtd": 50.0}, 1),  # a task is missing
+        ({"mnist": 90.0, "dtd": 50.0, "svhn": 70.0, "sun397": 60.0}, 1),  # one too many
+    ],
+)
+def test_recomputed_scores_pass_within_one_point_of_the_average_and_three_of_a_task(tmp_path, recomputed, code):
+    committed = results(tmp_path / "committed", mnist=90.0, dtd=50.0, svhn=70.0)
+    assert compare_results.main([committed, results(tmp_path / "recomputed", **recomputed)]) == code
+
+
+def test_empty_results_do_not_pass_as_equal(tmp_path):
+    assert compare_results.main([str(tmp_path), str(tmp_path)]) == 1
+
+
+def test_stages_with_changed_code_alone_may_be_recorded_and_pages_are_left_to_be_made_again():
+    status = {
+        "merge@a": [{"changed deps": {"featcal/merging": "modified"}}],
+        "page@table01": [{"changed deps": {"notebooks/table01.ipynb": "modified"}}],
+        "book": [{"changed outs": {"book/_build/html": "deleted"}}],
+    }
+    assert accept.only_code_changed(status) == ["merge@a"]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"changed deps": {"featcal/merging": "modified", "params.yaml": {"merge.a.mini": "modified"}}},
+        {"changed deps": {"featcal/mini/models/clip_b32": "modified"}},
+        {"changed deps": {"outputs/mini/data": "modified"}},
+        {"changed outs": {"results/mini/clip_b32-8.csv": "modified"}},
+        "changed command",
+    ],
+)
+def test_a_stage_that_differs_by_more_than_its_code_is_refused_by_name(entry):
+    with pytest.raises(accept.Refused, match="merge@a"):
+        accept.only_code_changed({"merge@a": [{"changed deps": {"featcal/merging": "modified"}}, entry]})
+
+
+@pytest.mark.parametrize("after", [{"a": "1", "b": "3"}, {"a": "1"}, {"a": "1", "b": "2", "c": "4"}])
+def test_other_bytes_of_the_smoke_graph_stop_the_acceptance(after):
+    with pytest.raises(accept.Refused, match="  [bc]"):
+        accept.require_same({"a": "1", "b": "2"}, after)
+
+
+def test_a_smoke_graph_that_wrote_nothing_proves_nothing():
+    with pytest.raises(accept.Refused):
+        accept.require_same({}, {})
