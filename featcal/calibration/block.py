@@ -1,0 +1,117 @@
+"""One block of Algorithm 1: observe every task, add the systems up, solve, load, move on.
+
+Legend: a system holds the normal equations of one site (linears sharing an input) or one norm, summed over tasks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from featcal.blocks.linear import load_side_by_side, side_by_side
+from featcal.blocks.norms import shift_of
+from featcal.blocks.replay import step
+from featcal.calibration.observe import BlockView, Observation, observe
+from featcal.calibration.record import BlockRecord, block_record
+from featcal.calibration.sites import Site
+from featcal.calibration.tracks import Features, Tracks
+from featcal.core.drift import Drift
+from featcal.core.norm import NormSystem, norm_system, solve_norm
+from featcal.core.ridge import RidgeSystem, Solution, anchor, solve_ridge, task_system
+from featcal.errors import BadCapture
+from featcal.settings import Calibration
+
+
+@dataclass
+class Systems:
+    """The systems of one block; `+` adds tasks."""
+
+    sites: dict[Site, RidgeSystem]
+    norms: dict[str, NormSystem]
+
+    def __add__(self, other: "Systems") -> "Systems":
+        if self.sites.keys() != other.sites.keys():
+            raise BadCapture(sorted({n for site in self.sites for n in site}), "they share inputs differently from task to task")
+        sites = {site: system + other.sites[site] for site, system in self.sites.items()}
+        return Systems(sites, {name: system + other.norms[name] for name, system in self.norms.items()})
+
+
+def calibrate_block(
+    student: nn.Module,
+    base: nn.Module,
+    teachers: Mapping[str, nn.Module],
+    tracks: Mapping[str, Tracks],
+    view: BlockView,
+    settings: Calibration,
+) -> BlockRecord:
+    """Calibrate the student's block in place and move every task's tracks behind it (Algorithm 1, lines 2-18).
+
+    Tasks are taken in the order of their names, whatever the order of the mappings, so that sums are the same to the bit.
+    """
+    systems: Systems | None = None
+    before: dict[str, Drift] = {}
+    stale: dict[str, list[Features]] = {}
+    for task in sorted(teachers):
+        seen = observe(student, teachers[task], tracks[task], view, keep=settings.order == "stale")  # Eqs. 13, 52, 56: sums
+        share = task_systems(seen, teachers[task], settings)  # Eqs. 10, 14, 58
+        systems = share if systems is None else systems + share
+        before[task], stale[task] = seen.drift, seen.student_out
+        del seen, share  # moments of one task at a time
+    assert systems is not None
+    solutions = solve(systems, student, base, view.name, settings)  # Eqs. 11, 17, 51, 55, 59
+    after = {task: advance(student, tracks[task], view) for task in sorted(teachers)}
+    if settings.order == "stale":
+        for task, track in tracks.items():
+            track.student = stale[task]
+    tokens = sum(track.tokens for track in tracks.values())
+    return block_record(view.name, before, after, tokens, [s.conditioning for s in solutions.values()])
+
+
+def task_systems(seen: Observation, teacher: nn.Module, settings: Calibration) -> Systems:
+    """One task's share of every system of the block."""
+    sites = {}
+    for site, moments in seen.sites.items():
+        W, b = side_by_side(teacher.get_submodule(name) for name in site)  # (o, d), (o,)
+        sites[site] = task_system(moments, W, b, settings.interpolation, settings.task_weights)
+    norms = {}
+    for name, norm_moments in seen.norms.items():
+        norm = teacher.get_submodule(name)
+        norms[name] = norm_system(norm_moments, norm.get_parameter("weight").detach(), shift_of(norm))
+    return Systems(sites, norms)
+
+
+def solve(systems: Systems, student: nn.Module, base: nn.Module, place: str, settings: Calibration) -> dict[Site, Solution]:
+    """Solve every system against its anchor, then load all results; the student holds the merged weights until then."""
+    rho, ridge = settings.anchor_blend, settings.ridge
+    solutions = {}
+    for site, system in systems.sites.items():
+        W, b = side_by_side(student.get_submodule(name) for name in site)  # merged (o, d), (o,)
+        W_base, b_base = side_by_side(base.get_submodule(name) for name in site)
+        A, a = anchor(W, W_base, rho), anchor(b, b_base, rho)  # Eqs. 11, 51
+        solutions[site] = solve_ridge(system, A, a, ridge, site=f"{place}.{'+'.join(site)}")  # Eqs. 17, 55
+    for name, norm_sums in systems.norms.items():
+        solve_and_load_norm(norm_sums, student.get_submodule(name), base.get_submodule(name), settings)
+    for site, solution in solutions.items():
+        linears = [student.get_submodule(name) for name in site]
+        load_side_by_side(linears, solution.weight, solution.bias if settings.bias else None)
+    return solutions
+
+
+def solve_and_load_norm(system: NormSystem, student: nn.Module, base: nn.Module, settings: Calibration) -> None:
+    """Scale and shift of one norm, Eq. 59."""
+    weight, shift, shift_base = student.get_parameter("weight").detach(), shift_of(student), shift_of(base)
+    gain = anchor(weight, base.get_parameter("weight").detach(), settings.anchor_blend)
+    blended = None if shift is None or shift_base is None else anchor(shift, shift_base, settings.anchor_blend)
+    new_gain, new_shift = solve_norm(system, gain, blended, settings.ridge)
+    weight.copy_(new_gain)
+    if shift is not None and new_shift is not None:
+        shift.copy_(new_shift)
+
+
+def advance(student: nn.Module, tracks: Tracks, view: BlockView) -> Drift:
+    """Run the student's block on its own track; the drift of what it puts out against the teacher's track."""
+    drift = Drift()
+    for number, mask in enumerate(tracks.masks):
+        tracks.student[number] = step(student, view.stack, *tracks.student[number])
+        drift.add(tracks.student[number][0], tracks.teacher[number][0], mask)
+    return drift

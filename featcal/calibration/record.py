@@ -1,0 +1,71 @@
+"""What is told about a calibrated block: how far the student was from the teachers, before and after it was solved.
+
+Holds nothing that varies between two runs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from featcal.core.drift import Drift
+
+DIGITS = 6  # beyond them the rounding of the machine shows
+
+
+@dataclass(frozen=True)
+class BlockRecord:
+    """Features that leave one block, against the teachers' (means over tasks of each task's value over all its tokens).
+
+    "Before" is the block with the merged weights, "after" with the calibrated ones, both on the same student features.
+    """
+
+    name: str
+    relative_drift_before: float  # ‖H − H_exp‖_F / ‖H_exp‖_F
+    relative_drift_after: float
+    cosine_before: float
+    cosine_after: float
+    tokens: int  # over all tasks, without padding
+    conditioning: float  # largest lower bound of a condition number among the block's sites
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `calibrate` returns."""
+
+    model: nn.Module | None  # the calibrated module; None when a folder was written
+    folder: Path | None
+    blocks: list[BlockRecord]  # in forward order
+
+
+def rounded(value: float) -> float:
+    """The value with the digits that are the same on every machine."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+def mean(values: Sequence[float]) -> float:
+    """Mean over tasks."""
+    return rounded(sum(values) / len(values))
+
+
+def block_record(
+    name: str, before: Mapping[str, Drift], after: Mapping[str, Drift], tokens: int, conditioning: Sequence[float]
+) -> BlockRecord:
+    """The record of one block from the drift of every task."""
+    first, second = [before[task] for task in sorted(before)], [after[task] for task in sorted(after)]
+    return BlockRecord(
+        name=name,
+        relative_drift_before=mean([d.relative for d in first]),
+        relative_drift_after=mean([d.relative for d in second]),
+        cosine_before=mean([d.cosine for d in first]),
+        cosine_after=mean([d.cosine for d in second]),
+        tokens=tokens,
+        conditioning=rounded(max(conditioning, default=1.0)),
+    )
+
+
+def line(record: BlockRecord, tasks: int, seconds: float) -> str:
+    """One line of progress."""
+    drift = f"drift {record.relative_drift_before:.3f} → {record.relative_drift_after:.3f}"
+    return f"{record.name}  {tasks} tasks  {drift}  {seconds:.1f} s"

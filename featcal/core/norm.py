@@ -1,0 +1,96 @@
+"""Scale and shift of a LayerNorm, feature by feature (Eqs. 56-59); RMSNorm is the case without a shift.
+
+Only the student's normalised features z enter: one affine map is fitted to the experts' affine maps evaluated on them.
+Legend: n tokens · d features · w token weights. Knows nothing of models.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from featcal.core.precision import SUM_DTYPE
+from featcal.core.ridge import EPS
+
+
+@dataclass
+class NormMoments:
+    """Sums over the tokens of one task (Eq. 56, before the division by n)."""
+
+    z: Tensor  # (d,)  Σ w z
+    zz: Tensor  # (d,)  Σ w z²
+    weight: Tensor  # ()  Σ w
+
+    @classmethod
+    def zero(cls, d: int, device: torch.device | str = "cpu") -> "NormMoments":
+        """No tokens yet."""
+        z = torch.zeros(d, dtype=SUM_DTYPE, device=device)
+        return cls(z, z.clone(), torch.zeros((), dtype=SUM_DTYPE, device=device))
+
+    def add(self, z: Tensor, w: Tensor) -> None:
+        """Add n tokens: z (n, d), normalised without scale and shift; w (n,)."""
+        self.z += w @ z
+        self.zz += w @ (z * z)
+        self.weight += w.sum(dtype=SUM_DTYPE)
+
+    def __add__(self, other: "NormMoments") -> "NormMoments":
+        return NormMoments(self.z + other.z, self.zz + other.zz, self.weight + other.weight)
+
+
+@dataclass
+class NormSystem:
+    """The 2×2 normal equations of every feature without λ and anchor (Eq. 58); `+` adds tasks."""
+
+    zz: Tensor  # (d,)  Σ q
+    z: Tensor  # (d,)  Σ z̄
+    right_gain: Tensor  # (d,)  Σ (q γ + z̄ β)
+    right_shift: Tensor  # (d,)  Σ (z̄ γ + β)
+    tasks: float  # N
+
+    @classmethod
+    def zero(cls, d: int, device: torch.device | str = "cpu") -> "NormSystem":
+        """The system of no tasks, whose solution is the anchor."""
+        zz, z, gain, shift = torch.zeros(4, d, dtype=SUM_DTYPE, device=device)
+        return cls(zz, z, gain, shift, 0.0)
+
+    def __add__(self, other: "NormSystem") -> "NormSystem":
+        return NormSystem(
+            self.zz + other.zz,
+            self.z + other.z,
+            self.right_gain + other.right_gain,
+            self.right_shift + other.right_shift,
+            self.tasks + other.tasks,
+        )
+
+
+def norm_system(moments: NormMoments, gain: Tensor, shift: Tensor | None) -> NormSystem:
+    """One task's share of Eq. 58; tasks count alike, without ω.
+
+    Args:    moments of the task; gain γ and shift β (d,) of its expert, shift None for RMSNorm.
+    Returns: the task's system; the zero system where the task has no tokens.
+    """
+    if moments.weight == 0:
+        return NormSystem.zero(len(gain), gain.device)
+    gain = gain.to(SUM_DTYPE)
+    shift = torch.zeros_like(gain) if shift is None else shift.to(SUM_DTYPE)
+    z, q = moments.z / moments.weight, moments.zz / moments.weight  # (d,), (d,)  Eq. 56
+    return NormSystem(q, z, q * gain + z * shift, z * gain + shift, 1.0)
+
+
+def solve_norm(system: NormSystem, gain: Tensor, shift: Tensor | None, ridge: float) -> tuple[Tensor, Tensor | None]:
+    """Scale and shift nearest the experts' affine maps, pulled to the anchors (Eq. 59).
+
+    Solved, like Eq. 17 in `ridge.py`, for the step away from the anchors, which vanishes exactly without data.
+
+    Args:    system: summed over tasks.  gain, shift (d,): anchors; shift None for RMSNorm.  ridge: λ > 0.
+    Returns: γ* (d,), β* (d,) or None, float64.
+    """
+    gain = gain.to(SUM_DTYPE)
+    a11, a12, a22 = system.zz + ridge, system.z, system.tasks + ridge  # Eq. 58
+    if shift is None:
+        return gain + (system.right_gain - system.zz * gain) / a11, None
+    shift = shift.to(SUM_DTYPE)
+    r_gain = system.right_gain - system.zz * gain - system.z * shift  # (d,)
+    r_shift = system.right_shift - system.z * gain - system.tasks * shift  # (d,)
+    D = (a22 * a11 - a12 * a12).clamp_min(EPS)  # (d,)
+    return gain + (a22 * r_gain - a12 * r_shift) / D, shift + (a11 * r_shift - a12 * r_gain) / D

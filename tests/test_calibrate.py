@@ -1,0 +1,205 @@
+"""The whole method on pico models, against the plain numpy version and against what must hold exactly."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import plain
+import pytest
+import torch
+import transformers as tf
+from tiny import PAPER, TASKS, TEXT, VISION, averaged, clip, difference, experiment, images, make, same_bits, seeded, shifted
+
+from featcal import BlockPlan, Stack, calibrate
+from featcal.calibration.drift import block_features, model_drift
+from featcal.core.weighting import every_token
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+
+
+def plain_result(given, settings):
+    hidden = {}
+    for task, batches in given["batches"].items():
+        models = given["merged"], given["experts"][task]
+        pair = [torch.cat([block_features(m, b)["embeddings"] for b in batches]).detach().numpy() for m in models]
+        hidden[task] = pair
+    return plain.calibrate(given["merged"], given["base"], given["experts"], hidden, settings)
+
+
+VARIANTS = {
+    "paper": PAPER,
+    "small ridge": replace(PAPER, ridge=1e-3, anchor_blend=0.5, interpolation=0.9),
+    "stale": replace(PAPER, order="stale"),
+    "uniform": replace(PAPER, task_weights="uniform"),
+    "no bias": replace(PAPER, bias=False),
+    "no norm": replace(PAPER, norm=False),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_calibrated_model_equals_the_plain_version(variant):
+    given, settings = experiment(), VARIANTS[variant]
+    expected = plain_result(given, settings)
+    for name, p in calibrate(**given, settings=settings).model.named_parameters():
+        np.testing.assert_allclose(p.detach().numpy(), expected[name], err_msg=name, **CLOSE)
+
+
+def test_every_variant_gives_another_model():
+    given = experiment()
+    results = [calibrate(**given, settings=settings).model for settings in VARIANTS.values()]
+    assert all(difference(a, b) > 1e-4 for i, a in enumerate(results) for b in results[:i])
+
+
+def test_one_expert_and_vanishing_ridge_return_the_expert():
+    base = clip()
+    expert, merged = shifted(base, 1), shifted(base, 2)
+    batches = {"mnist": images(1, count=400, batch=100)}
+    settings = replace(PAPER, ridge=1e-14, interpolation=0.0, anchor_blend=1.0)
+    given = {"base": base, "experts": {"mnist": expert}, "batches": batches}
+    result = calibrate(merged, **given, settings=settings, token_weights=every_token)
+    assert difference(merged.encoder, expert.encoder) > 0.1
+    assert difference(result.model.encoder, expert.encoder) < 1e-9
+
+
+def text_batches(seed, count=60):
+    ids = torch.randint(2, 97, (count, 12), generator=seeded(seed))
+    mask = torch.ones_like(ids)
+    mask[: count // 2, 7:] = 0
+    return [{"input_ids": i, "attention_mask": m} for i, m in zip(ids.split(20), mask.split(20), strict=True)]
+
+
+GPT2 = {"vocab_size": 97, "bos_token_id": 0, "eos_token_id": 1}
+OTHERS = {
+    "vit": (lambda: tf.ViTModel(tf.ViTConfig(**VISION, intermediate_size=64)), images(1, 120, 40)),
+    "bert": (lambda: tf.BertModel(tf.BertConfig(**TEXT)), text_batches(1)),
+    "llama": (lambda: tf.LlamaModel(tf.LlamaConfig(**TEXT, num_key_value_heads=2)), text_batches(1)),
+    "gpt2": (lambda: tf.GPT2Model(tf.GPT2Config(**GPT2, n_embd=32, n_inner=64, n_layer=2, n_head=4)), text_batches(1)),
+}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_models_with_an_inferred_plan_get_their_single_expert_back_too(family):
+    build, batches = OTHERS[family]
+    base = make(build)
+    expert, merged = shifted(base, 1), shifted(base, 2)
+    settings = replace(PAPER, ridge=1e-12, interpolation=0.0, anchor_blend=1.0)
+    result = calibrate(merged, base=base, experts={"t": expert}, batches={"t": batches}, settings=settings)
+    blocks = result.blocks[0].name.split(".")[0]
+    assert blocks == "blocks"
+    path = next(n for n, m in expert.named_modules() if isinstance(m, torch.nn.ModuleList))
+    assert difference(merged.get_submodule(path), expert.get_submodule(path)) > 0.1
+    assert difference(result.model.get_submodule(path), expert.get_submodule(path)) < 1e-5
+
+
+def test_order_of_tasks_is_irrelevant_to_the_bit():
+    given = experiment(torch.float32)
+    turned = given | {part: dict(reversed(given[part].items())) for part in ("experts", "batches")}
+    first, second = calibrate(**given, settings=PAPER), calibrate(**turned, settings=PAPER)
+    assert same_bits(first.model, second.model) and first.blocks == second.blocks
+
+
+def test_the_same_inputs_give_the_same_bits():
+    assert same_bits(*(calibrate(**experiment(torch.float32), settings=PAPER).model for _ in range(2)))
+
+
+@pytest.mark.parametrize("batch", [1, 6])
+def test_batch_size_is_irrelevant(batch):
+    assert difference(*(calibrate(**experiment(batch=n), settings=PAPER).model for n in (batch, 3))) < 1e-9
+
+
+def test_float32_models_give_the_float64_result_but_for_rounding():
+    exact, single = (calibrate(**experiment(dtype), settings=PAPER).model for dtype in (torch.float64, torch.float32))
+    assert all(p.dtype == torch.float32 for p in single.parameters())
+    assert difference(exact, single.double()) < 1e-5
+
+
+def test_generators_of_batches_are_read_once_and_give_the_same_model():
+    given = experiment()
+    streams = {task: (batch for batch in batches) for task, batches in given["batches"].items()}
+    assert same_bits(calibrate(**given, settings=PAPER).model, calibrate(**given | {"batches": streams}, settings=PAPER).model)
+
+
+def test_given_models_are_not_modified_not_even_their_mode():
+    given = experiment()
+    models = [given["merged"], given["base"], *given["experts"].values()]
+    for model in models:
+        model.train()
+    before = copy.deepcopy(models)
+    result = calibrate(**given, settings=PAPER)
+    assert all(same_bits(a, b) for a, b in zip(models, before, strict=True))
+    assert all(module.training for model in models for module in model.modules())
+    assert not result.model.training and result.folder is None
+
+
+def test_what_lies_outside_the_blocks_keeps_the_merged_weights():
+    given = experiment()
+    model, merged = calibrate(**given, settings=PAPER).model, given["merged"]
+    for part in ("embeddings", "pre_layrnorm", "post_layernorm"):
+        assert same_bits(model.get_submodule(part), merged.get_submodule(part))
+
+
+def test_calibration_brings_unseen_features_nearer_to_every_expert():
+    base = clip()
+    trained = copy.deepcopy(base)
+    trained.encoder = shifted(base.encoder, 1)  # what all experts learnt alike and the model to calibrate lacks
+    experts = {task: copy.deepcopy(trained) for task in TASKS}
+    for i, expert in enumerate(experts.values()):
+        expert.encoder = shifted(trained.encoder, 10 + i, 0.02)
+    batches = {task: images(100 + i, 60, 20) for i, task in enumerate(TASKS)}
+    model = calibrate(base, base=base, experts=experts, batches=batches, settings=PAPER).model
+    for task in TASKS:
+        before, after = (model_drift(m, experts[task], images(500, 30, 10))[-1] for m in (base, model))
+        assert after["relative_drift"] < 0.8 * before["relative_drift"]
+        assert after["l2"] < 0.8 * before["l2"] and after["cosine"] > before["cosine"]
+
+
+def test_records_tell_the_drift_before_and_after_each_block():
+    given, lines = experiment(), []
+    result = calibrate(**given, settings=PAPER, progress=lines.append)
+    assert [record.name for record in result.blocks] == ["vision.00", "vision.01"]
+    assert all(record.tokens == 3 * 6 * 5 and record.conditioning >= 1 for record in result.blocks)
+    merged = [model_drift(given["merged"], given["experts"][t], given["batches"][t])[1] for t in TASKS]
+    after = [model_drift(result.model, given["experts"][t], given["batches"][t]) for t in TASKS]
+    close = {"rel": 1e-5}
+    assert result.blocks[0].relative_drift_before == pytest.approx(np.mean([m["relative_drift"] for m in merged]), **close)
+    for index, record in enumerate(result.blocks):
+        expected = np.mean([a[1 + index]["relative_drift"] for a in after])
+        assert record.relative_drift_after == pytest.approx(expected, **close)
+    assert len(lines) == 2 and lines[0].startswith("vision.00  3 tasks  drift")
+
+
+def test_model_drift_equals_features_compared_by_hand():
+    given = experiment()
+    model, expert, batches = given["merged"], given["experts"]["dtd"], given["batches"]["dtd"]
+    records = model_drift(model, expert, batches)
+    assert [r["block"] for r in records] == ["embeddings", "00", "01"]
+    with torch.no_grad():
+        h, h_exp = (torch.cat([m(**b).last_hidden_state for b in batches]).numpy() for m in (model, expert))
+    cls, cls_exp = h[:, 0], h_exp[:, 0]
+    cosine = (cls * cls_exp).sum(1) / np.linalg.norm(cls, axis=1) / np.linalg.norm(cls_exp, axis=1)
+    assert records[-1]["relative_drift"] == pytest.approx(np.linalg.norm(h - h_exp) / np.linalg.norm(h_exp), rel=1e-12)
+    assert records[-1]["l2"] == pytest.approx(np.linalg.norm(cls - cls_exp, axis=1).mean(), rel=1e-12)
+    assert records[-1]["cosine"] == pytest.approx(cosine.mean(), rel=1e-12)
+    assert records[-1]["count"] == 6
+
+
+def test_given_plan_and_token_weights_replace_the_familys():
+    given = experiment()
+    plan = BlockPlan(Stack("tower", "encoder.layers"))
+    by_plan = calibrate(**given, settings=PAPER, plan=plan)
+    by_rule = calibrate(**given, settings=PAPER, token_weights=every_token)
+    assert by_plan.blocks[0].name == "tower.00"
+    assert same_bits(by_plan.model, by_rule.model)
+    assert difference(by_rule.model, calibrate(**given, settings=PAPER).model) > 1e-4
+
+
+def test_padding_has_no_part_in_the_result():
+    base = make(lambda: tf.BertModel(tf.BertConfig(**TEXT)))
+    experts = {t: shifted(base, i + 1) for i, t in enumerate(("a", "b"))}
+    given = {"merged": averaged(list(experts.values())), "base": base, "experts": experts}
+    ids = torch.randint(2, 97, (8, 6), generator=seeded(1))
+    bare = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)}]
+    padded = [{k: torch.nn.functional.pad(v, (0, 5)) for k, v in bare[0].items()}]
+    results = [calibrate(**given, batches={t: b for t in experts}, settings=PAPER) for b in (bare, padded)]
+    assert difference(results[0].model.encoder, results[1].model.encoder) < 1e-9
+    assert results[0].blocks[0].tokens == results[1].blocks[0].tokens == 2 * 8 * 6

@@ -1,0 +1,107 @@
+"""No hook survives, whatever is raised; inputs that cannot be trusted are errors."""
+
+import pytest
+import torch
+from tiny import PAPER, clip, experiment, images
+from torch import nn
+
+from featcal import calibrate
+from featcal.blocks.capture import block_outputs, first_inputs, module_inputs
+from featcal.errors import BadCapture
+
+
+def hooks(model):
+    return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules())
+
+
+class Block(nn.Module):
+    """A block of one linear, used as each test wants."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.fc, self.use = nn.Linear(3, 3), use
+
+    def forward(self, x):
+        return self.use(self.fc, x)
+
+
+def run(use):
+    block, x = Block(use), torch.ones(1, 2, 3)
+    with torch.no_grad(), module_inputs(block, ["fc"]) as seen:
+        block(x)
+    return seen
+
+
+def twice(fc, x):
+    return fc(fc(x))
+
+
+def by_keyword(fc, x):
+    return fc(input=x)
+
+
+def around(fc, x):
+    return nn.functional.linear(x, fc.weight, fc.bias)
+
+
+def overwritten(fc, x):
+    x = x.clone()
+    y = fc(x)
+    x += 1
+    return y
+
+
+def test_input_of_a_linear_is_what_it_was_called_with():
+    assert torch.equal(run(lambda fc, x: fc(2 * x))["fc"], torch.full((1, 2, 3), 2.0))
+
+
+@pytest.mark.parametrize(
+    ("use", "says"), [(twice, "twice"), (by_keyword, "no positional"), (around, "no positional"), (overwritten, "overwritten")]
+)
+def test_input_that_cannot_be_trusted_is_an_error_naming_the_module(use, says):
+    with pytest.raises(BadCapture, match=f"fc: .*{says}"):
+        run(use)
+
+
+def test_no_hook_survives_an_exception_inside_module_inputs():
+    model = clip()
+    block = model.encoder.layers[0]
+    with pytest.raises(KeyError), module_inputs(block, ["mlp.fc1", "layer_norm1"]):
+        assert hooks(model) == 2
+        raise KeyError
+    assert hooks(model) == 0
+
+
+def test_no_hook_survives_an_exception_inside_block_outputs():
+    model = clip()
+    with pytest.raises(KeyError), block_outputs(model, model.encoder.layers):
+        raise KeyError
+    assert hooks(model) == 0
+
+
+def test_no_hook_survives_a_batch_the_model_refuses():
+    model = clip()
+    with pytest.raises(ValueError):
+        first_inputs(model, model.encoder.layers[0], {"pixel_values": torch.zeros(1, 3, 7, 7, dtype=torch.float64)})
+    assert hooks(model) == 0
+
+
+def test_no_hook_survives_an_exception_in_the_middle_of_a_calibration(monkeypatch):
+    given = experiment()
+    teacher = given["experts"]["mnist"]
+
+    def fails(*_):
+        raise RuntimeError("in the last block")
+
+    monkeypatch.setattr(teacher.encoder.layers[1].mlp, "forward", fails)
+    with pytest.raises(RuntimeError, match="in the last block"):
+        calibrate(**given, settings=PAPER)
+    assert all(hooks(model) == 0 for model in [given["merged"], given["base"], *given["experts"].values()])
+
+
+def test_first_inputs_are_what_the_embeddings_hand_to_the_first_block():
+    model, batch = clip(), images(1)[0]
+    with torch.no_grad():
+        hidden, kwargs = first_inputs(model, model.encoder.layers[0], batch)
+        assert torch.equal(hidden, model.pre_layrnorm(model.embeddings(batch["pixel_values"])))
+    assert "hidden_states" not in kwargs

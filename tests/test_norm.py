@@ -1,0 +1,94 @@
+"""Scale and shift of a LayerNorm against least squares, one feature at a time."""
+
+import numpy as np
+import pytest
+import torch
+from tiny import seeded
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from featcal.blocks.norms import is_norm, normalised
+from featcal.core.norm import NormMoments, NormSystem, norm_system, solve_norm
+
+D, RIDGE = 5, 0.05
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+
+
+def task(seed, n=40):
+    g = seeded(seed)
+    z = torch.randn(n, D, generator=g, dtype=torch.float64) + 0.5
+    w = torch.rand(n, generator=g, dtype=torch.float64)
+    gain, shift = torch.randn(2, D, generator=g, dtype=torch.float64)
+    return z, w, gain, shift
+
+
+def system(tasks, with_shift=True):
+    total = NormSystem.zero(D)
+    for z, w, gain, shift in tasks:
+        moments = NormMoments.zero(D)
+        for rows in torch.arange(len(z)).chunk(3):
+            moments.add(z[rows], w[rows])
+        total = total + norm_system(moments, gain, shift if with_shift else None)
+    return total
+
+
+def by_feature(tasks, gain0, shift0, with_shift=True):
+    """Least squares of one feature over all tokens of all tasks, every task with equal weight, anchors scaled by √λ."""
+    solved = []
+    for k in range(D):
+        left, right = [], []
+        for z, w, gain, shift in tasks:
+            scale = np.sqrt((w / w.sum()).numpy())
+            column = z[:, k].numpy()
+            left.append(scale[:, None] * np.stack([column, np.full_like(column, float(with_shift))], axis=1))
+            right.append(scale * (float(gain[k]) * column + with_shift * float(shift[k])))
+        left.append(np.sqrt(RIDGE) * np.eye(2))
+        right.append(np.sqrt(RIDGE) * np.array([float(gain0[k]), float(shift0[k])]))
+        solved.append(np.linalg.lstsq(np.vstack(left), np.concatenate(right), rcond=None)[0])
+    return np.array(solved).T
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_scale_and_shift_equal_least_squares_of_every_feature(count):
+    tasks, (_, _, gain0, shift0) = [task(seed) for seed in range(count)], task(99)
+    gain, shift = solve_norm(system(tasks), gain0, shift0, RIDGE)
+    expected = by_feature(tasks, gain0, shift0)
+    np.testing.assert_allclose(gain, expected[0], **CLOSE)
+    np.testing.assert_allclose(shift, expected[1], **CLOSE)
+
+
+def test_rmsnorm_is_the_case_without_shift():
+    tasks, (_, _, gain0, shift0) = [task(seed) for seed in range(3)], task(99)
+    gain, shift = solve_norm(system(tasks, with_shift=False), gain0, None, RIDGE)
+    assert shift is None
+    np.testing.assert_allclose(gain, by_feature(tasks, gain0, 0 * shift0, with_shift=False)[0], **CLOSE)
+
+
+def test_no_data_returns_the_anchors_to_the_bit():
+    _, _, gain0, shift0 = task(99)
+    empty = norm_system(NormMoments.zero(D), gain0, shift0)
+    for nothing in (NormSystem.zero(D), empty):
+        gain, shift = solve_norm(nothing, gain0, shift0, RIDGE)
+        assert torch.equal(gain, gain0) and torch.equal(shift, shift0)
+
+
+def test_one_expert_and_vanishing_ridge_return_the_expert():
+    (z, w, gain1, shift1), (_, _, gain0, shift0) = task(1), task(99)
+    gain, shift = solve_norm(system([(z, w, gain1, shift1)]), gain0, shift0, 1e-13)
+    torch.testing.assert_close(gain, gain1, **CLOSE)
+    torch.testing.assert_close(shift, shift1, **CLOSE)
+
+
+def test_constant_feature_without_variance_stays_finite():
+    z = torch.ones(10, D, dtype=torch.float64)
+    gain, shift = solve_norm(system([(z, torch.ones(10, dtype=torch.float64), *task(1)[2:])]), *task(99)[2:], 1e-9)
+    assert gain.isfinite().all() and shift.isfinite().all()
+
+
+@pytest.mark.parametrize("module", [torch.nn.LayerNorm(D, eps=1e-3), LlamaRMSNorm(D, eps=1e-3)])
+def test_normalised_features_with_scale_and_shift_are_the_modules_own_output(module):
+    x = 3 + torch.randn(2, 4, D, generator=seeded(1))
+    with torch.no_grad():
+        module.weight.copy_(torch.linspace(0.5, 2, D))
+        shift = module.bias.copy_(torch.linspace(-1, 1, D)) if getattr(module, "bias", None) is not None else 0
+        assert is_norm(module)
+        torch.testing.assert_close(normalised(module, x) * module.weight + shift, module(x))

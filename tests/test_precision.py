@@ -1,0 +1,55 @@
+"""Float32 features are enough: products in float32, sums and solve in float64."""
+
+import pytest
+import torch
+from tiny import seeded
+
+from featcal.core.moments import Moments
+from featcal.core.precision import exact_products
+from featcal.core.ridge import RidgeSystem, solve_ridge, task_system
+
+WIDTH, OUTPUTS, TOKENS = 128, 16, 4096
+
+
+def power_law(seed):
+    """Features whose energy falls off as a power law, around one dominant mean, in float32."""
+    g = seeded(seed)
+    spectrum = torch.arange(1, WIDTH + 1, dtype=torch.float64) ** -1.2
+    Q = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=g, dtype=torch.float64))[0]
+    x = (torch.randn(TOKENS, WIDTH, generator=g, dtype=torch.float64) * spectrum) @ Q.T + 3 * Q[:, 0]
+    return x.float(), torch.randn(OUTPUTS, WIDTH, generator=g, dtype=torch.float64) / WIDTH**0.5
+
+
+def solved(dtype, ridge):
+    total, ones = RidgeSystem.zero(WIDTH, OUTPUTS), torch.ones(512, dtype=dtype)
+    for seed in range(3):
+        x, W = power_law(seed)
+        moments = Moments.zero(WIDTH)
+        for rows in x.to(dtype).split(512):
+            moments.add(rows, rows, ones)
+        total = total + task_system(moments, W, torch.zeros(OUTPUTS), 0.3)
+    A = torch.randn(OUTPUTS, WIDTH, generator=seeded(7), dtype=torch.float64) / WIDTH**0.5
+    return solve_ridge(total, A, torch.zeros(OUTPUTS), ridge).weight
+
+
+@pytest.mark.parametrize(("ridge", "bound"), [(3.0, 1e-6), (0.05, 1e-6), (1e-5, 1e-3)])
+def test_float32_products_cost_little_at_the_papers_ridges(ridge, bound):
+    exact = solved(torch.float64, ridge)
+    assert (solved(torch.float32, ridge) - exact).norm() / exact.norm() < bound
+
+
+@pytest.mark.parametrize("found", [("high", True), ("highest", False), ("medium", True)])
+def test_tf32_is_off_inside_and_restored_after_an_exception(found):
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision(found[0])
+    torch.backends.cudnn.allow_tf32 = found[1]
+    try:
+        with pytest.raises(KeyError), exact_products():
+            assert torch.get_float32_matmul_precision() == "highest"
+            assert not torch.backends.cudnn.allow_tf32
+            assert not torch.backends.cuda.matmul.allow_tf32
+            raise KeyError
+        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == found
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]

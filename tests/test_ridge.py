@@ -1,0 +1,161 @@
+"""The solution of one linear against least squares on stacked rows, which forms no Gram matrix."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny import seeded
+
+from featcal.core.moments import Moments, gram
+from featcal.core.ridge import RidgeSystem, anchor, solve_ridge, task_system
+from featcal.errors import SingularGram
+
+INPUTS, OUTPUTS, RIDGE, ALPHA = 12, 7, 0.05, 0.3
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+
+
+def task(seed, n=60, d=INPUTS, o=OUTPUTS):
+    """Rows of student and teacher, token weights, the expert's linear."""
+    g = seeded(seed)
+
+    def r(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    x_cal = r(n, d) + r(d)
+    w = torch.rand(n, generator=g, dtype=torch.float64)
+    return x_cal, x_cal + 0.3 * r(n, d), w, r(o, d), r(o)
+
+
+def moments(x_cal, x_exp, w, W=None, batches=1):
+    m = Moments.zero(x_cal.shape[1], None if W is None else W.shape[0])
+    for rows in torch.arange(len(x_cal)).chunk(batches):
+        m.add(x_cal[rows], x_exp[rows], w[rows], W)
+    return m
+
+
+def system(tasks, alpha=ALPHA, task_weights="gram", folded=False):
+    parts = [task_system(moments(x, y, w, W if folded else None), W, b, alpha, task_weights) for x, y, w, W, b in tasks]
+    total = RidgeSystem.zero(parts[0].left.shape[0], parts[0].right.shape[1])
+    for part in parts:
+        total = total + part
+    return total
+
+
+def tall(tasks, A, a, alpha=ALPHA, ridge=RIDGE, uniform=False):
+    """Weight, then bias, as least squares over all rows: tokens scaled by √(ω w/n), the anchor by √λ."""
+    lefts, rights, mean_lefts, mean_rights = [], [], [], []
+    for x, y, w, W, b in tasks:
+        x, y, w, W, b = (t.numpy() for t in (x, y, w, W, b))
+        share = w / w.sum()
+        omega = 1.0 if uniform else 1 / np.linalg.norm((share[:, None] * x).T @ x)
+        scale, target = np.sqrt(omega * share)[:, None], alpha * y + (1 - alpha) * x
+        lefts.append(scale * x)
+        rights.append(scale * (target @ W.T))
+        mean_lefts.append((omega, share @ x))
+        mean_rights.append(b + W @ (share @ target))
+    eye = np.sqrt(ridge) * np.eye(A.shape[1])
+    W_star = np.linalg.lstsq(np.vstack([*lefts, eye]), np.vstack([*rights, np.sqrt(ridge) * A.numpy().T]), rcond=None)[0].T
+    column = np.array([np.sqrt(omega) for omega, _ in mean_lefts] + [np.sqrt(ridge)])[:, None]
+    gaps = [np.sqrt(omega) * (y - W_star @ mu) for (omega, mu), y in zip(mean_lefts, mean_rights, strict=True)]
+    b_star = np.linalg.lstsq(column, np.vstack([*gaps, np.sqrt(ridge) * a.numpy()]), rcond=None)[0][0]
+    return W_star, b_star
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("folded", [False, True])
+@pytest.mark.parametrize("task_weights", ["gram", "uniform"])
+def test_weight_and_bias_equal_tall_least_squares(count, folded, task_weights):
+    tasks = [task(seed) for seed in range(count)]
+    _, _, _, A, a = task(99)
+    solution = solve_ridge(system(tasks, task_weights=task_weights, folded=folded), A, a, RIDGE)
+    W, b = tall(tasks, A, a, uniform=task_weights == "uniform")
+    np.testing.assert_allclose(solution.weight, W, **CLOSE)
+    np.testing.assert_allclose(solution.bias, b, **CLOSE)
+
+
+def test_fewer_tokens_than_features_still_equals_tall_least_squares():
+    tasks, (_, _, _, A, a) = [task(1, n=4), task(2, n=3)], task(99)
+    solution = solve_ridge(system(tasks), A, a, RIDGE)
+    np.testing.assert_allclose(solution.weight, tall(tasks, A, a)[0], **CLOSE)
+
+
+def test_no_data_returns_the_anchor_to_the_bit():
+    _, _, _, A, a = task(99)
+    empty = task_system(Moments.zero(INPUTS), *task(1)[3:], ALPHA)
+    for nothing in (RidgeSystem.zero(INPUTS, OUTPUTS), empty):
+        solution = solve_ridge(nothing, A, a, RIDGE)
+        assert torch.equal(solution.weight, A) and torch.equal(solution.bias, a)
+
+
+def test_one_expert_and_vanishing_ridge_return_the_expert():
+    x, _, w, W, b = task(1)
+    _, _, _, A, a = task(99)
+    solution = solve_ridge(system([(x, x, w, W, b)]), A, a, 1e-13)
+    torch.testing.assert_close(solution.weight, W, **CLOSE)
+    torch.testing.assert_close(solution.bias, b, **CLOSE)
+
+
+def test_interpolation_after_the_sums_equals_interpolation_of_every_token():
+    x, y, w, W, b = task(1)
+    after = system([(x, y, w, W, b)])
+    every = system([(x, ALPHA * y + (1 - ALPHA) * x, w, W, b)], alpha=1.0)
+    torch.testing.assert_close(after.right, every.right, rtol=0, atol=1e-14)
+    torch.testing.assert_close(after.y, every.y, rtol=0, atol=1e-14)
+
+
+def test_moments_of_batches_and_shards_add_up_to_those_of_all_rows():
+    x, y, w, _, _ = task(1)
+    whole, batches = moments(x, y, w), moments(x, y, w, batches=4)
+    shards = moments(x[:20], y[:20], w[:20]) + moments(x[20:], y[20:], w[20:])
+    for name in ("G", "C", "cal", "exp", "weight"):
+        torch.testing.assert_close(getattr(batches, name), getattr(whole, name))
+        torch.testing.assert_close(getattr(shards, name), getattr(whole, name))
+
+
+@pytest.mark.parametrize("d", [1, 3, 32, 130])
+def test_gram_in_stripes_equals_the_plain_product(d):
+    x = torch.randn(50, d, generator=seeded(1), dtype=torch.float64)
+    torch.testing.assert_close(gram(x), torch.einsum("ni,nj->ij", x, x))
+
+
+def test_rescaled_features_of_a_task_leave_its_share_of_the_gram_matrix_at_norm_one():
+    x, y, w, W, b = task(1)
+    for factor in (1e-3, 1.0, 1e3):
+        share = task_system(moments(factor * x, factor * y, w), W, b, ALPHA)
+        assert abs(float(share.left.norm()) - 1) < 1e-12
+
+
+def test_anchor_beyond_the_merged_weight_extrapolates_away_from_the_base():
+    merged, base = torch.tensor([3.0]), torch.tensor([1.0])
+    assert anchor(merged, base, 2.0).item() == 5.0
+    assert anchor(merged, base, 1.0).item() == 3.0
+    assert anchor(merged, base, 0.0).item() == 1.0
+
+
+def test_result_is_contiguous_so_that_raw_copies_keep_its_layout():
+    assert solve_ridge(system([task(1)]), *task(99)[3:], RIDGE).weight.is_contiguous()
+
+
+def test_conditioning_is_a_lower_bound_and_respects_the_bound_of_unit_norm_grams():
+    tasks = [task(seed) for seed in range(3)]
+    total = system(tasks)
+    true = float(torch.linalg.cond(total.left + RIDGE * torch.eye(INPUTS, dtype=torch.float64)))
+    estimate = solve_ridge(total, *task(99)[3:], RIDGE).conditioning
+    assert 1 <= estimate <= true <= (len(tasks) + RIDGE) / RIDGE
+
+
+@pytest.mark.parametrize("broken", [float("nan"), -1.0])
+def test_left_side_without_a_factor_raises_with_the_site_and_a_way_out(broken):
+    total = system([task(1)])
+    total.left[0, 0] = broken
+    with pytest.raises(SingularGram, match="vision.00.fc1") as error:
+        solve_ridge(total, *task(99)[3:], RIDGE, site="vision.00.fc1")
+    assert "calibrate.ridge" in str(error.value)
+
+
+def test_solved_linear_is_nearer_to_the_expert_than_the_anchor_is():
+    x, y, w, W, b = task(1)
+    _, _, _, A, a = task(99)
+    solution = solve_ridge(system([(x, y, w, W, b)]), A, a, RIDGE)
+    target = F.linear(ALPHA * y + (1 - ALPHA) * x, W, b)
+    assert (F.linear(x, solution.weight, solution.bias) - target).norm() < 0.5 * (F.linear(x, A, a) - target).norm()

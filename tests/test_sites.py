@@ -1,0 +1,65 @@
+"""Linears that share their input share one Gram matrix, and nothing changes by that."""
+
+import pytest
+import torch
+from tiny import PAPER, clip, difference, experiment, same_bits
+
+import featcal.calibration.observe as observe
+from featcal import calibrate
+from featcal.blocks.capture import module_inputs
+from featcal.calibration.sites import calibrated_modules, shared_sites
+from featcal.core.weighting import class_token_last, every_token
+
+Q, K, V = (f"self_attn.{n}_proj" for n in "qkv")
+
+
+def sites_of_clip(rule, last):
+    block = clip().encoder.layers[0]
+    linears = calibrated_modules(block, norm=False).linears
+    with torch.no_grad(), module_inputs(block, linears) as inputs:
+        block(torch.randn(2, 5, 32, dtype=torch.float64), attention_mask=None)
+    return set(shared_sites(inputs, linears, lambda name, x: rule(name, last, x.shape[:2])))
+
+
+def one_site_each(inputs, linears, weigh):
+    return {(name,): weigh(name, inputs[name]) for name in linears}
+
+
+def test_six_linears_of_clip_read_at_four_sites():
+    found = sites_of_clip(every_token, last=True)
+    assert len(found) == 4
+    assert {Q, K, V} in [set(site) for site in found]
+
+
+def test_token_weights_of_the_last_block_split_queries_from_keys_and_values():
+    found = [set(site) for site in sites_of_clip(class_token_last, last=True)]
+    assert {Q} in found and {K, V} in found and len(found) == 5
+
+
+def test_equal_values_in_different_memory_are_no_shared_site():
+    x = torch.ones(1, 2, 3)
+    found = shared_sites({"a": x, "b": x.clone(), "c": x}, ("a", "b", "c"), lambda name, x: torch.ones(1, 2))
+    assert set(found) == {("a", "c"), ("b",)}
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_norms_are_solved_only_when_asked_for(norm):
+    modules = calibrated_modules(clip().encoder.layers[0], norm)
+    assert modules.norms == (("layer_norm1", "layer_norm2") if norm else ())
+    assert len(modules.linears) == 6
+
+
+def test_shared_sites_give_the_weights_of_one_gram_per_linear(monkeypatch):
+    shared = calibrate(**experiment(), settings=PAPER).model
+    monkeypatch.setattr(observe, "shared_sites", one_site_each)
+    assert difference(shared, calibrate(**experiment(), settings=PAPER).model) < 1e-12
+
+
+def test_cross_moment_with_the_experts_weight_folded_in_changes_nothing(monkeypatch):
+    given = experiment()
+    monkeypatch.setattr(observe, "FOLDED_SHARE", 0.0)
+    plain = calibrate(**given, settings=PAPER).model
+    monkeypatch.setattr(observe, "FOLDED_SHARE", 10.0)
+    folded = calibrate(**given, settings=PAPER).model
+    assert 0 < difference(plain, folded) < 1e-12
+    assert not same_bits(plain, given["merged"])

@@ -1,0 +1,36 @@
+"""How much each token counts."""
+
+import pytest
+import torch
+from tiny import VISION, clip, make
+from transformers import ViTConfig, ViTModel
+
+from featcal.blocks.plans import plan_for
+from featcal.core.weighting import class_token_last, every_token, token_weights
+
+SHAPE = (2, 5)
+
+
+@pytest.mark.parametrize("module", ["self_attn.q_proj", "self_attn.out_proj", "mlp.fc1", "mlp.fc2", "layer_norm1"])
+def test_patches_of_clips_last_block_count_a_hundredth(module):
+    w = class_token_last(module, True, SHAPE)
+    assert w[:, 0].eq(1).all() and torch.equal(w[:, 1:], torch.full((2, 4), 0.01, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("module", "last"), [("self_attn.k_proj", True), ("self_attn.v_proj", True), ("mlp.fc1", False)])
+def test_keys_values_and_earlier_blocks_count_every_token_alike(module, last):
+    assert class_token_last(module, last, SHAPE).eq(1).all()
+
+
+def test_padding_counts_nothing_whatever_the_rule():
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    for rule in (every_token, class_token_last):
+        w = token_weights(rule, "mlp.fc1", True, torch.zeros(2, 5, 3, dtype=torch.float64), mask)
+        assert w.dtype == torch.float64
+        assert torch.equal(w.eq(0), mask.eq(0))
+
+
+def test_clip_has_the_class_token_rule_and_an_inferred_plan_counts_every_token():
+    vit = make(lambda: ViTModel(ViTConfig(**VISION, intermediate_size=64)))
+    assert plan_for(clip()).token_rule is class_token_last
+    assert plan_for(vit).token_rule is every_token
