@@ -1,0 +1,45 @@
+"""What cannot be right in the paper as printed, each with its reason.
+
+Judges nothing: the list stands in errata.yaml; here it is checked for shape and looked up by cell.
+"""
+
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+
+import yaml
+
+from featcal.settings import from_mapping
+
+KINDS = ("average", "rotated", "reference", "foreign", "unattainable", "contradiction")
+
+
+@dataclass(frozen=True)
+class Erratum:
+    """One printed row whose cells cannot all be right.
+
+    row: upstream and method.  cells: tasks or "average".  corrected: what fits, where that can be told.
+    model: where a table has two.
+    """
+
+    id: str
+    table: str
+    kind: str
+    row: list[str]
+    cells: list[str]
+    reason: str
+    corrected: dict[str, float] = field(default_factory=dict)
+    model: str = ""
+
+
+@cache
+def errata() -> tuple[Erratum, ...]:
+    """Every entry of errata.yaml. Raises: UnknownKey or BadSetting for an entry of another shape."""
+    text = files("featcal.report").joinpath("errata.yaml").read_text(encoding="utf-8")
+    return tuple(from_mapping(Erratum, entry, f"errata.yaml {entry.get('id')}") for entry in yaml.safe_load(text))
+
+
+def reason(table: str, upstream: str, method: str, cell: str) -> str:
+    """Why this printed cell is in doubt; empty where it is not."""
+    found = [e.reason for e in errata() if (e.table, *e.row) == (table, upstream, method) and cell in e.cells]
+    return " ".join(found)

@@ -1,0 +1,68 @@
+"""How sure a measured mean is: sampling of the test images, and the spread over seeds.
+
+Knows result rows and statistics; knows nothing of claims, tables or the paper.
+"""
+
+import math
+from dataclasses import dataclass
+
+import pandas as pd
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over tasks (and blocks) and seeds.
+
+    mean: in the unit of the column.  variance: of that mean, in its square.  spread: standard deviation over seeds, None with
+    fewer than two.  seeds: how many distinct seeds; 0 where nothing was drawn, so that repeating would change nothing.
+    """
+
+    mean: float
+    variance: float
+    spread: float | None
+    seeds: int
+
+    @property
+    def one_run(self) -> bool:
+        """Whether something was drawn, but only once: its spread is unknown."""
+        return self.seeds == 1
+
+
+def estimate(rows: pd.DataFrame, measure: str = "value") -> Estimate | None:
+    """The mean of a column, first over what was measured under one seed, then over seeds.
+
+    The variance adds two parts. Test images: an accuracy p of n images has variance p(1 − p)/n, and the mean over T tasks
+    Σ pₜ(1 − pₜ)/nₜ / T²; more seeds do not shrink it, since all are scored on the same images. Seeds: s²/S for S ≥ 2 seeds
+    with standard deviation s. Columns other than accuracies carry the second part only.
+
+    Args:    rows: result rows of one model, all of them used.  measure: the column.
+    Returns: the estimate; None where there are no rows.
+    """
+    if rows.empty or measure not in rows:
+        return None
+    seeds = rows["seed"] if "seed" in rows else pd.Series("", index=rows.index)
+    means = rows[measure].groupby(seeds).mean()
+    spread = float(means.std(ddof=1)) if len(means) > 1 else None
+    drawn = sum(1 for seed in means.index if seed != "")
+    variance = image_variance(rows) if measure == "value" else 0.0
+    if spread is not None:
+        variance += spread**2 / len(means)
+    return Estimate(float(means.mean()), variance, spread, drawn)
+
+
+def image_variance(rows: pd.DataFrame) -> float:
+    """Variance of a mean accuracy over tasks, in squared points, due to the choice of test images; 0 for other metrics."""
+    if "metric" not in rows or "count" not in rows or set(rows["metric"]) != {"accuracy"}:
+        return 0.0
+    tasks = rows.groupby("task").agg(value=("value", "mean"), count=("count", "first"))
+    each = tasks["value"] * (100 - tasks["value"]) / tasks["count"]
+    return float(each.sum()) / len(tasks) ** 2
+
+
+def noise(left: Estimate, right: Estimate) -> float:
+    """Two standard errors of the difference of two means.
+
+    The two variances are added although both models see the same test images. Their errors mostly agree, so the true error of the
+    difference is smaller: this errs on the side of "within noise".
+    """
+    return 2 * math.sqrt(left.variance + right.variance)

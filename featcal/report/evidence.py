@@ -1,0 +1,101 @@
+"""What the results folder of a suite holds, read tolerantly: a missing file is an empty table, never an error.
+
+Knows the file names and columns; knows nothing of claims, tables or pages.
+"""
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from featcal.report.root import results_folder
+from featcal.report.values import TASKS
+
+KEYS = ["upstream", "method", "setting", "task", "metric", "seed", "model", "label", "block", "suite", "role", "pool"]
+COLUMNS = {
+    "scores": "suite role pool upstream method setting task metric seed value count",
+    "drift": "suite role pool upstream method setting seed task block relative_drift l2 cosine count",
+    "projection": "task model index label x y",
+}
+
+
+class Evidence:
+    """Result files of one suite, role and pool.
+
+    Args: suite, role, pool: the words of params.yaml ("mini", "clip_b32", "8").   folder: where the files lie, for tests.
+    """
+
+    def __init__(self, suite: str, role: str, pool: str | int, folder: Path | None = None):
+        self.suite, self.role, self.pool = suite, role, str(pool)
+        self.folder = folder or results_folder(suite)
+
+    def path(self, kind: str) -> Path:
+        """The file of one kind: `scores` is the plain one, every other kind is named in the middle."""
+        middle = "" if kind == "scores" else f".{kind}"
+        return self.folder / f"{self.role}-{self.pool}{middle}.csv"
+
+    def table(self, kind: str) -> pd.DataFrame:
+        """Rows of one kind of file; empty, with the right columns, where nothing was run."""
+        if kind not in self._tables:
+            self._tables[kind] = self._read(kind)
+        return self._tables[kind]
+
+    @cached_property
+    def _tables(self) -> dict[str, pd.DataFrame]:
+        return {}
+
+    def _read(self, kind: str) -> pd.DataFrame:
+        path = self.path(kind)
+        if not path.is_file():
+            return pd.DataFrame(columns=COLUMNS.get(kind, "").split())
+        text_columns = dict.fromkeys(KEYS, str)
+        frame = pd.read_csv(path, dtype=text_columns, keep_default_na=False)
+        for column in [c for c in frame.columns if c not in KEYS]:
+            frame[column] = pd.to_numeric(frame[column])
+        return frame
+
+    @property
+    def run_record(self) -> dict[str, Any]:
+        """Machine, versions, commit and seconds of the run, or nothing."""
+        return read_json(self.folder / f"{self.role}-{self.pool}.run.json")
+
+    @property
+    def was_run(self) -> bool:
+        """Whether there is at least one score."""
+        return not self.table("scores").empty
+
+    @cached_property
+    def tasks(self) -> list[str]:
+        """Tasks of the pool in the suite's order: those with scores, else those the suite promises, else the paper's."""
+        listed = [task["task"] for task in suite_record(self.suite, self.folder).get("tasks", [])] or list(TASKS)
+        scored = list(dict.fromkeys(self.table("scores")["task"]))
+        if scored:
+            return [t for t in listed if t in scored] + [t for t in scored if t not in listed]
+        pools = suite_record(self.suite, self.folder).get("pools", {})
+        return pools.get(self.pool) or (listed[: int(self.pool)] if self.pool.isdigit() else listed)
+
+    def title(self, task: str) -> str:
+        """How a column or axis names a task: the paper's name for it where it has one."""
+        named = {t["task"]: t.get("paper_name") for t in suite_record(self.suite, self.folder).get("tasks", [])}
+        return TASKS.get(task) or named.get(task) or task
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file as a dictionary; empty where there is none."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def suite_record(suite: str, folder: Path | None = None) -> dict[str, Any]:
+    """What suite.json says about the tasks of a suite."""
+    return read_json((folder or results_folder(suite)) / "suite.json")
+
+
+def select(frame: pd.DataFrame, wanted: dict[str, Any]) -> pd.DataFrame:
+    """Rows whose columns equal the wanted values (compared as text where the column is text); no such column, no rows."""
+    for column, value in wanted.items():
+        if column not in frame:
+            return frame.iloc[:0]
+        frame = frame[frame[column] == (str(value) if column in KEYS else value)]
+    return frame

@@ -1,0 +1,84 @@
+"""Executes a page: strict about parameters, and the same bytes for the same results.
+
+papermill only warns of a parameter that no cell declares, and writes times into the notebook; both would let a page drift unseen.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+
+from featcal.errors import BadPage, MissingPath, UnknownKey
+
+LARGEST = 300_000  # bytes; executed pages are kept in git
+KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
+
+
+def execute_page(name: str, parameters: Mapping[str, Any], source_folder: Path, out_folder: Path) -> Path:
+    """Run `source_folder/name.ipynb` with these parameters and keep the result in `out_folder`, written in one move.
+
+    The kernel starts in the source folder, from which pages find the project.
+
+    Returns: the executed page.
+    Raises:  MissingPath for an unknown page; UnknownKey for a parameter the page does not declare; BadPage above 300 KB;
+             papermill's own error, naming the cell, when a cell fails. Nothing is written in any of these cases.
+    """
+    import papermill
+
+    source = Path(source_folder) / f"{name}.ipynb"
+    if not source.is_file():
+        raise MissingPath(source, "the source of a page", "pages are named after the notebooks in notebooks/")
+    known = list(papermill.inspect_notebook(source))
+    for key in parameters:
+        if key not in known:
+            raise UnknownKey(f"{name}.ipynb", key, known)
+    with tempfile.TemporaryDirectory() as scratch:
+        ran = Path(scratch) / source.name
+        papermill.execute_notebook(
+            source, ran, parameters=dict(parameters), kernel_name=KERNEL["name"], progress_bar=False, cwd=str(source.parent)
+        )
+        page = stable(nbformat.read(ran, as_version=4))
+    return _keep(page, Path(out_folder) / source.name)
+
+
+def stable(page: NotebookNode) -> NotebookNode:
+    """The page without what changes from run to run: times, durations, random ids, warnings that carry paths of this machine."""
+    page.metadata = NotebookNode(kernelspec=dict(KERNEL), language_info={"name": "python"})
+    for place, cell in enumerate(page.cells):
+        cell.metadata.pop("papermill", None)
+        cell.metadata.pop("execution", None)
+        if "injected-parameters" in cell.metadata.get("tags", []):
+            cell["id"] = "injected-parameters"
+            cell.metadata["tags"] = ["injected-parameters", "remove-cell"]
+        cell.setdefault("id", f"cell-{place}")
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if not _is_warning(output)]
+    return page
+
+
+def _is_warning(output: NotebookNode) -> bool:
+    """Text on stderr: told to whoever runs this, but not kept."""
+    warned = output.output_type == "stream" and output.name == "stderr"
+    if warned:
+        sys.stderr.write(output.text)
+    return warned
+
+
+def _keep(page: NotebookNode, target: Path) -> Path:
+    content = nbformat.writes(page).rstrip("\n").encode() + b"\n"
+    if len(content) > LARGEST:
+        way_out = "show less on it: a smaller picture, or a shorter table"
+        raise BadPage(target, f"{len(content)} bytes, more than the {LARGEST} a page may have", way_out)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    hidden = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        hidden.write_bytes(content)
+        os.replace(hidden, target)
+    finally:
+        hidden.unlink(missing_ok=True)
+    return target

@@ -1,0 +1,186 @@
+"""The one-liners of the front pages: the abstract's claims, all verdicts counted, what was run; and the suite's own tasks.
+
+Like show.py, every function works without results.
+"""
+
+import base64
+import io
+from html import escape
+from typing import Any
+
+from featcal.report import tables
+from featcal.report.claims import WORDS, claims, judged, main_setting, paper_says
+from featcal.report.claims import tables as count_table
+from featcal.report.estimate import estimate
+from featcal.report.evidence import Evidence, read_json, select, suite_record
+from featcal.report.markup import Shown, chip, estimated, fold, link, note, table
+from featcal.report.root import results_folder
+from featcal.report.show import PLACES, SYMBOLS, commands, counts, label, origin, suites, verdict_table
+from featcal.report.values import TASKS, paper_value
+
+RUNS = {("clip_b32", "8"): "smaller model, 8 tasks", ("clip_l14", "8"): "larger model, 8 tasks"}
+SHEET_BYTES = 150_000  # a page may have 300 KB, and base64 adds a third
+RULE = "base 40–55 · experts at least 85 · mergers 8–20 above the base and at least 20 below the experts"
+
+
+def headline(suite: str) -> Shown:
+    """What this book's numbers are, and every verdict counted."""
+    found = judged(claims(), suite, main_setting(suite))
+    about = suites().get(suite, {}).get("about", f"The suite {suite}.")
+    text = f"<p><strong>Numbers in this book: {label(suite)}.</strong> {about}</p>"
+    text += f"<p>{len(found)} claims listed: {counts(found)}</p>"
+    return Shown(f'<div class="fc-card">{text}</div>')
+
+
+def abstract(suite: str) -> Shown:
+    """The abstract's claims with the paper's numbers, beside what the suite shows."""
+    chosen = [c for c in claims() if c.abstract]
+    return Shown(verdict_table(chosen, suite, "The abstract’s claims", {c.id: paper_says(c) for c in chosen}))
+
+
+def verdict_counts(suite: str) -> Shown:
+    """Verdicts per table and figure of the paper, at the suite's main settings."""
+    frame = count_table(suite)
+    rows = []
+    for place, row in frame.iterrows():
+        name = f"{place[:-2].title()} {int(place[-2:])}" if place[-2:].isdigit() else f"{place[:-1].title()} {place[-1]}"
+        linked = f'<a href="{place}.html">{name}</a>' if place in PLACES else name
+        rows.append(("", [linked, *(str(n) if n else "·" for n in row)]))
+    rows.append(("fc-total", ["all", *(str(n) for n in frame.sum())]))
+    return Shown(table(["In the paper", *map(chip, WORDS)], rows, f"Verdicts counted — {label(suite)}", "fc-counts"))
+
+
+def runs(suite: str) -> Shown:
+    """What was re-run: per role, the references, every merger before and after, and the share of the gap recovered."""
+    rows = []
+    for (role, pool), name in RUNS.items():
+        scores = Evidence(suite, role, pool).table("scores")
+        base, expert = (estimate(select(scores, {"method": method})) for method in ("base", "expert"))
+        shares = {(r.upstream, r.setting): r for r in tables.recovered(Evidence(suite, role, pool))}
+        for upstream in ("average", "task_arithmetic"):
+            merged = estimate(select(scores, {"upstream": upstream, "method": "merged"}))
+            for setting in tables.settings_shown(suite):
+                ours = estimate(select(scores, {"upstream": upstream, "method": "featcal", "setting": setting}))
+                cells = [estimated(e) for e in (base, merged, ours, expert)]
+                share = shares.get((upstream, setting))
+                line = f"{tables.UPSTREAMS[upstream]}<small>{name}, {tables.SETTING_LABELS[setting]}</small>"
+                seeds = str(ours.seeds) if ours else '<span class="fc-none">not run</span>'
+                rows.append(("", [line, *cells, f"{share.share:.0f} %" if share else "–", seeds]))
+    head = ["Merger", "Base", "Merged", "FeatCal", "Experts", "Gap recovered", "Seeds"]
+    return Shown(table(head, rows, f"Average top-1 accuracy (%) on test images — {label(suite)}"))
+
+
+def provenance(suite: str) -> Shown:
+    """Files, run records and commands behind the landing page."""
+    return Shown(origin("landing", suite, list(RUNS)))
+
+
+def task_provenance(suite: str) -> Shown:
+    """Files and commands behind the tasks page; nothing of it varies from run to run, so there is no run record."""
+    names = ["suite.json", "choice.json", *(f"{role}-{pool}.references.csv" for role, pool in RUNS)]
+    there = [name for name in names if (results_folder(suite) / name).is_file()]
+    listed = ", ".join(link(f"../results/{suite}/{name}", name) for name in there) or "none yet"
+    rows = [("", ["Results", listed]), *commands("tasks")]
+    return Shown(table(["", ""], rows, f"Provenance — {label(suite)}", "fc-words"))
+
+
+def task_list(suite: str) -> Shown:
+    """Every task of the suite: what it stands for, what one sees, how many classes and images."""
+    tasks = suite_record(suite).get("tasks", [])
+    if not tasks:
+        return Shown(note(f"○ not run: no suite.json in the results of the {label(suite)}."))
+    rows = []
+    for task in tasks:
+        classes = [str(c) for c in task.get("classes", [])]
+        name = task.get("paper_name") or TASKS.get(task["task"], task["task"])
+        count = " / ".join(str(task.get(split, "–")) for split in ("train", "validation", "test"))
+        words = fold(f"{len(classes)} classes", escape(", ".join(classes)))
+        rows.append(("", [escape(name), escape(task.get("description", "")), words, count]))
+    head = ["Stands for", "What one sees", "Classes", "Train / validation / test images"]
+    return Shown(table(head, rows, f"Tasks — {label(suite)}", "fc-words"))
+
+
+def contact_sheet(suite: str) -> Shown:
+    """One row of test-like pictures per task, in the order of the list; made smaller where it would swell the page."""
+    path = results_folder(suite) / "contact_sheet.png"
+    if not path.is_file():
+        return Shown(note(f"○ not run: no contact sheet in the results of the {label(suite)}."))
+    data = path.read_bytes()
+    small = len(data) <= SHEET_BYTES
+    picture = {"image/png" if small else "image/jpeg": base64.b64encode(data if small else _smaller(data)).decode()}
+    return Shown(picture=picture, text=f"contact sheet ({label(suite)})")
+
+
+def _smaller(data: bytes) -> bytes:
+    """The picture as JPEG of at most SHEET_BYTES: first less quality, then fewer pixels."""
+    from PIL import Image
+
+    picture = Image.open(io.BytesIO(data)).convert("RGB")
+    for shrink in (1.0, 0.8, 0.65, 0.5, 0.35, 0.25):
+        size = (int(picture.width * shrink), int(picture.height * shrink))
+        for quality in (88, 75, 60):
+            out = io.BytesIO()
+            picture.resize(size, Image.Resampling.LANCZOS).save(out, "JPEG", quality=quality)
+            if out.tell() <= SHEET_BYTES:
+                return out.getvalue()
+    return out.getvalue()
+
+
+def ranges(suite: str) -> Shown:
+    """Whether test images meet the ranges the suite was chosen by on validation images; the paper's averages for comparison."""
+    rows = []
+    for (role, pool), name in RUNS.items():
+        frame = Evidence(suite, role, pool).table("references")
+        keys = [("", "base"), ("average", "merged"), ("task_arithmetic", "merged"), ("", "expert")]
+        found = [estimate(select(frame, {"upstream": u, "method": m})) for u, m in keys]
+        cells = [estimated(e) for e in found]
+        rows.append(("", [name, *cells, "–" if None in found else _met(*(e.mean for e in found if e))]))
+        printed = "table01" if role == "clip_b32" else "table07"
+        values = [paper_value(printed, u, m) for u, m in keys]
+        shown = ["–" if v is None else f"{v:.1f}" for v in values]
+        rows.append(("fc-reference", [f"the paper, Table {int(printed[-2:])}", *shown, ""]))
+    head = ["", "Base", "Simple averaging", "Task arithmetic", "Experts", "Ranges"]
+    return Shown(table(head, rows, f"Average top-1 accuracy (%) on test images — {label(suite)}. Ranges: {RULE}"))
+
+
+def _met(base: float, average: float, arithmetic: float, expert: float) -> str:
+    """Which of the rule's ranges hold, in words."""
+    missed = []
+    if not 40 <= base <= 55:
+        missed.append("base")
+    if expert < 85:
+        missed.append("experts")
+    for name, value in (("averaging", average), ("task arithmetic", arithmetic)):
+        if not (8 <= value - base <= 20 and expert - value >= 20):
+            missed.append(name)
+    return "✓ all met" if not missed else f"✗ outside: {', '.join(missed)}"
+
+
+def choice(suite: str) -> Shown:
+    """What the script that chose the suite measured, on validation images only."""
+    record = read_json(results_folder(suite) / "choice.json")
+    if not record.get("suite"):
+        return Shown(note(f"○ not run: the {label(suite)} has no record of a choice."))
+    chosen = record["suite"]
+    scales = {pool: entry["scale"] for pool, entry in chosen.get("scales", {}).items()}
+    listed = ", ".join(f"{scale:g} for {pool} tasks" for pool, scale in sorted(scales.items(), key=lambda item: int(item[0])))
+    strength = f"strength of the shift {chosen.get('strength', float('nan')):g}"
+    text = note(f"Chosen on validation images: {strength}; scale of task arithmetic {listed}.")
+    rows = [("", [s, *(f"{v:.1f}" for v in row.values())]) for s, row in sorted(chosen.get("base_by_strength", {}).items())]
+    head = ["Strength", *(f"base, {RUNS.get((role, '8'), role)}" for role in next(iter(chosen["base_by_strength"].values()), {}))]
+    html = text + fold("Zero-shot average per strength", table(head, rows, "Validation images, average top-1 accuracy (%)"))
+    return Shown(html + fold("How λ, ρ and α were chosen afterwards", _sweeps(record.get("settings", {}))))
+
+
+def _sweeps(record: dict[str, Any]) -> str:
+    """FeatCal's sweeps on validation images, one table per setting."""
+    if not record:
+        return note("○ not run.")
+    parts = [note("One after the other, on validation images, with the suite already frozen; the best mean of both was kept.")]
+    for name, sweep in record.get("sweeps", {}).items():
+        chosen = record.get("chosen", {}).get(name)
+        rows = [("fc-total" if float(v) == chosen else "", [v, *(f"{x:.1f}" for x in row.values())]) for v, row in sweep.items()]
+        head = [SYMBOLS.get(name, name), *(RUNS.get((role, "8"), role) for role in next(iter(sweep.values())))]
+        caption = f"{SYMBOLS.get(name, name)}: average top-1 accuracy (%), validation images; chosen {chosen:g}"
+        parts.append(table(head, rows, caption))
+    return "".join(parts)

@@ -1,0 +1,201 @@
+"""The one-liners of an experiment's page: what it claims, what was measured, what differs, where it comes from.
+
+Every function takes the page's name and the suite, and works without results. The front pages are in overview.py.
+"""
+
+from dataclasses import asdict
+from functools import cache
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from featcal.report import tables
+from featcal.report.claims import WORDS, Claim, Verdict, claims, judged, main_setting
+from featcal.report.evidence import Evidence, read_json
+from featcal.report.markup import Shown, accuracy_table, chip, fold, link, note, table
+from featcal.report.values import PAPER_SETTINGS
+
+PLACES = {"table01": ("clip_b32", "8", "table01"), "figure1": ("clip_b32", "8", "table01")}  # page → role, pool, printed table
+SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "samples": "images per task, n"}
+
+
+@cache
+def suites() -> dict[str, Any]:
+    """What each suite is and how it differs from the paper, from differences.yaml."""
+    text = files("featcal.report").joinpath("differences.yaml").read_text(encoding="utf-8")
+    return yaml.safe_load(text)
+
+
+def label(suite: str) -> str:
+    """The words that mark a suite's numbers."""
+    return suites().get(suite, {}).get("label", f"{suite} suite")
+
+
+def evidence(page: str, suite: str) -> Evidence:
+    """The results a page is about."""
+    role, pool, _ = PLACES[page]
+    return Evidence(suite, role, pool)
+
+
+def banner(page: str, suite: str) -> Shown:
+    """What the numbers below are, and the page's verdicts counted."""
+    found = judged([c for c in claims() if c.place == page], suite, main_setting(suite))
+    about = suites().get(suite, {}).get("about", f"The suite {suite}.")
+    warning = " Compare with the paper by claim, never by value." if suite != "paper" else ""
+    return Shown(f'<div class="fc-card"><p><strong>{label(suite)}.</strong> {about}{warning}</p><p>{counts(found)}</p></div>')
+
+
+def counts(found: list[Verdict]) -> str:
+    """Chips with how many verdicts there are of each kind."""
+    number = {word: sum(v.word == word for v in found) for word in WORDS}
+    return " ".join(f'<span class="fc-count">{chip(word)} {count}</span>' for word, count in number.items() if count)
+
+
+def verdicts(page: str, suite: str) -> Shown:
+    """The page's claims, each with what was measured and the verdict at every setting of FeatCal."""
+    chosen = [c for c in claims() if c.place == page]
+    words = {v.claim.id: v.word for v in judged(chosen, suite, main_setting(suite))}
+    chosen.sort(key=lambda claim: words[claim.id] == "not run")  # what was run first, otherwise the paper's order
+    return Shown(verdict_table(chosen, suite, "What the paper claims here"))
+
+
+def verdict_table(chosen: list[Claim], suite: str, caption: str, paper: dict[str, str] | None = None) -> str:
+    """Claims with measured numbers and verdicts; with `paper`, also the paper's own numbers by claim."""
+    first, *others = sorted(tables.settings_shown(suite), key=lambda s: s != main_setting(suite))
+    at = f"at the {tables.SETTING_LABELS[first]}"
+    head = ["Claim", f"Verdict, {at}", *(["The paper’s numbers"] if paper is not None else []), "Measured here"]
+    head += [f"Verdict, at the {tables.SETTING_LABELS[s]}" for s in others]
+    columns = [judged(chosen, suite, setting) for setting in (first, *others)]
+    rows = []
+    for claim, *found in zip(chosen, *columns, strict=True):
+        cells = [f"{escape(claim.sentence)}<small>{escape(claim.source)}</small>"]
+        cells += [chip(found[0].word, found[0].one_run)]
+        cells += [escape(paper[claim.id])] if paper is not None else []
+        rows.append(("", [*cells, measured(found[0]), *(chip(v.word, v.one_run) for v in found[1:])]))
+    return table(head, rows, f"{caption} — {label(suite)}", "fc-claims")
+
+
+def measured(verdict: Verdict) -> str:
+    """The numbers behind a verdict: both sides, the margin, two standard errors."""
+    if verdict.word == "not run":
+        return '<span class="fc-none">–</span>'
+    margin = ""
+    if verdict.claim.kind == "above":
+        digits = 1 if verdict.claim.measure in ("value", "seconds") else 3
+        within = f" · 2 SE {verdict.noise:.{digits}f}" if verdict.noise else ""
+        margin = f"<small>margin {verdict.margin:+.{digits}f}{within}</small>"
+    return escape(verdict.detail) + margin
+
+
+def accuracies(page: str, suite: str) -> Shown:
+    """The page's accuracy table in the paper's row order."""
+    ours = evidence(page, suite)
+    legend = "Arrows: against the block’s merger. sd: over seeds. Bold: best of the block."
+    caption = f"Top-1 accuracy (%) on test images — {label(suite)}. {legend}"
+    html, _ = accuracy_table(tables.accuracy_rows(ours), ours.tasks, [ours.title(t) for t in ours.tasks], caption)
+    return Shown(html)
+
+
+def paper_accuracies(page: str) -> Shown:
+    """The paper's printed table, folded away, with the cells in doubt marked."""
+    printed = PLACES[page][2]
+    tasks, rows = tables.paper_rows(printed)
+    caption = f"The paper’s Table {int(printed[-2:])}, as printed: real CLIP models on real data"
+    html, marks = accuracy_table(rows, tasks, [tables.TASKS[t] for t in tasks], caption)
+    reasons = "".join(f"<li>{escape(mark)}</li>" for mark in marks)
+    doubts = f"<p>Cells in doubt:</p><ol>{reasons}</ol>" if marks else ""
+    return Shown(fold("The paper’s own values", html + doubts))
+
+
+def recovered(page: str, suite: str) -> Shown:
+    """The share of the way from each merger to the experts that FeatCal goes, here and in the paper."""
+    found, printed = tables.recovered(evidence(page, suite)), PLACES[page][2]
+    if not found:
+        return Shown(note("○ not run: the share of the gap that FeatCal recovers needs a merger, FeatCal and the experts."))
+    rows = []
+    for item in found:
+        spread = f" <small>sd {item.spread:.0f}</small>" if item.spread is not None else ""
+        one = ' <small class="fc-run">one run</small>' if item.one_run else ""
+        name = f"{tables.UPSTREAMS[item.upstream]}, {tables.SETTING_LABELS[item.setting]}"
+        paper = tables.paper_recovered(printed, item.upstream)
+        rows.append(("", [name, f"{item.share:.0f} %{spread}{one}", "–" if paper is None else f"{paper:.0f} %"]))
+    caption = f"Share of the gap between merger and experts that FeatCal recovers — {label(suite)}"
+    return Shown(table(["Merger, settings", "Here", "In the paper (other models and data)"], rows, caption))
+
+
+def figure(panel: str, page: str, suite: str) -> Shown:
+    """One panel as a drawing, or a note that it was not run."""
+    from featcal.report import figures  # matplotlib takes a second to import; only pages with figures pay
+
+    drawn = figures.PANELS[panel](evidence(page, suite))
+    if drawn is None:
+        return Shown(note(f"○ not run: no result files for this panel in the {label(suite)}."))
+    return Shown(picture={"image/svg+xml": figures.svg(drawn)}, text=f"{panel} ({label(suite)})")
+
+
+def settings(page: str, suite: str) -> Shown:
+    """λ, ρ, α and the draws behind the page, from the settings file beside its results; the paper's in the last column."""
+    role, pool, _ = PLACES[page]
+    ours = evidence(page, suite)
+    used = read_json(ours.folder / f"{role}-{pool}.settings.json").get("calibrate", {})
+    head = ["FeatCal on", *SYMBOLS.values(), "seeds"]
+    rows = []
+    for run in used.values():
+        if run.get("calibration"):
+            name = f"{tables.UPSTREAMS.get(run['upstream'], run['upstream'])}, {tables.SETTING_LABELS[run['setting']]}"
+            values = run["calibration"] | run
+            rows.append(("", [name, *(f"{values[key]:g}" for key in SYMBOLS), ", ".join(map(str, run["seeds"]))]))
+    paper = asdict(PAPER_SETTINGS[role]) | {"samples": 256}
+    rows.append(("fc-reference", ["the paper, Section 5.1", *(f"{paper[key]:g}" for key in SYMBOLS), "–"]))
+    missing = "" if used else note("○ not run: no settings file yet.")
+    return Shown(table(head, rows, f"Settings — {label(suite)}") + missing)
+
+
+def differences(suite: str) -> Shown:
+    """What differs from the paper in this suite, and why."""
+    entries = suites().get(suite, {}).get("differences", [])
+    rows = [("", [escape(cell) for cell in entry]) for entry in entries]
+    return Shown(table(["What", "In the paper", "Here", "Why"], rows, f"Known differences — {label(suite)}", "fc-words"))
+
+
+def provenance(page: str, suite: str) -> Shown:
+    """Where the page's numbers come from: files, commit, machine, seconds; and the command that makes them again."""
+    role, pool, _ = PLACES[page]
+    return Shown(origin(page, suite, [(role, pool)]))
+
+
+def origin(page: str, suite: str, runs: list[tuple[str, str]]) -> str:
+    """Files, run records and commands behind a page."""
+    rows = []
+    for role, pool in runs:
+        ours = Evidence(suite, role, pool)
+        names = sorted(path.name for path in ours.folder.glob(f"{role}-{pool}.*"))
+        listed = ", ".join(link(f"../results/{suite}/{name}", name) for name in names) or "none yet"
+        rows += [("", [f"Results, {role}, {pool} tasks", listed]), *run_rows(ours.run_record)]
+    return table(["", ""], rows + commands(page), f"Provenance — {label(suite)}", "fc-words")
+
+
+def commands(page: str) -> list[tuple[str, list[str]]]:
+    """The page's source, and what makes its numbers again."""
+    source = link(f"../notebooks/{page}.ipynb", f"notebooks/{page}.ipynb")
+    stage = f"page_{page}" if page in ("landing", "tasks") else f"page@{page}"
+    again = {"Make everything again": "<code>make repro</code>", "This page only": f"<code>dvc repro {stage}</code>"}
+    return [("", [name, cell]) for name, cell in ({"Source of this page": source} | again).items()]
+
+
+def run_rows(record: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """Commit, machine, versions and seconds of one run record."""
+    if not record:
+        return []
+    commit = str(record.get("commit", ""))[:12] + (" with uncommitted changes" if record.get("dirty") else "")
+    seconds = record.get("seconds", {})
+    total = fold(f"{sum(seconds.values()):.0f} s in {len(seconds)} stages", _listed(seconds, " s"))
+    cells = {"Commit": escape(commit), "Machine": escape(", ".join(f"{k} {v}" for k, v in record.get("host", {}).items()))}
+    cells |= {"Versions": escape(", ".join(f"{k} {v}" for k, v in record.get("versions", {}).items() if v)), "Time": total}
+    return [("", [name, cell]) for name, cell in cells.items() if cell]
+
+
+def _listed(values: dict[str, Any], unit: str) -> str:
+    return "<ul>" + "".join(f"<li>{escape(str(k))}: {v}{unit}</li>" for k, v in values.items()) + "</ul>"

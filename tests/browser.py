@@ -1,0 +1,119 @@
+"""A headless Chromium for tests of the book: what a page asked for, printed to the console, and looks like.
+
+Knows nothing of the project; without Chromium a test is skipped at home and fails where CI=true.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --disable-dev-shm-usage --allow-file-access-from-files"
+).split()
+
+# Text that is hard to read: contrast of its colour with the nearest painted background below 3 : 1.
+FAINT = """
+const parse = c => (c.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
+const light = c => { const [r, g, b] = c.map(v => { v /= 255; return v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4 });
+                     return .2126 * r + .7152 * g + .0722 * b };
+const painted = e => { for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor);
+                       if (c.length < 4 || c[3] > .5) return c.slice(0, 3) } return [255, 255, 255] };
+const faint = [];
+const words = ['p', 'td', 'th', 'li', 'small', 'summary', 'span'].map(name => 'article ' + name).join();
+for (const e of document.querySelectorAll(words)) {
+  if (![...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()) || !e.offsetParent) continue;
+  const a = light(parse(getComputedStyle(e).color).slice(0, 3)), b = light(painted(e));
+  if ((Math.max(a, b) + .05) / (Math.min(a, b) + .05) < 3) faint.push(e.textContent.trim().slice(0, 40));
+}
+return faint.slice(0, 5);
+"""
+BROKEN = "return [...document.images].filter(i => !i.complete || !i.naturalWidth).map(i => i.src)"
+RAW = """
+const all = (where) => [...document.querySelectorAll(where)], start = e => e.textContent.slice(0, 40);
+const bare = all('.math').filter(e => !e.querySelector('mjx-container')).map(start);
+const failed = all('mjx-merror, [data-mml-node="merror"]').map(start);
+const words = document.querySelector('main, body').innerText.match(/\\\\\\(|\\\\\\[|\\$\\$|\\{cite|\\{eq\\}/g) || [];
+return [...bare, ...failed, ...words];
+"""
+REPAINTED = """
+const done = arguments[arguments.length - 1], wanted = arguments[0], end = performance.now() + 2000;
+const look = () => { const theme = document.documentElement.dataset.theme;
+                     theme === wanted || performance.now() > end ? setTimeout(() => done(theme), 20) : setTimeout(look, 10) };
+look();
+"""
+SETTLED = """
+const done = arguments[arguments.length - 1];
+const drawn = window.MathJax && MathJax.startup ? MathJax.startup.promise : Promise.resolve();
+drawn.then(() => requestAnimationFrame(() => done(true)));
+"""
+
+
+def _programs() -> tuple[str, str]:
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    driver = shutil.which("chromedriver")
+    if browser and driver:
+        return browser, driver
+    missing = "Chromium and its driver are not installed (Debian: apt-get install chromium chromium-driver)"
+    if os.environ.get("CI") == "true":
+        pytest.fail(missing)
+    pytest.skip(missing)
+
+
+class Browser:
+    """One window; `look` opens a page at a width and colour scheme."""
+
+    def __init__(self, driver):
+        self.driver = driver
+
+    def look(self, page: Path, width: int) -> None:
+        """Open a page and wait until its formulas are drawn."""
+        self.driver.get_log("performance"), self.driver.get_log("browser")
+        metrics = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        self.driver.get(page.as_uri())
+        self.driver.execute_async_script(SETTLED)
+
+    def colours(self, scheme: str) -> str:
+        """Ask for light or dark; returns the theme the page then has."""
+        wanted = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
+        return self.driver.execute_async_script(REPAINTED, scheme)
+
+    def run(self, script: str):
+        return self.driver.execute_script(script)
+
+    def requests(self) -> list[str]:
+        """Addresses asked for since the page was opened."""
+        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        return [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+
+    def complaints(self) -> list[str]:
+        """Errors on the console since the page was opened."""
+        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+@contextmanager
+def browser(profile: Path) -> Iterator[Browser]:
+    """A browser with a profile of its own, closed at the end."""
+    program, driver = _programs()
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    for flag in (*FLAGS, f"--user-data-dir={profile}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    window = webdriver.Chrome(options=options, service=Service(driver))
+    try:
+        window.set_script_timeout(20)
+        window.get("about:blank")  # away from the browser's own first page
+        yield Browser(window)
+    finally:
+        window.quit()

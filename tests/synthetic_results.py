@@ -1,0 +1,95 @@
+"""Result files with invented, clearly regular numbers, in the formats of results/, for tests of the report and the book.
+
+No number here was measured: base 50, merged 60, FeatCal 80, experts 90 with small regular steps from task to task.
+"""
+
+import json
+from pathlib import Path
+
+from PIL import Image
+
+from featcal.storage.results import DRIFT, PROJECTION, SCORES, write_rows
+
+TASKS = ["sun397", "stanford-cars", "resisc45", "eurosat", "svhn", "gtsrb", "mnist", "dtd"]
+LEVELS = {("", "base", ""): 50, ("", "expert", ""): 90}
+for _upstream, _level in (("average", 60), ("task_arithmetic", 64)):
+    LEVELS |= {(_upstream, "merged", ""): _level, (_upstream, "featcal", "suite"): 80, (_upstream, "featcal", "paper"): 72}
+SEEDS = {"task_arithmetic": ("42", "43", "44"), "average": ("42",)}
+
+
+def write_project(root: Path, suite: str = "mini", empty: bool = False, tasks: list[str] | None = None) -> Path:
+    """A folder that pages take for the project; without results when `empty`. Returns the folder of results."""
+    (root / "params.yaml").write_text(f"suite: {suite}\n")
+    folder = root / "results" / suite
+    folder.mkdir(parents=True)
+    if not empty:
+        for role in ("clip_b32", "clip_l14"):
+            write_role(folder, suite, role, tasks or TASKS)
+        write_suite(folder, suite, tasks or TASKS)
+    return folder
+
+
+def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
+    """Scores, references, drift, projection, settings and run record of one role with 8 tasks."""
+    scores = [row for key, level in LEVELS.items() for row in _scores(suite, role, key, level, tasks)]
+    write_rows(folder / f"{role}-8.csv", scores, SCORES)
+    write_rows(folder / f"{role}-8.references.csv", [r for r in scores if r["method"] != "featcal"], SCORES)
+    write_rows(folder / f"{role}-8.drift.csv", list(_drift(suite, role, tasks)), DRIFT)
+    write_rows(folder / f"{role}-8.projection.csv", list(_projection(tasks)), PROJECTION)
+    run = {"role": role, "pool": 8, "upstream": "task_arithmetic", "samples": 256, "batch": 128, "seeds": [42, 43, 44]}
+    values = {"ridge": 0.0003, "anchor_blend": 2.0, "interpolation": 0.6}
+    used = {f"{role}-8-task_arithmetic-suite": run | {"setting": "suite", "calibration": values}}
+    _json(folder / f"{role}-8.settings.json", {"suite": {"name": suite}, "merge": {}, "calibrate": used})
+    host = {"cpu": "invented", "cores": 2}
+    record = {"seconds": {"prepare": 60.0, "calibrate": 4.0}, "host": host, "versions": {"python": "3.11"}, "commit": "0" * 40}
+    _json(folder / f"{role}-8.run.json", record)
+
+
+def _scores(suite, role, key, level, tasks):
+    upstream, method, setting = key
+    shared = {"suite": suite, "role": role, "pool": 8, "metric": "accuracy", "count": 500}
+    for step, seed in enumerate(SEEDS[upstream] if method == "featcal" else ("",)):
+        for i, task in enumerate(tasks):
+            value = float(level + 0.5 * i + 0.2 * step)
+            row = {"upstream": upstream, "method": method, "setting": setting, "task": task, "seed": seed, "value": value}
+            yield shared | row
+
+
+def _drift(suite, role, tasks, blocks=6):
+    shared = {"suite": suite, "role": role, "pool": 8, "upstream": "task_arithmetic", "count": 500}
+    for method, setting, seed, size in (("merged", "", "", 0.1), ("featcal", "suite", "42", 0.05)):
+        for i, task in enumerate(tasks):
+            for depth, block in enumerate(["embeddings", *(f"{b:02d}" for b in range(blocks)), "features"]):
+                drift = size * depth * (1 + 0.05 * i)
+                row = {"method": method, "setting": setting, "seed": seed, "task": task, "block": block}
+                yield shared | row | {"relative_drift": drift, "l2": 3 * drift, "cosine": 1 - drift / 3}
+
+
+def _projection(tasks, images=120, classes=8):
+    for model, away in (("expert", 0.0), ("merged", 0.6), ("featcal", 0.2)):
+        for i in range(images):
+            label = i % classes
+            x, y = label % 4 + 0.1 * (i % 7), label // 4 + 0.1 * (i % 5)
+            place = {"index": i, "label": label, "x": x + away, "y": y - away}
+            yield {"task": tasks[min(1, len(tasks) - 1)], "model": model} | place
+
+
+def write_suite(folder: Path, suite: str, tasks: list[str]) -> None:
+    """suite.json, choice.json and a contact sheet of coloured squares."""
+    counts = {"train": 10, "validation": 5, "test": 5}
+    described = [{"task": task, "description": "Invented.", "classes": ["one", "two", "three"]} | counts for task in tasks]
+    _json(folder / "suite.json", {"suite": suite, "pools": {"8": tasks}, "tasks": described})
+    bases = {s: {"clip_b32": 50.0, "clip_l14": 51.0} for s in ("0.5", "0.55")}
+    sweep = {"0.3": {"clip_b32": 70.0, "clip_l14": 71.0}, "0.6": {"clip_b32": 75.0, "clip_l14": 76.0}}
+    chosen = {"strength": 0.55, "base_by_strength": bases, "scales": {"8": {"scale": 0.3, "checks_hold": True}}}
+    settings = {"chosen": {"interpolation": 0.6}, "sweeps": {"interpolation": sweep}}
+    _json(folder / "choice.json", {"suite": chosen, "settings": settings})
+    sheet = Image.new("RGB", (320, 16 * len(tasks)))
+    for place in range(20 * len(tasks)):
+        column, row = place % 20, place // 20
+        sheet.paste((12 * column, 20 * (row % 12), 128), (16 * column, 16 * row, 16 * column + 16, 16 * row + 16))
+    sheet.save(folder / "contact_sheet.png")
+
+
+def _json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n")

@@ -1,0 +1,164 @@
+"""Claims, verdicts and errata: the noise formula by simulation, the paper's tables by arithmetic."""
+
+import math
+import re
+from importlib.resources import files
+
+import numpy as np
+import pandas as pd
+import pytest
+from synthetic_results import write_project
+
+from featcal.report.claims import WORDS, claims, judge, paper_says, tables
+from featcal.report.errata import KINDS, errata, reason
+from featcal.report.estimate import Estimate, estimate, noise
+from featcal.report.values import AVERAGE, TASKS, paper_table, paper_value
+
+AVERAGED = ("table01", "table03", "table04", "table07", "table08", "table09", "table10", "table11", "table14")
+
+
+def claim(name):
+    return next(c for c in claims() if c.id == name)
+
+
+def rows(values, counts, seeds=("",)):
+    found = [
+        {"task": f"t{i}", "seed": seed, "metric": "accuracy", "value": value, "count": n}
+        for seed in seeds
+        for i, (value, n) in enumerate(zip(values, counts, strict=True))
+    ]
+    return pd.DataFrame(found)
+
+
+def test_the_variance_of_test_images_equals_that_of_simulated_test_sets():
+    values, counts = (80.0, 95.0, 60.0), (500, 100, 250)
+    draw = np.random.default_rng([7, 1])
+    hits = draw.binomial(counts, np.array(values) / 100, size=(40_000, 3)) / counts
+    simulated = float((100 * hits.mean(1)).var())
+    assert estimate(rows(values, counts)).variance == pytest.approx(simulated, rel=0.03)
+
+
+def test_more_seeds_shrink_their_own_part_only():
+    one = estimate(rows((80.0,), (500,), seeds=("1",)))
+    frame = pd.concat([rows((80.0 + d,), (500,), seeds=(str(d),)) for d in (-1, 0, 1)])
+    three = estimate(frame)
+    assert three.spread == pytest.approx(1.0) and three.mean == pytest.approx(80.0)
+    assert three.variance == pytest.approx(one.variance + 1.0 / 3)
+    assert one.one_run and not three.one_run
+
+
+def test_noise_is_two_standard_errors_of_a_difference():
+    left, right = Estimate(80, 0.09, None, 0), Estimate(70, 0.16, None, 0)
+    assert noise(left, right) == pytest.approx(2 * math.sqrt(0.25))
+
+
+@pytest.mark.parametrize(("ours", "word"), [(70.0, "holds"), (65.9, "within noise"), (60.0, "does not hold")])
+def test_a_verdict_needs_a_margin_above_noise(tmp_path, ours, word):
+    folder = write_project(tmp_path)
+    frame = pd.read_csv(folder / "clip_b32-8.csv", keep_default_na=False)
+    chosen = (frame["upstream"] == "task_arithmetic") & (frame["method"] == "featcal") & (frame["setting"] == "suite")
+    frame.loc[chosen, "value"] = ours  # the merger's average is 65.75
+    frame.to_csv(folder / "clip_b32-8.csv", index=False)
+    assert judge(claim("t1_ta_upstream"), "mini", "suite", folder).word == word
+
+
+def test_a_claim_about_every_task_fails_with_one_task(tmp_path):
+    folder = write_project(tmp_path)
+    frame = pd.read_csv(folder / "clip_b32-8.csv", keep_default_na=False)
+    frame.loc[(frame["method"] == "featcal") & (frame["task"] == "dtd"), "value"] = 30.0
+    frame.to_csv(folder / "clip_b32-8.csv", index=False)
+    assert judge(claim("t1_ta_every_task"), "mini", "suite", folder).word == "does not hold"
+    assert judge(claim("t1_ta_upstream"), "mini", "suite", folder).word == "holds"
+
+
+def test_drift_claims_read_the_shown_task_and_the_last_block(tmp_path):
+    folder = write_project(tmp_path)
+    final = judge(claim("f1_final_drift"), "mini", "suite", folder)
+    assert (final.word, final.one_run) == ("holds", True)
+    assert final.margin == pytest.approx(3 * 6 * (0.10 - 0.05) * 1.05)  # block 05 of stanford-cars, by hand
+    assert judge(claim("f1_spreads"), "mini", "suite", folder).word == "holds"
+
+
+def test_one_seed_is_marked_and_three_are_not(tmp_path):
+    folder = write_project(tmp_path)
+    assert judge(claim("t1_average_upstream"), "mini", "suite", folder).one_run
+    assert not judge(claim("t1_ta_upstream"), "mini", "suite", folder).one_run
+
+
+@pytest.mark.parametrize("suite", ["mini", "paper", "files", "smoke"])
+def test_without_results_every_claim_is_not_run(tmp_path, suite):
+    folder = write_project(tmp_path, suite, empty=True)
+    counted = tables(suite, folder)
+    assert list(counted.columns) == list(WORDS)
+    assert counted["not run"].sum() == len(claims()) == counted.to_numpy().sum()
+
+
+def test_every_claim_has_a_source_and_its_own_name():
+    assert all(c.sentence.endswith(".") and re.search(r"Abstract|Section|Table|Figure", c.source) for c in claims())
+    assert len({c.id for c in claims()}) == len(claims())
+
+
+def test_every_claim_holds_in_the_papers_own_numbers():
+    for c in claims():
+        said = paper_says(c)
+        assert said, c.id
+        pair = re.fullmatch(r"([\d.]+).*? against ([\d.]+).*", said)
+        if pair:
+            left, right = map(float, pair.groups())
+            assert (left < right) if c.direction == "lower" else (left > right), c.id
+
+
+def test_typed_numbers_of_the_paper_stand_in_its_tables():
+    for c in claims():
+        if c.paper and c.table:
+            printed = files("featcal.report").joinpath("paper", f"{c.table}.csv").read_text()
+            assert all(re.search(rf"\b{re.escape(n)}\b", printed) for n in re.findall(r"\d+(?:\.\d+)?", c.paper)), c.id
+
+
+def test_every_erratum_has_a_reason_a_kind_and_cells_that_exist():
+    for e in errata():
+        assert len(e.reason) > 40 and e.kind in KINDS and e.cells, e.id
+        assert set(e.corrected) <= set(e.cells), e.id
+        frame = paper_table(e.table)
+        if "task" in frame:
+            upstream, method = e.row
+            found = frame[(frame["upstream"] == upstream) & (frame["method"] == method)]["task"]
+            assert set(e.cells) <= set(found), e.id
+    assert len({e.id for e in errata()}) == len(errata())
+
+
+def test_printed_averages_differ_from_row_means_exactly_where_errata_say():
+    differing = set()
+    for name in AVERAGED:
+        for (_, upstream, method), row in paper_table(name).groupby(["model", "upstream", "method"]):
+            values = row.set_index("task")["value"]
+            if abs(values.drop(AVERAGE).mean() - values[AVERAGE]) > 0.15:
+                differing.add((name, upstream, method))
+    assert differing == {(e.table, *e.row) for e in errata() if e.kind == "average"}
+
+
+def test_rotated_rows_hold_the_corrected_values_in_another_order():
+    rotated = [e for e in errata() if e.kind == "rotated"]
+    assert len(rotated) == 13
+    for e in rotated:
+        frame = paper_table(e.table)
+        upstream, method = e.row
+        found = frame[(frame["upstream"] == upstream) & (frame["method"] == method)]
+        printed = found[found["model"] == e.model] if e.model else found
+        printed = printed.set_index("task")["value"]
+        assert sorted(e.corrected.values()) == sorted(printed[list(e.cells)]), e.id
+        assert all(e.corrected[cell] != printed[cell] for cell in e.cells), e.id
+
+
+def test_doubt_is_shown_for_a_cell_and_not_for_its_neighbours():
+    assert "73.15" in reason("table10", "average", "featcal", AVERAGE)
+    assert reason("table10", "average", "featcal", "mnist") == ""
+    assert paper_value("table10", "average", "featcal") == 87.3, "quoted as printed"
+
+
+def test_the_papers_words_are_mapped_to_ours():
+    for number in (1, 2, 3, 4, 7, 8, 9, 10, 11):
+        frame = paper_table(f"table{number:02d}")
+        assert set(frame["method"]) <= {"base", "expert", "multitask", "merged", "surgery", "prob_surgery", "featcal"}
+        assert set(frame["upstream"]) <= {"", "average", "task_arithmetic", "adamerging", "wudi"}
+    assert set(paper_table("table11")["task"]) == {*TASKS, AVERAGE}

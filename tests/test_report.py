@@ -1,0 +1,175 @@
+"""Tables, figures and the one-liners of pages, on invented results and on none."""
+
+import base64
+import io
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+from PIL import Image
+from synthetic_results import TASKS, write_project
+
+from featcal.errors import MissingPath
+from featcal.report import figures, overview, show
+from featcal.report.evidence import Evidence
+from featcal.report.markup import SIGNS, arrow, plain
+from featcal.report.root import project_root
+from featcal.report.tables import accuracy_rows, paper_recovered, paper_rows, recovered
+from featcal.report.values import AVERAGE
+
+PAGES = {
+    "verdicts": lambda s: show.verdicts("table01", s),
+    "banner": lambda s: show.banner("figure1", s),
+    "accuracies": lambda s: show.accuracies("table01", s),
+    "paper": lambda s: show.paper_accuracies("table01"),
+    "recovered": lambda s: show.recovered("table01", s),
+    "settings": lambda s: show.settings("table01", s),
+    "differences": show.differences,
+    "provenance": lambda s: show.provenance("table01", s),
+    "figure": lambda s: show.figure("drift", "figure1", s),
+    "headline": overview.headline,
+    "origin": overview.provenance,
+    "task origin": overview.task_provenance,
+    "abstract": overview.abstract,
+    "counts": overview.verdict_counts,
+    "runs": overview.runs,
+    "tasks": overview.task_list,
+    "sheet": overview.contact_sheet,
+    "ranges": overview.ranges,
+    "choice": overview.choice,
+}
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    write_project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_report_imports_neither_torch_nor_transformers():
+    code = "import sys, featcal.report.show, featcal.report.overview, featcal.report.figures; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "transformers", "datasets"} & set(loaded)
+
+
+def test_rows_stand_in_the_papers_order_and_none_is_missing(project):
+    ours = [row.label for row in accuracy_rows(Evidence("mini", "clip_b32", "8"))]
+    _, printed = paper_rows("table01")
+    folded = [label.split(",")[0] for label in ours]
+    once = [label for i, label in enumerate(folded) if i == 0 or label != folded[i - 1]]
+    assert once == [row.label for row in printed]
+    assert len(ours) == 3 + 4 * 5, "references, then per merger itself, two rivals and FeatCal at two settings"
+
+
+def test_the_paper_suite_has_one_row_of_featcal_per_merger(tmp_path, monkeypatch):
+    write_project(tmp_path, "paper", empty=True)
+    monkeypatch.chdir(tmp_path)
+    assert len(accuracy_rows(Evidence("paper", "clip_b32", "8"))) == 3 + 4 * 4
+
+
+def test_cells_hold_mean_spread_and_change_over_the_merger(project):
+    rows = {(row.upstream, row.label): row for row in accuracy_rows(Evidence("mini", "clip_b32", "8"))}
+    cell = rows["task_arithmetic", "w/ FeatCal, suite’s settings"].cells["sun397"]
+    values = np.array([80.0, 80.2, 80.4])
+    assert (cell.value, cell.spread) == (pytest.approx(values.mean()), pytest.approx(values.std(ddof=1)))
+    assert cell.change == pytest.approx(values.mean() - 64) and cell.best
+    assert rows["task_arithmetic", "w/ Surgery"].cells == {}
+    assert not any(c.best for c in rows["task_arithmetic", "w/ FeatCal, paper’s settings"].cells.values())
+
+
+def test_columns_follow_the_suite_of_the_user(tmp_path, monkeypatch):
+    mine = ["cats", "gtsrb", "dogs"]
+    write_project(tmp_path, "files", tasks=mine)
+    monkeypatch.chdir(tmp_path)
+    text = show.accuracies("table01", "files").text.splitlines()
+    assert text[1].split("  ") == ["Model", "cats", "GTSRB", "dogs", "Average"]
+
+
+def test_the_share_recovered_is_the_part_of_the_gap(project):
+    found = {(r.upstream, r.setting): r for r in recovered(Evidence("mini", "clip_b32", "8"))}
+    assert found["average", "suite"].share == pytest.approx(100 * (80 - 60) / (90 - 60))
+    assert found["average", "suite"].one_run and not found["task_arithmetic", "suite"].one_run
+    assert paper_recovered("table01", "task_arithmetic") == pytest.approx(100 * (85.5 - 67.5) / (90.3 - 67.5))
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("suite", ["mini", "paper", "files", "smoke"])
+def test_every_piece_of_a_page_is_shown_without_results(tmp_path, monkeypatch, name, suite):
+    write_project(tmp_path, suite, empty=True)
+    monkeypatch.chdir(tmp_path)
+    bundle = PAGES[name](suite)._repr_mimebundle_()
+    assert bundle["text/plain"].strip()
+    assert "nan" not in bundle["text/plain"].split()
+
+
+def test_mini_numbers_are_labelled_mini_wherever_they_stand(project):
+    pages = [piece for name, piece in PAGES.items() if name not in ("paper", "choice", "sheet", "figure")]
+    assert all("mini suite" in piece("mini").text for piece in pages)
+
+
+def test_doubtful_cells_of_the_paper_carry_a_mark_and_its_reason():
+    shown = show.paper_accuracies("table01")
+    assert shown.html.startswith("<details") and "Cells in doubt" in shown.text
+    assert shown.html.count('class="fc-doubt"') >= 4
+
+
+def test_signs_can_be_read_without_colour():
+    assert [plain(arrow(change)) for change in (4.25, -0.81, 0.04)] == ["↑4.2", "↓0.8", "±0.0"]
+    assert len(set(SIGNS.values())) == 4
+
+
+@pytest.mark.parametrize("panel", figures.PANELS)
+def test_a_figure_has_the_same_bytes_twice_and_no_outside_link(project, panel):
+    first, second = (show.figure(panel, "figure1", "mini").bundle["image/svg+xml"] for _ in range(2))
+    assert first == second and len(first) < 120_000
+    tree = ElementTree.fromstring(first.split("?>", 1)[1])
+    links = [value for node in tree.iter() for key, value in node.attrib.items() if key.endswith("href")]
+    assert all(link.startswith(("#", "data:")) for link in links)
+
+
+def test_drawing_leaves_the_settings_of_matplotlib_alone(project):
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    show.figure("accuracies", "figure1", "mini")
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_bars_tell_the_accuracies_of_the_table(project):
+    drawn = figures.accuracies(Evidence("mini", "clip_b32", "8")).axes[0]
+    bars = dict(zip(["base", "merged", "featcal", "expert"], drawn.containers, strict=True))
+    assert [bar.get_width() for bar in bars["merged"]] == pytest.approx([64 + 0.5 * i for i in range(len(TASKS))])
+    assert drawn.get_xlabel() == "top-1 accuracy (%)"
+
+
+def test_a_large_contact_sheet_becomes_small_enough_for_a_page(project):
+    noise = np.random.default_rng([3, 1]).integers(0, 255, (800, 800, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(project / "results" / "mini" / "contact_sheet.png")
+    data = base64.b64decode(overview.contact_sheet("mini").bundle["image/jpeg"])
+    assert len(data) <= overview.SHEET_BYTES
+    assert Image.open(io.BytesIO(data)).format == "JPEG"
+
+
+def test_ranges_name_what_lies_outside(project):
+    assert "✓ all met" in overview.ranges("mini").text
+    assert overview._met(60.0, 70.0, 70.0, 95.0) == "✗ outside: base"
+    assert overview._met(50.0, 60.0, 75.0, 84.0) == "✗ outside: experts, task arithmetic"
+
+
+def test_the_project_is_found_by_climbing_and_otherwise_named(tmp_path):
+    (tmp_path / "params.yaml").write_text("suite: mini\n")
+    deep = tmp_path / "book" / "pages"
+    deep.mkdir(parents=True)
+    assert project_root(deep) == tmp_path.resolve()
+    with pytest.raises(MissingPath, match="params.yaml"):
+        project_root(tmp_path.parent)
+
+
+def test_averages_stand_in_the_last_column(project):
+    text = show.accuracies("table01", "mini").text.splitlines()
+    base = next(line for line in text if line.startswith("Pre-trained"))
+    assert base.split("  ")[-1] == f"{np.mean([50 + 0.5 * i for i in range(8)]):.1f}"
+    assert AVERAGE not in TASKS
