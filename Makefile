@@ -45,7 +45,7 @@ repro: project  ## recompute the headline chain (Table 1, Figure 1) and build th
 	@$(MAKE) --no-print-directory book
 
 book: project  ## build the book from the results in git, computing no model
-	$(BIN)/dvc repro --single-item --glob 'page@*'
+	$(BIN)/dvc repro --single-item --glob 'page*'
 	$(BIN)/dvc repro --single-item book
 	@printf '\nThe book:    %s\n' '$(CURDIR)/book/_build/html/index.html'
 	@printf 'Numbers:     results/*/*.csv\n'

@@ -6,6 +6,7 @@ bytes stops it. So does a stage with changed settings or outputs: those have to 
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -37,7 +38,7 @@ def output(*words: str, **more: Any) -> str:
 
 def only_code_changed(status: dict[str, list[Any]]) -> list[str]:
     """The stages that may be recorded. Raises: Refused for one with changed settings, data, command or outputs."""
-    stages = sorted(stage for stage in status if stage.split("@")[0] not in REMADE)
+    stages = sorted(stage for stage in status if re.split("[@_]", stage)[0] not in REMADE)
     for stage in stages:
         for entry in status[stage]:
             deps = entry.get("changed deps", {}) if isinstance(entry, dict) else {}

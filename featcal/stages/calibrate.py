@@ -1,0 +1,51 @@
+"""Stage `calibrate`: FeatCal on one merged model, once per seed of the calibration draw."""
+
+from functools import partial
+
+from featcal.experiments import CalibrateRun
+from featcal.stages.context import Context, load_context, pick, recorded
+from featcal.stages.workers import console, fan_out
+from featcal.storage.atomic import atomic_folder
+
+
+def run(key: str) -> None:
+    """Write outputs/<suite>/calibrated/<key>/seed<NN>/ for every seed; an empty folder where the suite does not run it."""
+    context = load_context()
+    calibrate = pick("calibrate", context.experiments.calibrate, key)
+    with recorded(context, "calibrate", key):
+        if calibrate.calibration is None or context.role(calibrate.role) is None:
+            with atomic_folder(context.layout.calibrated(key, 0).parent):
+                console.print(f"calibrate {key}: not run in suite {context.suite.name}")
+            return
+        jobs = {f"seed {seed}": (context, key, calibrate, seed) for seed in calibrate.seeds}
+        for _ in fan_out(f"calibrate {key}", calibrate_one, jobs, context.suite.workers):
+            pass
+
+
+def calibrate_one(context: Context, key: str, run: CalibrateRun, seed: int) -> None:
+    """One calibrated model: draw n training images per task, calibrate, write the folder."""
+    import featcal
+    from featcal.data.sampling import draw_indices
+    from featcal.suites.load_task import load_task
+
+    layout = context.layout
+    assert run.calibration is not None
+    tasks = context.suite.pool(run.pool)
+    base = layout.base(run.role, run.pool)
+    batches = {}
+    for task in tasks:
+        images = load_task(layout.data, task, "train", base)
+        batches[task] = list(images.batches(draw_indices(task, len(images.labels), run.samples, seed), run.batch))
+    featcal.calibrate(
+        layout.merged(f"{run.role}-{run.pool}-{run.upstream}"),
+        base=base,
+        experts={task: layout.expert(run.role, run.pool, task) for task in tasks},
+        batches=batches,
+        settings=run.calibration,
+        out=layout.calibrated(key, seed),
+        progress=partial(_tell, f"{key} seed {seed}"),
+    )
+
+
+def _tell(name: str, record: object) -> None:
+    console.print(f"  {name}  {record}", soft_wrap=True)

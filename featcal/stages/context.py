@@ -1,0 +1,63 @@
+"""What every stage needs: the experiments, the suite, the paths, and a record of the run.
+
+The record (seconds, machine, versions) goes to a file of its own, so that weights and scores stay the same bytes between runs.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from featcal.errors import UnknownKey
+from featcal.experiments import Experiments, load_experiments
+from featcal.stages.layout import Layout, find_root
+from featcal.storage.results import run_record, write_json
+from featcal.suites.suite import Role, Suite, load_suite
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Context:
+    """Experiments of params.yaml in the chosen suite, and where their files lie."""
+
+    layout: Layout
+    experiments: Experiments
+    suite: Suite
+
+    def role(self, name: str) -> Role | None:
+        """What plays a role; None where the suite does not define it."""
+        return self.suite.roles.get(name)
+
+
+def load_context(root: Path | None = None) -> Context:
+    """Everything a stage reads before it starts. Raises: the errors of the settings files."""
+    root = find_root(root)
+    experiments = load_experiments(root / "params.yaml")
+    return Context(Layout(root, experiments.suite), experiments, load_suite(root, experiments.suite))
+
+
+def pick(place: str, entries: Mapping[str, T], key: str) -> T:
+    """The entry of that name. Raises: UnknownKey with the nearest one."""
+    if key not in entries:
+        raise UnknownKey(place, key, list(entries))
+    return entries[key]
+
+
+def role_and_pool(key: str) -> tuple[str, int]:
+    """`clip_b32-8` as ("clip_b32", 8)."""
+    role, _, pool = key.rpartition("-")
+    if not role or not pool.isdigit():
+        raise UnknownKey("role and pool", key, ["clip_b32-8", "clip_l14-8"])
+    return role, int(pool)
+
+
+@contextmanager
+def recorded(context: Context, verb: str, key: str | None) -> Iterator[None]:
+    """Write the run record of a stage when its body has succeeded."""
+    start = time.perf_counter()
+    yield
+    name = f"{verb}@{key}" if key else verb
+    write_json(context.layout.run(verb, key), run_record({name: time.perf_counter() - start}))

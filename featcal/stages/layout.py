@@ -1,0 +1,69 @@
+"""Where everything of one suite lies; the only place that spells out paths below the project's folder.
+
+Above the line (outputs/): weights and caches. Below it (results/, book/): small files that are in git.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from featcal.errors import MissingPath
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Paths of one suite below the project's root."""
+
+    root: Path
+    suite: str
+
+    @property
+    def outputs(self) -> Path:
+        return self.root / "outputs" / self.suite
+
+    @property
+    def results(self) -> Path:
+        return self.root / "results" / self.suite
+
+    @property
+    def data(self) -> Path:
+        return self.outputs / "data"
+
+    def prepared(self, role: str, pool: int) -> Path:
+        return self.outputs / "prepared" / f"{role}-{pool}"
+
+    def base(self, role: str, pool: int) -> Path:
+        return self.prepared(role, pool) / "base"
+
+    def expert(self, role: str, pool: int, task: str) -> Path:
+        return self.prepared(role, pool) / "experts" / task
+
+    def heads(self, role: str, pool: int) -> Path:
+        return self.prepared(role, pool) / "heads.safetensors"
+
+    def merged(self, key: str) -> Path:
+        return self.outputs / "merged" / key
+
+    def calibrated(self, key: str, seed: int) -> Path:
+        return self.outputs / "calibrated" / key / f"seed{seed}"
+
+    def scores(self, key: str) -> Path:
+        return self.outputs / "scores" / f"{key}.csv"
+
+    def drift(self, key: str) -> Path:
+        return self.outputs / "drift" / key
+
+    def run(self, verb: str, key: str | None) -> Path:
+        return self.outputs / "run" / f"{verb}{'-' + key if key else ''}.json"
+
+    def unfinished(self, fingerprint: str) -> Path:
+        """Finished parts of an unfinished stage: outside the outputs, which DVC removes before it runs a stage again."""
+        return self.root / ".featcal" / self.suite / fingerprint
+
+
+def find_root(start: Path | None = None) -> Path:
+    """The nearest folder, from `start` upwards, that holds params.yaml. Raises: MissingPath."""
+    here = (start or Path.cwd()).resolve()
+    for folder in (here, *here.parents):
+        if (folder / "params.yaml").is_file():
+            return folder
+    raise MissingPath(here / "params.yaml", "the experiments", "run the command inside a clone of the project")

@@ -1,0 +1,72 @@
+"""Stage `prepare`: base, experts and zero-shot heads of a role and pool.
+
+An expert that is finished stays finished: it lies outside the stage's outputs until all are, so that an interrupted run goes on.
+"""
+
+import json
+import shutil
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+
+from featcal.stages.context import Context, load_context, recorded, role_and_pool
+from featcal.stages.workers import console, fan_out
+from featcal.storage.atomic import atomic_folder
+from featcal.suites import experts as making
+from featcal.suites.experts import ExpertJob
+from featcal.suites.suite import Role
+
+
+def run(key: str) -> None:
+    """Write outputs/<suite>/prepared/<key>/: base/, experts/<task>/, heads.safetensors; empty where nothing plays the role."""
+    context = load_context()
+    name, pool = role_and_pool(key)
+    role, out = context.role(name), context.layout.prepared(name, pool)
+    with recorded(context, "prepare", key):
+        if role is None:
+            with atomic_folder(out):
+                console.print(f"prepare {key}: suite {context.suite.name} has no {name}")
+            return
+        store = context.layout.unfinished(_fingerprint(context, role, name, pool))
+        _prepare(context, role, pool, store, out)
+    shutil.rmtree(store)
+
+
+def _prepare(context: Context, role: Role, pool: int, store: Path, out: Path) -> None:
+    """Make what is missing in the store, then the output folder from it."""
+    tasks = context.suite.pool(pool)
+    root, data = context.layout.root, context.layout.data
+    pins = root / "suites" / f"{context.suite.name}.pins.json"
+    clip = making.clip_folder(root, role.clip, pins)
+    jobs = {}
+    if not (store / "heads.safetensors").is_file():
+        heads = {"heads": (clip, data, tasks, context.suite.heads, store)}
+        for _ in fan_out("prepare", making.write_base_and_heads, heads, min(context.suite.workers, 1)):
+            pass
+    for task in tasks:
+        if (store / "experts" / task).is_dir():
+            console.print(f"expert {task}: already there")
+            continue
+        job = ExpertJob(task, role.experts, context.suite.fine_tuning(task), context.suite.expert_seed)
+        jobs[task] = (job, data, store, pins)
+    for _ in fan_out("expert", making.write_expert, jobs, context.suite.workers):
+        pass
+    with atomic_folder(out) as folder:
+        for name in ("base", "experts"):
+            shutil.copytree(store / name, folder / name)
+        shutil.copyfile(store / "heads.safetensors", folder / "heads.safetensors")
+
+
+def _fingerprint(context: Context, role: Role, name: str, pool: int) -> str:
+    """What the experts depend on: settings, data sources, base weights and the code that trains them."""
+    digest = sha256()
+    suite = context.suite
+    tasks = {task: asdict(suite.fine_tuning(task)) for task in suite.pool(pool)}
+    settings = [name, asdict(role), asdict(suite.data), tasks, suite.heads, suite.expert_seed]
+    digest.update(json.dumps(settings).encode())
+    local = context.layout.root / role.clip / "model.safetensors"
+    package = Path(__file__).parents[1]
+    files = [*sorted(package.glob("suites/*.py")), *sorted(package.glob("mini/*.py")), *([local] if local.is_file() else [])]
+    for file in files:
+        digest.update(file.read_bytes())
+    return f"{name}-{pool}-{digest.hexdigest()[:16]}"

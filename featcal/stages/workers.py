@@ -1,0 +1,56 @@
+"""Independent jobs of one stage over one-thread worker processes.
+
+One thread each: with two threads in each of two busy processes a step took ten times as long (spinning barriers), and a fixed
+thread count is what makes the same seed give the same bytes. `workers: 0` runs the jobs here, one after the other.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from typing import Any
+
+from rich.console import Console
+
+console = Console(stderr=True, highlight=False)
+
+
+def _start_worker() -> None:
+    """One thread, and no share in Ctrl-C: the parent decides."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+
+    import featcal  # noqa: F401 - installs the torchvision hook before anything imports transformers
+
+    torch.set_num_threads(1)
+
+
+def fan_out(
+    label: str, function: Callable[..., Any], jobs: Mapping[str, tuple[Any, ...]], workers: int
+) -> Iterator[tuple[str, Any]]:
+    """Results of `function(*jobs[name])` by name, as they come, with one progress line each.
+
+    On an exception, Ctrl-C included, the jobs not yet started are dropped and the running ones ended.
+    """
+    if not workers:
+        for done, (name, arguments) in enumerate(jobs.items(), start=1):
+            result = function(*arguments)
+            console.print(f"{label} {done}/{len(jobs)}  {name}")
+            yield name, result
+        return
+    pool = ProcessPoolExecutor(min(workers, len(jobs) or 1), mp_context=get_context("spawn"), initializer=_start_worker)
+    try:
+        futures: dict[Future[Any], str] = {pool.submit(function, *arguments): name for name, arguments in jobs.items()}
+        for done, future in enumerate(as_completed(futures), start=1):
+            result = future.result()
+            console.print(f"{label} {done}/{len(jobs)}  {futures[future]}")
+            yield futures[future], result
+    except BaseException:
+        processes = list(pool._processes.values())  # the executor has no public way to end a running job
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.terminate()
+        raise
+    pool.shutdown()

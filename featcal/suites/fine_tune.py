@@ -1,0 +1,102 @@
+"""Fine-tuning an expert from the base: the vision tower learns, text tower, projection and head stay as they are.
+
+Embeddings and the first LayerNorm stay as well: they lie outside the blocks, where no calibration could follow the experts.
+Knows neither files nor where the images come from.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import CLIPVisionModel
+
+from featcal.errors import TrainingDiverged
+from featcal.settings import require
+
+
+@dataclass(frozen=True)
+class FineTune:
+    """SGD with Nesterov momentum, linear warm-up, cosine to zero. `frozen`: beginnings of the parameter names that stay."""
+
+    steps: int = 100
+    lr: float = 0.03
+    batch: int = 48
+    warm_up: int = 10
+    momentum: float = 0.9
+    clip: float = 1.0
+    frozen: tuple[str, ...] = ("embeddings", "pre_layrnorm")
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "warm_up"):
+            value = getattr(self, name)
+            require(isinstance(value, int) and value > 0, f"fine_tune.{name}", value, "must be a whole number above 0")
+        for name in ("lr", "clip"):
+            value = getattr(self, name)
+            require(isinstance(value, int | float) and value > 0, f"fine_tune.{name}", value, "must be a number above 0")
+        require(0 < self.momentum < 1, "fine_tune.momentum", self.momentum, "must lie between 0 and 1")
+        object.__setattr__(self, "frozen", tuple(self.frozen))  # YAML gives a list
+
+    def rate(self, step: int) -> float:
+        """Learning rate of a step, counted from 0."""
+        return self.lr * min(1.0, (step + 1) / self.warm_up) * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+
+
+def fine_tune(
+    vision: CLIPVisionModel,
+    projection: Tensor,
+    head: Tensor,
+    logit_scale: Tensor | float,
+    pixel_values: Tensor,
+    labels: Tensor,
+    *,
+    settings: FineTune,
+    task: str,
+    seed: int,
+    normalise: Callable[[Tensor], Tensor] | None = None,
+) -> CLIPVisionModel:
+    """An expert of `task`: a fine-tuned copy of `vision` in float32, ready for evaluation.
+
+    Minimises the cross-entropy of exp(logit_scale) · head · f / |f| with f = projection · pooled output.
+
+    projection:   (p, h) and head (K, p), rows of the head of unit length.   logit_scale: CLIP's parameter, a logarithm.
+    pixel_values: (n, 3, H, W), float, or anything that `normalise` turns into that, a batch at a time.   labels: (n,), int64.
+    Batches are keyed by (task, seed, epoch), so an expert does not depend on which others are made.
+    Raises:       TrainingDiverged with task and step when the loss is not finite.
+    """
+    expert = copy.deepcopy(vision).float().train()
+    learning = [p for name, p in expert.named_parameters() if not name.startswith(settings.frozen)]
+    for name, parameter in expert.named_parameters():
+        parameter.requires_grad_(not name.startswith(settings.frozen))
+    optimiser = torch.optim.SGD(learning, lr=settings.lr, momentum=settings.momentum, nesterov=True)
+    device = next(expert.parameters()).device
+    projection, head = projection.to(device).float(), head.to(device).float()
+    scale = math.exp(float(logit_scale))
+    for step in range(settings.steps):
+        chosen = batch_of(step, len(labels), settings.batch, task, seed)
+        pixels = pixel_values[chosen] if normalise is None else normalise(pixel_values[chosen])
+        features = F.normalize(expert(pixel_values=pixels.to(device)).pooler_output @ projection.T, dim=-1)
+        loss = F.cross_entropy(scale * features @ head.T, labels[chosen].to(device))
+        if not torch.isfinite(loss):
+            raise TrainingDiverged(task, step, settings.lr)
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(learning, settings.clip)
+        for group in optimiser.param_groups:
+            group["lr"] = settings.rate(step)
+        optimiser.step()
+    expert.zero_grad(set_to_none=True)
+    return expert.requires_grad_(True).eval()
+
+
+def batch_of(step: int, images: int, batch: int, task: str, seed: int) -> Tensor:
+    """Indices of a step's batch: every image at most once per epoch, the incomplete batch at its end left out."""
+    batch = min(batch, images)
+    epoch, place = divmod(step, images // batch)
+    order = np.random.default_rng([seed, crc32(task.encode()), epoch]).permutation(images)
+    return torch.from_numpy(order[place * batch : (place + 1) * batch])

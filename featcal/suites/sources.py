@@ -1,0 +1,41 @@
+"""Where a task's images are and what its classes are called: one file, outputs/<suite>/data/sources.json, for every suite."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from featcal.settings import from_mapping
+from featcal.storage.results import read_json, write_json
+
+SOURCES = "sources.json"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One task. `location`: a folder below the data folder, or a hub id with its pinned revision and configuration."""
+
+    location: str
+    kind: str  # "folder" | "hub"
+    paper_name: str
+    description: str
+    classes: tuple[str, ...]
+    templates: tuple[str, ...]
+    splits: Mapping[str, str]  # train, validation, test -> the split's own name
+    revision: str | None = None
+    config: str | None = None
+    columns: Mapping[str, str] | None = None  # the source's own column -> image, label
+
+
+def write_sources(data: Path, sources: Mapping[str, Source]) -> None:
+    """Write sources.json into the data folder."""
+    write_json(data / SOURCES, {task: asdict(source) for task, source in sources.items()})
+
+
+def read_sources(data: Path) -> dict[str, Source]:
+    """Every task of the data folder. Raises: MissingPath when the images are not prepared."""
+    raw: dict[str, dict[str, Any]] = read_json(data / SOURCES)
+    return {
+        task: from_mapping(Source, {**entry, "classes": tuple(entry["classes"]), "templates": tuple(entry["templates"])}, task)
+        for task, entry in raw.items()
+    }
