@@ -81,9 +81,11 @@ def write_suite(folder: Path, suite: str, tasks: list[str]) -> None:
     _json(folder / "suite.json", {"suite": suite, "pools": {"8": tasks}, "tasks": described})
     bases = {s: {"clip_b32": 50.0, "clip_l14": 51.0} for s in ("0.5", "0.55")}
     sweep = {"0.3": {"clip_b32": 70.0, "clip_l14": 71.0}, "0.6": {"clip_b32": 75.0, "clip_l14": 76.0}}
-    chosen = {"strength": 0.55, "base_by_strength": bases, "scales": {"8": {"scale": 0.3, "checks_hold": True}}}
-    settings = {"chosen": {"interpolation": 0.6}, "sweeps": {"interpolation": sweep}}
-    _json(folder / "choice.json", {"suite": chosen, "settings": settings})
+    run = {"base": 50.0, "average": 60.0, "experts": 90.0, "task_arithmetic": {"0.2": 61.0, "0.3": 62.0}}
+    pools = {"8": {role: {"0": run, "1": run | {"experts": 91.0}} for role in ("clip_b32", "clip_l14")}}
+    chosen = {"strength": 0.55, "scale": {role: {"8": 0.3} for role in pools["8"]}, "settings": {"interpolation": 0.6}}
+    measured = {"base_by_strength": bases, "pools": pools}
+    _json(folder / "choice.json", {"suite": measured, "settings": {"sweeps": {"interpolation": sweep}}, "chosen": chosen})
     sheet = Image.new("RGB", (320, 16 * len(tasks)))
     for place in range(20 * len(tasks)):
         column, row = place % 20, place // 20

@@ -9,7 +9,8 @@ import torch
 from transformers import CLIPVisionModel, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-from featcal.errors import BadFile, FeatCalError, MissingPath, NotFinite, TruncatedFile, UnknownModelClass, WrongKeys
+from featcal.errors import BadFile, BadSetting, FeatCalError, MissingPath, NotFinite, TruncatedFile, UnknownModelClass, WrongKeys
+from featcal.models.device import torch_device
 from featcal.models.load import load_clip, load_model, load_tokenizer, load_vision, quiet
 from featcal.models.save import save_model
 
@@ -145,3 +146,15 @@ def test_loading_is_silent_and_leaves_logging_and_random_numbers_alone(tmp_path,
     with pytest.raises(ValueError), quiet():
         raise ValueError
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before[:2]
+
+
+def test_a_gpu_that_is_not_there_is_refused_with_the_way_out(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert torch_device("auto") == torch_device("cpu") == torch.device("cpu")
+    with pytest.raises(BadSetting, match="auto or cpu"):
+        torch_device("cuda")
+
+
+def test_auto_is_the_gpu_where_there_is_one(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert torch_device("auto").type == "cuda" and torch_device("cpu").type == "cpu"

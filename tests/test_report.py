@@ -12,7 +12,7 @@ from PIL import Image
 from synthetic_results import TASKS, write_project
 
 from featcal.errors import MissingPath
-from featcal.report import figures, overview, show
+from featcal.report import choice, figures, overview, show
 from featcal.report.evidence import Evidence
 from featcal.report.markup import SIGNS, arrow, plain
 from featcal.report.root import project_root
@@ -38,7 +38,7 @@ PAGES = {
     "tasks": overview.task_list,
     "sheet": overview.contact_sheet,
     "ranges": overview.ranges,
-    "choice": overview.choice,
+    "choice": choice.measured,
 }
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from featcal.blocks.plan import BlockPlan
@@ -35,6 +36,7 @@ def calibrate(
     out: str | Path | None = None,
     plan: BlockPlan | None = None,
     token_weights: TokenRule | None = None,
+    device: str | torch.device | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Result:
     """Calibrate the merged model's blocks to its experts' features, in forward order and in closed form.
@@ -46,14 +48,16 @@ def calibrate(
         out: a folder to write instead of returning the model.
         plan: which blocks the model has; looked up or inferred where None.
         token_weights: (module name, last block?, (batch, tokens)) -> weights of that shape; the family's rule where None.
+        device: where models given as folders are loaded to, the CPU where None; modules stay where they are, and batches follow
+            them.
         progress: called with one line of text per block.
 
     Returns: Result with model (None with `out`), folder (None without) and one record per block.
     Raises: FeatCalError, before the first block is touched, for models or batches that do not fit.
     """
     check_tasks(experts, batches)
-    modules = {task: as_module(experts[task]) for task in sorted(experts)}
-    anchor_base, upstream = as_module(base), as_module(merged)
+    modules = {task: as_module(experts[task], device) for task in sorted(experts)}
+    anchor_base, upstream = as_module(base, device), as_module(merged, device)
     named = {label("merged", merged): upstream, label("base", base): anchor_base}
     check_models(named | {label(f"expert {task!r}", experts[task]): module for task, module in modules.items()})
     plan = plan_for(upstream, plan)

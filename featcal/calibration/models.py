@@ -15,8 +15,8 @@ from featcal.settings import Calibration
 from featcal.storage.atomic import atomic_folder
 
 
-def as_module(model: nn.Module | str | Path) -> nn.Module:
-    """A module as it is; a checkpoint folder loaded in float32, of a whole CLIP its vision tower."""
+def as_module(model: nn.Module | str | Path, device: str | torch.device | None = None) -> nn.Module:
+    """A module as it is; a checkpoint folder loaded in float32 onto the device, of a whole CLIP its vision tower."""
     if isinstance(model, nn.Module):
         return model
     from transformers import CLIPModel, CLIPVisionModel
@@ -24,7 +24,7 @@ def as_module(model: nn.Module | str | Path) -> nn.Module:
     from featcal.models.load import load_model, load_vision, model_class
 
     load = load_vision if model_class(model) in (CLIPModel, CLIPVisionModel) else load_model
-    return load(model)
+    return load(model).to(device or "cpu")
 
 
 def label(role: str, model: nn.Module | str | Path) -> str:

@@ -36,6 +36,7 @@ def calibrate(
     seed: Annotated[int, Option(help="Which images are drawn.")] = 42,
     batch: Annotated[int, Option(min=1, help="Images in memory at a time.")] = 32,
     split: Annotated[str, Option(help="The split of each data folder to draw from.")] = "train",
+    device: Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
     force: Annotated[bool, Option("--force", help="Replace the model folder that --out names.")] = False,
 ) -> None:
     """Calibrate a merged model to its experts' features, block by block, and write it as a folder of the same form."""
@@ -47,12 +48,21 @@ def calibrate(
     new_folder(out, force, [*models.values(), *experts.values(), *folders.values()])
     from featcal.calibration.calibrate import calibrate as calibrated
     from featcal.calibration.checks import check_tasks
+    from featcal.models.device import torch_device
 
+    place = torch_device(device)
     check_tasks(experts, {name: [folder] for name, folder in folders.items()})  # before images are decoded
     batches = drawn(folders, split, base, Draw(samples, seed, batch))
     with counted(block_count(merged), "calibrating") as progress:
         result = calibrated(
-            merged, base=base, experts=experts, batches=batches, settings=settings, out=out, progress=progress
+            merged,
+            base=base,
+            experts=experts,
+            batches=batches,
+            settings=settings,
+            out=out,
+            device=place,
+            progress=progress,
         )
     show_blocks(result.blocks)
     say(f"calibrated model: {out}")

@@ -17,6 +17,7 @@ def evaluate(
     template: Annotated[list[str] | None, Option(help="Prompt with {} for the class name; once for each.")] = None,
     split: Annotated[str, Option(help="The split of each data folder to evaluate on.")] = "test",
     batch: Annotated[int, Option(min=1, help="Images in memory at a time.")] = 64,
+    device: Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
 ) -> None:
     """Zero-shot accuracy per task. Class names come from the data folder."""
     existing_folder("--model", model)
@@ -29,10 +30,12 @@ def evaluate(
     from featcal.data.load import load_images
     from featcal.evaluation.accuracy import evaluate_pool
     from featcal.evaluation.zero_shot import zero_shot_head
+    from featcal.models.device import torch_device
     from featcal.models.load import load_clip, load_tokenizer, load_vision
 
-    whole, tokenizer, preprocess = load_clip(clip), load_tokenizer(clip), Preprocess.from_folder(clip)
-    vision = load_vision(model)
+    place = torch_device(device)
+    whole, tokenizer, preprocess = load_clip(clip).to(place), load_tokenizer(clip), Preprocess.from_folder(clip)
+    vision = load_vision(model).to(place)
     tasks = {name: load_images(folder, split, preprocess) for name, folder in folders.items()}
     heads = {name: zero_shot_head(whole, tokenizer, images.classes, templates) for name, images in tasks.items()}
     counted = evaluate_pool({"model": vision}, tasks, heads, whole.visual_projection.weight.detach(), batch)["model"]

@@ -6,16 +6,15 @@ Like show.py, every function works without results.
 import base64
 import io
 from html import escape
-from typing import Any
 
 from featcal.report import tables
 from featcal.report.claims import WORDS, claims, judged, main_setting, paper_says
 from featcal.report.claims import tables as count_table
 from featcal.report.estimate import estimate
-from featcal.report.evidence import Evidence, read_json, select, suite_record
+from featcal.report.evidence import Evidence, select, suite_record
 from featcal.report.markup import Shown, chip, estimated, fold, link, note, table
 from featcal.report.root import results_folder
-from featcal.report.show import PLACES, SYMBOLS, commands, counts, label, origin, suites, verdict_table
+from featcal.report.show import PLACES, commands, counts, label, origin, suites, verdict_table
 from featcal.report.values import TASKS, paper_value
 
 RUNS = {("clip_b32", "8"): "smaller model, 8 tasks", ("clip_l14", "8"): "larger model, 8 tasks"}
@@ -154,33 +153,3 @@ def _met(base: float, average: float, arithmetic: float, expert: float) -> str:
         if not (8 <= value - base <= 20 and expert - value >= 20):
             missed.append(name)
     return "✓ all met" if not missed else f"✗ outside: {', '.join(missed)}"
-
-
-def choice(suite: str) -> Shown:
-    """What the script that chose the suite measured, on validation images only."""
-    record = read_json(results_folder(suite) / "choice.json")
-    if not record.get("suite"):
-        return Shown(note(f"○ not run: the {label(suite)} has no record of a choice."))
-    chosen = record["suite"]
-    scales = {pool: entry["scale"] for pool, entry in chosen.get("scales", {}).items()}
-    listed = ", ".join(f"{scale:g} for {pool} tasks" for pool, scale in sorted(scales.items(), key=lambda item: int(item[0])))
-    strength = f"strength of the shift {chosen.get('strength', float('nan')):g}"
-    text = note(f"Chosen on validation images: {strength}; scale of task arithmetic {listed}.")
-    rows = [("", [s, *(f"{v:.1f}" for v in row.values())]) for s, row in sorted(chosen.get("base_by_strength", {}).items())]
-    head = ["Strength", *(f"base, {RUNS.get((role, '8'), role)}" for role in next(iter(chosen["base_by_strength"].values()), {}))]
-    html = text + fold("Zero-shot average per strength", table(head, rows, "Validation images, average top-1 accuracy (%)"))
-    return Shown(html + fold("How λ, ρ and α were chosen afterwards", _sweeps(record.get("settings", {}))))
-
-
-def _sweeps(record: dict[str, Any]) -> str:
-    """FeatCal's sweeps on validation images, one table per setting."""
-    if not record:
-        return note("○ not run.")
-    parts = [note("One after the other, on validation images, with the suite already frozen; the best mean of both was kept.")]
-    for name, sweep in record.get("sweeps", {}).items():
-        chosen = record.get("chosen", {}).get(name)
-        rows = [("fc-total" if float(v) == chosen else "", [v, *(f"{x:.1f}" for x in row.values())]) for v, row in sweep.items()]
-        head = [SYMBOLS.get(name, name), *(RUNS.get((role, "8"), role) for role in next(iter(sweep.values())))]
-        caption = f"{SYMBOLS.get(name, name)}: average top-1 accuracy (%), validation images; chosen {chosen:g}"
-        parts.append(table(head, rows, caption))
-    return "".join(parts)

@@ -26,6 +26,7 @@ def calibrate_one(context: Context, key: str, run: CalibrateRun, seed: int) -> N
     """One calibrated model: draw n training images per task, calibrate, write the folder."""
     import featcal
     from featcal.data.sampling import draw_indices
+    from featcal.models.device import torch_device
     from featcal.suites.load_task import load_task
 
     layout = context.layout
@@ -42,6 +43,7 @@ def calibrate_one(context: Context, key: str, run: CalibrateRun, seed: int) -> N
         experts={task: layout.expert(run.role, run.pool, task) for task in tasks},
         batches=batches,
         settings=run.calibration,
+        device=torch_device(context.suite.device),
         out=layout.calibrated(key, seed),
         progress=partial(_tell, f"{key} seed {seed}"),
     )

@@ -56,14 +56,16 @@ def evaluate_task(context: Context, role: str, pool: int, task: str, models: Map
     from safetensors.torch import load_file
 
     from featcal.evaluation.accuracy import evaluate_pool
+    from featcal.models.device import torch_device
     from featcal.models.load import load_vision
     from featcal.suites.load_task import load_task
 
     layout = context.layout
     tensors = load_file(layout.heads(role, pool))
     images = load_task(layout.data, task, "test", layout.base(role, pool))
-    loaded = {name: load_vision(folder) for name, folder in models.items()}
-    loaded["expert"] = load_vision(layout.expert(role, pool, task))
+    device = torch_device(context.suite.device)
+    loaded = {name: load_vision(folder).to(device) for name, folder in models.items()}
+    loaded["expert"] = load_vision(layout.expert(role, pool, task)).to(device)
     heads = {task: tensors[f"head/{task}"]}
     counted = evaluate_pool(loaded, {task: images}, heads, tensors["visual_projection"], BATCH)
     return {

@@ -49,18 +49,20 @@ def measure_task(context: Context, measure: MeasureRun, task: str) -> tuple[list
     from featcal.calibration.drift import model_drift
     from featcal.core.drift import Drift
     from featcal.evaluation.accuracy import features_of
+    from featcal.models.device import torch_device
     from featcal.models.load import load_vision
     from featcal.suites.load_task import load_task
 
     layout = context.layout
     projection = load_file(layout.heads(measure.role, measure.pool))["visual_projection"]
     images = load_task(layout.data, task, "test", layout.base(measure.role, measure.pool))
-    expert = load_vision(layout.expert(measure.role, measure.pool, task))
+    device = torch_device(context.suite.device)
+    expert = load_vision(layout.expert(measure.role, measure.pool, task)).to(device)
     own = features_of(expert, projection, images, BATCH)
     features, rows = {"expert": own}, []
     words = {"suite": context.suite.name, "role": measure.role, "pool": measure.pool, "upstream": measure.upstream, "task": task}
     for method, folder in models_of(context, measure).items():
-        model = load_vision(folder)
+        model = load_vision(folder).to(device)
         features[method] = features_of(model, projection, images, BATCH)
         final = Drift()
         final.add(features[method], own)

@@ -40,14 +40,14 @@ def _prepare(context: Context, role: Role, pool: int, store: Path, out: Path) ->
     clip = making.clip_folder(root, role.clip, pins)
     jobs = {}
     if not (store / "heads.safetensors").is_file():
-        heads = {"heads": (clip, data, tasks, context.suite.heads, store)}
+        heads = {"heads": (clip, data, tasks, context.suite.heads, context.suite.device, store)}
         for _ in fan_out("prepare", making.write_base_and_heads, heads, min(context.suite.workers, 1)):
             pass
     for task in tasks:
         if (store / "experts" / task).is_dir():
             console.print(f"expert {task}: already there")
             continue
-        job = ExpertJob(task, role.experts, context.suite.fine_tuning(task), context.suite.expert_seed)
+        job = ExpertJob(task, role.experts, context.suite.fine_tuning(task), context.suite.expert_seed, context.suite.device)
         jobs[task] = (job, data, store, pins)
     for _ in fan_out("expert", making.write_expert, jobs, context.suite.workers):
         pass

@@ -22,6 +22,7 @@ class ExpertJob:
     experts: str
     fine_tune: FineTune
     seed: int
+    device: str
 
 
 def clip_folder(root: Path, clip: str, pins: Path) -> Path:
@@ -33,24 +34,26 @@ def clip_folder(root: Path, clip: str, pins: Path) -> Path:
     return fetch(clip, pins)
 
 
-def write_base_and_heads(clip: Path, data: Path, tasks: Sequence[str], kind: str, store: Path) -> None:
+def write_base_and_heads(clip: Path, data: Path, tasks: Sequence[str], kind: str, device: str, store: Path) -> None:
     """Write store/base/ (the vision tower in float32) and store/heads.safetensors (projection, logit scale, a head per task)."""
     from safetensors.torch import save_file
 
+    from featcal.models.device import torch_device
     from featcal.models.load import load_clip, load_tokenizer, load_vision
     from featcal.models.save import save_model
     from featcal.storage.atomic import atomic_path
     from featcal.suites.heads import head_of
 
-    model, vision = load_clip(clip), load_vision(clip)
-    save_model(vision, store / "base", like=clip)
+    save_model(load_vision(clip), store / "base", like=clip)
+    place = torch_device(device)
+    model, vision = load_clip(clip).to(place), load_vision(clip).to(place)
     tokenizer = load_tokenizer(clip)
     tensors = {
-        "visual_projection": model.visual_projection.weight.detach().contiguous(),  # (p, h)
-        "logit_scale": model.logit_scale.detach(),
+        "visual_projection": model.visual_projection.weight.detach().cpu().contiguous(),  # (p, h)
+        "logit_scale": model.logit_scale.detach().cpu(),
     }
     for task in tasks:
-        tensors[f"head/{task}"] = head_of(model, vision, tokenizer, data, store / "base", task, kind)  # (classes, p)
+        tensors[f"head/{task}"] = head_of(model, vision, tokenizer, data, store / "base", task, kind).cpu()  # (classes, p)
     with atomic_path(store / HEADS) as hidden:
         save_file(tensors, hidden)
 
@@ -75,14 +78,15 @@ def _fine_tuned(job: ExpertJob, data: Path, store: Path) -> Any:
     import torch
     from safetensors.torch import load_file
 
+    from featcal.models.device import torch_device
     from featcal.models.load import load_vision
     from featcal.suites.fine_tune import fine_tune
     from featcal.suites.load_task import load_task
 
     tensors = load_file(store / HEADS)
     images = load_task(data, job.task, "train", store / "base")
-    return fine_tune(
-        load_vision(store / "base"),
+    expert = fine_tune(
+        load_vision(store / "base").to(torch_device(job.device)),
         tensors["visual_projection"],
         tensors[f"head/{job.task}"],
         tensors["logit_scale"],
@@ -93,3 +97,4 @@ def _fine_tuned(job: ExpertJob, data: Path, store: Path) -> Any:
         seed=job.seed,
         normalise=lambda pixels: images.preprocess.normalised(pixels.numpy()),
     )
+    return expert.cpu()

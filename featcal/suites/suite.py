@@ -48,6 +48,7 @@ class Suite:
     expert_seed: int
     expert_steps: Mapping[str, int]  # tasks whose experts need other than fine_tune.steps
     workers: int
+    device: Literal["cpu", "cuda", "auto"]  # auto: the GPU where there is one
 
     def fine_tuning(self, task: str) -> FineTune:
         """How the expert of one task is trained."""
@@ -65,7 +66,7 @@ class Suite:
         return self.pools[pool]
 
 
-KEYS = ("data", "pools", "roles", "fine_tune", "heads", "expert_seed", "expert_steps", "workers")
+KEYS = ("data", "pools", "roles", "fine_tune", "heads", "expert_seed", "expert_steps", "workers", "device")
 
 
 def load_suite(root: Path, name: str) -> Suite:
@@ -86,10 +87,11 @@ def load_suite(root: Path, name: str) -> Suite:
         pools={int(k): tuple(v) for k, v in raw["pools"].items()},
         roles={k: from_mapping(Role, v, f"suites/{name}.yaml: roles.{k}") for k, v in (raw["roles"] or {}).items()},
         fine_tune=from_mapping(FineTune, raw["fine_tune"] or {}, f"suites/{name}.yaml: fine_tune"),
-        heads=_heads(name, raw["heads"]),
+        heads=_one_of(f"suites/{name}.yaml: heads", raw["heads"], "prompts", "class_means", "auto"),
         expert_seed=raw["expert_seed"],
         expert_steps=dict(raw["expert_steps"]),
         workers=raw["workers"],
+        device=_one_of(f"suites/{name}.yaml: device", raw["device"], "cpu", "cuda", "auto"),
     )
 
 
@@ -101,7 +103,6 @@ def _data(place: str, raw: Mapping[str, Any]) -> Data:
     return data
 
 
-def _heads(name: str, value: Any) -> Any:
-    fine = value in ("prompts", "class_means", "auto")
-    require(fine, f"suites/{name}.yaml: heads", value, "must be prompts, class_means or auto")
+def _one_of(place: str, value: Any, *words: str) -> Any:
+    require(value in words, place, value, f"must be one of {', '.join(words)}")
     return value
