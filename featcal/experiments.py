@@ -43,17 +43,22 @@ class CalibrateRun:
 
 @dataclass(frozen=True)
 class MeasureRun:
-    """Drift on test images for one merged model and its calibrated one; `task` is the one whose features are projected."""
+    """Drift on test images of one merged model and its calibrated ones, one per setting.
+
+    task: whose features are projected to a plane, with the calibrated model of the first setting.
+    """
 
     role: str
     pool: int
     upstream: str
-    setting: str
+    settings: tuple[str, ...]
     seed: int
     task: str
 
     def __post_init__(self) -> None:
-        require(self.setting in SETTINGS, "measure.setting", self.setting, f"must be one of {', '.join(SETTINGS)}")
+        fine = bool(self.settings) and set(self.settings) <= set(SETTINGS)
+        require(fine, "measure.settings", self.settings, f"must be a list of {' and '.join(SETTINGS)}")
+        object.__setattr__(self, "settings", tuple(self.settings))  # YAML gives a list
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,8 @@ def test_every_stage_depends_on_the_code_that_can_change_its_numbers(stage):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_dependency_on_code_exists(stage):
-    assert all((ROOT / dep).exists() for dep in dependencies(stage))
+    named = [dep.split("$")[0] for dep in dependencies(stage)]  # up to a part that is filled in per experiment
+    assert all((ROOT / dep).exists() for dep in named)
 
 
 def locked_outputs() -> dict[str, str]:

@@ -37,9 +37,9 @@ def test_drift_is_measured_at_every_block_for_merged_and_calibrated(graph):
     work, _ = graph
     rows = read_rows(work / "results/smoke/clip_b32-8.drift.csv", DRIFT)
     blocks = ["embeddings", *(f"{i:02d}" for i in range(6)), "features"]
-    for method in ("merged", "featcal"):
+    for model in (("merged", ""), ("featcal", "suite"), ("featcal", "paper")):
         for task in ("mnist", "svhn", "dtd"):
-            assert [r["block"] for r in rows if (r["method"], r["task"]) == (method, task)] == blocks
+            assert [r["block"] for r in rows if (r["method"], r["setting"], r["task"]) == (*model, task)] == blocks
 
 
 def test_a_role_that_the_suite_does_not_define_leaves_an_empty_result(graph):

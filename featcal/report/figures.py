@@ -88,11 +88,12 @@ def _join_class_means(axes: Axes, points: pd.DataFrame) -> None:
 
 
 def drift(evidence: Evidence, measure: str = "relative_drift") -> Figure | None:
-    """A measure of drift per block, merged against calibrated: the mean over tasks, and the range from task to task.
+    """A measure of drift per block, merged against calibrated at the main settings: mean over tasks, and range from task to task.
 
     Args: measure: relative_drift (all tokens), or cosine or l2 (class token).
     """
     rows = evidence.table("drift")
+    rows = rows[(rows["method"] == "merged") | (rows["setting"] == main_setting(evidence.suite))]
     rows = rows[rows["block"] != "features"] if measure != "cosine" else rows
     if rows.empty or not set(rows["method"]) >= {"merged", "featcal"}:
         return None

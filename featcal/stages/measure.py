@@ -3,6 +3,7 @@
 On test images, at the output of the embeddings and of every block (all tokens, and the CLS token) and at the projected feature.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +29,31 @@ def run(key: str) -> None:
             jobs = {task: (context, measure, task) for task in tasks}
             found = dict(fan_out(f"measure {key}", measure_task, jobs, context.suite.workers))
             rows = [row for task in tasks for row in found[task][0]]
-            drift = sorted(rows, key=lambda row: row["method"], reverse=True)  # merged, then featcal; stable within
+            drift = sorted(rows, key=lambda row: (row["method"] != "merged", row["setting"]))  # stable within
             points = [point for task in tasks for point in found[task][1]]
         with atomic_folder(context.layout.drift(key)) as folder:
             write_rows(folder / "drift.csv", drift, DRIFT)
             write_rows(folder / "projection.csv", points, PROJECTION)
 
 
-def models_of(context: Context, measure: MeasureRun) -> dict[str, Path]:
-    """The merged model and the calibrated one that are measured, by method."""
+@dataclass(frozen=True)
+class Measured:
+    """One model that is held against the experts, as the results call it."""
+
+    folder: Path
+    method: str
+    setting: str = ""
+    seed: int | str = ""
+
+
+def models_of(context: Context, measure: MeasureRun) -> list[Measured]:
+    """The merged model and the calibrated ones."""
     merged = f"{measure.role}-{measure.pool}-{measure.upstream}"
-    calibrated = context.layout.calibrated(f"{merged}-{measure.setting}", measure.seed)
-    return {"merged": context.layout.merged(merged), "featcal": calibrated}
+    models = [Measured(context.layout.merged(merged), "merged")]
+    for setting in measure.settings:
+        folder = context.layout.calibrated(f"{merged}-{setting}", measure.seed)
+        models.append(Measured(folder, "featcal", setting, measure.seed))
+    return models
 
 
 def measure_task(context: Context, measure: MeasureRun, task: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -53,23 +67,22 @@ def measure_task(context: Context, measure: MeasureRun, task: str) -> tuple[list
     from featcal.models.load import load_vision
     from featcal.suites.load_task import load_task
 
-    layout = context.layout
+    layout, device = context.layout, torch_device(context.suite.device)
     projection = load_file(layout.heads(measure.role, measure.pool))["visual_projection"]
     images = load_task(layout.data, task, "test", layout.base(measure.role, measure.pool))
-    device = torch_device(context.suite.device)
     expert = load_vision(layout.expert(measure.role, measure.pool, task)).to(device)
     own = features_of(expert, projection, images, BATCH)
     features, rows = {"expert": own}, []
     words = {"suite": context.suite.name, "role": measure.role, "pool": measure.pool, "upstream": measure.upstream, "task": task}
-    for method, folder in models_of(context, measure).items():
-        model = load_vision(folder).to(device)
-        features[method] = features_of(model, projection, images, BATCH)
+    for measured in models_of(context, measure):
+        model = load_vision(measured.folder).to(device)
+        seen = features_of(model, projection, images, BATCH)
+        features.setdefault(measured.method, seen)
         final = Drift()
-        final.add(features[method], own)
+        final.add(seen, own)
         last = {"block": "features", "relative_drift": final.relative, "l2": final.l2, "cosine": final.cosine, "count": len(own)}
-        own_words = {"setting": measure.setting, "seed": measure.seed} if method == "featcal" else {"setting": "", "seed": ""}
-        blocks = [*model_drift(model, expert, images.batches(None, BATCH)), last]
-        rows += [{**words, "method": method, **own_words, **block} for block in blocks]
+        line = words | {"method": measured.method, "setting": measured.setting, "seed": measured.seed}
+        rows += [line | block for block in [*model_drift(model, expert, images.batches(None, BATCH)), last]]
     return rows, _projected(task, images.labels, features) if task == measure.task else []
 
 

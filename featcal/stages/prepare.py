@@ -29,7 +29,8 @@ def run(key: str) -> None:
             return
         store = context.layout.unfinished(_fingerprint(context, role, name, pool))
         _prepare(context, role, pool, store, out)
-    shutil.rmtree(store)
+    for old in store.parent.glob(f"{key}-*"):  # interrupted runs with other settings too
+        shutil.rmtree(old)
 
 
 def _prepare(context: Context, role: Role, pool: int, store: Path, out: Path) -> None:

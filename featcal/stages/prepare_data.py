@@ -12,6 +12,7 @@ from featcal.storage.atomic import atomic_folder
 from featcal.storage.results import read_json, write_json
 from featcal.suites.sources import Source, write_sources
 
+SHOWN = 40  # pictures drawn for the contact sheet, enough that every class has one
 CHOICE = Path(__file__).parents[1] / "mini" / "choice.json"
 
 
@@ -103,6 +104,9 @@ def _draw_sheet(context: Context) -> None:
     from featcal.suites.contact_sheet import write_contact_sheet
 
     data = context.suite.data
-    # pictures of their own, drawn like the training images: enough that every class has one
-    rows = [draw_split(task, "train", 40, data.seed, data.strength) for task in context.suite.tasks]
+    rows = []
+    for task in context.suite.tasks:
+        drawn, labels = draw_split(task, "train", SHOWN, data.seed, 0.0)
+        shifted, _ = draw_split(task, "train", SHOWN, data.seed, data.strength)
+        rows.append((drawn, shifted, labels))
     write_contact_sheet(rows, context.layout.results / "contact_sheet.png")

@@ -29,6 +29,7 @@ _AGAIN = "write it again: dvc repro"
 _DECIMALS = {"value": 4, "x": 4, "y": 4}  # other fractions get six
 _FRACTIONS = {"value", "relative_drift", "l2", "cosine", "x", "y"}
 _WHOLE = {"count", "index"}
+_SOURCES = ("featcal", "notebooks", "suites", "params.yaml", "dvc.yaml")  # results and pages change by being made
 _VERSIONED = ("featcal", "torch", "transformers", "datasets", "safetensors", "numpy")
 
 
@@ -87,7 +88,7 @@ def run_record(seconds: Mapping[str, float], **more: Any) -> dict[str, Any]:
         "host": {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.platform()},
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in _VERSIONED},
         "commit": _git("rev-parse", "HEAD") or "",
-        "dirty": bool(_git("status", "--porcelain")),
+        "dirty": bool(_git("status", "--porcelain", "--", *_SOURCES)),
         **more,
     }
 
