@@ -11,14 +11,22 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
-from featcal.commands import calibrate, doctor, evaluate, inspect, merge, stage
+from featcal.commands import calibrate, convert, doctor, evaluate, inspect, merge, stage
 from featcal.commands.terminal import complain, say
 from featcal.errors import FeatCalError
 
 MISTAKE, INTERRUPTED = 2, 130
 
 app = typer.Typer(help="FeatCal: calibrate a merged model to its experts' features, in closed form.", add_completion=False)
-for command in (merge.merge, calibrate.calibrate, evaluate.evaluate, inspect.inspect, doctor.doctor, stage.stage):
+for command in (
+    merge.merge,
+    calibrate.calibrate,
+    evaluate.evaluate,
+    inspect.inspect,
+    convert.convert,
+    doctor.doctor,
+    stage.stage,
+):
     app.command()(command)
 
 

@@ -48,16 +48,16 @@ class DiskFull(FeatCalError):
 class NoSafetensors(FeatCalError):
     """A checkpoint folder without safetensors weights."""
 
-    def __init__(self, folder: object, found: list[str]):
+    def __init__(self, folder: object, found: list[str], wanted: str = "model.safetensors"):
         pickled = [n for n in found if n.endswith((".bin", ".pt", ".pth", ".ckpt"))]
         there = ", ".join(found[:8]) or "nothing"
         way_out = (
-            f"{pickled[0]} is a pickle, which can run code when opened and is not read here; convert it with "
-            "save_pretrained(folder, safe_serialization=True) where you trust it"
+            f"{pickled[0]} is a pickle, which can run code when opened and is not read here; load it where you trust it and "
+            "write it with save_pretrained(folder), or its state dict with safetensors.torch.save_file"
             if pickled
-            else "give the folder that holds model.safetensors or model.safetensors.index.json"
+            else f"give the folder that holds {wanted}, or shards with their index where transformers wrote it"
         )
-        super().__init__(f"{folder}: no model.safetensors in this folder (found: {there}).\n  - {way_out}")
+        super().__init__(f"{folder}: no {wanted} in this folder (found: {there}).\n  - {way_out}")
 
 
 class TruncatedFile(FeatCalError):
@@ -98,12 +98,12 @@ class TensorsDiffer(FeatCalError):
 
 
 class WrongKeys(FeatCalError):
-    """A checkpoint whose tensors are not those of the model its config.json names."""
+    """A checkpoint whose tensors are not those of the model its configuration describes."""
 
     def __init__(self, folder: object, model: str, missing: list[str], unexpected: list[str], misshapen: list[str]):
         kinds = {"missing": missing, "not part of it": unexpected, "of another shape": misshapen}
         parts = [f"{len(names)} {kind}: {', '.join(names[:3])}" for kind, names in kinds.items() if names]
-        super().__init__(f"{folder}: the weights do not fit {model} ({'; '.join(parts)}).\n  - check config.json beside them")
+        super().__init__(f"{folder}: the weights do not fit {model} ({'; '.join(parts)}).\n  - check the configuration")
 
 
 class UnknownModelClass(FeatCalError):

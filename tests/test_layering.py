@@ -25,11 +25,12 @@ MAY_IMPORT = {
     "data": FOUNDATION,
     "evaluation": FOUNDATION,
     "calibration": FOUNDATION,
+    "interchange": {"errors", "storage", "models", "data.images"},
     "mini": BETWEEN,
     "suites": BETWEEN,
     "stages": BETWEEN | {"suites", "report.execute"},
-    "commands": BETWEEN | {"suites", "stages"},
-    "cli": BETWEEN | {"suites", "stages", "commands"},
+    "commands": BETWEEN | {"interchange", "suites", "stages"},
+    "cli": BETWEEN | {"interchange", "suites", "stages", "commands"},
     "report": {"errors", "settings", "storage.results"},
 }
 # `import featcal` itself is free of weight and order; a file that calls featcal.merge or featcal.calibrate names it like this

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from featcal.errors import BadSetting, MissingPath
 
+MODEL_CONFIGS = ("config.json", "open_clip_config.json")  # what makes a folder a model folder
+
 
 def named_folders(option: str, pairs: Iterable[str]) -> dict[str, Path]:
     """`name=FOLDER` arguments as a dictionary. Raises: BadSetting for another form or a repeated name; MissingPath."""
@@ -39,6 +41,6 @@ def new_folder(out: Path, force: bool, inputs: Iterable[Path]) -> Path:
     if not force:
         raise BadSetting("--out", str(out), "names something that exists; name a new folder, or add --force to replace it")
     # renaming a whole folder away is safe only where it is clear what the folder is
-    if not out.is_dir() or (any(out.iterdir()) and not (out / "config.json").is_file()):
+    if not out.is_dir() or (any(out.iterdir()) and not any((out / name).is_file() for name in MODEL_CONFIGS)):
         raise BadSetting("--out", str(out), "names what is no model folder, which --force does not replace; remove it by hand")
     return out

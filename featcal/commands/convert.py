@@ -1,0 +1,36 @@
+"""`featcal convert`: a CLIP model folder of transformers to open_clip's form, or the other way round."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from featcal.commands.arguments import existing_folder, new_folder
+from featcal.commands.terminal import say
+
+
+def convert(
+    source: Annotated[Path, Argument(help="Folder with config.json (transformers) or open_clip_config.json (open_clip).")],
+    out: Annotated[Path, Option(help="Folder to write, in the other form.")],
+    clip: Annotated[
+        Path | None, Option(help="To open_clip, where SOURCE is a vision model: the whole CLIP that lends its text tower.")
+    ] = None,
+    force: Annotated[bool, Option("--force", help="Replace the model folder that --out names.")] = False,
+) -> None:
+    """Rewrite a CLIP between transformers' and open_clip's form; the weights stay the same to the bit."""
+    existing_folder("SOURCE", source)
+    whole = None if clip is None else existing_folder("--clip", clip)
+    new_folder(out, force, [source] if whole is None else [source, whole])
+    from featcal.errors import BadSetting
+    from featcal.interchange.folders import is_open_clip, to_open_clip, to_transformers
+
+    if not is_open_clip(source):
+        to_open_clip(source, out, whole)
+        say(f'in open_clip\'s form: {out}; open_clip.create_model("local-dir:{out}") loads it')
+        return
+    if whole is not None:
+        raise BadSetting("--clip", str(clip), "is of no use here: SOURCE is in open_clip's form and has both towers")
+    to_transformers(source, out)
+    say(f"in transformers' form: {out}")
+    if not (out / "tokenizer_config.json").is_file():
+        say("no tokenizer lay beside it; featcal evaluate needs CLIP's tokenizer files in the folder")
