@@ -154,11 +154,9 @@ class SingularGram(FeatCalError):
 class BadPlan(FeatCalError):
     """A block plan that does not fit the model, or a model no plan can be inferred for."""
 
-    def __init__(self, model: str, problem: str):
-        super().__init__(
-            f"{model}: {problem}.\n"
-            f"  - pass plan=featcal.BlockPlan(featcal.Stack('name', blocks='path.to.the.ModuleList'))."
-        )
+    def __init__(self, model: str, problem: str, way_out: str = ""):
+        default = "pass plan=featcal.BlockPlan(featcal.Stack('name', blocks='path.to.the.ModuleList'))"
+        super().__init__(f"{model}: {problem}.\n  - {way_out or default}.")
 
 
 class BadCapture(FeatCalError):
@@ -209,7 +207,6 @@ class TrainingDiverged(FeatCalError):
             f"  - lower fine_tune.lr in the suite file, or\n"
             f"  - if this is step 0, look for NaN in the base or in the images of this task"
         )
-
 
 
 class BadPage(FeatCalError):

@@ -4,14 +4,19 @@ Every hook lives in a `with` or a `try` and is gone afterwards, whatever is rais
 """
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput
 
+from featcal.blocks.plan import Stack, part_of
 from featcal.errors import BadCapture, BadPlan
+
+Arguments = tuple[dict[str, Any], ...]  # by name: of this block, the next, …; the last entry serves all blocks that follow
+Features = tuple[Tensor, Arguments]  # hidden states (batch, tokens, d) that reach a block, with its other arguments
 
 
 class StopForward(Exception):
@@ -25,30 +30,81 @@ def model_call(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
     return call | {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else call
 
 
-def first_inputs(model: nn.Module, first: nn.Module, batch: Mapping[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+def arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What a module is called with, by the names its forward gives them, in its order."""
+    bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs)
+    named = dict(list(bound.arguments.items())[1:])  # without self
+    more = named.pop("kwargs", {})
+    return named | more
+
+
+def first_inputs(model: nn.Module, blocks: Sequence[nn.Module], batch: Mapping[str, Any], mixed: bool = False) -> Features:
     """Hidden states that reach the first block, and every other argument by the name its forward gives it.
 
-    The model's own forward runs up to that block and stops. Raises: BadPlan if the block is never reached.
+    The model's own forward runs up to that block and stops. With `mixed` it goes on to the last block for the arguments of each,
+    while every block hands its input on unchanged. Raises: BadPlan if a block is never reached.
     """
-    caught: dict[str, Any] = {}
+    caught: list[dict[str, Any]] = []
+    wanted = len(blocks) if mixed else 1
 
     def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs)
-        caught.update(list(bound.arguments.items())[1:])  # without self
-        caught.update(caught.pop("kwargs", {}))
-        raise StopForward
+        caught.append(arguments(module, args, kwargs))
+        if len(caught) == wanted:
+            raise StopForward
 
-    handle = first.register_forward_pre_hook(stop, with_kwargs=True)
+    handles = [block.register_forward_pre_hook(stop, with_kwargs=True) for block in blocks[:wanted]]
     try:
-        model(**model_call(model, batch))
+        with answering(blocks[: wanted - 1], lambda *args, **kwargs: (*args, *kwargs.values())[0]):
+            model(**model_call(model, batch))
     except StopForward:
         pass
     finally:
+        for handle in handles:
+            handle.remove()
+    if len(caught) < wanted:
+        raise BadPlan(type(model).__name__, f"its forward never reaches the {'last' if caught else 'first'} block of the plan")
+    hidden = [call.pop(next(iter(call))) for call in caught]
+    return hidden[0], tuple(caught)
+
+
+@contextmanager
+def answering(modules: Sequence[nn.Module], answer: Callable[..., Any]) -> Iterator[None]:
+    """Inside, the modules answer every call by `answer` instead of computing anything; hooks run as ever."""
+    own = [vars(module).get("forward") for module in modules]
+    try:
+        for module in modules:
+            vars(module)["forward"] = answer
+        yield
+    finally:
+        for module, forward in zip(modules, own, strict=True):
+            del vars(module)["forward"]
+            if forward is not None:
+                vars(module)["forward"] = forward
+
+
+@contextmanager
+def feeding(model: nn.Module, source: Stack | None, stack: Stack, result: Tensor | None) -> Iterator[None]:
+    """Inside, the stack before `stack` answers with `result`, which its own entry must then receive.
+
+    Nothing happens where no stack feeds this one. Raises: BadPlan if the result does not arrive under the plan's keyword.
+    """
+    if source is None or result is None:
+        yield
+        return
+    entry, arrived = part_of(model, stack.entry), []
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        arrived.append(arguments(module, args, kwargs).get(source.feeds) is result)
+
+    handle = entry.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        with answering([part_of(model, source.entry)], lambda *_, **__: BaseModelOutput(last_hidden_state=result)):
+            yield
+    finally:
         handle.remove()
-    if not caught:
-        raise BadPlan(type(model).__name__, "its forward never reaches the first block of the plan")
-    hidden = caught.pop(next(iter(caught)))
-    return hidden, caught
+    if not (arrived and all(arrived)):
+        problem = f"{stack.entry!r} does not receive what {source.entry!r} puts out as {source.feeds!r}"
+        raise BadPlan(type(model).__name__, problem)
 
 
 @contextmanager
@@ -88,6 +144,9 @@ def block_outputs(model: nn.Module, blocks: nn.ModuleList) -> Iterator[dict[str,
         seen["embeddings"] = args[0] if args else next(v for v in kwargs.values() if torch.is_tensor(v))
 
     def leaving(name: str, output: Any) -> None:
+        if name in seen:
+            path = next(path for path, module in model.named_modules() if module is blocks[int(name)])
+            raise BadCapture([path], "this block runs twice in one forward, so one weight would be solved for two inputs")
         seen[name] = output if isinstance(output, Tensor) else output[0]
 
     handles = [blocks[0].register_forward_pre_hook(entering, with_kwargs=True)]

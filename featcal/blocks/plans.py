@@ -7,8 +7,50 @@ from featcal.core.weighting import class_token_last
 
 CLIP_VISION = BlockPlan(Stack("vision", "encoder.layers"), token_rule=class_token_last)
 CLIP_VISION_PROJECTED = BlockPlan(Stack("vision", "vision_model.encoder.layers"), token_rule=class_token_last)
+CLIP_TEXT = BlockPlan(Stack("text", "encoder.layers"))
+CLIP_TEXT_PROJECTED = BlockPlan(Stack("text", "text_model.encoder.layers"))
+CLIP = BlockPlan(  # neither tower feeds the other; the text's attention mask tells nothing of images
+    Stack("vision", "vision_model.encoder.layers", mask="", token_rule=class_token_last),
+    Stack("text", "text_model.encoder.layers"),
+)
 
-KNOWN = {"CLIPVisionModel": CLIP_VISION, "CLIPVisionModelWithProjection": CLIP_VISION_PROJECTED}
+T5_ENCODER = BlockPlan(Stack("encoder", "encoder.block", carry={1: "position_bias"}))
+T5 = BlockPlan(
+    Stack(
+        "encoder",
+        "encoder.block",
+        entry="encoder",
+        exit="encoder.final_layer_norm",
+        carry={1: "position_bias"},
+        feeds="encoder_hidden_states",
+    ),
+    Stack(
+        "decoder",
+        "decoder.block",
+        entry="decoder",
+        exit="decoder.final_layer_norm",
+        carry={1: "position_bias", 2: "encoder_decoder_position_bias"},
+    ),
+)
+
+LLAMA = BlockPlan(Stack("decoder", "layers"))
+LLAMA_FOR_CAUSAL_LM = BlockPlan(Stack("decoder", "model.layers"))
+
+KNOWN = {
+    "CLIPVisionModel": CLIP_VISION,
+    "CLIPVisionModelWithProjection": CLIP_VISION_PROJECTED,
+    "CLIPTextModel": CLIP_TEXT,
+    "CLIPTextModelWithProjection": CLIP_TEXT_PROJECTED,
+    "CLIPModel": CLIP,
+    "T5EncoderModel": T5_ENCODER,
+    "T5Model": T5,
+    "T5ForConditionalGeneration": T5,
+    "MT5EncoderModel": T5_ENCODER,
+    "MT5Model": T5,
+    "MT5ForConditionalGeneration": T5,
+    "LlamaModel": LLAMA,
+    "LlamaForCausalLM": LLAMA_FOR_CAUSAL_LM,
+}
 
 
 def plan_for(model: nn.Module, plan: BlockPlan | None = None) -> BlockPlan:

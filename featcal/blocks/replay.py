@@ -1,48 +1,64 @@
 """Running one block again on what reached it, and the check that this equals the model's own forward."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from featcal.blocks.capture import block_outputs, first_inputs, model_call
-from featcal.blocks.plan import BlockPlan, Stack
+from featcal.blocks.capture import Arguments, Features, block_outputs, feeding, first_inputs, model_call
+from featcal.blocks.plan import BlockPlan, Stack, blocks_of, part_of
 from featcal.errors import BadCapture, ReplayDiffers
 
 ROUNDING = 1e-5  # of the largest feature; a CPU replays bit for bit, kernels of a GPU may differ in the last bits
 
 
-def step(block: nn.Module, stack: Stack, hidden: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-    """One block: its output and the keyword arguments of the next block.
+def step(block: nn.Module, stack: Stack, hidden: Tensor, arguments: Arguments) -> Features:
+    """One block: its output and the arguments of the blocks behind it.
 
     Raises: BadCapture if the block overwrites its own input, which a second pass would need.
     """
     version = hidden._version
-    out = block(hidden, **kwargs)
+    out = block(hidden, **arguments[0])
     if hidden._version != version:
         raise BadCapture([type(block).__name__], "the block overwrites its own input in place")
+    following = arguments[1:] or arguments
     if isinstance(out, Tensor):
-        return out, kwargs
-    return out[0], kwargs | {name: out[index] for index, name in stack.carry.items()}
+        return out, following
+    carried = {name: out[index] for index, name in stack.carry.items()}
+    return out[0], tuple(call | carried for call in following)
 
 
-def replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) -> Tensor:
-    """Output of the last block, by the model's own forward up to the first block and then block by block."""
-    blocks = plan.blocks(model)
-    hidden, kwargs = first_inputs(model, blocks[0], batch)
-    for block in blocks:
-        hidden, kwargs = step(block, plan.stack, hidden, kwargs)
-    return hidden
+def handed_on(model: nn.Module, stack: Stack, hidden: Tensor) -> Tensor:
+    """What a stack feeds to the next one, of what its last block puts out."""
+    result: Tensor = part_of(model, stack.exit)(hidden) if stack.exit else hidden
+    return result
+
+
+def replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What the last block of every stack puts out, by stack: the model's own forward to the first block, then block by block."""
+    result, outputs = None, {}
+    for source, stack in plan.in_order:
+        blocks = blocks_of(model, stack)
+        with feeding(model, source, stack, result):
+            hidden, arguments = first_inputs(model, blocks, batch, stack.mixed)
+        for block in blocks:
+            hidden, arguments = step(block, stack, hidden, arguments)
+        outputs[stack.name] = hidden
+        result = handed_on(model, stack, hidden) if stack.feeds else None
+    return outputs
 
 
 def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) -> None:
-    """Raise ReplayDiffers unless replaying the blocks gives what the model's own forward gives."""
-    blocks = plan.blocks(model)
-    with torch.no_grad():
-        with block_outputs(model, blocks) as own:
-            model(**model_call(model, batch))
-        expected = own[f"{len(blocks) - 1:02d}"]
-        difference = float((replay(model, plan, batch) - expected).abs().max())
-    if not difference <= ROUNDING * float(expected.abs().max()):
-        raise ReplayDiffers(type(model).__name__, plan.stack.blocks, difference)
+    """Raise ReplayDiffers unless replaying the blocks of every stack gives what the model's own forward gives."""
+    with torch.no_grad(), ExitStack() as hooks:
+        seen = {stack.name: hooks.enter_context(block_outputs(model, blocks_of(model, stack))) for stack in plan.stacks}
+        model(**model_call(model, batch))
+        own = {name: list(outputs.values())[-1] for name, outputs in seen.items() if outputs}
+        hooks.close()
+        replayed = replay(model, plan, batch)
+    for stack in plan.stacks:
+        difference = float((replayed[stack.name] - own[stack.name]).abs().max())
+        if not difference <= ROUNDING * float(own[stack.name].abs().max()):
+            raise ReplayDiffers(type(model).__name__, stack.blocks, difference)

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from featcal.blocks.capture import Features
 from featcal.blocks.linear import load_side_by_side, side_by_side
 from featcal.blocks.norms import shift_of
 from featcal.blocks.replay import step
 from featcal.calibration.observe import BlockView, Observation, observe
 from featcal.calibration.record import BlockRecord, block_record
 from featcal.calibration.sites import Site
-from featcal.calibration.tracks import Features, Tracks
+from featcal.calibration.tracks import Tracks
 from featcal.core.drift import Drift
 from featcal.core.norm import NormSystem, norm_system, solve_norm
 from featcal.core.ridge import RidgeSystem, Solution, anchor, solve_ridge, task_system

@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from featcal.blocks.plan import BlockPlan
+from featcal.blocks.coverage import check_blocks
+from featcal.blocks.plan import BlockPlan, Stack, blocks_of
 from featcal.blocks.plans import plan_for
 from featcal.blocks.replay import check_replay
 from featcal.calibration.block import calibrate_block
@@ -17,13 +19,25 @@ from featcal.calibration.models import as_module, evaluation_mode, label, studen
 from featcal.calibration.observe import BlockView
 from featcal.calibration.record import BlockRecord, Result, line
 from featcal.calibration.sites import calibrated_modules
-from featcal.calibration.tracks import Tracks, check_batch, naming, start_tracks
+from featcal.calibration.tracks import HandedOn, Tracks, check_batch, hand_on, naming, start_tracks
 from featcal.core.precision import exact_products
 from featcal.core.weighting import TokenRule
 from featcal.settings import Calibration
 
 Model = nn.Module | str | Path
 Batches = Iterable[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What stays the same from stack to stack."""
+
+    student: nn.Module
+    base: nn.Module
+    experts: Mapping[str, nn.Module]  # by task, in the order of names
+    plan: BlockPlan
+    settings: Calibration
+    progress: Callable[[str], None] | None
 
 
 def calibrate(
@@ -43,7 +57,8 @@ def calibrate(
 
     Args:
         merged, base, experts: modules or checkpoint folders of one architecture; modules are not modified.
-        batches: per task an iterable of keyword mappings for the model's own forward, such as {"pixel_values": x}; read once.
+        batches: per task an iterable of keyword mappings for the model's own forward, such as {"pixel_values": x}; read once,
+            and kept for models with several stacks (T5: {"input_ids": i, "attention_mask": m, "labels": l}).
         settings: λ, ρ, α and which parts are on.
         out: a folder to write instead of returning the model.
         plan: which blocks the model has; looked up or inferred where None.
@@ -61,14 +76,12 @@ def calibrate(
     named = {label("merged", merged): upstream, label("base", base): anchor_base}
     check_models(named | {label(f"expert {task!r}", experts[task]): module for task, module in modules.items()})
     plan = plan_for(upstream, plan)
+    check_blocks(upstream, plan, settings.norm)
     student = student_of(upstream, merged).eval()
     with evaluation_mode([anchor_base, *modules.values()]), exact_products():
-        tracks: dict[str, Tracks] = {}
-        for task, expert in modules.items():
-            stream = batches[task] if tracks else checked_first(task, student, plan, batches[task])
-            tracks[task] = start_tracks(task, student, expert, plan, stream)
-        rule = token_weights or plan.token_rule
-        blocks = calibrate_stack(student, anchor_base, modules, tracks, plan, rule, settings, progress)
+        run = Run(student, anchor_base, modules, plan, settings, progress)
+        streams = batches if len(plan.stacks) == 1 else {task: list(batches[task]) for task in modules}
+        blocks = calibrate_stacks(run, streams, token_weights)
     if out is None:
         return Result(student, None, blocks)
     return Result(None, write_calibrated(student, out, merged, settings, blocks), blocks)
@@ -84,26 +97,34 @@ def checked_first(task: str, student: nn.Module, plan: BlockPlan, batches: Batch
         yield batch
 
 
-def calibrate_stack(
-    student: nn.Module,
-    base: nn.Module,
-    experts: Mapping[str, nn.Module],
-    tracks: Mapping[str, Tracks],
-    plan: BlockPlan,
-    rule: TokenRule,
-    settings: Calibration,
-    progress: Callable[[str], None] | None,
-) -> list[BlockRecord]:
-    """Every block of the stack in forward order."""
-    blocks, base_blocks = plan.blocks(student), plan.blocks(base)
-    teachers = {task: plan.blocks(expert) for task, expert in experts.items()}
+def calibrate_stacks(run: Run, streams: Mapping[str, Batches], token_weights: TokenRule | None) -> list[BlockRecord]:
+    """Every stack in forward order; what one feeds to the next comes from the calibrated student and from each expert."""
+    records: list[BlockRecord] = []
+    handed: dict[str, HandedOn | None] = {}
+    first = min(run.experts)
+    unchecked = {first: checked_first(first, run.student, run.plan, streams[first])}
+    for source, stack in run.plan.in_order:
+        tracks = {
+            task: start_tracks(task, run.student, expert, stack, unchecked.pop(task, streams[task]), source, handed.get(task))
+            for task, expert in run.experts.items()
+        }
+        rule = token_weights or run.plan.rule(stack)
+        records += calibrate_stack(run, stack, tracks, rule, source.feeds if source else "")
+        handed = {task: hand_on(tracks[task], run.student, expert, stack) for task, expert in run.experts.items()}
+    return records
+
+
+def calibrate_stack(run: Run, stack: Stack, tracks: Mapping[str, Tracks], rule: TokenRule, fed: str) -> list[BlockRecord]:
+    """Every block of one stack in forward order."""
+    blocks, base_blocks = blocks_of(run.student, stack), blocks_of(run.base, stack)
+    teachers = {task: blocks_of(expert, stack) for task, expert in run.experts.items()}
     records = []
     for index, block in enumerate(blocks):
         start = time.perf_counter()
-        modules = calibrated_modules(block, settings.norm)
-        view = BlockView(f"{plan.stack.name}.{index:02d}", plan.stack, index + 1 == len(blocks), modules, rule)
+        modules = calibrated_modules(block, run.settings.norm)
+        view = BlockView(f"{stack.name}.{index:02d}", stack, index + 1 == len(blocks), modules, rule, fed)
         teachers_here = {task: expert_blocks[index] for task, expert_blocks in teachers.items()}
-        records.append(calibrate_block(block, base_blocks[index], teachers_here, tracks, view, settings))
-        if progress:
-            progress(line(records[-1], len(experts), time.perf_counter() - start))
+        records.append(calibrate_block(block, base_blocks[index], teachers_here, tracks, view, run.settings))
+        if run.progress:
+            run.progress(line(records[-1], len(run.experts), time.perf_counter() - start))
     return records

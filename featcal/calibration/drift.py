@@ -1,24 +1,38 @@
 """Drift of a whole model against its expert, block by block, for measuring (Figures 1, 2, 6 and 7)."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from torch import Tensor, nn
 
 from featcal.blocks.capture import block_outputs, model_call
-from featcal.blocks.plan import BlockPlan
+from featcal.blocks.plan import BlockPlan, Stack, blocks_of
 from featcal.blocks.plans import plan_for
 from featcal.calibration.models import evaluation_mode
-from featcal.calibration.tracks import padding_mask
+from featcal.calibration.tokens import pad_token, padding_mask
 from featcal.core.drift import Drift
 from featcal.core.precision import exact_products
 
 
 def block_features(model: nn.Module, batch: Mapping[str, Any], plan: BlockPlan | None = None) -> dict[str, Tensor]:
-    """Features (batch, tokens, d) of one batch: "embeddings" before the first block, then "00", "01", … after each."""
-    with evaluation_mode([model]), exact_products(), block_outputs(model, plan_for(model, plan).blocks(model)) as seen:
+    """Features (batch, tokens, d) of one batch: "embeddings" before the first block, then "00", "01", … after each.
+
+    Names begin with that of the stack, as in "decoder.00", where the model has several.
+    """
+    return {name: features for name, (_, features) in features_by_stack(model, batch, plan_for(model, plan)).items()}
+
+
+def features_by_stack(model: nn.Module, batch: Mapping[str, Any], plan: BlockPlan) -> dict[str, tuple[Stack, Tensor]]:
+    """The features of one batch, each with the stack that it belongs to."""
+    with evaluation_mode([model]), exact_products(), ExitStack() as hooks:
+        seen = [(stack, hooks.enter_context(block_outputs(model, blocks_of(model, stack)))) for stack in plan.stacks]
         model(**model_call(model, batch))
-    return seen
+    found = {}
+    for stack, features in seen:
+        prefix = f"{stack.name}." if len(seen) > 1 else ""
+        found.update({prefix + name: (stack, h) for name, h in features.items()})
+    return found
 
 
 def model_drift(
@@ -30,11 +44,13 @@ def model_drift(
     """
     tokens: dict[str, Drift] = {}
     first: dict[str, Drift] = {}
+    plan = plan_for(model, plan)
     for batch in batches:
-        ours, theirs = block_features(model, batch, plan), block_features(expert, batch, plan)
-        for block, h in ours.items():
-            tokens.setdefault(block, Drift()).add(h, theirs[block], padding_mask(batch, h))
-            first.setdefault(block, Drift()).add(h[:, 0], theirs[block][:, 0])
+        ours, theirs = features_by_stack(model, batch, plan), features_by_stack(expert, batch, plan)
+        for block, (stack, h) in ours.items():
+            h_exp = theirs[block][1]
+            tokens.setdefault(block, Drift()).add(h, h_exp, padding_mask(batch, h, stack.mask, pad_token(model)))
+            first.setdefault(block, Drift()).add(h[:, 0], h_exp[:, 0])
     return [
         {
             "block": block,

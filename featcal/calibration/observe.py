@@ -8,20 +8,21 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from featcal.blocks.capture import module_inputs
+from featcal.blocks.capture import Features, module_inputs
 from featcal.blocks.linear import side_by_side
 from featcal.blocks.norms import normalised
 from featcal.blocks.plan import Stack
 from featcal.blocks.replay import step
 from featcal.calibration.sites import Modules, Site, shared_sites
-from featcal.calibration.tracks import Features, Tracks
+from featcal.calibration.tokens import Tokens, weights
+from featcal.calibration.tracks import Tracks
 from featcal.core.drift import Drift
 from featcal.core.moments import Moments
 from featcal.core.norm import NormMoments
-from featcal.core.weighting import TokenRule, token_weights
+from featcal.core.weighting import TokenRule
 from featcal.errors import BadCapture
 
-Inputs = dict[str, Tensor]  # module name -> its input (batch, tokens, d)
+Inputs = dict[str, Tensor]  # module name -> its input (..., d)
 
 FOLDED_SHARE = 0.5  # fold the expert's weight into C where a site puts out less than this share of what it takes in
 
@@ -35,6 +36,7 @@ class BlockView:
     last: bool
     modules: Modules
     rule: TokenRule
+    fed: str = ""  # keyword of what another stack feeds to the block
 
 
 @dataclass
@@ -55,13 +57,15 @@ def observe(student: nn.Module, teacher: nn.Module, tracks: Tracks, view: BlockV
     seen = Observation()
     names = view.modules.linears + view.modules.norms
     for number, mask in enumerate(tracks.masks):
+        hidden, arguments = tracks.student[number]
+        tokens = Tokens(hidden, mask, arguments[0].get(view.fed), tracks.fed_masks[number])
         with module_inputs(student, names) as x_cal:
-            out_cal = step(student, view.stack, *tracks.student[number])
+            out_cal = step(student, view.stack, hidden, arguments)
         with module_inputs(teacher, names) as x_exp:
             out_exp = step(teacher, view.stack, *tracks.teacher[number])
-        add_linears(seen, x_cal, x_exp, teacher, view, mask)
+        add_linears(seen, x_cal, x_exp, teacher, view, tokens)
         for name in view.modules.norms:
-            add_norm(seen, name, x_cal[name], student.get_submodule(name), view, mask)
+            add_norm(seen, name, x_cal[name], student.get_submodule(name), view, tokens)
         seen.drift.add(out_cal[0], out_exp[0], mask)
         if keep:
             seen.student_out.append(out_cal)
@@ -69,11 +73,9 @@ def observe(student: nn.Module, teacher: nn.Module, tracks: Tracks, view: BlockV
     return seen
 
 
-def add_linears(
-    seen: Observation, x_cal: Inputs, x_exp: Inputs, teacher: nn.Module, view: BlockView, mask: Tensor | None
-) -> None:
+def add_linears(seen: Observation, x_cal: Inputs, x_exp: Inputs, teacher: nn.Module, view: BlockView, tokens: Tokens) -> None:
     """Add one batch to the moments of every site."""
-    sites = shared_sites(x_cal, view.modules.linears, lambda name, x: weights(name, x, view, mask))
+    sites = shared_sites(x_cal, view.modules.linears, lambda name, x: weights(view.name, name, x, tokens, view.rule, view.last))
     if seen.sites and seen.sites.keys() != sites.keys():
         raise BadCapture([view.name], "its linears share inputs differently from one batch to the next")
     for site, w in sites.items():
@@ -86,23 +88,15 @@ def add_linears(
         seen.sites[site].add(x, target, w.flatten(), W.to(x.dtype) if folded else None)
 
 
-def add_norm(seen: Observation, name: str, x: Tensor, norm: nn.Module, view: BlockView, mask: Tensor | None) -> None:
+def add_norm(seen: Observation, name: str, x: Tensor, norm: nn.Module, view: BlockView, tokens: Tokens) -> None:
     """Add one batch to the moments of one norm; only the student's features enter."""
-    z, w = rows(normalised(norm, x)), weights(name, x, view, mask)  # (n, d), (batch, tokens)
+    z, w = rows(normalised(norm, x)), weights(view.name, name, x, tokens, view.rule, view.last)  # (n, d), rows of x
     if name not in seen.norms:
         seen.norms[name] = NormMoments.zero(z.shape[1], z.device)
     seen.norms[name].add(z, w.flatten())
 
 
-def weights(name: str, x: Tensor, view: BlockView, mask: Tensor | None) -> Tensor:
-    """Token weights (batch, tokens) of one module's input."""
-    if x.dim() != 3:
-        raise BadCapture([f"{view.name}.{name}"], f"its input has shape {tuple(x.shape)} instead of (batch, tokens, features)")
-    w = token_weights(view.rule, name, view.last, x, mask)
-    return w if x.dtype == torch.float64 else w.float()
-
-
 def rows(x: Tensor) -> Tensor:
-    """(batch, tokens, d) as (n, d); half precision becomes float32, which holds its values and their products."""
+    """(..., d) as (n, d); half precision becomes float32, which holds its values and their products."""
     x = x.flatten(0, -2)
     return x if x.dtype == torch.float64 else x.float()

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from featcal.blocks.linear import is_linear
-from featcal.blocks.norms import is_norm
+from featcal.blocks.coverage import solved_modules
+from featcal.calibration.tokens import same_memory
 
 Site = tuple[str, ...]  # names of the linears within their block, in the block's own order
-Weigh = Callable[[str, Tensor], Tensor]  # module name and its input (batch, tokens, d) -> weights (batch, tokens)
+Weigh = Callable[[str, Tensor], Tensor]  # module name and its input (batch, tokens, d) -> weights of its rows
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,12 @@ class Modules:
 
 def calibrated_modules(block: nn.Module, norm: bool) -> Modules:
     """Every linear of the block and, unless switched off, every norm with a scale."""
-    named = list(block.named_modules())
-    linears = tuple(name for name, module in named if is_linear(module))
-    return Modules(linears, tuple(name for name, module in named if norm and is_norm(module)))
+    linears, norms = solved_modules(block, norm)
+    return Modules(tuple(linears), tuple(norms))
 
 
 def shared_sites(inputs: Mapping[str, Tensor], linears: Sequence[str], weigh: Weigh) -> dict[Site, Tensor]:
-    """The sites of one forward with their token weights (batch, tokens)."""
+    """The sites of one forward with the weights of their rows, (batch, tokens)."""
     groups: list[tuple[list[str], Tensor]] = []
     for name in linears:
         x, w = inputs[name], weigh(name, inputs[name])
@@ -44,8 +43,3 @@ def shared_sites(inputs: Mapping[str, Tensor], linears: Sequence[str], weigh: We
         else:
             groups.append(([name], w))
     return {tuple(names): weights for names, weights in groups}
-
-
-def same_memory(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors that are both still held show the same values of the same memory."""
-    return x.data_ptr() == y.data_ptr() and x.shape == y.shape and x.stride() == y.stride()

@@ -8,20 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featcal.blocks.capture import first_inputs
-from featcal.blocks.plan import BlockPlan
+from featcal.blocks.capture import Features, feeding, first_inputs
+from featcal.blocks.plan import Stack, blocks_of
+from featcal.blocks.replay import handed_on
+from featcal.calibration.tokens import pad_token, padding_mask
 from featcal.errors import BadBatches
-
-Features = tuple[Tensor, dict[str, Any]]  # hidden states (batch, tokens, d), the block's other arguments by name
 
 
 @dataclass
 class Tracks:
-    """What block by block calibration keeps of one task; the batches themselves are not needed again."""
+    """What block by block calibration of one stack keeps of one task."""
 
     student: list[Features] = field(default_factory=list)
     teacher: list[Features] = field(default_factory=list)
     masks: list[Tensor | None] = field(default_factory=list)  # (batch, tokens), 0 at padding
+    fed_masks: list[Tensor | None] = field(default_factory=list)  # of the tokens that another stack feeds
 
     @property
     def tokens(self) -> int:
@@ -30,21 +31,52 @@ class Tracks:
         return sum(int(mask.sum()) if mask is not None else hidden.shape[:-1].numel() for (hidden, _), mask in pairs)
 
 
+@dataclass(frozen=True)
+class HandedOn:
+    """What one stack feeds to the next, of one task, batch by batch."""
+
+    student: list[Tensor]  # by the calibrated stack
+    teacher: list[Tensor]
+    masks: list[Tensor | None]
+
+
 def start_tracks(
-    task: str, student: nn.Module, teacher: nn.Module, plan: BlockPlan, batches: Iterable[Mapping[str, Any]]
+    task: str,
+    student: nn.Module,
+    teacher: nn.Module,
+    stack: Stack,
+    batches: Iterable[Mapping[str, Any]],
+    source: Stack | None = None,
+    fed: HandedOn | None = None,
 ) -> Tracks:
-    """Both tracks before the first block; batches are read once. Raises: BadBatches naming the task and what is wrong."""
+    """Both tracks before the first block of a stack, which `source` feeds; batches are read once.
+
+    Raises: BadBatches naming the task and what is wrong.
+    """
     tracks = Tracks()
-    first, first_teacher = plan.blocks(student)[0], plan.blocks(teacher)[0]
     for number, batch in enumerate(batches):
         check_batch(task, number, batch, student)
         with naming(task, number):
-            tracks.student.append(first_inputs(student, first, batch))
-            tracks.teacher.append(first_inputs(teacher, first_teacher, batch))
-        tracks.masks.append(padding_mask(batch, tracks.student[-1][0]))
+            for model, track, handed in (
+                (student, tracks.student, fed and fed.student[number]),
+                (teacher, tracks.teacher, fed and fed.teacher[number]),
+            ):
+                with feeding(model, source, stack, handed):
+                    track.append(first_inputs(model, blocks_of(model, stack), batch, stack.mixed))
+        tracks.masks.append(padding_mask(batch, tracks.student[-1][0], stack.mask, pad_token(student)))
+        tracks.fed_masks.append(fed.masks[number] if fed else None)
     if not tracks.student or tracks.tokens == 0:
         raise BadBatches(task, "is empty; calibration needs at least one batch with at least one sample")
     return tracks
+
+
+def hand_on(tracks: Tracks, student: nn.Module, teacher: nn.Module, stack: Stack) -> HandedOn | None:
+    """What the stack behind whose last block the tracks are feeds to the next one."""
+    if not stack.feeds:
+        return None
+    ours = [handed_on(student, stack, hidden) for hidden, _ in tracks.student]
+    theirs = [handed_on(teacher, stack, hidden) for hidden, _ in tracks.teacher]
+    return HandedOn(ours, theirs, tracks.masks)
 
 
 def check_batch(task: str, number: int, batch: object, model: nn.Module) -> None:
@@ -64,16 +96,8 @@ def check_batch(task: str, number: int, batch: object, model: nn.Module) -> None
 
 @contextmanager
 def naming(task: str, number: int) -> Iterator[None]:
-    """Turns a model's refusal of a batch (an unknown keyword, another image size) into BadBatches."""
+    """Turns a model's refusal of a batch (an unknown keyword, another image size, no image at all) into BadBatches."""
     try:
         yield
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError) as error:
         raise BadBatches(task, f"batch {number} is refused by the model ({error})") from error
-
-
-def padding_mask(batch: Mapping[str, Any], hidden: Tensor) -> Tensor | None:
-    """The batch's own attention mask where it has one entry per token, else None: every token counts."""
-    mask = batch.get("attention_mask")
-    if isinstance(mask, Tensor) and mask.shape == hidden.shape[:-1]:
-        return mask.to(hidden.device)
-    return None

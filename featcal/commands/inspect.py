@@ -42,8 +42,8 @@ def show_tensors(checkpoint: "LazyCheckpoint") -> None:
 
 
 def show_plan(folder: Path) -> None:
-    """The blocks, the linears and norms solved in each, and the share of the parameters they hold."""
-    from featcal.blocks.plan import parameter_count
+    """The blocks of every stack, the linears and norms solved in each, and the share of the parameters they hold."""
+    from featcal.blocks.plan import blocks_of, parameter_count
     from featcal.blocks.plans import plan_for
     from featcal.calibration.sites import calibrated_modules
 
@@ -53,15 +53,16 @@ def show_plan(folder: Path) -> None:
     except BadPlan as error:
         say(f"calibration: {error}")
         return
-    blocks = plan.blocks(model)
-    chosen = calibrated_modules(blocks[0], norm=True)
-    solved = {name: blocks[0].get_submodule(name) for name in (*chosen.linears, *chosen.norms)}
-    say(f"calibration solves {len(blocks)} blocks of {type(model).__name__} ({plan.stack.blocks}), in each:")
-    table("", ["module", "kind", "shape"], module_rows(solved))
-    inside = sum(parameter_count(module) for module in solved.values()) * len(blocks)
-    whole = parameter_count(blocks)
-    share = 100 * inside / parameter_count(model)
-    say(f"coverage: {100 * inside / whole:.1f} % of the blocks' parameters, {share:.1f} % of the model's")
+    for stack in plan.stacks:
+        blocks = blocks_of(model, stack)
+        chosen = calibrated_modules(blocks[0], norm=True)
+        solved = {name: blocks[0].get_submodule(name) for name in (*chosen.linears, *chosen.norms)}
+        say(f"calibration solves {len(blocks)} blocks of {type(model).__name__} ({stack.blocks}), in each:")
+        table("", ["module", "kind", "shape"], module_rows(solved))
+        inside = sum(parameter_count(module) for module in solved.values()) * len(blocks)
+        whole = parameter_count(blocks)
+        share = 100 * inside / parameter_count(model)
+        say(f"coverage: {100 * inside / whole:.1f} % of the blocks' parameters, {share:.1f} % of the model's")
 
 
 def module_rows(modules: Mapping[str, "nn.Module"]) -> list[list[str]]:

@@ -1,0 +1,61 @@
+"""What a plan's blocks hold that calibration can solve, and the refusal of models where that is too little or shared.
+
+A weight that a second place uses too would be solved for one place and change both; weights held as one 3-D parameter (experts of
+a mixture) are under no linear, so nothing would be solved where most of the model is.
+"""
+
+from torch import nn
+
+from featcal.blocks.linear import is_linear
+from featcal.blocks.norms import check_norm, is_norm
+from featcal.blocks.plan import BlockPlan, Stack, blocks_of, parameter_count
+from featcal.errors import BadPlan
+
+LEAST_COVERAGE = 0.5  # of the blocks' parameters
+NO_WAY = "this model cannot be calibrated; a plan that names other blocks is passed with plan=featcal.BlockPlan(...)"
+
+
+def solved_modules(block: nn.Module, norm: bool = True) -> tuple[list[str], list[str]]:
+    """Names of the linears and of the norms of a block, in its own order."""
+    named = list(block.named_modules())
+    return [n for n, m in named if is_linear(m)], [n for n, m in named if norm and is_norm(m)]
+
+
+def uncovered(block: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters of a block that belong to no linear and no norm, by name."""
+    linears, norms = solved_modules(block)
+    held = {id(p) for name in (*linears, *norms) for p in block.get_submodule(name).parameters(recurse=False)}
+    return {name: p for name, p in block.named_parameters() if id(p) not in held}
+
+
+def check_blocks(model: nn.Module, plan: BlockPlan, norm: bool = True) -> None:
+    """Raise BadPlan unless most of every stack's parameters can be solved and none of those is used elsewhere too.
+
+    Raises: BadSetting for a norm of an unknown kind, unless norms are left alone.
+    """
+    places: dict[int, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        places.setdefault(id(p), []).append(name)
+    for stack in plan.stacks:
+        check_coverage(model, stack)
+        for block in blocks_of(model, stack):
+            linears, norms = solved_modules(block, norm)
+            for name in norms:
+                check_norm(block.get_submodule(name))
+            solved = [p for name in (*linears, *norms) for p in block.get_submodule(name).parameters(recurse=False)]
+            shared = next((places[id(p)] for p in solved if len(places[id(p)]) > 1), None)
+            if shared:
+                problem = f"{shared[0]} and {shared[1]} are one tensor, but each place would need its own solution"
+                raise BadPlan(type(model).__name__, problem, NO_WAY)
+
+
+def check_coverage(model: nn.Module, stack: Stack) -> None:
+    """Raise BadPlan, naming the largest of the others, where linears and norms hold too few of a stack's parameters."""
+    blocks = blocks_of(model, stack)
+    others = {f"{i}.{name}": p for i, block in enumerate(blocks) for name, p in uncovered(block).items()}
+    covered = 1 - sum(p.numel() for p in others.values()) / max(1, parameter_count(blocks))
+    if covered < LEAST_COVERAGE:
+        largest = sorted(others, key=lambda name: (-others[name].numel(), name))[:2]
+        shapes = ", ".join(f"{stack.blocks}.{name} {list(others[name].shape)}" for name in largest)
+        share = f"only {covered:.0%} of the parameters of {stack.blocks!r} belong to linears and norms"
+        raise BadPlan(type(model).__name__, f"{share}, at least {LEAST_COVERAGE:.0%} must; the largest others: {shapes}", NO_WAY)

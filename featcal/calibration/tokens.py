@@ -1,0 +1,99 @@
+"""Which tokens the rows of a module's input are, and how much each counts.
+
+Most inputs are (batch, tokens, d). Some modules see every token's row alone (rows, d), norms of attention see one row per head,
+and keys and values of cross-attention read the tokens of another stack, whose padding is its own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from featcal.core.weighting import TokenRule, token_weights
+from featcal.errors import BadCapture
+
+IGNORED = -100  # transformers' label of a token without a target
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of one batch in one stack, and those that another stack feeds to it."""
+
+    hidden: Tensor  # (batch, tokens, d), what reaches the block
+    mask: Tensor | None = None  # (batch, tokens), 0 at padding
+    fed: Tensor | None = None  # (batch, other tokens, d)
+    fed_mask: Tensor | None = None
+
+
+def weights(place: str, name: str, x: Tensor, tokens: Tokens, rule: TokenRule, last: bool) -> Tensor:
+    """Token weights of one module's input x (..., d), one for each of its rows: x.shape[:-1].
+
+    Raises: BadCapture where the rows are not the tokens of the batch.
+    """
+    hidden, mask = tokens.hidden, tokens.mask
+    if tokens.fed is not None and same_memory(x, tokens.fed):
+        hidden, mask = tokens.fed, tokens.fed_mask
+    batch, count = hidden.shape[:2]
+    w = token_weights(rule, name, last, x.new_empty(batch, count, 0), mask)  # (batch, tokens)
+    w = w if x.dtype == torch.float64 else w.float()
+    if x.shape[:-1] == (batch, count):
+        return w
+    if x.shape[:-1] == (batch * count,):
+        return w.flatten()
+    axis = token_axis(x, batch, count)
+    if axis is None:
+        wanted = f"instead of ({batch} sequences, {count} tokens, features)"
+        raise BadCapture([f"{place}.{name}"], f"its input has shape {tuple(x.shape)} {wanted}")
+    return w.unsqueeze(2 if axis == 1 else 1).expand(x.shape[:-1])
+
+
+def token_axis(x: Tensor, batch: int, count: int) -> int | None:
+    """Where (batch, tokens, heads, d) or (batch, heads, tokens, d) has its tokens.
+
+    With as many heads as tokens: heads lie inside a token in memory, so tokens are further apart.
+    """
+    if x.dim() != 4 or x.shape[0] != batch:
+        return None
+    fitting = [axis for axis in (1, 2) if x.shape[axis] == count]
+    return max(fitting, key=x.stride, default=None)
+
+
+def same_memory(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors that are both still held show the same values of the same memory."""
+    return x.data_ptr() == y.data_ptr() and x.shape == y.shape and x.stride() == y.stride()
+
+
+def padding_mask(
+    batch: Mapping[str, Any], hidden: Tensor, keyword: str = "attention_mask", pad: int | None = None
+) -> Tensor | None:
+    """The batch's own mask where it has one entry per token of `hidden` (batch, tokens, d), else None: every token counts.
+
+    A decoder without a mask of its own counts where there is a label, or a token that does not pad; its first token always
+    counts, as many decoders start with the padding token.
+    """
+    mask = batch.get(keyword)
+    if mask is None and keyword == "decoder_attention_mask":
+        mask = decoder_mask(batch, pad)
+    if isinstance(mask, Tensor) and mask.shape == hidden.shape[:2]:
+        return mask.to(hidden.device)
+    return None
+
+
+def pad_token(model: nn.Module) -> int | None:
+    """The token that pads, of transformers' models that have one."""
+    pad: int | None = getattr(getattr(model, "config", None), "pad_token_id", None)
+    return pad
+
+
+def decoder_mask(batch: Mapping[str, Any], pad: int | None) -> Tensor | None:
+    """Padding of a decoder told from its tokens; a token that is read while a label is due is none."""
+    inputs, labels = batch.get("decoder_input_ids"), batch.get("labels")
+    if isinstance(inputs, Tensor):
+        mask = inputs != pad if pad is not None else torch.ones_like(inputs, dtype=torch.bool)
+        mask[:, 0] = True
+        return mask
+    if isinstance(labels, Tensor):
+        return (labels != IGNORED) & (labels != pad) if pad is not None else labels != IGNORED
+    return None

@@ -1,0 +1,116 @@
+"""Pico models of the families that calibration knows or infers, with padded batches, made in memory from seeds."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import transformers as tf
+from tiny import TEXT, VISION, averaged, images, make, seeded, shifted
+
+GROUPED = TEXT | {"num_key_value_heads": 2, "head_dim": 8}
+MIXED = GROUPED | {"num_hidden_layers": 3, "sliding_window": 4, "max_position_embeddings": 32}
+SLIDING = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+T5 = {"vocab_size": 97, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+GPT2 = {"vocab_size": 97, "bos_token_id": 0, "eos_token_id": 1, "n_embd": 32, "n_layer": 2, "n_head": 4}
+OPT = {"vocab_size": 97, "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+CLIP_TEXT = TEXT | {"max_position_embeddings": 16, "bos_token_id": 0, "eos_token_id": 1}
+WIDE = VISION | {"intermediate_size": 64}
+
+
+def tokens(seed, count=6, length=7, shortest=4):
+    """Token ids and the mask of right padding; every sequence has at least `shortest` tokens."""
+    ids = torch.randint(2, 97, (count, length), generator=seeded(seed))
+    lengths = torch.randint(shortest, length + 1, (count, 1), generator=seeded(seed + 1))
+    lengths[0] = length
+    mask = (torch.arange(length)[None] < lengths).long()
+    return ids * mask, mask
+
+
+def text(seed, batch=3):
+    """Batches of padded text."""
+    ids, mask = tokens(seed)
+    return [{"input_ids": i, "attention_mask": m} for i, m in zip(ids.split(batch), mask.split(batch), strict=True)]
+
+
+def translations(seed, batch=3):
+    """Batches of padded text with padded labels."""
+    labels, mask = tokens(seed + 50, length=5, shortest=2)
+    labels = labels.masked_fill(mask == 0, -100)
+    return [b | {"labels": part} for b, part in zip(text(seed, batch), labels.split(batch), strict=True)]
+
+
+def pairs(seed, batch=3):
+    """Batches of images with texts."""
+    return [a | b for a, b in zip(images(seed, batch=batch), text(seed, batch), strict=True)]
+
+
+def whole_clip():
+    text, vision = tf.CLIPTextConfig(**CLIP_TEXT), tf.CLIPVisionConfig(**WIDE)
+    return tf.CLIPModel(tf.CLIPConfig(text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=16))
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a model is built, what it is fed, and where its blocks are."""
+
+    build: Callable
+    batches: Callable
+    stacks: dict  # stack name -> path of its blocks
+    offset: int = 0  # what is added to the weight of a norm
+
+
+def one(build, batches, path, name="blocks", **more):
+    return Family(build, batches, {name: path}, **more)
+
+
+T5_STACKS = {"encoder": "encoder.block", "decoder": "decoder.block"}
+FAMILIES = {
+    "t5": Family(lambda: tf.T5ForConditionalGeneration(tf.T5Config(**T5)), translations, T5_STACKS),
+    "t5_gated": Family(
+        lambda: tf.T5ForConditionalGeneration(tf.T5Config(**T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
+        translations,
+        T5_STACKS,
+    ),
+    "t5_encoder": one(lambda: tf.T5EncoderModel(tf.T5Config(**T5)), text, "encoder.block", "encoder"),
+    "clip": Family(whole_clip, pairs, {"vision": "vision_model.encoder.layers", "text": "text_model.encoder.layers"}),
+    "clip_text": one(lambda: tf.CLIPTextModel(tf.CLIPTextConfig(**CLIP_TEXT)), text, "encoder.layers", "text"),
+    "llama": one(lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**GROUPED)), text, "model.layers", "decoder"),
+    "bert": one(lambda: tf.BertModel(tf.BertConfig(**TEXT)), text, "encoder.layer"),
+    "roberta": one(lambda: tf.RobertaModel(tf.RobertaConfig(**TEXT, max_position_embeddings=16)), text, "encoder.layer"),
+    "gpt2": one(lambda: tf.GPT2LMHeadModel(tf.GPT2Config(**GPT2)), text, "transformer.h"),
+    "qwen2": one(lambda: tf.Qwen2ForCausalLM(tf.Qwen2Config(**GROUPED)), text, "model.layers"),
+    "qwen3": one(lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**GROUPED)), text, "model.layers"),
+    "mistral": one(lambda: tf.MistralModel(tf.MistralConfig(**GROUPED)), text, "layers"),
+    "gemma": one(lambda: tf.GemmaModel(tf.GemmaConfig(**GROUPED)), text, "layers", offset=1),
+    "gemma2": one(lambda: tf.Gemma2ForCausalLM(tf.Gemma2Config(**MIXED, **SLIDING)), text, "model.layers", offset=1),
+    "gemma3": one(lambda: tf.Gemma3ForCausalLM(tf.Gemma3TextConfig(**MIXED, **SLIDING)), text, "model.layers", offset=1),
+    "opt": one(lambda: tf.OPTForCausalLM(tf.OPTConfig(**OPT, max_position_embeddings=32)), text, "model.decoder.layers"),
+    "vit": one(lambda: tf.ViTModel(tf.ViTConfig(**WIDE)), images, "layers"),
+    "dinov2": one(lambda: tf.Dinov2Model(tf.Dinov2Config(**VISION, mlp_ratio=2)), images, "encoder.layer"),
+    "siglip": one(lambda: tf.SiglipVisionModel(tf.SiglipVisionConfig(**WIDE)), images, "encoder.layers"),
+}
+
+
+def exact_rms(module, x):
+    """An RMSNorm wholly in the precision of its input; transformers' own pass through float32."""
+    eps = getattr(module, "variance_epsilon", None) or module.eps
+    scale = module.weight + 1 if type(module).__name__.startswith("Gemma") else module.weight
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + eps) * scale
+
+
+def without_float32(monkeypatch, model):
+    """Lets every RMSNorm of the model's kind compute in float64, so that 1e-9 can be asked for."""
+    for module in model.modules():
+        if type(module).__name__.endswith(("RMSNorm", "T5LayerNorm")):
+            monkeypatch.setattr(type(module), "forward", exact_rms)
+
+
+def experiment(family, dtype=torch.float64, experts=("a", "b"), **batching):
+    """Arguments of `featcal.calibrate`: base, experts, their average and batches."""
+    base = make(family.build, dtype=dtype)
+    teachers = {task: shifted(base, 10 + i) for i, task in enumerate(experts)}
+    batches = {task: family.batches(100 + 10 * i, **batching) for i, task in enumerate(experts)}
+    if dtype != torch.float64:
+        convert = lambda v: v.to(dtype) if v.is_floating_point() else v  # noqa: E731
+        batches = {task: [{k: convert(v) for k, v in b.items()} for b in batch] for task, batch in batches.items()}
+    return {"merged": averaged(list(teachers.values())), "base": base, "experts": teachers, "batches": batches}

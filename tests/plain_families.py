@@ -1,0 +1,127 @@
+"""Algorithm 1 for any family, from whole forwards of the models: no replay, no carried arguments, nothing fed on by hand.
+
+Block by block, student and experts run from end to end and hooks keep what reaches the block's modules. Padding is dropped row by
+row; linears are solved by `plain.linear`, norms by least squares with the ridge as extra rows.
+"""
+
+import copy
+
+import numpy as np
+import plain
+import torch
+from transformers.pytorch_utils import Conv1D
+
+
+def inputs(model, batch, modules):
+    """What reaches each named module in one whole forward."""
+    seen = {}
+    hooks = [model.get_submodule(n).register_forward_pre_hook(lambda _, a, n=n: seen.__setitem__(n, a[0])) for n in modules]
+    with torch.no_grad():
+        model(**batch)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+def kept(batch, name, x, last, swapped):
+    """Features (n, d) of the tokens that are none of padding, and the weight of each row."""
+    if "pixel_values" in batch and "text_model" not in name:
+        p = np.ones(x.shape[:2])
+        if last and "vision_model" in name and not name.endswith(("k_proj", "v_proj")):  # a tower of CLIP
+            p[:, 1:] = 0.01
+        return x.flatten(0, 1).numpy(), p.ravel()
+    decoder = name.startswith("decoder") and not name.endswith(("EncDecAttention.k", "EncDecAttention.v"))
+    mask = batch["labels"] != -100 if decoder and "labels" in batch else batch["attention_mask"] == 1
+    if x.dim() == 2:
+        x = x.view(*mask.shape, -1)
+    elif swapped:
+        x = x.transpose(1, 2)
+    x = x[mask].flatten(0, -2).numpy()
+    return x, np.ones(len(x))
+
+
+def features(model, batches, name, last):
+    """The rows of all batches of one module (n, d), and their weights, which add up to one."""
+    swapped = "Gemma3" in type(model).__name__ and name.endswith(("q_norm", "k_norm"))  # (batch, heads, tokens, d)
+    rows = [kept(batch, name, inputs(model, batch, [name])[name], last, swapped) for batch in batches]
+    p = np.concatenate([p for _, p in rows])
+    return np.concatenate([x for x, _ in rows]), p / p.sum()
+
+
+def weight(module):
+    """(o, d), and the bias or zeros."""
+    W = module.weight.detach().numpy()
+    W = W.T if isinstance(module, Conv1D) else W
+    return W, np.zeros(len(W)) if module.bias is None else module.bias.detach().numpy()
+
+
+def unit(module, x):
+    """Normalised rows, without scale and shift."""
+    if isinstance(module, torch.nn.LayerNorm):
+        return (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + module.eps)
+    eps = module.variance_epsilon if hasattr(module, "variance_epsilon") else module.eps
+    return x / np.sqrt((x * x).mean(1, keepdims=True) + eps)
+
+
+def affine(module, offset):
+    """Scale and, where there is one, shift."""
+    pair = [module.weight.detach().numpy() + offset]
+    return pair if getattr(module, "bias", None) is None else [*pair, module.bias.detach().numpy()]
+
+
+def solved_linear(name, student, merged, base, experts, batches, s, last):
+    """Weight and bias of one linear."""
+    tasks = []
+    for task, expert in experts.items():
+        x_cal, p = features(student, batches[task], name, last)
+        x_exp, _ = features(expert, batches[task], name, last)
+        tasks.append((x_cal.T, x_exp.T, p, *weight(expert.get_submodule(name))))
+    return plain.linear(tasks, weight(merged.get_submodule(name)), weight(base.get_submodule(name)), s)
+
+
+def solved_norm(name, student, merged, base, experts, batches, s, last, offset):
+    """Scale and shift (None without one) of one norm, feature by feature, by least squares."""
+    pairs = zip(affine(merged.get_submodule(name), offset), affine(base.get_submodule(name), offset), strict=True)
+    anchors = [s.anchor_blend * m + (1 - s.anchor_blend) * b for m, b in pairs]
+    data = []
+    for task, expert in experts.items():
+        x, p = features(student, batches[task], name, last)
+        module = expert.get_submodule(name)
+        data.append((unit(module, x), np.sqrt(p), affine(module, offset)))
+    solved = []
+    for k in range(len(anchors[0])):
+        left, right = [np.sqrt(s.ridge) * np.eye(len(anchors))], [np.sqrt(s.ridge) * np.array([a[k] for a in anchors])]
+        for z, root, pair in data:
+            columns = np.stack([z[:, k], np.ones(len(z))][: len(anchors)], 1) * root[:, None]
+            left.append(columns)
+            right.append(columns @ np.array([part[k] for part in pair]))
+        solved.append(np.linalg.lstsq(np.concatenate(left), np.concatenate(right), rcond=None)[0])
+    return [*np.array(solved).T, None][:2]
+
+
+def store(module, W, b, offset):
+    """Numbers back into a module."""
+    W = W.T if isinstance(module, Conv1D) else W - offset
+    with torch.no_grad():
+        module.weight.copy_(torch.from_numpy(np.ascontiguousarray(W)))
+        if b is not None and getattr(module, "bias", None) is not None:
+            module.bias.copy_(torch.from_numpy(b))
+
+
+def calibrate(merged, base, experts, batches, settings, paths, offset=0):
+    """The calibrated model; paths: where its stacks are, in forward order."""
+    student = copy.deepcopy(merged)
+    for path in paths:
+        depth = len(student.get_submodule(path))
+        for index in range(depth):
+            place, last = f"{path}.{index}", index + 1 == depth
+            results = {}
+            for name, module in student.get_submodule(place).named_modules(prefix=place):
+                if isinstance(module, torch.nn.Linear | Conv1D):
+                    results[name] = *solved_linear(name, student, merged, base, experts, batches, settings, last), 0
+                elif "Norm" in type(module).__name__:
+                    solution = solved_norm(name, student, merged, base, experts, batches, settings, last, offset)
+                    results[name] = *solution, offset
+            for name, result in results.items():
+                store(student.get_submodule(name), *result)
+    return student
