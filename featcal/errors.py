@@ -1,11 +1,11 @@
-"""Every mistake a user can make, one class each, with the text and the way out inside the class.
-
-The `raise` stays one line. Anything not derived from FeatCalError is a fault of ours.
-"""
+"""Every mistake a user can make, one class each, with its text and the way out; anything else is a fault of ours."""
 
 
 class FeatCalError(Exception):
     """A mistake outside this package: one message that names the place, what was expected, and what to do. Exit code 2."""
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:  # from a worker process only the message comes back
+        return FeatCalError, (str(self),)
 
 
 class BadSetting(FeatCalError):
