@@ -11,7 +11,7 @@ from typing import Any, Literal
 from featcal.errors import BadSetting, UnknownKey
 from featcal.experiments import read_yaml
 from featcal.settings import from_mapping, require
-from featcal.suites.fine_tune import FineTune
+from featcal.suites.recipe import FineTune
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,10 @@ class Role:
 
 @dataclass(frozen=True)
 class Suite:
-    """What plays the roles. `heads`: prompts, class_means, or auto (prompts where the text tower knows every word)."""
+    """What plays the roles; a role that is null is not run.
+
+    heads: prompts, class_means, or auto: prompts where the text tower knows every word of the class names.
+    """
 
     name: str
     data: Data
@@ -85,7 +88,7 @@ def load_suite(root: Path, name: str) -> Suite:
         name=name,
         data=_data(f"suites/{name}.yaml: data", raw["data"]),
         pools={int(k): tuple(v) for k, v in raw["pools"].items()},
-        roles={k: from_mapping(Role, v, f"suites/{name}.yaml: roles.{k}") for k, v in (raw["roles"] or {}).items()},
+        roles={k: from_mapping(Role, v, f"suites/{name}.yaml: roles.{k}") for k, v in (raw["roles"] or {}).items() if v},
         fine_tune=from_mapping(FineTune, raw["fine_tune"] or {}, f"suites/{name}.yaml: fine_tune"),
         heads=_one_of(f"suites/{name}.yaml: heads", raw["heads"], "prompts", "class_means", "auto"),
         expert_seed=raw["expert_seed"],
