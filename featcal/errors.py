@@ -12,6 +12,7 @@ class BadSetting(FeatCalError):
     """A value, key or section of a settings file that cannot be used."""
 
     def __init__(self, key: str, value: object, expected: str):
+        self.key, self.value, self.expected = key, value, expected
         super().__init__(f"{key}: {value!r} cannot be used; it {expected}.")
 
 
@@ -22,7 +23,7 @@ class UnknownKey(FeatCalError):
         from difflib import get_close_matches
 
         near = get_close_matches(key, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}."
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known)) or 'none'}."
         super().__init__(f"{place}: {key!r} is not known here; {hint}")
 
 
@@ -209,7 +210,6 @@ class TrainingDiverged(FeatCalError):
             f"  - lower fine_tune.lr in the suite file, or\n"
             f"  - if this is step 0, look for NaN in the base or in the images of this task"
         )
-
 
 
 class BadPage(FeatCalError):
