@@ -4,6 +4,7 @@
 and leaves its traceback, with exit code 1.
 """
 
+import errno
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -16,6 +17,8 @@ from featcal.commands.terminal import complain, say
 from featcal.errors import FeatCalError
 
 MISTAKE, INTERRUPTED = 2, 130
+# a path that cannot be written: who may, what lies there, how it is mounted, how long its name is
+PATH_TROUBLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 app = typer.Typer(help="FeatCal: calibrate a merged model to its experts' features, in closed form.", add_completion=False)
 for command in (
@@ -54,7 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         context = getattr(error, "ctx", None)
         complain(f"{error.format_message()}\n  - {context.command_path if context else 'featcal'} --help tells what there is")
         return MISTAKE
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:  # a path that cannot be written
+    except OSError as error:
+        if error.errno not in PATH_TROUBLE:
+            raise
         reason = (error.strerror or "cannot be used").lower()
         complain(f"{error.filename}: {reason}.\n  - check the path and who may write there")
         return MISTAKE

@@ -1,17 +1,18 @@
-"""Every mistake a user can make, one class each, with the text and the way out inside the class.
-
-The `raise` stays one line. Anything not derived from FeatCalError is a fault of ours.
-"""
+"""Every mistake a user can make, one class each, with its text and the way out; anything else is a fault of ours."""
 
 
 class FeatCalError(Exception):
     """A mistake outside this package: one message that names the place, what was expected, and what to do. Exit code 2."""
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:  # from a worker process only the message comes back
+        return FeatCalError, (str(self),)
 
 
 class BadSetting(FeatCalError):
     """A value, key or section of a settings file that cannot be used."""
 
     def __init__(self, key: str, value: object, expected: str):
+        self.key, self.value, self.expected = key, value, expected
         super().__init__(f"{key}: {value!r} cannot be used; it {expected}.")
 
 
@@ -22,7 +23,7 @@ class UnknownKey(FeatCalError):
         from difflib import get_close_matches
 
         near = get_close_matches(key, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}."
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known)) or 'none'}."
         super().__init__(f"{place}: {key!r} is not known here; {hint}")
 
 

@@ -11,10 +11,12 @@ from typing import Any
 
 import yaml
 
-from featcal.errors import BadSetting, MissingPath
-from featcal.settings import Calibration, from_mapping, number, require
+from featcal.errors import BadFile, MissingPath, UnknownKey
+from featcal.settings import Calibration, from_mapping, number, require, text, whole_number
 
 SETTINGS = ("suite", "paper")
+SECTIONS = ("suite", "anchors", "merge", "calibrate", "prepare", "measure", "page")
+OPTIONS = ("scale",)  # of merging methods; which method takes which is the method's own affair
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,10 @@ class MeasureRun:
     task: str
 
     def __post_init__(self) -> None:
-        fine = bool(self.settings) and set(self.settings) <= set(SETTINGS)
+        fine = isinstance(self.settings, list | tuple) and bool(self.settings) and all(s in SETTINGS for s in self.settings)
         require(fine, "measure.settings", self.settings, f"must be a list of {' and '.join(SETTINGS)}")
+        whole_number("measure.seed", self.seed, least=0)
+        text("measure.task", self.task)
         object.__setattr__(self, "settings", tuple(self.settings))  # YAML gives a list
 
 
@@ -69,6 +73,7 @@ class Experiments:
     merge: Mapping[str, MergeRun]
     calibrate: Mapping[str, CalibrateRun]
     measure: Mapping[str, MeasureRun | None]  # None: not run in this suite
+    roles: tuple[str, ...]  # all that `prepare` names
     raw: Mapping[str, Any] = field(repr=False)
 
     def merged_in(self, role: str, pool: int) -> dict[str, MergeRun]:
@@ -85,9 +90,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise MissingPath(path, "a settings file", "run the command in the project's folder, the one that holds params.yaml")
     try:
-        content = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise BadSetting(str(path), str(error).splitlines()[0], f"is not valid YAML: {' '.join(str(error).split())}") from None
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        problem = f"not valid YAML ({' '.join(str(error).split())})"
+        raise BadFile(path, problem, "mend that line; blanks, not tabs, show what belongs to what") from None
     require(isinstance(content, dict), str(path), content, "must be a mapping")
     return dict(content)
 
@@ -101,13 +107,40 @@ def load_experiments(path: Path) -> Experiments:
     suite = raw.get("suite")
     require(isinstance(suite, str), "suite", suite, "must name a file of suites/, for example mini")
     assert isinstance(suite, str)
+    for key in raw:
+        if key not in SECTIONS:
+            raise UnknownKey(path.name, str(key), list(SECTIONS))
+    there = sorted(file.stem for file in (path.parent / "suites").glob("*.yaml"))
+    if there and suite not in there:
+        raise UnknownKey("suite", suite, there)
     merge = {k: _merge_run(f"merge.{k}", v, suite) for k, v in _section(raw, "merge").items()}
     calibrate = {k: _calibrate_run(f"calibrate.{k}", v, suite) for k, v in _section(raw, "calibrate").items()}
     measure = {k: _measure_run(f"measure.{k}", v, suite) for k, v in _section(raw, "measure").items()}
-    for key, run in calibrate.items():
+    runs = {f"calibrate.{k}": v for k, v in calibrate.items()} | {f"measure.{k}": v for k, v in measure.items() if v}
+    for place, run in runs.items():
         upstream = f"{run.role}-{run.pool}-{run.upstream}"
-        require(upstream in merge, f"calibrate.{key}", upstream, f"must be one of the merged models: {', '.join(merge)}")
-    return Experiments(suite, merge, calibrate, measure, raw)
+        require(upstream in merge, place, upstream, f"must be one of the merged models: {', '.join(merge)}")
+    for key, measured in measure.items():
+        for name in measured.settings if measured else ():
+            _require_seed(f"measure.{key}.{suite}", measured, f"{key}-{measured.upstream}-{name}", calibrate)
+    return Experiments(suite, merge, calibrate, measure, _roles(raw), raw)
+
+
+def _require_seed(place: str, measured: MeasureRun, wanted: str, calibrate: Mapping[str, CalibrateRun]) -> None:
+    """The calibrated model that is measured must be made in this suite."""
+    seeds = calibrate[wanted].seeds if wanted in calibrate else ()
+    made = f"of calibrate.{wanted} ({', '.join(map(str, seeds)) or 'none in this suite'})"
+    require(measured.seed in seeds, f"{place}.seed", measured.seed, f"must be one of the seeds {made}")
+
+
+def _roles(raw: Mapping[str, Any]) -> tuple[str, ...]:
+    """The roles that are prepared, each under the name <role>-<pool>."""
+    found = []
+    for key, entry in _section(raw, "prepare").items():
+        fine = isinstance(entry, dict) and set(entry) == {"role"} and str(key).rpartition("-")[0] == entry["role"]
+        require(fine, f"prepare.{key}", entry, "must hold `role:` and nothing else, and be called <role>-<pool>")
+        found.append(entry["role"])
+    return tuple(dict.fromkeys(found))
 
 
 def _section(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -120,17 +153,25 @@ def _for_suite(place: str, entry: Mapping[str, Any], suite: str, fixed: tuple[st
     """The settings of the chosen suite, and a check of the words around them."""
     require(isinstance(entry, dict), place, entry, "must be a mapping")
     for key in fixed:
-        require(key in entry, place, dict(entry), f"lacks {key}")
+        require(key in entry, place, list(entry), f"lacks {key}")
+        (whole_number if key == "pool" else text)(f"{place}.{key}", entry[key])
+    wanted = "-".join(str(entry[key]) for key in fixed)  # files and stages are found by this name
+    require(place.partition(".")[2] == wanted, place, wanted, "must be the entry's name, made of " + ", ".join(fixed))
     groups = {k: v for k, v in entry.items() if k not in fixed}
+    for key, group in groups.items():
+        require(group is None or isinstance(group, dict), f"{place}.{key}", group, "must be a mapping of settings, or null")
     way_out = f"has no settings for the suite {suite!r}; write `{suite}: null` to leave it out"
     require(suite in groups, place, sorted(groups), way_out)
-    chosen = groups[suite]
-    require(chosen is None or isinstance(chosen, dict), f"{place}.{suite}", chosen, "must be a mapping of settings, or null")
+    chosen: Mapping[str, Any] | None = groups[suite]
     return chosen
 
 
 def _merge_run(place: str, entry: Mapping[str, Any], suite: str) -> MergeRun:
     options = _for_suite(place, entry, suite, ("role", "pool", "method"))
+    for key, value in (options or {}).items():
+        if key not in OPTIONS:
+            raise UnknownKey(f"{place}.{suite}", str(key), list(OPTIONS))
+        number(f"{place}.{suite}.{key}", value)
     return MergeRun(entry["role"], entry["pool"], entry["method"], options)
 
 
@@ -151,14 +192,14 @@ def _calibrate_run(place: str, entry: Mapping[str, Any], suite: str) -> Calibrat
     method = dict(chosen)
     draw: dict[str, Any] = {}
     for key in ("samples", "batch", "seeds"):
-        require(key in method, f"{place}.{suite}", chosen, f"lacks {key}")
+        require(key in method, f"{place}.{suite}", list(chosen), f"lacks {key}")
         draw[key] = method.pop(key)
     for key in ("samples", "batch"):
-        number(f"{place}.{key}", draw[key])
-        whole = isinstance(draw[key], int) and draw[key] > 0
-        require(whole, f"{place}.{suite}.{key}", draw[key], "must be a whole number above 0")
-    seeds = draw["seeds"]
-    whole = isinstance(seeds, list) and bool(seeds) and all(isinstance(s, int) for s in seeds)
-    require(whole, f"{place}.{suite}.seeds", seeds, "must be a list of whole numbers")
+        whole_number(f"{place}.{suite}.{key}", draw[key])
+    seeds, where = draw["seeds"], f"{place}.{suite}.seeds"
+    require(isinstance(seeds, list) and bool(seeds), where, seeds, "must be a list of whole numbers")
+    for seed in seeds:
+        whole_number(where, seed, least=0)
+    require(len(set(seeds)) == len(seeds), where, seeds, "must name each seed once")
     draw["seeds"] = tuple(seeds)
     return CalibrateRun(**words, calibration=from_mapping(Calibration, method, f"{place}.{suite}"), **draw)

@@ -4,7 +4,7 @@ Values of experiments stand in params.yaml only; here is what a value may be. Kn
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, TypeVar
 
 from featcal.errors import BadSetting, UnknownKey
@@ -24,21 +24,34 @@ def number(key: str, value: object) -> None:
     require(fine, key, value, "must be a finite number (YAML wants a dot: 1.0e-5, not 1e-5)")
 
 
+def whole_number(key: str, value: object, least: int = 1) -> None:
+    """Raise BadSetting unless the value is a whole number, at least `least`; true and false are none."""
+    fine = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    require(fine, key, value, f"must be a whole number, at least {least}")
+
+
+def text(key: str, value: object) -> None:
+    """Raise BadSetting unless the value is a word or longer text."""
+    require(isinstance(value, str) and bool(value), key, value, "must be text")
+
+
 def from_mapping(cls: type[T], mapping: Mapping[str, Any], place: str) -> T:
     """A settings object from a YAML mapping; unknown and missing keys are errors that name the place.
 
     Returns: `cls(**mapping)`. Raises: UnknownKey with the nearest known key; BadSetting for a missing key or a bad value.
     """
     require(isinstance(mapping, Mapping), place, mapping, "must be a mapping of settings")
-    names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
     for key in mapping:
-        if key not in names:
-            raise UnknownKey(place, str(key), names)
+        if key not in known:
+            raise UnknownKey(place, str(key), list(known))
+    for name, f in known.items():
+        needed = f.default is MISSING and f.default_factory is MISSING
+        require(name in mapping or not needed, place, list(mapping), f"lacks {name}")
     try:
         return cls(**mapping)
-    except TypeError as error:
-        missing = str(error).split("argument")[-1].strip(" s:")
-        raise BadSetting(place, dict(mapping), f"lacks {missing}") from None
+    except BadSetting as error:  # the class knows its own name only, and there are many experiments
+        raise BadSetting(f"{place}.{error.key.rpartition('.')[-1]}", error.value, error.expected) from None
 
 
 @dataclass(frozen=True)

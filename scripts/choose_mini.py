@@ -29,7 +29,8 @@ from featcal.mini.tasks import TASKS
 from featcal.models.load import load_clip, load_tokenizer
 from featcal.stages.workers import fan_out
 from featcal.storage.atomic import atomic_path
-from featcal.suites.fine_tune import FineTune, fine_tune
+from featcal.suites.fine_tune import fine_tune
+from featcal.suites.recipe import FineTune
 
 ROLES = ("clip_b32", "clip_l14")
 POOLS = {str(size): list(TASKS)[:size] for size in (8, 14, 20)}

@@ -12,7 +12,7 @@ from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPVisio
 
 from featcal.models.save import save_model
 
-WORDS = ("[pad]", "[start]", "[end]", "[unk]", "a", "photo", "of", "the", "cat", "dog", "ship", "red")
+WORDS = ("[pad]", "[start]", "[end]", "[unk]", "a", "photo", "of", "the", "cat", "dog", "ship", "red", ".")
 VISION = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, image_size=32, patch_size=8)
 TEXT = dict(
     vocab_size=len(WORDS), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
@@ -33,9 +33,9 @@ def vision(seed: int = 0) -> CLIPVisionModel:
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Splits at blanks, sets [start] and [end] around, knows twelve words."""
+    """Splits at blanks and punctuation, sets [start] and [end] around, knows a few words."""
     inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[unk]"))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
     inner.post_processor = processors.TemplateProcessing(single="[start] $A [end]", special_tokens=[("[start]", 1), ("[end]", 2)])
     return PreTrainedTokenizerFast(
         tokenizer_object=inner, pad_token="[pad]", bos_token="[start]", eos_token="[end]", unk_token="[unk]", model_max_length=12

@@ -25,7 +25,8 @@ from featcal.mini.pretrain import Recipe, pretrain
 from featcal.mini.shift import shifted
 from featcal.mini.tasks import TASKS
 from featcal.mini.towers import SIZES, Size, new_model
-from featcal.suites.fine_tune import FineTune, batch_of, fine_tune
+from featcal.suites.fine_tune import batch_of, fine_tune
+from featcal.suites.recipe import FineTune
 
 TINY = Size(hidden=16, layers=2, heads=2, projection=8)
 SHORT = Recipe(TINY, steps=6, batch=16, pictures=8, every=2)

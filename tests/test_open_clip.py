@@ -193,3 +193,8 @@ def test_converting_needs_no_open_clip():
     code = "import sys, featcal.interchange.folders, featcal.commands.convert; print('open_clip' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
     assert done.stdout.strip() == "False"
+
+
+def test_whoever_may_read_the_configuration_may_read_the_weights(tmp_path):
+    write_open_clip(load_clip(checkpoints.clip_folder(tmp_path / "ours")), tmp_path / "theirs", like=tmp_path / "ours")
+    assert (tmp_path / "theirs" / WEIGHTS).stat().st_mode == (tmp_path / "theirs" / CONFIG).stat().st_mode

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from smoke_graph import ROOT, lay_out, smoke_params, working_in
 
-from featcal.errors import BadSetting, FeatCalError, MissingPath, UnknownKey
+from featcal.errors import BadFile, BadSetting, FeatCalError, MissingPath, UnknownKey
 from featcal.experiments import load_experiments
 from featcal.settings import Calibration, from_mapping
 from featcal.suites.suite import load_suite
@@ -68,7 +68,7 @@ def test_a_suite_without_settings_in_an_experiment_is_refused(tmp_path):
 
 def test_broken_yaml_is_named_with_its_line(tmp_path):
     (tmp_path / "params.yaml").write_text("suite: [mini\nmerge: {")
-    with pytest.raises(BadSetting, match="params.yaml.*line"):
+    with pytest.raises(BadFile, match="params.yaml.*line 2"):
         load_experiments(tmp_path / "params.yaml")
 
 

@@ -83,7 +83,24 @@ def dvc(work: Path, *words: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_editing_one_ridge_reruns_its_calibration_its_evaluation_and_nothing_else(tmp_path):
+def stages_run(said: str) -> list[str]:
+    """The stages that DVC did not take from its cache."""
+    return [line.split("'")[1] for line in said.splitlines() if line.startswith("Running stage")]
+
+
+def switch_to_a_suite_without_roles(work: Path) -> None:
+    """suites/bare.yaml, which has the images of the smoke suite and no models, in force."""
+    text = (work / "suites/smoke.yaml").read_text()
+    start, end = text.index("roles:"), text.index("fine_tune:")
+    (work / "suites/bare.yaml").write_text(text[:start] + "roles: {clip_b32: null}\n" + text[end:])
+    params = yaml.safe_load((work / "params.yaml").read_text())
+    for section in ("merge", "calibrate", "measure"):
+        for entry in params[section].values():
+            entry["bare"] = None
+    (work / "params.yaml").write_text(yaml.safe_dump(params | {"suite": "bare"}, sort_keys=False))
+
+
+def test_editing_one_ridge_or_the_suite_and_back_reruns_what_it_must_and_nothing_else(tmp_path):
     lay_out(tmp_path)
     target = "results@clip_b32-8"
     dvc(tmp_path, "repro", target)
@@ -91,6 +108,14 @@ def test_editing_one_ridge_reruns_its_calibration_its_evaluation_and_nothing_els
     params = yaml.safe_load((tmp_path / "params.yaml").read_text())
     params["calibrate"]["clip_b32-8-average-suite"]["smoke"]["ridge"] = 0.7
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
-    said = dvc(tmp_path, "repro", target)
-    ran = [line.split("'")[1] for line in said.splitlines() if line.startswith("Running stage")]
-    assert ran == ["calibrate@clip_b32-8-average-suite", "evaluate@clip_b32-8", "results@clip_b32-8"]
+    assert stages_run(dvc(tmp_path, "repro", target)) == [
+        "calibrate@clip_b32-8-average-suite",
+        "evaluate@clip_b32-8",
+        "results@clip_b32-8",
+    ]
+    switch_to_a_suite_without_roles(tmp_path)
+    assert "evaluate@clip_b32-8" in stages_run(dvc(tmp_path, "repro", target))
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    again = stages_run(dvc(tmp_path, "repro", target))
+    assert set(again) <= {"prepare_data", "results@clip_b32-8"}, "switching back trains, calibrates and evaluates nothing again"
+    assert read_rows(tmp_path / "results/smoke/clip_b32-8.csv", SCORES)

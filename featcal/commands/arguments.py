@@ -1,9 +1,14 @@
-"""What several commands take on the command line, checked before anything is loaded: `name=FOLDER` pairs and new folders."""
+"""What several commands take on the command line, checked before anything is loaded: folders, `name=FOLDER` pairs, devices."""
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from featcal.errors import BadSetting, MissingPath
+from featcal.settings import require
+
+if TYPE_CHECKING:
+    import torch
 
 MODEL_CONFIGS = ("config.json", "open_clip_config.json")  # what makes a folder a model folder
 
@@ -22,10 +27,19 @@ def named_folders(option: str, pairs: Iterable[str]) -> dict[str, Path]:
 
 
 def existing_folder(option: str, folder: Path) -> Path:
-    """The folder. Raises: MissingPath when it is not there."""
+    """The folder. Raises: MissingPath when it is not there; BadSetting for a file."""
+    require(not folder.is_file(), option, str(folder), "names a file; give the folder that holds it")
     if not folder.is_dir():
         raise MissingPath(folder, f"given with {option}", "check the path; names on the hub have to be downloaded first")
     return folder
+
+
+def device_named(word: str) -> "torch.device":
+    """What --device asks for. Raises: BadSetting."""
+    from featcal.models.device import torch_device
+
+    require(word in ("cpu", "cuda", "auto"), "--device", word, "must be cpu, cuda or auto")
+    return torch_device(word)
 
 
 def new_folder(out: Path, force: bool, inputs: Iterable[Path]) -> Path:

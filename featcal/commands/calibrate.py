@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from featcal.commands.arguments import existing_folder, named_folders, new_folder
+from featcal.commands.arguments import device_named, existing_folder, named_folders, new_folder
+from featcal.commands.model_folders import skeleton
 from featcal.commands.terminal import counted, say, table
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def calibrate(
     anchor_blend: Annotated[float, Option(help="ρ: 1 is the merged weight, above 1 away from the base (paper: 2).")] = 2.0,
     interpolation: Annotated[float, Option(help="α: 1 aims at the experts' features alone (paper: 0.3).")] = 0.3,
     samples: Annotated[int, Option(min=1, help="Images of each task (paper: 256).")] = 256,
-    seed: Annotated[int, Option(help="Which images are drawn.")] = 42,
+    seed: Annotated[int, Option(min=0, help="Which images are drawn.")] = 42,
     batch: Annotated[int, Option(min=1, help="Images in memory at a time.")] = 32,
     split: Annotated[str, Option(help="The split of each data folder to draw from.")] = "train",
     device: Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
@@ -48,10 +49,11 @@ def calibrate(
     new_folder(out, force, [*models.values(), *experts.values(), *folders.values()])
     from featcal.calibration.calibrate import calibrate as calibrated
     from featcal.calibration.checks import check_tasks
-    from featcal.models.device import torch_device
 
-    place = torch_device(device)
+    place = device_named(device)
     check_tasks(experts, {name: [folder] for name, folder in folders.items()})  # before images are decoded
+    for folder in (*models.values(), *experts.values()):
+        skeleton(folder)
     batches = drawn(folders, split, base, Draw(samples, seed, batch))
     with counted(block_count(merged), "calibrating") as progress:
         result = calibrated(
@@ -84,10 +86,7 @@ def drawn(folders: Mapping[str, Path], split: str, base: Path, draw: Draw) -> di
 
 def block_count(folder: Path) -> int:
     """How many blocks config.json announces, for the progress bar."""
-    from featcal.storage.results import read_json
-
-    config = read_json(folder / "config.json")
-    return int(config.get("vision_config", config).get("num_hidden_layers", 0))
+    return int(getattr(skeleton(folder).config, "num_hidden_layers", 0))  # type: ignore[arg-type]
 
 
 def show_blocks(blocks: list["BlockRecord"]) -> None:

@@ -1,13 +1,20 @@
 """`featcal evaluate`: accuracy of a CLIP vision model on image folders, with zero-shot heads made from class names."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from featcal.commands.arguments import existing_folder, named_folders
+from featcal.commands.arguments import device_named, existing_folder, named_folders
+from featcal.commands.model_folders import skeleton
 from featcal.commands.terminal import table
+from featcal.errors import BadFile, BadSetting, TensorsDiffer
 from featcal.settings import require
+
+if TYPE_CHECKING:
+    from featcal.data.images import ImageSet
+
+TOKENIZERS = ("tokenizer.json", "vocab.json")
 
 
 def evaluate(
@@ -30,16 +37,44 @@ def evaluate(
     from featcal.data.load import load_images
     from featcal.evaluation.accuracy import evaluate_pool
     from featcal.evaluation.zero_shot import zero_shot_head
-    from featcal.models.device import torch_device
     from featcal.models.load import load_clip, load_tokenizer, load_vision
 
-    place = torch_device(device)
-    whole, tokenizer, preprocess = load_clip(clip).to(place), load_tokenizer(clip), Preprocess.from_folder(clip)
+    place = device_named(device)
+    whole = load_clip(clip).to(place)
+    require_fitting(model, clip)
+    require_tokenizer(clip)
+    tokenizer, preprocess = load_tokenizer(clip), Preprocess.from_folder(clip)
     vision = load_vision(model).to(place)
     tasks = {name: load_images(folder, split, preprocess) for name, folder in folders.items()}
+    for name, images in tasks.items():
+        require_words(name, clip, tokenizer, images, templates)
     heads = {name: zero_shot_head(whole, tokenizer, images.classes, templates) for name, images in tasks.items()}
     counted = evaluate_pool({"model": vision}, tasks, heads, whole.visual_projection.weight.detach(), batch)["model"]
     percent = {name: 100 * right / count for name, (right, count) in counted.items()}
     rows = [[name, str(len(tasks[name].classes)), str(len(tasks[name])), f"{value:.2f}"] for name, value in percent.items()]
     rows.append(["average", "", "", f"{sum(percent.values()) / len(percent):.2f}"])
     table(f"{model}: percent correct", ["task", "classes", "images", "accuracy"], rows)
+
+
+def require_fitting(model: Path, clip: Path) -> None:
+    """A model whose pictures fit the text tower's space. Raises: TensorsDiffer."""
+    here, there = (skeleton(folder).config.hidden_size for folder in (model, clip))  # type: ignore[union-attr]
+    if here != there:
+        raise TensorsDiffer("vision width", model, here, clip, there)
+
+
+def require_tokenizer(clip: Path) -> None:
+    """The files of a tokenizer, without which transformers would make one up. Raises: BadFile."""
+    if not any((clip / name).is_file() for name in TOKENIZERS):
+        raise BadFile(clip, f"no tokenizer in this folder ({' or '.join(TOKENIZERS)})", "copy the tokenizer's files there")
+
+
+def require_words(task: str, clip: Path, tokenizer: Any, images: "ImageSet", templates: list[str]) -> None:
+    """Prompts of which the tokenizer knows every word: an unknown one makes classes look alike and the accuracy chance."""
+    from featcal.evaluation.zero_shot import words_known
+
+    for name in images.classes:
+        for template in templates:
+            if not words_known(tokenizer, [name], [template]):
+                problem = f"holds a word that the tokenizer of {clip} does not know; give other prompts with --template"
+                raise BadSetting(f"{task}: prompt", template.replace("{}", name), problem)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from featcal.commands.arguments import existing_folder
+from featcal.commands.model_folders import skeleton
 from featcal.commands.terminal import say, table
 from featcal.errors import BadPlan, NotFinite
 
@@ -68,22 +69,6 @@ def show_plan(folder: Path) -> None:
 def module_rows(modules: Mapping[str, "nn.Module"]) -> list[list[str]]:
     """Name, class and weight shape of each module."""
     return [[name, type(module).__name__, shape_text(module.weight.shape)] for name, module in modules.items()]  # type: ignore
-
-
-def skeleton(folder: Path) -> "nn.Module":
-    """The model of config.json without its numbers; of a whole CLIP its vision tower."""
-    import torch
-    from transformers import AutoConfig, CLIPModel, CLIPVisionModel
-
-    from featcal.models.load import model_class
-
-    kind = model_class(folder)
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    if kind is CLIPModel:
-        kind, config = CLIPVisionModel, config.vision_config
-    with torch.device("meta"):
-        model: nn.Module = kind(config)
-    return model
 
 
 def require_finite(checkpoint: "LazyCheckpoint") -> None:

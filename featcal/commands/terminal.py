@@ -25,7 +25,9 @@ def complain(text: str) -> None:
 
 def table(title: str, columns: list[str], rows: list[list[str]], numbers: bool = True) -> None:
     """A table; the first column is text, the others stand to the right when they are numbers."""
-    drawn = Table(title=escape(title), title_justify="left", box=None, pad_edge=False)
+    if title:
+        say(title)  # not the table's own title, which is folded to the table's width
+    drawn = Table(box=None, pad_edge=False)
     for i, column in enumerate(columns):
         drawn.add_column(escape(column), justify="right" if i and numbers else "left", overflow="fold")
     for row in rows:

@@ -5,6 +5,7 @@ files to copy.
 """
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ def write_open_clip(clip: CLIPModel, folder: str | Path, like: str | Path | None
         text = json.dumps({"model_cfg": theirs, "preprocess_cfg": pictures}, indent=2)
         (hidden / CONFIG).write_text(text + "\n", encoding="utf-8")
         save_file(state, hidden / WEIGHTS, metadata={"format": "pt"})
+        shutil.copymode(hidden / CONFIG, hidden / WEIGHTS)  # safetensors lets nobody else read what it writes
     return Path(folder)
 
 

@@ -28,7 +28,9 @@ class Context:
     suite: Suite
 
     def role(self, name: str) -> Role | None:
-        """What plays a role; None where the suite does not define it."""
+        """What plays a role; None where the suite does not define it. Raises: UnknownKey for one that no experiment has."""
+        if name not in self.experiments.roles:
+            raise UnknownKey("role", name, list(self.experiments.roles))
         return self.suite.roles.get(name)
 
 
@@ -36,7 +38,14 @@ def load_context(root: Path | None = None) -> Context:
     """Everything a stage reads before it starts. Raises: the errors of the settings files."""
     root = find_root(root)
     experiments = load_experiments(root / "params.yaml")
-    return Context(Layout(root, experiments.suite), experiments, load_suite(root, experiments.suite))
+    suite = load_suite(root, experiments.suite)
+    for name in suite.roles:  # a misspelt role would quietly be a role that is not run
+        if name not in experiments.roles:
+            raise UnknownKey(f"suites/{suite.name}.yaml: roles", name, list(experiments.roles))
+    for key, measured in experiments.measure.items():
+        if measured is not None and measured.task not in suite.pool(measured.pool):
+            raise UnknownKey(f"measure.{key}.{suite.name}.task", measured.task, list(suite.pool(measured.pool)))
+    return Context(Layout(root, experiments.suite), experiments, suite)
 
 
 def pick(place: str, entries: Mapping[str, T], key: str) -> T:

@@ -6,6 +6,7 @@ thread count is what makes the same seed give the same bytes. `workers: 0` runs 
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -21,10 +22,12 @@ def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
+    from tqdm import tqdm
 
     import featcal  # noqa: F401 - installs the torchvision hook before anything imports transformers
 
     torch.set_num_threads(1)
+    tqdm.set_lock(threading.RLock())  # its own lock lives in the system and would outlast a worker that is ended
 
 
 def fan_out(
@@ -48,9 +51,8 @@ def fan_out(
             console.print(f"{label} {done}/{len(jobs)}  {futures[future]}")
             yield futures[future], result
     except BaseException:
-        processes = list(pool._processes.values())  # the executor has no public way to end a running job
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
+        for process in list(pool._processes.values()):  # the executor has no public way to end a running job
             process.terminate()
+        pool.shutdown(cancel_futures=True)
         raise
     pool.shutdown()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from featcal.suites.fine_tune import FineTune
+from featcal.suites.recipe import FineTune
 
 FINE_TUNE = "fine_tune"
 HEADS = "heads.safetensors"

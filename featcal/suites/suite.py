@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from featcal.errors import BadSetting, UnknownKey
 from featcal.experiments import read_yaml
-from featcal.settings import from_mapping, require
-from featcal.suites.fine_tune import FineTune
+from featcal.settings import from_mapping, number, require, text, whole_number
+from featcal.suites.recipe import FineTune
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,10 @@ class Role:
 
 @dataclass(frozen=True)
 class Suite:
-    """What plays the roles. `heads`: prompts, class_means, or auto (prompts where the text tower knows every word)."""
+    """What plays the roles; a role that is null is not run.
+
+    heads: prompts, class_means, or auto: prompts where the text tower knows every word of the class names.
+    """
 
     name: str
     data: Data
@@ -81,26 +84,103 @@ def load_suite(root: Path, name: str) -> Suite:
             raise UnknownKey(str(path), str(key), list(KEYS))
     for key in KEYS:
         require(key in raw, f"suites/{name}.yaml", sorted(raw), f"lacks {key}")
+    place = f"suites/{name}.yaml"
+    whole_number(f"{place}: expert_seed", raw["expert_seed"], least=0)
+    whole_number(f"{place}: workers", raw["workers"], least=0)
+    data = _data(f"{place}: data", raw["data"])
+    pools = _pools(f"{place}: pools", raw["pools"], data.source)
+    given = _mapping(f"{place}: roles", raw["roles"])
     return Suite(
         name=name,
-        data=_data(f"suites/{name}.yaml: data", raw["data"]),
-        pools={int(k): tuple(v) for k, v in raw["pools"].items()},
-        roles={k: from_mapping(Role, v, f"suites/{name}.yaml: roles.{k}") for k, v in (raw["roles"] or {}).items()},
-        fine_tune=from_mapping(FineTune, raw["fine_tune"] or {}, f"suites/{name}.yaml: fine_tune"),
-        heads=_one_of(f"suites/{name}.yaml: heads", raw["heads"], "prompts", "class_means", "auto"),
+        data=data,
+        pools=pools,
+        roles={str(k): _role(f"{place}: roles.{k}", v) for k, v in given.items() if v},
+        fine_tune=_fine_tune(f"{place}: fine_tune", raw["fine_tune"]),
+        heads=_one_of(f"{place}: heads", raw["heads"], "prompts", "class_means", "auto"),
         expert_seed=raw["expert_seed"],
-        expert_steps=dict(raw["expert_steps"]),
+        expert_steps=_expert_steps(f"{place}: expert_steps", raw["expert_steps"], max(pools.values(), key=len)),
         workers=raw["workers"],
-        device=_one_of(f"suites/{name}.yaml: device", raw["device"], "cpu", "cuda", "auto"),
+        device=_one_of(f"{place}: device", raw["device"], "cpu", "cuda", "auto"),
     )
 
 
 def _data(place: str, raw: Mapping[str, Any]) -> Data:
     data = from_mapping(Data, raw, place)
     require(data.source in ("mini", "files", "hub"), f"{place}.source", data.source, "must be mini, files or hub")
+    for name in ("train", "validation", "test"):
+        if getattr(data, name) is not None or data.source == "mini":
+            whole_number(f"{place}.{name}", getattr(data, name))
+    whole_number(f"{place}.seed", data.seed, least=0)
+    number(f"{place}.strength", data.strength)
     require(0 <= data.strength <= 1, f"{place}.strength", data.strength, "must lie in [0, 1]")
     require(data.source != "files" or bool(data.folder), f"{place}.folder", data.folder, "must name the folder with your tasks")
     return data
+
+
+def _mapping(place: str, raw: Any) -> Mapping[str, Any]:
+    """A mapping; nothing at all stands for an empty one."""
+    require(raw is None or isinstance(raw, dict), place, raw, "must be a mapping")
+    return dict(raw or {})
+
+
+def _pools(place: str, raw: Any, source: str) -> dict[int, tuple[str, ...]]:
+    pools = _mapping(place, raw)
+    require(bool(pools), place, raw, "must hold a pool of tasks, for example 8: [mnist, svhn]")
+    for size, tasks in pools.items():
+        whole_number(f"{place}: the name of a pool", size)
+        fine = isinstance(tasks, list) and bool(tasks) and all(isinstance(task, str) for task in tasks)
+        require(fine and len(set(tasks)) == len(tasks), f"{place}.{size}", tasks, "must be a list of tasks, each named once")
+    known = _known_tasks(source) or max(pools.values(), key=len)
+    for size, tasks in pools.items():
+        for task in tasks:
+            if task not in known:
+                raise UnknownKey(f"{place}.{size}", task, list(known))
+    every = set(max(pools.values(), key=len))
+    for size, tasks in pools.items():
+        require(set(tasks) <= every, f"{place}.{size}", tasks, "must hold only tasks of the largest pool")
+    return {size: tuple(tasks) for size, tasks in pools.items()}
+
+
+def _known_tasks(source: str) -> tuple[str, ...]:
+    """The tasks there are to choose from; none where folders of the user's own say it."""
+    if source == "mini":
+        from featcal.mini.tasks import TASKS as drawn
+
+        return tuple(drawn)
+    if source == "hub":
+        from featcal.data.registry import TASKS as listed
+
+        return tuple(listed)
+    return ()
+
+
+def _role(place: str, raw: Any) -> Role:
+    role = from_mapping(Role, raw, place)
+    text(f"{place}.clip", role.clip)
+    text(f"{place}.experts", role.experts)
+    fine = role.experts == "fine_tune" or "{task}" in role.experts
+    require(fine, f"{place}.experts", role.experts, "must be fine_tune, or a hub id with {task} in it")
+    return role
+
+
+def _fine_tune(place: str, raw: Any) -> FineTune:
+    chosen = _mapping(place, raw)
+    for name, value in chosen.items():
+        if name == "frozen":
+            fine = isinstance(value, list) and all(isinstance(start, str) for start in value)
+            require(fine, f"{place}.frozen", value, "must be a list of beginnings of parameter names")
+        else:
+            number(f"{place}.{name}", value)
+    return from_mapping(FineTune, chosen, place)
+
+
+def _expert_steps(place: str, raw: Any, tasks: tuple[str, ...]) -> dict[str, int]:
+    steps = dict(_mapping(place, raw))
+    for task, value in steps.items():
+        if task not in tasks:
+            raise UnknownKey(place, str(task), list(tasks))
+        whole_number(f"{place}.{task}", value)
+    return steps
 
 
 def _one_of(place: str, value: Any, *words: str) -> Any:

@@ -1,0 +1,80 @@
+"""How time grows with depth, width, samples and tasks: exponents fitted on log-log axes, and a plot.
+
+python -m benchmarks.scaling --out scaling.png
+"""
+
+import math
+import statistics
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks import calibrate
+from benchmarks.measure import arguments, machine
+
+SIZES = {"layers": (1, 2, 4, 8), "width": (128, 256, 512), "samples": (16, 32, 64, 128), "tasks": (1, 2, 4, 8)}
+BOUND = 1.05  # what is claimed of the exponents of depth, samples and tasks
+
+Seconds = tuple[float, float]  # of the plain version and of the package
+
+
+def medians(args: Namespace, key: str, sizes: Sequence[int]) -> dict[int, Seconds]:
+    """Median seconds of both at each size of one key; equal results are asserted at each."""
+    found = {}
+    for size in sizes:
+        pairs, _ = calibrate.compare(Namespace(**(vars(args) | {key: size})))
+        plain, ours = zip(*pairs, strict=True)
+        found[size] = statistics.median(plain), statistics.median(ours)
+    return found
+
+
+def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """Slope of log(value) over log(size) by least squares."""
+    x, y = [math.log(s) for s in sizes], [math.log(v) for v in values]
+    return statistics.linear_regression(x, y).slope
+
+
+def exponents(found: Mapping[int, Seconds]) -> Seconds:
+    """Exponents of the plain version and of the package."""
+    plain, ours = zip(*found.values(), strict=True)
+    return exponent(list(found), plain), exponent(list(found), ours)
+
+
+def plot(found: Mapping[str, Mapping[int, Seconds]], title: str, out: str | Path) -> None:
+    """One panel per key: time over its smallest size's time of the package, both axes logarithmic."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(3 * len(found), 3.2), layout="constrained")
+    for axis, (key, times) in zip(figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
+        unit = next(iter(times.values()))[1]
+        for index, (label, marker) in enumerate((("plain version", "s--"), ("featcal", "o-"))):
+            values = [pair[index] / unit for pair in times.values()]
+            axis.loglog(list(times), values, marker, label=f"{label}: {key}^{exponents(times)[index]:.2f}")
+        axis.set_xticks(list(times), [str(size) for size in times], minor=False)
+        axis.minorticks_off()
+        axis.set(xlabel=key, ylabel="time / featcal's at the smallest size")
+        axis.legend(fontsize="small")
+    figure.suptitle(title, fontsize="small")
+    figure.savefig(out, dpi=150)
+
+
+def main() -> None:
+    options = {"tasks": 2, "samples": 32, "layers": 2, "width": 256, "batch": 64, "repeats": 3, "out": "scaling.png"}
+    args = arguments(__doc__, **options).parse_args()
+    torch.set_num_threads(args.threads)
+    print(machine(args.device))
+    found = {}
+    for key, sizes in SIZES.items():
+        found[key] = medians(args, key, sizes)
+        plain, ours = exponents(found[key])
+        claim = "" if key == "width" else f" (claimed: at most {BOUND})"
+        growth = ", ".join(f"{size}: {pair[1] / found[key][sizes[0]][1]:.2f}" for size, pair in found[key].items())
+        print(f"{key:8s} exponent {ours:.2f}{claim}, plain version {plain:.2f};  growth {growth}", flush=True)
+    plot(found, machine(args.device), args.out)
+    print(f"plot: {args.out}")
+
+
+if __name__ == "__main__":
+    main()

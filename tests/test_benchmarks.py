@@ -1,0 +1,83 @@
+"""The benchmarks' contestants agree at tiny sizes, and their helpers are right; nothing here is timed."""
+
+from argparse import Namespace
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from test_calibrate import plain_result
+from tiny import PAPER, experiment, shifted
+
+from benchmarks import block, calibrate, measure, plain_version, scaling, solve
+
+TINY = {"tasks": 2, "samples": 6, "layers": 2, "width": 64, "batch": 4, "repeats": 1, "device": "cpu", "threads": 1}
+
+
+@pytest.mark.parametrize("variant", [{}, {"ridge": 1e-3, "task_weights": "uniform"}, {"bias": False, "norm": False}])
+def test_opponent_of_the_benchmarks_equals_the_numpy_version(variant):
+    given, settings = experiment(), replace(PAPER, **variant)
+    expected = plain_result(given, settings)
+    images = {task: torch.cat([b["pixel_values"] for b in batches]) for task, batches in given["batches"].items()}
+    model = plain_version.calibrate(given["merged"], given["base"], given["experts"], images, settings)
+    for name, p in model.named_parameters():
+        np.testing.assert_allclose(p.detach().numpy(), expected[name], err_msg=name, rtol=1e-8, atol=1e-8)
+
+
+def test_both_give_the_same_block():
+    _, difference = block.compare(width=64, tasks=2, samples=20, batch=8, repeats=1)
+    assert 0 < difference < block.TOLERANCE
+
+
+def test_both_give_the_same_model_in_memory():
+    pairs, difference = calibrate.compare(Namespace(**TINY))
+    assert 0 < difference < block.TOLERANCE
+    assert len(pairs) == TINY["repeats"]
+
+
+def test_both_write_the_same_model_from_folder_to_folder(tmp_path):
+    plain, ours = calibrate.in_children(Namespace(**TINY), tmp_path)
+    assert min(plain["bytes"], ours["bytes"]) > 0
+
+
+def test_a_benchmark_stops_where_the_results_differ(monkeypatch):
+    honest = plain_version.calibrate
+    monkeypatch.setattr(plain_version, "calibrate", lambda *given: shifted(honest(*given), 1, 0.01))
+    with pytest.raises(AssertionError, match="the results differ by"):
+        calibrate.compare(Namespace(**TINY))
+
+
+def test_both_solve_the_same_site():
+    _, difference = solve.compare(d=96, outputs=(96, 96), repeats=1)
+    assert 0 < difference < solve.TOLERANCE
+
+
+def test_solutions_are_near_the_tall_least_squares_problem_and_ours_the_nearest():
+    errors = solve.precision(d=64, o=16, tokens=1024)
+    assert all(ours < plain for plain, ours in errors.values())
+    assert errors[0.05][1] < 1e-6 and errors[1e-5][1] < 1e-3
+
+
+def test_exponent_is_that_of_a_power_law():
+    sizes = [1, 2, 4, 8]
+    assert scaling.exponent(sizes, [3 * s**1.7 for s in sizes]) == pytest.approx(1.7, rel=1e-12)
+
+
+def test_scaling_plots_every_key_with_labels(tmp_path):
+    found = {"layers": scaling.medians(Namespace(**TINY), "layers", (1, 2)), "width": {64: (2.0, 1.0), 128: (8.0, 4.0)}}
+    scaling.plot(found, "machine", tmp_path / "scaling.png")
+    assert scaling.exponents(found["width"]) == pytest.approx((2.0, 2.0))
+    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_random_experts_come_from_their_seed_and_differ():
+    base = measure.tower(64, 1)
+    first, again, other = (measure.moved(base, seed, 0.01) for seed in (1, 1, 2))
+    assert measure.largest_difference(first, again) == 0 < measure.largest_difference(first, other)
+
+
+def test_peak_memory_counts_what_was_freed_again():
+    before = measure.memory("VmHWM")
+    extra = torch.ones(before - measure.memory("VmRSS") + 64 * measure.MIB, dtype=torch.uint8)
+    del extra
+    assert measure.memory("VmHWM") > before
