@@ -5,11 +5,21 @@ Values of experiments stand in params.yaml only; here is what a value may be. Kn
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from featcal.errors import BadSetting, UnknownKey
+from featcal.errors import BadSetting, MissingPath, UnknownKey
 
 T = TypeVar("T")
+
+
+def project_root(start: Path | None = None) -> Path:
+    """The nearest folder at or above `start` (the current folder by default) that holds params.yaml. Raises: MissingPath."""
+    here = (start or Path.cwd()).resolve()
+    for folder in (here, *here.parents):
+        if (folder / "params.yaml").is_file():
+            return folder
+    raise MissingPath(here / "params.yaml", "the experiments", "start from a folder of the cloned repository")
 
 
 def require(condition: bool, key: str, value: object, expected: str) -> None:

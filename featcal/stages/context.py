@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from featcal.errors import UnknownKey
 from featcal.experiments import Experiments, load_experiments
-from featcal.stages.layout import Layout, find_root
+from featcal.settings import project_root
+from featcal.stages.layout import Layout
 from featcal.storage.results import run_record, write_json
 from featcal.suites.suite import Role, Suite, load_suite
 
@@ -36,7 +37,7 @@ class Context:
 
 def load_context(root: Path | None = None) -> Context:
     """Everything a stage reads before it starts. Raises: the errors of the settings files."""
-    root = find_root(root)
+    root = project_root(root)
     experiments = load_experiments(root / "params.yaml")
     suite = load_suite(root, experiments.suite)
     for name in suite.roles:  # a misspelt role would quietly be a role that is not run

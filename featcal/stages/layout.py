@@ -6,8 +6,6 @@ Above the line (outputs/): weights and caches. Below it (results/, book/): small
 from dataclasses import dataclass
 from pathlib import Path
 
-from featcal.errors import MissingPath
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -23,6 +21,11 @@ class Layout:
     @property
     def results(self) -> Path:
         return self.root / "results" / self.suite
+
+    @property
+    def pins(self) -> Path:
+        """Hub names of the suite and the commits they were resolved to."""
+        return self.root / "suites" / f"{self.suite}.pins.json"
 
     @property
     def data(self) -> Path:
@@ -58,12 +61,3 @@ class Layout:
     def unfinished(self, fingerprint: str) -> Path:
         """Finished parts of an unfinished stage: outside the outputs, which DVC removes before it runs a stage again."""
         return self.root / ".featcal" / self.suite / fingerprint
-
-
-def find_root(start: Path | None = None) -> Path:
-    """The nearest folder, from `start` upwards, that holds params.yaml. Raises: MissingPath."""
-    here = (start or Path.cwd()).resolve()
-    for folder in (here, *here.parents):
-        if (folder / "params.yaml").is_file():
-            return folder
-    raise MissingPath(here / "params.yaml", "the experiments", "run the command inside a clone of the project")

@@ -37,7 +37,7 @@ def _prepare(context: Context, role: Role, pool: int, store: Path, out: Path) ->
     """Make what is missing in the store, then the output folder from it."""
     tasks = context.suite.pool(pool)
     root, data = context.layout.root, context.layout.data
-    pins = root / "suites" / f"{context.suite.name}.pins.json"
+    pins = context.layout.pins
     clip = making.clip_folder(root, role.clip, pins)
     jobs = {}
     if not (store / "heads.safetensors").is_file():

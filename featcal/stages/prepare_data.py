@@ -71,7 +71,7 @@ def _named(context: Context, folder: Path) -> dict[str, Source]:
     sources = {}
     for task in context.suite.tasks:
         entry, prompts = TASKS[task], load_prompts(task)
-        revision = pinned(context.layout.root / "suites" / "paper.pins.json", entry.hub_id, kind="dataset")
+        revision = pinned(context.layout.pins, entry.hub_id, kind="dataset")
         splits = {"train": entry.train_split, "test": entry.test_split}
         columns = dict(entry.columns)
         described = (entry.column, f"{entry.hub_id} on the hub", prompts.classes, prompts.templates, splits)
@@ -94,8 +94,7 @@ def _describe(context: Context, sources: dict[str, Source]) -> None:
         write_json(results / "choice.json", {})
         write_notice("Pictures of data from elsewhere are not kept with the results.", results / "contact_sheet.png")
         return
-    choice = CHOICE
-    write_json(results / "choice.json", read_json(choice) if choice.is_file() else {})
+    write_json(results / "choice.json", read_json(CHOICE))
     _draw_sheet(context)
 
 

@@ -1,11 +1,11 @@
 """Stage `pretrain`: the base of one size of the mini suite; frozen, its output ships with the package."""
 
-from featcal.stages.layout import find_root
+from featcal.settings import project_root
 
 
 def run(key: str) -> None:
     """Write featcal/mini/models/<role>/; an interrupted run goes on where it was."""
     from featcal.mini.pretrain import pretrain
 
-    root = find_root()
+    root = project_root()
     pretrain(key, out=root / "featcal" / "mini" / "models" / key, state_folder=root / ".featcal" / "pretrain")
