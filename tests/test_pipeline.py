@@ -15,7 +15,8 @@ STAGES = ("prepare_data", "prepare", "merge", "calibrate", "evaluate", "measure"
 # appear complete or not at all.
 EXEMPT = {
     "featcal/__init__.py",
-    "featcal/errors.py",
+    "featcal/errors/__init__.py",
+    *(f"featcal/errors/{part}.py" for part in ("base", "files", "models", "runs", "settings")),
     "featcal/settings.py",
     "featcal/experiments.py",
     "featcal/torchvision_mend.py",

@@ -1,0 +1,44 @@
+"""What a calibration or a training stops at."""
+
+from featcal.errors.base import FeatCalError
+
+
+class SingularGram(FeatCalError):
+    """The left side of a ridge system has no Cholesky factor."""
+
+    def __init__(self, site: str, ridge: float, width: int):
+        super().__init__(
+            f"{site}: the Gram matrix of {width} features has no Cholesky factor at ridge={ridge:g}.\n"
+            f"  - raise calibrate.ridge (paper: 0.05 for CLIP, 1e-5 for T5 and Llama-3B, 3.0 for Llama-8B), or\n"
+            f"  - draw more calibration samples, or\n"
+            f"  - look for activations that overflow: a factor is also missing when the features hold NaN or Inf."
+        )
+
+
+class BadBatches(FeatCalError):
+    """Calibration data that do not fit the experts or the model."""
+
+    def __init__(self, task: str, problem: str):
+        super().__init__(f"batches[{task!r}]: {problem}.")
+
+
+class TaskMismatch(FeatCalError):
+    """An expert without batches, or batches without an expert."""
+
+    def __init__(self, task: str, lacks: str, known: list[str]):
+        from difflib import get_close_matches
+
+        near = get_close_matches(task, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(known)) or 'none'}."
+        super().__init__(f"task {task!r} has no {lacks}; {hint}\n  - experts and batches must have the same task names.")
+
+
+class TrainingDiverged(FeatCalError):
+    """A loss that became NaN or infinite while an expert was fine-tuned."""
+
+    def __init__(self, task: str, step: int, lr: float):
+        super().__init__(
+            f"fine-tuning {task!r}: the loss is not finite at step {step} (lr {lr:g}).\n"
+            f"  - lower fine_tune.lr in the suite file, or\n"
+            f"  - if this is step 0, look for NaN in the base or in the images of this task"
+        )
