@@ -24,9 +24,13 @@ class StopForward(Exception):
 
 
 def model_call(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The batch on the model's device; a cache of keys and values would make a second pass differ from the first."""
+    """The batch on the model's device; a cache of keys and values would make a second pass differ from the first.
+
+    For a model whose parameters are not there yet (on meta) the batch must already lie where they will be.
+    """
     device = next(model.parameters()).device
-    call = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+    there = device.type != "meta"
+    call = {name: value.to(device) if there and isinstance(value, Tensor) else value for name, value in batch.items()}
     return call | {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else call
 
 

@@ -28,11 +28,14 @@ def uncovered(block: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in block.named_parameters() if id(p) not in held}
 
 
-def check_blocks(model: nn.Module, plan: BlockPlan, norm: bool = True) -> None:
-    """Raise BadPlan unless most of every stack's parameters can be solved and none of those is used elsewhere too.
+def check_norms(block: nn.Module) -> None:
+    """Raise BadSetting for a norm of an unknown kind."""
+    for name in solved_modules(block)[1]:
+        check_norm(block.get_submodule(name))
 
-    Raises: BadSetting for a norm of an unknown kind, unless norms are left alone.
-    """
+
+def check_blocks(model: nn.Module, plan: BlockPlan, norm: bool = True) -> None:
+    """Raise BadPlan unless most of every stack's parameters can be solved and none of those is used elsewhere too."""
     places: dict[int, list[str]] = {}
     for name, p in model.named_parameters(remove_duplicate=False):
         places.setdefault(id(p), []).append(name)
@@ -40,8 +43,6 @@ def check_blocks(model: nn.Module, plan: BlockPlan, norm: bool = True) -> None:
         check_coverage(model, stack)
         for block in blocks_of(model, stack):
             linears, norms = solved_modules(block, norm)
-            for name in norms:
-                check_norm(block.get_submodule(name))
             solved = [p for name in (*linears, *norms) for p in block.get_submodule(name).parameters(recurse=False)]
             shared = next((places[id(p)] for p in solved if len(places[id(p)]) > 1), None)
             if shared:

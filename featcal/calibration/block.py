@@ -3,19 +3,18 @@
 Legend: a system holds the normal equations of one site (linears sharing an input) or one norm, summed over tasks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
-from featcal.blocks.capture import Features
 from featcal.blocks.linear import load_side_by_side, side_by_side
 from featcal.blocks.norms import shift_of
-from featcal.blocks.replay import step
 from featcal.calibration.observe import BlockView, Observation, observe
 from featcal.calibration.record import BlockRecord, block_record
 from featcal.calibration.sites import Site
-from featcal.calibration.tracks import Tracks
+from featcal.calibration.tracks import Tracks, advance, advance_student, moved
 from featcal.core.drift import Drift
 from featcal.core.norm import NormSystem, norm_system, solve_norm
 from featcal.core.ridge import RidgeSystem, Solution, anchor, solve_ridge, task_system
@@ -39,33 +38,56 @@ class Systems:
 
 def calibrate_block(
     student: nn.Module,
-    base: nn.Module,
-    teachers: Mapping[str, nn.Module],
+    base: AbstractContextManager[nn.Module],
+    teachers: Iterable[tuple[str, nn.Module]],
     tracks: Mapping[str, Tracks],
     view: BlockView,
     settings: Calibration,
+    settle: Callable[[], None] = lambda: None,
 ) -> BlockRecord:
     """Calibrate the student's block in place and move every task's tracks behind it (Algorithm 1, lines 2-18).
 
-    Tasks are taken in the order of their names, whatever the order of the mappings, so that sums are the same to the bit.
+    Blocks of base and experts are asked for when they are needed, so that of every model but the student one block is in memory.
+    Experts must come in the order of their tasks' names, so that sums are the same to the bit whatever the order of the caller's
+    mapping. settle: called between solving and moving on, when the student's numbers may still be rounded.
     """
     systems: Systems | None = None
     before: dict[str, Drift] = {}
-    stale: dict[str, list[Features]] = {}
-    for task in sorted(teachers):
-        seen = observe(student, teachers[task], tracks[task], view, keep=settings.order == "stale")  # Eqs. 13, 52, 56: sums
-        share = task_systems(seen, teachers[task], settings)  # Eqs. 10, 14, 58
+    for task, teacher in teachers:
+        seen = observe(student, teacher, tracks[task], view)  # Eqs. 13, 52, 56: sums
+        share = task_systems(seen, teacher, settings)  # Eqs. 10, 14, 58
         systems = share if systems is None else systems + share
-        before[task], stale[task] = seen.drift, seen.student_out
+        before[task] = seen.drift
         del seen, share  # moments of one task at a time
     assert systems is not None
-    solutions = solve(systems, student, base, view.name, settings)  # Eqs. 11, 17, 51, 55, 59
-    after = {task: advance(student, tracks[task], view) for task in sorted(teachers)}
-    if settings.order == "stale":
-        for task, track in tracks.items():
-            track.student = stale[task]
+    merged_way = {task: moved(student, view.stack, tracks[task].student) for task in before if settings.order == "stale"}
+    with base as base_block:
+        solutions = solve(systems, student, base_block, view.name, settings)  # Eqs. 11, 17, 51, 55, 59
+    settle()
+    after = {task: advance_student(student, view.stack, tracks[task]) for task in before}
+    for task, features in merged_way.items():  # the next block is solved for what the merged model puts out
+        tracks[task].student = features
     tokens = sum(track.tokens for track in tracks.values())
     return block_record(view.name, before, after, tokens, [s.conditioning for s in solutions.values()])
+
+
+def replay_block(
+    student: nn.Module,
+    solved: Mapping[str, Tensor],
+    teachers: Iterable[tuple[str, nn.Module]],
+    tracks: Mapping[str, Tracks],
+    view: BlockView,
+    settings: Calibration,
+) -> None:
+    """Move every task's tracks behind a block whose solution is known, as `calibrate_block` would: the same bits follow."""
+    for task in tracks if settings.order == "stale" else ():
+        advance(student, view.stack, tracks[task].student)
+    for name, value in solved.items():
+        student.get_parameter(name).copy_(value)
+    for task in tracks if settings.order == "forward" else ():
+        advance(student, view.stack, tracks[task].student)
+    for task, teacher in teachers:
+        advance(teacher, view.stack, tracks[task].teacher)
 
 
 def task_systems(seen: Observation, teacher: nn.Module, settings: Calibration) -> Systems:
@@ -107,12 +129,3 @@ def solve_and_load_norm(system: NormSystem, student: nn.Module, base: nn.Module,
     weight.copy_(new_gain)
     if shift is not None and new_shift is not None:
         shift.copy_(new_shift)
-
-
-def advance(student: nn.Module, tracks: Tracks, view: BlockView) -> Drift:
-    """Run the student's block on its own track; the drift of what it puts out against the teacher's track."""
-    drift = Drift()
-    for number, mask in enumerate(tracks.masks):
-        tracks.student[number] = step(student, view.stack, *tracks.student[number])
-        drift.add(tracks.student[number][0], tracks.teacher[number][0], mask)
-    return drift

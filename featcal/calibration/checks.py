@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from featcal.errors import BadBatches, MissingTensor, NotFinite, TaskMismatch, TensorsDiffer
+from featcal.errors import BadBatches, MissingTensor, TaskMismatch, TensorsDiffer
+from featcal.models.residency import Held
 
 
 def check_tasks(experts: Mapping[str, Any], batches: Mapping[str, Any]) -> None:
@@ -25,30 +25,28 @@ def check_tasks(experts: Mapping[str, Any], batches: Mapping[str, Any]) -> None:
             raise BadBatches(task, f"is a {kind}; expected a list of mappings such as [{{'pixel_values': tensor}}, ...]")
 
 
-def check_models(models: Mapping[str, nn.Module]) -> None:
+def check_models(models: Mapping[str, Held]) -> None:
     """Raise unless all models (by the name errors use, the reference first) share names and shapes and hold only numbers."""
     names = list(models)
+    reference = shapes(models[names[0]].module)
     for name in names[1:]:
-        check_same_tensors(names[0], models[names[0]], name, models[name])
+        check_same_tensors(names[0], reference, name, shapes(models[name].module))
     for name in names:
-        for tensor, value in tensors(models[name]).items():
-            if value.is_floating_point() and not torch.isfinite(value).all():
-                raise NotFinite(name, tensor)
+        models[name].check_finite(name)
 
 
-def check_same_tensors(here: str, reference: nn.Module, there: str, model: nn.Module) -> None:
+def check_same_tensors(here: str, expected: Mapping[str, list[int]], there: str, found: Mapping[str, list[int]]) -> None:
     """Raise MissingTensor or TensorsDiffer, naming both models, the tensor and both shapes."""
-    expected, found = tensors(reference), tensors(model)
     for name in expected:
         if name not in found:
             raise MissingTensor(there, name, get_close_matches(name, found, n=3))
-        if expected[name].shape != found[name].shape:
-            raise TensorsDiffer(name, here, list(expected[name].shape), there, list(found[name].shape))
+        if expected[name] != found[name]:
+            raise TensorsDiffer(name, here, expected[name], there, found[name])
     for name in found:
         if name not in expected:
             raise MissingTensor(here, name, get_close_matches(name, expected, n=3))
 
 
-def tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters by name, tied ones under every name."""
-    return {name: value.detach() for name, value in model.named_parameters(remove_duplicate=False)}
+def shapes(model: nn.Module) -> dict[str, list[int]]:
+    """Shapes of parameters by name, tied ones under every name."""
+    return {name: list(value.shape) for name, value in model.named_parameters(remove_duplicate=False)}

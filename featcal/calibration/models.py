@@ -1,40 +1,86 @@
-"""What `calibrate` is given as modules, and what it makes as a folder: loading, copying, evaluation mode, writing."""
+"""The models of a calibration, each held whole in memory or one block at a time, and checked against each other."""
 
 import copy
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from featcal.calibration.record import BlockRecord
+from featcal.blocks.coverage import check_blocks, check_norms
+from featcal.blocks.plan import BlockPlan
+from featcal.blocks.plans import plan_for
+from featcal.calibration.checks import check_models
+from featcal.models.load import load_as_calibrated
+from featcal.models.residency import Held, Resident, Streamed
 from featcal.settings import Calibration
-from featcal.storage.atomic import atomic_folder
+
+Model = nn.Module | str | Path
 
 
-def as_module(model: nn.Module | str | Path, device: str | torch.device | None = None) -> nn.Module:
-    """A module as it is; a checkpoint folder loaded in float32 onto the device, of a whole CLIP its vision tower."""
-    if isinstance(model, nn.Module):
-        return model
-    from transformers import CLIPModel, CLIPVisionModel
+@dataclass(frozen=True)
+class Models:
+    """What is calibrated, what it is pulled to, and what it learns from."""
 
-    from featcal.models.load import load_model, load_vision, model_class
+    student: Held
+    base: Held
+    experts: Mapping[str, Held]  # by task, in the order of names
+    plan: BlockPlan
+    device: torch.device
+    dtype: torch.dtype
+    given: Mapping[str, nn.Module | Path]  # by the name errors use, as they came
 
-    load = load_vision if model_class(model) in (CLIPModel, CLIPVisionModel) else load_model
-    return load(model).to(device or "cpu")
+    @contextmanager
+    def evaluated(self) -> Iterator[None]:
+        """All of them in evaluation mode, without gradients; the student, which is ours, stays in it."""
+        self.student.module.eval()
+        with evaluation_mode([held.module for held in (self.base, *self.experts.values())]):
+            yield
 
 
-def label(role: str, model: nn.Module | str | Path) -> str:
+def hold_models(
+    merged: Model,
+    base: Model,
+    experts: Mapping[str, Model],
+    plan: BlockPlan | None,
+    settings: Calibration,
+    *,
+    whole: bool,
+    device: str | torch.device | None,
+    dtype: torch.dtype | None,
+) -> Models:
+    """The models, opened and checked; `whole` keeps a merged folder in memory, as the model that is returned.
+
+    Raises: FeatCalError for models that differ in their tensors or hold NaN, or that no plan fits.
+    """
+    place = torch.device(device or (next(merged.parameters()).device if isinstance(merged, nn.Module) else "cpu"))
+    dtype = dtype or (next(merged.parameters()).dtype if isinstance(merged, nn.Module) else torch.float32)
+    given = {label("merged", merged): merged, label("base", base): base}
+    given |= {label(f"expert {task!r}", experts[task]): experts[task] for task in sorted(experts)}
+
+    def held(model: Model) -> Held:
+        return Resident(model) if isinstance(model, nn.Module) else Streamed(model, place, dtype)
+
+    if isinstance(merged, nn.Module):
+        student: Held = Resident(copy.deepcopy(merged))
+    else:
+        student = Resident(load_as_calibrated(merged, dtype).to(place)) if whole else Streamed(merged, place, dtype)
+    first, *others = (student, held(base), *(held(experts[task]) for task in sorted(experts)))
+    check_models(dict(zip(given, (first, *others), strict=True)))
+    plan = plan_for(student.module, plan)
+    check_blocks(student.module, plan, settings.norm)
+    for stack in plan.stacks if settings.norm else ():
+        with student.block(f"{stack.blocks}.0") as block:  # blocks of one stack are of one class
+            check_norms(block)
+    where = {name: model if isinstance(model, nn.Module) else Path(model) for name, model in given.items()}
+    return Models(student, others[0], dict(zip(sorted(experts), others[1:], strict=True)), plan, place, dtype, where)
+
+
+def label(role: str, model: Model) -> str:
     """How errors call a model: its role, and its folder where it has one."""
     return role if isinstance(model, nn.Module) else f"{role} ({model})"
-
-
-def student_of(merged: nn.Module, given: object) -> nn.Module:
-    """The model to calibrate: a copy of a module that was given, the loaded one itself for a folder."""
-    return copy.deepcopy(merged) if merged is given else merged
 
 
 @contextmanager
@@ -52,17 +98,3 @@ def evaluation_mode(models: Sequence[nn.Module]) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-def write_calibrated(
-    student: nn.Module, out: str | Path, like: object, settings: Calibration, blocks: Sequence[BlockRecord]
-) -> Path:
-    """The Hugging Face folder with featcal.json beside the weights; it appears complete or not at all."""
-    from featcal.models.save import save_model
-
-    record = {"settings": asdict(settings), "blocks": [asdict(block) for block in blocks]}
-    with atomic_folder(out) as folder:
-        save_model(student, folder, like=like if isinstance(like, str | Path) else None)
-        text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False)
-        (folder / "featcal.json").write_text(text + "\n", encoding="utf-8")
-    return Path(out)

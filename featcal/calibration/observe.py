@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from featcal.blocks.capture import Features, module_inputs
+from featcal.blocks.capture import module_inputs
 from featcal.blocks.linear import side_by_side
 from featcal.blocks.norms import normalised
 from featcal.blocks.plan import Stack
@@ -41,19 +41,15 @@ class BlockView:
 
 @dataclass
 class Observation:
-    """Moments of one task in one block (Eqs. 13, 52, 56), and what the uncalibrated block puts out."""
+    """Moments of one task in one block (Eqs. 13, 52, 56) and its drift before it is calibrated."""
 
     sites: dict[Site, Moments] = field(default_factory=dict)
     norms: dict[str, NormMoments] = field(default_factory=dict)
     drift: Drift = field(default_factory=Drift)
-    student_out: list[Features] = field(default_factory=list)  # empty unless asked for
 
 
-def observe(student: nn.Module, teacher: nn.Module, tracks: Tracks, view: BlockView, keep: bool) -> Observation:
-    """The snapshot of one task; `keep` also keeps what the student puts out.
-
-    Raises: BadCapture where an input cannot be trusted.
-    """
+def observe(student: nn.Module, teacher: nn.Module, tracks: Tracks, view: BlockView) -> Observation:
+    """The snapshot of one task; moves the teacher's track on. Raises: BadCapture where an input cannot be trusted."""
     seen = Observation()
     names = view.modules.linears + view.modules.norms
     for number, mask in enumerate(tracks.masks):
@@ -67,8 +63,6 @@ def observe(student: nn.Module, teacher: nn.Module, tracks: Tracks, view: BlockV
         for name in view.modules.norms:
             add_norm(seen, name, x_cal[name], student.get_submodule(name), view, tokens)
         seen.drift.add(out_cal[0], out_exp[0], mask)
-        if keep:
-            seen.student_out.append(out_cal)
         tracks.teacher[number] = out_exp
     return seen
 

@@ -43,3 +43,9 @@ def shared_sites(inputs: Mapping[str, Tensor], linears: Sequence[str], weigh: We
         else:
             groups.append(([name], w))
     return {tuple(names): weights for names, weights in groups}
+
+
+def solved_parameters(block: nn.Module, modules: Modules) -> dict[str, nn.Parameter]:
+    """Parameters of the modules that are solved, by name within the block."""
+    named = {name: block.get_submodule(name).named_parameters(recurse=False) for name in (*modules.linears, *modules.norms)}
+    return {f"{name}.{part}": p for name, parts in named.items() for part, p in parts}

@@ -1,42 +1,39 @@
 """The two tracks of features of one task: the student's and the teacher's, batch by batch, just before the current block."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from featcal.blocks.capture import Features, feeding, first_inputs
+from featcal.blocks.capture import feeding, first_inputs
 from featcal.blocks.plan import Stack, blocks_of
-from featcal.blocks.replay import handed_on
+from featcal.blocks.replay import handed_on, step
+from featcal.calibration.batches import check_batch, naming
 from featcal.calibration.tokens import pad_token, padding_mask
+from featcal.calibration.waiting import Waiting
+from featcal.core.drift import Drift
 from featcal.errors import BadBatches
+from featcal.storage.spool import Spool
 
 
 @dataclass
 class Tracks:
-    """What block by block calibration of one stack keeps of one task."""
+    """What block by block calibration of one stack keeps of one task; a track holds Features, batch by batch."""
 
-    student: list[Features] = field(default_factory=list)
-    teacher: list[Features] = field(default_factory=list)
+    student: Waiting
+    teacher: Waiting
     masks: list[Tensor | None] = field(default_factory=list)  # (batch, tokens), 0 at padding
     fed_masks: list[Tensor | None] = field(default_factory=list)  # of the tokens that another stack feeds
-
-    @property
-    def tokens(self) -> int:
-        """Tokens without padding."""
-        pairs = zip(self.student, self.masks, strict=True)
-        return sum(int(mask.sum()) if mask is not None else hidden.shape[:-1].numel() for (hidden, _), mask in pairs)
+    tokens: int = 0  # without padding
 
 
 @dataclass(frozen=True)
 class HandedOn:
     """What one stack feeds to the next, of one task, batch by batch."""
 
-    student: list[Tensor]  # by the calibrated stack
-    teacher: list[Tensor]
+    student: Waiting  # by the calibrated stack
+    teacher: Waiting
     masks: list[Tensor | None]
 
 
@@ -46,6 +43,7 @@ def start_tracks(
     teacher: nn.Module,
     stack: Stack,
     batches: Iterable[Mapping[str, Any]],
+    spool: Spool,
     source: Stack | None = None,
     fed: HandedOn | None = None,
 ) -> Tracks:
@@ -53,7 +51,7 @@ def start_tracks(
 
     Raises: BadBatches naming the task and what is wrong.
     """
-    tracks = Tracks()
+    tracks = Tracks(Waiting(spool), Waiting(spool))
     for number, batch in enumerate(batches):
         check_batch(task, number, batch, student)
         with naming(task, number):
@@ -62,42 +60,48 @@ def start_tracks(
                 (teacher, tracks.teacher, fed and fed.teacher[number]),
             ):
                 with feeding(model, source, stack, handed):
-                    track.append(first_inputs(model, blocks_of(model, stack), batch, stack.mixed))
-        tracks.masks.append(padding_mask(batch, tracks.student[-1][0], stack.mask, pad_token(student)))
+                    features = first_inputs(model, blocks_of(model, stack), batch, stack.mixed)
+                track.append(features)
+        mask = padding_mask(batch, features[0], stack.mask, pad_token(student))
+        tracks.masks.append(mask)
         tracks.fed_masks.append(fed.masks[number] if fed else None)
-    if not tracks.student or tracks.tokens == 0:
+        tracks.tokens += int(mask.sum()) if mask is not None else features[0].shape[:-1].numel()
+    if fed:
+        fed.student.clear()
+        fed.teacher.clear()
+    if tracks.tokens == 0:
         raise BadBatches(task, "is empty; calibration needs at least one batch with at least one sample")
     return tracks
 
 
-def hand_on(tracks: Tracks, student: nn.Module, teacher: nn.Module, stack: Stack) -> HandedOn | None:
-    """What the stack behind whose last block the tracks are feeds to the next one."""
-    if not stack.feeds:
-        return None
-    ours = [handed_on(student, stack, hidden) for hidden, _ in tracks.student]
-    theirs = [handed_on(teacher, stack, hidden) for hidden, _ in tracks.teacher]
-    return HandedOn(ours, theirs, tracks.masks)
+def advance(block: nn.Module, stack: Stack, track: Waiting) -> None:
+    """Move one track behind a block."""
+    for number in range(len(track)):
+        track[number] = step(block, stack, *track[number])
 
 
-def check_batch(task: str, number: int, batch: object, model: nn.Module) -> None:
-    """Raise BadBatches unless the batch is a mapping with the model's main input whose numbers are finite."""
-    if not isinstance(batch, Mapping):
-        kind = type(batch).__name__
-        raise BadBatches(task, f"batch {number} is a {kind}; expected a mapping such as {{'pixel_values': tensor}}")
-    main = getattr(model, "main_input_name", None)  # of transformers' models; others are asked nothing
-    if main not in batch and main is not None:
-        raise BadBatches(task, f"batch {number} has no {main!r} (it holds: {', '.join(map(str, batch)) or 'nothing'})")
-    for name, value in batch.items():
-        if isinstance(value, Tensor) and value.numel() == 0:
-            raise BadBatches(task, f"{name!r} of batch {number} is empty; leave the batch out")
-        if isinstance(value, Tensor) and value.is_floating_point() and not torch.isfinite(value).all():
-            raise BadBatches(task, f"{name!r} of batch {number} holds NaN or Inf; repair or leave out the sample")
+def moved(block: nn.Module, stack: Stack, track: Waiting) -> Waiting:
+    """Where a track will be behind a block; the track itself stays."""
+    result = track.empty()
+    for features in track:
+        result.append(step(block, stack, *features))
+    return result
 
 
-@contextmanager
-def naming(task: str, number: int) -> Iterator[None]:
-    """Turns a model's refusal of a batch (an unknown keyword, another image size, no image at all) into BadBatches."""
-    try:
-        yield
-    except (TypeError, ValueError, AttributeError) as error:
-        raise BadBatches(task, f"batch {number} is refused by the model ({error})") from error
+def advance_student(block: nn.Module, stack: Stack, tracks: Tracks) -> Drift:
+    """Move the student's track behind a block; the drift of what the block puts out against the teacher's track."""
+    drift = Drift()
+    for number, mask in enumerate(tracks.masks):
+        features = step(block, stack, *tracks.student[number])
+        drift.add(features[0], tracks.teacher[number][0], mask)
+        tracks.student[number] = features
+    return drift
+
+
+def hand_on(model: nn.Module, stack: Stack, track: Waiting) -> Waiting:
+    """What the stack behind whose last block a track is feeds to the next one; the track is used up."""
+    result = track.empty()
+    for hidden, _ in track:
+        result.append(handed_on(model, stack, hidden))
+    track.clear()
+    return result

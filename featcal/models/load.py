@@ -108,3 +108,9 @@ def _loaded(kind: Any, folder: str | Path, dtype: torch.dtype, part: str | None)
         raise WrongKeys(folder, kind.__name__, sorted(info["missing_keys"]), unexpected, misshapen)
     loaded: nn.Module = module.eval()
     return loaded
+
+
+def load_as_calibrated(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """What calibration is about in a folder: of a whole CLIP the vision tower, of others the model. Raises: as load_model."""
+    load = load_vision if model_class(folder) in (CLIPModel, CLIPVisionModel) else load_model
+    return load(folder, dtype)

@@ -1,0 +1,110 @@
+"""What a calibration leaves behind when it is killed: every solved block, kept until the result is written.
+
+A run goes on from such a folder only where nothing that could change a number differs: models, batches, settings, code, versions.
+"""
+
+import fcntl
+import json
+import shutil
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from featcal.blocks.plan import Stack
+from featcal.calibration.record import BlockRecord
+from featcal.errors import BadSetting, TruncatedFile
+from featcal.storage.atomic import atomic_path
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A block that is done."""
+
+    parameters: dict[str, Tensor]  # by name within the block
+    record: BlockRecord
+
+
+def block_name(stack: Stack, index: int) -> str:
+    """How records and files call a block."""
+    return f"{stack.name}.{index:02d}"
+
+
+def beside(out: Path) -> Path:
+    """Where a run keeps its blocks unless told otherwise: a hidden folder beside the result."""
+    return out.with_name(f".{out.name}.unfinished")
+
+
+class RunFolder(AbstractContextManager["RunFolder"]):
+    """`with RunFolder(path) as run:`; one process at a time works in it.
+
+    It stays where the body fails with blocks solved; `remove` is called once the result is written.
+    run.activations: a folder for what does not fit into memory, emptied at both ends.
+    Raises: BadSetting where another process works in it.
+    """
+
+    def __init__(self, path: Path):
+        self.path, self.activations, self._blocks = path, path / "activations", path / "blocks"
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> "RunFolder":
+        self._blocks.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.path / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise BadSetting(
+                "work", str(self.path), "is in use by another calibration; wait for it or name another folder"
+            ) from None
+        shutil.rmtree(self.activations, ignore_errors=True)
+        for unfinished in self._blocks.glob(".*"):  # of a process that was killed while it wrote
+            unfinished.unlink()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        shutil.rmtree(self.activations, ignore_errors=True)
+        if not any(self._blocks.glob("*")):  # nothing that a next run could go on from
+            self.remove()
+        if self._lock:
+            self._lock.close()
+
+    def resume(self, fingerprint: str, wanted: bool = True) -> int:
+        """How many blocks an earlier run of the same fingerprint has solved; those of another one are removed."""
+        stamp = self.path / "fingerprint"
+        if not wanted or not stamp.is_file() or stamp.read_text("utf-8") != fingerprint:
+            for block in self._blocks.glob("*"):
+                block.unlink()
+        with atomic_path(stamp) as part:
+            part.write_text(fingerprint, "utf-8")
+        return len(list(self._blocks.glob("*")))
+
+    def solved(self, block: str) -> Solved | None:
+        """Parameters and record of a block that an earlier run has solved. Raises: TruncatedFile."""
+        path = self._file(block)
+        if not path.is_file():
+            return None
+        try:
+            with safe_open(path, framework="pt") as file:
+                record = BlockRecord(**json.loads(file.metadata()["record"]))
+                return Solved({name: file.get_tensor(name) for name in file.keys()}, record)  # noqa: SIM118
+        except SafetensorError as error:
+            raise TruncatedFile(path, error) from None
+
+    def keep(self, block: str, parameters: Mapping[str, Tensor], record: BlockRecord) -> None:
+        """Write a solved block; it appears whole or not at all. Raises: DiskFull."""
+        with atomic_path(self._file(block), sum(p.nbytes for p in parameters.values())) as part:
+            tensors = {name: p.detach().cpu().contiguous() for name, p in parameters.items()}
+            save_file(tensors, part, metadata={"record": json.dumps(asdict(record))})
+
+    def remove(self) -> None:
+        """Nothing is left to go on from: the result is written."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _file(self, block: str) -> Path:
+        return self._blocks / f"{block}.safetensors"

@@ -1,0 +1,138 @@
+"""Every block of every stack, in forward order: what runs between opening the models and writing the result."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from featcal.blocks.plan import Stack, blocks_of
+from featcal.blocks.replay import check_replay
+from featcal.calibration.batches import Stream, check_batch, naming, on_device
+from featcal.calibration.block import calibrate_block, replay_block
+from featcal.calibration.fingerprint import fingerprint
+from featcal.calibration.models import Models
+from featcal.calibration.observe import BlockView
+from featcal.calibration.record import BlockRecord, line
+from featcal.calibration.run_folder import RunFolder, block_name
+from featcal.calibration.sites import calibrated_modules, solved_parameters
+from featcal.calibration.tracks import HandedOn, Tracks, hand_on, start_tracks
+from featcal.calibration.waiting import Waiting
+from featcal.core.weighting import TokenRule
+from featcal.models.residency import in_turn
+from featcal.settings import Calibration
+from featcal.storage.spool import Spool
+
+Batches = Iterable[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What stays the same from stack to stack."""
+
+    models: Models
+    settings: Calibration
+    token_weights: TokenRule | None
+    spool: Spool
+    folder: RunFolder | None
+    resume: bool
+    progress: Callable[[str], None] | None
+
+    def tell(self, text: str) -> None:
+        """One line for whoever listens."""
+        if self.progress:
+            self.progress(text)
+
+
+def calibrate_stacks(run: Run, batches: Mapping[str, Batches]) -> list[BlockRecord]:
+    """Every stack in forward order; what one feeds to the next comes from the calibrated student and from each expert."""
+    records: list[BlockRecord] = []
+    handed: dict[str, HandedOn] = {}
+    streams = opened(run, batches)
+    for source, stack in run.models.plan.in_order:
+        tracks = started(run, source, stack, streams, handed)
+        if run.folder and not records:
+            go_on(run, run.folder, streams)
+        records += calibrate_stack(run, stack, tracks, source.feeds if source else "")
+        handed = handed_over(run, stack, tracks) if stack.feeds else {}
+    return records
+
+
+def opened(run: Run, batches: Mapping[str, Batches]) -> dict[str, Stream]:
+    """The batches of every task; the very first one also proves that the plan replays the model exactly."""
+    streams = {}
+    for number, task in enumerate(sorted(run.models.experts)):
+
+        def check(batch: Mapping[str, Any], task: str = task) -> None:
+            student = run.models.student.module
+            check_batch(task, 0, batch, student)
+            with naming(task, 0):
+                check_replay(student, run.models.plan, on_device(batch, run.models.device))
+
+        kept = Waiting(run.spool) if len(run.models.plan.stacks) > 1 else None
+        streams[task] = Stream(batches[task], kept, check if number == 0 else None)
+    return streams
+
+
+def started(
+    run: Run, source: Stack | None, stack: Stack, streams: Mapping[str, Stream], handed: Mapping[str, HandedOn]
+) -> dict[str, Tracks]:
+    """Both tracks of every task before the first block of a stack."""
+    tracks = {}
+    with run.models.student.running() as student:
+        for task, expert in run.models.experts.items():
+            with expert.running() as teacher:
+                given = (on_device(batch, run.models.device) for batch in streams[task])
+                tracks[task] = start_tracks(task, student, teacher, stack, given, run.spool, source, handed.get(task))
+    return tracks
+
+
+def handed_over(run: Run, stack: Stack, tracks: Mapping[str, Tracks]) -> dict[str, HandedOn]:
+    """What a stack feeds to the next one, of every task."""
+    handed = {}
+    with run.models.student.running() as student:
+        for task, expert in run.models.experts.items():
+            with expert.running() as teacher:
+                ours = hand_on(student, stack, tracks[task].student)
+                theirs = hand_on(teacher, stack, tracks[task].teacher)
+                handed[task] = HandedOn(ours, theirs, tracks[task].masks)
+    return handed
+
+
+def go_on(run: Run, folder: RunFolder, streams: Mapping[str, Stream]) -> None:
+    """Tell how much an earlier run has left, now that all batches have been read and it is clear whether it was the same."""
+    digests = {task: stream.digest for task, stream in streams.items()}
+    solved = folder.resume(fingerprint(run.models, digests, run.settings, run.token_weights), run.resume)
+    if solved:
+        run.tell(f"{solved} blocks are solved already; going on behind them")
+
+
+def calibrate_stack(run: Run, stack: Stack, tracks: Mapping[str, Tracks], fed: str) -> list[BlockRecord]:
+    """Every block of one stack in forward order."""
+    count, records = len(blocks_of(run.models.student.module, stack)), []
+    rule = run.token_weights or run.models.plan.rule(stack)
+    for index in range(count):
+        start = time.perf_counter()
+        with run.models.student.block(f"{stack.blocks}.{index}") as block:
+            modules = calibrated_modules(block, run.settings.norm)
+            view = BlockView(block_name(stack, index), stack, index + 1 == count, modules, rule, fed)
+            records.append(calibrated_or_known(run, block, f"{stack.blocks}.{index}", tracks, view))
+        run.tell(line(records[-1], len(run.models.experts), time.perf_counter() - start))
+    return records
+
+
+def calibrated_or_known(run: Run, block: nn.Module, path: str, tracks: Mapping[str, Tracks], view: BlockView) -> BlockRecord:
+    """Calibrate a block and keep the solution, or take the solution that an earlier run has kept."""
+    models, folder = run.models, run.folder
+    teachers = in_turn(models.experts, path)
+    known = folder.solved(view.name) if folder else None
+    if known:
+        replay_block(block, known.parameters, teachers, tracks, view, run.settings)
+        return known.record
+    record = calibrate_block(
+        block, models.base.block(path), teachers, tracks, view, run.settings, lambda: models.student.settle(path)
+    )
+    if folder:
+        folder.keep(view.name, solved_parameters(block, view.modules), record)
+    return record

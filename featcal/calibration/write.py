@@ -1,0 +1,62 @@
+"""The calibrated model as a Hugging Face folder, with featcal.json beside the weights; it appears complete or not at all."""
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from torch import Tensor
+
+from featcal.blocks.plan import blocks_of
+from featcal.calibration.models import Models
+from featcal.calibration.record import BlockRecord
+from featcal.calibration.run_folder import RunFolder, block_name
+from featcal.models.residency import Streamed
+from featcal.models.save import copy_beside, save_model
+from featcal.settings import Calibration
+from featcal.storage.atomic import atomic_folder
+from featcal.storage.writer import ShardWriter
+
+
+def write_calibrated(
+    models: Models, out: str | Path, settings: Calibration, blocks: Sequence[BlockRecord], folder: RunFolder
+) -> Path:
+    """The folder of a student that is in memory, or of one that was streamed: the merged folder with the solved numbers in it.
+
+    Raises: DiskFull.
+    """
+    record = {"settings": asdict(settings), "blocks": [asdict(block) for block in blocks]}
+    text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    with atomic_folder(out) as place:
+        if isinstance(models.student, Streamed):
+            copy_with(models.student, place, solved_tensors(models, folder))
+        else:
+            save_model(models.student.module, place)
+        (place / "featcal.json").write_text(text, encoding="utf-8")
+    return Path(out)
+
+
+def solved_tensors(models: Models, folder: RunFolder) -> Iterator[tuple[str, Tensor]]:
+    """Every solved parameter by its name in the model, one block in memory at a time."""
+    for stack in models.plan.stacks:
+        for index in range(len(blocks_of(models.student.module, stack))):
+            solved = folder.solved(block_name(stack, index))
+            assert solved is not None
+            for name, tensor in solved.parameters.items():
+                yield f"{stack.blocks}.{index}.{name}", tensor
+
+
+def copy_with(student: Streamed, folder: Path, solved: Iterable[tuple[str, Tensor]]) -> None:
+    """A copy of the student's folder with solved parameters in the place of its own: same names, kinds and configuration."""
+    checkpoint, written = student.checkpoint, set()
+    with ShardWriter(folder, needed=sum(checkpoint.bytes(name) for name in checkpoint.names)) as writer:
+        shutil.copyfile(checkpoint.folder / "config.json", writer.folder / "config.json")
+        copy_beside(checkpoint.folder, writer.folder)
+        for name, tensor in solved:
+            stored = student.stored_name(name)
+            written.add(stored)
+            writer.write(checkpoint.stored(stored), tensor.to(checkpoint.dtype(stored)))
+        for name in checkpoint.names:
+            if name not in written:
+                writer.write(checkpoint.stored(name), checkpoint.tensor(name))
