@@ -128,14 +128,17 @@ def test_folders_go_in_as_modules_do(tmp_path):
     assert same_bits(calibrate(**given | as_folders, settings=PAPER).model, calibrate(**given, settings=PAPER).model)
 
 
-def test_nothing_is_left_of_a_folder_that_could_not_be_written(tmp_path, monkeypatch):
+def test_of_a_folder_that_could_not_be_written_only_the_solved_blocks_are_left(tmp_path, monkeypatch):
     def fails(*_args, **_kwargs):
         raise OSError("broken disk")
 
     monkeypatch.setattr(featcal.models.save, "write_config", fails)
     with pytest.raises(OSError, match="broken disk"):
         written(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert [p.name for p in tmp_path.iterdir()] == [".out.unfinished"]
+    monkeypatch.undo()
+    written(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
 def test_an_older_folder_stays_whole_until_the_new_one_is(tmp_path, monkeypatch):

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from featcal.errors import BadBatches, MissingTensor, TaskMismatch, TensorsDiffer
-from featcal.models.residency import Held
+from featcal.errors import BadBatches, TaskMismatch
+from featcal.models.residency import Held, require_alike
 
 
 def check_tasks(experts: Mapping[str, Any], batches: Mapping[str, Any]) -> None:
@@ -27,26 +27,6 @@ def check_tasks(experts: Mapping[str, Any], batches: Mapping[str, Any]) -> None:
 
 def check_models(models: Mapping[str, Held]) -> None:
     """Raise unless all models (by the name errors use, the reference first) share names and shapes and hold only numbers."""
-    names = list(models)
-    reference = shapes(models[names[0]].module)
-    for name in names[1:]:
-        check_same_tensors(names[0], reference, name, shapes(models[name].module))
-    for name in names:
-        models[name].check_finite(name)
-
-
-def check_same_tensors(here: str, expected: Mapping[str, list[int]], there: str, found: Mapping[str, list[int]]) -> None:
-    """Raise MissingTensor or TensorsDiffer, naming both models, the tensor and both shapes."""
-    for name in expected:
-        if name not in found:
-            raise MissingTensor(there, name, get_close_matches(name, found, n=3))
-        if expected[name] != found[name]:
-            raise TensorsDiffer(name, here, expected[name], there, found[name])
-    for name in found:
-        if name not in expected:
-            raise MissingTensor(here, name, get_close_matches(name, expected, n=3))
-
-
-def shapes(model: nn.Module) -> dict[str, list[int]]:
-    """Shapes of parameters by name, tied ones under every name."""
-    return {name: list(value.shape) for name, value in model.named_parameters(remove_duplicate=False)}
+    require_alike(models)
+    for name, model in models.items():
+        model.check_finite(name)

@@ -14,8 +14,10 @@ from featcal.blocks.plan import BlockPlan
 from featcal.blocks.plans import plan_for
 from featcal.calibration.checks import check_models
 from featcal.models.load import load_as_calibrated
-from featcal.models.residency import Held, Resident, Streamed
+from featcal.models.residency import Held, Resident
+from featcal.models.streamed import Streamed
 from featcal.settings import Calibration
+from featcal.storage.ledger import Ledger
 
 Model = nn.Module | str | Path
 
@@ -30,7 +32,14 @@ class Models:
     plan: BlockPlan
     device: torch.device
     dtype: torch.dtype
+    ledger: Ledger  # bytes of the parameters of folders that are in memory
     given: Mapping[str, nn.Module | Path]  # by the name errors use, as they came
+
+    def settle(self, path: str, block: nn.Module) -> None:
+        """Round a streamed student's block to the precision it will be written in, so that what follows sees what is written."""
+        if isinstance(self.student, Streamed):
+            for name, p in block.named_parameters():
+                p.copy_(p.to(self.student.stored_dtype(f"{path}.{name}")))
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
@@ -60,22 +69,24 @@ def hold_models(
     given = {label("merged", merged): merged, label("base", base): base}
     given |= {label(f"expert {task!r}", experts[task]): experts[task] for task in sorted(experts)}
 
-    def held(model: Model) -> Held:
-        return Resident(model) if isinstance(model, nn.Module) else Streamed(model, place, dtype)
+    ledger = Ledger()
+
+    def streamed(folder: str | Path) -> Held:
+        return Streamed(folder, [stack.blocks for stack in plan.stacks] if plan else (), dtype=dtype, device=place, ledger=ledger)
 
     if isinstance(merged, nn.Module):
         student: Held = Resident(copy.deepcopy(merged))
     else:
-        student = Resident(load_as_calibrated(merged, dtype).to(place)) if whole else Streamed(merged, place, dtype)
-    first, *others = (student, held(base), *(held(experts[task]) for task in sorted(experts)))
-    check_models(dict(zip(given, (first, *others), strict=True)))
+        student = Resident(load_as_calibrated(merged, dtype).to(place)) if whole else streamed(merged)
     plan = plan_for(student.module, plan)
+    others = [Resident(m) if isinstance(m, nn.Module) else streamed(m) for m in (base, *(experts[task] for task in sorted(experts)))]
+    check_models(dict(zip(given, (student, *others), strict=True)))
     check_blocks(student.module, plan, settings.norm)
     for stack in plan.stacks if settings.norm else ():
         with student.block(f"{stack.blocks}.0") as block:  # blocks of one stack are of one class
             check_norms(block)
     where = {name: model if isinstance(model, nn.Module) else Path(model) for name, model in given.items()}
-    return Models(student, others[0], dict(zip(sorted(experts), others[1:], strict=True)), plan, place, dtype, where)
+    return Models(student, others[0], dict(zip(sorted(experts), others[1:], strict=True)), plan, place, dtype, ledger, where)
 
 
 def label(role: str, model: Model) -> str:

@@ -131,7 +131,7 @@ def calibrated_or_known(run: Run, block: nn.Module, path: str, tracks: Mapping[s
         replay_block(block, known.parameters, teachers, tracks, view, run.settings)
         return known.record
     record = calibrate_block(
-        block, models.base.block(path), teachers, tracks, view, run.settings, lambda: models.student.settle(path)
+        block, models.base.block(path), teachers, tracks, view, run.settings, lambda: models.settle(path, block)
     )
     if folder:
         folder.keep(view.name, solved_parameters(block, view.modules), record)

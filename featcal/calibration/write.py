@@ -12,10 +12,11 @@ from featcal.blocks.plan import blocks_of
 from featcal.calibration.models import Models
 from featcal.calibration.record import BlockRecord
 from featcal.calibration.run_folder import RunFolder, block_name
-from featcal.models.residency import Streamed
 from featcal.models.save import copy_beside, save_model
+from featcal.models.streamed import Streamed
 from featcal.settings import Calibration
 from featcal.storage.atomic import atomic_folder
+from featcal.storage.checkpoint import LazyCheckpoint
 from featcal.storage.writer import ShardWriter
 
 
@@ -49,14 +50,14 @@ def solved_tensors(models: Models, folder: RunFolder) -> Iterator[tuple[str, Ten
 
 def copy_with(student: Streamed, folder: Path, solved: Iterable[tuple[str, Tensor]]) -> None:
     """A copy of the student's folder with solved parameters in the place of its own: same names, kinds and configuration."""
-    checkpoint, written = student.checkpoint, set()
-    with ShardWriter(folder, needed=sum(checkpoint.bytes(name) for name in checkpoint.names)) as writer:
-        shutil.copyfile(checkpoint.folder / "config.json", writer.folder / "config.json")
-        copy_beside(checkpoint.folder, writer.folder)
+    whole, written = LazyCheckpoint(student.folder), set()  # of a whole CLIP both towers
+    with ShardWriter(folder, needed=sum(whole.bytes(name) for name in whole.names)) as writer:
+        shutil.copyfile(whole.folder / "config.json", writer.folder / "config.json")
+        copy_beside(whole.folder, writer.folder)
         for name, tensor in solved:
-            stored = student.stored_name(name)
-            written.add(stored)
-            writer.write(checkpoint.stored(stored), tensor.to(checkpoint.dtype(stored)))
-        for name in checkpoint.names:
-            if name not in written:
-                writer.write(checkpoint.stored(name), checkpoint.tensor(name))
+            sources = student.sources(name)
+            writer.write(sources[0] if len(sources) == 1 else name, tensor.to(student.stored_dtype(name)))
+            written.update(sources)
+        for name in whole.names:
+            if whole.raw_name(name) not in written:
+                writer.write(whole.raw_name(name), whole.tensor(name))
