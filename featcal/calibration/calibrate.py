@@ -1,5 +1,7 @@
 """FeatCal's public function: a merged model, its base and its experts in, the calibrated model out (Algorithm 1)."""
 
+import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +21,8 @@ from featcal.core.precision import exact_products
 from featcal.core.weighting import TokenRule
 from featcal.settings import Calibration
 from featcal.storage.spool import Spool
+
+GPU_SHARE = 0.25  # of free memory, for activations; blocks, sums and one batch at work need the rest
 
 Model = nn.Module | str | Path
 Batches = Iterable[Mapping[str, Any]]
@@ -57,7 +61,8 @@ def calibrate(
         token_weights: (module name, last block?, (batch, tokens)) -> weights of that shape; the family's rule where None.
         device: where blocks of folders are loaded to, the CPU where None; modules stay where they are, and batches follow them.
         dtype: precision in which folders are calibrated; that of `merged` where it is a module, else float32.
-        host_memory: bytes of activations kept in memory, the rest goes to disk; all of them where None.
+        host_memory: bytes of activations kept in memory, the rest goes to disk; all of them where None (a GPU also keeps
+            some).
         work: a folder for activations and, with `out`, for the solved blocks a killed run goes on from; beside `out` where None.
         resume: go on from the blocks that an earlier run with the same models, batches and settings has solved.
         progress: called with one line of text per block.
@@ -71,8 +76,9 @@ def calibrate(
         open_.enter_context(models.evaluated())
         open_.enter_context(exact_products())
         folder = open_.enter_context(RunFolder(Path(work) if work else beside(Path(out)))) if out is not None else None
-        place = folder.activations if folder else Path(work) if work else None
-        spool = open_.enter_context(Spool(host_bytes=host_memory, folder=place))
+        place = folder.path if folder else Path(work or tempfile.gettempdir())
+        on_gpu, in_memory = budgets(models.device, host_memory)
+        spool = open_.enter_context(Spool(on_gpu, in_memory, place))
         run = Run(models, settings, token_weights, spool, folder, resume, progress)
         blocks = calibrate_stacks(run, batches)
         if out is None:
@@ -81,3 +87,9 @@ def calibrate(
         written = write_calibrated(models, out, settings, blocks, folder)
         folder.remove()
         return Result(None, written, blocks)
+
+
+def budgets(device: torch.device, host_memory: int | None) -> tuple[int, int]:
+    """Bytes of activations on the device and in host memory: a share of what a GPU has free, and what was asked for."""
+    on_gpu = int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE) if device.type == "cuda" else 0
+    return on_gpu, sys.maxsize if host_memory is None else host_memory

@@ -1,7 +1,6 @@
 """What must hold before the first block: the same tensors everywhere, only numbers in them, a batch list for every expert."""
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from torch import Tensor

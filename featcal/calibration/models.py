@@ -39,7 +39,7 @@ class Models:
         """Round a streamed student's block to the precision it will be written in, so that what follows sees what is written."""
         if isinstance(self.student, Streamed):
             for name, p in block.named_parameters():
-                p.copy_(p.to(self.student.stored_dtype(f"{path}.{name}")))
+                p.copy_(p.to(self.student.parameters.stored_dtype(f"{path}.{name}")))
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
@@ -79,7 +79,9 @@ def hold_models(
     else:
         student = Resident(load_as_calibrated(merged, dtype).to(place)) if whole else streamed(merged)
     plan = plan_for(student.module, plan)
-    others = [Resident(m) if isinstance(m, nn.Module) else streamed(m) for m in (base, *(experts[task] for task in sorted(experts)))]
+    others = [
+        Resident(m) if isinstance(m, nn.Module) else streamed(m) for m in (base, *(experts[task] for task in sorted(experts)))
+    ]
     check_models(dict(zip(given, (student, *others), strict=True)))
     check_blocks(student.module, plan, settings.norm)
     for stack in plan.stacks if settings.norm else ():

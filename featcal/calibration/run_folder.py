@@ -44,12 +44,11 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     """`with RunFolder(path) as run:`; one process at a time works in it.
 
     It stays where the body fails with blocks solved; `remove` is called once the result is written.
-    run.activations: a folder for what does not fit into memory, emptied at both ends.
     Raises: BadSetting where another process works in it.
     """
 
     def __init__(self, path: Path):
-        self.path, self.activations, self._blocks = path, path / "activations", path / "blocks"
+        self.path, self._blocks = path, path / "blocks"
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> "RunFolder":
@@ -62,13 +61,11 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             raise BadSetting(
                 "work", str(self.path), "is in use by another calibration; wait for it or name another folder"
             ) from None
-        shutil.rmtree(self.activations, ignore_errors=True)
         for unfinished in self._blocks.glob(".*"):  # of a process that was killed while it wrote
             unfinished.unlink()
         return self
 
     def __exit__(self, *error: object) -> None:
-        shutil.rmtree(self.activations, ignore_errors=True)
         if not any(self._blocks.glob("*")):  # nothing that a next run could go on from
             self.remove()
         if self._lock:

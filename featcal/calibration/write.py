@@ -55,9 +55,9 @@ def copy_with(student: Streamed, folder: Path, solved: Iterable[tuple[str, Tenso
         shutil.copyfile(whole.folder / "config.json", writer.folder / "config.json")
         copy_beside(whole.folder, writer.folder)
         for name, tensor in solved:
-            sources = student.sources(name)
-            writer.write(sources[0] if len(sources) == 1 else name, tensor.to(student.stored_dtype(name)))
+            sources = student.parameters.sources(name)
+            writer.write(sources[0] if len(sources) == 1 else name, tensor.to(student.parameters.stored_dtype(name)))
             written.update(sources)
         for name in whole.names:
-            if whole.raw_name(name) not in written:
-                writer.write(whole.raw_name(name), whole.tensor(name))
+            if whole.stored_name(name) not in written:
+                writer.write(whole.stored_name(name), whole.tensor(name))
