@@ -13,6 +13,7 @@ from featcal.blocks.linear import load_side_by_side, side_by_side
 from featcal.blocks.norms import shift_of
 from featcal.blocks.replay import step
 from featcal.calibration.observe import BlockView, Observation, observe
+from featcal.calibration.ranks import Ranks
 from featcal.calibration.record import BlockRecord, block_record
 from featcal.calibration.sites import Site
 from featcal.calibration.tracks import Tracks
@@ -44,9 +45,11 @@ def calibrate_block(
     tracks: Mapping[str, Tracks],
     view: BlockView,
     settings: Calibration,
+    ranks: Ranks,
 ) -> BlockRecord:
     """Calibrate the student's block in place and move every task's tracks behind it (Algorithm 1, lines 2-18).
 
+    Teachers and tracks are those of this process's tasks; the student and the record come out the same on all processes.
     Tasks are taken in the order of their names, whatever the order of the mappings, so that sums are the same to the bit.
     """
     systems: Systems | None = None
@@ -59,13 +62,13 @@ def calibrate_block(
         before[task], stale[task] = seen.drift, seen.student_out
         del seen, share  # moments of one task at a time
     assert systems is not None
-    solutions = solve(systems, student, base, view.name, settings)  # Eqs. 11, 17, 51, 55, 59
+    solutions = solve(systems, student, base, view.name, settings, ranks)  # Eqs. 11, 17, 51, 55, 59
     after = {task: advance(student, tracks[task], view) for task in sorted(teachers)}
     if settings.order == "stale":
         for task, track in tracks.items():
             track.student = stale[task]
-    tokens = sum(track.tokens for track in tracks.values())
-    return block_record(view.name, before, after, tokens, [s.conditioning for s in solutions.values()])
+    told = ranks.gathered({task: (before[task], after[task], track.tokens) for task, track in tracks.items()})
+    return block_record(view.name, told, [s.conditioning for s in solutions.values()])
 
 
 def task_systems(seen: Observation, teacher: nn.Module, settings: Calibration) -> Systems:
@@ -81,8 +84,11 @@ def task_systems(seen: Observation, teacher: nn.Module, settings: Calibration) -
     return Systems(sites, norms)
 
 
-def solve(systems: Systems, student: nn.Module, base: nn.Module, place: str, settings: Calibration) -> dict[Site, Solution]:
+def solve(
+    systems: Systems, student: nn.Module, base: nn.Module, place: str, settings: Calibration, ranks: Ranks
+) -> dict[Site, Solution]:
     """Solve every system against its anchor, then load all results; the student holds the merged weights until then."""
+    systems = ranks.summed(systems)
     rho, ridge = settings.anchor_blend, settings.ridge
     solutions = {}
     for site, system in systems.sites.items():
@@ -90,6 +96,7 @@ def solve(systems: Systems, student: nn.Module, base: nn.Module, place: str, set
         W_base, b_base = side_by_side(base.get_submodule(name) for name in site)
         A, a = anchor(W, W_base, rho), anchor(b, b_base, rho)  # Eqs. 11, 51
         solutions[site] = solve_ridge(system, A, a, ridge, site=f"{place}.{'+'.join(site)}")  # Eqs. 17, 55
+    solutions = ranks.shared(solutions)
     for name, norm_sums in systems.norms.items():
         solve_and_load_norm(norm_sums, student.get_submodule(name), base.get_submodule(name), settings)
     for site, solution in solutions.items():

@@ -17,6 +17,7 @@ from featcal.calibration.block import calibrate_block
 from featcal.calibration.checks import check_models, check_tasks
 from featcal.calibration.models import as_module, evaluation_mode, label, student_of, write_calibrated
 from featcal.calibration.observe import BlockView
+from featcal.calibration.ranks import Ranks, current
 from featcal.calibration.record import BlockRecord, Result, line
 from featcal.calibration.sites import calibrated_modules
 from featcal.calibration.tracks import HandedOn, Tracks, check_batch, hand_on, naming, start_tracks
@@ -34,10 +35,12 @@ class Run:
 
     student: nn.Module
     base: nn.Module
-    experts: Mapping[str, nn.Module]  # by task, in the order of names
+    experts: Mapping[str, nn.Module]  # by task of this process, in the order of names
     plan: BlockPlan
     settings: Calibration
     progress: Callable[[str], None] | None
+    ranks: Ranks
+    tasks: int  # of all processes
 
 
 def calibrate(
@@ -70,21 +73,25 @@ def calibrate(
     Returns: Result with model (None with `out`), folder (None without) and one record per block.
     Raises: FeatCalError, before the first block is touched, for models or batches that do not fit.
     """
-    check_tasks(experts, batches)
-    modules = {task: as_module(experts[task], device) for task in sorted(experts)}
-    anchor_base, upstream = as_module(base, device), as_module(merged, device)
-    named = {label("merged", merged): upstream, label("base", base): anchor_base}
-    check_models(named | {label(f"expert {task!r}", experts[task]): module for task, module in modules.items()})
-    plan = plan_for(upstream, plan)
-    check_blocks(upstream, plan, settings.norm)
-    student = student_of(upstream, merged).eval()
-    with evaluation_mode([anchor_base, *modules.values()]), exact_products():
-        run = Run(student, anchor_base, modules, plan, settings, progress)
-        streams = batches if len(plan.stacks) == 1 else {task: list(batches[task]) for task in modules}
-        blocks = calibrate_stacks(run, streams, token_weights)
-    if out is None:
-        return Result(student, None, blocks)
-    return Result(None, write_calibrated(student, out, merged, settings, blocks), blocks)
+    ranks = current()
+    with ranks.ending_as_one():
+        check_tasks(experts, batches)
+        modules = {task: as_module(experts[task], device) for task in ranks.mine(experts)}
+        anchor_base, upstream = as_module(base, device), as_module(merged, device)
+        named = {label("merged", merged): upstream, label("base", base): anchor_base}
+        check_models(named | {label(f"expert {task!r}", experts[task]): module for task, module in modules.items()})
+        plan = plan_for(upstream, plan)
+        check_blocks(upstream, plan, settings.norm)
+        student = student_of(upstream, merged).eval()
+        with evaluation_mode([anchor_base, *modules.values()]), exact_products():
+            run = Run(student, anchor_base, modules, plan, settings, progress if ranks.first else None, ranks, len(experts))
+            streams = batches if len(plan.stacks) == 1 else {task: list(batches[task]) for task in modules}
+            blocks = calibrate_stacks(run, streams, token_weights)
+        if out is None:
+            return Result(student, None, blocks)
+        if ranks.first:
+            write_calibrated(student, out, merged, settings, blocks)
+    return Result(None, Path(out), blocks)
 
 
 def checked_first(task: str, student: nn.Module, plan: BlockPlan, batches: Batches) -> Batches:
@@ -124,7 +131,7 @@ def calibrate_stack(run: Run, stack: Stack, tracks: Mapping[str, Tracks], rule: 
         modules = calibrated_modules(block, run.settings.norm)
         view = BlockView(f"{stack.name}.{index:02d}", stack, index + 1 == len(blocks), modules, rule, fed)
         teachers_here = {task: expert_blocks[index] for task, expert_blocks in teachers.items()}
-        records.append(calibrate_block(block, base_blocks[index], teachers_here, tracks, view, run.settings))
+        records.append(calibrate_block(block, base_blocks[index], teachers_here, tracks, view, run.settings, run.ranks))
         if run.progress:
-            run.progress(line(records[-1], len(run.experts), time.perf_counter() - start))
+            run.progress(line(records[-1], run.tasks, time.perf_counter() - start))
     return records
