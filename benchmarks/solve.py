@@ -3,6 +3,7 @@
 python -m benchmarks.solve                   Also: the precision of both, against a tall least-squares problem in float64.
 """
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +47,7 @@ def our_system(tasks: list[Task]) -> RidgeSystem:
         moments = Moments.zero(d, device=task.cal.device)
         for cal, exp in zip(task.cal.split(BATCH), task.exp.split(BATCH), strict=True):
             moments.add(cal, exp, torch.ones_like(cal[:, 0]))
-        total = total + task_system(moments, task.weight, torch.zeros_like(task.weight[:, 0]), ALPHA)
+        total += task_system(moments, task.weight, torch.zeros_like(task.weight[:, 0]), ALPHA)
     return total
 
 
@@ -83,10 +84,10 @@ def precision(d: int, o: int, tokens: int) -> dict[float, tuple[float, float]]:
     """Per ridge the relative error of the weight, (plain, ours)."""
     tasks = [power_law(seed, tokens, d, o, "cpu") for seed in range(3)]
     A = torch.randn(o, d, generator=seeded(7)) / d**0.5
-    ours, plain, errors = our_system(tasks), plain_system(tasks), {}
+    plain, errors = plain_system(tasks), {}
     for ridge in RIDGES:
         exact = least_squares(tasks, A, ridge)
-        solved = plain_solve(*plain, A, ridge, (o,)), solve_ridge(ours, A, A[:, 0] * 0, ridge).weight
+        solved = plain_solve(*plain, A, ridge, (o,)), solve_ridge(our_system(tasks), A, A[:, 0] * 0, ridge).weight
         errors[ridge] = tuple(float((W - exact).norm() / exact.norm()) for W in solved)
     return errors
 
@@ -98,7 +99,11 @@ def compare(d: int, outputs: tuple[int, ...], repeats: int, device: str = "cpu")
     ours, (left, right) = our_system(tasks), plain_system(tasks)
     A = (torch.randn(o, d, generator=seeded(7)) / d**0.5).to(device)
     a, still = torch.zeros_like(A[:, 0]), anchor(A, A, 1.0)
-    contestants = lambda: plain_solve(left, right, A, ridge, outputs), lambda: solve_ridge(ours, still, a, ridge).weight
+
+    def solved() -> Tensor:
+        return solve_ridge(copy.deepcopy(ours), still, a, ridge).weight  # a solution consumes its system
+
+    contestants = lambda: plain_solve(left, right, A, ridge, outputs), solved
     plain, own = (solve() for solve in contestants)
     difference = float((plain - own).norm() / own.norm())
     assert difference < TOLERANCE, f"the results differ by {difference:.1e}"

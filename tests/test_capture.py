@@ -6,7 +6,7 @@ from tiny import PAPER, clip, experiment, images
 from torch import nn
 
 from featcal import calibrate
-from featcal.blocks.capture import block_outputs, first_inputs, module_inputs
+from featcal.blocks.capture import block_outputs, first_inputs, module_inputs, module_outputs
 from featcal.errors import BadCapture
 
 
@@ -105,3 +105,31 @@ def test_first_inputs_are_what_the_embeddings_hand_to_the_first_block():
         hidden, arguments = first_inputs(model, model.encoder.layers, batch)
         assert torch.equal(hidden, model.pre_layrnorm(model.embeddings(batch["pixel_values"])))
     assert len(arguments) == 1 and "hidden_states" not in arguments[0]
+
+
+def test_forward_that_stops_at_the_last_input_has_seen_the_same_and_left_the_rest_undone():
+    block, x = clip().encoder.layers[0], torch.randn(2, 5, 32, dtype=torch.float64)
+    names, left = ["mlp.fc2", "layer_norm1", "mlp.fc1"], []
+    block.mlp.fc2.register_forward_hook(lambda *_: left.append("fc2"))
+    with torch.no_grad(), module_inputs(block, names) as whole:
+        block(x, attention_mask=None)
+    with torch.no_grad(), module_inputs(block, names, stop=True) as stopped:
+        block(x, attention_mask=None)
+        raise AssertionError("not reached")
+    assert list(stopped) == ["layer_norm1", "mlp.fc1", "mlp.fc2"] and left == ["fc2"]
+    assert all(torch.equal(stopped[name], whole[name]) for name in names)
+    assert all(not m._forward_pre_hooks for m in block.modules())
+
+
+def test_stopping_still_names_modules_without_an_input():
+    block = Block(around)
+    with pytest.raises(BadCapture, match="fc: .*no positional"), torch.no_grad(), module_inputs(block, ["fc"], stop=True):
+        block(torch.ones(1, 2, 3))
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_output_overwritten_in_place_behind_its_module_is_left_out(spoilt):
+    block = Block(lambda fc, x: fc(x).add_(1) if spoilt else fc(x) + 1)
+    with torch.no_grad(), module_outputs(block, ["fc"]) as seen:
+        block(torch.ones(1, 2, 3))
+    assert list(seen) == ([] if spoilt else ["fc"]) and hooks(block) == 0

@@ -104,7 +104,7 @@ def test_two_unpadded_batches_equal_one_padded_batch_of_encoder_and_decoder(monk
     assert [b.name for b in second.blocks] == ["encoder.00", "encoder.01", "decoder.00", "decoder.01"]
     assert [b.tokens for b in first.blocks] == [b.tokens for b in second.blocks] == [66, 66, 42, 42]
     for one, other in zip(first.blocks, second.blocks, strict=True):
-        assert one.relative_drift_before == pytest.approx(other.relative_drift_before, rel=1e-4)
+        assert one.relative_drift_after == pytest.approx(other.relative_drift_after, rel=1e-4)
 
 
 def test_labels_and_the_decoders_own_tokens_give_the_same_model(monkeypatch):

@@ -27,7 +27,7 @@ def solved(dtype, ridge):
         moments = Moments.zero(WIDTH)
         for rows in x.to(dtype).split(512):
             moments.add(rows, rows, ones)
-        total = total + task_system(moments, W, torch.zeros(OUTPUTS), 0.3)
+        total += task_system(moments, W, torch.zeros(OUTPUTS), 0.3)
     A = torch.randn(OUTPUTS, WIDTH, generator=seeded(7), dtype=torch.float64) / WIDTH**0.5
     return solve_ridge(total, A, torch.zeros(OUTPUTS), ridge).weight
 

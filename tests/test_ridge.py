@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from tiny import seeded
 
-from featcal.core.moments import Moments, gram
+from featcal.core.moments import Moments, add_gram, mirror
 from featcal.core.ridge import RidgeSystem, anchor, solve_ridge, task_system
 from featcal.errors import SingularGram
 
@@ -26,18 +26,17 @@ def task(seed, n=60, d=INPUTS, o=OUTPUTS):
     return x_cal, x_cal + 0.3 * r(n, d), w, r(o, d), r(o)
 
 
-def moments(x_cal, x_exp, w, W=None, batches=1):
-    m = Moments.zero(x_cal.shape[1], None if W is None else W.shape[0])
+def moments(x_cal, x_exp, w, y_exp=None, batches=1):
+    m = Moments.zero(x_cal.shape[1], None if y_exp is None else y_exp.shape[1])
     for rows in torch.arange(len(x_cal)).chunk(batches):
-        m.add(x_cal[rows], x_exp[rows], w[rows], W)
+        m.add(x_cal[rows], x_exp[rows], w[rows], None if y_exp is None else y_exp[rows])
     return m
 
 
 def system(tasks, alpha=ALPHA, task_weights="gram", folded=False):
-    parts = [task_system(moments(x, y, w, W if folded else None), W, b, alpha, task_weights) for x, y, w, W, b in tasks]
-    total = RidgeSystem.zero(parts[0].left.shape[0], parts[0].right.shape[1])
-    for part in parts:
-        total = total + part
+    total = RidgeSystem.zero(*reversed(tasks[0][3].shape))
+    for x, y, w, W, b in tasks:
+        total += task_system(moments(x, y, w, F.linear(y, W, b) if folded else None), W, b, alpha, task_weights)
     return total
 
 
@@ -73,6 +72,20 @@ def test_weight_and_bias_equal_tall_least_squares(count, folded, task_weights):
     np.testing.assert_allclose(solution.bias, b, **CLOSE)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_solution_within_the_systems_memory_equals_an_inverse_outside(count):
+    total, (_, _, _, A, a) = system([task(seed) for seed in range(count)]), task(99)
+    left = total.left + RIDGE * torch.eye(INPUTS, dtype=torch.float64)
+    W = (total.right.T + RIDGE * A) @ left.inverse()  # Eq. 17 as printed
+    b = (total.y - W @ total.x + RIDGE * a) / (total.scale + RIDGE)  # Eq. 55
+    memory = [total.left.data_ptr(), total.right.data_ptr()]
+    solution = solve_ridge(total, A, a, RIDGE)
+    torch.testing.assert_close(solution.weight, W, **CLOSE)
+    torch.testing.assert_close(solution.bias, b, **CLOSE)
+    assert memory == [total.left.data_ptr(), total.right.data_ptr()]
+    torch.testing.assert_close(total.left.T.tril() @ total.left.triu(), left, **CLOSE)
+
+
 def test_fewer_tokens_than_features_still_equals_tall_least_squares():
     tasks, (_, _, _, A, a) = [task(1, n=4), task(2, n=3)], task(99)
     solution = solve_ridge(system(tasks), A, a, RIDGE)
@@ -106,16 +119,31 @@ def test_interpolation_after_the_sums_equals_interpolation_of_every_token():
 def test_moments_of_batches_and_shards_add_up_to_those_of_all_rows():
     x, y, w, _, _ = task(1)
     whole, batches = moments(x, y, w), moments(x, y, w, batches=4)
-    shards = moments(x[:20], y[:20], w[:20]) + moments(x[20:], y[20:], w[20:])
+    shards = moments(x[:20], y[:20], w[:20])
+    shards += moments(x[20:], y[20:], w[20:])
     for name in ("G", "C", "cal", "exp", "weight"):
         torch.testing.assert_close(getattr(batches, name), getattr(whole, name))
         torch.testing.assert_close(getattr(shards, name), getattr(whole, name))
 
 
-@pytest.mark.parametrize("d", [1, 3, 32, 130])
+@pytest.mark.parametrize("d", [1, 3, 32, 130, 1100])
 def test_gram_in_stripes_equals_the_plain_product(d):
-    x = torch.randn(50, d, generator=seeded(1), dtype=torch.float64)
-    torch.testing.assert_close(gram(x), torch.einsum("ni,nj->ij", x, x))
+    parts = torch.randn(2, 50, d, generator=seeded(1), dtype=torch.float64)
+    G = torch.zeros(d, d, dtype=torch.float64)
+    for x in parts:
+        add_gram(G, x)
+    torch.testing.assert_close(mirror(G), torch.einsum("kni,knj->ij", parts, parts))
+
+
+@pytest.mark.parametrize("w", ["ones", "zeros and ones", "all"])
+def test_shortcuts_for_weights_of_zero_and_one_change_nothing(w):
+    x, y, weights, W, b = task(1)
+    weights = {"ones": torch.ones_like(weights), "zeros and ones": (weights > 0.5).double(), "all": weights}[w]
+    found = moments(x, y, weights, batches=3)
+    torch.testing.assert_close(mirror(found.G), torch.einsum("n,ni,nj->ij", weights, x, x), **CLOSE)
+    torch.testing.assert_close(found.C, torch.einsum("n,ni,nj->ij", weights, x, y), **CLOSE)
+    torch.testing.assert_close(found.cal, torch.einsum("n,ni->i", weights, x), **CLOSE)
+    assert float(found.weight) == pytest.approx(float(weights.sum()), rel=1e-12)
 
 
 def test_rescaled_features_of_a_task_leave_its_share_of_the_gram_matrix_at_norm_one():

@@ -1,7 +1,11 @@
 """Linears that share their input share one Gram matrix, and nothing changes by that."""
 
+from contextlib import contextmanager
+
+import families
 import pytest
 import torch
+from families import FAMILIES
 from tiny import PAPER, clip, difference, experiment, same_bits
 
 import featcal.calibration.observe as observe
@@ -63,3 +67,37 @@ def test_cross_moment_with_the_experts_weight_folded_in_changes_nothing(monkeypa
     folded = calibrate(**given, settings=PAPER).model
     assert 0 < difference(plain, folded) < 1e-12
     assert not same_bits(plain, given["merged"])
+
+
+def test_pass_that_stops_at_the_last_input_gives_the_bits_of_the_whole_pass(monkeypatch):
+    given = experiment(torch.float32, batch=2)
+    stopped = calibrate(**given, settings=PAPER)
+    left = []
+
+    def whole(block, names, stop=False):
+        left.append(stop)
+        return module_inputs(block, names)
+
+    monkeypatch.setattr(observe, "module_inputs", whole)
+    result = calibrate(**given, settings=PAPER)
+    assert True in left
+    assert same_bits(stopped.model, result.model) and stopped.blocks == result.blocks
+
+
+@contextmanager
+def nothing(block, names):
+    yield {}
+
+
+@pytest.mark.parametrize("name", ["clip_text", "llama", "gpt2"])
+def test_experts_own_outputs_give_the_result_of_outputs_computed_anew(name, monkeypatch):
+    """With a bias, without one, and with GPT-2's transposed weights."""
+    monkeypatch.setattr(observe, "FOLDED_SHARE", 10.0)
+    given = families.experiment(FAMILIES[name])
+    kept = calibrate(**given, settings=PAPER).model
+    monkeypatch.setattr(observe, "module_outputs", nothing)
+    anew = calibrate(**given, settings=PAPER).model
+    monkeypatch.setattr(observe, "FOLDED_SHARE", 0.0)
+    unfolded = calibrate(**given, settings=PAPER).model
+    assert difference(kept, anew) < 1e-12 and difference(kept, unfolded) < 1e-12
+    assert not same_bits(kept, unfolded)

@@ -20,7 +20,7 @@ Features = tuple[Tensor, Arguments]  # hidden states (batch, tokens, d) that rea
 
 
 class StopForward(Exception):
-    """Raised by a hook at the first block, where the model's own forward has done its part."""
+    """Raised by a hook where a forward has done its part: at the first block, or at the last input asked for."""
 
 
 def model_call(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,10 +108,12 @@ def feeding(model: nn.Module, source: Stack | None, stack: Stack, result: Tensor
 
 
 @contextmanager
-def module_inputs(block: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+def module_inputs(block: nn.Module, names: Sequence[str], stop: bool = False) -> Iterator[dict[str, Tensor]]:
     """First positional input of each named module during the next forward of the block.
 
-    Needs `torch.no_grad`, not `inference_mode`: the version counters that show overwritten inputs exist in the former only.
+    With `stop` the forward ends, and the `with` with it, as soon as every module has its input; what happens to an input behind
+    that point is not seen. Needs `torch.no_grad`, not `inference_mode`: the version counters that show overwritten inputs exist
+    in the former only.
     Raises: BadCapture for a module that ran twice, was not seen, or whose input was overwritten in place afterwards.
     """
     seen: dict[str, Tensor] = {}
@@ -122,10 +124,14 @@ def module_inputs(block: nn.Module, names: Sequence[str]) -> Iterator[dict[str, 
             raise BadCapture([name], "ran twice in one pass of its block")
         if args and isinstance(args[0], Tensor):
             seen[name], versions[name] = args[0], args[0]._version
+        if stop and len(seen) == len(names):
+            raise StopForward
 
     handles = [block.get_submodule(n).register_forward_pre_hook(lambda _, args, n=n: note(n, args)) for n in names]
     try:
         yield seen
+    except StopForward:
+        pass
     finally:
         for handle in handles:
             handle.remove()
@@ -133,6 +139,25 @@ def module_inputs(block: nn.Module, names: Sequence[str]) -> Iterator[dict[str, 
         raise BadCapture(unseen, "no positional input was seen while the block ran")
     if changed := [name for name in names if seen[name]._version != versions[name]]:
         raise BadCapture(changed, "the input was overwritten in place after the module had read it")
+
+
+@contextmanager
+def module_outputs(block: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+    """What each named module puts out during the next forward; behind the `with` without what was overwritten in place since."""
+    seen: dict[str, Tensor] = {}
+    versions: dict[str, int] = {}
+
+    def note(name: str, output: Tensor) -> None:
+        seen[name], versions[name] = output, output._version
+
+    handles = [block.get_submodule(n).register_forward_hook(lambda _m, _a, out, n=n: note(n, out)) for n in names]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+    for name in [name for name in seen if seen[name]._version != versions[name]]:
+        del seen[name]
 
 
 @contextmanager

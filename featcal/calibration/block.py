@@ -4,7 +4,7 @@ Legend: a system holds the normal equations of one site (linears sharing an inpu
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -26,16 +26,10 @@ from featcal.settings import Calibration
 
 @dataclass
 class Systems:
-    """The systems of one block; `+` adds tasks."""
+    """The systems of one block, summed over the tasks added so far."""
 
-    sites: dict[Site, RidgeSystem]
-    norms: dict[str, NormSystem]
-
-    def __add__(self, other: "Systems") -> "Systems":
-        if self.sites.keys() != other.sites.keys():
-            raise BadCapture(sorted({n for site in self.sites for n in site}), "they share inputs differently from task to task")
-        sites = {site: system + other.sites[site] for site, system in self.sites.items()}
-        return Systems(sites, {name: system + other.norms[name] for name, system in self.norms.items()})
+    sites: dict[Site, RidgeSystem] = field(default_factory=dict)
+    norms: dict[str, NormSystem] = field(default_factory=dict)
 
 
 def calibrate_block(
@@ -52,16 +46,13 @@ def calibrate_block(
     Teachers and tracks are those of this process's tasks; the student and the record come out the same on all processes.
     Tasks are taken in the order of their names, whatever the order of the mappings, so that sums are the same to the bit.
     """
-    systems: Systems | None = None
+    systems = Systems()
     before: dict[str, Drift] = {}
     stale: dict[str, list[Features]] = {}
     for task in sorted(teachers):
         seen = observe(student, teachers[task], tracks[task], view, keep=settings.order == "stale")  # Eqs. 13, 52, 56: sums
-        share = task_systems(seen, teachers[task], settings)  # Eqs. 10, 14, 58
-        systems = share if systems is None else systems + share
         before[task], stale[task] = seen.drift, seen.student_out
-        del seen, share  # moments of one task at a time
-    assert systems is not None
+        add_task(systems, seen, teachers[task], settings)  # Eqs. 10, 14, 58; the moments of one task at a time
     solutions = solve(systems, student, base, view.name, settings, ranks)  # Eqs. 11, 17, 51, 55, 59
     after = {task: advance(student, tracks[task], view) for task in sorted(teachers)}
     if settings.order == "stale":
@@ -71,31 +62,39 @@ def calibrate_block(
     return block_record(view.name, told, [s.conditioning for s in solutions.values()])
 
 
-def task_systems(seen: Observation, teacher: nn.Module, settings: Calibration) -> Systems:
-    """One task's share of every system of the block."""
-    sites = {}
-    for site, moments in seen.sites.items():
+def add_task(systems: Systems, seen: Observation, teacher: nn.Module, settings: Calibration) -> None:
+    """Add one task's share to every system of the block, site by site; the moments are consumed."""
+    if systems.sites and systems.sites.keys() != seen.sites.keys():
+        linears = sorted({name for site in systems.sites for name in site})
+        raise BadCapture(linears, "they share inputs differently from task to task")
+    for site in list(seen.sites):
         W, b = side_by_side(teacher.get_submodule(name) for name in site)  # (o, d), (o,)
-        sites[site] = task_system(moments, W, b, settings.interpolation, settings.task_weights)
-    norms = {}
+        share = task_system(seen.sites.pop(site), W, b, settings.interpolation, settings.task_weights)
+        if site in systems.sites:
+            systems.sites[site] += share
+        else:
+            systems.sites[site] = share
     for name, norm_moments in seen.norms.items():
         norm = teacher.get_submodule(name)
-        norms[name] = norm_system(norm_moments, norm.get_parameter("weight").detach(), shift_of(norm))
-    return Systems(sites, norms)
+        norm_share = norm_system(norm_moments, norm.get_parameter("weight").detach(), shift_of(norm))
+        systems.norms[name] = systems.norms[name] + norm_share if name in systems.norms else norm_share
 
 
 def solve(
     systems: Systems, student: nn.Module, base: nn.Module, place: str, settings: Calibration, ranks: Ranks
 ) -> dict[Site, Solution]:
-    """Solve every system against its anchor, then load all results; the student holds the merged weights until then."""
+    """Solve every system against its anchor, then load all results; the student holds the merged weights until then.
+
+    The systems are consumed one by one.
+    """
     systems = ranks.summed(systems)
     rho, ridge = settings.anchor_blend, settings.ridge
     solutions = {}
-    for site, system in systems.sites.items():
+    for site in list(systems.sites):
         W, b = side_by_side(student.get_submodule(name) for name in site)  # merged (o, d), (o,)
         W_base, b_base = side_by_side(base.get_submodule(name) for name in site)
         A, a = anchor(W, W_base, rho), anchor(b, b_base, rho)  # Eqs. 11, 51
-        solutions[site] = solve_ridge(system, A, a, ridge, site=f"{place}.{'+'.join(site)}")  # Eqs. 17, 55
+        solutions[site] = solve_ridge(systems.sites.pop(site), A, a, ridge, site=f"{place}.{'+'.join(site)}")  # Eqs. 17, 55
     solutions = ranks.shared(solutions)
     for name, norm_sums in systems.norms.items():
         solve_and_load_norm(norm_sums, student.get_submodule(name), base.get_submodule(name), settings)

@@ -6,10 +6,11 @@ Algorithm 1 takes one snapshot per block, so nothing in here depends on what is 
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from featcal.blocks.capture import Features, module_inputs
-from featcal.blocks.linear import side_by_side
+from featcal.blocks.capture import Features, module_inputs, module_outputs
+from featcal.blocks.linear import side_by_side, weight_of
 from featcal.blocks.norms import normalised
 from featcal.blocks.plan import Stack
 from featcal.blocks.replay import step
@@ -24,7 +25,7 @@ from featcal.errors import BadCapture
 
 Inputs = dict[str, Tensor]  # module name -> its input (..., d)
 
-FOLDED_SHARE = 0.5  # fold the expert's weight into C where a site puts out less than this share of what it takes in
+FOLDED_SHARE = 0.5  # take C against the expert's output where a site puts out less than this share of what it takes in
 
 
 @dataclass(frozen=True)
@@ -45,47 +46,73 @@ class Observation:
 
     sites: dict[Site, Moments] = field(default_factory=dict)
     norms: dict[str, NormMoments] = field(default_factory=dict)
-    drift: Drift = field(default_factory=Drift)
+    drift: Drift = field(default_factory=Drift)  # of the first batch
     student_out: list[Features] = field(default_factory=list)  # empty unless asked for
 
 
 def observe(student: nn.Module, teacher: nn.Module, tracks: Tracks, view: BlockView, keep: bool) -> Observation:
     """The snapshot of one task; `keep` also keeps what the student puts out.
 
+    Of the student only the inputs of its modules are needed, so its block is left at the last one of them. The first batch runs
+    through the whole block, for the drift and for the checks on what is captured.
     Raises: BadCapture where an input cannot be trusted.
     """
     seen = Observation()
-    names = view.modules.linears + view.modules.norms
+    names, narrow = view.modules.linears + view.modules.norms, narrow_linears(teacher, view.modules.linears)
     for number, mask in enumerate(tracks.masks):
         hidden, arguments = tracks.student[number]
         tokens = Tokens(hidden, mask, arguments[0].get(view.fed), tracks.fed_masks[number])
-        with module_inputs(student, names) as x_cal:
-            out_cal = step(student, view.stack, hidden, arguments)
-        with module_inputs(teacher, names) as x_exp:
+        with module_inputs(teacher, view.modules.linears) as x_exp, module_outputs(teacher, narrow) as y_exp:
             out_exp = step(teacher, view.stack, *tracks.teacher[number])
-        add_linears(seen, x_cal, x_exp, teacher, view, tokens)
+        with module_inputs(student, names, stop=number > 0 and not keep) as x_cal:
+            out_cal = step(student, view.stack, hidden, arguments)
+            if keep:
+                seen.student_out.append(out_cal)
+            if number == 0:
+                seen.drift.add(out_cal[0], out_exp[0], mask)
+        add_linears(seen, x_cal, Expert(teacher, x_exp, y_exp), view, tokens)
         for name in view.modules.norms:
             add_norm(seen, name, x_cal[name], student.get_submodule(name), view, tokens)
-        seen.drift.add(out_cal[0], out_exp[0], mask)
-        if keep:
-            seen.student_out.append(out_cal)
         tracks.teacher[number] = out_exp
     return seen
 
 
-def add_linears(seen: Observation, x_cal: Inputs, x_exp: Inputs, teacher: nn.Module, view: BlockView, tokens: Tokens) -> None:
+def narrow_linears(teacher: nn.Module, linears: tuple[str, ...]) -> list[str]:
+    """The linears whose outputs may serve in folded moments; half precision rounds them, so there they are computed anew."""
+    weights_ = {name: weight_of(teacher.get_submodule(name)) for name in linears}
+    exact = {name: W for name, W in weights_.items() if W.dtype in (torch.float32, torch.float64)}
+    return [name for name, W in exact.items() if W.shape[0] < FOLDED_SHARE * W.shape[1]]
+
+
+@dataclass(frozen=True)
+class Expert:
+    """One batch of an expert's block: the inputs of its linears, and the outputs of some."""
+
+    block: nn.Module
+    x: Inputs
+    y: Inputs
+
+    def outputs(self, site: Site) -> Tensor:
+        """W x + b (n, o) of the linears of a site side by side, from what they put out where that was kept."""
+        if all(name in self.y for name in site):
+            return torch.cat([rows(self.y[name]) for name in site], dim=1) if site[1:] else rows(self.y[site[0]])
+        x = rows(self.x[site[0]])
+        W, b = side_by_side(self.block.get_submodule(name) for name in site)
+        return F.linear(x, W.to(x.dtype), b.to(x.dtype))
+
+
+def add_linears(seen: Observation, x_cal: Inputs, expert: Expert, view: BlockView, tokens: Tokens) -> None:
     """Add one batch to the moments of every site."""
     sites = shared_sites(x_cal, view.modules.linears, lambda name, x: weights(view.name, name, x, tokens, view.rule, view.last))
     if seen.sites and seen.sites.keys() != sites.keys():
         raise BadCapture([view.name], "its linears share inputs differently from one batch to the next")
     for site, w in sites.items():
-        x, target = rows(x_cal[site[0]]), rows(x_exp[site[0]])  # (n, d), (n, d)
-        W, _ = side_by_side(teacher.get_submodule(name) for name in site)  # (o, d)
-        o, d = W.shape
-        folded = o < FOLDED_SHARE * d
+        x, target = rows(x_cal[site[0]]), rows(expert.x[site[0]])  # (n, d), (n, d)
         if site not in seen.sites:
-            seen.sites[site] = Moments.zero(d, o if folded else None, x.device)
-        seen.sites[site].add(x, target, w.flatten(), W.to(x.dtype) if folded else None)
+            d, o = x.shape[1], sum(len(weight_of(expert.block.get_submodule(name))) for name in site)
+            seen.sites[site] = Moments.zero(d, o if o < FOLDED_SHARE * d else None, x.device)
+        moments = seen.sites[site]
+        moments.add(x, target, w.flatten(), expert.outputs(site) if moments.folded else None)
 
 
 def add_norm(seen: Observation, name: str, x: Tensor, norm: nn.Module, view: BlockView, tokens: Tokens) -> None:

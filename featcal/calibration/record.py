@@ -16,15 +16,16 @@ DIGITS = 6  # beyond them the rounding of the machine shows
 
 @dataclass(frozen=True)
 class BlockRecord:
-    """Features that leave one block, against the teachers' (means over tasks of each task's value over all its tokens).
+    """Features that leave one block, against the teachers' (means over tasks of each task's value over its tokens).
 
-    "Before" is the block with the merged weights, "after" with the calibrated ones, both on the same student features.
+    "Before" is the block with the merged weights, "after" with the calibrated ones, both on the same student features; before,
+    it is the tokens of every task's first batch alone, the only ones that run through the whole block with those weights.
     """
 
     name: str
-    relative_drift_before: float  # ‖H − H_exp‖_F / ‖H_exp‖_F
+    relative_drift_before: float  # ‖H − H_exp‖_F / ‖H_exp‖_F, first batch of every task
     relative_drift_after: float
-    cosine_before: float
+    cosine_before: float  # first batch of every task
     cosine_after: float
     tokens: int  # over all tasks, without padding
     conditioning: float  # largest lower bound of a condition number among the block's sites

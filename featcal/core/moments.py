@@ -4,6 +4,7 @@ Sums (not means) because they add: over batches, over shards of a task, over pro
 Legend: n tokens · d inputs · o outputs · w token weights. Knows nothing of models, settings or files.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,17 +12,31 @@ from torch import Tensor
 
 from featcal.core.precision import SUM_DTYPE
 
-STRIPES = 4  # 8 gain nothing more on the widths of CLIP (measured on a CPU: 768 features, 2,080 tokens)
+STRIPE, MOST_STRIPES = 64, 16  # measured on a CPU, 64 to 4096 features: narrower products lose more than they save
+STRIPE_ON_GPU = 1024  # a GPU fills up on wide products only; not measured
 
 
-def gram(x: Tensor) -> Tensor:
-    """xᵀx of x (n, d): the stripes above the diagonal are computed, the others mirrored, so 5/8 of the work."""
-    d = x.shape[1]
-    edges = [d * i // STRIPES for i in range(STRIPES + 1)]
-    G = x.new_empty(d, d)
-    for start, end in zip(edges, edges[1:], strict=False):
-        G[:end, start:end] = x[:, :end].T @ x[:, start:end]
-        G[start:end, :start] = G[:start, start:end].T
+def stripes(like: Tensor) -> Iterator[tuple[int, int]]:
+    """First and last row (excluded) of the stripes into which a square matrix (d, d) is cut."""
+    d = len(like)
+    count = max(1, min(MOST_STRIPES, d // (STRIPE_ON_GPU if like.is_cuda else STRIPE)))
+    edges = [d * i // count for i in range(count + 1)]
+    return zip(edges, edges[1:], strict=False)
+
+
+def add_gram(G: Tensor, x: Tensor) -> None:
+    """Add xᵀx of x (n, d) to G (d, d), in every stripe from its diagonal block on; the rest of G is left to `mirror`.
+
+    With k stripes that is (k + 1)/2k of the work of the whole product.
+    """
+    for start, end in stripes(G):
+        G[start:end, start:] += x[:, start:end].T @ x[:, start:]
+
+
+def mirror(G: Tensor) -> Tensor:
+    """Complete, in place, what `add_gram` summed: the stripes' part below the diagonal is the one above it, transposed."""
+    for start, end in stripes(G):
+        G[end:, start:end] = G[start:end, end:].T
     return G
 
 
@@ -29,12 +44,13 @@ def gram(x: Tensor) -> Tensor:
 class Moments:
     """What the regression of one task needs of the features (Eqs. 13 and 52, before the division by n).
 
-    With `folded`, C holds the expert's weight already: a linear that puts out far less than it takes in (the last one of
-    every MLP) is cheaper that way, and the result is the same because Eq. 17 needs C only as the product C Wᵀ.
+    With `folded`, C is taken against the expert's output instead of its input: a linear that puts out far less than it takes
+    in (the last one of every MLP) is cheaper that way, and nothing is lost, because Eq. 17 needs C only as the product
+    C Wᵀ = Σ w x_cal (W x_exp + b)ᵀ − Σ w x_cal bᵀ.
     """
 
-    G: Tensor  # (d, d)  Σ w x_cal x_calᵀ
-    C: Tensor  # (d, d)  Σ w x_cal x_expᵀ;  folded: (d, o)  Σ w x_cal (W x_exp)ᵀ
+    G: Tensor  # (d, d)  Σ w x_cal x_calᵀ, complete after `mirror`
+    C: Tensor  # (d, d)  Σ w x_cal x_expᵀ;  folded: (d, o)  Σ w x_cal (W x_exp + b)ᵀ
     cal: Tensor  # (d,)  Σ w x_cal
     exp: Tensor  # (d,)  Σ w x_exp
     weight: Tensor  # ()  Σ w: the paper's n
@@ -49,20 +65,31 @@ class Moments:
 
         return cls(zeros(d, d), zeros(d, d if o is None else o), zeros(d), zeros(d), zeros(), folded=o is not None)
 
-    def add(self, x_cal: Tensor, x_exp: Tensor, w: Tensor, W: Tensor | None = None) -> None:
+    def add(self, x_cal: Tensor, x_exp: Tensor, w: Tensor, y_exp: Tensor | None = None) -> None:
         """Add n tokens: products in the data's precision, sums in float64.
 
-        Args: x_cal, x_exp (n, d); w (n,), at least 0; W (o, d), the expert's weight, only where moments are folded.
+        Args: x_cal, x_exp (n, d); w (n,), at least 0; y_exp (n, o), the expert's W x_exp + b, only where moments are folded.
         """
-        root = w.sqrt()[:, None]  # on both factors, so that the Gram matrix stays a square of one factor
-        target = x_exp if W is None else x_exp @ W.T  # (n, d) or (n, o)
-        x = x_cal * root  # (n, d)
-        self.G += gram(x)
-        self.C += x.T @ (target * root)
+        target = x_exp if y_exp is None else y_exp  # (n, d) or (n, o)
+        kept = w != 0
+        if not kept.all():
+            x_cal, x_exp, target, w = x_cal[kept], x_exp[kept], target[kept], w[kept]
+        x = x_cal
+        if (w != 1).any():
+            root = w.sqrt()[:, None]  # on both factors, so that the Gram matrix stays a square of one factor
+            x, target = x_cal * root, target * root
+        add_gram(self.G, x)
+        self.C += x.T @ target
         self.cal += w @ x_cal
         self.exp += w @ x_exp
         self.weight += w.sum(dtype=SUM_DTYPE)
 
-    def __add__(self, other: "Moments") -> "Moments":
-        G, C, weight = self.G + other.G, self.C + other.C, self.weight + other.weight
-        return Moments(G, C, self.cal + other.cal, self.exp + other.exp, weight, self.folded)
+    def __iadd__(self, other: "Moments") -> "Moments":
+        for mine, theirs in zip(self.sums, other.sums, strict=True):
+            mine += theirs
+        return self
+
+    @property
+    def sums(self) -> tuple[Tensor, ...]:
+        """Everything that adds."""
+        return self.G, self.C, self.cal, self.exp, self.weight

@@ -2,6 +2,7 @@
 
 Legend: d inputs · o outputs · rows are tokens, so G = Σ w x xᵀ / n is (d, d) and weights are (o, d).
 Linears fed by the same tensor (q, k, v) are one linear with their outputs side by side: one Gram matrix, one factor.
+Matrices are large and used once, so each step takes its argument's memory for its result, as its docstring says.
 Knows nothing of models, files or where the moments come from.
 """
 
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from featcal.core.moments import Moments
+from featcal.core.moments import Moments, mirror
 from featcal.core.precision import SUM_DTYPE
 from featcal.errors import SingularGram
 
@@ -19,7 +20,7 @@ EPS = 1e-8  # ε of Eq. 14: keeps ω finite where every feature is zero; never a
 
 @dataclass
 class RidgeSystem:
-    """Normal equations of one linear without λ and anchor; `+` adds tasks and processes."""
+    """Normal equations of one linear without λ and anchor; `+=` adds tasks and processes."""
 
     left: Tensor  # (d, d)  Σ ω G
     right: Tensor  # (d, o)  Σ ω C Wᵀ, C after interpolation
@@ -33,10 +34,15 @@ class RidgeSystem:
         shapes: tuple[tuple[int, ...], ...] = ((d, d), (d, o), (d,), (o,), ())
         return cls(*(torch.zeros(shape, dtype=SUM_DTYPE, device=device) for shape in shapes))
 
-    def __add__(self, other: "RidgeSystem") -> "RidgeSystem":
-        return RidgeSystem(
-            self.left + other.left, self.right + other.right, self.x + other.x, self.y + other.y, self.scale + other.scale
-        )
+    def __iadd__(self, other: "RidgeSystem") -> "RidgeSystem":
+        for mine, theirs in zip(self.sums, other.sums, strict=True):
+            mine += theirs
+        return self
+
+    @property
+    def sums(self) -> tuple[Tensor, ...]:
+        """Everything that adds."""
+        return self.left, self.right, self.x, self.y, self.scale
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ class Solution:
 
 def anchor(merged: Tensor, base: Tensor, rho: float) -> Tensor:
     """What the ridge pulls to: ρ·merged + (1−ρ)·base (Eqs. 11 and 51), in float64."""
-    return rho * merged.to(SUM_DTYPE) + (1 - rho) * base.to(SUM_DTYPE)
+    return ((1 - rho) * base.to(SUM_DTYPE)).add_(merged.to(SUM_DTYPE), alpha=rho)
 
 
 def task_system(moments: Moments, W: Tensor, b: Tensor, alpha: float, task_weights: str = "gram") -> RidgeSystem:
@@ -59,23 +65,25 @@ def task_system(moments: Moments, W: Tensor, b: Tensor, alpha: float, task_weigh
     The target feature α x_exp + (1−α) x_cal (Eq. 10) is linear in both, so α enters once, after the sums over tokens:
     C_tgt = αC + (1−α)G, and μ_tgt = αμ_exp + (1−α)μ_cal likewise.
 
-    Args:    moments of the task; W (o, d) and b (o,) of its expert; alpha: α; task_weights: "gram" is ω of Eq. 14, which
-             gives every task's Gram matrix unit Frobenius norm, "uniform" is ω = 1.
+    Args:    moments of the task, consumed: the system takes their memory; W (o, d) and b (o,) of its expert; alpha: α;
+             task_weights: "gram" is ω of Eq. 14, which gives every task's Gram matrix unit Frobenius norm, "uniform" is ω = 1.
     Returns: the task's system; the zero system where the task has no tokens.
     """
     W, b = W.to(SUM_DTYPE), b.to(SUM_DTYPE)
     n = moments.weight
     if n == 0:
         return RidgeSystem.zero(W.shape[1], W.shape[0], W.device)
-    G, C = moments.G / n, moments.C / n  # Eq. 13
-    omega = 1 / G.norm().clamp_min(EPS) if task_weights == "gram" else torch.ones_like(n)  # Eq. 14
-    if moments.folded:
-        target = alpha * C + (1 - alpha) * (G @ W.T)  # (d, o)
-    else:
-        target = (alpha * C + (1 - alpha) * G) @ W.T  # (d, o)
     mu_cal = moments.cal / n  # (d,)  Eq. 52
     mu_tgt = alpha * moments.exp / n + (1 - alpha) * mu_cal  # (d,)
-    return RidgeSystem(omega * G, omega * target, omega * mu_cal, omega * (W @ mu_tgt + b), omega)
+    G = mirror(moments.G).div_(n)  # (d, d)  Eq. 13
+    omega = 1 / G.norm().clamp_min(EPS) if task_weights == "gram" else torch.ones_like(n)  # Eq. 14
+    C = moments.C.mul_(omega / n)  # (d, d), folded (d, o)  ωC
+    G *= omega  # ωG
+    if moments.folded:
+        target = C.addr_(omega * mu_cal, b, alpha=-1).mul_(alpha).addmm_(G, W.T, alpha=1 - alpha)  # (d, o)
+    else:
+        target = C.mul_(alpha).add_(G, alpha=1 - alpha) @ W.T  # (d, o)
+    return RidgeSystem(G, target, omega * mu_cal, omega * (W @ mu_tgt + b), omega)
 
 
 def solve_ridge(system: RidgeSystem, A: Tensor, a: Tensor, ridge: float, *, site: str = "linear") -> Solution:
@@ -87,19 +95,29 @@ def solve_ridge(system: RidgeSystem, A: Tensor, a: Tensor, ridge: float, *, site
     tasks: 161 for CLIP (λ = 0.05, T = 8), 8e5 for T5 (λ = 1e-5). The paper's stabiliser εI is left out: λ > 0 does its work
     in float64, and at λ = 0.05 it would move the weight by 2e-7 of itself.
 
-    Args:    system: summed over tasks.  A (o, d), a (o,): anchors, Eqs. 11 and 51.  ridge: λ > 0.  site: for the error.
+    Args:    system: summed over tasks, consumed: its left becomes the factor, its right the step.
+             A (o, d), a (o,): anchors, Eqs. 11 and 51.  ridge: λ > 0.  site: for the error.
     Returns: weight (o, d), bias (o,), float64, contiguous.   Raises: SingularGram if the left side has no factor.
     """
     A, a = A.to(SUM_DTYPE), a.to(SUM_DTYPE)
-    left = system.left.clone()
-    left.diagonal().add_(ridge)  # (d, d)  Σ ωG + λI
-    factor, failed = torch.linalg.cholesky_ex(left)
-    if failed or not factor.isfinite().all():
-        raise SingularGram(site, ridge, left.shape[0])
-    step = torch.cholesky_solve(system.right - system.left @ A.T, factor)  # (d, o)
+    step = system.right.addmm_(system.left, A.T, alpha=-1)  # (d, o)  Σ ω C Wᵀ − Σ ωG Aᵀ
+    system.left.diagonal().add_(ridge)  # (d, d)  Σ ωG + λI
+    factor = cholesky(system.left)
+    if factor is None:
+        raise SingularGram(site, ridge, len(system.left))
+    for L, upper in ((factor, False), (factor.mT, True)):  # L Lᵀ step = right side
+        torch.linalg.solve_triangular(L, step, upper=upper, out=step)
     W = (A + step.T).contiguous()  # (o, d); a column-major result would be transposed by whoever copies raw memory
     b = a + (system.y - W @ system.x - system.scale * a) / (system.scale + ridge)  # (o,)
     return Solution(W, b, conditioning(factor))
+
+
+def cholesky(left: Tensor) -> Tensor | None:
+    """L of left = L Lᵀ, in the memory of `left` (d, d); None where there is none."""
+    factor = left.mT  # symmetric; LAPACK counts columns first, so that only this view is factorised without a copy
+    failed = torch.linalg.cholesky_ex(factor, out=(factor, torch.empty((), dtype=torch.int32, device=left.device))).info
+    finite = factor.diagonal().isfinite().all()  # each diagonal entry is made of its whole row
+    return factor if finite and not failed else None
 
 
 def conditioning(factor: Tensor) -> float:

@@ -1,0 +1,79 @@
+"""What a block needs in float64 while it is calibrated, counted in bytes of tensors that are alive at the same time."""
+
+import pytest
+import torch
+from tiny import PAPER, clip, experiment
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from featcal import calibrate
+from featcal.core.moments import Moments
+from featcal.core.ridge import anchor, solve_ridge, task_system
+
+WIDTH = 96
+SITES = ((WIDTH, WIDTH), (WIDTH, 2 * WIDTH), (WIDTH, WIDTH), (WIDTH, 3 * WIDTH), (3 * WIDTH, WIDTH))  # (d, o) of the last block
+MOMENTS = sum(d * d + (d * o if o < d / 2 else d * d) for d, o in SITES)
+SYSTEMS = sum(d * d + d * o for d, o in SITES)
+LARGEST = max(d * o for d, o in SITES)  # a weight
+
+
+class Float64Peak(TorchDispatchMode):
+    """Most float64 numbers alive at once among those made inside the `with`."""
+
+    def __init__(self):
+        super().__init__()
+        self.alive, self.peak = {}, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float64:
+                storage = tensor.untyped_storage()
+                self.alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes() // 8
+        self.alive = {key: (ref, size) for key, (ref, size) in self.alive.items() if not ref.expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.alive.values()))
+        return result
+
+
+def peak(tasks):
+    given = experiment(torch.float32, tasks=tasks, build=lambda dtype: clip(dtype=dtype, width=WIDTH))
+    with Float64Peak() as counted:
+        calibrate(**given, settings=PAPER)
+    return counted.peak
+
+
+def test_block_needs_its_systems_the_moments_of_one_task_and_a_few_weights():
+    needed = peak(("a", "b", "c"))
+    assert SYSTEMS + MOMENTS <= needed <= SYSTEMS + MOMENTS + 2 * LARGEST + 100 * WIDTH
+
+
+def test_block_needs_no_more_for_more_tasks():
+    assert peak(("a", "b")) == peak(("a", "b", "c", "d", "e"))
+
+
+@pytest.mark.parametrize(("d", "o"), [(200, 40), (40, 200)])
+def test_system_of_a_task_and_its_solution_need_a_few_weights_beside_what_was_there(d, o):
+    moments, W, few = Moments.zero(d), torch.randn(o, d), 10 * (d + o)
+    moments.add(x := torch.randn(300, d), x, torch.ones(300))
+    with Float64Peak() as counted:
+        system = task_system(moments, W, torch.zeros(o), 0.3)
+    assert counted.peak <= 2 * d * d + 2 * d * o + few  # G, C; right side, W
+    with Float64Peak() as counted:
+        solve_ridge(system, W, W[:, 0], 0.05)
+    assert counted.peak <= d * d + 3 * d * o + few  # left side; right side, A, the solution
+
+
+def test_anchor_needs_one_weight_beside_its_result():
+    merged, base = torch.randn(2, 300, 200)
+    with Float64Peak() as counted:
+        anchor(merged, base, 2.0)
+    assert counted.peak == 2 * merged.numel()
+
+
+def test_counting_sees_what_is_alive_and_forgets_what_is_not():
+    with Float64Peak() as counted:
+        kept = torch.ones(10, dtype=torch.float64)
+        for _ in range(3):
+            kept + 1
+        torch.ones(10)
+    assert counted.peak == 20
