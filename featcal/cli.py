@@ -12,9 +12,10 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
+from featcal.calibration.torchrun import started
 from featcal.commands import calibrate, convert, doctor, evaluate, inspect, merge, stage
 from featcal.commands.terminal import complain, say
-from featcal.errors import FeatCalError
+from featcal.errors import FeatCalError, FoundElsewhere
 
 MISTAKE, INTERRUPTED = 2, 130
 # a path that cannot be written: who may, what lies there, how it is mounted, how long its name is
@@ -49,7 +50,10 @@ def options(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's) and return its exit code."""
     try:
-        code = get_command(app).main(arguments, prog_name="featcal", standalone_mode=False)
+        with started():
+            code = get_command(app).main(arguments, prog_name="featcal", standalone_mode=False)
+    except FoundElsewhere:  # by another process of this run, which tells it
+        return MISTAKE
     except FeatCalError as error:
         complain(str(error))
         return MISTAKE

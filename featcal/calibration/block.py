@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from featcal.blocks.linear import load_side_by_side, side_by_side
 from featcal.blocks.norms import shift_of
 from featcal.calibration.observe import BlockView, Observation, observe
+from featcal.calibration.ranks import Ranks
 from featcal.calibration.record import BlockRecord, block_record
 from featcal.calibration.sites import Site
 from featcal.calibration.tracks import Tracks, advance, advance_student, moved
@@ -37,13 +38,14 @@ def calibrate_block(
     tracks: Mapping[str, Tracks],
     view: BlockView,
     settings: Calibration,
+    ranks: Ranks,
     settle: Callable[[], None] = lambda: None,
 ) -> BlockRecord:
     """Calibrate the student's block in place and move every task's tracks behind it (Algorithm 1, lines 2-18).
 
-    Blocks of base and experts are asked for when they are needed, so that of every model but the student one block is in memory.
-    Experts must come in the order of their tasks' names, so that sums are the same to the bit whatever the order of the caller's
-    mapping. settle: called between solving and moving on, when the student's numbers may still be rounded.
+    Blocks of base and experts are asked for when they are needed. Teachers are those of this process's tasks and must come in the
+    order of names, so that sums are the same to the bit whatever the order of the caller's mapping; student and record come out
+    the same on all processes. settle: called between solving and moving on, when the student's numbers may still be rounded.
     """
     systems = Systems()
     before: dict[str, Drift] = {}
@@ -53,13 +55,13 @@ def calibrate_block(
         add_task(systems, seen, teacher, settings)  # Eqs. 10, 14, 58; the moments of one task at a time
     merged_way = {task: moved(student, view.stack, tracks[task].student) for task in before if settings.order == "stale"}
     with base as base_block:
-        solutions = solve(systems, student, base_block, view.name, settings)  # Eqs. 11, 17, 51, 55, 59
+        solutions = solve(systems, student, base_block, view.name, settings, ranks)  # Eqs. 11, 17, 51, 55, 59
     settle()
     after = {task: advance_student(student, view.stack, tracks[task]) for task in before}
     for task, features in merged_way.items():  # the next block is solved for what the merged model puts out
         tracks[task].student = features
-    tokens = sum(track.tokens for track in tracks.values())
-    return block_record(view.name, before, after, tokens, [s.conditioning for s in solutions.values()])
+    told = ranks.gathered({task: (before[task], after[task], track.tokens) for task, track in tracks.items()})
+    return block_record(view.name, told, [s.conditioning for s in solutions.values()])
 
 
 def replay_block(
@@ -99,11 +101,14 @@ def add_task(systems: Systems, seen: Observation, teacher: nn.Module, settings: 
         systems.norms[name] = systems.norms[name] + norm_share if name in systems.norms else norm_share
 
 
-def solve(systems: Systems, student: nn.Module, base: nn.Module, place: str, settings: Calibration) -> dict[Site, Solution]:
+def solve(
+    systems: Systems, student: nn.Module, base: nn.Module, place: str, settings: Calibration, ranks: Ranks
+) -> dict[Site, Solution]:
     """Solve every system against its anchor, then load all results; the student holds the merged weights until then.
 
     The systems are consumed one by one.
     """
+    systems = ranks.summed(systems)
     rho, ridge = settings.anchor_blend, settings.ridge
     solutions = {}
     for site in list(systems.sites):
@@ -111,6 +116,7 @@ def solve(systems: Systems, student: nn.Module, base: nn.Module, place: str, set
         W_base, b_base = side_by_side(base.get_submodule(name) for name in site)
         A, a = anchor(W, W_base, rho), anchor(b, b_base, rho)  # Eqs. 11, 51
         solutions[site] = solve_ridge(systems.sites.pop(site), A, a, ridge, site=f"{place}.{'+'.join(site)}")  # Eqs. 17, 55
+    solutions = ranks.shared(solutions)
     for name, norm_sums in systems.norms.items():
         solve_and_load_norm(norm_sums, student.get_submodule(name), base.get_submodule(name), settings)
     for site, solution in solutions.items():

@@ -13,6 +13,7 @@ from torch import nn
 from featcal.blocks.plan import BlockPlan
 from featcal.calibration.checks import check_tasks
 from featcal.calibration.models import hold_models
+from featcal.calibration.ranks import current
 from featcal.calibration.record import Result
 from featcal.calibration.run_folder import RunFolder, beside
 from featcal.calibration.stacks import Run, calibrate_stacks
@@ -70,23 +71,23 @@ def calibrate(
     Returns: Result with model (None with `out`), folder (None without) and one record per block.
     Raises: FeatCalError, before the first block is touched, for models or batches that do not fit.
     """
-    check_tasks(experts, batches)
-    models = hold_models(merged, base, experts, plan, settings, whole=out is None, device=device, dtype=dtype)
-    with ExitStack() as open_:
+    ranks, place = current(), Path(work) if work else beside(Path(out)) if out is not None else Path(tempfile.gettempdir())
+    with ranks.ending_as_one(), ExitStack() as open_:
+        check_tasks(experts, batches)
+        mine = {task: experts[task] for task in ranks.mine(experts)}
+        models = hold_models(merged, base, mine, plan, settings, whole=out is None, device=device, dtype=dtype)
         open_.enter_context(models.evaluated())
         open_.enter_context(exact_products())
-        folder = open_.enter_context(RunFolder(Path(work) if work else beside(Path(out)))) if out is not None else None
-        place = folder.path if folder else Path(work or tempfile.gettempdir())
-        on_gpu, in_memory = budgets(models.device, host_memory)
-        spool = open_.enter_context(Spool(on_gpu, in_memory, place))
-        run = Run(models, settings, token_weights, spool, folder, resume, progress)
+        folder = open_.enter_context(RunFolder(place, writes=ranks.first)) if out is not None else None
+        spool = open_.enter_context(Spool(*budgets(models.device, host_memory), place))
+        run = Run(models, len(experts), settings, token_weights, spool, folder, resume, ranks, progress if ranks.first else None)
         blocks = calibrate_stacks(run, batches)
-        if out is None:
+        if out is None or folder is None:
             return Result(models.student.module, None, blocks)
-        assert folder is not None
-        written = write_calibrated(models, out, settings, blocks, folder)
-        folder.remove()
-        return Result(None, written, blocks)
+        if ranks.first:
+            write_calibrated(models, out, settings, blocks, folder)
+    folder.remove()
+    return Result(None, Path(out), blocks)
 
 
 def budgets(device: torch.device, host_memory: int | None) -> tuple[int, int]:

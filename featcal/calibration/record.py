@@ -50,18 +50,16 @@ def mean(values: Sequence[float]) -> float:
     return rounded(sum(values) / len(values))
 
 
-def block_record(
-    name: str, before: Mapping[str, Drift], after: Mapping[str, Drift], tokens: int, conditioning: Sequence[float]
-) -> BlockRecord:
-    """The record of one block from the drift of every task."""
-    first, second = [before[task] for task in sorted(before)], [after[task] for task in sorted(after)]
+def block_record(name: str, told: Mapping[str, tuple[Drift, Drift, int]], conditioning: Sequence[float]) -> BlockRecord:
+    """The record of one block from the drift before and after, and the tokens, of every task in the order of names."""
+    first, second, tokens = zip(*told.values(), strict=True)
     return BlockRecord(
         name=name,
         relative_drift_before=mean([d.relative for d in first]),
         relative_drift_after=mean([d.relative for d in second]),
         cosine_before=mean([d.cosine for d in first]),
         cosine_after=mean([d.cosine for d in second]),
-        tokens=tokens,
+        tokens=sum(tokens),
         conditioning=rounded(max(conditioning, default=1.0)),
     )
 

@@ -20,6 +20,7 @@ from featcal.blocks.plan import Stack
 from featcal.calibration.record import BlockRecord
 from featcal.errors import BadSetting, TruncatedFile
 from featcal.storage.atomic import atomic_path
+from featcal.storage.results import read_json, write_json
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,17 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     """`with RunFolder(path) as run:`; one process at a time works in it.
 
     It stays where the body fails with blocks solved; `remove` is called once the result is written.
+    writes: of several processes that share a run one writes and all read.
     Raises: BadSetting where another process works in it.
     """
 
-    def __init__(self, path: Path):
-        self.path, self._blocks = path, path / "blocks"
+    def __init__(self, path: Path, writes: bool = True):
+        self.path, self._blocks, self._writes = path, path / "blocks", writes
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> "RunFolder":
+        if not self._writes:
+            return self
         self._blocks.mkdir(parents=True, exist_ok=True)
         self._lock = (self.path / "lock").open("w")
         try:
@@ -66,19 +70,20 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         return self
 
     def __exit__(self, *error: object) -> None:
-        if not any(self._blocks.glob("*")):  # nothing that a next run could go on from
+        if self._writes and not any(self._blocks.glob("*")):  # nothing that a next run could go on from
             self.remove()
         if self._lock:
             self._lock.close()
 
-    def resume(self, fingerprint: str, wanted: bool = True) -> int:
-        """How many blocks an earlier run of the same fingerprint has solved; those of another one are removed."""
-        stamp = self.path / "fingerprint"
-        if not wanted or not stamp.is_file() or stamp.read_text("utf-8") != fingerprint:
-            for block in self._blocks.glob("*"):
+    def resume(self, fingerprints: Mapping[str, str], wanted: bool = True) -> int:
+        """How many blocks an earlier run has solved whose processes had the same fingerprints; those of others are removed."""
+        stamp, known = self.path / "fingerprints.json", None
+        if self._writes:
+            if stamp.is_file():
+                known = read_json(stamp)
+            for block in self._blocks.glob("*") if known != fingerprints or not wanted else ():
                 block.unlink()
-        with atomic_path(stamp) as part:
-            part.write_text(fingerprint, "utf-8")
+            write_json(stamp, dict(fingerprints))
         return len(list(self._blocks.glob("*")))
 
     def solved(self, block: str) -> Solved | None:
@@ -95,13 +100,16 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 
     def keep(self, block: str, parameters: Mapping[str, Tensor], record: BlockRecord) -> None:
         """Write a solved block; it appears whole or not at all. Raises: DiskFull."""
+        if not self._writes:
+            return
         with atomic_path(self._file(block), sum(p.nbytes for p in parameters.values())) as part:
             tensors = {name: p.detach().cpu().contiguous() for name, p in parameters.items()}
             save_file(tensors, part, metadata={"record": json.dumps(asdict(record))})
 
     def remove(self) -> None:
         """Nothing is left to go on from: the result is written."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        if self._writes:
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def _file(self, block: str) -> Path:
         return self._blocks / f"{block}.safetensors"

@@ -14,6 +14,7 @@ from featcal.calibration.block import calibrate_block, replay_block
 from featcal.calibration.fingerprint import fingerprint
 from featcal.calibration.models import Models
 from featcal.calibration.observe import BlockView
+from featcal.calibration.ranks import Ranks
 from featcal.calibration.record import BlockRecord, line
 from featcal.calibration.run_folder import RunFolder, block_name
 from featcal.calibration.sites import calibrated_modules, solved_parameters
@@ -31,12 +32,14 @@ Batches = Iterable[Mapping[str, Any]]
 class Run:
     """What stays the same from stack to stack."""
 
-    models: Models
+    models: Models  # with the experts of this process
+    tasks: int  # of all processes
     settings: Calibration
     token_weights: TokenRule | None
     spool: Spool
     folder: RunFolder | None
     resume: bool
+    ranks: Ranks
     progress: Callable[[str], None] | None
 
     def tell(self, text: str) -> None:
@@ -103,7 +106,9 @@ def handed_over(run: Run, stack: Stack, tracks: Mapping[str, Tracks]) -> dict[st
 def go_on(run: Run, folder: RunFolder, streams: Mapping[str, Stream]) -> None:
     """Tell how much an earlier run has left, now that all batches have been read and it is clear whether it was the same."""
     digests = {task: stream.digest for task, stream in streams.items()}
-    solved = folder.resume(fingerprint(run.models, digests, run.settings, run.token_weights), run.resume)
+    own = fingerprint(run.models, digests, run.settings, run.token_weights)
+    solved = folder.resume(run.ranks.gathered({min(streams): own}), run.resume)
+    run.ranks.together()  # what another run has left is gone before anyone looks for it
     if solved:
         run.tell(f"{solved} blocks are solved already; going on behind them")
 
@@ -118,7 +123,7 @@ def calibrate_stack(run: Run, stack: Stack, tracks: Mapping[str, Tracks], fed: s
             modules = calibrated_modules(block, run.settings.norm)
             view = BlockView(block_name(stack, index), stack, index + 1 == count, modules, rule, fed)
             records.append(calibrated_or_known(run, block, f"{stack.blocks}.{index}", tracks, view))
-        run.tell(line(records[-1], len(run.models.experts), time.perf_counter() - start))
+        run.tell(line(records[-1], run.tasks, time.perf_counter() - start))
     return records
 
 
@@ -131,7 +136,7 @@ def calibrated_or_known(run: Run, block: nn.Module, path: str, tracks: Mapping[s
         replay_block(block, known.parameters, teachers, tracks, view, run.settings)
         return known.record
     record = calibrate_block(
-        block, models.base.block(path), teachers, tracks, view, run.settings, lambda: models.settle(path, block)
+        block, models.base.block(path), teachers, tracks, view, run.settings, run.ranks, lambda: models.settle(path, block)
     )
     if folder:
         folder.keep(view.name, solved_parameters(block, view.modules), record)

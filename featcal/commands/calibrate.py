@@ -1,6 +1,6 @@
 """`featcal calibrate`: a merged CLIP vision model, its base, its experts and some images of each task to a calibrated model."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,12 +49,14 @@ def calibrate(
     new_folder(out, force, [*models.values(), *experts.values(), *folders.values()])
     from featcal.calibration.calibrate import calibrate as calibrated
     from featcal.calibration.checks import check_tasks
+    from featcal.calibration.ranks import current
+    from featcal.calibration.torchrun import own_device
 
-    place = device_named(device)
+    place = own_device(device_named(device))
     check_tasks(experts, {name: [folder] for name, folder in folders.items()})  # before images are decoded
     for folder in (*models.values(), *experts.values()):
         skeleton(folder)
-    batches = drawn(folders, split, base, Draw(samples, seed, batch))
+    batches = {name: drawn(name, folder, split, base, Draw(samples, seed, batch)) for name, folder in folders.items()}
     with counted(block_count(merged), "calibrating") as progress:
         result = calibrated(
             merged,
@@ -66,22 +68,20 @@ def calibrate(
             device=place,
             progress=progress,
         )
+    if not current().first:
+        return
     show_blocks(result.blocks)
     say(f"calibrated model: {out}")
 
 
-def drawn(folders: Mapping[str, Path], split: str, base: Path, draw: Draw) -> dict[str, list[dict[str, Any]]]:
-    """The calibration batches of every task."""
+def drawn(name: str, folder: Path, split: str, base: Path, draw: Draw) -> Iterator[dict[str, Any]]:
+    """The calibration batches of one task, read when they are asked for: of several processes each reads its own tasks."""
     from featcal.data.images import Preprocess
     from featcal.data.load import load_images
     from featcal.data.sampling import draw_indices
 
-    preprocess = Preprocess.from_folder(base)
-    batches = {}
-    for name, folder in folders.items():
-        images = load_images(folder, split, preprocess)
-        batches[name] = list(images.batches(draw_indices(name, len(images), draw.samples, draw.seed), draw.batch))
-    return batches
+    images = load_images(folder, split, Preprocess.from_folder(base))
+    yield from images.batches(draw_indices(name, len(images), draw.samples, draw.seed), draw.batch)
 
 
 def block_count(folder: Path) -> int:

@@ -12,7 +12,15 @@ from featcal.errors.models import (
     UnknownModelClass,
     WrongKeys,
 )
-from featcal.errors.runs import BadBatches, SingularGram, TaskMismatch, TrainingDiverged
+from featcal.errors.runs import (
+    BadBatches,
+    FoundElsewhere,
+    LostRank,
+    SingularGram,
+    TaskMismatch,
+    TooManyRanks,
+    TrainingDiverged,
+)
 from featcal.errors.settings import BadPage, BadSetting, UnknownKey
 
 __all__ = [
@@ -25,7 +33,9 @@ __all__ = [
     "BadSetting",
     "DiskFull",
     "FeatCalError",
+    "FoundElsewhere",
     "HubUnreachable",
+    "LostRank",
     "MissingPath",
     "MissingTensor",
     "NoSafetensors",
@@ -34,6 +44,7 @@ __all__ = [
     "SingularGram",
     "TaskMismatch",
     "TensorsDiffer",
+    "TooManyRanks",
     "TrainingDiverged",
     "TruncatedFile",
     "UnknownKey",

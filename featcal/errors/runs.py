@@ -42,3 +42,30 @@ class TrainingDiverged(FeatCalError):
             f"  - lower fine_tune.lr in the suite file, or\n"
             f"  - if this is step 0, look for NaN in the base or in the images of this task"
         )
+
+
+class TooManyRanks(FeatCalError):
+    """More processes than tasks: a task is not split over processes."""
+
+    def __init__(self, ranks: int, tasks: int):
+        super().__init__(
+            f"{ranks} processes for {tasks} task{'s' * (tasks != 1)}: every process takes whole tasks, at least one.\n"
+            f"  - start at most {tasks} (torchrun --nproc-per-node {tasks}), or\n"
+            f"  - run several experiments side by side, each on its own GPUs (CUDA_VISIBLE_DEVICES)"
+        )
+
+
+class LostRank(FeatCalError):
+    """Another process of the run that is gone or out of reach."""
+
+    def __init__(self, reason: object):
+        said = str(reason).strip().split("\n")[0]
+        super().__init__(
+            f"another process of this run ended before its time or cannot be reached ({said}).\n"
+            f"  - what it said of itself stands above; one that was killed without a word was probably short of memory:\n"
+            f"    start fewer processes (torchrun --nproc-per-node), or take smaller batches"
+        )
+
+
+class FoundElsewhere(FeatCalError):
+    """A mistake that another process of the run found; that one tells it, so that it is told once."""

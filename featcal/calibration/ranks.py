@@ -1,0 +1,187 @@
+"""Several processes as one: tasks are dealt to ranks, sums go to the site's owner, what the owner solved comes back to all.
+
+Ranks meet (small objects, however long the slowest takes) before tensors move (at once). So a rank that found a mistake says so
+at the next meeting instead of leaving the others in the middle of a transfer. Knows no models, no files, and not who started it.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import astuple, fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from featcal.calibration.sites import Site
+from featcal.core.norm import NormSystem
+from featcal.core.precision import SUM_DTYPE
+from featcal.core.ridge import Solution
+from featcal.errors import BadCapture, FeatCalError, FoundElsewhere, LostRank, TooManyRanks
+
+if TYPE_CHECKING:
+    from featcal.calibration.block import Systems
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """One process, for which every method is the identity."""
+
+    rank, world = 0, 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes files and tells progress."""
+        return self.rank == 0
+
+    def mine(self, tasks: Collection[str]) -> list[str]:
+        """The tasks of this process, dealt in the order of names. Raises: TooManyRanks where one would get none."""
+        if self.world > len(tasks):
+            raise TooManyRanks(self.world, len(tasks))
+        return sorted(tasks)[self.rank :: self.world]
+
+    def summed(self, systems: "Systems") -> "Systems":
+        """Sums over all tasks: every norm, and the sites that this process is to solve. What is handed in is used up."""
+        return systems
+
+    def shared(self, solutions: dict[Site, Solution]) -> dict[Site, Solution]:
+        """The solutions of all sites, whoever solved them."""
+        return solutions
+
+    def gathered(self, records: Mapping[str, T]) -> dict[str, T]:
+        """Small records of all tasks, in the order of names."""
+        return {task: records[task] for task in sorted(records)}
+
+    def together(self) -> None:
+        """Returns when every process is here."""
+
+    @contextmanager
+    def ending_as_one(self) -> Iterator[None]:
+        """Left when every process is done; a mistake that one finds inside ends all."""
+        yield
+
+
+class SeveralRanks(Ranks):
+    """One of several processes. All call the same methods in the same order, and all end with the same bits."""
+
+    def __init__(self, table: dist.ProcessGroup | None = None, wire: dist.ProcessGroup | None = None):
+        """Where they meet and where tensors move; torch's default group where None."""
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.table, self.wire = table, wire
+        self.device = torch.device("cpu")  # that of the sums, once there are any
+        self.over = False  # a mistake was told or a rank is lost: nobody comes to a further meeting
+
+    def summed(self, systems: "Systems") -> "Systems":
+        """Raises: BadCapture unless the tasks of all processes have the same sites."""
+        widths = {site: len(system.left) for site, system in systems.sites.items()}
+        if any(others != widths for others in self.meet(widths)):
+            raise BadCapture(sorted({n for site in widths for n in site}), "they share inputs differently from task to task")
+        for site, owner in owners(widths, self.world).items():
+            system = systems.sites[site] if owner == self.rank else systems.sites.pop(site)
+            self.device = system.left.device
+            for field in fields(system):
+                setattr(system, field.name, self.moved(dist.reduce, getattr(system, field.name), owner))
+        for name in sorted(systems.norms):
+            systems.norms[name] = self.summed_norm(systems.norms[name])
+        return systems
+
+    def summed_norm(self, system: NormSystem) -> NormSystem:
+        """The sum on every process, each of which solves it: a norm has a few numbers per feature."""
+        *parts, tasks = astuple(system)
+        sums = self.moved(dist.all_reduce, torch.cat([*parts, parts[0].new_tensor([tasks])]))  # (4d + 1,)
+        return NormSystem(*sums[:-1].chunk(len(parts)), float(sums[-1]))
+
+    def shared(self, solutions: dict[Site, Solution]) -> dict[Site, Solution]:
+        """Broadcast by who solved them."""
+        said = self.meet({site: (solution.weight.shape, solution.conditioning) for site, solution in solutions.items()})
+        source = {site: owner for owner, theirs in enumerate(said) for site in theirs}
+        everywhere = {}
+        for site in sorted(source):
+            owner = source[site]
+            (o, d), conditioning = said[owner][site]
+            if owner == self.rank:
+                W, b = solutions[site].weight, solutions[site].bias  # (o, d), (o,)
+            else:
+                W, b = (torch.empty(shape, dtype=SUM_DTYPE, device=self.device) for shape in ((o, d), (o,)))
+            W, b = self.moved(dist.broadcast, W, owner), self.moved(dist.broadcast, b, owner)
+            everywhere[site] = Solution(W, b, conditioning)
+        return everywhere
+
+    def gathered(self, records: Mapping[str, T]) -> dict[str, T]:
+        """Drift, counts: no tensors."""
+        everybodys = {task: record for theirs in self.meet(dict(records)) for task, record in theirs.items()}
+        return super().gathered(everybodys)
+
+    def together(self) -> None:
+        """A meeting at which nothing is said."""
+        self.meet(None)
+
+    @contextmanager
+    def ending_as_one(self) -> Iterator[None]:
+        """Raises: FoundElsewhere where another process tells a mistake, LostRank where one is gone."""
+        try:
+            yield
+            self.together()
+        except FeatCalError as mistake:
+            if not self.over:
+                self.meet(None, mistake)
+            raise
+
+    def meet(self, said: T, mistake: FeatCalError | None = None) -> list[T]:
+        """What every process says, in the order of ranks.
+
+        Raises: FoundElsewhere where one says that it found a mistake, on all but the first who does.
+        """
+        heard: list[Any] = [None] * self.world
+        with self.reaching_others():
+            dist.all_gather_object(heard, (mistake and str(mistake), said), group=self.table)
+        mistakes = {rank: told for rank, (told, _) in enumerate(heard) if told}
+        self.over = bool(mistakes)
+        if mistakes and self.rank != min(mistakes):
+            raise FoundElsewhere(mistakes[min(mistakes)])
+        return [words for _, words in heard]
+
+    def moved(self, transfer: Callable[..., object], tensor: Tensor, *root: int) -> Tensor:
+        """The tensor after a collective operation of torch, all ranks being here.
+
+        Gloo copies raw memory: a column-major weight, as a Cholesky solve returns it, would arrive transposed without a word.
+        """
+        tensor = tensor.contiguous()
+        with self.reaching_others():
+            transfer(tensor, *root, group=self.wire)
+        return tensor
+
+    @contextmanager
+    def reaching_others(self) -> Iterator[None]:
+        """Turns torch's error of a broken connection or a timeout into LostRank."""
+        try:
+            yield
+        except RuntimeError as error:
+            self.over = True
+            raise LostRank(error) from error
+
+
+def owners(widths: Mapping[Site, int], world: int) -> dict[Site, int]:
+    """Who solves which site: the heaviest first, always to the least loaded rank, so that every rank finds the same table.
+
+    A factorisation of d features costs d³.
+    """
+    load, owner = [0] * world, {}
+    for site in sorted(widths, key=lambda site: (-widths[site], site)):
+        owner[site] = load.index(min(load))
+        load[owner[site]] += widths[site] ** 3
+    return owner
+
+
+started_ranks: ContextVar[Ranks | None] = ContextVar("started_ranks", default=None)
+
+
+def current() -> Ranks:
+    """This process among those of its run: what `torchrun.started` made, or the default group of a script that made its own."""
+    ranks = started_ranks.get()
+    if ranks is not None:
+        return ranks
+    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return SeveralRanks() if several else Ranks()
