@@ -6,21 +6,16 @@ CLIPModel one tower can be asked for. Knows nothing of model classes.
 
 import json
 from difflib import get_close_matches
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from featcal.errors import BadFile, MissingPath, MissingTensor, NoSafetensors, NotFinite, TruncatedFile
+from featcal.errors import BadFile, MissingPath, MissingTensor, NoSafetensors, NotFinite
+from featcal.storage.tensor_file import TensorFile
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _LEGACY_PREFIX = "vision_model."
-_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
 
 
 class LazyCheckpoint:
@@ -35,7 +30,7 @@ class LazyCheckpoint:
         self.folder = Path(folder)
         if not self.folder.is_dir():
             raise MissingPath(folder, "a checkpoint folder", "check the path; hub names must be fetched first")
-        self._open: dict[Path, Any] = {}
+        self._open: dict[Path, TensorFile] = {}
         files = self._files()
         inside = {} if part is None else {n: f for n, f in files.items() if n.startswith(f"{part}.")}
         prefix = f"{part}." if inside else ""
@@ -50,13 +45,10 @@ class LazyCheckpoint:
         return list(self._stored)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._slice(name).get_shape())
+        return self._open_file(self.file_of(name)).shape(self._stored[name])
 
     def dtype(self, name: str) -> torch.dtype:
-        kind = self._slice(name).get_dtype()
-        if kind not in _DTYPES:
-            raise BadFile(self.file_of(name), f"{name} is stored as {kind}", f"store it as one of {', '.join(_DTYPES)}")
-        return _DTYPES[kind]
+        return self._open_file(self.file_of(name)).dtype(self._stored[name])
 
     def file_of(self, name: str) -> Path:
         """The file that holds a tensor. Raises: MissingTensor with the three nearest names."""
@@ -65,18 +57,13 @@ class LazyCheckpoint:
         return self._file[name]
 
     def tensor(self, name: str) -> Tensor:
-        """One tensor, on the CPU. Raises: MissingTensor, TruncatedFile."""
-        path = self.file_of(name)
-        try:
-            tensor: Tensor = self._handle(path).get_tensor(self._stored[name])
-        except SafetensorError as error:
-            raise TruncatedFile(path, error) from None
-        return tensor
+        """One tensor in memory of its own, on the CPU. Raises: MissingTensor, TruncatedFile, BadFile."""
+        return self._open_file(self.file_of(name)).tensor(self._stored[name])
 
     def finite_tensor(self, name: str) -> Tensor:
         """One tensor. Raises: NotFinite naming file and tensor."""
         tensor = self.tensor(name)
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        if not all_finite(tensor):
             raise NotFinite(self.file_of(name), name)
         return tensor
 
@@ -88,30 +75,43 @@ class LazyCheckpoint:
             for path in sorted(set(files.values())):
                 if not path.is_file():
                     raise MissingPath(path, f"a shard named in {INDEX}", "copy or download the missing shard")
-                lost = [n for n, f in files.items() if f == path and n not in self._handle(path).keys()]
+                there = self._open_file(path).names
+                lost = sorted(n for n in {n for n, f in files.items() if f == path}.difference(there))
                 if lost:
-                    raise MissingTensor(path, lost[0], get_close_matches(lost[0], self._handle(path).keys(), n=3, cutoff=0.0))
+                    raise MissingTensor(path, lost[0], get_close_matches(lost[0], there, n=3, cutoff=0.0))
         elif single.is_file():
-            files = dict.fromkeys(self._handle(single).keys(), single)
+            files = dict.fromkeys(self._open_file(single).names, single)
         else:
             raise NoSafetensors(self.folder, sorted(p.name for p in self.folder.iterdir()))
         # older files store this counter 0, 1, 2, … although every model builds it itself
         return {n: f for n, f in files.items() if not n.endswith("embeddings.position_ids")}
 
-    def _handle(self, path: Path) -> Any:
+    def _open_file(self, path: Path) -> TensorFile:
         if path not in self._open:
-            try:
-                self._open[path] = safe_open(path, framework="pt", device="cpu")
-            except SafetensorError as error:
-                raise TruncatedFile(path, error) from None
+            self._open[path] = TensorFile(path)
         return self._open[path]
 
-    def _slice(self, name: str) -> Any:
-        return self._handle(self.file_of(name)).get_slice(self._stored[name])
+
+def all_finite(tensor: Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor infinity.
+
+    Either makes the sum NaN or infinite too, and a sum is one pass without a mask in memory; only where the sum alone is too
+    large for its precision each value is looked at.
+    """
+    if not tensor.is_floating_point() or bool(torch.isfinite(tensor.sum())):
+        return True
+    return bool(torch.isfinite(tensor).all())
 
 
 def _weight_map(index: Path) -> dict[str, str]:
+    """Stored name -> file name, of files that lie in the folder itself (as a link into a cache, too). Raises: BadFile."""
     try:
-        return dict(json.loads(index.read_text("utf-8"))["weight_map"])
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        shards = dict(json.loads(index.read_text("utf-8"))["weight_map"])
+    except (ValueError, KeyError, TypeError) as error:
         raise BadFile(index, f"not a safetensors index ({error!r})", "copy or download it again") from None
+    for name, shard in shards.items():
+        beside = isinstance(shard, str) and shard == PurePosixPath(shard).name == PureWindowsPath(shard).name
+        if not beside or shard in ("", ".."):
+            problem = f"{name} is said to lie in {shard!r}, which is no name of a file in this folder"
+            raise BadFile(index, problem, "shards lie beside their index; take the checkpoint from a source you trust")
+    return shards
