@@ -1,0 +1,97 @@
+"""A model as the calibrator sees it: given as a module, or as a folder of which only what computes is in memory.
+
+Knows neither tasks nor settings.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from difflib import get_close_matches
+from typing import Protocol
+
+from torch import nn
+
+from featcal.blocks.plan import part_of
+from featcal.errors import MissingTensor, NotFinite, TensorsDiffer
+from featcal.storage.checkpoint import all_finite
+
+
+class Held(Protocol):
+    """A model of which parts are asked for by path."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The whole model; its parameters may be on meta."""
+
+    def block(self, path: str) -> AbstractContextManager[nn.Module]:
+        """The submodule, its parameters really there."""
+
+    def running(self) -> AbstractContextManager[nn.Module]:
+        """The model, its own forward working."""
+
+    def read(self, path: str) -> None:
+        """A hint that `block(path)` comes next."""
+
+    def forget(self, path: str) -> None:
+        """Takes the hint back."""
+
+    def check_finite(self, place: str = "") -> None:
+        """Raises NotFinite unless every tensor holds only numbers; `place` is how errors call a model without a folder."""
+
+
+class Resident:
+    """A module that was given, wholly in memory."""
+
+    def __init__(self, module: nn.Module):
+        self.module = module
+
+    def block(self, path: str) -> AbstractContextManager[nn.Module]:
+        return nullcontext(part_of(self.module, path))
+
+    def running(self) -> AbstractContextManager[nn.Module]:
+        return nullcontext(self.module)
+
+    def read(self, path: str) -> None:
+        pass
+
+    def forget(self, path: str) -> None:
+        pass
+
+    def check_finite(self, place: str = "") -> None:
+        for name, parameter in self.module.named_parameters():
+            if not all_finite(parameter.detach()):
+                raise NotFinite(place or type(self.module).__name__, name)
+
+
+def in_turn(held: Mapping[str, Held], path: str) -> Iterator[tuple[str, nn.Module]]:
+    """One block of every model after another, by name; while the caller has one, the next is read.
+
+    At most these two are in memory; when the iterator is closed early, neither is.
+    """
+    names = sorted(held)
+    try:
+        for name, following in zip(names, [*names[1:], ""], strict=True):
+            with held[name].block(path) as block:
+                if following:
+                    held[following].read(path)
+                yield name, block
+    finally:
+        for each in held.values():
+            each.forget(path)
+
+
+def tensors(held: Held) -> dict[str, tuple[int, ...]]:
+    """Shapes of all parameters by name, tied ones under every name; of a folder known from headers alone."""
+    return {name: tuple(p.shape) for name, p in held.module.named_parameters(remove_duplicate=False)}
+
+
+def require_alike(models: Mapping[str, Held]) -> None:
+    """Raise MissingTensor or TensorsDiffer unless all models, by the name errors use, have the first one's names and shapes."""
+    (here, reference), *others = ((label, tensors(held)) for label, held in models.items())
+    for there, found in others:
+        for name, shape in reference.items():
+            if name not in found:
+                raise MissingTensor(there, name, get_close_matches(name, found, n=3))
+            if found[name] != shape:
+                raise TensorsDiffer(name, here, list(shape), there, list(found[name]))
+        for name in found.keys() - reference.keys():
+            raise MissingTensor(here, name, get_close_matches(name, reference, n=3))

@@ -1,0 +1,132 @@
+"""Where each tensor of a model lies in its checkpoint, by the names and conversions transformers itself applies when it loads.
+
+Everything is decided from headers, before anything is read; what is tied, missing, surplus or misshapen is known from here on.
+"""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from difflib import get_close_matches
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+from featcal.errors import BadFile, MissingTensor, WrongKeys
+from featcal.storage.checkpoint import LazyCheckpoint
+
+Read = Callable[[str], Tensor]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor of the model, as it lies in the checkpoint or to be made of several that lie there."""
+
+    name: str
+    sources: tuple[tuple[str, str], ...]  # name in the checkpoint, pattern of the conversion it matched
+    shape: tuple[int, ...]
+    conversion: "Conversion | None" = None
+
+    def read(self, read: Read) -> Tensor:
+        """The tensor in memory of its own, each source read by `read`."""
+        if self.conversion is None:
+            return read(self.sources[0][0])
+        return self.conversion.apply(self.sources, read)[self.name].clone()  # several may be views of one source
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Transformers' own way from tensors of a file to tensors of a model, such as one matrix cut into two."""
+
+    converter: WeightConverter
+    first: str  # of the names it makes
+    module: PreTrainedModel
+
+    def apply(self, sources: tuple[tuple[str, str], ...], read: Read) -> dict[str, Tensor]:
+        converter = deepcopy(self.converter)  # it collects what it is given
+        for source, pattern in sources:
+            converter.add_tensor(self.first, source, pattern, read(source))  # type: ignore[arg-type]
+        made = converter.convert(self.first, model=self.module, config=self.module.config)
+        return {name: values[0] if isinstance(values, list) else values for name, values in made.items()}
+
+
+def stored_tensors(module: PreTrainedModel, checkpoint: LazyCheckpoint) -> dict[str, Stored]:
+    """Every tensor of the model's state that the checkpoint holds, by name; of tied parameters those names that it holds.
+
+    Raises: WrongKeys for tensors of the checkpoint that belong to nothing or have another shape; MissingTensor with the three
+    nearest names for a parameter it holds under none of its names; BadFile where a conversion is impossible.
+    """
+    state: dict[str, Tensor] = module.state_dict()
+    found: dict[str, Stored] = {}
+    surplus = []
+    for stored in matches(module, checkpoint, state):
+        if stored.name in state and stored.name not in found:
+            found[stored.name] = stored
+        else:
+            surplus.append(stored)
+    misshapen = sorted(name for name in found if found[name].shape != tuple(state[name].shape))
+    keys: Any = SimpleNamespace(missing_keys=set(state) - set(found), unexpected_keys={stored.name for stored in surplus})
+    module._adjust_missing_and_unexpected_keys(keys)  # drops what old files hold although every model builds it itself
+    unexpected = sorted(stored.sources[0][0] for stored in surplus if stored.name in keys.unexpected_keys)
+    ties = tied_names(module)
+    missing = [names[0] for names in ties if found.keys().isdisjoint(names)]
+    missing += sorted(set(keys.missing_keys).difference(*ties))  # of buffers; a parameter can never be left out
+    if unexpected or misshapen:
+        raise WrongKeys(checkpoint.folder, type(module).__name__, missing, unexpected, misshapen)
+    if missing:
+        raise MissingTensor(checkpoint.folder, missing[0], get_close_matches(missing[0], checkpoint.names, n=3, cutoff=0.0))
+    return found
+
+
+def matches(module: PreTrainedModel, checkpoint: LazyCheckpoint, state: dict[str, Tensor]) -> list[Stored]:
+    """Every tensor of the checkpoint under the model's name for it, whether the model has it or not."""
+    transforms = get_model_conversion_mapping(module)
+    renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
+    converters = [t for t in transforms if isinstance(t, WeightConverter)]
+    by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    found: list[Stored] = []
+    together: dict[str, tuple[Conversion, list[tuple[str, str]]]] = {}
+    for source in sorted(checkpoint.names, key=dot_natural_key):  # parts that are joined are joined in this order
+        name, pattern = rename_source_key(source, renamings, converters, module.base_model_prefix, state)
+        if name not in state and source in state:  # a present name that looks like an old one
+            name, pattern = rename_source_key(source, [], [], module.base_model_prefix, state)
+        if pattern is None:
+            found.append(Stored(name, ((source, ""),), checkpoint.shape(source)))
+        else:
+            conversion = Conversion(by_pattern[pattern], name, module)
+            together.setdefault(name, (conversion, []))[1].append((source, pattern))
+    return found + [stored for group in together.values() for stored in converted(checkpoint, *group)]
+
+
+def converted(checkpoint: LazyCheckpoint, conversion: Conversion, sources: list[tuple[str, str]]) -> list[Stored]:
+    """What a conversion makes, found by converting tensors without numbers. Raises: BadFile."""
+    try:
+        made = conversion.apply(tuple(sources), lambda name: torch.empty(checkpoint.shape(name), device="meta"))
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
+        problem = f"{sources[0][0]} and what belongs to it make no {conversion.first} ({' '.join(str(error).split())})"
+        raise BadFile(checkpoint.file_of(sources[0][0]), problem, "write the model again with save_pretrained(folder)") from None
+    return [Stored(name, tuple(sources), tuple(tensor.shape), conversion) for name, tensor in made.items()]
+
+
+def tied_names(module: nn.Module) -> list[tuple[str, ...]]:
+    """The names of each parameter; several where it is tied."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [tuple(group) for group in names.values()]
+
+
+def untie_different(module: nn.Module, found: Mapping[str, Stored], read: Read) -> None:
+    """Parts names that config.json ties although the checkpoint holds different numbers under them, as from_pretrained does."""
+    for names in tied_names(module):
+        first, *others = [name for name in names if name in found]
+        for name in others:
+            here, there = found[first].read(read), found[name].read(read)
+            if not torch.equal(here, there):
+                owner, _, attribute = name.rpartition(".")
+                own = nn.Parameter(module.get_parameter(name).detach().clone())
+                module.get_submodule(owner)._parameters[attribute] = own

@@ -1,0 +1,154 @@
+"""A model whose parameters stay in their checkpoint folder and are in memory only while something computes that needs them.
+
+There is no list of what lies outside of the blocks: whatever computes is loaded, whatever does not stays on meta.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from featcal.blocks.plan import part_of
+from featcal.models.parameters import Parameters
+from featcal.models.read_ahead import ReadAhead
+from featcal.models.skeleton import skeleton
+from featcal.storage.checkpoint import LazyCheckpoint
+from featcal.storage.ledger import Ledger
+
+
+class Streamed:
+    """The model of a folder; `module` has its parameters on meta, except inside of `block` and `running`.
+
+    blocks: paths of the lists of blocks, as in a plan; other outermost lists of modules are treated alike.
+    dtype:  what parameters are loaded as, whatever the file holds.
+    ledger: counts the bytes of the parameters in memory, in the module or read ahead; one ledger may serve several models.
+    Raises, as every name and shape is settled here: what skeleton, LazyCheckpoint and stored_tensors raise.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        blocks: Sequence[str] = (),
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        ledger: Ledger | None = None,
+    ):
+        self.folder, self.device, self.ledger = Path(folder), torch.device(device), ledger or Ledger()
+        self.module, part = skeleton(folder, dtype, self.device)
+        self.checkpoint = LazyCheckpoint(folder, part)
+        self.parameters = Parameters(self.module, self.checkpoint, self.device, self.ledger)
+        self._lists = lists_of_modules(self.module, blocks)
+        self._ahead: dict[str, ReadAhead] = {}
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of parameters in memory now."""
+        return self.ledger.now
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that were in memory at once."""
+        return self.ledger.peak
+
+    def check_finite(self, place: str = "") -> None:
+        """Reads every tensor of the checkpoint once. Raises: NotFinite naming file and tensor."""
+        for name in self.checkpoint.names:
+            self.checkpoint.finite_tensor(name)
+
+    @contextmanager
+    def block(self, path: str) -> Iterator[nn.Module]:
+        """The submodule with ordinary parameters that may be written to; afterwards they are gone."""
+        part = part_of(self.module, path)
+        loaded: list[str] = []
+        try:
+            ahead = self._ahead.pop(path).taken() if path in self._ahead else None
+            self.parameters.load(self.parameters.below(part), loaded, ahead)
+            yield part
+        finally:
+            self.parameters.drop(loaded)
+
+    @contextmanager
+    def running(self) -> Iterator[nn.Module]:
+        """Inside, the model's own forward works, and that of every part of it.
+
+        What a block needs is there while that block computes; what lies outside is loaded when it first computes, and stays till
+        the end. The first parameter is there from the beginning, as models tell by it on which device they are.
+        """
+        kept: list[str] = []
+        own: list[tuple[nn.Module, Any]] = []
+        try:
+            self.parameters.load([self.parameters.first], kept)
+            for module, names, inside in self._needs():
+                own.append((module, vars(module).get("forward")))
+                vars(module)["forward"] = self._loading(module.forward, names, None if inside else kept)
+            yield self.module
+        finally:
+            for module, forward in own:
+                del vars(module)["forward"]
+                if forward is not None:
+                    vars(module)["forward"] = forward
+            self.parameters.drop(kept)
+
+    def read(self, path: str) -> None:
+        """Starts reading a block in the background, to memory of the host; `block(path)` takes it, `forget(path)` drops it."""
+        if path not in self._ahead:
+            sizes = self.parameters.sizes(self.parameters.below(part_of(self.module, path)))
+            self._ahead[path] = ReadAhead(sizes, self._on_host, self.ledger)
+
+    def forget(self, path: str) -> None:
+        """Drops what was read ahead and not taken, if anything was."""
+        if path in self._ahead:
+            self._ahead.pop(path).dropped()
+
+    def _on_host(self, name: str) -> Tensor:
+        tensor = self.parameters.stored(name)
+        return tensor.pin_memory() if self.device.type == "cuda" else tensor
+
+    def _needs(self) -> Iterator[tuple[nn.Module, list[str], bool]]:
+        """Every module that computes, what it needs, and whether it lies inside of a block.
+
+        A module needs all parameters below it, as some use those of their parts without running the parts; only what runs the
+        blocks does not need them all at once, but its own and those of lists of parameters, which do not run either.
+        """
+        for path, module in self.module.named_modules():
+            if computes(module):
+                inside = any(path.startswith(f"{blocks}.") for blocks in self._lists)
+                above = any(f"{blocks}.".startswith(f"{path}." if path else "") for blocks in self._lists)
+                parts = [module, *(child for child in module.children() if not computes(child))]
+                names = [name for part in parts for name in self.parameters.own(part)]
+                yield module, names if above else self.parameters.below(module), inside
+
+    def _loading(self, forward: Callable[..., Any], names: Iterable[str], kept: list[str] | None) -> Callable[..., Any]:
+        """A forward that has its parameters; hooks before it see the module without, so that they can stop at no cost."""
+
+        @wraps(forward)
+        def loading(*args: Any, **kwargs: Any) -> Any:
+            loaded = [] if kept is None else kept
+            try:
+                self.parameters.load(names, loaded)
+                return forward(*args, **kwargs)
+            finally:
+                if kept is None:
+                    self.parameters.drop(loaded)
+
+        return loading
+
+
+def lists_of_modules(module: nn.Module, blocks: Sequence[str]) -> list[str]:
+    """The given paths, and every outermost ModuleList that is neither inside of one of them nor around one."""
+    lists = list(blocks)
+    for path, each in module.named_modules():
+        apart = not any(f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}.") for other in lists)
+        if isinstance(each, nn.ModuleList) and apart:
+            lists.append(path)
+    return lists
+
+
+def computes(module: nn.Module) -> bool:
+    """Whether the module has a forward; lists of modules or parameters have none."""
+    return type(module).forward is not nn.Module.forward
