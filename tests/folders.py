@@ -1,0 +1,63 @@
+"""Model folders of the families under test, and what they compute when loaded whole."""
+
+import torch
+from families import FAMILIES
+from tiny import make
+
+from featcal.blocks.capture import model_call
+from featcal.models.load import load_model, load_vision
+from featcal.models.save import save_model
+from featcal.models.streamed import Streamed
+
+WAYS = {"transformers": lambda model, folder: model.save_pretrained(folder), "featcal": save_model}
+
+
+def folder_of(path, family, dtype=torch.float32, way="featcal", **sizes):
+    """A folder of a family's model with shifted numbers."""
+    WAYS[way](make(FAMILIES[family].build, dtype=dtype), path)
+    return path
+
+
+def whole(folder, family, dtype=torch.float32):
+    """The module from_pretrained makes, every parameter in memory of its own.
+
+    Some kernels choose their order of additions by the address of their data, and in a mapped file that is chance.
+    """
+    model = (load_vision if family == "clip" else load_model)(folder, dtype)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    return model
+
+
+def batch_for(family, dtype=torch.float32):
+    """One batch; of a whole CLIP's folder the vision tower is taken, which wants the images alone."""
+    batch = FAMILIES[family].batches(3)[0]
+    batch = {"pixel_values": batch["pixel_values"]} if family == "clip" else batch
+    return {name: value.to(dtype) if value.is_floating_point() else value for name, value in batch.items()}
+
+
+@torch.no_grad()
+def outputs(model, batch):
+    """Every tensor that the model's own forward gives, by name."""
+    return {name: value for name, value in model(**model_call(model, batch)).items() if isinstance(value, torch.Tensor)}
+
+
+def same(one, other):
+    """Whether two mappings hold the same tensors to the bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def numbers(module):
+    """A copy of all parameters by name."""
+    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+
+
+def present(held: Streamed):
+    """Names of the parameters that are in memory, of a tied one the first."""
+    return {name for name, parameter in held.module.named_parameters() if not parameter.is_meta}
+
+
+def nothing_left(held: Streamed):
+    """Whether a streamed model is as if nothing had run."""
+    changed = [m for m in held.module.modules() if "forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks]
+    return not present(held) and not changed and held.resident_bytes == 0

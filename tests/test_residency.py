@@ -1,0 +1,152 @@
+"""Models of which only what computes is in memory: the same bits as whole ones, and nothing left behind."""
+
+import pytest
+import torch
+from families import FAMILIES
+from folders import WAYS, batch_for, folder_of, nothing_left, numbers, outputs, present, same, whole
+from tiny import make
+
+from featcal.blocks.capture import first_inputs
+from featcal.blocks.plan import blocks_of
+from featcal.blocks.plans import plan_for
+from featcal.blocks.replay import check_replay
+from featcal.errors import BadPlan
+from featcal.models.save import save_model
+from featcal.models.streamed import Streamed
+
+ENTRIES = {  # what leads to the first block
+    "t5": {"shared.weight"},
+    "llama": {"model.embed_tokens.weight"},
+    "gpt2": {"transformer.wte.weight", "transformer.wpe.weight"},
+    "opt": {"model.decoder.embed_tokens.weight", "model.decoder.embed_positions.weight"},
+    "clip": {
+        "embeddings.class_embedding",
+        "embeddings.patch_embedding.weight",
+        "embeddings.position_embedding.weight",
+        "pre_layrnorm.weight",
+        "pre_layrnorm.bias",
+    },
+}
+LAYERS = "encoder.layers"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_streamed_forward_gives_the_bits_of_the_whole_model_and_leaves_nothing(family, way, dtype, tmp_path):
+    folder, batch = folder_of(tmp_path / "m", family, dtype, way), batch_for(family, dtype)
+    model, held = whole(folder, family, dtype), Streamed(folder, dtype=dtype)
+    with held.running() as module:
+        streamed = outputs(module, batch)
+    assert same(streamed, outputs(model, batch)) and nothing_left(held)
+    assert same(dict(held.module.named_buffers()), dict(model.named_buffers()))
+    assert held.peak_bytes < sum(p.nbytes for p in model.parameters())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_first_inputs_are_those_of_the_whole_model_and_load_no_block(family, tmp_path):
+    folder, batch = folder_of(tmp_path / "m", family), batch_for(family)
+    model, held = whole(folder, family), Streamed(folder)
+    stack = plan_for(held.module).stacks[0]
+    with torch.no_grad(), held.running() as module:
+        hidden, _ = first_inputs(module, blocks_of(module, stack), batch, stack.mixed)
+        loaded = present(held)
+    with torch.no_grad():
+        expected, _ = first_inputs(model, blocks_of(model, stack), batch, stack.mixed)
+    assert torch.equal(hidden, expected) and nothing_left(held)
+    assert not any(name.startswith(stack.blocks) for name in loaded) and loaded == ENTRIES.get(family, loaded)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_blocks_of_a_streamed_model_replay_its_own_forward(family, tmp_path):
+    held = Streamed(folder_of(tmp_path / "m", family))
+    plan = plan_for(held.module)
+    with held.running() as module:
+        check_replay(module, plan, batch_for(family))
+    assert nothing_left(held)
+
+
+def test_whatever_is_raised_inside_nothing_is_left(tmp_path):
+    held = Streamed(folder_of(tmp_path / "m", "llama"))
+    broken = held.module.get_submodule("model.layers.1.mlp.down_proj").register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError), held.running() as module:
+        outputs(module, batch_for("llama"))
+    with pytest.raises(KeyError), held.block("model.layers.0"):
+        raise KeyError
+    broken.remove()
+    assert nothing_left(held)
+
+
+def test_a_part_of_a_block_runs_by_itself(tmp_path):
+    folder = folder_of(tmp_path / "m", "llama")
+    held, model, x = Streamed(folder), whole(folder, "llama"), torch.ones(1, 32)
+    with held.running() as module:
+        out = module.get_submodule("model.layers.0.mlp")(x)
+        assert not any("layers" in name for name in present(held))
+    assert torch.equal(out, model.get_submodule("model.layers.0.mlp")(x)) and nothing_left(held)
+
+
+def test_a_block_may_be_written_to_and_is_read_anew_the_next_time(tmp_path):
+    held = Streamed(folder_of(tmp_path / "m", "clip"))
+    with torch.no_grad(), held.block(f"{LAYERS}.0") as block:
+        before = numbers(block)
+        for parameter in block.parameters():
+            parameter.copy_(torch.zeros_like(parameter))
+    with held.block(f"{LAYERS}.0") as block:
+        assert same(numbers(block), before) and present(held) == {f"{LAYERS}.0.{name}" for name in before}
+    assert nothing_left(held)
+
+
+def test_a_block_that_is_not_there_is_named(tmp_path):
+    held = Streamed(folder_of(tmp_path / "m", "clip"))
+    with pytest.raises(BadPlan, match=r"no module 'encoder\.blocks\.0'"), held.block("encoder.blocks.0"):
+        pass
+
+
+def test_a_tied_embedding_is_loaded_once(tmp_path):
+    held = Streamed(folder_of(tmp_path / "m", "t5"))
+    with held.running() as module:
+        outputs(module, batch_for("t5"))
+        assert module.shared.weight is module.lm_head.weight is module.encoder.embed_tokens.weight
+        outside = [p for name, p in module.named_parameters() if not p.is_meta]
+        assert held.resident_bytes == sum(p.nbytes for p in outside)
+
+
+def test_half_precision_files_compute_in_float32_and_tell_what_they_hold(tmp_path):
+    save_model(make(FAMILIES["llama"].build, dtype=torch.bfloat16), tmp_path / "m")
+    held, batch = Streamed(tmp_path / "m"), batch_for("llama")
+    with held.running() as module:
+        assert same(outputs(module, batch), outputs(whole(tmp_path / "m", "llama"), batch))
+    kinds = {held.parameters.stored_dtype(name) for name in held.parameters.names}
+    assert kinds == {torch.bfloat16} == {held.parameters.stored(name).dtype for name in held.parameters.names}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_parameters_have_the_dtypes_that_from_pretrained_gives_them(dtype, tmp_path):
+    folder = folder_of(tmp_path / "m", "t5")
+    expected = {name: p.dtype for name, p in whole(folder, "t5", dtype).named_parameters()}
+    held = Streamed(folder, dtype=dtype)
+    with held.block("encoder"), held.block("decoder"), held.block("lm_head"):
+        assert {name: p.dtype for name, p in held.module.named_parameters()} == expected and len(present(held)) == len(expected)
+
+
+def test_names_are_those_a_folder_of_this_model_holds(tmp_path):
+    held = Streamed(folder_of(tmp_path / "m", "t5", way="featcal"))
+    assert sorted(held.parameters.names) == held.checkpoint.names
+
+
+def test_making_one_leaves_random_numbers_alone(tmp_path):
+    folder = folder_of(tmp_path / "m", "clip")
+    before = torch.get_rng_state()
+    Streamed(folder)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_other_lists_of_modules_come_and_go_like_blocks(tmp_path):
+    folder = folder_of(tmp_path / "m", "t5")
+    held, blind = Streamed(folder, ["encoder.block"]), Streamed(folder)
+    for each in (held, blind):
+        with each.running() as module:
+            outputs(module, batch_for("t5"))
+            assert not any(".block." in name for name in present(each))
+    assert held.peak_bytes == blind.peak_bytes

@@ -1,0 +1,198 @@
+"""Names under which checkpoints hold a model's tensors, as transformers accepts them, and refusal of whatever does not fit."""
+
+import json
+
+import checkpoints
+import pytest
+import torch
+import transformers as tf
+from families import FAMILIES
+from folders import batch_for, folder_of, outputs, same, whole
+from safetensors.torch import load_file, save_file
+from tiny import VISION, images, make
+
+from featcal.errors import BadFile, FeatCalError, MissingPath, MissingTensor, NoSafetensors, WrongKeys
+from featcal.models.save import save_model
+from featcal.models.streamed import Streamed
+from featcal.storage.checkpoint import LazyCheckpoint, all_finite
+
+
+def renamed(folder, name):
+    """Gives every tensor of a folder's file the name that `name` makes of its own; None removes it."""
+    file = folder / "model.safetensors"
+    state = {name(old): tensor.clone() for old, tensor in load_file(file).items()}
+    save_file({new: tensor for new, tensor in state.items() if new}, file, metadata={"format": "pt"})
+    return folder
+
+
+def computes_the_same(folder, family):
+    """Whether the streamed folder computes what from_pretrained makes of it."""
+    held, batch = Streamed(folder), batch_for(family)
+    with held.running() as module:
+        return same(outputs(module, batch), outputs(whole(folder, family), batch))
+
+
+def test_vision_towers_of_all_published_layouts_are_read(tmp_path):
+    folders = [checkpoints.clip_folder(tmp_path / "whole"), checkpoints.legacy_folder(tmp_path / "legacy")]
+    folders += [checkpoints.vision_folder(tmp_path / "present")]
+    pixels = {"pixel_values": images(3, size=32, dtype=torch.float32)[0]["pixel_values"]}
+    for folder in folders:
+        held = Streamed(folder)
+        with held.running() as module:
+            assert same(outputs(module, pixels), outputs(checkpoints.vision(), pixels))
+
+
+@pytest.mark.parametrize(
+    ("family", "old"),
+    [
+        ("clip_text", lambda name: f"text_model.{name}"),
+        ("bert", lambda name: f"bert.{name}"),
+        ("bert", lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")),
+        ("gpt2", lambda name: name.removeprefix("transformer.")),
+        ("mistral", lambda name: f"model.{name}"),
+    ],
+    ids=["text tower", "base prefix", "gamma and beta", "no base prefix", "of a causal model"],
+)
+def test_names_of_older_and_related_files_are_understood(family, old, tmp_path):
+    assert computes_the_same(renamed(folder_of(tmp_path / "m", family), old), family)
+
+
+def test_a_matrix_stored_whole_is_cut_as_transformers_cuts_it(tmp_path):
+    make(lambda: tf.Dinov2Model(tf.Dinov2Config(**VISION, use_swiglu_ffn=True)), dtype=torch.float32).save_pretrained(tmp_path)
+    assert any("weights_in" in name for name in load_file(tmp_path / "model.safetensors"))
+    held, batch = Streamed(tmp_path), images(3, dtype=torch.float32)[0]
+    with held.running() as module:
+        assert same(outputs(module, batch), outputs(whole(tmp_path, "dinov2"), batch))
+
+
+def test_a_sharded_folder_is_read_like_a_single_file(tmp_path):
+    model = make(FAMILIES["llama"].build, dtype=torch.float32)
+    save_model(model, tmp_path / "m", limit=20_000)
+    assert len(list((tmp_path / "m").glob("*.safetensors"))) > 2 and computes_the_same(tmp_path / "m", "llama")
+
+
+def test_the_links_of_a_hub_cache_are_followed(tmp_path):
+    folder, blobs = folder_of(tmp_path / "snapshots" / "m", "clip"), tmp_path / "blobs"
+    blobs.mkdir()
+    for file in list(folder.iterdir()):
+        file.rename(blobs / file.name)
+        file.symlink_to(f"../../blobs/{file.name}")
+    assert computes_the_same(folder, "clip")
+
+
+@pytest.mark.parametrize("kept", ["shared", "lm_head", "encoder.embed_tokens"])
+def test_a_tied_embedding_is_found_under_any_of_its_names(kept, tmp_path):
+    folder = folder_of(tmp_path / "m", "t5")
+    assert computes_the_same(renamed(folder, lambda name: f"{kept}.weight" if name == "shared.weight" else name), "t5")
+
+
+def test_tied_names_that_hold_different_numbers_are_parted_as_from_pretrained_parts_them(tmp_path):
+    folder = folder_of(tmp_path / "m", "t5")
+    other = torch.randn(97, 32, generator=torch.Generator().manual_seed(5))
+    checkpoints.with_tensors(folder, {"lm_head.weight": other})
+    assert computes_the_same(folder, "t5")
+    with Streamed(folder).block("lm_head") as head:
+        assert torch.equal(head.weight, other)
+
+
+def test_buffers_that_a_file_holds_are_read_from_it(tmp_path):
+    model = make(lambda: tf.BartForConditionalGeneration(bart()), dtype=torch.float32)
+    model.final_logits_bias += torch.arange(97)
+    save_model(model, tmp_path / "m")
+    assert torch.equal(Streamed(tmp_path / "m").module.final_logits_bias, model.final_logits_bias)
+
+
+def bart():
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    return tf.BartConfig(vocab_size=97, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=16, **sizes)
+
+
+def test_a_lacking_tensor_is_named_with_the_three_nearest(tmp_path):
+    folder = checkpoints.with_tensors(checkpoints.vision_folder(tmp_path / "m"), {"encoder.layers.1.mlp.fc2.weight": None})
+    with pytest.raises(
+        MissingTensor, match=r"m: no tensor named 'encoder\.layers\.1\.mlp\.fc2\.weight'; nearest names: (\S+, ){2}\S+"
+    ):
+        Streamed(folder)
+
+
+def test_a_tied_tensor_under_none_of_its_names_is_lacking(tmp_path):
+    folder = renamed(folder_of(tmp_path / "m", "t5"), lambda name: None if name == "shared.weight" else name)
+    with pytest.raises(MissingTensor, match=r"no tensor named 'shared\.weight'"):
+        Streamed(folder)
+
+
+def test_surplus_and_misshapen_tensors_are_named(tmp_path):
+    folder = checkpoints.vision_folder(tmp_path / "m")
+    checkpoints.with_tensors(folder, {"adapter.weight": torch.ones(2), "post_layernorm.weight": torch.ones(5)})
+    with pytest.raises(WrongKeys, match=r"not part of it: adapter\.weight.*of another shape: post_layernorm\.weight"):
+        Streamed(folder)
+
+
+def test_one_tensor_under_two_names_is_surplus(tmp_path):
+    folder = folder_of(tmp_path / "m", "bert")
+    checkpoints.with_tensors(folder, {"bert.pooler.dense.bias": torch.ones(32)})
+    with pytest.raises(WrongKeys, match=r"1 not part of it: \S*pooler\.dense\.bias"):
+        Streamed(folder)
+
+
+def test_parts_that_make_no_whole_are_named(tmp_path):
+    make(lambda: tf.Dinov2Model(tf.Dinov2Config(**VISION, use_swiglu_ffn=True)), dtype=torch.float32).save_pretrained(tmp_path)
+    checkpoints.with_tensors(tmp_path, {"encoder.layer.0.mlp.weights_in.bias": torch.tensor(1.0)})
+    with pytest.raises(FeatCalError, match=r"weights_in\.bias|gate_proj\.bias"):
+        Streamed(tmp_path)
+
+
+@pytest.mark.parametrize("shard", ["../stolen.safetensors", "/stolen.safetensors", "..", "a\\b", "C:b", "sub/shard", "", 3])
+def test_an_index_that_points_out_of_its_folder_is_refused(shard, tmp_path):
+    folder = folder_of(tmp_path / "m", "clip")
+    (folder / "model.safetensors").rename(tmp_path / "stolen.safetensors")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"post_layernorm.bias": shard}}))
+    with pytest.raises(BadFile, match=r"safetensors\.index\.json: post_layernorm\.bias is said to lie in .*no name of a file"):
+        LazyCheckpoint(folder)
+
+
+def test_code_that_a_folder_brings_along_is_not_run(tmp_path):
+    folder = folder_of(tmp_path / "m", "llama")
+    config = json.loads((folder / "config.json").read_text())
+    names = {"AutoConfig": "evil.LlamaConfig", "AutoModelForCausalLM": "evil.LlamaForCausalLM"}
+    (folder / "config.json").write_text(json.dumps(config | {"auto_map": names}))
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    assert computes_the_same(folder, "llama") and not (tmp_path / "ran").exists()
+
+
+def test_a_pickle_is_not_read(tmp_path):
+    folder = folder_of(tmp_path / "m", "llama")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(NoSafetensors, match="is a pickle"):
+        Streamed(folder)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(MissingPath, match="nowhere"):
+        Streamed(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("change", [{"num_attention_heads": 5}, {"hidden_act": "nothing"}, {"num_hidden_layers": "two"}])
+def test_a_config_that_makes_no_model_is_named(change, tmp_path):
+    folder = checkpoints.vision_folder(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(BadFile, match=r"m/config\.json: transformers makes no CLIPVisionModel"):
+        Streamed(folder)
+
+
+def test_reading_a_file_maps_none_of_it_into_memory(tmp_path):
+    checkpoint = LazyCheckpoint(folder_of(tmp_path / "m", "clip"))
+    held = [checkpoint.tensor(name) for name in checkpoint.names]
+    with open("/proc/self/maps") as maps:
+        assert "model.safetensors" not in maps.read()
+    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in held)
+
+
+def test_numbers_too_large_to_add_are_still_numbers():
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        largest = torch.full((8,), torch.finfo(dtype).max, dtype=dtype)
+        assert all_finite(largest) and all_finite(-largest)
+        for wrong in (float("nan"), float("inf"), float("-inf")):
+            assert not all_finite(torch.cat([largest, torch.tensor([wrong, -wrong], dtype=dtype)]))
