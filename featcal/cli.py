@@ -13,7 +13,7 @@ import typer
 from typer.main import get_command
 
 from featcal.calibration.torchrun import started
-from featcal.commands import calibrate, convert, doctor, evaluate, inspect, merge, stage
+from featcal.commands import calibrate, convert, doctor, evaluate, inspect, merge, plan, stage
 from featcal.commands.terminal import complain, say
 from featcal.errors import FeatCalError, FoundElsewhere
 
@@ -27,6 +27,7 @@ for command in (
     calibrate.calibrate,
     evaluate.evaluate,
     inspect.inspect,
+    plan.plan,
     convert.convert,
     doctor.doctor,
     stage.stage,

@@ -85,3 +85,4 @@ def _is_disk_full(error: BaseException) -> bool:
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     # safetensors reports the operating system's error only inside its own message
     return type(error).__name__ == "SafetensorError" and ("StorageFull" in str(error) or "No space left" in str(error))
+
