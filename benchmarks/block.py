@@ -12,6 +12,7 @@ from benchmarks.measure import arguments, averaged, in_turns, largest_difference
 from featcal.blocks.plans import CLIP_VISION
 from featcal.calibration.block import calibrate_block
 from featcal.calibration.observe import BlockView
+from featcal.calibration.ranks import Ranks
 from featcal.calibration.sites import calibrated_modules
 from featcal.calibration.tracks import Tracks
 from featcal.core.moments import add_gram, stripes
@@ -49,7 +50,7 @@ def contestants(width: int, tasks: int, samples: int, batch: int, device: str):
         tracks = {t: Tracks(student, teacher, unmasked, unmasked) for t, (student, teacher) in tracks.items()}
         stack = CLIP_VISION.stacks[0]
         view = BlockView("block", stack, False, calibrated_modules(block, SETTINGS.norm), CLIP_VISION.token_rule)
-        calibrate_block(block, base, teachers, tracks, view, SETTINGS)
+        calibrate_block(block, base, teachers, tracks, view, SETTINGS, Ranks())
         return block
 
     return plain, ours
