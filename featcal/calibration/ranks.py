@@ -1,13 +1,13 @@
 """Several processes as one: tasks are dealt to ranks, sums go to the site's owner, what the owner solved comes back to all.
 
-Ranks meet (small objects, however long the slowest takes) before tensors move (at once). So a rank that found a mistake says so
-at the next meeting instead of leaving the others in the middle of a transfer. Knows no models, no files, and not who started it.
+Ranks meet (small objects, however long the slowest takes) before tensors move (at once). So a rank where something went wrong
+says so at the next meeting and leaves nobody waiting for its tensors. Knows no models, no files, and not who started it.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import astuple, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -18,7 +18,7 @@ from featcal.calibration.sites import Site
 from featcal.core.norm import NormSystem
 from featcal.core.precision import SUM_DTYPE
 from featcal.core.ridge import Solution
-from featcal.errors import BadCapture, FeatCalError, FoundElsewhere, LostRank, TooManyRanks
+from featcal.errors import BadCapture, FoundElsewhere, LostRank, TooManyRanks
 
 if TYPE_CHECKING:
     from featcal.calibration.block import Systems
@@ -59,7 +59,7 @@ class Ranks:
 
     @contextmanager
     def ending_as_one(self) -> Iterator[None]:
-        """Left when every process is done; a mistake that one finds inside ends all."""
+        """Left when every process is done; what goes wrong in one ends all."""
         yield
 
 
@@ -71,7 +71,7 @@ class SeveralRanks(Ranks):
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.table, self.wire = table, wire
         self.device = torch.device("cpu")  # that of the sums, once there are any
-        self.over = False  # a mistake was told or a rank is lost: nobody comes to a further meeting
+        self.over = False  # something went wrong somewhere, and all know: nobody comes to a further meeting
 
     def summed(self, systems: "Systems") -> "Systems":
         """Raises: BadCapture unless the tasks of all processes have the same sites."""
@@ -89,9 +89,10 @@ class SeveralRanks(Ranks):
 
     def summed_norm(self, system: NormSystem) -> NormSystem:
         """The sum on every process, each of which solves it: a norm has a few numbers per feature."""
-        *parts, tasks = astuple(system)
-        sums = self.moved(dist.all_reduce, torch.cat([*parts, parts[0].new_tensor([tasks])]))  # (4d + 1,)
-        return NormSystem(*sums[:-1].chunk(len(parts)), float(sums[-1]))
+        parts = (system.zz, system.z, system.right_gain, system.right_shift)  # (d,) each
+        sums = self.moved(dist.all_reduce, torch.cat([*parts, system.z.new_tensor([system.tasks])]))  # (4d + 1,)
+        zz, z, gain, shift = sums[:-1].chunk(len(parts))
+        return NormSystem(zz, z, gain, shift, float(sums[-1]))
 
     def shared(self, solutions: dict[Site, Solution]) -> dict[Site, Solution]:
         """Broadcast by who solved them."""
@@ -120,24 +121,25 @@ class SeveralRanks(Ranks):
 
     @contextmanager
     def ending_as_one(self) -> Iterator[None]:
-        """Raises: FoundElsewhere where another process tells a mistake, LostRank where one is gone."""
+        """Raises: FoundElsewhere where something went wrong in another process, LostRank where one is gone."""
         try:
             yield
             self.together()
-        except FeatCalError as mistake:
+        except Exception as mistake:
             if not self.over:
                 self.meet(None, mistake)
             raise
 
-    def meet(self, said: T, mistake: FeatCalError | None = None) -> list[T]:
+    def meet(self, said: T, mistake: Exception | None = None) -> list[T]:
         """What every process says, in the order of ranks.
 
-        Raises: FoundElsewhere where one says that it found a mistake, on all but the first who does.
+        Raises: FoundElsewhere where some say that something went wrong, in all but the first of these.
         """
         heard: list[Any] = [None] * self.world
+        told = None if mistake is None else str(mistake) or type(mistake).__name__
         with self.reaching_others():
-            dist.all_gather_object(heard, (mistake and str(mistake), said), group=self.table)
-        mistakes = {rank: told for rank, (told, _) in enumerate(heard) if told}
+            dist.all_gather_object(heard, (told, said), group=self.table)
+        mistakes = {rank: text for rank, (text, _) in enumerate(heard) if text}
         self.over = bool(mistakes)
         if mistakes and self.rank != min(mistakes):
             raise FoundElsewhere(mistakes[min(mistakes)])

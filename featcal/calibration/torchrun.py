@@ -5,14 +5,16 @@ Knows nothing of what they compute. Loads torch only where there are several.
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from featcal.errors import BadSetting
+from featcal.errors import BadSetting, FoundElsewhere, LostRank
 
 if TYPE_CHECKING:
     import torch
+
+    from featcal.calibration.ranks import SeveralRanks
 
 TRANSFER = timedelta(seconds=60)  # one tensor for which all ranks are there; also their first finding each other
 MEETING = timedelta(days=1)  # a slow rank is waited for; of a dead one the connection breaks, which gloo notices at once
@@ -21,9 +23,10 @@ TOLD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # by 
 
 @contextmanager
 def started() -> Iterator[None]:
-    """Inside, `ranks.current()` is this process among those that torchrun started; a mistake that one finds ends all.
+    """Inside, `ranks.current()` is this process among those that torchrun started; what goes wrong in one ends all.
 
-    Raises: BadSetting where the environment tells of several processes, but not how they find each other.
+    Raises: BadSetting where the environment tells of several processes, but not how they find each other; LostRank where one of
+    them does not come or is gone; FoundElsewhere where another one ends with an error, which it has told by then.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield
@@ -33,17 +36,33 @@ def started() -> Iterator[None]:
             raise BadSetting(name, None, "must be set beside WORLD_SIZE; start several processes with torchrun, or unset that")
     import torch.distributed as dist
 
-    from featcal.calibration.ranks import SeveralRanks, started_ranks
+    from featcal.calibration.ranks import started_ranks
 
-    dist.init_process_group("gloo", timeout=TRANSFER)
-    ranks = SeveralRanks(table=dist.new_group(backend="gloo", timeout=MEETING))
+    ranks = joined()
     token = started_ranks.set(ranks)
     try:
         with ranks.ending_as_one():
             yield
+    except FoundElsewhere:
+        with suppress(LostRank):  # until the other one is gone, after its message: torchrun ends all when the first is gone
+            ranks.together()
+        raise
     finally:
         started_ranks.reset(token)
-        dist.destroy_process_group()
+    dist.destroy_process_group()  # not behind an error: to the others a broken connection is the end of this process
+
+
+def joined() -> "SeveralRanks":
+    """All processes' common group for tensors in the memory of the CPU, and one to meet in."""
+    import torch.distributed as dist
+
+    from featcal.calibration.ranks import SeveralRanks
+
+    try:
+        dist.init_process_group("gloo", timeout=TRANSFER)
+        return SeveralRanks(table=dist.new_group(backend="gloo", timeout=MEETING))
+    except RuntimeError as error:  # of which torch's errors of connections are
+        raise LostRank(error) from error
 
 
 def own_device(device: "torch.device") -> "torch.device":

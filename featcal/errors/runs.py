@@ -59,7 +59,7 @@ class LostRank(FeatCalError):
     """Another process of the run that is gone or out of reach."""
 
     def __init__(self, reason: object):
-        said = str(reason).strip().split("\n")[0]
+        said = str(reason).strip().split("\n")[0].split("] ", 1)[-1]  # without torch's place in its own sources
         super().__init__(
             f"another process of this run ended before its time or cannot be reached ({said}).\n"
             f"  - what it said of itself stands above; one that was killed without a word was probably short of memory:\n"
@@ -68,4 +68,4 @@ class LostRank(FeatCalError):
 
 
 class FoundElsewhere(FeatCalError):
-    """A mistake that another process of the run found; that one tells it, so that it is told once."""
+    """What went wrong in another process of the run; that one tells it, so that it is told once."""
