@@ -1,7 +1,7 @@
 """The models of a calibration, each held whole in memory or one block at a time, and checked against each other."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from featcal.blocks.plan import BlockPlan
 from featcal.blocks.plans import plan_for
 from featcal.calibration.checks import check_models
 from featcal.models.load import load_as_calibrated
+from featcal.models.mode import evaluation_mode
 from featcal.models.residency import Held, Resident
 from featcal.models.streamed import Streamed
 from featcal.settings import Calibration
@@ -94,20 +95,3 @@ def hold_models(
 def label(role: str, model: Model) -> str:
     """How errors call a model: its role, and its folder where it has one."""
     return role if isinstance(model, nn.Module) else f"{role} ({model})"
-
-
-@contextmanager
-def evaluation_mode(models: Sequence[nn.Module]) -> Iterator[None]:
-    """Without dropout and without gradients inside the `with`; every module's own mode is restored.
-
-    `no_grad`, not `inference_mode`: the version counters that show overwritten inputs exist only in the former.
-    """
-    modes = [(module, module.training) for model in models for module in model.modules()]
-    try:
-        for model in models:
-            model.eval()
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
