@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from featcal.errors import BadFile, MissingPath, MissingTensor, NoSafetensors, NotFinite, TruncatedFile
+from featcal.errors import BadFile, MissingPath, MissingTensor, NoSafetensors, NotFinite, NotFloating, TruncatedFile
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _LEGACY_PREFIX = "vision_model."
@@ -80,11 +80,17 @@ class LazyCheckpoint:
             raise NotFinite(self.file_of(name), name)
         return tensor
 
+    def require_floating(self) -> None:
+        """Raise NotFloating where a weight is stored as whole numbers; other tensors, such as counters, may be."""
+        for name in self.names:
+            if name.endswith("weight") and not self.dtype(name).is_floating_point:
+                raise NotFloating(self.file_of(name), name, self.dtype(name))
+
     def _files(self) -> dict[str, Path]:
         """Stored name -> file."""
         index, single = self.folder / INDEX, self.folder / SINGLE
         if index.is_file():
-            files = {n: self.folder / shard for n, shard in _weight_map(index).items()}
+            files = {n: self.folder / _beside(index, n, shard) for n, shard in _weight_map(index).items()}
             for path in sorted(set(files.values())):
                 if not path.is_file():
                     raise MissingPath(path, f"a shard named in {INDEX}", "copy or download the missing shard")
@@ -115,3 +121,10 @@ def _weight_map(index: Path) -> dict[str, str]:
         return dict(json.loads(index.read_text("utf-8"))["weight_map"])
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise BadFile(index, f"not a safetensors index ({error!r})", "copy or download it again") from None
+
+
+def _beside(index: Path, name: str, shard: object) -> str:
+    """The name of a shard, which lies in the index's own folder: a path could lead anywhere. Raises: BadFile."""
+    if not isinstance(shard, str) or Path(shard).name != shard:
+        raise BadFile(index, f"{name} is said to lie in {shard!r}", "shards lie beside the index and are named without a folder")
+    return shard
