@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
-from featcal.commands import calibrate, convert, doctor, evaluate, inspect, merge, stage
+from featcal.commands import calibrate, convert, doctor, evaluate, inspect, merge, plan, stage
 from featcal.commands.terminal import complain, say
 from featcal.errors import FeatCalError
 
@@ -30,6 +30,7 @@ for command in (
     calibrate.calibrate,
     evaluate.evaluate,
     inspect.inspect,
+    plan.plan,
     convert.convert,
     doctor.doctor,
     stage.stage,
