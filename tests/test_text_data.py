@@ -189,11 +189,8 @@ def test_what_a_model_is_given_is_told_by_its_class(tmp_path, kind):
 
 
 def test_rows_for_padding_are_no_positions(tmp_path):
-    import transformers
-
     model = language.MODELS["roberta"]()
     longest = input_of(model).positions
-    assert isinstance(model, transformers.RobertaModel) and longest == 38
     model(input_ids=torch.full((1, longest), 5))
     with pytest.raises((IndexError, RuntimeError)):
         model(input_ids=torch.full((1, longest + 1), 5))

@@ -27,7 +27,7 @@ def pairs_by_name(option: str, pairs: Iterable[str], what: str) -> dict[str, str
     for pair in pairs:
         name, equals, given = pair.partition("=")
         if not (name and equals and given):
-            raise BadSetting(option, pair, f"must be NAME={what}, for example {option} mnist=path/to/it")
+            raise BadSetting(option, pair, f"must be name={what}, for example {option} mnist=path/to/it")
         if name in found:
             raise BadSetting(option, pair, f"names {name!r} a second time; every name once")
         found[name] = given

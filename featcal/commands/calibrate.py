@@ -76,7 +76,7 @@ def calibrate(
     folders = models | {f"expert {name!r}": folder for name, folder in experts.items()}
     read = [*folders.values(), *(place.source for place in places.values() if isinstance(place.source, Path))]
     new_folder(out, force, read)
-    given = {"host_memory": bytes_of("--host-memory", host_memory) if host_memory else None, "resume": resume}
+    given: dict[str, Any] = {"host_memory": bytes_of("--host-memory", host_memory) if host_memory else None, "resume": resume}
     given |= {"device": device_named(device), "dtype": dtype_named(dtype), "work": work_folder(work, out, read)}
     from featcal.calibration.checks import check_tasks
     from featcal.data.calibration import Draw, drawn

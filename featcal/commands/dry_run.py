@@ -27,7 +27,7 @@ def show_run(model: "nn.Module", batches: Mapping[str, "Batches"], size: int, gi
         drawn = {task: {"samples": of.samples, "longest": of.longest} for task, of in batches.items()}
         say(json.dumps({"drawn": drawn, "needs": as_mapping(found)}, indent=2))
         return
-    rows = [[task, str(of.samples), str(of.longest or "")] for task, of in batches.items()]
-    table("everything needed was found", ["task", "samples", "longest text, tokens"], rows)
+    rows = [[task, str(of.samples), *([str(of.longest)] if longest else [])] for task, of in batches.items()]
+    table("everything was found", ["task", "samples", *(["longest text, tokens"] if longest else [])], rows)
     show(found, load)
     say("nothing was computed and nothing written (--dry-run)")

@@ -7,7 +7,7 @@ unless transformers' own class of that name is used anyway.
 from pathlib import Path
 from typing import Any
 
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers import CONFIG_MAPPING
 
 from featcal.errors import BadFile
 from featcal.storage.results import read_json
@@ -25,7 +25,7 @@ def refuse_code(folder: str | Path, name: str = CONFIG) -> None:
         raise BadFile(path, "not a mapping of settings", f"give the {name} that was saved with this model")
     if name == TOKENIZER and _named(content, "AutoTokenizer"):
         raise BadFile(path, "auto_map names code for the tokenizer, and no code from a checkpoint is run", _OWN)
-    if name == CONFIG and _named(content, "AutoConfig") and content.get("model_type") not in CONFIG_MAPPING_NAMES:
+    if name == CONFIG and _named(content, "AutoConfig") and content.get("model_type") not in CONFIG_MAPPING:
         problem = f"auto_map names code for a model of type {content.get('model_type')!r}, and no code from a checkpoint is run"
         raise BadFile(path, problem, "only models whose class transformers itself has can be used")
 
