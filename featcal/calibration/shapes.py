@@ -4,7 +4,7 @@ Legend: d inputs · o outputs · n rows (tokens of one batch). Knows no weights,
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ class SiteShape:
     d: int
     o: int  # of all its linears
     n: int
-    linears: tuple[str, ...] = ()  # their names
+    linears: tuple[str, ...] = field(default=(), compare=False)  # their names; two sites of one shape cost the same
 
 
 @dataclass(frozen=True)
