@@ -21,7 +21,11 @@ MISTAKE, INTERRUPTED = 2, 130
 # a path that cannot be written: who may, what lies there, how it is mounted, how long its name is
 PATH_TROUBLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
-app = typer.Typer(help="FeatCal: calibrate a merged model to its experts' features, in closed form.", add_completion=False)
+EXIT_CODES = """Exit codes: 0 done; 2 a mistake in arguments, files or settings, told in one message; 130 interrupted (Ctrl-C);
+1 a fault of featcal itself."""
+app = typer.Typer(
+    help="FeatCal: calibrate a merged model to its experts' features, in closed form.", epilog=EXIT_CODES, add_completion=False
+)
 for command in (
     merge.merge,
     calibrate.calibrate,
@@ -32,7 +36,7 @@ for command in (
     doctor.doctor,
     stage.stage,
 ):
-    app.command()(command)
+    app.command(epilog=getattr(sys.modules[command.__module__], "EPILOG", EXIT_CODES))(command)
 
 
 @app.callback(invoke_without_command=True)

@@ -119,7 +119,7 @@ sys.exit(cli.main(sys.argv[1:]))
 
 def test_a_real_ctrl_c_in_the_middle_of_calibration_ends_with_130_and_leaves_nothing_behind(models):  # noqa: F811
     before = tree(models)
-    program = [sys.executable, "-c", INTERRUPTED_AT_THE_FIRST_BLOCK, *CALIBRATE]
+    program = [sys.executable, "-c", INTERRUPTED_AT_THE_FIRST_BLOCK, *CALIBRATE, "--no-resume"]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == cli.INTERRUPTED and "vision.00" in done.stderr and "vision.01" not in done.stderr
     assert "interrupted" in done.stderr and "Traceback" not in done.stderr

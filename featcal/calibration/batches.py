@@ -63,7 +63,7 @@ def naming(task: str, number: int) -> Iterator[None]:
     """Turns a model's refusal of a batch (an unknown keyword, another image size, no image at all) into BadBatches."""
     try:
         yield
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
         raise BadBatches(task, f"batch {number} is refused by the model ({error})") from error
 
 

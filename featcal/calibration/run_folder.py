@@ -75,16 +75,14 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         if self._lock:
             self._lock.close()
 
-    def resume(self, fingerprints: Mapping[str, str], wanted: bool = True) -> int:
-        """How many blocks an earlier run has solved whose processes had the same fingerprints; those of others are removed."""
-        stamp, known = self.path / "fingerprints.json", None
+    def resume(self, fingerprints: Mapping[str, str], wanted: bool = True) -> None:
+        """Keep what an earlier run has solved whose processes had the same fingerprints; remove what another one has."""
         if self._writes:
-            if stamp.is_file():
-                known = read_json(stamp)
-            for block in self._blocks.glob("*") if known != fingerprints or not wanted else ():
+            stamp = self.path / "fingerprints.json"
+            same = stamp.is_file() and read_json(stamp) == dict(fingerprints)
+            for block in () if same and wanted else self._blocks.glob("*"):
                 block.unlink()
             write_json(stamp, dict(fingerprints))
-        return len(list(self._blocks.glob("*")))
 
     def solved(self, block: str) -> Solved | None:
         """Parameters and record of a block that an earlier run has solved. Raises: TruncatedFile."""

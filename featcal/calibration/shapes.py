@@ -4,7 +4,7 @@ Legend: d inputs · o outputs · n rows (tokens of one batch). Knows no weights,
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ class SiteShape:
     d: int
     o: int  # of all its linears
     n: int
+    linears: tuple[str, ...] = field(default=(), compare=False)  # their names; two sites of one shape cost the same
 
 
 @dataclass(frozen=True)
@@ -176,4 +177,5 @@ def site_shapes(
             groups.append([name])
     outputs = [sum(weight_of(block.get_submodule(name)).shape[0] for name in names) for names in groups]
     firsts = [inputs[names[0]] for names in groups]
-    return tuple(SiteShape(x.shape[-1], o, x.shape[:-1].numel()) for x, o in zip(firsts, outputs, strict=True))
+    found = zip(firsts, outputs, groups, strict=True)
+    return tuple(SiteShape(x.shape[-1], o, x.shape[:-1].numel(), tuple(names)) for x, o, names in found)

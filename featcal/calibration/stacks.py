@@ -42,11 +42,6 @@ class Run:
     ranks: Ranks
     progress: Callable[[str], None] | None
 
-    def tell(self, text: str) -> None:
-        """One line for whoever listens."""
-        if self.progress:
-            self.progress(text)
-
 
 def calibrate_stacks(run: Run, batches: Mapping[str, Batches]) -> list[BlockRecord]:
     """Every stack in forward order; what one feeds to the next comes from the calibrated student and from each expert."""
@@ -104,13 +99,11 @@ def handed_over(run: Run, stack: Stack, tracks: Mapping[str, Tracks]) -> dict[st
 
 
 def go_on(run: Run, folder: RunFolder, streams: Mapping[str, Stream]) -> None:
-    """Tell how much an earlier run has left, now that all batches have been read and it is clear whether it was the same."""
+    """Keep what an earlier run has solved, now that all batches have been read and it is clear whether it was the same."""
     digests = {task: stream.digest for task, stream in streams.items()}
     own = fingerprint(run.models, digests, run.settings, run.token_weights)
-    solved = folder.resume(run.ranks.gathered({min(streams): own}), run.resume)
+    folder.resume(run.ranks.gathered({min(streams): own}), run.resume)
     run.ranks.together()  # what another run has left is gone before anyone looks for it
-    if solved:
-        run.tell(f"{solved} blocks are solved already; going on behind them")
 
 
 def calibrate_stack(run: Run, stack: Stack, tracks: Mapping[str, Tracks], fed: str) -> list[BlockRecord]:
@@ -122,22 +115,26 @@ def calibrate_stack(run: Run, stack: Stack, tracks: Mapping[str, Tracks], fed: s
         with run.models.student.block(f"{stack.blocks}.{index}") as block:
             modules = calibrated_modules(block, run.settings.norm)
             view = BlockView(block_name(stack, index), stack, index + 1 == count, modules, rule, fed)
-            records.append(calibrated_or_known(run, block, f"{stack.blocks}.{index}", tracks, view))
-        run.tell(line(records[-1], run.tasks, time.perf_counter() - start))
+            record, known = calibrated_or_known(run, block, f"{stack.blocks}.{index}", tracks, view)
+        records.append(record)
+        if run.progress:
+            run.progress(line(record, run.tasks, time.perf_counter() - start) + ("  (solved before)" if known else ""))
     return records
 
 
-def calibrated_or_known(run: Run, block: nn.Module, path: str, tracks: Mapping[str, Tracks], view: BlockView) -> BlockRecord:
-    """Calibrate a block and keep the solution, or take the solution that an earlier run has kept."""
+def calibrated_or_known(
+    run: Run, block: nn.Module, path: str, tracks: Mapping[str, Tracks], view: BlockView
+) -> tuple[BlockRecord, bool]:
+    """Calibrate a block and keep the solution, or take the solution that an earlier run has kept (then True)."""
     models, folder = run.models, run.folder
     teachers = in_turn(models.experts, path)
     known = folder.solved(view.name) if folder else None
     if known:
         replay_block(block, known.parameters, teachers, tracks, view, run.settings)
-        return known.record
+        return known.record, True
     record = calibrate_block(
         block, models.base.block(path), teachers, tracks, view, run.settings, run.ranks, lambda: models.settle(path, block)
     )
     if folder:
         folder.keep(view.name, solved_parameters(block, view.modules), record)
-    return record
+    return record, False

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 from featcal.errors import BadSetting, MissingPath
@@ -10,20 +11,34 @@ from featcal.settings import require
 if TYPE_CHECKING:
     import torch
 
+    from featcal.data.place import Place
+
 MODEL_CONFIGS = ("config.json", "open_clip_config.json")  # what makes a folder a model folder
 
 
 def named_folders(option: str, pairs: Iterable[str]) -> dict[str, Path]:
     """`name=FOLDER` arguments as a dictionary. Raises: BadSetting for another form or a repeated name; MissingPath."""
-    found: dict[str, Path] = {}
+    return {name: existing_folder(option, Path(given)) for name, given in pairs_by_name(option, pairs, "FOLDER").items()}
+
+
+def pairs_by_name(option: str, pairs: Iterable[str], what: str) -> dict[str, str]:
+    """`name=value` arguments as a dictionary. Raises: BadSetting for another form or a repeated name."""
+    found: dict[str, str] = {}
     for pair in pairs:
-        name, equals, folder = pair.partition("=")
-        if not (name and equals and folder):
-            raise BadSetting(option, pair, f"must be name=FOLDER, for example {option} mnist=path/to/folder")
+        name, equals, given = pair.partition("=")
+        if not (name and equals and given):
+            raise BadSetting(option, pair, f"must be name={what}, for example {option} mnist=path/to/it")
         if name in found:
             raise BadSetting(option, pair, f"names {name!r} a second time; every name once")
-        found[name] = existing_folder(option, Path(folder))
+        found[name] = given
     return found
+
+
+def named_places(option: str, pairs: Iterable[str]) -> dict[str, "Place"]:
+    """`name=PLACE` arguments, where a place is a file, a folder or a data set of the hub. Raises: BadSetting, MissingPath."""
+    from featcal.data.place import place_of
+
+    return {name: place_of(option, given) for name, given in pairs_by_name(option, pairs, "PLACE").items()}
 
 
 def existing_folder(option: str, folder: Path) -> Path:
@@ -42,19 +57,55 @@ def device_named(word: str) -> "torch.device":
     return torch_device(word)
 
 
+def dtype_named(word: str) -> "torch.dtype":
+    """What --dtype asks for. Raises: BadSetting."""
+    import torch
+
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    require(word in known, "--dtype", word, "must be float32 or bfloat16")
+    return known[word]
+
+
 def new_folder(out: Path, force: bool, inputs: Iterable[Path]) -> Path:
     """The folder to write. With `force` a model folder or an empty one may be replaced, but never one that is read.
 
-    Raises: BadSetting.
+    Raises: BadSetting, also for a place where no folder can be made.
     """
-    if not out.exists():
-        return out
+    place = out.resolve()
     taken = [path.resolve() for path in inputs]
-    if any(out.resolve() in (path, *path.parents) for path in taken):
+    if any(place in (path, *path.parents) for path in taken):
         raise BadSetting("--out", str(out), "names, or holds, a folder that is read; name another one")
+    inside = next((path for path in taken if path in place.parents), None)
+    if inside is not None:
+        raise BadSetting("--out", str(out), f"lies inside of {inside}, which is read; name another one")
+    if not out.exists():
+        require_writable("--out", out)
+        return out
     if not force:
         raise BadSetting("--out", str(out), "names something that exists; name a new folder, or add --force to replace it")
     # renaming a whole folder away is safe only where it is clear what the folder is
     if not out.is_dir() or (any(out.iterdir()) and not any((out / name).is_file() for name in MODEL_CONFIGS)):
         raise BadSetting("--out", str(out), "names what is no model folder, which --force does not replace; remove it by hand")
     return out
+
+
+def work_folder(work: Path | None, out: Path, inputs: Iterable[Path]) -> Path | None:
+    """Where a run keeps what it will need again; None leaves it to the run. Raises: BadSetting."""
+    if work is None:
+        return None
+    require(not work.is_file(), "--work", str(work), "names a file; name a folder")
+    taken = [path.resolve() for path in (*inputs, out)]
+    clash = next((path for path in taken if path in (work.resolve(), *work.resolve().parents)), None)
+    require(clash is None, "--work", str(work), f"lies in {clash}, which is read or written as a whole; name another folder")
+    require_writable("--work", work / "run")
+    return work
+
+
+def require_writable(option: str, folder: Path) -> None:
+    """A place where a folder can be made, found out by making one and removing it. Raises: BadSetting."""
+    there = next(path for path in folder.absolute().parents if path.exists())
+    try:
+        Path(mkdtemp(prefix=".featcal-", dir=there)).rmdir()
+    except OSError as error:
+        reason = (error.strerror or "it cannot be used").lower()
+        raise BadSetting(option, str(folder), f"must name a place that can be written ({there}: {reason})") from None

@@ -1,92 +1,123 @@
-"""`featcal calibrate`: a merged CLIP vision model, its base, its experts and some images of each task to a calibrated model."""
+"""`featcal calibrate`: a merged model, its base, its experts and some samples of each task to a calibrated model."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from featcal.commands.arguments import device_named, existing_folder, named_folders, new_folder
-from featcal.commands.model_folders import skeleton
+from featcal.commands.arguments import (
+    device_named,
+    dtype_named,
+    existing_folder,
+    named_folders,
+    named_places,
+    new_folder,
+    work_folder,
+)
+from featcal.commands.model_folders import require_alike, skeleton
+from featcal.commands.sizes import bytes_of
 from featcal.commands.terminal import counted, say, table
 
 if TYPE_CHECKING:
-    from featcal.calibration.record import BlockRecord
+    from featcal.calibration.record import BlockRecord, Result
 
+DATA = "Samples of an expert's task: a folder, a file or a data set of the hub; labels are not used."
+PICTURES = "a folder of pictures, FOLDER/train/CLASS/*.png, FOLDER/train.parquet with a column image"
+TEXT = (
+    "FILE.txt (a sample on each line), FILE.jsonl or FILE.parquet with text, messages, prompt and completion, or input and target"
+)
+EPILOG = f"""Pictures, for CLIP, ViT, DINOv2 and SigLIP: {PICTURES}, or a data set of the hub.
 
-@dataclass(frozen=True)
-class Draw:
-    """Which calibration images: n of each task, by a seed, in batches."""
+Text, for Llama, T5, BERT and others: {TEXT}, a folder that holds train.jsonl, or a data set of the hub.
 
-    samples: int
-    seed: int
-    batch: int
+Examples:
+
+featcal calibrate --base base --merged merged --expert mnist=m --data mnist=images/mnist --out new --dry-run
+
+featcal calibrate --base base --merged merged --expert code=c --data code=code.jsonl --out new --ridge 1e-5 --tokens 512
+
+featcal calibrate --base base --merged merged --expert dtd=d --data dtd=tanganke/dtd@main --out new --dtype bfloat16
+
+Exit codes: 0 done; 2 a mistake in arguments or files; 130 interrupted, and the same command then goes on where it was."""
 
 
 def calibrate(
     merged: Annotated[Path, Option(help="Folder of the merged model.")],
-    base: Annotated[Path, Option(help="Folder of the model all experts were fine-tuned from, with its processor.")],
+    base: Annotated[Path, Option(help="Folder of the model all experts were fine-tuned from, with processor or tokenizer.")],
     expert: Annotated[list[str], Option(metavar="NAME=FOLDER", help="An expert; once for each.")],
-    data: Annotated[list[str], Option(metavar="NAME=FOLDER", help="Images of an expert's task; their labels are not used.")],
+    data: Annotated[list[str], Option(metavar="NAME=PLACE", help=DATA)],
     out: Annotated[Path, Option(help="Folder to write.")],
     ridge: Annotated[float, Option(help="λ: how strongly the weights stay near the anchor (paper: 0.05 for CLIP).")] = 0.05,
     anchor_blend: Annotated[float, Option(help="ρ: 1 is the merged weight, above 1 away from the base (paper: 2).")] = 2.0,
     interpolation: Annotated[float, Option(help="α: 1 aims at the experts' features alone (paper: 0.3).")] = 0.3,
-    samples: Annotated[int, Option(min=1, help="Images of each task (paper: 256).")] = 256,
-    seed: Annotated[int, Option(min=0, help="Which images are drawn.")] = 42,
-    batch: Annotated[int, Option(min=1, help="Images in memory at a time.")] = 32,
+    samples: Annotated[int, Option(min=1, help="Samples of each task (paper: 256).")] = 256,
+    tokens: Annotated[int | None, Option(min=1, help="At most so many of a text; 512, or what the model can, left out.")] = None,
+    seed: Annotated[int, Option(min=0, help="Which samples are drawn.")] = 42,
+    batch: Annotated[int, Option(min=1, help="Samples in memory at a time.")] = 32,
     split: Annotated[str, Option(help="The split of each data folder to draw from.")] = "train",
     device: Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
+    dtype: Annotated[str, Option(help="float32 or bfloat16, in which the models run.")] = "float32",
+    host_memory: Annotated[str, Option(metavar="SIZE", help="Memory for features that wait, such as 8GiB; then disk.")] = "",
+    work: Annotated[Path | None, Option(help="Folder for what waits and for solved blocks; beside --out left out.")] = None,
+    resume: Annotated[bool, Option("--resume/--no-resume", help="Go on from what an interrupted run of this left.")] = True,
+    dry_run: Annotated[bool, Option("--dry-run", help="Check everything, print what is needed, compute nothing.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object instead of tables.")] = False,
     force: Annotated[bool, Option("--force", help="Replace the model folder that --out names.")] = False,
 ) -> None:
     """Calibrate a merged model to its experts' features, block by block, and write it as a folder of the same form."""
+    import featcal
+    from featcal.calibration.torchrun import own_device
     from featcal.settings import Calibration
 
     settings = Calibration(ridge=ridge, anchor_blend=anchor_blend, interpolation=interpolation)
-    models = {"--merged": existing_folder("--merged", merged), "--base": existing_folder("--base", base)}
-    experts, folders = named_folders("--expert", expert), named_folders("--data", data)
-    new_folder(out, force, [*models.values(), *experts.values(), *folders.values()])
-    from featcal.calibration.calibrate import calibrate as calibrated
+    models = {"base": existing_folder("--base", base), "merged": existing_folder("--merged", merged)}
+    experts, places = named_folders("--expert", expert), named_places("--data", data)
+    folders = models | {f"expert {name!r}": folder for name, folder in experts.items()}
+    read = [*folders.values(), *(place.source for place in places.values() if isinstance(place.source, Path))]
+    new_folder(out, force, read)
+    given: dict[str, Any] = {"host_memory": bytes_of("--host-memory", host_memory) if host_memory else None, "resume": resume}
+    given |= {"device": own_device(device_named(device)), "dtype": dtype_named(dtype), "work": work_folder(work, out, read)}
     from featcal.calibration.checks import check_tasks
-    from featcal.calibration.ranks import current
-    from featcal.calibration.torchrun import own_device
+    from featcal.data.calibration import Draw, drawn
 
-    place = own_device(device_named(device))
-    check_tasks(experts, {name: [folder] for name, folder in folders.items()})  # before images are decoded
-    for folder in (*models.values(), *experts.values()):
-        skeleton(folder)
-    batches = {name: drawn(name, folder, split, base, Draw(samples, seed, batch)) for name, folder in folders.items()}
-    with counted(block_count(merged), "calibrating") as progress:
-        result = calibrated(
-            merged,
-            base=base,
-            experts=experts,
-            batches=batches,
-            settings=settings,
-            out=out,
-            device=place,
-            progress=progress,
+    check_tasks(experts, {name: [place] for name, place in places.items()})  # before samples are read
+    student = [skeleton(folder) for folder in folders.values()][1]
+    require_alike(folders)
+    blocks = block_count(student)
+    batches = drawn(student, (base, merged), places, Draw(samples, seed, batch, split, tokens, dtype_named(dtype)))
+    if dry_run:
+        from featcal.commands.dry_run import show_run
+
+        return show_run(student, batches, batch, given, as_json)
+    with counted(blocks, "calibrating") as progress:
+        result = featcal.calibrate(
+            merged, base=base, experts=experts, batches=batches, settings=settings, out=out, progress=progress, **given
         )
-    if not current().first:
+    show_result(result, asdict(settings), as_json)
+
+
+def block_count(model: Any) -> int:
+    """How many blocks will be solved, after the checks that need no numbers. Raises: BadPlan."""
+    from featcal.blocks.coverage import check_coverage
+    from featcal.blocks.plan import blocks_of
+    from featcal.blocks.plans import plan_for
+
+    plan = plan_for(model)
+    for stack in plan.stacks:
+        check_coverage(model, stack)
+    return sum(len(blocks_of(model, stack)) for stack in plan.stacks)
+
+
+def show_result(result: "Result", settings: dict[str, Any], as_json: bool) -> None:
+    """What was written, and how far each block was from the experts."""
+    if as_json:
+        blocks = [asdict(block) for block in result.blocks]
+        say(json.dumps({"folder": str(result.folder), "settings": settings, "blocks": blocks}, indent=2, ensure_ascii=False))
         return
     show_blocks(result.blocks)
-    say(f"calibrated model: {out}")
-
-
-def drawn(name: str, folder: Path, split: str, base: Path, draw: Draw) -> Iterator[dict[str, Any]]:
-    """The calibration batches of one task, read when they are asked for: of several processes each reads its own tasks."""
-    from featcal.data.images import Preprocess
-    from featcal.data.load import load_images
-    from featcal.data.sampling import draw_indices
-
-    images = load_images(folder, split, Preprocess.from_folder(base))
-    yield from images.batches(draw_indices(name, len(images), draw.samples, draw.seed), draw.batch)
-
-
-def block_count(folder: Path) -> int:
-    """How many blocks config.json announces, for the progress bar."""
-    return int(getattr(skeleton(folder).config, "num_hidden_layers", 0))  # type: ignore[arg-type]
+    say(f"calibrated model: {result.folder}")
 
 
 def show_blocks(blocks: list["BlockRecord"]) -> None:

@@ -8,6 +8,12 @@ from typer import Argument, Option
 from featcal.commands.arguments import existing_folder, new_folder
 from featcal.commands.terminal import say
 
+EPILOG = """Examples:
+
+featcal convert open_clip_folder --out transformers_folder
+
+featcal convert calibrated --clip base --out open_clip_folder"""
+
 
 def convert(
     source: Annotated[Path, Argument(help="Folder with config.json (transformers) or open_clip_config.json (open_clip).")],

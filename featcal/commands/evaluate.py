@@ -14,6 +14,9 @@ from featcal.settings import require
 if TYPE_CHECKING:
     from featcal.data.images import ImageSet
 
+EPILOG = """Example:
+
+featcal evaluate --model new --clip base --data mnist=images/mnist --template "a photo of the number {}." """
 TOKENIZERS = ("tokenizer.json", "vocab.json")
 
 

@@ -1,20 +1,17 @@
 """`featcal inspect`: what a checkpoint folder holds, whether its numbers are numbers, and what calibration would solve."""
 
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
 from featcal.commands.arguments import existing_folder
-from featcal.commands.model_folders import skeleton
+from featcal.commands.solved import shape_text, show_plan
 from featcal.commands.terminal import say, table
-from featcal.errors import BadPlan, NotFinite
+from featcal.errors import NotFinite
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from featcal.storage.checkpoint import LazyCheckpoint
 
 
@@ -42,35 +39,6 @@ def show_tensors(checkpoint: "LazyCheckpoint") -> None:
     table("largest tensors", ["name", "shape", "values"], rows)
 
 
-def show_plan(folder: Path) -> None:
-    """The blocks of every stack, the linears and norms solved in each, and the share of the parameters they hold."""
-    from featcal.blocks.plan import blocks_of, parameter_count
-    from featcal.blocks.plans import plan_for
-    from featcal.calibration.sites import calibrated_modules
-
-    model = skeleton(folder)
-    try:
-        plan = plan_for(model)
-    except BadPlan as error:
-        say(f"calibration: {error}")
-        return
-    for stack in plan.stacks:
-        blocks = blocks_of(model, stack)
-        chosen = calibrated_modules(blocks[0], norm=True)
-        solved = {name: blocks[0].get_submodule(name) for name in (*chosen.linears, *chosen.norms)}
-        say(f"calibration solves {len(blocks)} blocks of {type(model).__name__} ({stack.blocks}), in each:")
-        table("", ["module", "kind", "shape"], module_rows(solved))
-        inside = sum(parameter_count(module) for module in solved.values()) * len(blocks)
-        whole = parameter_count(blocks)
-        share = 100 * inside / parameter_count(model)
-        say(f"coverage: {100 * inside / whole:.1f} % of the blocks' parameters, {share:.1f} % of the model's")
-
-
-def module_rows(modules: Mapping[str, "nn.Module"]) -> list[list[str]]:
-    """Name, class and weight shape of each module."""
-    return [[name, type(module).__name__, shape_text(module.weight.shape)] for name, module in modules.items()]  # type: ignore
-
-
 def require_finite(checkpoint: "LazyCheckpoint") -> None:
     """Says that every value is a number. Raises: NotFinite naming all tensors where one is not."""
     bad = []
@@ -82,8 +50,3 @@ def require_finite(checkpoint: "LazyCheckpoint") -> None:
     if bad:
         raise NotFinite(checkpoint.folder, ", ".join(bad))
     say("values: no NaN, no infinity")
-
-
-def shape_text(shape: tuple[int, ...]) -> str:
-    """(32, 8) as 32 x 8."""
-    return " x ".join(str(size) for size in shape) or "one value"

@@ -6,7 +6,14 @@ from typing import Annotated
 from typer import Argument, Option
 
 from featcal.commands.arguments import existing_folder, named_folders, new_folder
+from featcal.commands.model_folders import skeleton
 from featcal.commands.terminal import say
+
+EPILOG = """Examples:
+
+featcal merge average --base base --expert mnist=models/mnist --expert dtd=models/dtd --out merged
+
+featcal merge task_arithmetic --scale 0.3 --base base --expert mnist=models/mnist --expert dtd=models/dtd --out merged"""
 
 
 def merge(
@@ -23,5 +30,7 @@ def merge(
     new_folder(out, force, [base, *experts.values()])
     from featcal.merging.merge import merge as merged
 
+    for folder in (base, *experts.values()):
+        skeleton(folder)
     merged(method, base, experts, scale=scale, out=out)
     say(f"{method} of {', '.join(experts)}: {out}")

@@ -1,16 +1,23 @@
-"""What the commands print: results on standard output, progress and errors on standard error. Knows no commands."""
+"""What the commands print: results on standard output, progress and errors on standard error. Knows no commands.
 
+Of several processes that share a run (torchrun) the first speaks; what only another one trips over, it says itself.
+"""
+
+import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+RANK = int(os.environ.get("RANK", "0") or "0")
 # soft_wrap below: a path broken over two lines can neither be copied nor searched for
-output = Console(highlight=False)
-progress = Console(stderr=True, highlight=False)
+output = Console(highlight=False, quiet=RANK > 0)
+progress = Console(stderr=True, highlight=False, quiet=RANK > 0)
+errors = Console(stderr=True, highlight=False)
 
 
 def say(text: str) -> None:
@@ -20,7 +27,8 @@ def say(text: str) -> None:
 
 def complain(text: str) -> None:
     """One clear message about what went wrong."""
-    progress.print(f"[bold red]featcal:[/] {escape(text)}", soft_wrap=True)
+    who = f"featcal (process {RANK}):" if RANK else "featcal:"
+    errors.print(f"[bold red]{who}[/] {escape(text)}", soft_wrap=True)
 
 
 def table(title: str, columns: list[str], rows: list[list[str]], numbers: bool = True) -> None:
@@ -37,11 +45,35 @@ def table(title: str, columns: list[str], rows: list[list[str]], numbers: bool =
 
 @contextmanager
 def counted(total: int, what: str) -> Iterator[Callable[[str], None]]:
-    """A function that takes one line per finished piece: a bar on a terminal, plain lines elsewhere."""
+    """A function that takes one line per finished piece: a bar on a terminal, plain lines elsewhere, both with the time left."""
     if not progress.is_terminal:
-        yield lambda text: progress.print(escape(text), soft_wrap=True)
+        yield plain_lines(total, lambda text: progress.print(escape(text), soft_wrap=True))
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=progress, transient=True) as bar:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    # the estimate looks back over the whole run: by default it forgets pieces that took longer than half a minute
+    with Progress(*columns, console=progress, transient=True, speed_estimate_period=float("inf")) as bar:
         task = bar.add_task(what, total=total)
         yield lambda text: bar.update(task, advance=1, description=escape(text))
+
+
+def plain_lines(total: int, show: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> Callable[[str], None]:
+    """A function that shows each finished piece with how many there are and how long the others will take."""
+    begin, ends = clock(), list[float]()
+
+    def line(text: str) -> None:
+        ends.append(clock())
+        done = len(ends)
+        # the first piece took the loading of the models with it, so it counts only while it is the only one
+        each = (ends[-1] - ends[0]) / (done - 1) if done > 1 else ends[0] - begin
+        left = f", about {duration(each * (total - done))} left" if done < total else ""
+        show(f"{text}  ({done} of {total}{left})")
+
+    return line
+
+
+def duration(seconds: float) -> str:
+    """95 as "1 min 35 s"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"

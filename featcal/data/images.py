@@ -1,7 +1,7 @@
-"""From a picture to what a CLIP model is given, in two steps: decoded once to uint8, normalised when a batch is asked for.
+"""From a picture to what a vision model is given, in two steps: decoded once to uint8, normalised when a batch is asked for.
 
 Follows the folder's preprocessor_config.json with PIL's resampling, as the published accuracies were measured; the result equals
-transformers' CLIPImageProcessorPil to the bit. Knows nothing of where pictures come from.
+transformers' own processors on PIL to the bit. Those on torchvision resize without PIL and may differ by one grey level of 255.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from featcal.errors import BadFile, MissingPath
+from featcal.data.processors import steps
+from featcal.errors import MissingPath
 from featcal.storage.results import read_json
 
 Pixels = NDArray[np.uint8]
@@ -44,7 +45,8 @@ class Preprocess:
         if not path.is_file():
             raise MissingPath(alone, "how images are prepared", "copy preprocessor_config.json of the base model there")
         content = read_json(path)
-        return _parsed(path, content if path is alone else content.get("image_processor", {}))
+        inner = content.get("image_processor", {}) if path is joint and isinstance(content, dict) else content
+        return cls(**steps(path, inner))
 
     def pixels(self, image: Image.Image) -> Pixels:
         """The picture resized and cropped, (3, H, W)."""
@@ -78,16 +80,14 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True)
-class ImageSet:
-    """Pictures of one split with their labels: pixels (n, 3, H, W) uint8, labels (n,) int64, class names by label."""
+class Pictures:
+    """Pictures without labels: pixels (n, 3, H, W) uint8."""
 
     pixels: Rows
-    labels: NDArray[np.int64]
-    classes: tuple[str, ...]
     preprocess: Preprocess
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.pixels)
 
     def tensor(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
         """What a model is given for these pictures, (len(indices), 3, H, W) float32."""
@@ -100,26 +100,12 @@ class ImageSet:
             yield {"pixel_values": self.tensor(chosen[start : start + size])}
 
 
-def _parsed(path: Path, content: dict[str, Any]) -> Preprocess:
-    size, crop = content.get("size", 224), content.get("crop_size", 224)
-    size = {"shortest_edge": size} if isinstance(size, int) else dict(size)  # files from 2021 hold a bare number
-    crop = {"height": crop, "width": crop} if isinstance(crop, int) else dict(crop)
-    resize = content.get("do_resize", True)
-    if resize and "shortest_edge" not in size and not {"height", "width"} <= set(size):
-        raise BadFile(path, f"size is {size}", "give shortest_edge, or height and width")
-    normalise = content.get("do_normalize", True)
-    return Preprocess(
-        shortest=size.get("shortest_edge") if resize else None,
-        resized=(size["height"], size["width"]) if resize and "shortest_edge" not in size else None,
-        crop=(crop["height"], crop["width"]) if content.get("do_center_crop", True) else None,
-        resample=content.get("resample", Image.Resampling.BICUBIC),
-        factor=content.get("rescale_factor", 1 / 255) if content.get("do_rescale", True) else 1.0,
-        mean=tuple(content.get("image_mean", _CLIP_MEAN)) if normalise else (0.0,) * 3,
-        std=tuple(content.get("image_std", _CLIP_STD)) if normalise else (1.0,) * 3,
-    )
+@dataclass(frozen=True)
+class ImageSet(Pictures):
+    """Pictures of one split with their labels: labels (n,) int64, class names by label."""
 
-
-_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
 
 
 def _rgb(image: Image.Image) -> Image.Image:

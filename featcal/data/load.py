@@ -1,5 +1,6 @@
-"""Images of one split, with labels and class names, checked and decoded once."""
+"""Images of one split, with labels and class names, checked and decoded once; or the pictures alone, decoded when asked for."""
 
+import os
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,9 @@ import yaml
 from numpy.typing import NDArray
 from PIL import Image
 
-from featcal.data.images import ImageSet, Pixels, Preprocess, Rows
-from featcal.data.splits import IMAGE, LABEL, SPLITS, open_split, parquet_files, picture_folders
+from featcal.data.images import ImageSet, Pictures, Pixels, Preprocess, Rows
+from featcal.data.place import Place
+from featcal.data.splits import IMAGE, LABEL, SPLITS, open_pictures, open_split, parquet_files, picture_folders
 from featcal.errors import BadData, BadFile
 
 IN_MEMORY = 2 * 2**30  # bytes of decoded pictures; a larger split is decoded when asked for
@@ -43,10 +45,16 @@ def load_images(
     table = open_split(source, split, revision, config, columns or {})
     names = _names(place, table, classes, Path(source))
     labels = _labels(place, table, len(names))
-    rows: Rows = _Encoded(place, table, preprocess)
+    rows: Rows = _Encoded(place, table, preprocess, None if revision else Path(source))
     if len(labels) * rows[np.arange(1)].nbytes <= IN_MEMORY:
         rows = rows[np.arange(len(labels))]
-    return ImageSet(rows, labels, names, preprocess)
+    return ImageSet(rows, preprocess, labels, names)
+
+
+def load_pictures(place: Place, split: str, preprocess: Preprocess) -> Pictures:
+    """The pictures of one split without labels, each decoded whenever it is asked for. Raises: as load_images."""
+    home = None if place.on_hub else Path(place.source)
+    return Pictures(_Encoded(f"{place.source} ({split})", open_pictures(place, split), preprocess, home), preprocess)
 
 
 def class_names(folder: str | Path) -> tuple[str, ...]:
@@ -62,10 +70,15 @@ def class_names(folder: str | Path) -> tuple[str, ...]:
 
 
 class _Encoded:
-    """Pictures that are decoded whenever they are asked for, by an array of row numbers."""
+    """Pictures that are decoded whenever they are asked for, by an array of row numbers.
 
-    def __init__(self, place: str, table: datasets.Dataset, preprocess: Preprocess):
+    home: the folder, or the file, that they come from, which a row must not name files outside of; None for the hub's cache.
+    """
+
+    def __init__(self, place: str, table: datasets.Dataset, preprocess: Preprocess, home: Path | None):
         self._place, self._table, self._preprocess = place, table, preprocess
+        folder = home if home is None or home.is_dir() else home.parent
+        self._homes = [datasets.config.HF_CACHE_HOME, datasets.config.HF_DATASETS_CACHE] if folder is None else [folder]
 
     def __len__(self) -> int:
         return len(self._table)
@@ -83,11 +96,24 @@ class _Encoded:
         return out
 
     def _decoded(self, row: int) -> Pixels:
+        stored = self._table[row][IMAGE]
+        name = f"the picture in row {row}"
+        if stored and stored["bytes"] is None and stored["path"]:
+            stored = {"bytes": None, "path": self._inside(row, stored["path"])}
+            name = f"the picture in row {row}, {stored['path']},"
         try:
-            return self._preprocess.pixels(datasets.Image().decode_example(self._table[row][IMAGE]))
+            return self._preprocess.pixels(datasets.Image().decode_example(stored))
         except _UNDECODABLE as error:
-            problem = f"the picture in row {row} cannot be decoded ({error})"
-            raise BadData(self._place, problem, "repair or drop that row") from None
+            raise BadData(self._place, f"{name} cannot be decoded ({error})", "repair or drop that row") from None
+
+    def _inside(self, row: int, path: str) -> str:
+        """A file that a row names instead of holding the picture, which must lie in the data's own folder."""
+        homes = [Path(os.path.abspath(home)) for home in self._homes]
+        place = os.path.normpath(homes[0] / path)
+        if "://" in path or not any(Path(place).is_relative_to(home) for home in homes):
+            way_out = "store the picture itself in the file, or a path inside of the folder"
+            raise BadData(self._place, f"row {row} names {path}, which lies outside of {homes[0]}", way_out)
+        return place
 
 
 def _names(place: str, table: datasets.Dataset, given: Sequence[str] | None, folder: Path) -> tuple[str, ...]:

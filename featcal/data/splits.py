@@ -3,20 +3,23 @@
 Local files leave no cache behind. Pictures are not decoded here, and class names are only passed on.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NoReturn
 
 import datasets
 import pyarrow
 from datasets.exceptions import DatasetGenerationError
 from huggingface_hub import errors as hub_errors
 
+from featcal.data.place import Place, require_split
 from featcal.errors import BadData, HubUnreachable, MissingPath, TruncatedFile
 
 SPLITS = ("train", "validation", "test")
 IMAGE, LABEL = "image", "label"
+PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
 def open_split(
@@ -29,17 +32,58 @@ def open_split(
     Raises: MissingPath, TruncatedFile, HubUnreachable, BadData for a split or column that is not there
             and for a file without rows.
     """
+    require_split(split)
     with quiet():
         table = _hub_split(str(source), split, revision, config) if revision else _local_split(Path(source), split)
     for own, ours in columns.items():
         if own in table.column_names:
             table = table.rename_column(own, ours)
-    for wanted in (IMAGE, LABEL):
-        if wanted not in table.column_names:
-            problem = f"no column {wanted!r}; it has {', '.join(table.column_names)}"
-            raise BadData(f"{source} ({split})", problem, f"rename the column that is the {wanted}")
-    table = table.select_columns([IMAGE, LABEL])
-    return table.cast_column(IMAGE, datasets.Image(decode=False))
+    return image_columns(table, (IMAGE, LABEL), f"{source} ({split})")
+
+
+def open_pictures(place: Place, split: str) -> datasets.Dataset:
+    """The column image (encoded) of one split: of a parquet file, a folder of them, the hub, or of pictures below a folder.
+
+    Pictures lie in <folder>/<split>/, at any depth, or without a split's folder beside them in the folder itself.
+    Raises: as open_split.
+    """
+    require_split(split)
+    if isinstance(place.source, Path) and place.source.is_dir() and not parquet_files(place.source, split):
+        files = picture_files(place.source, split)
+        return datasets.Dataset.from_dict(
+            {IMAGE: [{"path": str(file.absolute()), "bytes": None} for file in files]}, features=_PICTURE
+        )
+    return image_columns(open_table(place, split), (IMAGE,), f"{place.source} ({split})")
+
+
+def open_table(place: Place, split: str) -> datasets.Dataset:
+    """All columns of one split of parquet files or of the hub. Raises: as open_split."""
+    with quiet():
+        if place.revision is not None:
+            return _hub_split(str(place.source), split, place.revision, place.config, _NOR_HERE)
+        path = Path(place.source)
+        files = [path] if path.is_file() else parquet_files(path, split)
+        if not files:
+            _no_split(path, split, f"{split}.parquet")
+        return _read_parquet(files)
+
+
+def image_columns(table: datasets.Dataset, wanted: Sequence[str], place: str) -> datasets.Dataset:
+    """Only these columns, pictures as they are stored. Raises: BadData naming those that are there."""
+    for name in wanted:
+        if name not in table.column_names:
+            problem = f"no column {name!r}; it has {', '.join(table.column_names)}"
+            raise BadData(place, problem, f"rename the column that is the {name}")
+    table = table.select_columns(list(wanted))
+    try:
+        return table.cast_column(IMAGE, datasets.Image(decode=False))
+    except (pyarrow.ArrowInvalid, TypeError, ValueError) as error:
+        raise BadData(place, f"the column image holds no pictures ({str(error).splitlines()[0]})", _STORE) from None
+
+
+_PICTURE = datasets.Features({IMAGE: datasets.Image(decode=False)})
+_NOR_HERE = "; no file or folder of this name is here either"
+_STORE = "store encoded pictures (PNG, JPEG) there, as the Image feature of `datasets` does"
 
 
 def parquet_files(folder: Path, split: str) -> list[Path]:
@@ -54,6 +98,20 @@ def picture_folders(folder: Path) -> dict[str, Path]:
     return {split: folder / split for split in SPLITS if (folder / split).is_dir()}
 
 
+def picture_files(folder: Path, split: str) -> list[Path]:
+    """Pictures of one split, sorted by path, hidden ones left out. Raises: MissingPath; BadData where there are none."""
+    root = folder / split
+    if not root.is_dir():
+        if picture_folders(folder) or any(parquet_files(folder, name) for name in SPLITS):
+            _no_split(folder, split, split)
+        root = folder
+    found = sorted((path for path in root.rglob("*") if path.suffix.lower() in PICTURES and path.is_file()), key=str)
+    shown = [path for path in found if not any(part.startswith((".", "__")) for part in path.relative_to(root).parts)]
+    if not shown:
+        raise BadData(root, "no pictures in this folder", "put pictures (PNG, JPEG, ...) there, or <split>.parquet")
+    return shown
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """No progress bars of datasets; as they were afterwards."""
@@ -66,33 +124,48 @@ def quiet() -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
+def _no_split(folder: Path, split: str, missing: str) -> NoReturn:
+    there = ", ".join(sorted(p.name for p in folder.iterdir())) or "nothing"
+    way_out = f"put {split}.parquet or a folder {split}/<class>/ there (the folder has: {there})"
+    raise MissingPath(folder / missing, f"the split {split!r}", way_out)
+
+
 def _local_split(folder: Path, split: str) -> datasets.Dataset:
     if not folder.is_dir():
         raise MissingPath(folder, "a folder of images", "check the path; a hub data set needs a revision")
     files, pictures = parquet_files(folder, split), picture_folders(folder)
-    if not files and split not in pictures:
-        there = ", ".join(sorted(p.name for p in folder.iterdir())) or "nothing"
-        way_out = f"put {split}.parquet or a folder {split}/<class>/ there (the folder has: {there})"
-        raise MissingPath(folder / f"{split}.parquet", f"the split {split!r}", way_out)
-    with TemporaryDirectory() as cache:
+    if files:
+        return _read_parquet(files)
+    if split not in pictures:
+        _no_split(folder, split, f"{split}.parquet")
+    # all splits at once, so that a class without pictures in one split keeps its number
+    patterns = {name: f"{path}/**" for name, path in pictures.items()}
+    with TemporaryDirectory() as cache, _reading(folder / split):
         options = {"cache_dir": cache, "keep_in_memory": True}
-        try:
-            if files:
-                return datasets.Dataset.from_parquet([str(file) for file in files], **options)
-            # all splits at once, so that a class without pictures in one split keeps its number
-            patterns = {name: f"{path}/**" for name, path in pictures.items()}
-            return datasets.load_dataset("imagefolder", data_files=patterns, drop_labels=False, **options)[split]
-        except (DatasetGenerationError, pyarrow.ArrowInvalid) as error:
-            reason = str(error.__cause__ or error).splitlines()[0]
-            raise TruncatedFile(", ".join(map(str, files)) or folder / split, reason) from None
-        except ValueError as error:  # among others a file without rows
-            raise BadData(f"{folder} ({split})", str(error).splitlines()[0], "put at least one picture there") from None
+        return datasets.load_dataset("imagefolder", data_files=patterns, drop_labels=False, **options)[split]
 
 
-def _hub_split(name: str, split: str, revision: str, config: str | None) -> datasets.Dataset:
+def _read_parquet(files: Sequence[Path]) -> datasets.Dataset:
+    with TemporaryDirectory() as cache, _reading(*files):
+        return datasets.Dataset.from_parquet([str(file) for file in files], cache_dir=cache, keep_in_memory=True)
+
+
+@contextmanager
+def _reading(*paths: Path) -> Iterator[None]:
+    """Turns what `datasets` says of files it cannot read into TruncatedFile, of an empty one into BadData."""
+    named = ", ".join(map(str, paths))
+    try:
+        yield
+    except (DatasetGenerationError, pyarrow.ArrowInvalid) as error:
+        raise TruncatedFile(named, str(error.__cause__ or error).splitlines()[0]) from None
+    except ValueError as error:  # among others a file without rows
+        raise BadData(named, str(error).splitlines()[0], "put at least one sample there") from None
+
+
+def _hub_split(name: str, split: str, revision: str, config: str | None, more: str = "") -> datasets.Dataset:
     try:
         return datasets.load_dataset(name, config, split=split, revision=revision)
     except (OSError, hub_errors.HTTPError) as error:  # type: ignore[attr-defined]
-        raise HubUnreachable(name, revision, str(error).splitlines()[0]) from None
+        raise HubUnreachable(name, revision, str(error).splitlines()[0] + more) from None
     except ValueError as error:  # an unknown split or configuration; the message lists the known ones
         raise BadData(f"{name}@{revision}", str(error).splitlines()[0], "check split and configuration") from None

@@ -46,6 +46,41 @@ class UnknownModelClass(FeatCalError):
         super().__init__(f"{folder}/config.json: architectures is {architectures!r}, but {expected}.")
 
 
+class UnknownInput(FeatCalError):
+    """A model class that is given something else than pictures or text."""
+
+    def __init__(self, model: str, takes: object, both: bool):
+        problem = "takes pictures and text together" if both else f"takes {takes}"
+        super().__init__(
+            f"{model}: it {problem}; what is read from files is pictures for a vision model or text for a language model.\n"
+            f"  - give one of its towers as a model of its own, or\n"
+            f"  - call featcal.calibrate from Python, where batches are whatever the model's forward takes"
+        )
+
+
+class NotFloating(FeatCalError):
+    """A weight stored as whole numbers, as quantised checkpoints have them."""
+
+    def __init__(self, place: object, name: str, dtype: object):
+        super().__init__(
+            f"{place}: {name} is stored as {dtype}, but weights must be floating-point numbers; is this a quantised checkpoint?\n"
+            f"  - give the checkpoint it was made from, or write its values as float32, float16 or bfloat16"
+        )
+
+
+class TypesDiffer(TensorsDiffer):
+    """One tensor that two models should share is stored in two types."""
+
+    def __init__(self, name: str, here: object, this: object, there: object, that: object):
+        short = str(this).removeprefix("torch.")
+        FeatCalError.__init__(
+            self,
+            f"{name}: {this} in {here}, but {that} in {there}; models are merged in one type.\n"
+            f"  - save the second one again in the type of the first, with its own class of transformers:\n"
+            f"    model = CLIPVisionModel.from_pretrained(folder, dtype={short!r}); model.save_pretrained(new_folder)",
+        )
+
+
 class BadPlan(FeatCalError):
     """A block plan that does not fit the model, or a model no plan can be inferred for."""
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from featcal.errors import MissingTensor, NotFinite, TensorsDiffer
+from featcal.errors import MissingTensor, NotFinite, TensorsDiffer, TypesDiffer
 from featcal.models.save import untied
 from featcal.storage.checkpoint import LazyCheckpoint
 
@@ -55,12 +55,16 @@ class ModuleSource:
 
 
 def source(model: nn.Module | str | Path, label: str, part: str | None = None) -> Source:
-    """A module or a folder as a source."""
-    return ModuleSource(model, label) if isinstance(model, nn.Module) else LazyCheckpoint(model, part)
+    """A module or a folder as a source. Raises: NotFloating for a folder of whole numbers, and what opening it raises."""
+    if isinstance(model, nn.Module):
+        return ModuleSource(model, label)
+    checkpoint = LazyCheckpoint(model, part)
+    checkpoint.require_floating()
+    return checkpoint
 
 
 def require_alike(base: Source, experts: Mapping[str, Source]) -> None:
-    """Same tensor names, shapes and dtypes everywhere. Raises: MissingTensor, TensorsDiffer naming both files and the tensor."""
+    """Same tensor names, shapes and dtypes everywhere. Raises: MissingTensor, TensorsDiffer, TypesDiffer naming both files."""
     for expert in experts.values():
         for has, lacks in ((base, expert), (expert, base)):
             missing = sorted(set(has.names) - set(lacks.names))
@@ -68,6 +72,8 @@ def require_alike(base: Source, experts: Mapping[str, Source]) -> None:
                 place = f"{lacks.file_of(lacks.names[0])} (beside {has.file_of(missing[0])})"
                 raise MissingTensor(place, missing[0], get_close_matches(missing[0], lacks.names, n=3, cutoff=0.0))
         for name in base.names:
-            for this, that in ((base.shape(name), expert.shape(name)), (base.dtype(name), expert.dtype(name))):
-                if this != that:
-                    raise TensorsDiffer(name, base.file_of(name), this, expert.file_of(name), that)
+            files = base.file_of(name), expert.file_of(name)
+            if base.shape(name) != expert.shape(name):
+                raise TensorsDiffer(name, files[0], base.shape(name), files[1], expert.shape(name))
+            if base.dtype(name) != expert.dtype(name):
+                raise TypesDiffer(name, files[0], base.dtype(name), files[1], expert.dtype(name))

@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, CLIPModel, CLIPVisionModel, PreTrainedMo
 from transformers.utils import logging
 
 from featcal.errors import BadFile, MissingPath, UnknownModelClass, WrongKeys
+from featcal.models.code import CONFIG, TOKENIZER, refuse_code
 from featcal.storage.checkpoint import LazyCheckpoint
 from featcal.storage.results import read_json
 
@@ -44,20 +45,24 @@ def load_clip(folder: str | Path, dtype: torch.dtype = torch.float32) -> CLIPMod
 
 
 def load_tokenizer(folder: str | Path) -> Any:
-    """The tokenizer of a local folder. Raises: MissingPath; BadFile when the folder has none."""
+    """The tokenizer of a local folder. Raises: MissingPath; BadFile when the folder has none or names code for it."""
     if not Path(folder).is_dir():
         raise MissingPath(folder, "a folder with a tokenizer", "check the path; hub names must be fetched first")
+    for name in (CONFIG, TOKENIZER):
+        refuse_code(folder, name)
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+        with quiet():
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError) as error:  # whatever its files cannot be
         first = str(error).splitlines()[0]
         raise BadFile(folder, f"no tokenizer in this folder ({first})", "copy tokenizer.json and its config there") from None
 
 
 def model_class(folder: str | Path) -> type[PreTrainedModel]:
-    """The transformers class that config.json names. Raises: MissingPath, BadFile, UnknownModelClass."""
+    """The transformers class that config.json names. Raises: MissingPath, BadFile (also for code it needs), UnknownModelClass."""
     if not Path(folder).is_dir():
         raise MissingPath(folder, "a checkpoint folder", "check the path; hub names must be fetched first")
+    refuse_code(folder)
     config = read_json(Path(folder) / "config.json")
     architectures = config.get("architectures") if isinstance(config, dict) else None
     kind = getattr(transformers, str(architectures[0]), None) if architectures else None
@@ -90,6 +95,7 @@ def quiet() -> Iterator[None]:
 
 def _loaded(kind: Any, folder: str | Path, dtype: torch.dtype, part: str | None) -> Any:
     checkpoint = LazyCheckpoint(folder, part)
+    checkpoint.require_floating()
     for name in checkpoint.names:
         checkpoint.finite_tensor(name)
     with quiet():

@@ -41,6 +41,7 @@ class Streamed:
         self.folder, self.device, self.ledger = Path(folder), torch.device(device), ledger or Ledger()
         self.module, part = skeleton(folder, dtype, self.device)
         self.checkpoint = LazyCheckpoint(folder, part)
+        self.checkpoint.require_floating()
         self.parameters = Parameters(self.module, self.checkpoint, self.device, self.ledger)
         self._lists = lists_of_modules(self.module, blocks)
         self._ahead: dict[str, ReadAhead] = {}

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 import torch
 from torch import Tensor
 
-from featcal.errors import BadFile, MissingPath, MissingTensor, NoSafetensors, NotFinite
+from featcal.errors import BadFile, MissingPath, MissingTensor, NoSafetensors, NotFinite, NotFloating
 from featcal.storage.tensor_file import TensorFile
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -75,6 +75,12 @@ class LazyCheckpoint:
         if not all_finite(tensor):
             raise NotFinite(self.file_of(name), name)
         return tensor
+
+    def require_floating(self) -> None:
+        """Raise NotFloating where a weight is stored as whole numbers; other tensors, such as counters, may be."""
+        for name in self.names:
+            if name.endswith("weight") and not self.dtype(name).is_floating_point:
+                raise NotFloating(self.file_of(name), name, self.dtype(name))
 
     def _files(self) -> dict[str, Path]:
         """Stored name -> file."""

@@ -1,0 +1,33 @@
+"""`featcal calibrate --dry-run`: what was drawn and what the run will need, from the same arguments; nothing is computed."""
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from featcal.commands.terminal import say, table
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from featcal.data.batches import Batches
+
+
+def show_run(model: "nn.Module", batches: Mapping[str, "Batches"], size: int, given: Mapping[str, Any], as_json: bool) -> None:
+    """The drawn samples of every task, and the needs that `featcal plan` tells for them."""
+    from featcal.calibration.needs import Workload, needs
+    from featcal.commands.plan import as_mapping, shapes, show
+
+    most = max(drawn.samples for drawn in batches.values())
+    longest = max(drawn.longest for drawn in batches.values())
+    on_gpu = given["device"].type == "cuda"
+    load = Workload(len(batches), most, min(size, most), on_gpu, host_budget=given["host_memory"])
+    dtype = str(given["dtype"]).removeprefix("torch.")
+    found = needs(shapes(model, load, longest or None, padded=longest > 0, dtype=dtype), load)
+    if as_json:
+        drawn = {task: {"samples": of.samples, "longest": of.longest} for task, of in batches.items()}
+        say(json.dumps({"drawn": drawn, "needs": as_mapping(found)}, indent=2))
+        return
+    rows = [[task, str(of.samples), *([str(of.longest)] if longest else [])] for task, of in batches.items()]
+    table("everything was found", ["task", "samples", *(["longest text, tokens"] if longest else [])], rows)
+    show(found, load)
+    say("nothing was computed and nothing written (--dry-run)")

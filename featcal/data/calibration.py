@@ -1,0 +1,72 @@
+"""From where the data of every task lie to the batches a calibration reads: opened, drawn, checked, prepared for one model."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from featcal.data.batches import Batch, Batches
+from featcal.data.images import Pictures, Preprocess
+from featcal.data.inputs import input_of
+from featcal.data.load import load_pictures
+from featcal.data.place import Place
+from featcal.data.sampling import draw_indices
+from featcal.data.text import load_text
+from featcal.data.tokens import reader_for, token_batches
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Which samples of each task, in which batches.
+
+    samples: how many of each task, drawn by `seed`.   batch: how many in memory at a time.   split: of the data to draw from.
+    tokens:  at most so many of a text; None for the usual number.   dtype: of what the model is given as numbers.
+    """
+
+    samples: int
+    seed: int
+    batch: int
+    split: str = "train"
+    tokens: int | None = None
+    dtype: torch.dtype = torch.float32
+
+
+def drawn(model: nn.Module, folders: Sequence[Path], places: Mapping[str, Place], draw: Draw) -> dict[str, Batches]:
+    """The batches of every task, in the order of names; drawn samples are read here, so that a bad one is found at once.
+
+    model:    as it is calibrated; its numbers may be on meta.
+    folders:  where its processor or tokenizer may lie, the first that has one counts.
+    Raises:   UnknownInput; BadSetting for fewer samples than asked for; whatever reading the data raises.
+    """
+    takes = input_of(model)
+    if takes.kind == "pictures":
+        preprocess = Preprocess.from_folder(processor_folder(folders))
+        return {task: picture_batches(task, place, preprocess, draw) for task, place in sorted(places.items())}
+    reader = reader_for(folders, takes, draw.tokens)
+    batches = {}
+    for task, place in sorted(places.items()):
+        samples = load_text(place, draw.split)
+        chosen = draw_indices(task, len(samples), draw.samples, draw.seed).tolist()
+        batches[task] = token_batches(samples, chosen, reader, draw.batch)
+    return batches
+
+
+def processor_folder(folders: Sequence[Path]) -> Path:
+    """The first folder that says how pictures are prepared, else the first."""
+    names = ("preprocessor_config.json", "processor_config.json")
+    return next((folder for folder in folders if any((folder / name).is_file() for name in names)), folders[0])
+
+
+def picture_batches(task: str, place: Place, preprocess: Preprocess, draw: Draw) -> Batches:
+    """The drawn pictures of one task, decoded now and normalised batch by batch."""
+    pictures = load_pictures(place, draw.split, preprocess)
+    chosen = draw_indices(task, len(pictures), draw.samples, draw.seed)
+    held = Pictures(pictures.pixels[chosen], preprocess)
+
+    def made() -> Iterator[Batch]:
+        for batch in held.batches(None, draw.batch):
+            yield {name: value.to(draw.dtype) for name, value in batch.items()}
+
+    return Batches(len(held), 0, made)

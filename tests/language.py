@@ -1,0 +1,52 @@
+"""Pico language models in folders with a byte-level tokenizer of their own, and text files to calibrate them on."""
+
+import json
+from pathlib import Path
+
+import transformers as tf
+from families import CLIP_TEXT, GROUPED, T5
+from tiny import TEXT, make
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+from featcal.models.save import save_model
+
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+SPECIAL = ("<pad>", "</s>", "<s>")
+VOCABULARY = len(SPECIAL) + len(BYTES)
+TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
+POSITIONS = {"max_position_embeddings": 64}
+WORDS = ("the cat sat", "a dog", "on", "ships sail far away", "red", "the end of it", "no", "one more line", "two more")
+MODELS = {
+    "llama": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**GROUPED | POSITIONS | {"vocab_size": VOCABULARY})),
+    "bert": lambda: tf.BertModel(tf.BertConfig(**TEXT | POSITIONS | {"vocab_size": VOCABULARY})),
+    "t5": lambda: tf.T5ForConditionalGeneration(tf.T5Config(**T5 | {"vocab_size": VOCABULARY})),
+    "t5_bare": lambda: tf.T5Model(tf.T5Config(**T5 | {"vocab_size": VOCABULARY})),
+    "t5_encoder": lambda: tf.T5EncoderModel(tf.T5Config(**T5 | {"vocab_size": VOCABULARY})),
+    "clip_text": lambda: tf.CLIPTextModel(tf.CLIPTextConfig(**CLIP_TEXT | {"vocab_size": VOCABULARY})),
+    "roberta": lambda: tf.RobertaModel(tf.RobertaConfig(**TEXT | {"vocab_size": VOCABULARY, "max_position_embeddings": 40})),
+}
+
+
+def tokenizer(pad: str | None = "<pad>", template: str | None = TEMPLATE) -> tf.PreTrainedTokenizerFast:
+    """Every byte is a token; a text ends with </s>."""
+    inner = Tokenizer(models.BPE({token: i for i, token in enumerate((*SPECIAL, *BYTES))}, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    made = tf.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=pad, eos_token="</s>", bos_token="<s>")
+    made.chat_template = template
+    return made
+
+
+def folder(path: Path, kind: str, seed: int = 0, **how) -> Path:
+    """A model of a kind with its tokenizer."""
+    import torch
+
+    save_model(make(MODELS[kind], seed, torch.float32), path)
+    tokenizer(**how).save_pretrained(path)
+    return path
+
+
+def jsonl(path: Path, rows: list) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
