@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         code = INTERRUPTED
     if code == INTERRUPTED:
-        complain("interrupted; what was unfinished has been removed")
+        complain("interrupted; nothing half-written is left")
     return code if isinstance(code, int) else 0
 
 

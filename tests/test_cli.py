@@ -200,17 +200,32 @@ def test_a_truncated_file_is_named(models, capsys, command):
     assert "dtd/model.safetensors" in refused(COMMANDS[command], models, capsys)
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS))
-def test_a_full_disk_is_one_message_and_leaves_nothing_behind(models, capsys, monkeypatch, command):
+@pytest.fixture
+def full_disk(monkeypatch):
+    """No space for the tenth tensor of a model."""
     written = Path.write_bytes
 
     def full(path: Path, content: bytes) -> int:
-        if path.name == "9":  # the tenth tensor of the model
+        if path.name == "9":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         return written(path, content)
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    assert "no space left" in refused(COMMANDS[command], models, capsys)
+
+
+def test_a_full_disk_is_one_message_and_leaves_nothing_of_a_merge(models, capsys, full_disk):
+    assert "no space left" in refused(MERGE, models, capsys)
+
+
+def test_a_full_disk_leaves_the_solved_blocks_of_a_calibration(models, capsys, full_disk, monkeypatch):
+    before = tree(models)
+    assert cli.main(CALIBRATE) == cli.MISTAKE
+    assert "no space left" in capsys.readouterr().err
+    assert all(name.startswith(".new.unfinished/") for name in tree(models).keys() - before.keys())
+    monkeypatch.undo()
+    monkeypatch.chdir(models)
+    assert cli.main(CALIBRATE) == 0
+    assert all(name.startswith("new/") for name in tree(models).keys() - before.keys())
 
 
 def test_inspect_names_every_tensor_that_holds_nan(models, capsys):

@@ -117,10 +117,15 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
-def test_a_real_ctrl_c_in_the_middle_of_calibration_ends_with_130_and_leaves_nothing_behind(models):  # noqa: F811
+def test_a_real_ctrl_c_in_the_middle_of_calibration_ends_with_130_and_the_same_command_goes_on(models, capsys):  # noqa: F811
     before = tree(models)
-    program = [sys.executable, "-c", INTERRUPTED_AT_THE_FIRST_BLOCK, *CALIBRATE, "--no-resume"]
+    program = [sys.executable, "-c", INTERRUPTED_AT_THE_FIRST_BLOCK, *CALIBRATE]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == cli.INTERRUPTED and "vision.00" in done.stderr and "vision.01" not in done.stderr
-    assert "interrupted" in done.stderr and "Traceback" not in done.stderr
-    assert tree(models) == before
+    assert "the same command goes on" in done.stderr and "Traceback" not in done.stderr
+    left = tree(models).keys() - before.keys()
+    assert ".new.unfinished/blocks/vision.00.safetensors" in left
+    assert all(name.startswith(".new.unfinished/") for name in left)
+    assert cli.main(CALIBRATE) == 0
+    assert "(solved before)" in capsys.readouterr().err
+    assert all(name.startswith("new/") for name in tree(models).keys() - before.keys())

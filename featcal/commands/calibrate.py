@@ -18,7 +18,7 @@ from featcal.commands.arguments import (
 )
 from featcal.commands.model_folders import require_alike, skeleton
 from featcal.commands.sizes import bytes_of
-from featcal.commands.terminal import counted, say, table
+from featcal.commands.terminal import counted, note, say, table
 
 if TYPE_CHECKING:
     from featcal.calibration.record import BlockRecord, Result
@@ -80,21 +80,26 @@ def calibrate(
     given: dict[str, Any] = {"host_memory": bytes_of("--host-memory", host_memory) if host_memory else None, "resume": resume}
     given |= {"device": own_device(device_named(device)), "dtype": dtype_named(dtype), "work": work_folder(work, out, read)}
     from featcal.calibration.checks import check_tasks
+    from featcal.calibration.ranks import current
     from featcal.data.calibration import Draw, drawn
 
     check_tasks(experts, {name: [place] for name, place in places.items()})  # before samples are read
     student = [skeleton(folder) for folder in folders.values()][1]
     require_alike(folders)
     blocks = block_count(student)
-    batches = drawn(student, (base, merged), places, Draw(samples, seed, batch, split, tokens, dtype_named(dtype)))
+    own = {name: places[name] for name in (places if dry_run else current().mine(places))}
+    batches = drawn(student, (base, merged), own, Draw(samples, seed, batch, split, tokens, dtype_named(dtype)))
     if dry_run:
         from featcal.commands.dry_run import show_run
 
         return show_run(student, batches, batch, given, as_json)
+    given |= {"batches": dict.fromkeys(places, ()) | batches}  # what other processes calibrate is theirs to read
     with counted(blocks, "calibrating") as progress:
-        result = featcal.calibrate(
-            merged, base=base, experts=experts, batches=batches, settings=settings, out=out, progress=progress, **given
-        )
+        try:
+            result = featcal.calibrate(merged, base=base, experts=experts, settings=settings, out=out, progress=progress, **given)
+        except KeyboardInterrupt:
+            note("the same command goes on behind the last solved block")
+            raise
     show_result(result, asdict(settings), as_json)
 
 

@@ -25,6 +25,11 @@ def say(text: str) -> None:
     output.print(escape(text), soft_wrap=True)
 
 
+def note(text: str) -> None:
+    """One line beside the result."""
+    progress.print(escape(text), soft_wrap=True)
+
+
 def complain(text: str) -> None:
     """One clear message about what went wrong."""
     who = f"featcal (process {RANK}):" if RANK else "featcal:"
