@@ -3,6 +3,7 @@
 from featcal.errors.base import FeatCalError
 from featcal.errors.files import BadData, BadFile, DiskFull, HubUnreachable, MissingPath, NoSafetensors, TruncatedFile
 from featcal.errors.models import (
+    AdapterMisfit,
     BadCapture,
     BadPlan,
     MissingTensor,
@@ -12,10 +13,12 @@ from featcal.errors.models import (
     UnknownModelClass,
     WrongKeys,
 )
-from featcal.errors.runs import BadBatches, SingularGram, TaskMismatch, TrainingDiverged
+from featcal.errors.runs import AdapterDiverged, BadBatches, SingularGram, TaskMismatch, TrainingDiverged
 from featcal.errors.settings import BadPage, BadSetting, UnknownKey
 
 __all__ = [
+    "AdapterDiverged",
+    "AdapterMisfit",
     "BadBatches",
     "BadCapture",
     "BadData",
