@@ -21,16 +21,18 @@ _DISTANCES = {"l1": functional.l1_loss, "mse": functional.mse_loss, "smooth_l1":
 
 @dataclass(frozen=True)
 class Stacked:
-    """One batch of every task, behind each other; a task with fewer rows than the longest is filled up with zeros."""
+    """One batch of every task, behind each other; a task with fewer rows than the longest is filled up with zeros.
+
+    Without biases nothing is learnt from a row of zeros: its hidden layer, its correction and its loss are zero.
+    """
 
     merged: Tensor  # (T, n, d)
     expert: Tensor  # (T, n, d)
     counts: Tensor  # (T,) rows that are there
 
     def mean(self, values: Tensor) -> Tensor:
-        """Mean over the rows that are there of values (T, n), per task (T,)."""
-        there = torch.arange(values.shape[1], device=values.device) < self.counts[:, None]  # (T, n)
-        return torch.where(there, values, 0).sum(1) / self.counts
+        """Mean over the rows that are there of values (T, n) that are zero elsewhere, per task (T,)."""
+        return values.sum(1) / self.counts
 
 
 class Correction(Protocol):
@@ -91,7 +93,7 @@ class Gaussian:
         return self._hidden(weights, features) @ weights["mean"].mT
 
     def loss(self, weights: Weights, batch: Stacked, noise: Tensor | None) -> Tensor:
-        """Loss of every task, (T,).   noise: ε of z = μ + σ ε, (T, n, d)."""
+        """Loss of every task, (T,).   noise: ε of z = μ + σ ε, (T, n, d), zero where rows are filled up."""
         h = self._hidden(weights, batch.merged)
         mu, log_variance = h @ weights["mean"].mT, h @ weights["log_variance"].mT  # (T, n, d)
         corrected = batch.merged - mu - torch.exp(0.5 * log_variance) * noise

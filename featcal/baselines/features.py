@@ -72,7 +72,7 @@ def rows_before_head(model: nn.Module, batch: Batch, head: Head) -> tuple[Tensor
     if head is not None and head is not language_head:
         raise BadSetting("head", type(head).__name__, "must be left out for a model with a language head of its own")
     hidden = input_of(language_head, model, batch)  # (n, tokens, d)
-    mask = counted(batch, hidden, bool(getattr(model.config, "is_encoder_decoder", False)))
+    mask = counted(model, batch, hidden)
     return hidden[mask], mask.sum(1).cpu()
 
 
@@ -120,11 +120,20 @@ def input_of(module: nn.Module, model: nn.Module, batch: Batch) -> Tensor:
     return seen[0]
 
 
-def counted(batch: Batch, hidden: Tensor, decodes: bool) -> Tensor:
-    """Which tokens of hidden (n, tokens, d) are none of padding, (n, tokens); of a decoder those with a label."""
-    mask = batch.get("decoder_attention_mask" if decodes else "attention_mask")
-    if mask is None and decodes and batch.get("labels") is not None:
-        mask = batch["labels"] != IGNORED
+def counted(model: nn.Module, batch: Batch, hidden: Tensor) -> Tensor:
+    """Which tokens of hidden (n, tokens, d) are none of padding, (n, tokens).
+
+    A decoder without a mask of its own counts where there is a label, or where it is given a token; its first one always counts.
+    """
+    config: Any = model.config
+    mask = batch.get("decoder_attention_mask" if config.is_encoder_decoder else "attention_mask")
+    if mask is None and config.is_encoder_decoder:
+        tokens, labels = batch.get("decoder_input_ids"), batch.get("labels")
+        if tokens is not None:
+            mask = tokens != config.pad_token_id
+            mask[:, 0] = True  # many decoders start with the padding token
+        elif labels is not None:
+            mask = (labels != IGNORED) & (labels != config.pad_token_id)
     if mask is None:
         return torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
     return mask.to(hidden.device).bool()

@@ -36,7 +36,7 @@ def train(settings: Training, steps: Iterable[Step], seed: int, progress: Callab
     weights = first_weights(method, first, seed)
     noise = {task: generator(task, "noise", seed) for task in tasks}
     losses = []
-    optimiser = torch.optim.Adam(weights.values(), lr=settings.lr, betas=(0.9, 0.999), weight_decay=0.0)
+    optimiser = torch.optim.Adam(weights.values(), lr=settings.lr, betas=(0.9, 0.999), weight_decay=0.0, fused=True)
     with torch.enable_grad(), exact_products():
         for number, step in enumerate(chain([first], steps)):
             batch = stacked(step, settings)
