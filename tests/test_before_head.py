@@ -5,12 +5,12 @@ import torch
 from adapter_features import difference
 from families import FAMILIES, without_float32
 from families import experiment as texts
-from tiny import clip, images
+from tiny import clip, experiment, images
 
 import featcal
 from featcal.baselines.features import rows_before_head
 from featcal.baselines.steps import single_samples, together
-from featcal.errors import BadBatches, BadSetting
+from featcal.errors import BadBatches, BadSetting, TaskMismatch
 
 LANGUAGE = ("t5", "t5_gated", "llama")
 
@@ -100,3 +100,13 @@ def test_language_models_refuse_unit_features_and_a_second_head():
         featcal.surgery(*call, features="unit")
     with pytest.raises(BadSetting, match="head: 'Tensor' cannot be used; it must be left out"):
         featcal.surgery(*call, head=torch.zeros(4, 32), rank=2)
+
+
+def test_experts_and_batches_that_do_not_match_are_named():
+    given = experiment()
+    with pytest.raises(TaskMismatch, match="task 'dtd' has no batches"):
+        featcal.surgery(given["merged"], given["experts"], {"mnist": given["batches"]["mnist"], "svhn": []})
+    with pytest.raises(BadBatches, match=r"batches\['dtd'\]: is empty"):
+        featcal.surgery(given["merged"], given["experts"], given["batches"] | {"dtd": []})
+    with pytest.raises(BadBatches, match=r"batches\['dtd'\]: batch 0 is refused by the model"):
+        featcal.surgery(given["merged"], given["experts"], given["batches"] | {"dtd": [{"pixels": torch.zeros(1)}]})

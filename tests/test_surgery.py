@@ -16,7 +16,7 @@ from featcal.baselines.features import Pair, paired_features
 from featcal.baselines.settings import SURGERY, Surgery
 from featcal.baselines.steps import kept_steps
 from featcal.baselines.training import first_weights, stacked, train
-from featcal.errors import AdapterDiverged, BadBatches, BadSetting, TaskMismatch, UnknownKey
+from featcal.errors import AdapterDiverged, BadSetting, UnknownKey
 
 SETTINGS = Surgery(rank=3, batch=8, steps=60, features="raw")
 
@@ -195,16 +195,6 @@ def test_settings_that_cannot_be_are_refused_by_name():
         featcal.surgery(*call, seed=-1)
     with pytest.raises(BadSetting, match=r"head: \(8, 31\) cannot be used; it must have shape \(p, 32\)"):
         featcal.surgery(*call, head=torch.zeros(8, 31))
-
-
-def test_experts_and_batches_that_do_not_match_are_named():
-    given = experiment()
-    with pytest.raises(TaskMismatch, match="task 'dtd' has no batches"):
-        featcal.surgery(given["merged"], given["experts"], {"mnist": given["batches"]["mnist"], "svhn": []})
-    with pytest.raises(BadBatches, match=r"batches\['dtd'\]: is empty"):
-        featcal.surgery(given["merged"], given["experts"], given["batches"] | {"dtd": []})
-    with pytest.raises(BadBatches, match=r"batches\['dtd'\]: batch 0 is refused by the model"):
-        featcal.surgery(given["merged"], given["experts"], given["batches"] | {"dtd": [{"pixels": torch.zeros(1)}]})
 
 
 def test_progress_is_told_and_every_loss_is_kept():
