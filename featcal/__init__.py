@@ -15,13 +15,17 @@ __version__ = "0.1.0"
 _HOMES = {
     "calibrate": "featcal.calibration.calibrate",
     "merge": "featcal.merging.merge",
+    "surgery": "featcal.baselines.surgery",
+    "prob_surgery": "featcal.baselines.prob_surgery",
     "Calibration": "featcal.settings",
     "BlockPlan": "featcal.blocks.plan",
     "Stack": "featcal.blocks.plan",
 }
-__all__ = ["BlockPlan", "Calibration", "Stack", "__version__", "calibrate", "merge"]
+__all__ = ["BlockPlan", "Calibration", "Stack", "__version__", "calibrate", "merge", "prob_surgery", "surgery"]
 
 if TYPE_CHECKING:
+    from featcal.baselines.prob_surgery import prob_surgery
+    from featcal.baselines.surgery import surgery
     from featcal.blocks.plan import BlockPlan, Stack
     from featcal.calibration.calibrate import calibrate
     from featcal.merging.merge import merge

@@ -10,9 +10,17 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "featcal"
 
 FOUNDATION = {"errors", "core", "blocks", "storage", "models", "settings", "experiments"}
-BETWEEN = FOUNDATION | {"merging", "data", "evaluation", "calibration", "mini"}
+BETWEEN = FOUNDATION | {"merging", "baselines", "data", "evaluation", "calibration", "mini"}
 MAY_IMPORT = {
-    "__init__": {"torchvision_mend", "settings", "blocks.plan", "calibration.calibrate", "merging.merge"},
+    "__init__": {
+        "torchvision_mend",
+        "settings",
+        "blocks.plan",
+        "calibration.calibrate",
+        "merging.merge",
+        "baselines.surgery",
+        "baselines.prob_surgery",
+    },
     "torchvision_mend": set(),
     "errors": set(),
     "settings": {"errors"},
@@ -22,6 +30,7 @@ MAY_IMPORT = {
     "storage": {"errors"},
     "models": {"errors", "storage", "blocks"},
     "merging": FOUNDATION,
+    "baselines": FOUNDATION,
     "data": FOUNDATION,
     "evaluation": FOUNDATION,
     "calibration": FOUNDATION,
@@ -34,7 +43,15 @@ MAY_IMPORT = {
     "report": {"errors", "settings", "storage.results"},
 }
 # `import featcal` itself is free of weight and order; a file that calls featcal.merge or featcal.calibrate names it like this
-LAZY = {"merge": "merging", "calibrate": "calibration", "Calibration": "settings", "BlockPlan": "blocks", "Stack": "blocks"}
+LAZY = {
+    "merge": "merging",
+    "surgery": "baselines",
+    "prob_surgery": "baselines",
+    "calibrate": "calibration",
+    "Calibration": "settings",
+    "BlockPlan": "blocks",
+    "Stack": "blocks",
+}
 FOREIGN = {
     "core": {"transformers", "datasets", "pandas", "matplotlib"},
     "settings": {"torch", "transformers"},

@@ -51,8 +51,13 @@ def imported(file: str) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         found |= {module_file(name) for name in names}
-    # `featcal.calibrate` and `featcal.merge` are loaded by name in the package's own file
-    lazy = {"featcal.calibrate(": "featcal/calibration/calibrate.py", "featcal.merge(": "featcal/merging/merge.py"}
+    # `featcal.calibrate`, `featcal.merge` and the like are loaded by name in the package's own file
+    lazy = {
+        "featcal.calibrate(": "featcal/calibration/calibrate.py",
+        "featcal.merge(": "featcal/merging/merge.py",
+        "featcal.surgery(": "featcal/baselines/surgery.py",
+        "featcal.prob_surgery(": "featcal/baselines/prob_surgery.py",
+    }
     found |= {target for word, target in lazy.items() if word in (ROOT / file).read_text()}
     return frozenset(f for f in found if f and not only_a_docstring(f))
 

@@ -3,6 +3,7 @@
 from featcal.errors.base import FeatCalError
 from featcal.errors.files import BadData, BadFile, DiskFull, HubUnreachable, MissingPath, NoSafetensors, TruncatedFile
 from featcal.errors.models import (
+    AdapterMisfit,
     BadCapture,
     BadPlan,
     MissingTensor,
@@ -16,6 +17,7 @@ from featcal.errors.models import (
     WrongKeys,
 )
 from featcal.errors.runs import (
+    AdapterDiverged,
     BadBatches,
     FoundElsewhere,
     LostRank,
@@ -27,6 +29,8 @@ from featcal.errors.runs import (
 from featcal.errors.settings import BadPage, BadSetting, UnknownKey
 
 __all__ = [
+    "AdapterDiverged",
+    "AdapterMisfit",
     "BadBatches",
     "BadCapture",
     "BadData",

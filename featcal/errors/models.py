@@ -108,3 +108,13 @@ class ReplayDiffers(FeatCalError):
             f"  - the blocks exchange something a block plan cannot express, or the model is in training mode (dropout);\n"
             f"  - call model.eval(), or name another ModuleList with plan=featcal.BlockPlan(...)."
         )
+
+
+class AdapterMisfit(FeatCalError):
+    """An adapter whose size is not that of the features, or not what its record says."""
+
+    def __init__(self, place: object, name: str, found: object, expected: object):
+        super().__init__(
+            f"{place}: {name} is {found}, but {expected} is expected.\n"
+            f"  - use adapters with the merged model they were trained behind; rank and width stand in their adapters.json"
+        )

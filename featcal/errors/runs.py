@@ -69,3 +69,14 @@ class LostRank(FeatCalError):
 
 class FoundElsewhere(FeatCalError):
     """What went wrong in another process of the run; that one tells it, so that it is told once."""
+
+
+class AdapterDiverged(FeatCalError):
+    """A loss that became NaN or infinite while adapters were trained."""
+
+    def __init__(self, method: str, task: str, step: int, lr: float):
+        super().__init__(
+            f"{method} {task!r}: the loss is not finite at step {step} (lr {lr:g}).\n"
+            f"  - lower {method}.lr (paper: 1e-3), or\n"
+            f"  - if this is step 0, look for NaN in the features: the merged model, the expert, or the samples of this task"
+        )

@@ -1,13 +1,24 @@
 """Top-1 accuracy of many models in one pass: every picture is prepared once, whatever the number of models."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from featcal.evaluation.features import Pictures, Vision, features_of, image_features, require_finite
+from featcal.evaluation.features import (
+    Pictures,
+    Vision,
+    features_of,
+    image_features,
+    projected_features,
+    require_finite,
+    unit_length,
+)
 
 __all__ = ["evaluate_pool", "features_of", "image_features"]
+
+# the model whose projected features (n, p) are changed, and how, given the task: ("merged", adapters.apply)
+Adapted = tuple[str, Callable[[str, Tensor], Tensor]]
 
 
 def evaluate_pool(
@@ -16,30 +27,35 @@ def evaluate_pool(
     heads: Mapping[str, Tensor],
     projection: Tensor,
     batch: int = 250,
+    adapted: Mapping[str, Adapted] | None = None,
 ) -> dict[str, dict[str, tuple[int, int]]]:
     """How many pictures each model gets right.
 
     models: a model for all tasks, or {task: model} for those it exists for (experts).  heads: (K, p) per task.
-    projection: (p, h).
+    projection: (p, h).  adapted: by a name of its own, what changes another model's features; that model runs once for all.
     Returns: {model: {task: (correct, count)}}; the answer is the largest of head · feature (the logit scale changes none).
     Raises: NotFinite naming model and task.
     """
-    counted: dict[str, dict[str, tuple[int, int]]] = {name: {} for name in models}
+    adapted = adapted or {}
+    counted: dict[str, dict[str, tuple[int, int]]] = {name: {} for name in (*models, *adapted)}
     for task, images in image_sets.items():
         here = _models_of(models, task)
-        correct = dict.fromkeys(here, 0)
+        correct = dict.fromkeys(here, 0) | {name: 0 for name, (behind, _) in adapted.items() if behind in here}
         labels, seen = torch.as_tensor(images.labels), 0
         for inputs in images.batches(None, batch):
             pixels = inputs["pixel_values"]
             truth = labels[seen : seen + len(pixels)]
             seen += len(pixels)
-            for name, model in here.items():
-                features = image_features(model, projection, pixels)
-                require_finite(features, f"model {name}, task {task}")
-                answers = (features @ heads[task].to(features).T).argmax(-1).cpu()  # (n,)
-                correct[name] += int((answers == truth).sum())
-        for name in here:
-            counted[name][task] = (correct[name], seen)
+            for model_name, model in here.items():
+                projected = projected_features(model, projection, pixels)
+                changes = {name: change for name, (behind, change) in adapted.items() if behind == model_name}
+                for name, change in {model_name: None, **changes}.items():
+                    features = unit_length(projected if change is None else change(task, projected))
+                    require_finite(features, f"model {name}, task {task}")
+                    answers = (features @ heads[task].to(features).T).argmax(-1).cpu()  # (n,)
+                    correct[name] += int((answers == truth).sum())
+        for name, right in correct.items():
+            counted[name][task] = (right, seen)
     return counted
 
 

@@ -25,18 +25,26 @@ class Pictures(Protocol):
     def batches(self, indices: None, size: int) -> Iterable[dict[str, Tensor]]: ...
 
 
-@torch.no_grad()
 def image_features(vision: Vision, projection: Tensor, pixel_values: Tensor) -> Tensor:
     """Unit-length features of one batch, (n, p).
 
     projection: weight of visual_projection, (p, h); always the base's.
     """
+    return unit_length(projected_features(vision, projection, pixel_values))
+
+
+@torch.no_grad()
+def projected_features(vision: Vision, projection: Tensor, pixel_values: Tensor) -> Tensor:
+    """Features of one batch as they leave the projection, (n, p)."""
     if isinstance(vision, nn.Module):
         weight = next(vision.parameters())
         pooled = vision(pixel_values=pixel_values.to(weight.device, weight.dtype)).pooler_output  # (n, h)
-        features = pooled @ projection.to(pooled).T  # (n, p)
-    else:
-        features = vision(pixel_values)
+        return pooled @ projection.to(pooled).T  # (n, p)
+    return vision(pixel_values)
+
+
+def unit_length(features: Tensor) -> Tensor:
+    """Every row divided by its norm."""
     return features / features.norm(dim=-1, keepdim=True)
 
 

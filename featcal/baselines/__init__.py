@@ -1,0 +1,1 @@
+"""Post-merging rivals of FeatCal: adapters behind a merged model that stays as it is."""

@@ -1,0 +1,161 @@
+"""Features as the head receives them: of a picture its pooled and projected output, of a text one row for every token.
+
+n samples · rows of all samples behind each other · d width of a feature. A picture has one row. Knows no adapters.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from featcal.blocks.capture import StopForward, model_call
+from featcal.errors import BadBatches, BadPlan, BadSetting
+
+Batch = Mapping[str, Any]
+Head = Tensor | Callable[[Tensor], Tensor] | Mapping[str, Tensor] | None
+IGNORED = -100  # transformers' label of a token without a target
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Features of the same samples by two models.
+
+    merged, expert: (rows, d).   sizes: rows of every sample, (n,).
+    """
+
+    merged: Tensor
+    expert: Tensor
+    sizes: Tensor
+
+    def of(self, samples: Tensor) -> "Pair":
+        """The samples with these indices, in this order."""
+        if len(self.sizes) == len(self.merged):  # pictures
+            rows = samples
+        else:
+            ends = self.sizes.cumsum(0)
+            spans = zip((ends - self.sizes)[samples].tolist(), ends[samples].tolist(), strict=True)
+            rows = torch.cat([torch.arange(start, end) for start, end in spans])
+        rows = rows.to(self.merged.device)
+        return Pair(self.merged[rows], self.expert[rows], self.sizes[samples])
+
+
+@torch.no_grad()
+def paired_features(task: str, merged: nn.Module, expert: nn.Module, batches: Iterable[Batch], head: Head) -> Pair:
+    """Features of all batches of one task, both models frozen and without dropout.
+
+    head: what turns a vision model's pooled output into features: the weight (p, h) of visual_projection or a function; None
+          where the model projects itself or has a language head.
+    Raises: BadBatches for no batch, or for one that the model refuses; BadSetting for a head that does not fit.
+    """
+    ours, theirs, sizes = [], [], []
+    with evaluation_mode(merged, expert):
+        for number, batch in enumerate(batches):
+            with naming(task, number):
+                rows, counts = rows_before_head(merged, batch, head)
+                ours.append(rows)
+                theirs.append(rows_before_head(expert, batch, head)[0].to(rows.device))
+                sizes.append(counts)
+    if not ours:
+        raise BadBatches(task, "is empty; an adapter needs at least one batch")
+    return Pair(torch.cat(ours), torch.cat(theirs), torch.cat(sizes))
+
+
+def rows_before_head(model: nn.Module, batch: Batch, head: Head) -> tuple[Tensor, Tensor]:
+    """Rows (rows, d) of one batch and how many each of its samples has, (n,) on the CPU; padding has none."""
+    language_head = output_embeddings(model)
+    if language_head is None:
+        features = projected(model(**model_call(model, batch)), head)
+        return features, torch.ones(len(features), dtype=torch.long)
+    if head is not None and head is not language_head:
+        raise BadSetting("head", type(head).__name__, "must be left out for a model with a language head of its own")
+    hidden = input_of(language_head, model, batch)  # (n, tokens, d)
+    mask = counted(model, batch, hidden)
+    return hidden[mask], mask.sum(1).cpu()
+
+
+def output_embeddings(model: nn.Module) -> nn.Module | None:
+    """The language head of transformers' models that have one."""
+    found = getattr(model, "get_output_embeddings", lambda: None)()
+    return found if isinstance(found, nn.Module) else None
+
+
+def projected(output: Any, head: Head) -> Tensor:
+    """Features (n, p) from what a model without a language head puts out. Raises: BadSetting, BadPlan."""
+    embedded = output if isinstance(output, Tensor) else getattr(output, "image_embeds", None)
+    pooled = embedded if embedded is not None else getattr(output, "pooler_output", None)
+    if pooled is None:
+        raise BadPlan(type(output).__name__, "has neither image_embeds nor pooler_output", "give a model that pools its features")
+    weight = head.get("visual_projection") if isinstance(head, Mapping) else head
+    if weight is None and head is None:
+        return pooled
+    if not isinstance(weight, Tensor):
+        if not callable(weight):
+            raise BadSetting("head", type(head).__name__, "must be the weight (p, h) of visual_projection, or a function")
+        return weight(pooled)
+    if weight.dim() != 2 or weight.shape[1] != pooled.shape[1]:
+        raise BadSetting(
+            "head", tuple(weight.shape), f"must have shape (p, {pooled.shape[1]}), as the weight of visual_projection"
+        )
+    return pooled @ weight.to(pooled).T
+
+
+def input_of(module: nn.Module, model: nn.Module, batch: Batch) -> Tensor:
+    """What reaches a module during the model's own forward, which stops there: scores over a vocabulary are never made."""
+    seen: list[Tensor] = []
+
+    def stop(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+        seen.append(args[0])
+        raise StopForward
+
+    handle = module.register_forward_pre_hook(stop)
+    try:
+        model(**model_call(model, batch))
+    except StopForward:
+        pass
+    finally:
+        handle.remove()
+    return seen[0]
+
+
+def counted(model: nn.Module, batch: Batch, hidden: Tensor) -> Tensor:
+    """Which tokens of hidden (n, tokens, d) are none of padding, (n, tokens).
+
+    A decoder without a mask of its own counts where there is a label, or where it is given a token; its first one always counts.
+    """
+    config: Any = model.config
+    mask = batch.get("decoder_attention_mask" if config.is_encoder_decoder else "attention_mask")
+    if mask is None and config.is_encoder_decoder:
+        tokens, labels = batch.get("decoder_input_ids"), batch.get("labels")
+        if tokens is not None:
+            mask = tokens != config.pad_token_id
+            mask[:, 0] = True  # many decoders start with the padding token
+        elif labels is not None:
+            mask = (labels != IGNORED) & (labels != config.pad_token_id)
+    if mask is None:
+        return torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
+    return mask.to(hidden.device).bool()
+
+
+@contextmanager
+def evaluation_mode(*models: nn.Module) -> Iterator[None]:
+    """Without dropout inside the `with`; every module's own mode is restored."""
+    modes = [(module, module.training) for model in models for module in model.modules()]
+    try:
+        for model in models:
+            model.eval()
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
+def naming(task: str, number: int) -> Iterator[None]:
+    """Turns a model's refusal of a batch into BadBatches."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError) as error:
+        raise BadBatches(task, f"batch {number} is refused by the model ({error})") from error

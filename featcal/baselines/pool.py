@@ -1,0 +1,78 @@
+"""Adapters for a pool of tasks: models and batches in, features from both, training, adapters out."""
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from featcal.baselines.adapters import Adapters
+from featcal.baselines.features import Batch, Head, Pair, output_embeddings, paired_features
+from featcal.baselines.settings import Training
+from featcal.baselines.steps import encoded_steps, kept_steps
+from featcal.baselines.training import train
+from featcal.errors import BadBatches, BadSetting, TaskMismatch
+from featcal.settings import whole_number
+
+Model = nn.Module | str | Path
+
+
+def adapters_for(
+    settings: Training,
+    merged: Model,
+    experts: Mapping[str, Model],
+    batches: Mapping[str, Iterable[Batch]],
+    head: Head,
+    seed: int,
+    device: str | torch.device | None,
+    progress: Callable[[str], None] | None,
+) -> Adapters:
+    """Train one adapter per task behind the merged model, as the settings say."""
+    check_tasks(experts, batches)
+    whole_number(f"{settings.name}.seed", seed, least=0)
+    module = as_module(merged, device)
+    if settings.features == "unit" and output_embeddings(module) is not None:
+        raise BadSetting(f"{settings.name}.features", "unit", "must be raw for a language model, whose head reads the length too")
+    if settings.encode == "each_step":
+        modules = {task: as_module(experts[task], device) for task in sorted(experts)}
+        steps = encoded_steps(module, modules, batches, head, settings, seed)
+    else:
+        steps = kept_steps(pool_features(module, experts, batches, head, device), settings, seed)
+    return train(settings, islice(steps, settings.steps), seed, progress)
+
+
+def pool_features(
+    merged: Model,
+    experts: Mapping[str, Model],
+    batches: Mapping[str, Iterable[Batch]],
+    head: Head = None,
+    device: str | torch.device | None = None,
+) -> dict[str, Pair]:
+    """Features of every task by the merged model and by its expert; of experts given as folders one at a time is in memory."""
+    module = as_module(merged, device)
+    return {
+        task: paired_features(task, module, as_module(experts[task], device), batches[task], head) for task in sorted(experts)
+    }
+
+
+def check_tasks(experts: Mapping[str, Model], batches: Mapping[str, Iterable[Batch]]) -> None:
+    """Raise TaskMismatch unless experts and batches have the same tasks; BadBatches for no expert."""
+    if not experts:
+        raise BadBatches("*", "no experts were given; adapters need at least one expert with its batches")
+    for these, those, lacks in ((experts, batches, "batches"), (batches, experts, "expert")):
+        for task in sorted(these):
+            if task not in those:
+                raise TaskMismatch(task, lacks, sorted(those))
+
+
+def as_module(model: Model, device: str | torch.device | None) -> nn.Module:
+    """A module as it is; a checkpoint folder loaded onto the device, of a whole CLIP its vision tower."""
+    if isinstance(model, nn.Module):
+        return model
+    from transformers import CLIPModel, CLIPVisionModel
+
+    from featcal.models.load import load_model, load_vision, model_class
+
+    load = load_vision if model_class(model) in (CLIPModel, CLIPVisionModel) else load_model
+    return load(model).to(device or "cpu")

@@ -1,0 +1,74 @@
+"""What each training step sees: a batch of features of every task, drawn from kept features or computed anew.
+
+An iterable of {task: Pair}, without end; training takes as many as it makes steps.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from featcal.baselines.draws import batch_order
+from featcal.baselines.features import IGNORED, Batch, Head, Pair, paired_features
+from featcal.baselines.settings import Training
+from featcal.errors import BadBatches
+
+Step = Mapping[str, Pair]
+
+
+def kept_steps(pairs: Mapping[str, Pair], settings: Training, seed: int) -> Iterator[Step]:
+    """Batches of features that were computed once."""
+    orders = {task: batch_order(task, len(pair.sizes), settings, seed) for task, pair in pairs.items()}
+    while True:
+        yield {task: pair.of(next(orders[task])) for task, pair in pairs.items()}
+
+
+def encoded_steps(
+    merged: nn.Module,
+    experts: Mapping[str, nn.Module],
+    batches: Mapping[str, Iterable[Batch]],
+    head: Head,
+    settings: Training,
+    seed: int,
+) -> Iterator[Step]:
+    """The same batches, both models run for every one of them, as published; all experts stay in memory.
+
+    Raises: BadBatches for a task without samples, or texts of several lengths without an attention mask.
+    """
+    samples = {task: single_samples(task, batches[task]) for task in experts}
+    orders = {task: batch_order(task, len(samples[task]), settings, seed) for task in experts}
+    while True:
+        step = {}
+        for task, expert in experts.items():
+            batch = together(task, [samples[task][i] for i in next(orders[task]).tolist()])
+            step[task] = paired_features(task, merged, expert, [batch], head)
+        yield step
+
+
+def single_samples(task: str, batches: Iterable[Batch]) -> list[dict[str, Any]]:
+    """Every sample of the batches as a batch of one."""
+    found = []
+    for batch in batches:
+        count = next((len(value) for value in batch.values() if isinstance(value, Tensor)), 0)
+        for i in range(count):
+            found.append({k: v[i : i + 1] if isinstance(v, Tensor) and len(v) == count else v for k, v in batch.items()})
+    if not found:
+        raise BadBatches(task, "is empty; an adapter needs at least one sample")
+    return found
+
+
+def together(task: str, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One batch of several samples; shorter texts are padded behind."""
+    batch = {}
+    for name, first in samples[0].items():
+        batch[name] = first
+        if isinstance(first, Tensor):
+            values = [sample[name] for sample in samples]
+            length = max(value.shape[-1] for value in values)
+            if name == "input_ids" and length > min(value.shape[-1] for value in values) and "attention_mask" not in samples[0]:
+                raise BadBatches(task, "texts differ in length; give an attention_mask with them")
+            fill = IGNORED if name == "labels" else 0
+            batch[name] = torch.cat([pad(v, (0, length - v.shape[-1]), value=fill) if v.dim() == 2 else v for v in values])
+    return batch

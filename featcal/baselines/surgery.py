@@ -1,0 +1,48 @@
+"""The public function `surgery`: Representation Surgery behind a merged model."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from featcal.baselines.adapters import Adapters
+from featcal.baselines.features import Batch, Head, output_embeddings
+from featcal.baselines.pool import Model, adapters_for, as_module
+from featcal.baselines.settings import Surgery
+from featcal.settings import from_mapping
+
+
+def surgery(
+    merged: Model,
+    experts: Mapping[str, Model],
+    batches: Mapping[str, Iterable[Batch]],
+    *,
+    head: Head = None,
+    rank: int = 16,
+    steps: int = 1000,
+    seed: int = 42,
+    device: str | torch.device | None = None,
+    progress: Callable[[str], None] | None = None,
+    **details: Any,
+) -> Adapters:
+    """Train per task f' = f − U relu(D f) on the merged model's last feature, towards the expert's feature of the same sample.
+
+    Args:
+        merged, experts: modules or checkpoint folders; they stay as they are.
+        batches: per task an iterable of keyword mappings for the model's own forward, labels unused but for a decoder's tokens.
+        head: of CLIP, the weight (p, h) of visual_projection or a function from pooled output to features; None where the model
+            projects itself or has a language head, before which the adapter then sits.
+        rank, steps, seed: the paper's by default; a smaller model wants a smaller rank (16 of 512 is 1/32).
+        details: other settings of baselines.settings.Surgery (lr, batch, features, reshuffle, encode); SURGERY there names the
+            published versions. Features are of unit length by default, and raw before a language head.
+        progress: called with one line of text per 100 steps.
+
+    Returns: Adapters: apply(task, features), before_head(model, task), save(folder), losses.
+    Raises: BadSetting, UnknownKey; TaskMismatch, BadBatches; AdapterDiverged naming task and step.
+    Source: Yang et al., Representation Surgery for Multi-Task Model Merging (ICML 2024).
+    """
+    module = as_module(merged, device)
+    if output_embeddings(module) is not None:
+        details = {"features": "raw", **details}
+    settings = from_mapping(Surgery, {"rank": rank, "steps": steps, **details}, "surgery")
+    return adapters_for(settings, module, experts, batches, head, seed, device, progress)
