@@ -12,7 +12,7 @@ from featcal.errors.models import (
     UnknownModelClass,
     WrongKeys,
 )
-from featcal.errors.runs import BadBatches, SingularGram, TaskMismatch, TrainingDiverged
+from featcal.errors.runs import BadBatches, MergeDiverged, SingularGram, SingularSum, TaskMismatch, TrainingDiverged
 from featcal.errors.settings import BadPage, BadSetting, UnknownKey
 
 __all__ = [
@@ -26,12 +26,14 @@ __all__ = [
     "DiskFull",
     "FeatCalError",
     "HubUnreachable",
+    "MergeDiverged",
     "MissingPath",
     "MissingTensor",
     "NoSafetensors",
     "NotFinite",
     "ReplayDiffers",
     "SingularGram",
+    "SingularSum",
     "TaskMismatch",
     "TensorsDiffer",
     "TrainingDiverged",
