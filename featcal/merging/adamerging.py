@@ -75,7 +75,7 @@ class Mixture:
 def endless(task: str, batches: Iterable[Mapping[str, Any]], model: nn.Module) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """The batches with their numbers, again and again; an iterable that shuffles does so every time. Raises: BadBatches."""
     number = -1
-    rounds = cycle([batches]) if iter(batches) is not batches else [cycle(batches)]
+    rounds = [cycle(batches)] if isinstance(batches, Iterator) else cycle([batches])
     for again in rounds:
         for number, batch in enumerate(again):
             check_batch(task, number, batch, model)

@@ -38,7 +38,7 @@ class ForwardOrder:
     solve: Solve
     own: bool
     tokens: dict[str, int] = field(default_factory=dict)
-    before: set[str] = field(default_factory=set)  # paths of modules that run before the first block of a stack
+    before: set[int] = field(default_factory=set)  # addresses of tensors that work before the first block of a stack
 
     def __post_init__(self) -> None:
         check_tasks(self.job.experts, self.job.batches)
@@ -66,9 +66,10 @@ class ForwardOrder:
                 done |= merged.keys()
                 yield from merged.items()
                 self.job.progress(f"{path[:-1]}  {len(tracks)} tasks")
+        state = self.worker.state_dict()
         for name in sorted(set(self.job.names) - done):
             base, experts = self.job.read(name)
-            yield name, average(base, experts) if self.own or name.rpartition(".")[0] in self.before else base
+            yield name, average(base, experts) if self.own or state[name].data_ptr() in self.before else base
 
     def _block(self, path: str, block: nn.Module, stack: Stack, tracks: dict[str, Track]) -> dict[str, Tensor]:
         """One block: watch every task, solve, and move on every track."""
@@ -102,20 +103,28 @@ class ForwardOrder:
         """A task's track before the first block of a stack."""
         if self.own:
             become(self.worker, self.job.experts[task])
+        entered: set[str] = set()
         track = Track(fed=source.feeds if source else "")
         for number, batch in enumerate(self.batches[task]):
             check_batch(task, number, batch, self.worker)
             handed = feeding(self.worker, source, stack, fed[0][number] if fed else None)
-            with naming(task, number), handed, entering(self.worker, self.before):
+            with naming(task, number), handed, entering(self.worker, entered):
                 track.features.append(first_inputs(self.worker, blocks_of(self.worker, stack), batch, stack.mixed))
             hidden = track.features[-1][0]
             track.masks.append(padding_mask(batch, hidden, stack.mask, pad_token(self.worker)))
             track.fed_masks.append(fed[1].masks[number] if fed else None)
             mask = track.masks[-1]
             self.tokens[task] = self.tokens.get(task, 0) + (int(mask.sum()) if mask is not None else hidden.shape[:-1].numel())
+        self.before |= self._tensors_of(entered, stack)
         if not track.features:
             raise BadBatches(task, "is empty; at least one batch with at least one sample is needed")
         return track
+
+    def _tensors_of(self, entered: set[str], stack: Stack) -> set[int]:
+        """What the modules that ran hold themselves; before a later stack only its own part, as others ran behind blocks."""
+        part = "" if stack is self.plan.stacks[0] else stack.blocks.partition(".")[0]
+        modules = [self.worker.get_submodule(path) for path in entered if path.startswith(part)]
+        return {p.data_ptr() for module in modules for p in module.parameters(recurse=False)}  # tied ones under one address
 
     def _handed_on(self, task: str, source: Stack, track: Track) -> tuple[list[Tensor], Track]:
         """What the stack that has just been carried through feeds to the next one."""
