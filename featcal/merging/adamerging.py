@@ -69,7 +69,7 @@ class Mixture:
             gradient, vectors = mixed[name].grad, self.vectors[name]
             flat = vectors.flatten(1)
             columns.append(flat.new_zeros(len(flat)) if gradient is None else flat @ gradient.flatten())
-        self.effective().backward(torch.stack(columns, dim=1).to(self.coefficients))
+        torch.autograd.backward(self.effective(), torch.stack(columns, dim=1).to(self.coefficients))
 
 
 def endless(task: str, batches: Iterable[Mapping[str, Any]], model: nn.Module) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -128,5 +128,5 @@ def answer_entropy(job: Job, model: nn.Module, mixed: Mapping[str, Tensor], task
     feature = nn.functional.normalize(pooled @ head["visual_projection"].to(weight).T, dim=-1)  # (n, p)
     logits = head["logit_scale"].to(weight).exp() * feature @ head[f"head/{task}"].to(weight).T  # (n, K)
     loss = entropy(logits)
-    loss.backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(loss)
     return float(loss.detach())

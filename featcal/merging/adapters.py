@@ -61,7 +61,7 @@ class AdapterSource:
                 self._file, "the adapter's weights", "save it with save_pretrained(folder), which writes safetensors"
             )
         try:
-            self._tensors = safe_open(self._file, framework="pt", device="cpu")
+            self._tensors: Any = safe_open(self._file, framework="pt", device="cpu")
             self._pairs = self._paired(list(self._tensors.keys()))
         except SafetensorError as error:
             raise TruncatedFile(self._file, error) from None
@@ -87,7 +87,8 @@ class AdapterSource:
         down, up = self._tensors.get_tensor(path + A).double(), self._tensors.get_tensor(path + B).double()  # (r, d), (o, r)
         rank = math.sqrt(down.shape[0]) if self._config.get("use_rslora") else down.shape[0]
         change = (self._config["lora_alpha"] / rank) * (up @ down)  # (o, d)
-        return (base.double() + (change.T if self._config.get("fan_in_fan_out") else change)).to(base.dtype)
+        turned: Tensor = change.T if self._config.get("fan_in_fan_out") else change
+        return (base.double() + turned).to(base.dtype)
 
     def _paired(self, keys: list[str]) -> dict[str, str]:
         """Name of the base's weight -> path of its two matrices; every key of the file is one of a pair."""

@@ -23,7 +23,8 @@ def lot(grams: list[Tensor], vectors: list[Tensor]) -> Tensor:
     """
     left = sum(grams[1:], grams[0])
     right = sum((vector @ G for G, vector in zip(grams[1:], vectors[1:], strict=True)), vectors[0] @ grams[0])  # (o, d)
-    return right @ torch.linalg.pinv(left, hermitian=True)
+    smallest: Tensor = right @ torch.linalg.pinv(left, hermitian=True)
+    return smallest
 
 
 def lot_scale(squares: list[Tensor], vectors: list[Tensor]) -> Tensor:

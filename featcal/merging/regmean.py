@@ -56,7 +56,7 @@ def weights_of_site(
 
 def split(weight: Tensor, parts: list[tuple[str, int, bool]]) -> Iterator[Named]:
     """A site's weight (Σo, d) back to its linears."""
-    rows = weight.split([rows for _, rows, _ in parts])
+    rows = torch.split(weight, [rows for _, rows, _ in parts])
     for (name, _, turned), part in zip(parts, rows, strict=True):
         yield name, (part.T if turned else part).contiguous()
 

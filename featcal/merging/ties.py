@@ -6,7 +6,7 @@ Source: Yadav et al., 2023, with FusionBench's choices as defaults.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -40,13 +40,13 @@ def ties(base: Tensor, experts: Sequence[Tensor], cuts: Sequence[float], combine
     agreeing = [torch.where(positive, vector.clamp_min(0), vector.clamp_max(0)) for vector in vectors]
     merged = sum(agreeing[1:], agreeing[0])
     if combine == "mean":
-        merged = merged / sum((vector != 0).to(merged) for vector in agreeing).clamp_min(1)
+        merged = merged / torch.stack([vector != 0 for vector in agreeing]).sum(0).clamp_min(1)
     return merged
 
 
 def pieces(base: Tensor, experts: Sequence[Tensor]) -> Iterator[tuple[Tensor, list[Tensor]]]:
     """The same entries of base and experts, flat, a bounded number at a time."""
-    for ours, *theirs in zip(base.flatten().split(PIECE), *(e.flatten().split(PIECE) for e in experts), strict=True):
+    for ours, *theirs in zip(*(torch.split(tensor.flatten(), PIECE) for tensor in (base, *experts)), strict=True):
         yield ours, theirs
 
 
@@ -61,7 +61,7 @@ class TiesMerge:
         """By task: the magnitude from which on entries are kept; with d entries the (d − ⌊density·d⌋)-th smallest."""
         entries = sum(math.prod(self.job.base.shape(name)) for name in self.job.names)
         rank = entries - int(entries * self.job.settings.density)
-        return {task: kth_smallest(lambda task=task: self._magnitudes(task), rank) for task in self.job.experts}
+        return {task: kth_smallest(partial(self._magnitudes, task), rank) for task in self.job.experts}
 
     def _magnitudes(self, task: str) -> Iterator[Tensor]:
         self.job.progress(f"ties: magnitudes of {task}")
@@ -86,7 +86,7 @@ class TiesMerge:
         for name in self.job.names:
             base, experts = self.job.read(name)
             merged = torch.empty_like(base).flatten()
-            for part, (ours, theirs) in zip(merged.split(PIECE), pieces(base, experts), strict=True):
+            for part, (ours, theirs) in zip(torch.split(merged, PIECE), pieces(base, experts), strict=True):
                 vector = ties(ours, theirs, cuts, settings.combine, lambda: self.majority)
                 part.copy_(ours.double() + settings.scale * vector)
             yield name, merged.reshape(base.shape)

@@ -46,7 +46,8 @@ class Interference:
 
     def minimum(self) -> Tensor:
         """τ* = R G⁺, the smallest of all minimisers."""
-        return self.R @ torch.linalg.pinv(self.G, hermitian=True)
+        smallest: Tensor = self.R @ torch.linalg.pinv(self.G, hermitian=True)
+        return smallest
 
 
 def descended(problem: Interference, steps: int, rate: float, place: str) -> tuple[Tensor, list[float]]:
@@ -80,7 +81,7 @@ def untangled(job: Job) -> Iterator[Named]:
         curve = [a + b for a, b in zip(curve, losses, strict=True)] if curve else losses
         ends[" + ".join(names)] = {"start": losses[0], "end": min(losses[0], losses[-1])}
         job.progress(f"wudi {number}/{len(groups)}: {names[0]}  {losses[0]:.4g} → {losses[-1]:.4g}")
-        parts = tau.split([job.base.shape(name)[0] for name in names])
+        parts = torch.split(tau, [job.base.shape(name)[0] for name in names])
         for name, part in zip(names, parts, strict=True):
             base = job.base.finite_tensor(name)
             yield name, (base.double() + part.cpu().double()).to(base.dtype)
