@@ -2,6 +2,7 @@
 
 import math
 
+import families
 import pytest
 import tiny
 import torch
@@ -157,6 +158,9 @@ def test_what_is_missing_or_does_not_fit_is_named(tmp_path):
         merge("average", base, experts, head=head())
     with pytest.raises(MissingTensor, match="head/mnist"):
         merge("adamerging", base, experts, batches=data(), head={k: v for k, v in head().items() if "mnist" not in k})
+    with pytest.raises(BadSetting, match="is for CLIPVisionModel, and the base is a ViTModel"):
+        vit = tiny.make(families.FAMILIES["vit"].build)
+        merge("adamerging", vit, {task: vit for task in TASKS}, batches=data(), head=head())
     with pytest.raises(BadSetting, match="head/dtd.*rows? of 8"):
         merge("adamerging", base, experts, batches=data(), head=head() | {"head/dtd": torch.ones(5, 9)})
     with pytest.raises(MissingPath, match="nowhere"):
