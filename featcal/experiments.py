@@ -12,16 +12,16 @@ from typing import Any
 import yaml
 
 from featcal.errors import BadFile, MissingPath, UnknownKey
-from featcal.settings import Calibration, from_mapping, number, require, text, whole_number
+from featcal.merging.settings import settings_of
+from featcal.settings import Calibration, from_mapping, require, text, whole_number
 
 SETTINGS = ("suite", "paper")
 SECTIONS = ("suite", "anchors", "merge", "calibrate", "prepare", "measure", "page")
-OPTIONS = ("scale",)  # of merging methods; which method takes which is the method's own affair
 
 
 @dataclass(frozen=True)
 class MergeRun:
-    """One merged model: role, pool and method; options are the method's own (task arithmetic: scale)."""
+    """One merged model: role, pool and method; options are the method's own settings."""
 
     role: str
     pool: int
@@ -168,10 +168,7 @@ def _for_suite(place: str, entry: Mapping[str, Any], suite: str, fixed: tuple[st
 
 def _merge_run(place: str, entry: Mapping[str, Any], suite: str) -> MergeRun:
     options = _for_suite(place, entry, suite, ("role", "pool", "method"))
-    for key, value in (options or {}).items():
-        if key not in OPTIONS:
-            raise UnknownKey(f"{place}.{suite}", str(key), list(OPTIONS))
-        number(f"{place}.{suite}.{key}", value)
+    settings_of(entry["method"], options or {}, f"{place}.{suite}" if options else place)
     return MergeRun(entry["role"], entry["pool"], entry["method"], options)
 
 

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "torchvision_mend": set(),
     "errors": set(),
     "settings": {"errors"},
-    "experiments": {"errors", "settings"},
+    "experiments": {"errors", "settings", "merging.settings"},
     "core": {"errors"},
     "blocks": {"errors", "core"},
     "storage": {"errors"},

@@ -80,3 +80,25 @@ class AdapterDiverged(FeatCalError):
             f"  - lower {method}.lr (paper: 1e-3), or\n"
             f"  - if this is step 0, look for NaN in the features: the merged model, the expert, or the samples of this task"
         )
+
+
+class MergeDiverged(FeatCalError):
+    """A loss that became NaN or infinite while a merging method took its steps."""
+
+    def __init__(self, method: str, place: str, step: int, key: str, value: float):
+        super().__init__(
+            f"{method}: the loss of {place} is not finite at step {step}.\n"
+            f"  - lower {key} ({value:g}), or\n"
+            f"  - if this is step 0, look for overflowing numbers in the experts or in the data"
+        )
+
+
+class SingularSum(FeatCalError):
+    """Gram matrices of features whose sum over tasks cannot be inverted."""
+
+    def __init__(self, method: str, place: str, width: int):
+        super().__init__(
+            f"{method}: the summed Gram matrix of {place} ({width} features) cannot be inverted.\n"
+            f"  - give more samples, or\n"
+            f"  - lower merge.off_diagonal below 1; if a feature is zero everywhere, no samples help: use the method lot instead"
+        )

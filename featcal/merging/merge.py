@@ -1,7 +1,9 @@
 """The public function `merge`: modules or folders in, a module or a folder out. Which method does what stands in methods.py."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,46 +12,97 @@ from torch import nn
 from transformers import AutoConfig, CLIPModel, CLIPVisionModel
 
 from featcal.errors import BadSetting
-from featcal.merging.methods import method_named
+from featcal.merging.adapters import expert_sources, is_adapter
+from featcal.merging.embeddings import kept_embeddings
+from featcal.merging.head import read_head
+from featcal.merging.job import Batches, Job, silent
+from featcal.merging.methods import Method, method_named
 from featcal.merging.sources import source
-from featcal.merging.stream import Target, merged_tensors, size_of, write_merged
+from featcal.merging.stream import Target, fill, merged_tensors, size_of, write_merged
 from featcal.models.load import VISION, load_model, load_vision, model_class
+from featcal.settings import require
 
 Model = nn.Module | str | Path
 
 
-def merge(
+@dataclass(frozen=True)
+class Merged:
+    """A merged model and what was found out while it was made: loss curves, coefficients, cuts; the same as merge.json.
+
+    model: the module, None when a folder was asked for.  folder: the folder, None otherwise.
+    """
+
+    model: nn.Module | None
+    folder: Path | None
+    record: dict[str, Any]
+
+
+def merge(method: str, base: Model, experts: Mapping[str, Model] | Sequence[Model], **more: Any) -> nn.Module | Path:
+    """One model from a base and its experts.
+
+    method:   average, task_arithmetic, ties, wudi, regmean, regmean_plus_plus, lot (from its published formula: its code could
+              not be consulted) or adamerging.
+    base, experts: modules or checkpoint folders, experts by task name or in a list; folders are read tensor by tensor. A whole
+              CLIPModel as base of CLIPVisionModel experts is taken by its vision tower. A LoRA folder (adapter_config.json,
+              adapter_model.safetensors) is an expert too: base plus adapter.
+    more:     the method's own settings (featcal/merging/settings.py; those left out are the paper's), such as scale=0.3, and
+      out:        a folder to write instead of returning a module, with merge.json where the method keeps a record.
+      batches:    for methods that need data: per task an iterable of keyword dictionaries for the model's forward.
+      head:       for adamerging: a heads.safetensors, or its tensors: visual_projection, logit_scale, head/<task>.
+      embeddings: "merge", or "base": tables of words are the base's, so that experts may have other vocabularies.
+      device:     where it is computed; "cpu" when left out.
+      progress:   a function that is given one line per finished piece.
+    Returns:  the merged module, or the path `out`. `merge_recorded` returns the record as well.
+    Raises:   UnknownKey, BadSetting; MissingTensor, TensorsDiffer when the models do not fit; NotFinite; MergeDiverged; DiskFull.
+    """
+    merged = merge_recorded(method, base, experts, **more)
+    result = merged.model or merged.folder
+    assert result is not None
+    return result
+
+
+def merge_recorded(
     method: str,
     base: Model,
     experts: Mapping[str, Model] | Sequence[Model],
     *,
-    scale: float | None = None,
     out: str | Path | None = None,
-    batches: Any = None,
-) -> nn.Module | Path:
-    """One model from a base and its experts.
-
-    method:   "average" or "task_arithmetic".
-    base, experts: modules or checkpoint folders, experts by task name or in a list; folders are read tensor by tensor. A whole
-              CLIPModel as base of CLIPVisionModel experts is taken by its vision tower.
-    scale:    s of task arithmetic, 0.3 when left out (paper); average takes none.
-    out:      a folder to write instead of returning a module.
-    batches:  for methods that need data; none of the present ones does.
-    Returns:  the merged module, or the path `out`.
-    Raises:   UnknownKey, BadSetting; MissingTensor, TensorsDiffer when the models do not fit; NotFinite; DiskFull.
-    """
+    batches: Batches | None = None,
+    head: object = None,
+    embeddings: str = "merge",
+    device: str | torch.device = "cpu",
+    progress: Callable[[str], None] = silent,
+    **settings: Any,
+) -> Merged:
+    """As `merge`, with the record of the run."""
     rule = method_named(method)
-    settings = rule.settings(scale, batches)
+    chosen = rule.settings(settings)
+    rule.check_needs(batches, head)
+    require(embeddings in ("merge", "base"), "merge.embeddings", embeddings, "must be merge or base")
     named = dict(experts) if isinstance(experts, Mapping) else {f"{i:03d}": expert for i, expert in enumerate(experts)}
     if not named:
         raise BadSetting("merge.experts", named, "must hold at least one expert")
-    kind = _class_of(next(iter(named.values())))
-    base, part = _matching_part(base, kind)
+    base, part = _matching_part(base, named)
     origin = source(base, "base", part)
-    tensors = merged_tensors(rule, settings, origin, {t: source(expert, f"expert {t!r}") for t, expert in named.items()})
+    theirs = expert_sources(named, origin)
+    kept, shared, theirs = kept_embeddings(origin, theirs, embeddings == "base")
+    job = Job(shared, theirs, chosen, partial(_module, base, part), device=torch.device(device), progress=progress)
+    job.batches, job.head = batches or {}, read_head(head, theirs) if head is not None else {}
+    tensors = _recorded(rule, job, kept)
     if out is None:
-        return _filled(base, part, tensors)
-    return write_merged(tensors, out, _target(base, part, size_of(origin)))
+        return Merged(fill(_module(base, part), tensors), None, job.record)
+    return Merged(None, write_merged(tensors, out, _target(base, part, size_of(origin)), job.record), job.record)
+
+
+def _recorded(rule: Method, job: Job, kept: Any) -> Any:
+    """The merged tensors, then those that stay the base's; a record that has entries is told what it is of."""
+    yield from merged_tensors(rule, job)
+    yield from kept
+    if job.record:
+        about = {"method": rule.name, "source": rule.source} | ({"note": rule.note} if rule.note else {})
+        found = dict(job.record)
+        job.record.clear()
+        job.record.update(about, settings=asdict(job.settings), experts=list(job.experts), **found)
 
 
 def _target(base: Any, part: str | None, size: int) -> Target:
@@ -63,22 +116,17 @@ def _class_of(model: Model) -> type:
     return type(model) if isinstance(model, nn.Module) else model_class(model)
 
 
-def _matching_part(base: Model, expert_class: type) -> tuple[Any, str | None]:
+def _matching_part(base: Model, experts: Mapping[str, Model]) -> tuple[Any, str | None]:
     """The base as a module or folder, and which part of the folder; a CLIPModel yields its tower to CLIPVisionModel experts."""
-    if expert_class is not CLIPVisionModel or _class_of(base) is not CLIPModel:
+    whole = [expert for expert in experts.values() if not is_adapter(expert)]
+    if not whole or _class_of(whole[0]) is not CLIPVisionModel or _class_of(base) is not CLIPModel:
         return base, None
     return (base.get_submodule(VISION), None) if isinstance(base, nn.Module) else (base, VISION)
 
 
-@torch.no_grad()
-def _filled(base: Any, part: str | None, tensors: Any) -> nn.Module:
-    """A module like the base that holds the merged tensors; the base itself stays as it is."""
-    module: nn.Module
+def _module(base: Model, part: str | None) -> nn.Module:
+    """A module like the base that is nobody else's."""
     if isinstance(base, nn.Module):
-        module = copy.deepcopy(base)
-    else:
-        module = load_vision(base) if part else load_model(base)
-    state = module.state_dict()
-    for name, tensor in tensors:
-        state[name].copy_(tensor)  # tied tensors share memory, so one copy reaches all their names
+        return copy.deepcopy(base)
+    module: nn.Module = load_vision(base) if part else load_model(base)
     return module

@@ -1,64 +1,66 @@
-"""Merge methods as pure functions on one tensor, base and experts in, merged out, and the table of what each method takes.
+"""The table of merging methods: what each does, needs and comes from. What each can be told stands in settings.py."""
 
-Sums run in float64: a mean of equal experts is that expert to the bit, and the order of the tasks does not matter.
-Knows nothing of names, models or files.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor
-
-from featcal.errors import BadSetting, UnknownKey
-from featcal.settings import number
-
-
-def task_vectors(base: Tensor, experts: Sequence[Tensor]) -> list[Tensor]:
-    """τᵢ = θᵢ − θ₀ in float64, one per expert."""
-    return [expert.double() - base.double() for expert in experts]
-
-
-def average(base: Tensor, experts: Sequence[Tensor]) -> Tensor:
-    """θ = (1/N) Σ θᵢ; the base has no part in it. Returns: the base's shape and dtype. Source: Wortsman et al., 2022."""
-    total = experts[0].double()
-    for expert in experts[1:]:
-        total = total + expert.double()
-    return (total / len(experts)).to(base.dtype)
-
-
-def task_arithmetic(base: Tensor, experts: Sequence[Tensor], scale: float) -> Tensor:
-    """θ = θ₀ + s Σ τᵢ. Returns: the base's shape and dtype. Source: Ilharco et al., 2023; s = 0.3 for eight tasks."""
-    total = base.double() * 0
-    for vector in task_vectors(base, experts):
-        total += vector
-    return (base.double() + scale * total).to(base.dtype)
+from featcal.errors import BadSetting
+from featcal.merging.adamerging import adapted
+from featcal.merging.arithmetic import added, averaged
+from featcal.merging.job import Job, Named
+from featcal.merging.lot import drift_least
+from featcal.merging.regmean import regressed, regressed_forward
+from featcal.merging.settings import settings_of
+from featcal.merging.ties import elected
+from featcal.merging.wudi import untangled
 
 
 @dataclass(frozen=True)
 class Method:
-    """One merge method: its function on a tensor, and its scale when none is given (None: it takes no scale)."""
+    """One merging method.
+
+    tensors: yields every merged tensor of a job.  data: needs `batches`.  head: needs `head`.
+    source:  where the method is from.  note: what a reader of its results must know.
+    """
 
     name: str
-    merged: Callable[..., Tensor]
-    default_scale: float | None
+    tensors: Callable[[Job], Iterator[Named]]
+    source: str
+    data: bool = False
+    head: bool = False
+    note: str = ""
 
-    def settings(self, scale: float | None, batches: object) -> dict[str, float]:
-        """Keyword arguments for `merged`. Raises: BadSetting for a setting that this method does not take."""
-        if batches is not None:
-            raise BadSetting("merge.batches", "calibration data", f"must be left out: {self.name} uses no data")
-        if self.default_scale is None:
-            if scale is not None:
-                raise BadSetting("merge.scale", scale, f"must be left out: {self.name} has no scale")
-            return {}
-        number("merge.scale", self.default_scale if scale is None else scale)
-        return {"scale": self.default_scale if scale is None else scale}
+    def settings(self, given: Mapping[str, Any]) -> Any:
+        """Its settings, those not given at the source's values. Raises: UnknownKey, BadSetting."""
+        return settings_of(self.name, given, "merge")
+
+    def check_needs(self, batches: object, head: object) -> None:
+        """Raise BadSetting unless data and heads are there exactly where the method uses them."""
+        needs = (("batches", "calibration data", self.data, batches), ("head", "zero-shot heads", self.head, head))
+        for key, what, needed, given in needs:
+            if given is not None and not needed:
+                raise BadSetting(f"merge.{key}", what, f"must be left out: {self.name} uses none")
+            if given is None and needed:
+                raise BadSetting(f"merge.{key}", None, f"must be given: {self.name} needs {what} of every task")
 
 
 METHODS = {
     method.name: method
     for method in (
-        Method("average", average, default_scale=None),
-        Method("task_arithmetic", task_arithmetic, default_scale=0.3),
+        Method("average", averaged, "Wortsman et al., 2022"),
+        Method("task_arithmetic", added, "Ilharco et al., 2023"),
+        Method("ties", elected, "Yadav et al., 2023; defaults of FusionBench"),
+        Method("wudi", untangled, "Cheng et al., 2025; defaults of FusionBench"),
+        Method("regmean", regressed, "Jin et al., 2023; defaults of FusionBench", data=True),
+        Method("regmean_plus_plus", regressed_forward, "Nguyen et al., 2025", data=True),
+        Method(
+            "lot",
+            drift_least,
+            "Sun et al., 2025 (arXiv 2505.23859)",
+            data=True,
+            note="from the published formula: its authors' code could not be consulted",
+        ),
+        Method("adamerging", adapted, "Yang et al., 2024; defaults of FusionBench", data=True, head=True),
     )
 }
 
@@ -66,5 +68,5 @@ METHODS = {
 def method_named(name: str) -> Method:
     """The method of that name. Raises: UnknownKey with the nearest name."""
     if name not in METHODS:
-        raise UnknownKey("merge.method", str(name), list(METHODS))
+        settings_of(name, {}, "merge")  # refuses the name
     return METHODS[name]

@@ -1,46 +1,43 @@
-"""Merging tensor by tensor: of every model at most one tensor is in memory, whatever the models' size."""
+"""A merge as a stream of tensors, and the folder or the module that takes it."""
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from featcal.errors import TensorsDiffer
+from featcal.merging.job import Job, Named
 from featcal.merging.methods import Method
 from featcal.merging.sources import Source, require_alike
 from featcal.models.save import copy_beside, write_config
+from featcal.storage.results import write_json
 from featcal.storage.writer import ShardWriter
 
+RECORD = "merge.json"
 
-def merged_tensors(
-    method: Method, settings: Mapping[str, float], base: Source, experts: Mapping[str, Source]
-) -> Iterator[tuple[str, Tensor]]:
-    """Name and merged tensor, one after the other, experts in sorted order of their tasks.
+
+def merged_tensors(method: Method, job: Job) -> Iterator[Named]:
+    """Name and merged tensor, one after the other, in the base's dtypes.
 
     Tensors that are not floating point (counters) must be equal in all models and are the base's.
-    Raises: MissingTensor, TensorsDiffer before the first tensor; NotFinite naming file and tensor.
+    Raises: MissingTensor, TensorsDiffer before the first tensor; NotFinite naming file and tensor; what the method raises.
     """
-    require_alike(base, experts)
-    for name in base.names:
-        yield name, _merged_tensor(name, method, settings, base, experts)
+    require_alike(job.base, job.experts)
+    for name in sorted(set(job.base.names) - set(job.names)):
+        yield name, _counter(name, job)
+    yield from method.tensors(job)
 
 
-def _merged_tensor(
-    name: str, method: Method, settings: Mapping[str, float], base: Source, experts: Mapping[str, Source]
-) -> Tensor:
-    # a function of its own, so that the models' tensors are freed before the next ones are read
-    tasks = sorted(experts)
-    ours = base.finite_tensor(name)
-    theirs = [experts[task].finite_tensor(name) for task in tasks]
-    if ours.is_floating_point():
-        return method.merged(ours, theirs, **settings)
-    for task, tensor in zip(tasks, theirs, strict=True):
-        if not torch.equal(ours, tensor):
-            raise TensorsDiffer(name, base.file_of(name), "one value", experts[task].file_of(name), "another")
+def _counter(name: str, job: Job) -> Tensor:
+    ours = job.base.finite_tensor(name)
+    for expert in job.experts.values():
+        if not torch.equal(ours, expert.finite_tensor(name)):
+            raise TensorsDiffer(name, job.base.file_of(name), "one value", expert.file_of(name), "another")
     return ours
 
 
@@ -59,8 +56,8 @@ def size_of(base: Source) -> int:
     return sum(math.prod(base.shape(name)) * base.dtype(name).itemsize for name in base.names)
 
 
-def write_merged(tensors: Iterator[tuple[str, Tensor]], out: str | Path, target: Target) -> Path:
-    """A Hugging Face folder of merged tensors, complete or not there. Raises: DiskFull."""
+def write_merged(tensors: Iterator[Named], out: str | Path, target: Target, record: Mapping[str, Any]) -> Path:
+    """A Hugging Face folder of merged tensors, complete or not there; merge.json where there is a record. Raises: DiskFull."""
     first = next(tensors)  # checks run here, before a folder is made
     with ShardWriter(out, needed=target.bytes) as writer:
         write_config(target.config, target.architecture, writer.folder)
@@ -68,4 +65,15 @@ def write_merged(tensors: Iterator[tuple[str, Tensor]], out: str | Path, target:
         writer.write(*first)
         for name, tensor in tensors:
             writer.write(name, tensor)
+        if record:  # filled while the tensors came
+            write_json(writer.folder / RECORD, record)
     return Path(out)
+
+
+@torch.no_grad()
+def fill(module: nn.Module, tensors: Iterator[Named]) -> nn.Module:
+    """The module with the merged tensors in place of its own."""
+    state = module.state_dict()
+    for name, tensor in tensors:
+        state[name].copy_(tensor)  # tied tensors share memory, so one copy reaches all their names
+    return module

@@ -1,0 +1,83 @@
+"""What a batch of data must be before a model is run on it, and which of its tokens are padding."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from featcal.errors import BadBatches, TaskMismatch
+
+IGNORED = -100  # transformers' label of a token without a target
+
+
+def check_tasks(experts: Mapping[str, Any], batches: Mapping[str, Any]) -> None:
+    """Raise TaskMismatch unless experts and batches have the same tasks; BadBatches for what cannot be a list of batches."""
+    for task in sorted(experts):
+        if task not in batches:
+            raise TaskMismatch(task, "batches", sorted(batches))
+    for task in sorted(batches):
+        if task not in experts:
+            raise TaskMismatch(task, "expert", sorted(experts))
+        if batches[task] is None or isinstance(batches[task], Mapping | Tensor | str):
+            kind = type(batches[task]).__name__
+            raise BadBatches(task, f"is a {kind}; expected a list of mappings such as [{{'pixel_values': tensor}}, ...]")
+
+
+def check_batch(task: str, number: int, batch: object, model: nn.Module) -> None:
+    """Raise BadBatches unless the batch is a mapping with the model's main input whose numbers are finite."""
+    if not isinstance(batch, Mapping):
+        kind = type(batch).__name__
+        raise BadBatches(task, f"batch {number} is a {kind}; expected a mapping such as {{'pixel_values': tensor}}")
+    main = getattr(model, "main_input_name", None)  # of transformers' models; others are asked nothing
+    if main not in batch and main is not None:
+        raise BadBatches(task, f"batch {number} has no {main!r} (it holds: {', '.join(map(str, batch)) or 'nothing'})")
+    for name, value in batch.items():
+        if isinstance(value, Tensor) and value.numel() == 0:
+            raise BadBatches(task, f"{name!r} of batch {number} is empty; leave the batch out")
+        if isinstance(value, Tensor) and value.is_floating_point() and not torch.isfinite(value).all():
+            raise BadBatches(task, f"{name!r} of batch {number} holds NaN or Inf; repair or leave out the sample")
+
+
+@contextmanager
+def naming(task: str, number: int) -> Iterator[None]:
+    """Turns a model's refusal of a batch (an unknown keyword, another image size, no image at all) into BadBatches."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError) as error:
+        raise BadBatches(task, f"batch {number} is refused by the model ({error})") from error
+
+
+def padding_mask(
+    batch: Mapping[str, Any], hidden: Tensor, keyword: str = "attention_mask", pad: int | None = None
+) -> Tensor | None:
+    """The batch's own mask where it has one entry per token of `hidden` (batch, tokens, d), else None: every token counts.
+
+    A decoder without a mask of its own counts where there is a label, or a token that does not pad; its first token always
+    counts, as many decoders start with the padding token.
+    """
+    mask = batch.get(keyword)
+    if mask is None and keyword == "decoder_attention_mask":
+        mask = decoder_mask(batch, pad)
+    if isinstance(mask, Tensor) and mask.shape == hidden.shape[:2]:
+        return mask.to(hidden.device)
+    return None
+
+
+def pad_token(model: nn.Module) -> int | None:
+    """The token that pads, of transformers' models that have one."""
+    pad: int | None = getattr(getattr(model, "config", None), "pad_token_id", None)
+    return pad
+
+
+def decoder_mask(batch: Mapping[str, Any], pad: int | None) -> Tensor | None:
+    """Padding of a decoder told from its tokens; a token that is read while a label is due is none."""
+    inputs, labels = batch.get("decoder_input_ids"), batch.get("labels")
+    if isinstance(inputs, Tensor):
+        mask = inputs != pad if pad is not None else torch.ones_like(inputs, dtype=torch.bool)
+        mask[:, 0] = True
+        return mask
+    if isinstance(labels, Tensor):
+        return (labels != IGNORED) & (labels != pad) if pad is not None else labels != IGNORED
+    return None

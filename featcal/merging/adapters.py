@@ -1,0 +1,133 @@
+"""LoRA folders as experts: the base's tensors plus scaled products of two thin matrices, made dense one tensor at a time.
+
+What is not plain LoRA is refused by name, because left out silently it would be another expert.
+"""
+
+import math
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from featcal.errors import BadFile, MissingPath, MissingTensor, TensorsDiffer, TruncatedFile
+from featcal.merging.sources import Source, source
+from featcal.storage.results import read_json
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX, A, B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+# a setting that changes what the two matrices mean, or adds tensors of its own, and the value at which it does not
+PLAIN: Mapping[str, tuple[object, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    "use_dora": (False, None),
+    "modules_to_save": ([], None),
+    "alpha_pattern": ({}, None),
+    "layer_replication": ([], None),
+    "trainable_token_indices": ([], {}, None),
+    "lora_bias": (False, None),
+}
+
+
+def is_adapter(model: object) -> bool:
+    """Whether an expert is a folder with an adapter and no model of its own."""
+    return isinstance(model, str | Path) and (Path(model) / CONFIG).is_file() and not (Path(model) / "config.json").is_file()
+
+
+def expert_sources(experts: Mapping[str, nn.Module | str | Path], base: Source) -> dict[str, Source]:
+    """Every expert as a source, in the order of task names; a LoRA folder stands on the base."""
+
+    def one(task: str, expert: nn.Module | str | Path) -> Source:
+        return AdapterSource(str(expert), base) if is_adapter(expert) else source(expert, f"expert {task!r}")
+
+    return {task: one(task, experts[task]) for task in sorted(experts)}
+
+
+class AdapterSource:
+    """An expert W = W₀ + s B A, with s = α/r (or α/√r where the adapter says so), as a source of the base's tensors.
+
+    Raises: MissingPath, TruncatedFile, BadFile for a kind of adapter that is not plain LoRA or a matrix without its partner,
+    MissingTensor for one without a weight in the base, TensorsDiffer for shapes that do not fit.
+    """
+
+    def __init__(self, folder: str | Path, base: Source):
+        self._base, self._file = base, Path(folder) / WEIGHTS
+        self._config = _plain_config(Path(folder) / CONFIG)
+        if not self._file.is_file():
+            raise MissingPath(
+                self._file, "the adapter's weights", "save it with save_pretrained(folder), which writes safetensors"
+            )
+        try:
+            self._tensors: Any = safe_open(self._file, framework="pt", device="cpu")
+            self._pairs = self._paired(list(self._tensors.keys()))
+        except SafetensorError as error:
+            raise TruncatedFile(self._file, error) from None
+
+    @property
+    def names(self) -> list[str]:
+        return self._base.names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._base.shape(name)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self._base.dtype(name)
+
+    def file_of(self, name: str) -> Path:
+        return self._file
+
+    def finite_tensor(self, name: str) -> Tensor:
+        base = self._base.finite_tensor(name)
+        if name not in self._pairs:
+            return base
+        path = self._pairs[name]
+        down, up = self._tensors.get_tensor(path + A).double(), self._tensors.get_tensor(path + B).double()  # (r, d), (o, r)
+        rank = math.sqrt(down.shape[0]) if self._config.get("use_rslora") else down.shape[0]
+        change = (self._config["lora_alpha"] / rank) * (up @ down)  # (o, d)
+        turned: Tensor = change.T if self._config.get("fan_in_fan_out") else change
+        return (base.double() + turned).to(base.dtype)
+
+    def _paired(self, keys: list[str]) -> dict[str, str]:
+        """Name of the base's weight -> path of its two matrices; every key of the file is one of a pair."""
+        pairs: dict[str, str] = {}
+        for key in sorted(keys):
+            path = key.removesuffix(A).removesuffix(B)
+            if path == key or {path + A, path + B} - set(keys):
+                way_out = (
+                    "only pairs of lora_A.weight and lora_B.weight are understood; merge the adapter with peft and save the model"
+                )
+                raise BadFile(self._file, f"{key} is not one of such a pair", way_out)
+            pairs[self._weight(path)] = path
+        for name, path in pairs.items():
+            (r, d), (o, also) = (self._tensors.get_slice(path + end).get_shape() for end in (A, B))
+            wanted = (d, o) if self._config.get("fan_in_fan_out") else (o, d)
+            if r != also or wanted != self._base.shape(name):
+                raise TensorsDiffer(name, self._base.file_of(name), self._base.shape(name), self._file, wanted)
+        return pairs
+
+    def _weight(self, path: str) -> str:
+        """The base's name of the weight an adapter's path stands for; a tower inside a larger model has a prefix of its own."""
+        name = path.removeprefix(PREFIX).removesuffix(".base_layer") + ".weight"
+        known = self._base.names
+        for candidate in (name, name.removeprefix("vision_model.")):
+            if candidate in known:
+                return candidate
+        raise MissingTensor(self._base.file_of(known[0]), name, get_close_matches(name, known, n=3, cutoff=0.0))
+
+
+def _plain_config(file: Path) -> dict[str, Any]:
+    """adapter_config.json of a plain LoRA. Raises: BadFile naming what is not understood."""
+    config = read_json(file)
+    if not isinstance(config, dict):
+        raise BadFile(file, "not a mapping", "save the adapter again with peft")
+    way_out = "only plain LoRA is understood; merge the adapter with peft (merge_and_unload) and save the model"
+    for key, plain in PLAIN.items():
+        if config.get(key) not in plain:
+            raise BadFile(file, f"{key} is {config.get(key)!r}", way_out)
+    alpha = config.get("lora_alpha")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool):
+        raise BadFile(file, f"lora_alpha is {alpha!r}, not a number", "save the adapter again with peft")
+    return config

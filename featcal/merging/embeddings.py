@@ -1,0 +1,47 @@
+"""Experts whose vocabularies differ from the base's: their tables of words stay out of the merge, the base's are kept.
+
+Methods that run the experts then run them with the base's tables, so the data are to be tokenised with the base's tokenizer.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from featcal.merging.job import Named
+from featcal.merging.settings import is_vocabulary
+from featcal.merging.sources import Source
+
+
+@dataclass(frozen=True)
+class Without:
+    """A source that does not show some of its tensors."""
+
+    inner: Source
+    hidden: frozenset[str]
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in self.inner.names if name not in self.hidden]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.inner.shape(name)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self.inner.dtype(name)
+
+    def file_of(self, name: str) -> object:
+        return self.inner.file_of(name)
+
+    def finite_tensor(self, name: str) -> Tensor:
+        return self.inner.finite_tensor(name)
+
+
+def kept_embeddings(base: Source, experts: dict[str, Source], keep: bool) -> tuple[Iterator[Named], Source, dict[str, Source]]:
+    """The base's tables of words as they are, and base and experts without theirs; with `keep` off all of them as they were."""
+    hidden = frozenset(n for s in (base, *experts.values()) for n in s.names if keep and is_vocabulary(n))
+    kept = ((name, base.finite_tensor(name)) for name in base.names if name in hidden)
+    if not hidden:
+        return kept, base, experts
+    return kept, Without(base, hidden), {task: Without(expert, hidden) for task, expert in experts.items()}

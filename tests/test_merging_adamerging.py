@@ -1,0 +1,174 @@
+"""AdaMerging: entropy and first step by hand, its gradient against differences, its start, clamping, streams, and NaN."""
+
+import math
+
+import families
+import pytest
+import tiny
+import torch
+from safetensors.torch import save_file
+
+from featcal.errors import BadBatches, BadSetting, MergeDiverged, MissingPath, MissingTensor, TaskMismatch
+from featcal.merging.adamerging import Mixture, answer_entropy, descended, endless, entropy
+from featcal.merging.job import Job
+from featcal.merging.merge import merge, merge_recorded
+from featcal.merging.settings import AdaMerging
+from featcal.merging.sources import ModuleSource
+
+TASKS = ("dtd", "mnist")
+
+
+def head(p=8, classes=5):
+    g = tiny.seeded(3)
+    found = {"visual_projection": torch.randn(p, 32, generator=g), "logit_scale": torch.tensor(2.0)}
+    return found | {f"head/{task}": torch.nn.functional.normalize(torch.randn(classes, p, generator=g), dim=-1) for task in TASKS}
+
+
+def models(build=tiny.clip):
+    base = build()
+    return base, {task: tiny.shifted(base, 10 + i, 0.05) for i, task in enumerate(TASKS)}
+
+
+def data():
+    return {task: tiny.images(100 + i) for i, task in enumerate(TASKS)}
+
+
+def job(**settings):
+    base, experts = models()
+    sources = {task: ModuleSource(expert, task) for task, expert in experts.items()}
+    batches, heads = data(), {name: tensor.double() for name, tensor in head().items()}
+    return Job(ModuleSource(base, "base"), sources, AdaMerging(**settings), tiny.clip, batches=batches, head=heads)
+
+
+def total_entropy(work, coefficients):
+    """The loss as a function of coefficients alone, every batch once."""
+    mixture = Mixture(work)
+    with torch.no_grad():
+        mixture.coefficients.copy_(coefficients)
+    mixed, model = mixture.tensors(), work.structure().requires_grad_(False)
+    return sum(answer_entropy(work, model, mixed, task, work.batches[task][0]["pixel_values"]) for task in work.experts)
+
+
+def test_entropy_of_two_answers_by_hand():
+    logits = torch.tensor([[0.0, 0.0], [math.log(3), 0.0]], dtype=torch.float64)
+    want = (math.log(2) - 0.75 * math.log(0.75) - 0.25 * math.log(0.25)) / 2
+    assert float(entropy(logits)) == pytest.approx(want, abs=1e-7)  # the source adds 1e-8 inside the logarithm
+
+
+@pytest.mark.parametrize("settings", [{}, {"granularity": "task"}, {"clamp": True}, {"granularity": "task", "clamp": True}])
+def test_the_gradient_is_that_of_finite_differences(settings):
+    work = job(start=0.4, **settings)
+    mixture, model = Mixture(work), work.structure()
+    mixed = mixture.tensors()
+    for task in work.experts:
+        answer_entropy(work, model, mixed, task, work.batches[task][0]["pixel_values"])
+    mixture.pull_back(mixed)
+    for at in [(0, 0), (1, mixture.coefficients.shape[1] - 1)]:
+        low, high = mixture.coefficients.detach().clone(), mixture.coefficients.detach().clone()
+        low[at] -= 1e-5
+        high[at] += 1e-5
+        slope = (total_entropy(work, high) - total_entropy(work, low)) / 2e-5
+        assert float(mixture.coefficients.grad[at]) == pytest.approx(float(slope), rel=1e-5, abs=1e-9)
+
+
+def test_the_first_step_of_two_coefficients_is_the_rate_against_the_sign_of_the_gradient():
+    work = job(granularity="task", steps=1)
+    mixture, model = Mixture(work), work.structure()
+    descended(work, model, mixture)
+    signs = mixture.coefficients.grad.sign()
+    assert signs.abs().all() and torch.allclose(mixture.coefficients.detach(), 0.3 - 1e-3 * signs, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("granularity", ["layer", "task"])
+def test_without_steps_it_is_task_arithmetic(granularity):
+    base, experts = models()
+    merged = merge("adamerging", base, experts, batches=data(), head=head(), steps=0, start=0.3, granularity=granularity)
+    assert tiny.difference(merged, merge("task_arithmetic", base, experts, scale=0.3)) < 1e-12
+
+
+def test_steps_lower_the_entropy_of_one_batch_and_the_record_tells_how():
+    base, experts = models()
+    batches = {task: [of[0]] for task, of in data().items()}
+    settings = {"batches": batches, "head": head(), "steps": 30, "rate": 1e-2}
+    lines: list[str] = []
+    done = merge_recorded("adamerging", base, experts, progress=lines.append, **settings)
+    losses = done.record["loss"]
+    assert len(losses) == 30 and losses[-1] < losses[0] and len(lines) == 30
+    assert set(done.record["coefficients"]["mnist"]) == set(base.state_dict())
+    again = merge("adamerging", base, dict(reversed(experts.items())), **settings)
+    assert tiny.same_bits(done.model, again), "the order of the tasks or the second run changed the result"
+
+
+def test_clamped_coefficients_multiply_by_no_more_than_one_and_no_less_than_zero():
+    base, experts = models()
+    common = {"batches": data(), "head": head(), "steps": 0, "clamp": True}
+    assert tiny.difference(merge("adamerging", base, experts, start=-1.0, **common), base) == 0
+    one = merge("task_arithmetic", base, experts, scale=1.0)
+    assert tiny.difference(merge("adamerging", base, experts, start=2.0, **common), one) < 1e-12
+
+
+def test_two_batches_a_step_add_their_losses():
+    works = [job(granularity="task", steps=1, batches_per_step=count) for count in (1, 2)]
+    losses = [descended(work, work.structure(), Mixture(work))[0] for work in works]
+    second = {task: of[1:] for task, of in data().items()}
+    works[0].batches = second
+    other = descended(works[0], works[0].structure(), Mixture(works[0]))[0]
+    assert losses[1] == pytest.approx(losses[0] + other, rel=1e-12)
+
+
+def test_batches_come_round_again_and_an_iterable_that_shuffles_is_asked_anew():
+    batches = data()["mnist"]
+    rounds = []
+
+    class Shuffled:
+        def __iter__(self):
+            rounds.append(len(rounds))
+            return iter(batches if len(rounds) % 2 else batches[::-1])
+
+    model = tiny.clip()
+    assert [n for n, _ in (pair for pair, _ in zip(endless("mnist", iter(batches), model), range(5), strict=False))][:2] == [0, 1]
+    seen = [batch for (_, batch), _ in zip(endless("mnist", Shuffled(), model), range(4), strict=False)]
+    assert [batch is batches[i] for batch, i in zip(seen, (0, 1, 1, 0), strict=True)] == [True] * 4
+    with pytest.raises(BadBatches, match="empty"):
+        next(endless("mnist", [], model))
+
+
+def test_head_may_be_a_file(tmp_path):
+    base, experts = models()
+    save_file(head(), tmp_path / "heads.safetensors")
+    of = {"batches": data(), "steps": 2}
+    one = merge("adamerging", base, experts, head=tmp_path / "heads.safetensors", **of)
+    assert tiny.same_bits(one, merge("adamerging", base, experts, head=head(), **of))
+
+
+def test_nan_stops_with_the_step():
+    base, experts = models()
+    with pytest.raises(MergeDiverged, match="not finite at step 1"):
+        merge("adamerging", base, experts, batches=data(), head=head(), steps=5, rate=1e300)
+
+
+def test_what_is_missing_or_does_not_fit_is_named(tmp_path):
+    base, experts = models()
+    of = {"batches": data(), "head": head()}
+    with pytest.raises(BadSetting, match="merge.head.*every task"):
+        merge("adamerging", base, experts, batches=data())
+    with pytest.raises(BadSetting, match="merge.batches.*must be given"):
+        merge("adamerging", base, experts, head=head())
+    with pytest.raises(BadSetting, match="merge.head.*must be left out"):
+        merge("average", base, experts, head=head())
+    with pytest.raises(MissingTensor, match="head/mnist"):
+        merge("adamerging", base, experts, batches=data(), head={k: v for k, v in head().items() if "mnist" not in k})
+    with pytest.raises(BadSetting, match="is for CLIPVisionModel, and the base is a ViTModel"):
+        vit = tiny.make(families.FAMILIES["vit"].build)
+        merge("adamerging", vit, {task: vit for task in TASKS}, batches=data(), head=head())
+    with pytest.raises(BadSetting, match="head/dtd.*rows? of 8"):
+        merge("adamerging", base, experts, batches=data(), head=head() | {"head/dtd": torch.ones(5, 9)})
+    with pytest.raises(MissingPath, match="nowhere"):
+        merge("adamerging", base, experts, batches=data(), head=tmp_path / "nowhere")
+    with pytest.raises(TaskMismatch, match="mnist"):
+        merge("adamerging", base, experts, head=head(), batches={"dtd": data()["dtd"]})
+    with pytest.raises(BadBatches, match=r"batches\['dtd'\]: batch 0 has no 'pixel_values'"):
+        merge("adamerging", base, experts, head=head(), batches={task: [{"x": torch.ones(1)}] for task in TASKS})
+    for wrong in ({"granularity": "tensor"}, {"steps": -1}, {"rate": 0.0}, {"clamp": 1}, {"batches_per_step": 0}):
+        with pytest.raises(BadSetting, match=f"merge.{next(iter(wrong))}"):
+            merge("adamerging", base, experts, **of, **wrong)

@@ -1,0 +1,78 @@
+"""What params.yaml may tell a merging method, before anything heavy is loaded."""
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+from smoke_graph import ROOT, smoke_params
+from test_settings_mistakes import project, put
+
+from featcal.errors import FeatCalError
+from featcal.experiments import load_experiments
+from featcal.merging.methods import METHODS
+from featcal.merging.settings import SETTINGS
+
+SUITE = yaml.safe_load((ROOT / "tests/smoke/smoke.yaml").read_text())
+
+
+def asked(folder, method, settings):
+    """params.yaml with one more merged model, read."""
+    key = f"clip_b32-8-{method}"
+    entry = {"role": "clip_b32", "pool": 8, "method": method, "smoke": settings, "mini": None}
+    project(folder, put(smoke_params(), f"merge/{key}", entry), SUITE)
+    return load_experiments(folder / "params.yaml").merge[key]
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("ties", {"density": 0.1, "combine": "mean"}),
+        ("wudi", {"variant": "official", "exclude": ["*position_embedding.weight"]}),
+        ("regmean", {"off_diagonal": 0.9}),
+        ("regmean_plus_plus", {}),
+        ("lot", {}),
+        ("adamerging", {"granularity": "task", "steps": 100, "clamp": True, "batches_per_step": 2}),
+        ("ties", None),
+    ],
+)
+def test_every_methods_settings_are_taken(tmp_path, method, settings):
+    assert asked(tmp_path, method, settings).options == settings
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "said"),
+    [
+        ("ties", {"desnity": 0.1}, "merge.clip_b32-8-ties.smoke: 'desnity' is not known here; did you mean 'density'"),
+        ("ties", {"density": 2}, "merge.clip_b32-8-ties.smoke.density: 2"),
+        ("average", {"scale": 0.3}, "merge.clip_b32-8-average.smoke: 'scale'"),
+        ("wdi", {}, "merge.clip_b32-8-wdi.*method: 'wdi' is not known here; did you mean 'wudi'"),
+        ("wdi", None, "merge.clip_b32-8-wdi.method"),
+    ],
+)
+def test_a_mistake_names_the_entry(tmp_path, method, settings, said):
+    with pytest.raises(FeatCalError, match=said):
+        asked(tmp_path, method, settings)
+
+
+def test_every_method_has_settings_and_a_source():
+    assert list(METHODS) == list(SETTINGS)
+    assert all(method.source and (name, method.settings({})) for name, method in METHODS.items())
+
+
+def test_defaults_are_those_of_the_recipes():
+    chosen = {name: vars(settings()) for name, settings in SETTINGS.items()}
+    assert chosen["task_arithmetic"] == {"scale": 0.3}
+    assert chosen["ties"] == {"density": 0.2, "scale": 0.3, "combine": "sum"}
+    assert (chosen["wudi"]["variant"], chosen["wudi"]["steps"], chosen["wudi"]["rate"]) == ("fusion_bench", 400, 1e-5)
+    assert SETTINGS["wudi"](variant="official").steps == 300
+    assert chosen["regmean"] == chosen["regmean_plus_plus"] == {"off_diagonal": 0.95}
+    assert chosen["adamerging"] == {
+        "granularity": "layer", "steps": 1000, "rate": 1e-3, "start": 0.3, "clamp": False, "batches_per_step": 1,
+    }  # fmt: skip
+
+
+def test_reading_params_yaml_loads_no_torch():
+    code = "import sys, featcal.experiments; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,163 @@
+"""WUDI: its loss by hand and by definition, its minimum, its two codes' choice of matrices, its guard against NaN."""
+
+import json
+
+import checkpoints
+import families
+import pytest
+import tiny
+import torch
+
+from featcal.errors import BadSetting, MergeDiverged
+from featcal.merging import wudi
+from featcal.merging.job import Job
+from featcal.merging.matrices import linear_groups, matrix_groups
+from featcal.merging.merge import merge, merge_recorded
+from featcal.merging.settings import Wudi
+from featcal.merging.sources import ModuleSource
+from featcal.merging.wudi import Interference, descended
+
+
+def matrices(count=3, o=4, d=6, scale=1.0):
+    g = tiny.seeded(7)
+    return [scale * torch.randn(o, d, generator=g, dtype=torch.float64) for _ in range(count)]
+
+
+def by_definition(tau, vectors):
+    """Σ ‖(τ − τᵢ) τᵢᵀ‖² / ‖τᵢ‖², one expert at a time."""
+    return sum(((tau - v) @ v.T).square().sum() / v.square().sum() for v in vectors)
+
+
+def test_two_by_two_by_hand():
+    vectors = [torch.tensor([[1.0, 0.0], [1.0, 0.0]]).double(), torch.tensor([[0.0, 2.0], [2.0, 0.0]]).double()]
+    problem = Interference.of(vectors)
+    # Gᵢ = τᵢᵀτᵢ/‖τᵢ‖²: diag(2, 0)/2 and diag(4, 4)/8
+    assert torch.equal(problem.G, torch.tensor([[1.5, 0.0], [0.0, 0.5]]).double())
+    assert torch.equal(problem.R, torch.tensor([[1.0, 1.0], [2.0, 0.0]]).double())
+    assert torch.allclose(problem.minimum(), torch.tensor([[2 / 3, 2.0], [4 / 3, 0.0]], dtype=torch.float64), rtol=1e-12)
+    assert problem.loss(problem.start) == pytest.approx(float(by_definition(sum(vectors), vectors)), rel=1e-12)
+
+
+def test_loss_and_gradient_are_those_of_the_definition():
+    vectors = matrices()
+    problem, tau = Interference.of(vectors), torch.ones(4, 6, dtype=torch.float64, requires_grad=True)
+    loss = by_definition(tau, vectors)
+    loss.backward()
+    assert problem.loss(tau.detach()) == pytest.approx(float(loss.detach()), rel=1e-12)
+    assert torch.allclose(2 * (tau.detach() @ problem.G - problem.R), tau.grad, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("d", [6, 40])  # the second has directions that no task vector has
+def test_no_step_from_the_closed_form_lowers_the_loss(d):
+    vectors = matrices(d=d)
+    problem = Interference.of(vectors)
+    tau = problem.minimum().requires_grad_()
+    loss = by_definition(tau, vectors)
+    (gradient,) = torch.autograd.grad(loss, tau)
+    assert float(gradient.abs().max()) < 1e-9 and float(loss.detach()) < problem.loss(problem.start)
+
+
+def test_many_steps_reach_the_closed_form():
+    problem = Interference.of(matrices())
+    tau, losses = descended(problem, 4000, 1e-2, "a matrix")
+    assert losses[-1] == pytest.approx(problem.loss(problem.minimum()), abs=1e-9)
+    assert torch.allclose(tau, problem.minimum(), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1.0])
+def test_the_loss_never_ends_above_its_start(scale):
+    for count in (1, 2, 5):
+        problem = Interference.of(matrices(count, scale=scale))
+        tau, losses = descended(problem, 50, 1e-5, "a matrix")
+        assert problem.loss(tau) <= losses[0] * (1 + 1e-12) + 1e-30
+
+
+def test_steps_cost_the_same_for_two_experts_as_for_twenty():
+    shapes = [{k: tuple(v.shape) for k, v in vars(Interference.of(matrices(n))).items() if k != "c"} for n in (2, 20)]
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("variant", ["fusion_bench", "closed_form"])
+def test_one_expert_is_that_expert(variant):
+    base, expert = tiny.clip(), tiny.clip(1)
+    assert tiny.difference(merge("wudi", base, [expert], variant=variant), expert) < 1e-6
+
+
+def test_an_expert_that_did_not_move_a_matrix_does_not_count_there():
+    vectors = matrices()
+    zero = torch.zeros_like(vectors[0])
+    assert torch.equal(Interference.of([*vectors, zero]).G, Interference.of(vectors).G)
+    assert tiny.same_bits(merge("wudi", tiny.clip(), [tiny.clip()]), tiny.clip())
+
+
+def test_fusion_bench_takes_every_matrix_and_averages_the_rest():
+    base, experts = tiny.clip(), [tiny.clip(1), tiny.clip(2)]
+    merged, mean = merge("wudi", base, experts, steps=3).state_dict(), tiny.averaged(experts).state_dict()
+    moved = {name for name in mean if not torch.equal(merged[name], mean[name])}
+    assert moved == {name for name in mean if mean[name].dim() == 2}
+    assert "embeddings.position_embedding.weight" in moved
+
+
+def test_official_takes_the_linears_of_the_blocks_and_leaves_the_rest_to_the_base():
+    base, experts = tiny.clip(), [tiny.clip(1), tiny.clip(2)]
+    merged, before = merge("wudi", base, experts, variant="official", steps=3).state_dict(), base.state_dict()
+    moved = {name for name in before if not torch.equal(merged[name], before[name])}
+    assert moved == {n for n in before if n.endswith("weight") and before[n].dim() == 2 and ".layers." in n}
+
+
+def job(family, variant):
+    model = ModuleSource(tiny.make(families.FAMILIES[family].build), "base")
+    return Job(model, {}, Wudi(variant), lambda: None)
+
+
+@pytest.mark.parametrize(("family", "stacked"), [("clip", 4), ("t5", 6), ("llama", 2), ("bert", 2)])
+def test_official_stacks_q_k_and_v_of_every_attention(family, stacked):
+    groups = linear_groups(job(family, "official"))
+    assert sum(len(names) == 3 for names in groups) == stacked
+    assert not any("relative_attention_bias" in name or "embed" in name for names in groups for name in names)
+
+
+@pytest.mark.parametrize("family", ["t5", "t5_gated", "llama"])
+def test_tables_of_words_are_averaged(family):
+    names = [names[0] for names in matrix_groups(job(family, "fusion_bench"))]
+    assert names and not any(word in name for name in names for word in ("shared", "embed_tokens", "lm_head"))
+
+
+def test_the_stack_of_q_k_v_is_solved_as_one_matrix(monkeypatch):
+    base, experts = tiny.clip(), [tiny.clip(1), tiny.clip(2)]
+    seen = []
+    monkeypatch.setattr(
+        wudi, "descended", lambda problem, *rest: (seen.append(problem.start.shape), descended(problem, *rest))[1]
+    )
+    merge("wudi", base, experts, variant="official", steps=1)
+    assert seen.count((96, 32)) == 2 + 2  # q, k, v of two blocks; the MLP of this model is three times as wide, too
+
+
+def test_the_curve_is_kept_beside_the_folder_and_in_the_record(tmp_path):
+    base, experts = checkpoints.vision(), [checkpoints.vision(1), checkpoints.vision(2)]
+    lines: list[str] = []
+    done = merge_recorded("wudi", base, experts, steps=5, out=tmp_path / "out", progress=lines.append)
+    assert json.loads((tmp_path / "out" / "merge.json").read_text()) == json.loads(json.dumps(done.record))
+    assert len(done.record["loss"]) == 6 and done.record["loss"][-1] < done.record["loss"][0]
+    assert done.record["settings"]["steps"] == 5 and len(lines) == len(done.record["matrices"])
+
+
+def test_nan_stops_with_the_matrix_and_the_step():
+    problem = Interference.of(matrices())
+    with pytest.raises(MergeDiverged, match="fc1.weight is not finite at step 1"):
+        descended(problem, 5, 1e200, "fc1.weight")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "key"),
+    [
+        ({"variant": "offical"}, "variant"),
+        ({"variant": "closed_form", "steps": 5}, "steps"),
+        ({"steps": 1.5}, "steps"),
+        ({"rate": 0}, "rate"),
+        ({"exclude": "shared"}, "exclude"),
+    ],
+)
+def test_values_out_of_range_name_their_setting(wrong, key):
+    with pytest.raises(BadSetting, match=f"merge.{key}"):
+        merge("wudi", tiny.clip(), [tiny.clip(1)], **wrong)
