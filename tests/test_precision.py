@@ -5,7 +5,7 @@ import torch
 from tiny import seeded
 
 from featcal.core.moments import Moments
-from featcal.core.precision import exact_products
+from featcal.core.precision import exact_products, product
 from featcal.core.ridge import RidgeSystem, solve_ridge, task_system
 
 WIDTH, OUTPUTS, TOKENS = 128, 16, 4096
@@ -53,3 +53,38 @@ def test_tf32_is_off_inside_and_restored_after_an_exception(found):
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def half_moments(dtype, device="cpu", w=None, data=torch.bfloat16):
+    """Moments of half-precision numbers that are handed over as `dtype`, folded against float32 outputs in the second place."""
+    x, y = torch.randn(2, 300, 130, generator=seeded(1)).to(data).to(device)
+    w = torch.ones(300, device=device) if w is None else w.to(device)
+    plain, folded = Moments.zero(130, device=device), Moments.zero(130, 20, device)
+    plain.add(x.to(dtype), y.to(dtype), w)
+    folded.add(x.to(dtype), y.to(dtype), w, y[:, :20].float() / 3)
+    return [*plain.sums, *folded.sums]
+
+
+@pytest.mark.parametrize("data", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("weights", ["ones", "zeros and ones", "all"])
+def test_moments_of_half_precision_are_those_of_its_numbers_in_float32_to_the_bit(data, weights):
+    w = torch.rand(300, generator=seeded(2))
+    w = {"ones": torch.ones(300), "zeros and ones": (w > 0.5).float(), "all": w}[weights]
+    for half, single in zip(half_moments(data, w=w, data=data), half_moments(torch.float32, w=w, data=data), strict=True):
+        assert half.dtype == torch.float64 and torch.equal(half, single)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_products_of_half_precision_on_a_gpu_equal_those_in_float32():
+    with exact_products():
+        both = [half_moments(dtype, "cuda") for dtype in (torch.bfloat16, torch.float32)]
+    for half, single in zip(*both, strict=True):
+        assert half.dtype == torch.float64
+        torch.testing.assert_close(half, single, rtol=1e-5, atol=1e-5 * float(single.abs().max()))
+
+
+def test_product_of_half_precision_is_float32_and_of_float64_stays_float64():
+    a = torch.randn(4, 3, generator=seeded(1))
+    for dtype, expected in ((torch.bfloat16, torch.float32), (torch.float32, torch.float32), (torch.float64, torch.float64)):
+        x = a.to(dtype)
+        assert torch.equal(product(x, x.T), x.to(expected) @ x.T.to(expected)) and product(x, x.T).dtype == expected

@@ -6,7 +6,6 @@ Algorithm 1 takes one snapshot per block, so nothing in here depends on what is 
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featcal.blocks.capture import module_inputs, module_outputs
@@ -20,6 +19,7 @@ from featcal.calibration.tracks import Tracks
 from featcal.core.drift import Drift
 from featcal.core.moments import Moments
 from featcal.core.norm import NormMoments
+from featcal.core.precision import HALF, product, wide
 from featcal.core.weighting import TokenRule
 from featcal.errors import BadCapture
 
@@ -76,9 +76,8 @@ def observe(student: nn.Module, teacher: nn.Module, tracks: Tracks, view: BlockV
 
 def narrow_linears(teacher: nn.Module, linears: tuple[str, ...]) -> list[str]:
     """The linears whose outputs may serve in folded moments; half precision rounds them, so there they are computed anew."""
-    weights_ = {name: weight_of(teacher.get_submodule(name)) for name in linears}
-    exact = {name: W for name, W in weights_.items() if W.dtype in (torch.float32, torch.float64)}
-    return [name for name, W in exact.items() if W.shape[0] < FOLDED_SHARE * W.shape[1]]
+    found = [(name, weight_of(teacher.get_submodule(name))) for name in linears]
+    return [name for name, W in found if W.shape[0] < FOLDED_SHARE * W.shape[1] and W.dtype not in HALF]
 
 
 @dataclass(frozen=True)
@@ -93,9 +92,9 @@ class Expert:
         """W x + b (n, o) of the linears of a site side by side, from what they put out where that was kept."""
         if all(name in self.y for name in site):
             return torch.cat([rows(self.y[name]) for name in site], dim=1) if site[1:] else rows(self.y[site[0]])
-        x = rows(self.x[site[0]])
         W, b = side_by_side(self.block.get_submodule(name) for name in site)
-        return F.linear(x, W.to(x.dtype), b.to(x.dtype))
+        y = product(rows(self.x[site[0]]), W.T)  # (n, o)
+        return y + b.to(y.dtype)
 
 
 def add_linears(seen: Observation, x_cal: Inputs, expert: Expert, view: BlockView, tokens: Tokens) -> None:
@@ -114,13 +113,12 @@ def add_linears(seen: Observation, x_cal: Inputs, expert: Expert, view: BlockVie
 
 def add_norm(seen: Observation, name: str, x: Tensor, norm: nn.Module, view: BlockView, tokens: Tokens) -> None:
     """Add one batch to the moments of one norm; only the student's features enter."""
-    z, w = rows(normalised(norm, x)), weights(view.name, name, x, tokens, view.rule, view.last)  # (n, d), rows of x
+    z, w = rows(normalised(norm, wide(x))), weights(view.name, name, x, tokens, view.rule, view.last)  # (n, d), rows of x
     if name not in seen.norms:
         seen.norms[name] = NormMoments.zero(z.shape[1], z.device)
     seen.norms[name].add(z, w.flatten())
 
 
 def rows(x: Tensor) -> Tensor:
-    """(..., d) as (n, d); half precision becomes float32, which holds its values and their products."""
-    x = x.flatten(0, -2)
-    return x if x.dtype == torch.float64 else x.float()
+    """(..., d) as (n, d)."""
+    return x.flatten(0, -2)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from featcal.core.precision import SUM_DTYPE
+from featcal.core.precision import SUM_DTYPE, product, wide
 
 STRIPE, MOST_STRIPES = 64, 16  # measured on a CPU, 64 to 4096 features: narrower products lose more than they save
 STRIPE_ON_GPU = 1024  # a GPU fills up on wide products only; not measured
@@ -29,8 +29,9 @@ def add_gram(G: Tensor, x: Tensor) -> None:
 
     With k stripes that is (k + 1)/2k of the work of the whole product.
     """
+    x = x if x.is_cuda else wide(x)
     for start, end in stripes(G):
-        G[start:end, start:] += x[:, start:end].T @ x[:, start:]
+        G[start:end, start:] += product(x[:, start:end].T, x[:, start:])
 
 
 def mirror(G: Tensor) -> Tensor:
@@ -66,7 +67,7 @@ class Moments:
         return cls(zeros(d, d), zeros(d, d if o is None else o), zeros(d), zeros(d), zeros(), folded=o is not None)
 
     def add(self, x_cal: Tensor, x_exp: Tensor, w: Tensor, y_exp: Tensor | None = None) -> None:
-        """Add n tokens: products in the data's precision, sums in float64.
+        """Add n tokens: products in the data's precision, in float32 where that is half; sums in float64.
 
         Args: x_cal, x_exp (n, d); w (n,), at least 0; y_exp (n, o), the expert's W x_exp + b, only where moments are folded.
         """
@@ -77,11 +78,11 @@ class Moments:
         x = x_cal
         if (w != 1).any():
             root = w.sqrt()[:, None]  # on both factors, so that the Gram matrix stays a square of one factor
-            x, target = x_cal * root, target * root
+            x, target = wide(x) * root, wide(target) * root
         add_gram(self.G, x)
-        self.C += x.T @ target
-        self.cal += w @ x_cal
-        self.exp += w @ x_exp
+        self.C += product(x.T, target)
+        self.cal += w @ wide(x_cal)
+        self.exp += w @ wide(x_exp)
         self.weight += w.sum(dtype=SUM_DTYPE)
 
     def __iadd__(self, other: "Moments") -> "Moments":
