@@ -3,20 +3,20 @@
 n samples · rows of all samples behind each other · d width of a feature. A picture has one row. Knows no adapters.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from featcal.blocks.batches import naming, pad_token, padding_mask
 from featcal.blocks.capture import StopForward, model_call
 from featcal.errors import BadBatches, BadPlan, BadSetting
+from featcal.models.mode import evaluation_mode
 
 Batch = Mapping[str, Any]
 Head = Tensor | Callable[[Tensor], Tensor] | Mapping[str, Tensor] | None
-IGNORED = -100  # transformers' label of a token without a target
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def paired_features(task: str, merged: nn.Module, expert: nn.Module, batches: It
     Raises: BadBatches for no batch, or for one that the model refuses; BadSetting for a head that does not fit.
     """
     ours, theirs, sizes = [], [], []
-    with evaluation_mode(merged, expert):
+    with evaluation_mode([merged, expert]):
         for number, batch in enumerate(batches):
             with naming(task, number):
                 rows, counts = rows_before_head(merged, batch, head)
@@ -121,41 +121,8 @@ def input_of(module: nn.Module, model: nn.Module, batch: Batch) -> Tensor:
 
 
 def counted(model: nn.Module, batch: Batch, hidden: Tensor) -> Tensor:
-    """Which tokens of hidden (n, tokens, d) are none of padding, (n, tokens).
-
-    A decoder without a mask of its own counts where there is a label, or where it is given a token; its first one always counts.
-    """
+    """Which tokens of hidden (n, tokens, d) are none of padding, (n, tokens)."""
     config: Any = model.config
-    mask = batch.get("decoder_attention_mask" if config.is_encoder_decoder else "attention_mask")
-    if mask is None and config.is_encoder_decoder:
-        tokens, labels = batch.get("decoder_input_ids"), batch.get("labels")
-        if tokens is not None:
-            mask = tokens != config.pad_token_id
-            mask[:, 0] = True  # many decoders start with the padding token
-        elif labels is not None:
-            mask = (labels != IGNORED) & (labels != config.pad_token_id)
-    if mask is None:
-        return torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
-    return mask.to(hidden.device).bool()
-
-
-@contextmanager
-def evaluation_mode(*models: nn.Module) -> Iterator[None]:
-    """Without dropout inside the `with`; every module's own mode is restored."""
-    modes = [(module, module.training) for model in models for module in model.modules()]
-    try:
-        for model in models:
-            model.eval()
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-@contextmanager
-def naming(task: str, number: int) -> Iterator[None]:
-    """Turns a model's refusal of a batch into BadBatches."""
-    try:
-        yield
-    except (TypeError, ValueError, AttributeError) as error:
-        raise BadBatches(task, f"batch {number} is refused by the model ({error})") from error
+    keyword = "decoder_attention_mask" if config.is_encoder_decoder else "attention_mask"
+    mask = padding_mask(batch, hidden, keyword, pad_token(model))
+    return hidden.new_ones(hidden.shape[:2], dtype=torch.bool) if mask is None else mask.bool()

@@ -12,7 +12,9 @@ from featcal.baselines.features import Batch, Head, Pair, output_embeddings, pai
 from featcal.baselines.settings import Training
 from featcal.baselines.steps import encoded_steps, kept_steps
 from featcal.baselines.training import train
-from featcal.errors import BadBatches, BadSetting, TaskMismatch
+from featcal.blocks.batches import check_tasks
+from featcal.errors import BadSetting
+from featcal.models.load import load_as_calibrated
 from featcal.settings import whole_number
 
 Model = nn.Module | str | Path
@@ -56,23 +58,6 @@ def pool_features(
     }
 
 
-def check_tasks(experts: Mapping[str, Model], batches: Mapping[str, Iterable[Batch]]) -> None:
-    """Raise TaskMismatch unless experts and batches have the same tasks; BadBatches for no expert."""
-    if not experts:
-        raise BadBatches("*", "no experts were given; adapters need at least one expert with its batches")
-    for these, those, lacks in ((experts, batches, "batches"), (batches, experts, "expert")):
-        for task in sorted(these):
-            if task not in those:
-                raise TaskMismatch(task, lacks, sorted(those))
-
-
 def as_module(model: Model, device: str | torch.device | None) -> nn.Module:
     """A module as it is; a checkpoint folder loaded onto the device, of a whole CLIP its vision tower."""
-    if isinstance(model, nn.Module):
-        return model
-    from transformers import CLIPModel, CLIPVisionModel
-
-    from featcal.models.load import load_model, load_vision, model_class
-
-    load = load_vision if model_class(model) in (CLIPModel, CLIPVisionModel) else load_model
-    return load(model).to(device or "cpu")
+    return model if isinstance(model, nn.Module) else load_as_calibrated(model).to(device or "cpu")

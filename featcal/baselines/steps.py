@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from featcal.baselines.draws import batch_order
-from featcal.baselines.features import IGNORED, Batch, Head, Pair, paired_features
+from featcal.baselines.features import Batch, Head, Pair, paired_features
 from featcal.baselines.settings import Training
+from featcal.blocks.batches import IGNORED
 from featcal.errors import BadBatches
 
 Step = Mapping[str, Pair]

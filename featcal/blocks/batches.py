@@ -13,7 +13,9 @@ IGNORED = -100  # transformers' label of a token without a target
 
 
 def check_tasks(experts: Mapping[str, Any], batches: Mapping[str, Any]) -> None:
-    """Raise TaskMismatch unless experts and batches have the same tasks; BadBatches for what cannot be a list of batches."""
+    """Raise TaskMismatch unless experts and batches have the same tasks; BadBatches for no tasks, or no list of batches."""
+    if not experts:
+        raise BadBatches("*", "no experts were given; at least one is needed, with its batches")
     for task in sorted(experts):
         if task not in batches:
             raise TaskMismatch(task, "batches", sorted(batches))
@@ -45,7 +47,7 @@ def naming(task: str, number: int) -> Iterator[None]:
     """Turns a model's refusal of a batch (an unknown keyword, another image size, no image at all) into BadBatches."""
     try:
         yield
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
         raise BadBatches(task, f"batch {number} is refused by the model ({error})") from error
 
 

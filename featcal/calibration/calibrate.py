@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from featcal.blocks.batches import check_tasks
 from featcal.blocks.plan import BlockPlan
-from featcal.calibration.checks import check_tasks
 from featcal.calibration.models import hold_models
 from featcal.calibration.ranks import current
 from featcal.calibration.record import Result

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from featcal.blocks.batches import pad_token, padding_mask
 from featcal.blocks.capture import block_outputs, model_call
 from featcal.blocks.plan import BlockPlan, Stack, blocks_of
 from featcal.blocks.plans import plan_for
-from featcal.calibration.tokens import pad_token, padding_mask
 from featcal.core.drift import Drift
 from featcal.core.precision import exact_products
 from featcal.models.mode import evaluation_mode

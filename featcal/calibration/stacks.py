@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import nn
 
+from featcal.blocks.batches import check_batch, naming
 from featcal.blocks.plan import Stack, blocks_of
 from featcal.blocks.replay import check_replay
-from featcal.calibration.batches import Stream, check_batch, naming, on_device
+from featcal.calibration.batches import Stream, on_device
 from featcal.calibration.block import calibrate_block, replay_block
 from featcal.calibration.fingerprint import fingerprint
 from featcal.calibration.models import Models

@@ -4,17 +4,13 @@ Most inputs are (batch, tokens, d). Some modules see every token's row alone (ro
 and keys and values of cross-attention read the tokens of another stack, whose padding is its own.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from featcal.core.weighting import TokenRule, token_weights
 from featcal.errors import BadCapture
-
-IGNORED = -100  # transformers' label of a token without a target
 
 
 @dataclass(frozen=True)
@@ -63,37 +59,3 @@ def token_axis(x: Tensor, batch: int, count: int) -> int | None:
 def same_memory(x: Tensor, y: Tensor) -> bool:
     """Whether two tensors that are both still held show the same values of the same memory."""
     return x.data_ptr() == y.data_ptr() and x.shape == y.shape and x.stride() == y.stride()
-
-
-def padding_mask(
-    batch: Mapping[str, Any], hidden: Tensor, keyword: str = "attention_mask", pad: int | None = None
-) -> Tensor | None:
-    """The batch's own mask where it has one entry per token of `hidden` (batch, tokens, d), else None: every token counts.
-
-    A decoder without a mask of its own counts where there is a label, or a token that does not pad; its first token always
-    counts, as many decoders start with the padding token.
-    """
-    mask = batch.get(keyword)
-    if mask is None and keyword == "decoder_attention_mask":
-        mask = decoder_mask(batch, pad)
-    if isinstance(mask, Tensor) and mask.shape == hidden.shape[:2]:
-        return mask.to(hidden.device)
-    return None
-
-
-def pad_token(model: nn.Module) -> int | None:
-    """The token that pads, of transformers' models that have one."""
-    pad: int | None = getattr(getattr(model, "config", None), "pad_token_id", None)
-    return pad
-
-
-def decoder_mask(batch: Mapping[str, Any], pad: int | None) -> Tensor | None:
-    """Padding of a decoder told from its tokens; a token that is read while a label is due is none."""
-    inputs, labels = batch.get("decoder_input_ids"), batch.get("labels")
-    if isinstance(inputs, Tensor):
-        mask = inputs != pad if pad is not None else torch.ones_like(inputs, dtype=torch.bool)
-        mask[:, 0] = True
-        return mask
-    if isinstance(labels, Tensor):
-        return (labels != IGNORED) & (labels != pad) if pad is not None else labels != IGNORED
-    return None

@@ -6,11 +6,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from featcal.blocks.batches import check_batch, naming, pad_token, padding_mask
 from featcal.blocks.capture import feeding, first_inputs
 from featcal.blocks.plan import Stack, blocks_of
 from featcal.blocks.replay import handed_on, step
-from featcal.calibration.batches import check_batch, naming
-from featcal.calibration.tokens import pad_token, padding_mask
 from featcal.calibration.waiting import Waiting
 from featcal.core.drift import Drift
 from featcal.errors import BadBatches

@@ -79,7 +79,7 @@ def calibrate(
     new_folder(out, force, read)
     given: dict[str, Any] = {"host_memory": bytes_of("--host-memory", host_memory) if host_memory else None, "resume": resume}
     given |= {"device": own_device(device_named(device)), "dtype": dtype_named(dtype), "work": work_folder(work, out, read)}
-    from featcal.calibration.checks import check_tasks
+    from featcal.blocks.batches import check_tasks
     from featcal.calibration.ranks import current
     from featcal.data.calibration import Draw, drawn
 

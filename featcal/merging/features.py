@@ -14,7 +14,7 @@ from featcal.blocks.coverage import solved_modules
 from featcal.blocks.norms import normalised
 from featcal.blocks.plan import Stack
 from featcal.blocks.replay import step
-from featcal.core.moments import gram
+from featcal.core.moments import add_gram, mirror
 from featcal.core.precision import SUM_DTYPE
 
 Site = tuple[str, ...]  # names of linears within their block
@@ -54,11 +54,15 @@ def watched(block: nn.Module, stack: Stack, track: Track) -> tuple[Seen, list[Fe
         for site in sites(inputs, linears):
             x = inputs[site[0]]
             rows = counted(x, fed_mask if isinstance(fed, Tensor) and memory(x) == memory(fed) else mask)  # (n, d)
-            seen.grams[site] = seen.grams.get(site, 0) + gram(rows).to(SUM_DTYPE)
+            if site not in seen.grams:
+                seen.grams[site] = rows.new_zeros(rows.shape[1], rows.shape[1], dtype=SUM_DTYPE)
+            add_gram(seen.grams[site], rows)
             seen.tokens[site] = seen.tokens.get(site, 0) + len(rows)
         for name in norms:
             z = counted(normalised(block.get_submodule(name), inputs[name]), mask)
             seen.squares[name] = seen.squares.get(name, 0) + z.square().sum(0, dtype=SUM_DTYPE)
+    for G in seen.grams.values():
+        mirror(G)
     return seen, out
 
 
