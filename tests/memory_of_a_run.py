@@ -17,6 +17,7 @@ import transformers as tf
 
 import featcal
 from featcal.calibration.needs import Workload, needs
+from featcal.commands.allocator import give_back_large_blocks
 from featcal.commands.model_folders import skeleton
 from featcal.commands.plan import shapes
 from featcal.models.save import save_model
@@ -103,6 +104,8 @@ def main() -> None:
     planned = needs(shapes(skeleton(base), load, None if asked.family == "clip" else asked.tokens, False, "float32"), load)
     run = asked.folder / "run"
     run.mkdir(exist_ok=True)
+    if asked.host_memory is not None:  # as the command line does
+        give_back_large_blocks()
     with Files(run) as files:
         cost = featcal.calibrate(
             merged,

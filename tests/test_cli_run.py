@@ -38,7 +38,7 @@ def test_the_summary_as_json_is_what_the_folder_says_of_itself(models, capsys): 
     assert told["blocks"] == kept["blocks"] and told["settings"] == kept["settings"] and told["folder"] == "new"
 
 
-def test_what_the_library_does_not_take_is_not_passed_and_what_it_takes_is(models, monkeypatch):  # noqa: F811
+def test_options_of_the_command_are_keywords_of_the_library(models, monkeypatch):  # noqa: F811
     from pathlib import Path
 
     import featcal
@@ -51,6 +51,8 @@ def test_what_the_library_does_not_take_is_not_passed_and_what_it_takes_is(model
         return Result(None, Path("new"), [], Cost(1.0, 0, 0, None))
 
     monkeypatch.setattr(featcal, "calibrate", calibrate, raising=False)
+    (models / "new").mkdir()  # where the record of the run goes
+    monkeypatch.setattr("featcal.commands.calibrate.new_folder", lambda *_: None)
     assert cli.main([*CALIBRATE, "--dtype", "bfloat16", "--host-memory", "1.5GiB", "--work", "w", "--no-resume"]) == 0
     assert taken == {"dtype": torch.bfloat16, "host_memory": 3 * 2**29, "work": Path("w"), "resume": False}
     assert cli.main(CALIBRATE) == 0

@@ -12,9 +12,10 @@ from tiny import PAPER
 from torch.utils.flop_counter import FlopCounterMode
 
 import featcal
-from featcal.calibration import allocator, cost
-from featcal.calibration.allocator import give_back_large_blocks
+from featcal.calibration import cost
 from featcal.calibration.cost import counting, shapes_only
+from featcal.commands import allocator
+from featcal.commands.allocator import give_back_large_blocks
 from featcal.settings import Calibration
 
 SOLVED = {  # which torch's counter leaves out as well

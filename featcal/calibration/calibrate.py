@@ -12,7 +12,6 @@ from torch import nn
 
 from featcal.blocks.batches import check_tasks
 from featcal.blocks.plan import BlockPlan
-from featcal.calibration.allocator import give_back_large_blocks
 from featcal.calibration.cost import counting
 from featcal.calibration.models import hold_models
 from featcal.calibration.ranks import current
@@ -65,7 +64,7 @@ def calibrate(
         device: where blocks of folders are loaded to, the CPU where None; modules stay where they are, and batches follow them.
         dtype: precision in which folders are calibrated; that of `merged` where it is a module, else float32.
         host_memory: bytes of activations kept in memory, the rest goes to disk; all of them where None (a GPU also keeps
-            some). Where told, freed memory is also given back to the system at once, which takes up to a quarter more time.
+            some).
         work: a folder for activations and, with `out`, for the solved blocks a killed run goes on from; beside `out` where None.
         resume: go on from the blocks that an earlier run with the same models, batches and settings has solved.
         progress: called with one line of text per block.
@@ -74,8 +73,6 @@ def calibrate(
     Raises: FeatCalError, before the first block is touched, for models or batches that do not fit.
     """
     ranks, place = current(), Path(work) if work else beside(Path(out)) if out is not None else Path(tempfile.gettempdir())
-    if host_memory is not None:
-        give_back_large_blocks()
     with counting() as meter, ranks.ending_as_one(), ExitStack() as open_:
         check_tasks(experts, batches)
         mine = {task: experts[task] for task in ranks.mine(experts)}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from featcal.commands.allocator import give_back_large_blocks
 from featcal.commands.arguments import (
     device_named,
     dtype_named,
@@ -82,6 +83,7 @@ def calibrate(
     from featcal.blocks.batches import check_tasks
     from featcal.calibration.ranks import current
     from featcal.data.calibration import Draw, drawn
+    from featcal.storage.results import run_record, write_json
 
     check_tasks(experts, {name: [place] for name, place in places.items()})  # before samples are read
     student = [skeleton(folder) for folder in folders.values()][1]
@@ -94,12 +96,17 @@ def calibrate(
 
         return show_run(student, batches, batch, given, as_json)
     given |= {"batches": dict.fromkeys(places, ()) | batches}  # what other processes calibrate is theirs to read
+    if host_memory:
+        give_back_large_blocks()
     with counted(blocks, "calibrating") as progress:
         try:
             result = featcal.calibrate(merged, base=base, experts=experts, settings=settings, out=out, progress=progress, **given)
         except KeyboardInterrupt:
             note("the same command goes on behind the last solved block")
             raise
+    if not current().first:
+        return
+    write_json(out / "featcal.run.json", run_record({"calibrate": result.cost.seconds}, cost=asdict(result.cost)))
     show_result(result, asdict(settings), as_json)
 
 
@@ -119,7 +126,8 @@ def show_result(result: "Result", settings: dict[str, Any], as_json: bool) -> No
     """What was written, and how far each block was from the experts."""
     if as_json:
         blocks = [asdict(block) for block in result.blocks]
-        say(json.dumps({"folder": str(result.folder), "settings": settings, "blocks": blocks}, indent=2, ensure_ascii=False))
+        told = {"folder": str(result.folder), "settings": settings, "blocks": blocks, "cost": asdict(result.cost)}
+        say(json.dumps(told, indent=2, ensure_ascii=False))
         return
     show_blocks(result.blocks)
     say(f"calibrated model: {result.folder}")
@@ -137,4 +145,5 @@ def show_blocks(blocks: list["BlockRecord"]) -> None:
         ]
         for block in blocks
     ]
-    table("drift from the experts (before: the first batch of every task, after: all)", ["block", "before", "after", "cosine before", "after"], rows)
+    title = "drift from the experts (before: the first batch of every task, after: all)"
+    table(title, ["block", "before", "after", "cosine before", "after"], rows)
