@@ -11,6 +11,7 @@ import datasets
 import numpy as np
 import pyarrow.parquet
 import yaml
+from huggingface_hub import constants
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -78,7 +79,7 @@ class _Encoded:
     def __init__(self, place: str, table: datasets.Dataset, preprocess: Preprocess, home: Path | None):
         self._place, self._table, self._preprocess = place, table, preprocess
         folder = home if home is None or home.is_dir() else home.parent
-        self._homes = [datasets.config.HF_CACHE_HOME, datasets.config.HF_DATASETS_CACHE] if folder is None else [folder]
+        self._homes = [constants.HF_HUB_CACHE, datasets.config.HF_DATASETS_CACHE] if folder is None else [folder]
 
     def __len__(self) -> int:
         return len(self._table)

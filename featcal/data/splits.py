@@ -12,10 +12,10 @@ from typing import NoReturn
 import datasets
 import pyarrow
 from datasets.exceptions import DatasetGenerationError
-from huggingface_hub import errors as hub_errors
 
+from featcal.data.hub import hub_split
 from featcal.data.place import Place, require_split
-from featcal.errors import BadData, HubUnreachable, MissingPath, TruncatedFile
+from featcal.errors import BadData, MissingPath, TruncatedFile
 
 SPLITS = ("train", "validation", "test")
 IMAGE, LABEL = "image", "label"
@@ -34,7 +34,7 @@ def open_split(
     """
     require_split(split)
     with quiet():
-        table = _hub_split(str(source), split, revision, config) if revision else _local_split(Path(source), split)
+        table = hub_split(Place(source, revision, config), split) if revision else _local_split(Path(source), split)
     for own, ours in columns.items():
         if own in table.column_names:
             table = table.rename_column(own, ours)
@@ -59,8 +59,8 @@ def open_pictures(place: Place, split: str) -> datasets.Dataset:
 def open_table(place: Place, split: str) -> datasets.Dataset:
     """All columns of one split of parquet files or of the hub. Raises: as open_split."""
     with quiet():
-        if place.revision is not None:
-            return _hub_split(str(place.source), split, place.revision, place.config, _NOR_HERE)
+        if place.on_hub:
+            return hub_split(place, split, _NOR_HERE)
         path = Path(place.source)
         files = [path] if path.is_file() else parquet_files(path, split)
         if not files:
@@ -160,12 +160,3 @@ def _reading(*paths: Path) -> Iterator[None]:
         raise TruncatedFile(named, str(error.__cause__ or error).splitlines()[0]) from None
     except ValueError as error:  # among others a file without rows
         raise BadData(named, str(error).splitlines()[0], "put at least one sample there") from None
-
-
-def _hub_split(name: str, split: str, revision: str, config: str | None, more: str = "") -> datasets.Dataset:
-    try:
-        return datasets.load_dataset(name, config, split=split, revision=revision)
-    except (OSError, hub_errors.HTTPError) as error:  # type: ignore[attr-defined]
-        raise HubUnreachable(name, revision, str(error).splitlines()[0] + more) from None
-    except ValueError as error:  # an unknown split or configuration; the message lists the known ones
-        raise BadData(f"{name}@{revision}", str(error).splitlines()[0], "check split and configuration") from None

@@ -1,7 +1,16 @@
 """Every mistake a user can make, one class each, with its text and the way out; anything else is a fault of ours."""
 
 from featcal.errors.base import FeatCalError
-from featcal.errors.files import BadData, BadFile, DiskFull, HubUnreachable, MissingPath, NoSafetensors, TruncatedFile
+from featcal.errors.files import (
+    BadData,
+    BadFile,
+    DiskFull,
+    HubUnreachable,
+    MissingPath,
+    NoSafetensors,
+    NotOnHub,
+    TruncatedFile,
+)
 from featcal.errors.models import (
     AdapterMisfit,
     BadCapture,
@@ -51,6 +60,7 @@ __all__ = [
     "NoSafetensors",
     "NotFinite",
     "NotFloating",
+    "NotOnHub",
     "ReplayDiffers",
     "SingularGram",
     "SingularSum",

@@ -67,7 +67,19 @@ class HubUnreachable(FeatCalError):
     def __init__(self, name: str, revision: str | None, reason: object):
         at = f"@{revision}" if revision else ""
         super().__init__(
-            f"{name}{at}: not in the local Hugging Face cache and the hub cannot be reached ({reason}).\n"
-            f"  - run once with network access, or\n"
+            f"{name}{at}: not in the local Hugging Face cache, and downloading it failed ({reason}).\n"
+            f"  - run again with network access (what was downloaded before is kept), or\n"
             f"  - copy a filled cache here and set HF_HOME to it (HF_HUB_OFFLINE=1 then forbids any connection)"
+        )
+
+
+class NotOnHub(FeatCalError):
+    """A repository or revision that the hub does not have, or does not show to who is not logged in."""
+
+    def __init__(self, name: str, revision: str | None, reason: object):
+        at = f"@{revision}" if revision else ""
+        super().__init__(
+            f"{name}{at}: the hub has no such repository or revision, or does not give it to you ({reason}).\n"
+            f"  - check owner, name and revision on its page at https://huggingface.co, and\n"
+            f"  - where it is private or has terms to accept, accept them there and run `hf auth login`"
         )

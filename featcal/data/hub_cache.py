@@ -1,0 +1,46 @@
+"""The local cache of the Hugging Face hub, and what the hub's client raises, as errors that name a way out.
+
+Knows commits and failures; what is downloaded, and what for, is told elsewhere.
+"""
+
+import errno
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from huggingface_hub import constants
+from huggingface_hub import errors as hub_errors
+
+from featcal.errors import DiskFull, HubUnreachable, NotOnHub
+
+Kind = Literal["model", "dataset"]
+COMMIT = re.compile(r"[0-9a-f]{40}")
+_HTTP: type[Exception] = hub_errors.HTTPError  # type: ignore[attr-defined]  # a broken connection among others
+_XET: type[Exception] = getattr(hub_errors, "XetDownloadError", OSError)  # older clients have none of their own
+
+
+@contextmanager
+def reaching(name: str, revision: str | None, more: str = "") -> Iterator[None]:
+    """Downloads inside. `more` is added to the reason. Raises: NotOnHub, HubUnreachable, DiskFull."""
+    try:
+        yield
+    except (hub_errors.RepositoryNotFoundError, hub_errors.RevisionNotFoundError) as error:
+        raise NotOnHub(name, revision, f"{type(error).__name__}{more}") from None
+    except (OSError, _HTTP, _XET) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise DiskFull(constants.HF_HUB_CACHE) from None
+        raise HubUnreachable(name, revision, first_line(error) + more) from None
+
+
+def cached_commit(name: str, kind: Kind, revision: str) -> str | None:
+    """The commit that a branch or tag was when the hub was last asked; a commit itself; None for what was never asked for."""
+    if COMMIT.fullmatch(revision):
+        return revision
+    noted = Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}" / "refs" / revision
+    return noted.read_text("utf-8").strip() if noted.is_file() else None
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

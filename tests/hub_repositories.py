@@ -1,0 +1,81 @@
+"""What a hub for tests has: data sets in every layout that is read, such as end in a message, and models of both layouts."""
+
+import shutil
+from pathlib import Path
+
+import checkpoints
+import datasets
+import language
+
+from featcal.data.splits import quiet
+
+CLASSES = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+CONFIGURATIONS = """---
+configs:
+- {config_name: small, default: true, data_files: [{split: train, path: "small/train-*"}]}
+- {config_name: large, data_files: [{split: train, path: "large/train-*"}]}
+---
+"""
+
+
+def parquet(file: Path, seed: int, count: int = 8, **columns) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pictures = [checkpoints.picture(seed=100 * seed + i) for i in range(count)]
+    given = columns or {"image": pictures, "label": [i % 2 for i in range(count)]}
+    with quiet():
+        datasets.Dataset.from_dict(given, features=None if columns else CLASSES).to_parquet(file)
+
+
+def digits(folder: Path) -> dict[str, Path]:
+    """Two configurations on main; an older version of one, split over two files."""
+    parquet(folder / "main/small/train-0.parquet", 1)
+    parquet(folder / "main/large/train-0.parquet", 2)
+    (folder / "main/README.md").write_text(CONFIGURATIONS)
+    for part in (0, 1):
+        parquet(folder / f"v1/data/train-0000{part}-of-00002.parquet", 3 + part, 4)
+    parquet(folder / "v1/data/test-00000-of-00001.parquet", 5, 4)
+    return {"main": folder / "main", "v1": folder / "v1"}
+
+
+def unusable(folder: Path) -> dict[str, Path]:
+    """Data sets that end in a message, by name."""
+    parquet(folder / "labels/train.parquet", 0, label=[0, 1])
+    parquet(folder / "cut/train.parquet", 0)
+    parquet(folder / "gated/train.parquet", 0)
+    parquet(folder / "short/train.parquet", 0)
+    parquet(folder / "script/train.parquet", 0)
+    (folder / "short/train.parquet").write_bytes((folder / "short/train.parquet").read_bytes()[:-50])
+    (folder / "script/script.py").write_text("raise SystemExit\n")
+    (folder / "bare").mkdir()
+    (folder / "bare/README.md").write_text("nothing here\n")
+    return {f"datasets/bad/{path.name}": path for path in folder.iterdir()}
+
+
+def models(folder: Path) -> dict[str, Path | dict[str, Path]]:
+    """As on the hub: CLIP with a pickle alone, its conversion in a pull request; an expert of the older layout."""
+    checkpoints.clip_folder(folder / "clip-pr")
+    shutil.copytree(folder / "clip-pr", folder / "clip")
+    (folder / "clip/model.safetensors").rename(folder / "clip/pytorch_model.bin")
+    checkpoints.legacy_folder(folder / "legacy", 1)
+    (folder / "legacy/pytorch_model.bin").write_bytes(b"a pickle")
+    checkpoints.vision_folder(folder / "plain", 1)
+    clip = {"main": folder / "clip", "refs/pr/7": folder / "clip-pr"}
+    return {"openai/clip": clip, "tanganke/clip_mnist": folder / "legacy", "tanganke/clip_dtd": folder / "plain"}
+
+
+def everything(folder: Path) -> dict[str, Path | dict[str, Path]]:
+    """All of it; and folder/here, where a folder is named like one of the data sets."""
+    (folder / "texts").mkdir()
+    language.jsonl(folder / "texts/train.jsonl", [{"text": text} for text in language.WORDS])
+    for i, name in enumerate(("cat", "dog") * 3):
+        (folder / "photos/train" / name).mkdir(parents=True, exist_ok=True)
+        checkpoints.picture(seed=i).save(folder / f"photos/train/{name}/{i}.png")
+    repositories = {"datasets/owner/digits": digits(folder / "digits"), "datasets/owner/ShortTexts": folder / "texts"}
+    repositories |= {
+        "datasets/owner/photos": folder / "photos",
+        "datasets/owner/shadowed": folder / "photos",
+        **unusable(folder / "bad"),
+        **models(folder),
+    }
+    parquet(folder / "here/owner/shadowed/train.parquet", 9)
+    return repositories
