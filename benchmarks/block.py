@@ -70,7 +70,7 @@ def gram_share(width: int, rows: int, device: str, repeats: int = 5) -> float:
     """Operations per second of the Gram product of one batch (only those computed), as a share of a large matmul's."""
     x, a = torch.randn(rows, width, device=device), torch.randn(3072, 3072, device=device)
     G = torch.zeros(width, width, dtype=SUM_DTYPE, device=device)
-    computed = rows * sum((end - start) * (width - start) for start, end in stripes(G))
+    computed = rows * sum((end - start) * (width - start) for start, end in stripes(width, G.is_cuda))
     with exact_products():
         add_gram(G, x), a @ a
         times = [(seconds(lambda: add_gram(G, x), device), seconds(lambda: a @ a, device)) for _ in range(repeats)]

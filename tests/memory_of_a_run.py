@@ -1,19 +1,21 @@
-"""Not a test: one calibration of a CLIP tower of random weights, what it was planned to need beside what it took.
+"""Not a test: one calibration of a model of random weights in folders, what it was planned to need beside what it took.
 
-python tests/memory_of_a_run.py FOLDER [--width 512 --blocks 2 --tasks 3 --samples 32 --batch 16] prints one JSON object; the
-peak of a process means something only in a process that does nothing else.
+python tests/memory_of_a_run.py FOLDER [--family clip --width 512 --blocks 2 --tasks 3 --samples 32 --batch 16 --tokens 64
+--host-memory BYTES] prints one JSON object; the peak of a process means something only in a process that does nothing else.
 """
 
 import argparse
 import json
+import os
+import threading
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
+import transformers as tf
 
 import featcal
-from featcal.blocks.plans import plan_for
-from featcal.calibration.cost import counting
 from featcal.calibration.needs import Workload, needs
 from featcal.commands.model_folders import skeleton
 from featcal.commands.plan import shapes
@@ -22,53 +24,98 @@ from featcal.models.save import save_model
 SETTINGS = featcal.Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3)
 
 
-def model_folder(folder: Path, width: int, blocks: int, seed: int) -> Path:
-    """A tower of the ViT-B/32 shape (50 tokens, MLP four times as wide) at another width and depth; written once."""
-    from transformers import CLIPVisionConfig, CLIPVisionModel
+def built(family: str, width: int, blocks: int):
+    """ViT-B/32 (50 tokens), T5 or Llama at another width and depth."""
+    heads = width // 64
+    if family == "clip":
+        sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": blocks, "num_attention_heads": heads}
+        return tf.CLIPVisionModel(tf.CLIPVisionConfig(**sizes))
+    if family == "t5":
+        sizes = {"d_model": width, "d_ff": 4 * width, "num_layers": blocks, "num_heads": heads, "vocab_size": 8000}
+        return tf.T5ForConditionalGeneration(tf.T5Config(**sizes))
+    sizes = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": blocks, "num_attention_heads": heads}
+    return tf.LlamaForCausalLM(tf.LlamaConfig(**sizes, num_key_value_heads=heads // 2, vocab_size=8000))
 
-    config = CLIPVisionConfig(
-        hidden_size=width, intermediate_size=4 * width, num_hidden_layers=blocks, num_attention_heads=width // 64
-    )
+
+def model_folder(folder: Path, seed: int, *shape) -> Path:
+    """Written once."""
     if not folder.exists():
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            save_model(CLIPVisionModel(config), folder)
+            save_model(built(*shape), folder)
     return folder
 
 
-def batches(seed: int, samples: int, batch: int):
-    """Random images, each batch made when it is asked for."""
+def batches(seed: int, asked: argparse.Namespace):
+    """Random images or texts, each batch made when it is asked for."""
     draw = torch.Generator().manual_seed(seed)
-    for start in range(0, samples, batch):
-        yield {"pixel_values": torch.randn(min(batch, samples - start), 3, 224, 224, generator=draw)}
+    for start in range(0, asked.samples, asked.batch):
+        count = min(asked.batch, asked.samples - start)
+        if asked.family == "clip":
+            yield {"pixel_values": torch.randn(count, 3, 224, 224, generator=draw)}
+        else:
+            ids = torch.randint(2, 8000, (count, asked.tokens), generator=draw)
+            yield {"input_ids": ids} | ({"decoder_input_ids": ids} if asked.family == "t5" else {})
+
+
+class Files:
+    """The most bytes that files below a folder had together while the `with` ran, looked at all the time by a thread."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.peak, self.over = folder, 0, threading.Event()
+        self.thread = threading.Thread(target=self.look)
+
+    def look(self) -> None:
+        before = self.sizes()
+        while not self.over.wait(0.01):
+            self.peak = max(self.peak, self.sizes() - before)
+
+    def sizes(self) -> int:
+        total = 0
+        for place, _, names in os.walk(self.folder):  # does not mind folders that are gone since they were listed
+            for name in names:
+                with suppress(FileNotFoundError):
+                    total += os.stat(os.path.join(place, name)).st_size
+        return total
+
+    def __enter__(self) -> "Files":
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.thread.join()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    for name, default in (("width", 512), ("blocks", 2), ("tasks", 3), ("samples", 32), ("batch", 16)):
+    parser.add_argument("--family", default="clip")
+    parser.add_argument("--host-memory", type=int)
+    for name, default in (("width", 512), ("blocks", 2), ("tasks", 3), ("samples", 32), ("batch", 16), ("tokens", 64)):
         parser.add_argument(f"--{name}", type=int, default=default)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    base, merged, *experts = (
-        model_folder(asked.folder / f"{i}", asked.width, asked.blocks, seed=i) for i in range(asked.tasks + 2)
-    )
-    load = Workload(asked.tasks, asked.samples, asked.batch)
-    planned = needs(shapes(skeleton(base), load, None, False, "float32"), load)
-    data = {f"task{i}": batches(i, asked.samples, asked.batch) for i in range(asked.tasks)}
-    with counting() as meter:
-        featcal.calibrate(
+    shape = asked.family, asked.width, asked.blocks
+    name = "-".join(map(str, shape))
+    base, merged, *experts = (model_folder(asked.folder / f"{name}-{i}", i, *shape) for i in range(asked.tasks + 2))
+    load = Workload(asked.tasks, asked.samples, asked.batch, host_budget=asked.host_memory)
+    planned = needs(shapes(skeleton(base), load, None if asked.family == "clip" else asked.tokens, False, "float32"), load)
+    run = asked.folder / "run"
+    run.mkdir(exist_ok=True)
+    with Files(run) as files:
+        cost = featcal.calibrate(
             merged,
             base=base,
             experts={f"task{i}": folder for i, folder in enumerate(experts)},
-            batches=meter.watched(data),
+            batches={f"task{i}": batches(i, asked) for i in range(asked.tasks)},
             settings=SETTINGS,
-            out=asked.folder / "calibrated",
-        )
-        bare = skeleton(base)
-        took = meter.cost(bare, plan_for(bare), SETTINGS)
-    print(json.dumps({"planned": planned.host, "took": took.peak_host_bytes, "flops": [planned.work.total, took.flops]}))
-    print(json.dumps({"phases": planned.phases, "waiting": planned.waiting} | asdict(took), indent=1))
+            out=run / "calibrated",
+            host_memory=asked.host_memory,
+        ).cost
+    told = {"host": (planned.host, cost.peak_host_bytes), "disk": (planned.disk, files.peak)}
+    told["flops"] = (planned.work.total, cost.flops)
+    print(json.dumps({"planned, took": told, "phases": planned.phases, "waiting": planned.waiting} | asdict(cost)))
 
 
 if __name__ == "__main__":

@@ -42,13 +42,13 @@ def test_what_the_library_does_not_take_is_not_passed_and_what_it_takes_is(model
     from pathlib import Path
 
     import featcal
-    from featcal.calibration.record import Result
+    from featcal.calibration.record import Cost, Result
 
     taken = {}
 
     def calibrate(merged, *, base, experts, batches, settings, out, device, progress, dtype, host_memory, work, resume):
         taken.update(dtype=dtype, host_memory=host_memory, work=work, resume=resume)
-        return Result(None, Path("new"), [])
+        return Result(None, Path("new"), [], Cost(1.0, 0, 0, None))
 
     monkeypatch.setattr(featcal, "calibrate", calibrate, raising=False)
     assert cli.main([*CALIBRATE, "--dtype", "bfloat16", "--host-memory", "1.5GiB", "--work", "w", "--no-resume"]) == 0

@@ -1,5 +1,7 @@
 """What a run needs, against sums written out by hand for one small CLIP tower."""
 
+from dataclasses import replace
+
 import pytest
 from tiny import clip
 
@@ -28,13 +30,17 @@ def test_sites_and_bytes_of_a_block_are_those_counted_by_hand():
     (stack,) = shape().stacks
     first, last = stack.blocks
     rows = 3 * TOKENS
-    assert first.sites == (SiteShape(D, 3 * D, rows), SiteShape(D, D, rows), SiteShape(D, WIDE, rows), SiteShape(WIDE, D, rows))
+    narrow = SiteShape(WIDE, D, rows, kept=True)
+    assert first.sites == (SiteShape(D, 3 * D, rows), SiteShape(D, D, rows), SiteShape(D, WIDE, rows), narrow)
+    assert first.sites[0].linears == ("self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj")
     # only the class token is read after the last block, so keys and values weigh tokens differently from queries there
     assert sorted(site.o for site in last.sites) == sorted([2 * D, D, D, WIDE, D])
     assert first.weights == 4 * BLOCK and stack.weights == 4 * ENTRY
     assert first.features == stack.features == 4 * rows * D
-    # norms read the block's input (not counted) and the middle; q, k, v the first norm; out the heads; the MLP its norm and width
-    assert first.captured == 4 * rows * (4 * D + WIDE)
+    # norms read the block's input (not counted) and the middle; q, k, v the first norm; out the heads; the MLP its norm and
+    # width; what the MLP puts out is kept
+    assert first.captured == 4 * rows * (5 * D + WIDE)
+    assert [site.weighed for site in first.sites] == [False] * 4 and [site.weighed for site in last.sites].count(False) == 1
 
 
 def test_one_pass_of_a_block_is_its_linears_and_its_attention():
@@ -56,8 +62,10 @@ def test_moments_and_systems_are_float64_and_the_narrow_site_is_folded():
 
 def test_work_of_one_site_is_that_of_its_products():
     site = SiteShape(64, 16, 100)
-    assert work.gram_work(100, 64) == 2 * 100 * 64 * 64 * 5 // 8  # four stripes above the diagonal
+    assert work.gram_work(100, 256) == 2 * 100 * 256 * 256 * 5 // 8  # four stripes above the diagonal
+    assert work.gram_work(100, 256, on_gpu=True) == 2 * 100 * 256 * 256
     assert work.moments_work(site) == work.gram_work(100, 64) + 2 * (2 * 100 * 64 * 16)
+    assert work.moments_work(replace(site, kept=True), 0.5) == work.gram_work(50, 64) + 2 * 50 * 64 * 16
     assert work.system_work(site) == 2 * 64 * 64 * 16
     assert work.solve_work(site) == 2 * 64 * 64 * 16 + 64**3 // 3 + 2 * 64 * 64 * 16
 
@@ -65,16 +73,37 @@ def test_work_of_one_site_is_that_of_its_products():
 def test_the_phases_of_a_run_are_the_parts_counted_by_hand():
     found = needs.phases(shape(), load())
     assert found["observe"]["weights"] == 3 * 4 * BLOCK
-    assert found["start"]["weights"] == 2 * 4 * ENTRY
-    assert found["solve"]["factor"] == 8 * WIDE * WIDE
-    assert found["solve"]["solutions"] == 8 * (4 * D * D + 2 * D * WIDE)
+    assert found["start"]["weights"] == 4 * (2 * ENTRY + 2 * D)  # of the student also the norm behind the last block
+    assert found["solve"]["weights"] == 2 * 4 * BLOCK
+    last = shape().blocks[-1]
+    assert needs.solving(last, 1)["solutions"] == 8 * D * last.sites[0].o
+    assert needs.solving(last, len(last.sites) - 1)["systems"] == needs.system_bytes(last.sites[-1])
+    assert needs.solving(last, 0)["working"] == (4 + 4 + 8 + 8) * D * last.sites[0].o
     assert found["advance"]["weights"] == 4 * BLOCK
+
+
+def test_one_task_needs_neither_a_second_expert_nor_what_others_added_up_to():
+    found = needs.phases(shape(), load(tasks=1))["observe"]
+    assert found["weights"] == 2 * 4 * BLOCK and found["systems"] == 0
+
+
+def test_the_files_of_a_run_are_its_solved_blocks_and_the_model_with_one_tensor_twice():
+    whole = 4 * (2 * BLOCK + ENTRY + 2 * D)
+    patches = 4 * 3 * 8 * 8 * D
+    assert needs.folders(shape()) == {"solved blocks": 4 * 2 * BLOCK, "calibrated model": whole, "while joining": patches}
 
 
 def test_features_wait_for_all_tasks_samples_and_both_tracks():
     found = needs.needs({3: shape(3), 1: shape(1)}, load())
     assert found.waiting == {"gpu": 0, "host": 2 * 3 * 7 * TOKENS * D * 4, "disk": 0}
-    assert found.host == found.waiting["host"] + max(sum(parts.values()) for parts in found.phases.values())
+    tensors = found.waiting["host"] + max(sum(parts.values()) for parts in found.phases.values())
+    assert found.host == needs.LIBRARIES + tensors + int(needs.KEPT * tensors)
+    assert needs.needs({3: shape(3), 1: shape(1)}, load(drawn=1000)).host == found.host + 1000
+
+
+def test_a_run_with_a_budget_keeps_nothing_that_is_freed():
+    found = needs.needs({3: shape(3), 1: shape(1)}, load(host_budget=10**9))
+    assert found.host == needs.LIBRARIES + found.waiting["host"] + found.working
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from tiny import clip, images, make
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from featcal.blocks.rehearsal import numbers_needless, rehearsing, same_place, without_numbers
+from featcal.blocks.rehearsal import numbers_needless, rehearsing, without_numbers
+from featcal.calibration.tokens import same_memory
 from featcal.errors import BadPlan
 
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # which torch's own counter leaves out
@@ -60,10 +61,11 @@ def test_fused_attention_never_holds_all_scores():
     assert counted.peak == out.numel() * 4 and counted.flops == 2 * 2 * 2 * 4 * 1000 * 1000 * 8
 
 
-def test_only_the_same_values_of_the_same_memory_are_one_place():
-    x = torch.empty(4, 6, device="meta")
-    assert same_place(x, x.view(4, 6)) and same_place(x, x[:4])
-    assert not same_place(x, x.clone()) and not same_place(x[:2], x[2:]) and not same_place(x, x.view(6, 4))
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_only_the_same_values_of_the_same_memory_are_one_input(device):
+    x = torch.empty(4, 6, device=device)
+    assert same_memory(x, x.view(4, 6)) and same_memory(x, x[:4])
+    assert not same_memory(x, x.clone()) and not same_memory(x[:2], x[2:]) and not same_memory(x, x.view(6, 4))
 
 
 def test_a_forward_that_depends_on_numbers_is_refused():

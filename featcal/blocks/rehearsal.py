@@ -116,12 +116,6 @@ def without_numbers(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, bare)
 
 
-def same_place(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors without numbers, both still held, stand for the same memory."""
-    alike = x.shape == y.shape and x.stride() == y.stride() and x.storage_offset() == y.storage_offset()
-    return alike and x.untyped_storage()._cdata == y.untyped_storage()._cdata
-
-
 @contextmanager
 def reaching(block: nn.Module, names: Sequence[str], counted: Rehearsal) -> Iterator[list[int]]:
     """How many flops were counted when each of the modules was reached, in the order of the forward."""

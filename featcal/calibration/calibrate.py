@@ -12,6 +12,8 @@ from torch import nn
 
 from featcal.blocks.batches import check_tasks
 from featcal.blocks.plan import BlockPlan
+from featcal.calibration.allocator import give_back_large_blocks
+from featcal.calibration.cost import counting
 from featcal.calibration.models import hold_models
 from featcal.calibration.ranks import current
 from featcal.calibration.record import Result
@@ -63,16 +65,18 @@ def calibrate(
         device: where blocks of folders are loaded to, the CPU where None; modules stay where they are, and batches follow them.
         dtype: precision in which folders are calibrated; that of `merged` where it is a module, else float32.
         host_memory: bytes of activations kept in memory, the rest goes to disk; all of them where None (a GPU also keeps
-            some).
+            some). Where told, freed memory is also given back to the system at once, which takes up to a quarter more time.
         work: a folder for activations and, with `out`, for the solved blocks a killed run goes on from; beside `out` where None.
         resume: go on from the blocks that an earlier run with the same models, batches and settings has solved.
         progress: called with one line of text per block.
 
-    Returns: Result with model (None with `out`), folder (None without) and one record per block.
+    Returns: Result with model (None with `out`), folder (None without), one record per block, and what the run cost.
     Raises: FeatCalError, before the first block is touched, for models or batches that do not fit.
     """
     ranks, place = current(), Path(work) if work else beside(Path(out)) if out is not None else Path(tempfile.gettempdir())
-    with ranks.ending_as_one(), ExitStack() as open_:
+    if host_memory is not None:
+        give_back_large_blocks()
+    with counting() as meter, ranks.ending_as_one(), ExitStack() as open_:
         check_tasks(experts, batches)
         mine = {task: experts[task] for task in ranks.mine(experts)}
         models = hold_models(merged, base, mine, plan, settings, whole=out is None, device=device, dtype=dtype)
@@ -81,13 +85,14 @@ def calibrate(
         folder = open_.enter_context(RunFolder(place, writes=ranks.first)) if out is not None else None
         spool = open_.enter_context(Spool(*budgets(models.device, host_memory), place))
         run = Run(models, len(experts), settings, token_weights, spool, folder, resume, ranks, progress if ranks.first else None)
-        blocks = calibrate_stacks(run, batches)
+        blocks = calibrate_stacks(run, meter.watched(batches))
         if out is None or folder is None:
-            return Result(models.student.module, None, blocks)
+            return Result(models.student.module, None, blocks, meter.cost(run, blocks))
         if ranks.first:
             write_calibrated(models, out, settings, blocks, folder)
+        cost = meter.cost(run, blocks)
     folder.remove()
-    return Result(None, Path(out), blocks)
+    return Result(None, Path(out), blocks, cost)
 
 
 def budgets(device: torch.device, host_memory: int | None) -> tuple[int, int]:

@@ -5,22 +5,23 @@ Operations are counted afterwards from the shapes of the batches that were read,
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from featcal.blocks.plan import BlockPlan
 from featcal.blocks.rehearsal import without_numbers
+from featcal.calibration.record import BlockRecord, Cost
 from featcal.calibration.shapes import ModelShape, model_shape
-from featcal.calibration.work import Work, run_work
-from featcal.core.weighting import TokenRule
+from featcal.calibration.work import Done, run_work
 from featcal.errors import FeatCalError
-from featcal.settings import Calibration
+
+if TYPE_CHECKING:
+    from featcal.calibration.stacks import Run
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 PEAK, NOW = "VmHWM", "VmRSS"  # of a process's memory, in the words of Linux
@@ -29,14 +30,15 @@ Batch = Mapping[str, Any]
 Signature = tuple[tuple[str, Any], ...]
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What one run took; it varies from run to run, so it lies beside results and never among them."""
+@dataclass
+class Kind:
+    """Batches of one task that are the same amount of work."""
 
-    seconds: float
-    peak_host_bytes: int | None  # above what the process held before; None where the system does not tell
-    peak_device_bytes: int  # of torch's own memory on the GPU; 0 without one
-    flops: int | None  # None for a model whose work depends on the numbers it is fed
+    batch: Batch  # without numbers
+    count: int = 0
+
+
+Read = dict[Signature, Kind]  # in the order in which each kind came first
 
 
 @dataclass
@@ -45,9 +47,7 @@ class Meter:
 
     started: float = field(default_factory=time.perf_counter)
     host_before: int | None = None
-    seen: dict[Signature, Batch] = field(default_factory=dict)  # one batch without numbers of every kind
-    counts: Counter[Signature] = field(default_factory=Counter)
-    first: dict[str, Signature] = field(default_factory=dict)  # of every task
+    read: dict[str, Read] = field(default_factory=dict)  # by task
 
     def watched(self, batches: Mapping[str, Iterable[Batch]]) -> dict[str, Iterator[Batch]]:
         """The same batches, each noted by its shapes when it is read; to be read once."""
@@ -57,30 +57,37 @@ class Meter:
         """The batches of one task."""
         for batch in batches:
             if isinstance(batch, Mapping):  # what it is otherwise is for the calibration to refuse
-                kind = signature(batch)
-                self.seen.setdefault(kind, shapes_only(batch))
-                self.counts[kind] += 1
-                self.first.setdefault(task, kind)
+                kinds = self.read.setdefault(task, {})
+                kinds.setdefault(signature(batch), Kind(shapes_only(batch))).count += 1
             yield batch
 
-    def work(self, model: nn.Module, plan: BlockPlan, settings: Calibration, rule: TokenRule | None = None) -> Work:
-        """Floating point operations of a whole run on the batches read. Raises: BadPlan where they depend on numbers."""
-        bare = without_numbers(model).eval()
-        shapes = {kind: model_shape(bare, plan, batch, norm=settings.norm, rule=rule) for kind, batch in self.seen.items()}
-        batches: Counter[ModelShape] = Counter()
-        for kind, count in self.counts.items():
-            batches[shapes[kind]] += count
-        return run_work(batches, shapes[self.first[min(self.first)]], tasks=len(self.first))
-
-    def cost(self, model: nn.Module, plan: BlockPlan, settings: Calibration, rule: TokenRule | None = None) -> Cost:
-        """What the run took until now."""
+    def cost(self, run: "Run", blocks: Sequence[BlockRecord]) -> Cost:
+        """What the run took until now; all processes call it together."""
         seconds = time.perf_counter() - self.started
         host, device = peak_host(self.host_before), torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+        read = run.ranks.gathered(self.read)
         try:
-            flops = self.work(model, plan, settings, rule).total
+            flops = run_work(done(run, blocks, read)).total
         except FeatCalError:  # a model that cannot do without numbers is calibrated all the same
             flops = None
         return Cost(round(seconds, 3), host, device, flops)
+
+
+def done(run: "Run", blocks: Sequence[BlockRecord], read: Mapping[str, Read]) -> Done:
+    """What a run did with the batches that were read, by task. Raises: BadPlan where that depends on numbers."""
+    bare, plan = without_numbers(run.models.student.module).eval(), run.models.plan
+    kinds = {kind: each.batch for task in read.values() for kind, each in task.items()}
+    shapes = {
+        kind: model_shape(bare, plan, batch, norm=run.settings.norm, rule=run.token_weights) for kind, batch in kinds.items()
+    }
+    batches: Counter[ModelShape] = Counter()
+    for task in read.values():
+        for kind, each in task.items():
+            batches[shapes[kind]] += each.count
+    firsts = Counter(shapes[next(iter(task))] for _, task in sorted(read.items()))
+    tokens = {block.name: block.tokens for block in blocks}
+    on_gpu = run.models.device.type == "cuda"
+    return Done(batches, firsts, run.settings.order == "stale", on_gpu, run.known, tokens)
 
 
 @contextmanager

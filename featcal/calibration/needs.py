@@ -1,19 +1,23 @@
 """What a run will need, from shapes alone: bytes on the device, on the host and on disk, and floating point operations.
 
-Bytes are those of a run that streams: of every model only the current block is there. They count from what Python, torch and
-the libraries of a GPU hold already. Legend: d inputs · o outputs · n rows of one site.
+Bytes are those of a run that streams: of every model only the current block is there. What Python and torch hold already comes
+on top. Held against real runs on CPUs; those of a GPU are the same sums, which nobody has measured.
+Legend: d inputs · o outputs · n rows of one site.
 """
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from featcal.calibration.shapes import BlockShape, ModelShape, SiteShape, StackShape
-from featcal.calibration.work import Work, folded, run_work
+from featcal.calibration.work import Done, Work, run_work
+from featcal.core.moments import stripes
 from featcal.core.precision import SUM_DTYPE
 
 SUM = SUM_DTYPE.itemsize
 ROW = 4  # bytes of a value in a product: half precision becomes float32
+KEPT = 0.3  # share of a CPU's tensors that glibc keeps when they are freed: 0 to 0.8 was seen; none with a budget (allocator.py)
+LIBRARIES = 20 << 20  # code and tables of torch's kernels, which a process has in memory from their first use on: measured
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Workload:
     device_budget: int = 0  # bytes of features that may wait on the GPU
     host_budget: int | None = None  # … and in the host's memory; None is as much as it takes
     ranks: int = 1  # processes that share the tasks
+    drawn: int = 0  # bytes of samples that the caller keeps beside the run
 
     @property
     def batches(self) -> dict[int, int]:
@@ -48,6 +53,7 @@ class Needs:
     phases: Mapping[str, Mapping[str, int]]  # bytes where the computation happens, at the worst block of each phase
     waiting: Mapping[str, int]  # bytes of features between blocks: "gpu", "host", "disk"
     folders: Mapping[str, int]  # bytes written beside them
+    throughout: Mapping[str, int]  # bytes in the host's memory from beginning to end
     on_gpu: bool
 
     @property
@@ -63,7 +69,7 @@ class Needs:
     @property
     def host(self) -> int:
         """Bytes in the host's memory."""
-        return self.waiting["host"] + (0 if self.on_gpu else self.working)
+        return self.waiting["host"] + sum(self.throughout.values()) + (0 if self.on_gpu else self.working)
 
     @property
     def disk(self) -> int:
@@ -80,15 +86,19 @@ def needs(shapes: Mapping[int, ModelShape], load: Workload) -> Needs:
     """What a run needs of a model whose shape is known for every size of batch in `load.batches`."""
     sizes = load.batches
     counts = Counter({shapes[size]: count * load.tasks for size, count in sizes.items()})
+    firsts = {shapes[next(iter(sizes))]: load.tasks}
     largest = shapes[max(sizes)]
     waiting = features_waiting({shapes[size]: count * load.tasks_here for size, count in sizes.items()})
-    return Needs(
-        work=run_work(counts, shapes[next(iter(sizes))], load.tasks),
+    found = Needs(
+        work=run_work(Done(counts, firsts, on_gpu=load.on_gpu)),
         phases=phases(largest, load),
         waiting=shared_out(waiting, load),
         folders=folders(largest),
+        throughout={"samples drawn": load.drawn, "code of libraries": LIBRARIES},
         on_gpu=load.on_gpu,
     )
+    kept = 0 if load.on_gpu or load.host_budget is not None else int(KEPT * (found.waiting["host"] + found.working))
+    return replace(found, throughout={**found.throughout, "freed, but kept by the allocator": kept})
 
 
 def phases(shape: ModelShape, load: Workload) -> dict[str, dict[str, int]]:
@@ -97,47 +107,48 @@ def phases(shape: ModelShape, load: Workload) -> dict[str, dict[str, int]]:
     def worst(candidates: list[dict[str, int]]) -> dict[str, int]:
         return max(candidates, key=lambda parts: sum(parts.values()))
 
-    batch = batch_features(shape) if load.on_gpu else 0  # on the CPU it is part of what waits
+    away = load.on_gpu or load.host_budget is not None  # where features come from; else they are part of what waits
+    batch = batch_features(shape) if away else 0
     return {
         "check": checking(shape),
-        "start": worst([starting(stack, shape.batch) for stack in shape.stacks]),
-        "observe": worst([observing(block) | {"batch": batch} for block in shape.blocks]),
-        "solve": worst([solving(block) for block in shape.blocks]),
+        "start": worst([starting(shape, stack) for stack in shape.stacks]),
+        "observe": worst([observing(block, load) | {"batch": batch} for block in shape.blocks]),
+        "solve": worst([solving(block, site) for block in shape.blocks for site in range(len(block.sites))]),
         "advance": worst([advancing(block) | {"batch": batch} for block in shape.blocks]),
     }
 
 
 def checking(shape: ModelShape) -> dict[str, int]:
-    """The first batch through the whole merged model, what its blocks put out being kept to compare."""
-    kept = sum(block.features for block in shape.blocks)
-    return {
-        "weights": shape.outside + max(block.weights for block in shape.blocks),
-        "working": shape.batch + shape.working + kept,
-    }
+    """The first batch through the whole merged model while the first expert is open."""
+    blocks = max(block.weights for block in shape.blocks)
+    return {"weights": shape.outside + blocks + shape.first, "working": shape.batch + shape.working}
 
 
-def starting(stack: StackShape, batch: int) -> dict[str, int]:
-    """Before the first block: what leads there, of the student and of one expert, and one batch."""
-    return {"weights": 2 * stack.weights, "working": batch + stack.working}
+def starting(shape: ModelShape, stack: StackShape) -> dict[str, int]:
+    """Before the first block: what leads there, of one expert and of the student, all of which was needed for the check."""
+    student = shape.outside if stack is shape.stacks[0] else stack.weights
+    return {"weights": student + stack.weights, "working": shape.batch + stack.working}
 
 
-def observing(block: BlockShape) -> dict[str, int]:
+def observing(block: BlockShape, load: Workload) -> dict[str, int]:
     """One task seen: blocks of the student, its expert and the next expert, its moments, what earlier tasks added up to."""
+    several = load.tasks_here > 1
     return {
-        "weights": 3 * block.weights,
+        "weights": (3 if several else 2) * block.weights,
         "moments": sum(moments_bytes(site) for site in block.sites),
-        "systems": sum(system_bytes(site) for site in block.sites),
-        "working": observation_bytes(block),
+        "systems": sum(system_bytes(site) for site in block.sites) if several else 0,
+        "working": max(observation_bytes(block, load.on_gpu), *(addition_bytes(site) for site in block.sites)),
     }
 
 
-def solving(block: BlockShape) -> dict[str, int]:
-    """All tasks added up: blocks of the student and the base, the systems, and the solutions that wait to be loaded."""
+def solving(block: BlockShape, at: int) -> dict[str, int]:
+    """One site of all: blocks of the student and the base, systems that are left, weights and anchors, what is solved."""
+    solved, site, left = block.sites[:at], block.sites[at], block.sites[at:]
     return {
         "weights": 2 * block.weights,
-        "systems": sum(system_bytes(site) for site in block.sites),
-        "factor": max((site.d * site.d * SUM for site in block.sites), default=0),
-        "solutions": sum(site.d * site.o * SUM for site in block.sites),
+        "systems": sum(system_bytes(each) for each in left),
+        "solutions": sum(SUM * each.d * each.o for each in solved),
+        "working": (2 * ROW + 2 * SUM) * site.d * site.o,  # two weights, and twice in float64: the anchor and on the way to it
     }
 
 
@@ -148,7 +159,7 @@ def advancing(block: BlockShape) -> dict[str, int]:
 
 def moments_bytes(site: SiteShape) -> int:
     """Sums of one task: the Gram matrix, the cross moment, two means."""
-    cross = site.d * (site.o if folded(site) else site.d)
+    cross = site.d * (site.o if site.folded else site.d)
     return SUM * (site.d * site.d + cross + 2 * site.d)
 
 
@@ -157,16 +168,23 @@ def system_bytes(site: SiteShape) -> int:
     return SUM * (site.d * site.d + site.d * site.o + site.d + site.o)
 
 
-def observation_bytes(block: BlockShape) -> int:
-    """One batch seen: what both tracks' modules read, and then a pass of the second or the products of one site."""
-    products = max((product_bytes(site) for site in block.sites), default=0)
-    return max(block.working + block.captured, 2 * block.captured + products)
+def addition_bytes(site: SiteShape) -> int:
+    """A task's moments becoming its share of the system: the expert's weight, as it is and in float64, and a new right side."""
+    return (ROW + SUM * (1 if site.folded else 2)) * site.d * site.o
 
 
-def product_bytes(site: SiteShape) -> int:
-    """One batch at one site: weighted rows of both tracks, the product before it is added."""
-    width = site.o if folded(site) else site.d
-    return ROW * (site.n * (site.d + width) + site.d * max(site.d, width))
+def observation_bytes(block: BlockShape, on_gpu: bool = False) -> int:
+    """One batch seen: what one track's modules read, and then a pass of the other's, or that of the other and the products."""
+    products = max((product_bytes(site, on_gpu) for site in block.sites), default=0)
+    return block.captured + max(block.working, block.captured + block.features + products)
+
+
+def product_bytes(site: SiteShape, on_gpu: bool = False) -> int:
+    """One batch at one site: weighed rows of both tracks, a product, and on a CPU the same in float64 before it is added."""
+    width = site.o if site.folded else site.d
+    rows = ROW * site.n * (site.d + width) if site.weighed else 0
+    stripe = max(end - start for start, end in stripes(site.d, on_gpu))
+    return rows + (ROW if on_gpu else ROW + SUM) * site.d * max(stripe, width)
 
 
 def batch_features(shape: ModelShape) -> int:
@@ -193,5 +211,6 @@ def shared_out(waiting: int, load: Workload) -> dict[str, int]:
 
 
 def folders(shape: ModelShape) -> dict[str, int]:
-    """What is written: solved blocks as they come, the calibrated model, and the copy it is put together from."""
-    return {"solved blocks": shape.weights - shape.outside, "calibrated model": shape.weights, "while joining": shape.weights}
+    """What is written: solved blocks as they come, the calibrated model, and twice the tensor that is being put into its file."""
+    blocks = sum(block.weights for block in shape.blocks)
+    return {"solved blocks": blocks, "calibrated model": shape.weights, "while joining": shape.largest}

@@ -1,6 +1,6 @@
 """What is told about a calibrated block: how far the student was from the teachers, before and after it was solved.
 
-Holds nothing that varies between two runs.
+Nothing of that varies between two runs; what a run cost does, and is a record of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,12 +32,23 @@ class BlockRecord:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What one run took; it varies from run to run, so it lies beside results and never among them."""
+
+    seconds: float
+    peak_host_bytes: int | None  # of this process, above what it held before; None where the system does not tell
+    peak_device_bytes: int  # of torch's own memory on the GPU, of this process; 0 without one
+    flops: int | None  # of all processes, without what an interrupted run did before; None where it depends on numbers
+
+
+@dataclass(frozen=True)
 class Result:
     """What `calibrate` returns."""
 
     model: nn.Module | None  # the calibrated module; None when a folder was written
     folder: Path | None
     blocks: list[BlockRecord]  # in forward order
+    cost: Cost
 
 
 def rounded(value: float) -> float:

@@ -4,18 +4,20 @@ Legend: d inputs · o outputs · n rows (tokens of one batch). Knows no weights,
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from featcal.blocks.capture import Features, feeding, first_inputs, model_call, module_inputs
+from featcal.blocks.capture import Features, block_outputs, feeding, first_inputs, model_call, module_inputs, module_outputs
 from featcal.blocks.linear import weight_of
 from featcal.blocks.plan import BlockPlan, Stack, blocks_of
-from featcal.blocks.rehearsal import held_bytes, numbers_needless, reaching, rehearsing, same_place, size, used_parameters
+from featcal.blocks.rehearsal import held_bytes, numbers_needless, reaching, rehearsing, size, used_parameters
 from featcal.blocks.replay import handed_on, step
-from featcal.calibration.sites import calibrated_modules
+from featcal.calibration.observe import FOLDED_SHARE, narrow_linears
+from featcal.calibration.sites import calibrated_modules, shared_sites
+from featcal.calibration.tokens import same_memory
 from featcal.core.weighting import TokenRule
 
 
@@ -25,8 +27,15 @@ class SiteShape:
 
     d: int
     o: int  # of all its linears
-    n: int
-    linears: tuple[str, ...] = field(default=(), compare=False)  # their names; two sites of one shape cost the same
+    n: int  # rows that weigh something, padding taken for tokens
+    linears: tuple[str, ...] = field(default=(), compare=False)  # their names
+    weighed: bool = False  # rows count more or less, by the rule
+    kept: bool = False  # what its linears put out is kept for folded moments
+
+    @property
+    def folded(self) -> bool:
+        """Whether the cross moment is kept with the expert's weight multiplied in."""
+        return self.o < FOLDED_SHARE * self.d
 
 
 @dataclass(frozen=True)
@@ -39,8 +48,9 @@ class BlockShape:
     forward: int  # flops of one pass
     first_pass: int  # flops of a pass that ends where the last solved module has its input
     weights: int  # parameters
-    captured: int  # what linears and norms read, the block's own input left out
-    working: int  # at the peak of a pass, what linears and norms read being kept
+    captured: int  # what linears and norms read and what is kept of what they put out, the block's own input left out
+    working: int  # at the peak of a pass, what was captured till then included
+    rows: int  # tokens, padding included
     features: int  # hidden states and arguments behind the block
 
 
@@ -65,6 +75,8 @@ class ModelShape:
     batch: int  # bytes of what it is fed
     weights: int  # bytes of all parameters
     outside: int  # bytes of parameters outside of blocks
+    first: int  # bytes of the first parameter, which a model is never without
+    largest: int  # bytes of the largest one
     stacks: tuple[StackShape, ...]
 
     @property
@@ -87,12 +99,15 @@ def model_shape(
     Raises: BadPlan for a model whose forward depends on the numbers it is fed.
     """
     with numbers_needless(model):
-        with rehearsing(padded) as whole:
+        with ExitStack() as hooks, rehearsing(padded) as whole:  # what blocks put out is kept, to be compared
+            seen = [hooks.enter_context(block_outputs(model, blocks_of(model, stack))) for stack in plan.stacks]
             model(**model_call(model, batch))
+        del seen
         stacks = stack_shapes(model, plan, batch, Asked(norm, rule, padded))
     inside = inside_blocks(model, plan)
     outside = size(p for p in model.parameters() if id(p) not in inside)
-    return ModelShape(whole.flops, whole.peak, held_bytes(batch), size(model.parameters()), outside, stacks)
+    sizes = [size([p]) for p in model.parameters()]
+    return ModelShape(whole.flops, whole.peak, held_bytes(batch), sum(sizes), outside, sizes[0], max(sizes), stacks)
 
 
 @dataclass(frozen=True)
@@ -142,40 +157,42 @@ class BlockTask:
 def block_shape(block: nn.Module, stack: Stack, features: Features, task: BlockTask, padded: bool) -> tuple[BlockShape, Features]:
     """The shape of one block, and what it puts out."""
     modules = calibrated_modules(block, task.norm)
-    names = modules.linears + modules.norms
-    with rehearsing(padded) as pass_, reaching(block, names, pass_) as reached, module_inputs(block, names) as inputs:
-        out = step(block, stack, *features)
+    names, narrow = modules.linears + modules.norms, narrow_linears(block, modules.linears)
+    with rehearsing(padded) as pass_, reaching(block, names, pass_) as reached:
+        with module_inputs(block, names) as inputs, module_outputs(block, narrow) as outputs:
+            out = step(block, stack, *features)
     norms = tuple(block.get_submodule(name).get_parameter("weight").numel() for name in modules.norms)
+    own_input = [x for x in inputs.values() if same_memory(x, features[0])][:1]
     shape = BlockShape(
         name=task.name,
-        sites=site_shapes(block, modules.linears, inputs, features[0], task),
+        sites=site_shapes(block, modules.linears, inputs, outputs, features[0], task),
         norms=norms,
         forward=pass_.flops,
         first_pass=reached[-1],
         weights=size(block.parameters()),
-        captured=held_bytes(inputs) - held_bytes([x for x in inputs.values() if same_place(x, features[0])][:1]),
+        captured=held_bytes((inputs, outputs)) - held_bytes(own_input),
         working=pass_.peak,
+        rows=features[0].shape[:2].numel(),
         features=held_bytes(out),
     )
     return shape, out
 
 
 def site_shapes(
-    block: nn.Module, linears: Sequence[str], inputs: Mapping[str, Tensor], hidden: Tensor, task: BlockTask
+    block: nn.Module,
+    linears: Sequence[str],
+    inputs: Mapping[str, Tensor],
+    outputs: Mapping[str, Tensor],
+    hidden: Tensor,
+    task: BlockTask,
 ) -> tuple[SiteShape, ...]:
     """Linears grouped as calibration groups them: by the tensor they read and by the weights of its tokens."""
-    groups: list[list[str]] = []
     shape = tuple(hidden.shape[:2])
-    for name in linears:
-        for names in groups:
-            if same_place(inputs[name], inputs[names[0]]) and torch.equal(
-                task.rule(name, task.last, shape), task.rule(names[0], task.last, shape)
-            ):
-                names.append(name)
-                break
-        else:
-            groups.append([name])
-    outputs = [sum(weight_of(block.get_submodule(name)).shape[0] for name in names) for names in groups]
-    firsts = [inputs[names[0]] for names in groups]
-    found = zip(firsts, outputs, groups, strict=True)
-    return tuple(SiteShape(x.shape[-1], o, x.shape[:-1].numel(), tuple(names)) for x, o, names in found)
+    sites = shared_sites(inputs, linears, lambda name, _: task.rule(name, task.last, shape))
+    found = []
+    for names, w in sites.items():
+        x, o = inputs[names[0]], sum(len(weight_of(block.get_submodule(name))) for name in names)
+        n = int(x.shape[:-1].numel() * (w != 0).double().mean())
+        weighed = bool(((w != 0) & (w != 1)).any())
+        found.append(SiteShape(x.shape[-1], o, n, names, weighed, all(name in outputs for name in names)))
+    return tuple(found)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -42,6 +42,7 @@ class Run:
     resume: bool
     ranks: Ranks
     progress: Callable[[str], None] | None
+    known: set[str] = field(default_factory=set)  # blocks whose solutions came from an earlier run
 
 
 def calibrate_stacks(run: Run, batches: Mapping[str, Batches]) -> list[BlockRecord]:
@@ -131,6 +132,7 @@ def calibrated_or_known(
     teachers = in_turn(models.experts, path)
     known = folder.solved(view.name) if folder else None
     if known:
+        run.known.add(view.name)
         replay_block(block, known.parameters, teachers, tracks, view, run.settings)
         return known.record, True
     record = calibrate_block(

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,10 +53,10 @@ def plan(
     same_shapes(models)
     model = next(iter(models.values()))
     check_tokens(model, tokens)
-    from featcal.calibration.needs import Workload, needs
+    from featcal.calibration.needs import Workload
 
     load = Workload(len(experts), samples, min(batch, samples), device == "cuda", *budgets, ranks)
-    found = needs(shapes(model, load, tokens, padded, dtype), load)
+    found = planned_needs(model, load, tokens, padded, dtype)
     if as_json:
         say(json.dumps(as_mapping(found), indent=2))
     else:
@@ -90,6 +90,21 @@ def check_tokens(model: "nn.Module", tokens: int | None) -> None:
     most = next((getattr(config, key) for key in POSITIONS if getattr(config, key, None)), tokens)
     relative = getattr(config, "relative_attention_num_buckets", None) is not None  # T5: any length
     require(relative or tokens <= most, "--tokens", tokens, f"must be at most {most}, the positions of {type(model).__name__}")
+
+
+def planned_needs(
+    model: "nn.Module", load: "Workload", tokens: int | None = None, padded: bool = False, dtype: str = "float32"
+) -> "Needs":
+    """What `featcal calibrate` will need with a model that has no numbers; the samples it has drawn are counted too.
+
+    Pictures wait as bytes, one for each value that the model is fed; text as tokens.
+    """
+    from featcal.blocks.rehearsal import size
+    from featcal.calibration.needs import needs
+
+    sample = batch_without_numbers(model, 1, tokens, padded)
+    drawn = sum(v.numel() if v.is_floating_point() else size([v]) for v in sample.values()) * load.samples * load.tasks
+    return needs(shapes(model, load, tokens, padded, dtype), replace(load, drawn=drawn))
 
 
 def shapes(model: "nn.Module", load: "Workload", tokens: int | None, padded: bool, dtype: str) -> dict[int, "ModelShape"]:
@@ -138,6 +153,7 @@ def show(found: "Needs", load: "Workload") -> None:
     parts = [[phase, name, size_text(value)] for phase, of in found.phases.items() for name, value in of.items() if value]
     table(f"{place} memory at work, most in: {found.peak_phase}", ["phase", "part", "size"], parts)
     table("features that wait", ["on", "size"], [[name, size_text(value)] for name, value in found.waiting.items() if value])
+    table("on the host all the time", ["for", "size"], [[name, size_text(v)] for name, v in found.throughout.items() if v])
     table("folders", ["for", "size"], [[name, size_text(value)] for name, value in found.folders.items()])
     table("FLOPs", ["for", "count"], [[name, count_text(value)] for name, value in asdict(work).items()])
 

@@ -16,10 +16,9 @@ STRIPE, MOST_STRIPES = 64, 16  # measured on a CPU, 64 to 4096 features: narrowe
 STRIPE_ON_GPU = 1024  # a GPU fills up on wide products only; not measured
 
 
-def stripes(like: Tensor) -> Iterator[tuple[int, int]]:
+def stripes(d: int, on_gpu: bool = False) -> Iterator[tuple[int, int]]:
     """First and last row (excluded) of the stripes into which a square matrix (d, d) is cut."""
-    d = len(like)
-    count = max(1, min(MOST_STRIPES, d // (STRIPE_ON_GPU if like.is_cuda else STRIPE)))
+    count = max(1, min(MOST_STRIPES, d // (STRIPE_ON_GPU if on_gpu else STRIPE)))
     edges = [d * i // count for i in range(count + 1)]
     return zip(edges, edges[1:], strict=False)
 
@@ -30,13 +29,13 @@ def add_gram(G: Tensor, x: Tensor) -> None:
     With k stripes that is (k + 1)/2k of the work of the whole product.
     """
     x = x if x.is_cuda else wide(x)
-    for start, end in stripes(G):
+    for start, end in stripes(len(G), G.is_cuda):
         G[start:end, start:] += product(x[:, start:end].T, x[:, start:])
 
 
 def mirror(G: Tensor) -> Tensor:
     """Complete, in place, what `add_gram` summed: the stripes' part below the diagonal is the one above it, transposed."""
-    for start, end in stripes(G):
+    for start, end in stripes(len(G), G.is_cuda):
         G[end:, start:end] = G[start:end, end:].T
     return G
 
