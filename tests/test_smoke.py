@@ -57,6 +57,16 @@ def test_every_page_is_executed_without_an_error(graph):
         assert not [o for cell in cells for o in cell.outputs if o.output_type == "error"]
 
 
+def test_what_each_calibration_cost_lies_beside_the_results(graph):
+    work, _ = graph
+    record = json.loads((work / "results/smoke/clip_b32-8.run.json").read_text())
+    for key, run in smoke_params()["calibrate"].items():
+        if run["role"] == "clip_b32":
+            costs = record["cost"][f"calibrate@{key}"]
+            assert list(costs) == [f"seed {seed}" for seed in run["smoke"]["seeds"]]
+            assert all(cost["flops"] > 0 and cost["seconds"] > 0 and cost["peak_host_bytes"] > 0 for cost in costs.values())
+
+
 def test_a_calibrated_folder_explains_itself_and_loads(graph):
     work, _ = graph
     from transformers import CLIPVisionModel

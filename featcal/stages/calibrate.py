@@ -1,6 +1,8 @@
 """Stage `calibrate`: FeatCal on one merged model, once per seed of the calibration draw."""
 
+from dataclasses import asdict
 from functools import partial
+from typing import Any
 
 from featcal.experiments import CalibrateRun
 from featcal.stages.context import Context, load_context, pick, recorded
@@ -12,18 +14,18 @@ def run(key: str) -> None:
     """Write outputs/<suite>/calibrated/<key>/seed<NN>/ for every seed; an empty folder where the suite does not run it."""
     context = load_context()
     calibrate = pick("calibrate", context.experiments.calibrate, key)
-    with recorded(context, "calibrate", key):
+    with recorded(context, "calibrate", key) as record:
         if calibrate.calibration is None or context.role(calibrate.role) is None:
             with atomic_folder(context.layout.calibrated(key, 0).parent):
                 console.print(f"calibrate {key}: not run in suite {context.suite.name}")
             return
         jobs = {f"seed {seed}": (context, key, calibrate, seed) for seed in calibrate.seeds}
-        for _ in fan_out(f"calibrate {key}", calibrate_one, jobs, context.suite.workers):
-            pass
+        costs = fan_out(f"calibrate {key}", calibrate_one, jobs, context.suite.workers)
+        record["cost"] = {f"calibrate@{key}": dict(sorted(costs))}
 
 
-def calibrate_one(context: Context, key: str, run: CalibrateRun, seed: int) -> None:
-    """One calibrated model: draw n training images per task, calibrate, write the folder."""
+def calibrate_one(context: Context, key: str, run: CalibrateRun, seed: int) -> dict[str, Any]:
+    """One calibrated model: draw n training images per task, calibrate, write the folder; what that cost."""
     import featcal
     from featcal.data.sampling import draw_indices
     from featcal.models.device import torch_device
@@ -37,7 +39,7 @@ def calibrate_one(context: Context, key: str, run: CalibrateRun, seed: int) -> N
     for task in tasks:
         images = load_task(layout.data, task, "train", base)
         batches[task] = list(images.batches(draw_indices(task, len(images.labels), run.samples, seed), run.batch))
-    featcal.calibrate(
+    result = featcal.calibrate(
         layout.merged(f"{run.role}-{run.pool}-{run.upstream}"),
         base=base,
         experts={task: layout.expert(run.role, run.pool, task) for task in tasks},
@@ -47,6 +49,7 @@ def calibrate_one(context: Context, key: str, run: CalibrateRun, seed: int) -> N
         out=layout.calibrated(key, seed),
         progress=partial(_tell, f"{key} seed {seed}"),
     )
+    return asdict(result.cost)
 
 
 def _tell(name: str, record: object) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from featcal.errors import UnknownKey
 from featcal.experiments import Experiments, load_experiments
@@ -65,9 +65,9 @@ def role_and_pool(key: str) -> tuple[str, int]:
 
 
 @contextmanager
-def recorded(context: Context, verb: str, key: str | None) -> Iterator[None]:
-    """Write the run record of a stage when its body has succeeded."""
-    start = time.perf_counter()
-    yield
+def recorded(context: Context, verb: str, key: str | None) -> Iterator[dict[str, Any]]:
+    """Write the run record of a stage when its body has succeeded, with what the body puts into the mapping."""
+    start, more = time.perf_counter(), {}
+    yield more
     name = f"{verb}@{key}" if key else verb
-    write_json(context.layout.run(verb, key), run_record({name: time.perf_counter() - start}))
+    write_json(context.layout.run(verb, key), run_record({name: time.perf_counter() - start}, **more))

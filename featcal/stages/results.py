@@ -33,14 +33,17 @@ def _settings(context: Context, key: str) -> dict[str, Any]:
 
 
 def _gathered(context: Context, key: str) -> dict[str, Any]:
-    """Seconds of every stage that led here, from their run records; machine and versions of this one."""
+    """Seconds of every stage that led here and what each calibration cost, as recorded; machine and versions of this one."""
     role, pool = role_and_pool(key)
     names = [("prepare_data", None), ("prepare", key), ("evaluate", key), ("measure", key)]
     names += [("merge", k) for k in context.experiments.merged_in(role, pool)]
     names += [("calibrate", k) for k in context.experiments.calibrated_in(role, pool)]
     seconds: dict[str, float] = {}
+    cost: dict[str, dict[str, Any]] = {}  # by stage, by seed
     for verb, name in names:
         path = context.layout.run(verb, name)
         if path.is_file():
-            seconds |= read_json(path)["seconds"]
-    return run_record(seconds)
+            record = read_json(path)
+            seconds |= record["seconds"]
+            cost |= record.get("cost", {})
+    return run_record(seconds, cost=cost)
