@@ -78,7 +78,7 @@ def gram_share(width: int, rows: int, device: str, repeats: int = 5) -> float:
 
 
 def main() -> None:
-    args = arguments(__doc__, width=768, tasks=2, samples=64, batch=64, repeats=5).parse_args()
+    args = arguments(__doc__, width=768, tasks=2, samples=128, batch=32, repeats=5).parse_args()
     torch.set_num_threads(args.threads)
     print(machine(args.device))
     pairs, difference = compare(args.width, args.tasks, args.samples, args.batch, args.repeats, args.device)

@@ -1,11 +1,12 @@
 """The whole calibration of a ViT-B/32 with random weights: the package against the plain version, time and peak memory.
 
-python -m benchmarks.calibrate               Folder to folder, a process for each; then in turns with models in memory.
-python -m benchmarks.calibrate --repeats 0   Folder to folder only.
-python -m benchmarks.calibrate --device cuda --tasks 8 --samples 256 --layers 12       The paper's size.
+python -m benchmarks.calibrate               Folder to folder, a process each time; then with models in memory. Both in turns.
+python -m benchmarks.calibrate --repeats 0   Folder to folder only; --folders 0 leaves that out.
+python -m benchmarks.calibrate --device cuda --tasks 8 --samples 256 --layers 12 --batch 256       The paper's size.
 """
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,8 @@ from featcal.core.precision import exact_products
 from featcal.models.save import save_model
 
 ROOT = Path(__file__).parents[1]
+
+Taken = dict[str, float]  # clock and processor: seconds; bytes: peak of the host; device: peak of the GPU
 
 
 def experiment(args: Namespace):
@@ -76,11 +79,11 @@ def write_folders(args: Namespace, root: Path) -> None:
         save_model(model, root / name)
 
 
-def folder_to_folder(contestant: str, args: Namespace, root: Path) -> dict[str, float]:
-    """Run one contestant here, from the folders into root/contestant: seconds, and peak bytes above what the imports hold."""
+def folder_to_folder(contestant: str, args: Namespace, root: Path) -> Taken:
+    """Run one contestant here, from the folders into root/contestant: what it took beyond the imports and the images."""
     tasks = [f"task{t}" for t in range(args.tasks)]
     data = {name: images(100 + t, args.samples) for t, name in enumerate(tasks)}
-    before, start = memory("VmRSS"), time.perf_counter()
+    before, clock, processor = memory("VmRSS"), time.perf_counter(), time.process_time()
     if contestant == "ours":
         folders = root / "merged", root / "base", {name: root / name for name in tasks}
         ours(*folders, data, args.batch, device=args.device, out=root / contestant)
@@ -90,26 +93,46 @@ def folder_to_folder(contestant: str, args: Namespace, root: Path) -> dict[str, 
         plain(merged, base, dict(zip(tasks, rest, strict=True)), given).save_pretrained(root / contestant)
     synchronise(args.device)
     device = torch.cuda.max_memory_allocated() if args.device.startswith("cuda") else 0
-    return {"seconds": time.perf_counter() - start, "bytes": memory("VmHWM") - before, "device": device}
+    seconds = {"clock": time.perf_counter() - clock, "processor": time.process_time() - processor}
+    return seconds | {"bytes": memory("VmHWM") - before, "device": device}
 
 
-def in_children(args: Namespace, root: Path) -> tuple[dict[str, float], dict[str, float]]:
-    """What plain and ours took, a process for each. Raises: AssertionError unless both wrote the same model."""
-    write_folders(args, root)
+def in_a_child(contestant: str, args: Namespace, root: Path) -> Taken:
+    """The same in a process of its own."""
     options = [f"--{name}={value}" for name, value in vars(args).items() if name not in ("contestant", "root")]
-    taken = []
-    for name in ("plain", "ours"):
-        command = [sys.executable, "-m", "benchmarks.calibrate", *options, f"--contestant={name}", f"--root={root}"]
-        done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-        taken.append(json.loads(done.stdout.splitlines()[-1]))
-    difference = largest_difference(*(CLIPVisionModel.from_pretrained(root / name) for name in ("plain", "ours")))
-    assert difference < TOLERANCE, f"the results differ by {difference:.1e}"
-    return taken[0], taken[1]
+    command = [sys.executable, "-m", "benchmarks.calibrate", *options, f"--contestant={contestant}", f"--root={root}"]
+    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def in_children(args: Namespace, root: Path) -> list[tuple[Taken, Taken]]:
+    """What (plain, ours) took, in turns. Raises: AssertionError unless both wrote the same model."""
+    write_folders(args, root)
+    pairs = []
+    for _ in range(args.folders):
+        for name in ("plain", "ours"):
+            shutil.rmtree(root / name, ignore_errors=True)
+        pairs.append((in_a_child("plain", args, root), in_a_child("ours", args, root)))
+        difference = largest_difference(*(CLIPVisionModel.from_pretrained(root / name) for name in ("plain", "ours")))
+        assert difference < TOLERANCE, f"the results differ by {difference:.1e}"
+    return pairs
+
+
+def print_folders(pairs: list[tuple[Taken, Taken]], device: str) -> None:
+    """Ratios of time and of peak memory, folder to folder."""
+    for field, name in (("clock", "clock"), ("processor", "processor time")):
+        if field == "clock" or not device.startswith("cuda"):
+            print(f"folder to folder, {name}, plain / ours: {ratio([(theirs[field], own[field]) for theirs, own in pairs])}")
+    for field, name in (("bytes", "host memory above the imports"), ("device", "GPU memory")):
+        theirs, own = (max(pair[side][field] for pair in pairs) for side in (0, 1))
+        if own:
+            peaks = f"{theirs / MIB:.0f} and {own / MIB:.0f} MiB"
+            print(f"folder to folder, peak {name}, ours / plain: {own / theirs:.2f} ({peaks})")
 
 
 def main() -> None:
-    options = {"tasks": 2, "samples": 64, "layers": 2, "width": 768, "batch": 64, "repeats": 2, "contestant": "", "root": ""}
-    args = arguments(__doc__, **options).parse_args()
+    sizes = {"tasks": 2, "samples": 64, "layers": 2, "width": 768, "batch": 32}
+    args = arguments(__doc__, **sizes, repeats=3, folders=1, contestant="", root="").parse_args()
     torch.set_num_threads(args.threads)
     disable_progress_bar()
     if args.contestant:
@@ -117,13 +140,9 @@ def main() -> None:
         return
     print(machine(args.device))
     print(f"{args.layers} blocks of {args.width} features, {args.tasks} tasks of {args.samples} images, our batch {args.batch}")
-    with tempfile.TemporaryDirectory() as root:
-        theirs, own = in_children(args, Path(root))
-    print(f"folder to folder, time, plain / ours: {theirs['seconds'] / own['seconds']:.2f}x (once)")
-    for field, name in (("bytes", "host memory above the imports"), ("device", "GPU memory")):
-        if own[field]:
-            peaks = f"{theirs[field] / MIB:.0f} and {own[field] / MIB:.0f} MiB"
-            print(f"folder to folder, peak {name}, ours / plain: {own[field] / theirs[field]:.2f} ({peaks})")
+    if args.folders:
+        with tempfile.TemporaryDirectory() as root:
+            print_folders(in_children(args, Path(root)), args.device)
     if args.repeats:
         pairs, difference = compare(args)
         print(f"models in memory, time, plain / ours: {ratio(pairs)}; same model within {difference:.1e}")

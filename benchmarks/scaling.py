@@ -14,7 +14,7 @@ import torch
 from benchmarks import calibrate
 from benchmarks.measure import arguments, machine
 
-SIZES = {"layers": (1, 2, 4, 8), "width": (128, 256, 512), "samples": (16, 32, 64, 128), "tasks": (1, 2, 4, 8)}
+SIZES = {"layers": (2, 4, 8, 16), "width": (128, 256, 512), "samples": (64, 128, 256, 512), "tasks": (2, 4, 8, 16)}
 BOUND = 1.05  # what is claimed of the exponents of depth, samples and tasks
 
 Seconds = tuple[float, float]  # of the plain version and of the package
@@ -61,12 +61,13 @@ def plot(found: Mapping[str, Mapping[int, Seconds]], title: str, out: str | Path
 
 
 def main() -> None:
-    options = {"tasks": 2, "samples": 32, "layers": 2, "width": 256, "batch": 64, "repeats": 3, "out": "scaling.png"}
-    args = arguments(__doc__, **options).parse_args()
+    sizes = {"tasks": 2, "samples": 64, "layers": 2, "width": 256, "batch": 32}
+    args = arguments(__doc__, **sizes, repeats=3, keys=" ".join(SIZES), out="scaling.png").parse_args()
     torch.set_num_threads(args.threads)
     print(machine(args.device))
     found = {}
-    for key, sizes in SIZES.items():
+    for key in args.keys.split():
+        sizes = SIZES[key]
         found[key] = medians(args, key, sizes)
         plain, ours = exponents(found[key])
         claim = "" if key == "width" else f" (claimed: at most {BOUND})"

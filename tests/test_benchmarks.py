@@ -35,9 +35,12 @@ def test_both_give_the_same_model_in_memory():
     assert len(pairs) == TINY["repeats"]
 
 
-def test_both_write_the_same_model_from_folder_to_folder(tmp_path):
-    plain, ours = calibrate.in_children(Namespace(**TINY), tmp_path)
-    assert min(plain["bytes"], ours["bytes"]) > 0
+def test_both_write_the_same_model_from_folder_to_folder(tmp_path, capsys):
+    pairs = calibrate.in_children(Namespace(**TINY, folders=1), tmp_path)
+    assert len(pairs) == 1 and min(taken[field] for taken in pairs[0] for field in ("bytes", "clock", "processor")) > 0
+    calibrate.print_folders(pairs, "cpu")
+    said = capsys.readouterr().out
+    assert said.count("folder to folder") == 3 and "peak host memory" in said
 
 
 def test_a_benchmark_stops_where_the_results_differ(monkeypatch):

@@ -1,5 +1,6 @@
 """Several processes give the numbers of one, and the same bits on all of them."""
 
+import os
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from featcal import calibrate
 from featcal.calibration.block import Systems
 from featcal.calibration.ranks import Ranks, current, owners
+from featcal.calibration.run_folder import RunFolder
 from featcal.core.norm import NormSystem
 from featcal.core.ridge import RidgeSystem, Solution
 from featcal.errors import TooManyRanks
@@ -124,3 +126,31 @@ def test_column_major_tensors_arrive_as_they_are(tmp_path):
     assert second[0] == {}  # the site belongs to the first
     assert first[1] == second[1] == [[4.0, 12.0, 20.0], 2.0]
     assert first[2] == second[2] == {"out_proj": [plus, [4.0, 5.0, 6.0], 3.0], "q_proj+k_proj": [weight, [3.0, 4.0, 5.0], 2.0]}
+
+
+def written_by_two(stop, name, ranks, folder):
+    """Calibrates into a folder; where told to stop the first process dies behind its first solved block."""
+    if stop and ranks.first:
+        keep = RunFolder.keep
+
+        def keep_and_die(self, *solved):
+            keep(self, *solved)
+            os._exit(9)
+
+        RunFolder.keep = keep_and_die
+    lines = []
+    calibrate(**clip(), settings=tiny.PAPER, out=folder / name, progress=lines.append)
+    return lines
+
+
+def test_several_processes_go_on_where_one_of_them_was_killed_and_write_the_same_bytes(tmp_path):
+    together(partial(written_by_two, False, "whole"), 2, tmp_path)
+    assert together(partial(written_by_two, True, "out"), 2, tmp_path)[1]["error"] == "LostRank"
+    assert not (tmp_path / "out").exists()
+    for file in tmp_path.glob("*.json"):
+        file.unlink()
+    first, second = together(partial(written_by_two, False, "out"), 2, tmp_path)
+    assert ["solved before" in line for line in first["said"]] == [True, False] and second["said"] == []
+    bytes_of = {name: {p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in ("whole", "out")}
+    assert bytes_of["whole"] == bytes_of["out"]
+    assert not list(tmp_path.glob(".*"))

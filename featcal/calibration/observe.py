@@ -71,6 +71,7 @@ def observe(student: nn.Module, teacher: nn.Module, tracks: Tracks, view: BlockV
         for name in view.modules.norms:
             add_norm(seen, name, x_cal[name], student.get_submodule(name), view, tokens)
         tracks.teacher[number] = out_exp
+        del x_cal, x_exp, y_exp  # the largest tensors of a batch, before the next one brings its own
     return seen
 
 

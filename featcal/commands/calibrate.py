@@ -137,4 +137,4 @@ def show_blocks(blocks: list["BlockRecord"]) -> None:
         ]
         for block in blocks
     ]
-    table("drift from the experts", ["block", "before", "after", "cosine before", "after"], rows)
+    table("drift from the experts (before: the first batch of every task, after: all)", ["block", "before", "after", "cosine before", "after"], rows)
