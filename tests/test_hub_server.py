@@ -57,7 +57,8 @@ def command(place: Path, data: str, out: Path, kind: str = "") -> list[str]:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "featcal.run.json")  # seconds
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 LOCAL = {

@@ -64,7 +64,7 @@ def calibrate(
         device: where blocks of folders are loaded to, the CPU where None; modules stay where they are, and batches follow them.
         dtype: precision in which folders are calibrated; that of `merged` where it is a module, else float32.
         host_memory: bytes of activations kept in memory, the rest goes to disk; all of them where None (a GPU also keeps
-            some).
+            some). Where told, freed memory is also given back to the system at once, which takes up to a quarter more time.
         work: a folder for activations and, with `out`, for the solved blocks a killed run goes on from; beside `out` where None.
         resume: go on from the blocks that an earlier run with the same models, batches and settings has solved.
         progress: called with one line of text per block.

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 def show_run(model: "nn.Module", batches: Mapping[str, "Batches"], size: int, given: Mapping[str, Any], as_json: bool) -> None:
     """The drawn samples of every task, and the needs that `featcal plan` tells for them."""
-    from featcal.calibration.needs import Workload, needs
-    from featcal.commands.plan import as_mapping, shapes, show
+    from featcal.calibration.needs import Workload
+    from featcal.commands.plan import as_mapping, planned_needs, show
 
     most = max(drawn.samples for drawn in batches.values())
     longest = max(drawn.longest for drawn in batches.values())
     on_gpu = given["device"].type == "cuda"
     load = Workload(len(batches), most, min(size, most), on_gpu, host_budget=given["host_memory"])
     dtype = str(given["dtype"]).removeprefix("torch.")
-    found = needs(shapes(model, load, longest or None, padded=longest > 0, dtype=dtype), load)
+    found = planned_needs(model, load, longest or None, longest > 0, dtype)
     if as_json:
         drawn = {task: {"samples": of.samples, "longest": of.longest} for task, of in batches.items()}
         say(json.dumps({"drawn": drawn, "needs": as_mapping(found)}, indent=2))

@@ -1,16 +1,7 @@
 """Every mistake a user can make, one class each, with its text and the way out; anything else is a fault of ours."""
 
 from featcal.errors.base import FeatCalError
-from featcal.errors.files import (
-    BadData,
-    BadFile,
-    DiskFull,
-    HubUnreachable,
-    MissingPath,
-    NoSafetensors,
-    NotOnHub,
-    TruncatedFile,
-)
+from featcal.errors.files import BadData, BadFile, DiskFull, HubUnreachable, MissingPath, NoSafetensors, NotOnHub, TruncatedFile
 from featcal.errors.models import (
     AdapterMisfit,
     BadCapture,
