@@ -1,8 +1,9 @@
 """Stage `calibrate`: FeatCal on one merged model, once per seed of the calibration draw."""
 
 from functools import partial
+from pathlib import Path
 
-from featcal.experiments import CalibrateRun
+from featcal.runs import CalibrateRun
 from featcal.stages.context import Context, load_context, pick, recorded
 from featcal.stages.workers import console, fan_out
 from featcal.storage.atomic import atomic_folder
@@ -17,13 +18,16 @@ def run(key: str) -> None:
             with atomic_folder(context.layout.calibrated(key, 0).parent):
                 console.print(f"calibrate {key}: not run in suite {context.suite.name}")
             return
-        jobs = {f"seed {seed}": (context, key, calibrate, seed) for seed in calibrate.seeds}
+        jobs = {
+            f"seed {seed}": (context, f"{key} seed {seed}", calibrate, seed, context.layout.calibrated(key, seed))
+            for seed in calibrate.seeds
+        }
         for _ in fan_out(f"calibrate {key}", calibrate_one, jobs, context.suite.workers):
             pass
 
 
-def calibrate_one(context: Context, key: str, run: CalibrateRun, seed: int) -> None:
-    """One calibrated model: draw n training images per task, calibrate, write the folder."""
+def calibrate_one(context: Context, name: str, run: CalibrateRun, seed: int, out: Path) -> None:
+    """One calibrated model: draw n training images per task, calibrate, write the folder `out`."""
     import featcal
     from featcal.data.sampling import draw_indices
     from featcal.models.device import torch_device
@@ -44,8 +48,8 @@ def calibrate_one(context: Context, key: str, run: CalibrateRun, seed: int) -> N
         batches=batches,
         settings=run.calibration,
         device=torch_device(context.suite.device),
-        out=layout.calibrated(key, seed),
-        progress=partial(_tell, f"{key} seed {seed}"),
+        out=out,
+        progress=partial(_tell, name),
     )
 
 
