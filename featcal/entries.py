@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from featcal.merging.settings import SETTINGS as SETTINGS_OF
 from featcal.merging.settings import settings_of
 from featcal.runs import (
     ADAPTER_SETTINGS,
@@ -55,13 +56,14 @@ def merge_run(place: str, entry: Entry, suite: str) -> MergeRun:
     fixed, free = (("role", "pool", "upstream"), ("method",)) if named else (("role", "pool", "method"), ())
     group = for_suite(place, entry, suite, fixed, free)
     options, draw, method = group, None, entry["method"]
+    section = "merge_with_data" if method in STREAMS else "merge"
+    if method in SETTINGS_OF:
+        require(place.startswith(f"{section}."), place, method, f"belongs to {section}: methods that look at data stand apart")
     if group is not None and with_data:
         images = {key: group[key] for key in ("stream", "samples", "batch", "seed") if key in group}
         options = {key: value for key, value in group.items() if key not in images}
         draw = from_mapping(Draw, {"stream": STREAMS.get(method, "train"), **images}, f"{place}.{suite}")
     settings_of(method, options or {}, f"{place}.{suite}" if options else place)
-    section = "merge_with_data" if method in STREAMS else "merge"
-    require(place.startswith(f"{section}."), place, method, f"belongs to {section}, where methods that look at data stand apart")
     return MergeRun(entry["role"], entry["pool"], method, entry.get("upstream", method), options, draw)
 
 

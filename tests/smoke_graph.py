@@ -14,11 +14,12 @@ from featcal.stages.run import run_stage
 
 ROOT = Path(__file__).parents[1]
 LAID_OUT = ("dvc.yaml", "featcal", "notebooks", "book", "suites")
+ROLES = ("clip_b32", "clip_l14")  # the smoke suite has no model for the second
 FEW = {"samples": 16, "batch": 8, "seeds": [42, 43]}
 SHORT = {"wudi": {"variant": "fusion_bench", "steps": 2}, "adamerging": {"steps": 3, "samples": None, "batch": 8}}
 # One of each kind is run, the others are null: their stages run too, and leave an empty folder.
 RUN = {
-    "calibrate": [f"clip_b32-8-{upstream}-{setting}" for upstream in ("average", "task_arithmetic") for setting in ("suite", "paper")],
+    "calibrate": [f"{r}-8-{u}-{s}" for r in ROLES for u in ("average", "task_arithmetic") for s in ("suite", "paper")],
     "adapt": ["clip_b32-8-task_arithmetic-surgery", "clip_b32-8-average-prob_surgery"],
     "ablate": ["clip_b32-8-task_arithmetic"],
 }

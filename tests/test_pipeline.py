@@ -10,7 +10,8 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 STAGES = (
-    "prepare_data", "prepare", "merge", "merge_with_data", "calibrate", "adapt", "ablate", "evaluate", "measure", "results", "page",
+    "prepare_data", "prepare", "merge", "merge_with_data", "calibrate", "adapt", "ablate", "evaluate", "measure", "results",
+    "page",
 )  # fmt: skip
 
 # What no number depends on: messages, settings (their values are params), paths, processes, the record of the run, counters of
@@ -103,6 +104,16 @@ def test_every_stage_depends_on_the_code_that_can_change_its_numbers(stage):
 def test_every_dependency_on_code_exists(stage):
     named = [dep.split("$")[0] for dep in dependencies(stage)]  # up to a part that is filled in per experiment
     assert all((ROOT / dep).exists() for dep in named)
+
+
+def test_every_experiment_of_params_yaml_is_evaluated():
+    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    deps = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["evaluate"]["do"]["deps"]
+    folders = {"merge": "merged", "merge_with_data": "merged", "calibrate": "calibrated", "adapt": "adapted", "ablate": "ablated"}
+    for section, folder in folders.items():
+        for key in params[section]:
+            name = key.split("-", 2)[2]
+            assert f"outputs/${{suite}}/{folder}/${{key}}-{name}" in deps, key
 
 
 def locked_outputs() -> dict[str, str]:
