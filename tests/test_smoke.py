@@ -44,7 +44,7 @@ def test_what_was_trained_leaves_its_loss_and_a_rescaled_merger_its_sweep(graph)
     losses = read_rows(work / "results/smoke/clip_b32-8.curves.csv", CURVES)
     told = {(row["upstream"], row["method"], row["setting"]) for row in losses}
     assert ("adamerging", "merged", "") in told and ("task_arithmetic", "surgery", "paper_train") in told
-    assert [row["step"] for row in losses if row["method"] == "merged"] == ["1", "2", "3"]
+    assert [row["step"] for row in losses if row["upstream"] == "adamerging"] == ["1", "2", "3"]
     swept = read_rows(work / "results/smoke/clip_b32-8.scales.csv", SCALES)
     best = max(swept, key=lambda row: (row["value"], -float(row["factor"])))
     assert [row["factor"] for row in swept if row["chosen"] == "1"] == [best["factor"]]

@@ -10,7 +10,7 @@ from itertools import combinations
 from featcal.report.claims import main_setting
 from featcal.report.controls import SIZES, average
 from featcal.report.estimate import Estimate, noise
-from featcal.report.evidence import Evidence
+from featcal.report.evidence import Evidence, select
 from featcal.report.markup import Shown, chip, estimated, fold, note, table
 from featcal.report.show import differences, label, origin, suites
 from featcal.report.tables import MERGERS, METHODS, SETTING_LABELS, UPSTREAMS
@@ -150,7 +150,19 @@ def mergers(suite: str) -> Shown:
         body.append(("", cells))
     missing = "" if any(first.values()) else note("○ not run: no merged model yet.")
     head = ["Merger", *(cell for size in SIZES.values() for cell in (f"{size.capitalize()}, here", "in the paper"))]
-    return Shown(table(head, body, f"Mergers alone, average top-1 accuracy (%) — {label(suite)}") + missing)
+    return Shown(table(head, body, f"Mergers alone, average top-1 accuracy (%) — {label(suite)}") + missing + _objective(suite))
+
+
+def _objective(suite: str) -> str:
+    """How far WUDI's steps bring its objective, beside the minimum."""
+    told = []
+    for role, size in SIZES.items():
+        losses = Evidence(suite, role, "8").table("curves")
+        steps, closed = (select(losses, {"upstream": name})["loss"] for name in ("wudi", "wudi_closed_form"))
+        if len(steps) and len(closed):
+            start, end, least = closed.iloc[0], steps.iloc[-1], closed.iloc[-1]
+            told.append(f"{size}: {start:.2f} at the start, {end:.2f} in its last steps, {least:.2f} at the minimum")
+    return note(f"WUDI’s objective — {'; '.join(told)}.") if told else ""
 
 
 def losses(panel: str, suite: str) -> Shown:
