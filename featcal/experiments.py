@@ -1,68 +1,23 @@
-"""params.yaml as frozen dataclasses: which models are merged, calibrated, evaluated and measured, with which settings.
+"""params.yaml read and checked once: which models are merged, calibrated, adapted, evaluated and measured, with which settings.
 
 Every experiment carries one group of settings per suite; only the chosen suite's is used, and null means that the suite does not
 run it. Knows nothing of torch, models or where results go.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
+from featcal import entries
 from featcal.errors import BadFile, MissingPath, UnknownKey
-from featcal.merging.settings import settings_of
-from featcal.settings import Calibration, from_mapping, require, text, whole_number
+from featcal.runs import AblateRun, AdaptRun, CalibrateRun, MeasureRun, MergeRun
+from featcal.settings import require
 
-SETTINGS = ("suite", "paper")
-SECTIONS = ("suite", "anchors", "merge", "calibrate", "prepare", "measure", "page")
-
-
-@dataclass(frozen=True)
-class MergeRun:
-    """One merged model: role, pool and method; options are the method's own settings."""
-
-    role: str
-    pool: int
-    method: str
-    options: Mapping[str, Any] | None  # None: not run in this suite
-
-
-@dataclass(frozen=True)
-class CalibrateRun:
-    """One calibrated model per seed: what it starts from, the method's settings, and the calibration draw."""
-
-    role: str
-    pool: int
-    upstream: str
-    setting: str
-    calibration: Calibration | None  # None: not run in this suite
-    samples: int = 0  # n, images per task
-    batch: int = 0
-    seeds: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class MeasureRun:
-    """Drift on test images of one merged model and its calibrated ones, one per setting.
-
-    task: whose features are projected to a plane, with the calibrated model of the first setting.
-    """
-
-    role: str
-    pool: int
-    upstream: str
-    settings: tuple[str, ...]
-    seed: int
-    task: str
-
-    def __post_init__(self) -> None:
-        fine = isinstance(self.settings, list | tuple) and bool(self.settings) and all(s in SETTINGS for s in self.settings)
-        require(fine, "measure.settings", self.settings, f"must be a list of {' and '.join(SETTINGS)}")
-        whole_number("measure.seed", self.seed, least=0)
-        text("measure.task", self.task)
-        object.__setattr__(self, "settings", tuple(self.settings))  # YAML gives a list
+T = TypeVar("T")
+SECTIONS = ("suite", "anchors", "merge", "merge_with_data", "calibrate", "adapt", "ablate", "prepare", "measure", "page")
 
 
 @dataclass(frozen=True)
@@ -70,9 +25,11 @@ class Experiments:
     """What params.yaml asks for, in the chosen suite."""
 
     suite: str
-    merge: Mapping[str, MergeRun]
+    merge: Mapping[str, MergeRun]  # with and without data
     calibrate: Mapping[str, CalibrateRun]
-    measure: Mapping[str, MeasureRun | None]  # None: not run in this suite
+    adapt: Mapping[str, AdaptRun]
+    ablate: Mapping[str, AblateRun | None]  # None: not run in this suite
+    measure: Mapping[str, MeasureRun | None]
     roles: tuple[str, ...]  # all that `prepare` names
     raw: Mapping[str, Any] = field(repr=False)
 
@@ -83,6 +40,14 @@ class Experiments:
     def calibrated_in(self, role: str, pool: int) -> dict[str, CalibrateRun]:
         """The calibrated models of one role and pool, by key."""
         return {k: c for k, c in self.calibrate.items() if (c.role, c.pool) == (role, pool) and c.calibration is not None}
+
+    def adapted_in(self, role: str, pool: int) -> dict[str, AdaptRun]:
+        """The adapters of one role and pool, by key."""
+        return {k: a for k, a in self.adapt.items() if (a.role, a.pool) == (role, pool) and a.settings is not None}
+
+    def ablated_in(self, role: str, pool: int) -> dict[str, AblateRun]:
+        """The controls of one role and pool, by key."""
+        return {k: a for k, a in self.ablate.items() if a is not None and (a.whole.role, a.whole.pool) == (role, pool)}
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -113,17 +78,39 @@ def load_experiments(path: Path) -> Experiments:
     there = sorted(file.stem for file in (path.parent / "suites").glob("*.yaml"))
     if there and suite not in there:
         raise UnknownKey("suite", suite, there)
-    merge = {k: _merge_run(f"merge.{k}", v, suite) for k, v in _section(raw, "merge").items()}
-    calibrate = {k: _calibrate_run(f"calibrate.{k}", v, suite) for k, v in _section(raw, "calibrate").items()}
-    measure = {k: _measure_run(f"measure.{k}", v, suite) for k, v in _section(raw, "measure").items()}
-    runs = {f"calibrate.{k}": v for k, v in calibrate.items()} | {f"measure.{k}": v for k, v in measure.items() if v}
+
+    def read(name: str, kind: Callable[[str, Any, str], T]) -> dict[str, T]:
+        return {key: kind(f"{name}.{key}", entry, suite) for key, entry in _section(raw, name).items()}
+
+    alone, with_data = read("merge", entries.merge_run), read("merge_with_data", entries.merge_run)
+    for key in set(alone) & set(with_data):
+        require(False, f"merge_with_data.{key}", key, "is a merged model of `merge` already")
+    found = Experiments(
+        suite=suite,
+        merge=alone | with_data,
+        calibrate=read("calibrate", entries.calibrate_run),
+        adapt=read("adapt", entries.adapt_run),
+        ablate=read("ablate", entries.ablate_run),
+        measure=read("measure", entries.measure_run),
+        roles=_roles(raw),
+        raw=raw,
+    )
+    _check_references(found)
+    return found
+
+
+def _check_references(found: Experiments) -> None:
+    """Whatever starts from a merged model names one that is made in this suite, and what is measured has been calibrated."""
+    runs: dict[str, Any] = {f"calibrate.{k}": v for k, v in found.calibrate.items()}
+    runs |= {f"adapt.{k}": v for k, v in found.adapt.items()}
+    runs |= {f"ablate.{k}": v.whole for k, v in found.ablate.items() if v}
+    runs |= {f"measure.{k}": v for k, v in found.measure.items() if v}
     for place, run in runs.items():
         upstream = f"{run.role}-{run.pool}-{run.upstream}"
-        require(upstream in merge, place, upstream, f"must be one of the merged models: {', '.join(merge)}")
-    for key, measured in measure.items():
+        require(upstream in found.merge, place, upstream, f"must be one of the merged models: {', '.join(found.merge)}")
+    for key, measured in found.measure.items():
         for name in measured.settings if measured else ():
-            _require_seed(f"measure.{key}.{suite}", measured, f"{key}-{measured.upstream}-{name}", calibrate)
-    return Experiments(suite, merge, calibrate, measure, _roles(raw), raw)
+            _require_seed(f"measure.{key}.{found.suite}", measured, f"{key}-{measured.upstream}-{name}", found.calibrate)
 
 
 def _require_seed(place: str, measured: MeasureRun, wanted: str, calibrate: Mapping[str, CalibrateRun]) -> None:
@@ -147,56 +134,3 @@ def _section(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     section = raw.get(name, {})
     require(isinstance(section, dict), name, section, "must be a mapping of experiments")
     return dict(section)
-
-
-def _for_suite(place: str, entry: Mapping[str, Any], suite: str, fixed: tuple[str, ...]) -> Mapping[str, Any] | None:
-    """The settings of the chosen suite, and a check of the words around them."""
-    require(isinstance(entry, dict), place, entry, "must be a mapping")
-    for key in fixed:
-        require(key in entry, place, list(entry), f"lacks {key}")
-        (whole_number if key == "pool" else text)(f"{place}.{key}", entry[key])
-    wanted = "-".join(str(entry[key]) for key in fixed)  # files and stages are found by this name
-    require(place.partition(".")[2] == wanted, place, wanted, "must be the entry's name, made of " + ", ".join(fixed))
-    groups = {k: v for k, v in entry.items() if k not in fixed}
-    for key, group in groups.items():
-        require(group is None or isinstance(group, dict), f"{place}.{key}", group, "must be a mapping of settings, or null")
-    way_out = f"has no settings for the suite {suite!r}; write `{suite}: null` to leave it out"
-    require(suite in groups, place, sorted(groups), way_out)
-    chosen: Mapping[str, Any] | None = groups[suite]
-    return chosen
-
-
-def _merge_run(place: str, entry: Mapping[str, Any], suite: str) -> MergeRun:
-    options = _for_suite(place, entry, suite, ("role", "pool", "method"))
-    settings_of(entry["method"], options or {}, f"{place}.{suite}" if options else place)
-    return MergeRun(entry["role"], entry["pool"], entry["method"], options)
-
-
-def _measure_run(place: str, entry: Mapping[str, Any], suite: str) -> MeasureRun | None:
-    chosen = _for_suite(place, entry, suite, ("role", "pool"))
-    if chosen is None:
-        return None
-    return from_mapping(MeasureRun, {"role": entry["role"], "pool": entry["pool"], **chosen}, f"{place}.{suite}")
-
-
-def _calibrate_run(place: str, entry: Mapping[str, Any], suite: str) -> CalibrateRun:
-    fixed = ("role", "pool", "upstream", "setting")
-    chosen = _for_suite(place, entry, suite, fixed)
-    words = {key: entry[key] for key in fixed}
-    require(words["setting"] in SETTINGS, f"{place}.setting", words["setting"], f"must be one of {', '.join(SETTINGS)}")
-    if chosen is None:
-        return CalibrateRun(**words, calibration=None)
-    method = dict(chosen)
-    draw: dict[str, Any] = {}
-    for key in ("samples", "batch", "seeds"):
-        require(key in method, f"{place}.{suite}", list(chosen), f"lacks {key}")
-        draw[key] = method.pop(key)
-    for key in ("samples", "batch"):
-        whole_number(f"{place}.{suite}.{key}", draw[key])
-    seeds, where = draw["seeds"], f"{place}.{suite}.seeds"
-    require(isinstance(seeds, list) and bool(seeds), where, seeds, "must be a list of whole numbers")
-    for seed in seeds:
-        whole_number(where, seed, least=0)
-    require(len(set(seeds)) == len(seeds), where, seeds, "must name each seed once")
-    draw["seeds"] = tuple(seeds)
-    return CalibrateRun(**words, calibration=from_mapping(Calibration, method, f"{place}.{suite}"), **draw)

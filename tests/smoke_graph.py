@@ -14,17 +14,33 @@ from featcal.stages.run import run_stage
 
 ROOT = Path(__file__).parents[1]
 LAID_OUT = ("dvc.yaml", "featcal", "notebooks", "book", "suites")
+ROLES = ("clip_b32", "clip_l14")  # the smoke suite has no model for the second
 FEW = {"samples": 16, "batch": 8, "seeds": [42, 43]}
+SHORT = {"wudi": {"variant": "fusion_bench", "steps": 2}, "adamerging": {"steps": 3, "samples": None, "batch": 8}}
+# One of each kind is run, the others are null: their stages run too, and leave an empty folder.
+RUN = {
+    "calibrate": [f"{r}-8-{u}-{s}" for r in ROLES for u in ("average", "task_arithmetic") for s in ("suite", "paper")],
+    "adapt": ["clip_b32-8-task_arithmetic-surgery", "clip_b32-8-average-prob_surgery"],
+    "ablate": ["clip_b32-8-task_arithmetic"],
+}
+ADAPTED = {"samples": 16, "steps": 3, "seeds": [42]}
 
 
 def smoke_params(root: Path = ROOT) -> dict:
     """params.yaml with a smoke group in every experiment, made from the mini group."""
     params = yaml.safe_load((root / "params.yaml").read_text())
     params["suite"] = "smoke"
-    for entry in params["merge"].values():
-        entry["smoke"] = entry["mini"]
-    for entry in params["calibrate"].values():
-        entry["smoke"] = {**entry["mini"], **FEW}
+    for key, entry in params["merge"].items():
+        entry["smoke"] = entry["mini"] if "closed_form" in key else SHORT.get(entry["method"], entry["mini"])
+    for entry in params["merge_with_data"].values():
+        entry["smoke"] = SHORT.get(entry["method"], {"samples": 16, "batch": 8})
+    for key, entry in params["calibrate"].items():
+        entry["smoke"] = {**entry["mini"], **FEW} if key in RUN["calibrate"] else None
+    for key, entry in params["adapt"].items():
+        entry["smoke"] = {name: {**group, **ADAPTED} for name, group in entry["mini"].items()} if key in RUN["adapt"] else None
+    for key, entry in params["ablate"].items():
+        rescale = {"factors": [0.5, 1.0], "split": "validation", "samples": 24}
+        entry["smoke"] = {**entry["mini"], **FEW, "rescale": rescale} if key in RUN["ablate"] else None
     for entry in params["measure"].values():
         entry["smoke"] = {**entry["mini"], "task": "dtd"}
     return params
@@ -44,6 +60,26 @@ def lay_out(work: Path, root: Path = ROOT) -> None:
     from dvc.repo import Repo
 
     Repo.init(str(work), no_scm=True).close()
+
+
+def keep_a_chain(work: Path) -> None:
+    """Leave out, of params.yaml and of dvc.yaml, every experiment but a few: each stage that DVC runs starts a process."""
+    params = yaml.safe_load((work / "params.yaml").read_text())
+    kept = {
+        "merge": ["average", "task_arithmetic"], "merge_with_data": ["regmean"], "adapt": ["task_arithmetic-surgery"],
+        "calibrate": ["average-suite", "task_arithmetic-suite", "task_arithmetic-paper"], "ablate": ["task_arithmetic"],
+    }  # fmt: skip
+    folders = {"merge": "merged", "merge_with_data": "merged", "calibrate": "calibrated", "adapt": "adapted", "ablate": "ablated"}
+    lines = (work / "dvc.yaml").read_text().splitlines()
+    for section, names in kept.items():
+        for key in list(params[section]):
+            role, pool, name = key.split("-", 2)
+            if name not in names:
+                del params[section][key]
+                gone = f"- outputs/${{suite}}/{folders[section]}/${{key}}-{name}"
+                lines = [line for line in lines if line.strip() != gone]
+    (work / "dvc.yaml").write_text("\n".join(lines) + "\n")
+    (work / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
 
 
 def commands(work: Path) -> list[list[str]]:

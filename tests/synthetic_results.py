@@ -1,6 +1,6 @@
 """Result files with invented, clearly regular numbers, in the formats of results/, for tests of the report and the book.
 
-No number here was measured: base 50, merged 60, FeatCal 80, experts 90 with small regular steps from task to task.
+No number here was measured: base 50, merged 60, Surgery 70, FeatCal 80, experts 90 with small regular steps from task to task.
 """
 
 import json
@@ -8,12 +8,16 @@ from pathlib import Path
 
 from PIL import Image
 
+from featcal.stages.columns import CURVES, SCALES
 from featcal.storage.results import DRIFT, PROJECTION, SCORES, write_rows
 
 TASKS = ["sun397", "stanford-cars", "resisc45", "eurosat", "svhn", "gtsrb", "mnist", "dtd"]
 LEVELS = {("", "base", ""): 50, ("", "expert", ""): 90}
 for _upstream, _level in (("average", 60), ("task_arithmetic", 64)):
     LEVELS |= {(_upstream, "merged", ""): _level, (_upstream, "featcal", "suite"): 80, (_upstream, "featcal", "paper"): 72}
+LEVELS |= {("task_arithmetic", "surgery", setting): 70 for setting in ("suite", "suite_train", "paper", "paper_train")}
+LEVELS |= {("task_arithmetic", "anchor", ""): 58, ("task_arithmetic", "rescaled", ""): 66}
+LEVELS |= {("task_arithmetic", "featcal", "without_bias"): 79, ("regmean", "merged", ""): 65}
 SEEDS = {"task_arithmetic": ("42", "43", "44"), "average": ("42",)}
 
 
@@ -33,9 +37,13 @@ def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     """Scores, references, drift, projection, settings and run record of one role with 8 tasks."""
     scores = [row for key, level in LEVELS.items() for row in _scores(suite, role, key, level, tasks)]
     write_rows(folder / f"{role}-8.csv", scores, SCORES)
-    write_rows(folder / f"{role}-8.references.csv", [r for r in scores if r["method"] != "featcal"], SCORES)
+    write_rows(folder / f"{role}-8.references.csv", [r for r in scores if r["method"] in ("base", "expert", "merged")], SCORES)
     write_rows(folder / f"{role}-8.drift.csv", list(_drift(suite, role, tasks)), DRIFT)
     write_rows(folder / f"{role}-8.projection.csv", list(_projection(tasks)), PROJECTION)
+    write_rows(folder / f"{role}-8.curves.csv", list(_curves(suite, role)), CURVES)
+    swept = {"suite": suite, "role": role, "pool": 8, "upstream": "task_arithmetic"}
+    factors = [swept | {"factor": f, "value": 60.0 + f, "chosen": int(f == 1.5)} for f in (0.5, 1.0, 1.5)]
+    write_rows(folder / f"{role}-8.scales.csv", factors, SCALES)
     run = {"role": role, "pool": 8, "upstream": "task_arithmetic", "samples": 256, "batch": 128, "seeds": [42, 43, 44]}
     values = {"ridge": 0.0003, "anchor_blend": 2.0, "interpolation": 0.6}
     used = {f"{role}-8-task_arithmetic-suite": run | {"setting": "suite", "calibration": values}}
@@ -48,7 +56,8 @@ def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
 def _scores(suite, role, key, level, tasks):
     upstream, method, setting = key
     shared = {"suite": suite, "role": role, "pool": 8, "metric": "accuracy", "count": 500}
-    for step, seed in enumerate(SEEDS[upstream] if method == "featcal" else ("",)):
+    drawn = method in ("featcal", "surgery")
+    for step, seed in enumerate(SEEDS[upstream] if drawn else ("",)):
         for i, task in enumerate(tasks):
             value = float(level + 0.5 * i + 0.2 * step)
             row = {"upstream": upstream, "method": method, "setting": setting, "task": task, "seed": seed, "value": value}
@@ -63,6 +72,14 @@ def _drift(suite, role, tasks, blocks=6):
                 drift = size * depth * (1 + 0.05 * i)
                 row = {"method": method, "setting": setting, "seed": seed, "task": task, "block": block}
                 yield shared | row | {"relative_drift": drift, "l2": 3 * drift, "cosine": 1 - drift / 3}
+
+
+def _curves(suite, role):
+    shared = {"suite": suite, "role": role, "pool": 8}
+    trained = [("adamerging", "merged", "", "42"), *(("task_arithmetic", "surgery", "suite", s) for s in ("42", "43"))]
+    for upstream, method, setting, seed in trained:
+        row = shared | {"upstream": upstream, "method": method, "setting": setting, "seed": seed}
+        yield from (row | {"step": step, "loss": 1.0 / step} for step in (10, 20, 30))
 
 
 def _projection(tasks, images=120, classes=8):

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "featcal"
 
-FOUNDATION = {"errors", "core", "blocks", "storage", "models", "settings", "experiments"}
+FOUNDATION = {"errors", "core", "blocks", "storage", "models", "settings", "experiments", "runs"}
 BETWEEN = FOUNDATION | {"merging", "baselines", "data", "evaluation", "calibration", "mini"}
 MAY_IMPORT = {
     "__init__": {
@@ -24,7 +24,9 @@ MAY_IMPORT = {
     "torchvision_mend": set(),
     "errors": set(),
     "settings": {"errors"},
-    "experiments": {"errors", "settings", "merging.settings"},
+    "runs": {"settings", "baselines.settings"},
+    "entries": {"settings", "runs", "merging.settings"},
+    "experiments": {"errors", "settings", "runs", "entries"},
     "core": {"errors"},
     "blocks": {"errors", "core"},
     "storage": {"errors"},

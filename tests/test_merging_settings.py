@@ -12,6 +12,7 @@ from featcal.errors import FeatCalError
 from featcal.experiments import load_experiments
 from featcal.merging.methods import METHODS
 from featcal.merging.settings import SETTINGS
+from featcal.runs import STREAMS, Draw
 
 SUITE = yaml.safe_load((ROOT / "tests/smoke/smoke.yaml").read_text())
 
@@ -19,8 +20,11 @@ SUITE = yaml.safe_load((ROOT / "tests/smoke/smoke.yaml").read_text())
 def asked(folder, method, settings):
     """params.yaml with one more merged model, read."""
     key = f"clip_b32-8-{method}"
-    entry = {"role": "clip_b32", "pool": 8, "method": method, "smoke": settings, "mini": None}
-    project(folder, put(smoke_params(), f"merge/{key}", entry), SUITE)
+    section, draw = ("merge_with_data", {"samples": 16, "batch": 8}) if method in STREAMS else ("merge", {})
+    entry = {"role": "clip_b32", "pool": 8, "method": method, "smoke": settings and settings | draw, "mini": None}
+    if settings == {}:
+        entry["smoke"] = draw
+    project(folder, put(smoke_params(), f"{section}/{key}", entry), SUITE)
     return load_experiments(folder / "params.yaml").merge[key]
 
 
@@ -53,6 +57,48 @@ def test_every_methods_settings_are_taken(tmp_path, method, settings):
 def test_a_mistake_names_the_entry(tmp_path, method, settings, said):
     with pytest.raises(FeatCalError, match=said):
         asked(tmp_path, method, settings)
+
+
+@pytest.mark.parametrize(
+    ("method", "draw"),
+    [
+        ("adamerging", Draw("test_unlabelled", 16, 8)),
+        ("regmean", Draw("train", 16, 8)),
+        ("regmean_plus_plus", Draw("train", 16, 8)),
+        ("lot", Draw("train", 16, 8)),
+    ],
+)
+def test_a_method_that_looks_at_images_sees_those_of_its_source_unless_told_otherwise(tmp_path, method, draw):
+    params = smoke_params()
+    entry = {"role": "clip_b32", "pool": 8, "method": method, "smoke": {"samples": 16, "batch": 8}}
+    folder = project(tmp_path, put(params, f"merge_with_data/clip_b32-8-{method}", entry), SUITE)
+    assert load_experiments(folder / "params.yaml").merge[f"clip_b32-8-{method}"].draw == draw
+
+
+def test_the_methods_that_stand_apart_in_params_yaml_are_those_that_need_data():
+    assert {name for name, method in METHODS.items() if method.data} == set(STREAMS) - {"surgery", "prob_surgery"}
+
+
+def test_a_second_model_of_one_method_has_a_name_of_its_own():
+    made = load_experiments(ROOT / "params.yaml").merge
+    assert {(run.method, run.upstream) for run in made.values() if run.method == "wudi"} == {
+        ("wudi", "wudi"),
+        ("wudi", "wudi_closed_form"),
+    }
+
+
+@pytest.mark.parametrize("suite", ["mini", "paper", "files"])
+def test_every_setting_of_params_yaml_is_valid_in_every_suite(tmp_path, suite):
+    params = yaml.safe_load((ROOT / "params.yaml").read_text()) | {"suite": suite}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    found = load_experiments(tmp_path / "params.yaml")
+    for role in ("clip_b32", "clip_l14"):
+        assert {run.method for run in found.merged_in(role, 8).values()} == set(METHODS)
+        assert {(run.upstream, run.method) for run in found.adapted_in(role, 8).values()} == {
+            (upstream, method)
+            for upstream in ("average", "task_arithmetic", "adamerging", "wudi")
+            for method in ("surgery", "prob_surgery")
+        }
 
 
 def test_every_method_has_settings_and_a_source():

@@ -61,7 +61,7 @@ def test_rows_stand_in_the_papers_order_and_none_is_missing(project):
     folded = [label.split(",")[0] for label in ours]
     once = [label for i, label in enumerate(folded) if i == 0 or label != folded[i - 1]]
     assert once == [row.label for row in printed]
-    assert len(ours) == 3 + 4 * 5, "references, then per merger itself, two rivals and FeatCal at two settings"
+    assert len(ours) == 3 + 4 * 7, "references, then per merger itself, two rivals and FeatCal at two settings each"
 
 
 def test_the_paper_suite_has_one_row_of_featcal_per_merger(tmp_path, monkeypatch):
@@ -76,7 +76,7 @@ def test_cells_hold_mean_spread_and_change_over_the_merger(project):
     values = np.array([80.0, 80.2, 80.4])
     assert (cell.value, cell.spread) == (pytest.approx(values.mean()), pytest.approx(values.std(ddof=1)))
     assert cell.change == pytest.approx(values.mean() - 64) and cell.best
-    assert rows["task_arithmetic", "w/ Surgery"].cells == {}
+    assert rows["task_arithmetic", "w/ ProbSurgery, suite’s settings"].cells == {}
     assert not any(c.best for c in rows["task_arithmetic", "w/ FeatCal, paper’s settings"].cells.values())
 
 

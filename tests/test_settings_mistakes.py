@@ -14,6 +14,7 @@ from featcal.errors import FeatCalError
 from featcal.stages.context import load_context
 
 CALIBRATE, MERGE, MEASURE = "clip_b32-8-task_arithmetic-suite", "clip_b32-8-task_arithmetic", "clip_b32-8"
+ADAPT, ABLATE, DATA = "clip_b32-8-task_arithmetic-surgery", "clip_b32-8-task_arithmetic", "clip_b32-8-regmean"
 PARAMS, SUITE = smoke_params(), yaml.safe_load((ROOT / "tests/smoke/smoke.yaml").read_text())
 
 
@@ -65,6 +66,26 @@ IN_PARAMS: list[tuple[str, Any, str]] = [
     (f"merge/{MERGE}/smoke", {"sclae": 0.3}, "did you mean 'scale'"),
     (f"merge/{MERGE}/smoke", {"out": "x"}, "'out' is not known"),
     (f"merge/{MERGE}/smoke/scale", "0.3x", f"merge.{MERGE}.smoke.scale"),
+    (f"merge/{DATA}", {"role": "clip_b32", "pool": 8, "method": "regmean", "smoke": {}}, "belongs to merge_with_data"),
+    (f"merge_with_data/{MERGE}", PARAMS["merge"][MERGE], "belongs to merge,"),
+    (f"merge_with_data/{DATA}/smoke/stream", "test", f"merge_with_data.{DATA}.smoke.stream: 'test'"),
+    (f"merge_with_data/{DATA}/smoke/samples", 0, f"merge_with_data.{DATA}.smoke.samples: 0"),
+    (f"merge_with_data/{DATA}/smoke/batch", DROPPED, "lacks batch"),
+    (f"merge_with_data/{DATA}/smoke/of_diagonal", 1, "did you mean 'off_diagonal'"),
+    (f"adapt/{ADAPT}/upstream", "lot", "'clip_b32-8-lot-surgery'"),
+    (f"adapt/{ADAPT}/method", "surgry", "clip_b32-8-task_arithmetic-surgry"),
+    (f"adapt/{ADAPT}/smoke/large", {}, "must hold suite, paper, suite_train, paper_train"),
+    (f"adapt/{ADAPT}/smoke/suite/rank", 0, f"adapt.{ADAPT}.smoke.suite.rank: 0"),
+    (f"adapt/{ADAPT}/smoke/suite/hidden", 8, f"adapt.{ADAPT}.smoke.suite: 'hidden'"),
+    (f"adapt/{ADAPT}/smoke/suite/seeds", [], f"adapt.{ADAPT}.smoke.suite.seeds"),
+    (f"adapt/{ADAPT}/smoke/suite/samples", DROPPED, "lacks samples"),
+    (f"adapt/{ADAPT}/smoke/suite/stream", "train", f"adapt.{ADAPT}.smoke.suite.stream: 'train'"),
+    (f"ablate/{ABLATE}/smoke/without", DROPPED, "must hold a mapping called without"),
+    (f"ablate/{ABLATE}/smoke/without/without_bias", {"bais": False}, "did you mean 'bias'"),
+    (f"ablate/{ABLATE}/smoke/without/without_bias", {}, "without_bias"),
+    (f"ablate/{ABLATE}/smoke/rescale/split", "test", "never test"),
+    (f"ablate/{ABLATE}/smoke/rescale/factors", [], "factors"),
+    (f"ablate/{ABLATE}/smoke/ridge", 0, f"ablate.{ABLATE}.smoke.ridge: 0"),
     (f"measure/{MEASURE}/smoke/upstream", "averag", "clip_b32-8-averag"),
     (f"measure/{MEASURE}/smoke/settings", "suite", "settings: 'suite'"),
     (f"measure/{MEASURE}/smoke/settings", 5, "settings: 5"),

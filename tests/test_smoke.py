@@ -8,8 +8,9 @@ from pathlib import Path
 import nbformat
 import pytest
 import yaml
-from smoke_graph import lay_out, run_smoke_graph, smoke_params
+from smoke_graph import RUN, keep_a_chain, lay_out, run_smoke_graph, smoke_params
 
+from featcal.stages.columns import CURVES, SCALES
 from featcal.storage.results import DRIFT, SCORES, read_rows
 
 
@@ -24,13 +25,47 @@ def test_every_model_of_the_pool_has_a_score_on_every_task(graph):
     work, _ = graph
     rows = read_rows(work / "results/smoke/clip_b32-8.csv", SCORES)
     params = smoke_params()
-    calibrated = [c for k, c in params["calibrate"].items() if c["role"] == "clip_b32"]
-    merged = [m for m in params["merge"].values() if m["role"] == "clip_b32"]
-    models = 2 + len(merged) + sum(len(c["smoke"]["seeds"]) for c in calibrated)
+    merged = [m for s in ("merge", "merge_with_data") for m in params[s].values() if m["role"] == "clip_b32"]
+    calibrated = sum(len(params["calibrate"][key]["smoke"]["seeds"]) for key in RUN["calibrate"] if "b32" in key)
+    adapted = sum(len(params["adapt"][key]["smoke"]) for key in RUN["adapt"])
+    controls = sum(2 + len(params["ablate"][key]["smoke"]["without"]) for key in RUN["ablate"])
+    models = 2 + len(merged) + calibrated + adapted + controls
     assert len(rows) == 3 * models
     assert {row["task"] for row in rows} == {"mnist", "svhn", "dtd"}
     assert all(0 <= row["value"] <= 100 and row["count"] == 60 for row in rows)
-    assert {row["method"] for row in rows} == {"base", "expert", "merged", "featcal"}
+    methods = {"base", "expert", "merged", "featcal", "surgery", "prob_surgery", "anchor", "rescaled"}
+    assert {row["method"] for row in rows} == methods
+    named = [tuple(row[column] for column in ("upstream", "method", "setting", "seed", "task")) for row in rows]
+    assert len(set(named)) == len(named)
+
+
+def test_what_was_trained_leaves_its_loss_and_a_rescaled_merger_its_sweep(graph):
+    work, _ = graph
+    losses = read_rows(work / "results/smoke/clip_b32-8.curves.csv", CURVES)
+    told = {(row["upstream"], row["method"], row["setting"]) for row in losses}
+    assert ("adamerging", "merged", "") in told and ("task_arithmetic", "surgery", "paper_train") in told
+    assert [row["step"] for row in losses if row["upstream"] == "adamerging"] == ["1", "2", "3"]
+    swept = read_rows(work / "results/smoke/clip_b32-8.scales.csv", SCALES)
+    best = max(swept, key=lambda row: (row["value"], -float(row["factor"])))
+    assert [row["factor"] for row in swept if row["chosen"] == "1"] == [best["factor"]]
+
+
+def test_the_anchor_of_task_arithmetic_is_task_arithmetic_at_a_larger_scale(graph):
+    work, _ = graph
+    from safetensors.torch import load_file
+
+    base, merged, anchor = (
+        load_file(work / "outputs/smoke" / folder / "model.safetensors")
+        for folder in (
+            "prepared/clip_b32-8/base",
+            "merged/clip_b32-8-task_arithmetic",
+            "ablated/clip_b32-8-task_arithmetic/anchor",
+        )
+    )
+    blend = smoke_params()["ablate"]["clip_b32-8-task_arithmetic"]["smoke"]["anchor_blend"]
+    for name, weight in anchor.items():
+        expected = base[name].double() + blend * (merged[name].double() - base[name].double())
+        assert (weight - expected).abs().max() <= 1e-6 * max(1.0, float(expected.abs().max()))
 
 
 def test_drift_is_measured_at_every_block_for_merged_and_calibrated(graph):
@@ -50,7 +85,7 @@ def test_a_role_that_the_suite_does_not_define_leaves_an_empty_result(graph):
 def test_every_page_is_executed_without_an_error(graph):
     work, _ = graph
     pages = sorted((work / "book/pages").glob("*.ipynb"))
-    assert [page.stem for page in pages] == sorted(["landing", "tasks", *smoke_params()["page"]])
+    assert [page.stem for page in pages] == sorted(["landing", "rankings", "tasks", *smoke_params()["page"]])
     for page in pages:
         cells = [cell for cell in nbformat.read(page, 4).cells if cell.cell_type == "code"]
         assert all(cell.execution_count for cell in cells)
@@ -104,7 +139,7 @@ def switch_to_a_suite_without_roles(work: Path) -> None:
     start, end = text.index("roles:"), text.index("fine_tune:")
     (work / "suites/bare.yaml").write_text(text[:start] + "roles: {clip_b32: null}\n" + text[end:])
     params = yaml.safe_load((work / "params.yaml").read_text())
-    for section in ("merge", "calibrate", "measure"):
+    for section in ("merge", "merge_with_data", "calibrate", "adapt", "ablate", "measure"):
         for entry in params[section].values():
             entry["bare"] = None
     (work / "params.yaml").write_text(yaml.safe_dump(params | {"suite": "bare"}, sort_keys=False))
@@ -112,6 +147,7 @@ def switch_to_a_suite_without_roles(work: Path) -> None:
 
 def test_editing_one_ridge_or_the_suite_and_back_reruns_what_it_must_and_nothing_else(tmp_path):
     lay_out(tmp_path)
+    keep_a_chain(tmp_path)
     target = "results@clip_b32-8"
     dvc(tmp_path, "repro", target)
     assert "Running stage" not in dvc(tmp_path, "repro", target)

@@ -20,6 +20,7 @@ from featcal.report.values import AVERAGE, PAPER_MODELS, paper_table
 from featcal.settings import from_mapping
 
 WORDS = ("holds", "does not hold", "within noise", "not run")
+CALIBRATED = ("featcal", "surgery", "prob_surgery")
 INSIDE = ("embeddings", "features")  # rows of a drift file that are no blocks
 SHARE = 0.1  # "drift appears in a block": at least a tenth of the largest, so that no single block carries it
 
@@ -123,9 +124,9 @@ def paper_says(claim: Claim) -> str:
 
 
 def _selector(side: Any, setting: str, frame: pd.DataFrame) -> dict[str, Any]:
-    """Column values of one side; FeatCal rows are told apart by their settings where the file has them."""
+    """Column values of one side; FeatCal and adapters are told apart by their settings where the file has them."""
     wanted = dict(side) if isinstance(side, dict) else dict(zip(("upstream", "method"), side, strict=True))
-    if wanted["method"] == "featcal" and "setting" in frame:
+    if wanted["method"] in CALIBRATED and "setting" in frame:
         wanted["setting"] = setting
     return wanted
 

@@ -18,6 +18,8 @@ COLUMNS = {
     "scores": "suite role pool upstream method setting task metric seed value count",
     "drift": "suite role pool upstream method setting seed task block relative_drift l2 cosine count",
     "projection": "task model index label x y",
+    "curves": "suite role pool upstream method setting seed step loss",
+    "scales": "suite role pool upstream factor value chosen",
 }
 
 

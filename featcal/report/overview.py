@@ -56,7 +56,7 @@ def runs(suite: str) -> Shown:
         scores = Evidence(suite, role, pool).table("scores")
         base, expert = (estimate(select(scores, {"method": method})) for method in ("base", "expert"))
         shares = {(r.upstream, r.setting): r for r in tables.recovered(Evidence(suite, role, pool))}
-        for upstream in ("average", "task_arithmetic"):
+        for upstream in tables.UPSTREAMS:
             merged = estimate(select(scores, {"upstream": upstream, "method": "merged"}))
             for setting in tables.settings_shown(suite):
                 ours = estimate(select(scores, {"upstream": upstream, "method": "featcal", "setting": setting}))

@@ -180,7 +180,7 @@ def origin(page: str, suite: str, runs: list[tuple[str, str]]) -> str:
 def commands(page: str) -> list[tuple[str, list[str]]]:
     """The page's source, and what makes its numbers again."""
     source = link(f"../notebooks/{page}.ipynb", f"notebooks/{page}.ipynb")
-    stage = f"page_{page}" if page in ("landing", "tasks") else f"page@{page}"
+    stage = f"page_{page}" if page in ("landing", "tasks", "rankings") else f"page@{page}"
     again = {"Make everything again": "<code>make repro</code>", "This page only": f"<code>dvc repro {stage}</code>"}
     return [("", [name, cell]) for name, cell in ({"Source of this page": source} | again).items()]
 

@@ -17,6 +17,10 @@ REFERENCES = {"base": "Pre-trained", "expert": "Fine-tuned (STL)", "multitask": 
 UPSTREAMS = {
     "average": "Simple Averaging", "task_arithmetic": "Task Arithmetic", "adamerging": "AdaMerging", "wudi": "WUDI-Merging",
 }  # fmt: skip
+MERGERS = UPSTREAMS | {
+    "ties": "TIES-Merging", "regmean": "RegMean", "regmean_plus_plus": "RegMean++", "lot": "LOT Merging, from its formula",
+    "wudi_closed_form": "WUDI-Merging, closed form",
+}  # fmt: skip
 METHODS = {"surgery": "w/ Surgery", "prob_surgery": "w/ ProbSurgery", "featcal": "w/ FeatCal"}
 SETTING_LABELS = {"suite": "suite’s settings", "paper": "paper’s settings"}
 
@@ -47,7 +51,7 @@ Lookup = Callable[[str, str, str], tuple[dict[str, Cell], bool]]  # upstream, me
 
 
 def settings_shown(suite: str) -> tuple[str, ...]:
-    """FeatCal's settings that a table of this suite has rows for."""
+    """The settings that a table of this suite has rows for: of FeatCal, and of the adapters' size."""
     return ("paper",) if suite == "paper" else ("suite", "paper")
 
 
@@ -55,7 +59,7 @@ def accuracy_rows(evidence: Evidence) -> list[Row]:
     """Every row of the paper's table, filled from the results; a row that was not run has no cells."""
 
     def look(upstream: str, method: str, setting: str) -> tuple[dict[str, Cell], bool]:
-        return _measured(evidence, upstream, method, setting)
+        return measured_cells(evidence, upstream, method, setting)
 
     return _rows(look, settings_shown(evidence.suite))
 
@@ -73,24 +77,21 @@ def paper_rows(table: str) -> tuple[list[str], list[Row]]:
 
 
 def _rows(look: Lookup, settings: tuple[str, ...]) -> list[Row]:
-    rows = [_row(label, "reference", "", *look("", method, "")) for method, label in REFERENCES.items()]
+    rows = [Row(label, "reference", "", *look("", method, "")) for method, label in REFERENCES.items()]
     for upstream, name in UPSTREAMS.items():
-        merger = _row(name, "merger", upstream, *look(upstream, "merged", ""))
+        merger = Row(name, "merger", upstream, *look(upstream, "merged", ""))
         block = [merger]
         for method, label in METHODS.items():
-            for setting in settings if method == "featcal" else ("",):
+            for setting in settings:
                 suffix = f", {SETTING_LABELS[setting]}" if setting else ""
-                row = _row(label + suffix, "calibrated", upstream, *look(upstream, method, setting))
-                block.append(_with_changes(row, merger))
+                row = Row(label + suffix, "calibrated", upstream, *look(upstream, method, setting))
+                block.append(with_changes(row, merger))
         rows += _with_best(block)
     return rows
 
 
-def _row(label: str, kind: str, upstream: str, cells: dict[str, Cell], one_run: bool) -> Row:
-    return Row(label, kind, upstream, cells, one_run)
-
-
-def _measured(evidence: Evidence, upstream: str, method: str, setting: str) -> tuple[dict[str, Cell], bool]:
+def measured_cells(evidence: Evidence, upstream: str, method: str, setting: str) -> tuple[dict[str, Cell], bool]:
+    """Mean and spread of one model on every task and on average, and whether a single draw is behind them."""
     frame = select(evidence.table("scores"), {"upstream": upstream, "method": method, "setting": setting})
     parts: dict[str, pd.DataFrame] = {task: frame[frame["task"] == task] for task in evidence.tasks} | {AVERAGE: frame}
     found = {column: estimate(rows) for column, rows in parts.items()}
@@ -98,7 +99,8 @@ def _measured(evidence: Evidence, upstream: str, method: str, setting: str) -> t
     return {column: Cell(e.mean, e.spread) for column, e in found.items() if e is not None}, one_run
 
 
-def _with_changes(row: Row, merger: Row) -> Row:
+def with_changes(row: Row, merger: Row) -> Row:
+    """The row with its changes against the merger it starts from."""
     cells = {
         column: replace(cell, change=cell.value - merger.cells[column].value) if column in merger.cells else cell
         for column, cell in row.cells.items()

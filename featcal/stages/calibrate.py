@@ -2,9 +2,10 @@
 
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from featcal.experiments import CalibrateRun
+from featcal.runs import CalibrateRun
 from featcal.stages.context import Context, load_context, pick, recorded
 from featcal.stages.workers import console, fan_out
 from featcal.storage.atomic import atomic_folder
@@ -19,13 +20,16 @@ def run(key: str) -> None:
             with atomic_folder(context.layout.calibrated(key, 0).parent):
                 console.print(f"calibrate {key}: not run in suite {context.suite.name}")
             return
-        jobs = {f"seed {seed}": (context, key, calibrate, seed) for seed in calibrate.seeds}
+        jobs = {
+            f"seed {seed}": (context, f"{key} seed {seed}", calibrate, seed, context.layout.calibrated(key, seed))
+            for seed in calibrate.seeds
+        }
         costs = fan_out(f"calibrate {key}", calibrate_one, jobs, context.suite.workers)
         record["cost"] = {f"calibrate@{key}": dict(sorted(costs))}
 
 
-def calibrate_one(context: Context, key: str, run: CalibrateRun, seed: int) -> dict[str, Any]:
-    """One calibrated model: draw n training images per task, calibrate, write the folder; what that cost."""
+def calibrate_one(context: Context, name: str, run: CalibrateRun, seed: int, out: Path) -> dict[str, Any]:
+    """One calibrated model: draw n training images per task, calibrate, write the folder `out`; what that cost."""
     import featcal
     from featcal.data.sampling import draw_indices
     from featcal.models.device import torch_device
@@ -46,8 +50,9 @@ def calibrate_one(context: Context, key: str, run: CalibrateRun, seed: int) -> d
         batches=batches,
         settings=run.calibration,
         device=torch_device(context.suite.device),
-        out=layout.calibrated(key, seed),
-        progress=partial(_tell, f"{key} seed {seed}"),
+        out=out,
+        work=layout.unfinished(f"calibrate-{name}".replace(" ", "-")),
+        progress=partial(_tell, name),
     )
     return asdict(result.cost)
 

@@ -49,6 +49,15 @@ class Layout:
     def calibrated(self, key: str, seed: int) -> Path:
         return self.outputs / "calibrated" / key / f"seed{seed}"
 
+    def adapted(self, key: str, setting: str = "", seed: int | None = None) -> Path:
+        """Adapters of one setting and seed; the folder of all of them without."""
+        folder = self.outputs / "adapted" / key
+        return folder / setting / f"seed{seed}" if setting else folder
+
+    def ablated(self, key: str, name: str = "") -> Path:
+        """One control; the folder of all of them without a name."""
+        return self.outputs / "ablated" / key / name
+
     def scores(self, key: str) -> Path:
         return self.outputs / "scores" / f"{key}.csv"
 

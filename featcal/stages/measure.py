@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from featcal.experiments import MeasureRun
+from featcal.runs import MeasureRun
 from featcal.stages.context import Context, load_context, pick, recorded
 from featcal.stages.workers import fan_out
 from featcal.storage.atomic import atomic_folder

@@ -3,14 +3,17 @@
 from dataclasses import asdict
 from typing import Any
 
+from featcal.runs import MergeRun
+from featcal.stages.columns import CURVES, SCALES
 from featcal.stages.context import Context, load_context, role_and_pool
+from featcal.stages.curves import curves, scales
 from featcal.storage.results import DRIFT, PROJECTION, SCORES, read_json, read_rows, run_record, write_json, write_rows
 
 REFERENCES = ("base", "expert", "merged")  # what FeatCal starts from and is held against
 
 
 def run(key: str) -> None:
-    """Write results/<suite>/<key>.csv, .references.csv, .drift.csv, .projection.csv, .settings.json and .run.json."""
+    """Write results/<suite>/<key>.csv and beside it .references, .drift, .projection, .curves, .scales, .settings and .run."""
     context = load_context()
     layout = context.layout
     scores = read_rows(layout.scores(key), SCORES)
@@ -18,6 +21,10 @@ def run(key: str) -> None:
     write_rows(layout.results / f"{key}.references.csv", [row for row in scores if row["method"] in REFERENCES], SCORES)
     for name, columns in (("drift", DRIFT), ("projection", PROJECTION)):
         write_rows(layout.results / f"{key}.{name}.csv", read_rows(layout.drift(key) / f"{name}.csv", columns), columns)
+    role, pool = role_and_pool(key)
+    played = context.role(role) is not None
+    write_rows(layout.results / f"{key}.curves.csv", curves(context, role, pool) if played else [], CURVES)
+    write_rows(layout.results / f"{key}.scales.csv", scales(context, role, pool) if played else [], SCALES)
     write_json(layout.results / f"{key}.settings.json", _settings(context, key))
     write_json(layout.results / f"{key}.run.json", _gathered(context, key))
 
@@ -26,10 +33,17 @@ def _settings(context: Context, key: str) -> dict[str, Any]:
     """The resolved settings behind the scores, so that a results file explains itself."""
     role, pool = role_and_pool(key)
     experiments = context.experiments
-    merged = {k: {"method": m.method, **dict(m.options or {})} for k, m in experiments.merged_in(role, pool).items()}
+    merged = {k: _merge_settings(m) for k, m in experiments.merged_in(role, pool).items()}
+    adapted = {k: asdict(a) for k, a in experiments.adapted_in(role, pool).items()}
+    ablated = {k: asdict(a) for k, a in experiments.ablated_in(role, pool).items()}
     calibrated = {k: asdict(c) for k, c in experiments.calibrated_in(role, pool).items()}
     suite = {"name": context.suite.name, "data": asdict(context.suite.data), "heads": context.suite.heads}
-    return {"suite": suite, "merge": merged, "calibrate": calibrated}
+    return {"suite": suite, "merge": merged, "calibrate": calibrated, "adapt": adapted, "ablate": ablated}
+
+
+def _merge_settings(run: MergeRun) -> dict[str, Any]:
+    """Method, settings and, where it looks at data, the draw."""
+    return {"method": run.method, **(run.options or {}), **({"draw": asdict(run.draw)} if run.draw else {})}
 
 
 def _gathered(context: Context, key: str) -> dict[str, Any]:
@@ -38,6 +52,8 @@ def _gathered(context: Context, key: str) -> dict[str, Any]:
     names = [("prepare_data", None), ("prepare", key), ("evaluate", key), ("measure", key)]
     names += [("merge", k) for k in context.experiments.merged_in(role, pool)]
     names += [("calibrate", k) for k in context.experiments.calibrated_in(role, pool)]
+    names += [("adapt", k) for k in context.experiments.adapted_in(role, pool)]
+    names += [("ablate", k) for k in context.experiments.ablated_in(role, pool)]
     seconds: dict[str, float] = {}
     cost: dict[str, dict[str, Any]] = {}  # by stage, by seed
     for verb, name in names:

@@ -5,7 +5,8 @@ from importlib import import_module
 
 from featcal.errors import BadSetting, UnknownKey
 
-VERBS = ("pretrain", "prepare_data", "prepare", "merge", "calibrate", "evaluate", "measure", "results", "page")
+VERBS = ("pretrain", "prepare_data", "prepare", "merge", "merge_with_data", "calibrate", "adapt", "ablate", "evaluate", "measure",
+         "results", "page")  # fmt: skip
 WITHOUT_KEY = ("prepare_data",)
 
 

@@ -1,0 +1,111 @@
+"""What the gain is made of: the controls beside a merger, as rows of a table and against FeatCal.
+
+Adapters on other images and of another size, FeatCal without each ingredient, its anchor alone, the merger at its best scale, and
+the mergers that look at the same training images.
+"""
+
+from featcal.report.claims import main_setting
+from featcal.report.estimate import Estimate, estimate, noise
+from featcal.report.evidence import Evidence, select
+from featcal.report.markup import Shown, accuracy_table, estimated, fold, note, table
+from featcal.report.show import evidence, label
+from featcal.report.tables import MERGERS, METHODS, Row, measured_cells, with_changes
+
+UPSTREAMS = ("task_arithmetic", "wudi")  # those that have controls
+SIZES = {"clip_b32": "smaller model", "clip_l14": "larger model"}
+INGREDIENTS = {
+    "without_bias": "w/ FeatCal, biases left", "without_norm": "w/ FeatCal, LayerNorms left",
+    "without_task_weights": "w/ FeatCal, tasks not weighted", "without_forward_order": "w/ FeatCal, on the merger’s features",
+    "without_interpolation": "w/ FeatCal, α = 1", "without_extrapolation": "w/ FeatCal, ρ = 1",
+}  # fmt: skip
+ADAPTERS = {
+    "suite": "in proportion, test images", "suite_train": "in proportion, training images",
+    "paper": "as printed, test images", "paper_train": "as printed, training images",
+}  # fmt: skip
+Key = tuple[str, str, str]  # upstream, method, setting
+
+
+def controls_of(suite: str, upstream: str) -> dict[Key, str]:
+    """What stands beside one merger, and how a row is called; the merger itself and FeatCal come first."""
+    rows = {(upstream, "merged", ""): MERGERS[upstream], (upstream, "featcal", main_setting(suite)): "w/ FeatCal"}
+    rows |= {(upstream, "anchor", ""): "The anchor alone, ρ times the merger’s change"}
+    rows |= {(upstream, "rescaled", ""): f"{MERGERS[upstream]} at its best scale"}
+    rows |= {(name, "merged", ""): f"{MERGERS[name]}, FeatCal’s images" for name in ("regmean", "regmean_plus_plus")}
+    rows |= {(upstream, "featcal", name): words for name, words in INGREDIENTS.items()}
+    for method in ("surgery", "prob_surgery"):
+        rows |= {(upstream, method, name): f"{METHODS[method]}, {words}" for name, words in ADAPTERS.items()}
+    return rows
+
+
+def block(ours: Evidence, upstream: str) -> list[Row]:
+    """The rows of one merger's controls with their changes against it; what the suite does not run is left out."""
+    rows = []
+    for key, name in controls_of(ours.suite, upstream).items():
+        cells, one_run = measured_cells(ours, *key)
+        if cells:
+            rows.append(Row(name, "calibrated" if rows else "merger", upstream, cells, one_run))
+    return [with_changes(row, rows[0]) for row in rows] if rows and rows[0].kind == "merger" else []
+
+
+def folded(page: str, suite: str) -> Shown:
+    """The page's controls, one click away."""
+    ours = evidence(page, suite)
+    rows = [row for upstream in UPSTREAMS for row in block(ours, upstream)]
+    if not rows:
+        return Shown(fold("Controls that the paper lacks", note(f"○ not run: no controls in the results of the {label(suite)}.")))
+    caption = f"Controls, top-1 accuracy (%) on test images — {label(suite)}. Arrows: against the block’s merger. sd: over seeds."
+    html, _ = accuracy_table(rows, ours.tasks, [ours.title(t) for t in ours.tasks], caption)
+    return Shown(fold("Controls that the paper lacks: what the gain is made of", html))
+
+
+def summary(suite: str) -> Shown:
+    """Averages of all controls, both sizes, and where each stands against FeatCal at the suite's main settings."""
+    parts = []
+    for upstream in UPSTREAMS:
+        rows = []
+        for key, name in controls_of(suite, upstream).items():
+            cells = [name]
+            for role in SIZES:
+                cells += _against(Evidence(suite, role, "8"), key, upstream)
+            rows.append(("fc-merger" if key[1] == "merged" and key[0] == upstream else "", cells))
+        head = ["", *(cell for size in SIZES.values() for cell in (size.capitalize(), "against FeatCal"))]
+        parts.append(table(head, rows, f"{MERGERS[upstream]}: average top-1 accuracy (%) of its controls — {label(suite)}"))
+    return Shown("".join(parts) + scales(suite))
+
+
+def _against(ours: Evidence, key: Key, upstream: str) -> list[str]:
+    """Average of one control, and above, below or within noise of FeatCal behind the same merger."""
+    found, featcal = average(ours, key), average(ours, (upstream, "featcal", main_setting(ours.suite)))
+    same = key == (upstream, "featcal", main_setting(ours.suite))
+    if found is None or featcal is None or same:
+        return [estimated(found) if found else '<span class="fc-none">not run</span>', "–"]
+    return [estimated(found), standing(found, featcal)]
+
+
+def average(ours: Evidence, key: Key) -> Estimate | None:
+    """The mean over tasks and seeds of one row; None where it was not run."""
+    wanted = dict(zip(("upstream", "method", "setting"), key, strict=True))
+    return estimate(select(ours.table("scores"), wanted))
+
+
+def standing(left: Estimate, right: Estimate) -> str:
+    """How one mean stands to another, with two standard errors of room."""
+    margin = left.mean - right.mean
+    word = "above" if margin > noise(left, right) else "below" if margin < -noise(left, right) else "within noise"
+    return f"{margin:+.1f} <small>{word}</small>"
+
+
+def scales(suite: str) -> str:
+    """The sweeps behind `at its best scale`: average on images that are no test images, by factor on the merger's change."""
+    rows, factors = [], []
+    for role, size in SIZES.items():
+        swept = Evidence(suite, role, "8").table("scales")
+        for upstream in UPSTREAMS:
+            own = select(swept, {"upstream": upstream})
+            if not own.empty:
+                factors = [f"× {factor:g}" for factor in own["factor"]]
+                values = zip(own["value"], own["chosen"], strict=True)
+                cells = [f"<strong>{value:.1f}</strong>" if chosen else f"{value:.1f}" for value, chosen in values]
+                rows.append(("", [f"{MERGERS[upstream]}, {size}", *cells]))
+    caption = f"Average (%) by factor on the merger’s change, on images that are no test images; bold: chosen — {label(suite)}"
+    return fold("How the best scale was chosen", table(["", *factors], rows, caption) if rows else note("○ not run."))

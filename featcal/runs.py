@@ -1,0 +1,148 @@
+"""The kinds of experiments of params.yaml as frozen dataclasses, each in the settings of one suite.
+
+Every run has a role, a pool of tasks and, but for a merge, an `upstream`: the merged model it starts from. Knows nothing of
+torch, models or where results go.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from featcal.baselines.settings import ProbSurgery, Surgery, Training
+from featcal.settings import Calibration, number, require, text, whole_number
+
+SETTINGS = ("suite", "paper")
+# `suite` keeps the paper's proportion of an adapter to the width of the features, `paper` its absolute size; both on the stream
+# of the method's own source, the others on the training images that FeatCal sees.
+ADAPTER_SETTINGS = ("suite", "paper", "suite_train", "paper_train")
+ADAPTERS: dict[str, type[Training]] = {"surgery": Surgery, "prob_surgery": ProbSurgery}
+# Which images a method sees where params.yaml leaves `stream` out: those that the paper's comparison gave it.
+STREAMS = {
+    "adamerging": "test_unlabelled", "surgery": "test_unlabelled", "prob_surgery": "test_unlabelled",
+    "regmean": "train", "regmean_plus_plus": "train", "lot": "train",
+}  # fmt: skip
+ANCHOR, RESCALED = "anchor", "rescaled"  # methods of the controls, as results call them
+SPLITS = {"train": "train", "test_unlabelled": "test"}
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The images a method sees, labels unused.
+
+    samples: of each task; None is the whole split, shuffled anew in every round.   batch: images at a time.
+    """
+
+    stream: Literal["train", "test_unlabelled"]
+    samples: int | None
+    batch: int
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        require(self.stream in SPLITS, "draw.stream", self.stream, f"must be {' or '.join(SPLITS)}")
+        if self.samples is not None:
+            whole_number("draw.samples", self.samples)
+        whole_number("draw.batch", self.batch)
+        whole_number("draw.seed", self.seed, least=0)
+
+    @property
+    def split(self) -> str:
+        return SPLITS[self.stream]
+
+
+@dataclass(frozen=True)
+class MergeRun:
+    """One merged model: options are the method's own settings; `upstream` is what results call it."""
+
+    role: str
+    pool: int
+    method: str
+    upstream: str
+    options: Mapping[str, Any] | None  # None: not run in this suite
+    draw: Draw | None = None  # None: the method looks at no data
+
+
+@dataclass(frozen=True)
+class CalibrateRun:
+    """One calibrated model per seed: what it starts from, the method's settings, and the calibration draw."""
+
+    role: str
+    pool: int
+    upstream: str
+    setting: str
+    calibration: Calibration | None  # None: not run in this suite
+    samples: int = 0  # n, images per task
+    batch: int = 0
+    seeds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class AdapterSetting:
+    """One way to train the adapters of a method: its settings, its images, and one training per seed."""
+
+    training: Training
+    draw: Draw
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AdaptRun:
+    """Adapters behind one merged model, by the word of their settings."""
+
+    role: str
+    pool: int
+    upstream: str
+    method: str
+    settings: Mapping[str, AdapterSetting] | None  # None: not run in this suite
+
+
+@dataclass(frozen=True)
+class Rescaling:
+    """A merged model is moved along its own change: base + factor · (merged − base), the best factor chosen on `split`."""
+
+    factors: tuple[float, ...]
+    split: str
+    samples: int
+
+    def __post_init__(self) -> None:
+        fine = isinstance(self.factors, list | tuple) and bool(self.factors)
+        require(fine, "rescale.factors", self.factors, "must be a list of numbers")
+        for factor in self.factors:
+            number("rescale.factors", factor)
+        require(self.split in ("validation", "train"), "rescale.split", self.split, "must be validation or train, never test")
+        whole_number("rescale.samples", self.samples)
+        object.__setattr__(self, "factors", tuple(float(factor) for factor in self.factors))  # YAML gives a list
+
+
+@dataclass(frozen=True)
+class AblateRun:
+    """What the gain is made of: FeatCal without one ingredient each, its anchor alone, and the merged model rescaled."""
+
+    whole: CalibrateRun  # the settings that each variant changes one of
+    without: Mapping[str, Calibration]
+    rescale: Rescaling
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        return tuple(self.without)
+
+
+@dataclass(frozen=True)
+class MeasureRun:
+    """Drift on test images of one merged model and its calibrated ones, one per setting.
+
+    task: whose features are projected to a plane, with the calibrated model of the first setting.
+    """
+
+    role: str
+    pool: int
+    upstream: str
+    settings: tuple[str, ...]
+    seed: int
+    task: str
+
+    def __post_init__(self) -> None:
+        fine = isinstance(self.settings, list | tuple) and bool(self.settings) and all(s in SETTINGS for s in self.settings)
+        require(fine, "measure.settings", self.settings, f"must be a list of {' and '.join(SETTINGS)}")
+        whole_number("measure.seed", self.seed, least=0)
+        text("measure.task", self.task)
+        object.__setattr__(self, "settings", tuple(self.settings))  # YAML gives a list

@@ -1,0 +1,68 @@
+"""Every model of a role and pool that is scored: where it lies, and how the results call it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from featcal.runs import ANCHOR, RESCALED
+from featcal.stages.context import Context
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One row of a table: a model, or adapters behind one.
+
+    name:  unique among the models of the pool.   folder: of the model, or of its adapters; None for each task's own expert.
+    behind: name of the model that adapters correct.
+    """
+
+    name: str
+    folder: Path | None
+    method: str
+    upstream: str = ""
+    setting: str = ""
+    seed: int | str = ""
+    behind: str = ""
+    words: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        words = {"upstream": self.upstream, "method": self.method, "setting": self.setting, "seed": self.seed}
+        object.__setattr__(self, "words", words)
+
+
+def scored(context: Context, role: str, pool: int) -> list[Scored]:
+    """In the order of the results file: base, experts, merged, calibrated, adapted, controls."""
+    rows = [Scored("base", context.layout.base(role, pool), "base"), Scored("expert", None, "expert")]
+    return [*rows, *_merged(context, role, pool), *_calibrated(context, role, pool), *_adapted(context, role, pool),
+            *_ablated(context, role, pool)]  # fmt: skip
+
+
+def _merged(context: Context, role: str, pool: int) -> Iterator[Scored]:
+    for key, run in context.experiments.merged_in(role, pool).items():
+        yield Scored(key, context.layout.merged(key), "merged", run.upstream)
+
+
+def _calibrated(context: Context, role: str, pool: int) -> Iterator[Scored]:
+    for key, run in context.experiments.calibrated_in(role, pool).items():
+        for seed in run.seeds:
+            folder = context.layout.calibrated(key, seed)
+            yield Scored(f"{key}/{seed}", folder, "featcal", run.upstream, run.setting, seed)
+
+
+def _adapted(context: Context, role: str, pool: int) -> Iterator[Scored]:
+    for key, run in context.experiments.adapted_in(role, pool).items():
+        behind = f"{role}-{pool}-{run.upstream}"
+        for setting, chosen in (run.settings or {}).items():
+            for seed in chosen.seeds:
+                folder = context.layout.adapted(key, setting, seed)
+                yield Scored(f"{key}/{setting}/{seed}", folder, run.method, run.upstream, setting, seed, behind)
+
+
+def _ablated(context: Context, role: str, pool: int) -> Iterator[Scored]:
+    for key, run in context.experiments.ablated_in(role, pool).items():
+        for method in (ANCHOR, RESCALED):
+            yield Scored(f"{key}/{method}", context.layout.ablated(key, method), method, run.whole.upstream)
+        for name in run.without:
+            words = ("featcal", run.whole.upstream, name, run.whole.seeds[0])
+            yield Scored(f"{key}/{name}", context.layout.ablated(key, name), *words)

@@ -1,0 +1,46 @@
+"""The images that a merger or an adapter sees of every task: a fixed draw, or the whole split shuffled in every round."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+from torch import Tensor
+
+from featcal.data.images import ImageSet
+from featcal.data.sampling import draw_indices
+from featcal.runs import Draw
+from featcal.stages.context import Context
+from featcal.suites.load_task import load_task
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """A whole split in batches; every iteration goes on with the same generator, so the next round has another order."""
+
+    images: ImageSet
+    size: int
+    order: np.random.Generator
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.images.batches(self.order.permutation(len(self.images)), self.size)
+
+
+def streams(context: Context, role: str, pool: int, draw: Draw, seed: int | None = None) -> dict[str, Iterable[Batch]]:
+    """Batches of every task of the pool, labels unused.
+
+    The train draw of a seed is the one FeatCal calibrates on.  seed: another one than the draw's own.
+    """
+    seed = draw.seed if seed is None else seed
+    base = context.layout.base(role, pool)
+    found: dict[str, Iterable[Batch]] = {}
+    for task in context.suite.pool(pool):
+        images = load_task(context.layout.data, task, draw.split, base)
+        if draw.samples is None:
+            order = np.random.default_rng([seed, crc32(task.encode()), crc32(b"stream")])
+            found[task] = Shuffled(images, draw.batch, order)
+        else:
+            found[task] = list(images.batches(draw_indices(task, len(images.labels), draw.samples, seed), draw.batch))
+    return found
