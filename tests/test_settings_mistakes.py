@@ -67,7 +67,7 @@ IN_PARAMS: list[tuple[str, Any, str]] = [
     (f"merge/{MERGE}/smoke", {"out": "x"}, "'out' is not known"),
     (f"merge/{MERGE}/smoke/scale", "0.3x", f"merge.{MERGE}.smoke.scale"),
     (f"merge/{DATA}", {"role": "clip_b32", "pool": 8, "method": "regmean", "smoke": {}}, "belongs to merge_with_data"),
-    (f"merge_with_data/{MERGE}", PARAMS["merge"][MERGE], "belongs to merge,"),
+    (f"merge_with_data/{MERGE}", PARAMS["merge"][MERGE], "belongs to merge:"),
     (f"merge_with_data/{DATA}/smoke/stream", "test", f"merge_with_data.{DATA}.smoke.stream: 'test'"),
     (f"merge_with_data/{DATA}/smoke/samples", 0, f"merge_with_data.{DATA}.smoke.samples: 0"),
     (f"merge_with_data/{DATA}/smoke/batch", DROPPED, "lacks batch"),
