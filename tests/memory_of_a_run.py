@@ -104,8 +104,7 @@ def main() -> None:
     planned = needs(shapes(skeleton(base), load, None if asked.family == "clip" else asked.tokens, False, "float32"), load)
     run = asked.folder / "run"
     run.mkdir(exist_ok=True)
-    if asked.host_memory is not None:  # as the command line does
-        give_back_large_blocks()
+    give_back_large_blocks()  # as the command line does
     with Files(run) as files:
         cost = featcal.calibrate(
             merged,

@@ -97,13 +97,8 @@ def test_features_wait_for_all_tasks_samples_and_both_tracks():
     found = needs.needs({3: shape(3), 1: shape(1)}, load())
     assert found.waiting == {"gpu": 0, "host": 2 * 3 * 7 * TOKENS * D * 4, "disk": 0}
     tensors = found.waiting["host"] + max(sum(parts.values()) for parts in found.phases.values())
-    assert found.host == needs.LIBRARIES + tensors + int(needs.KEPT * tensors)
+    assert found.host == needs.LIBRARIES + tensors
     assert needs.needs({3: shape(3), 1: shape(1)}, load(drawn=1000)).host == found.host + 1000
-
-
-def test_a_run_with_a_budget_keeps_nothing_that_is_freed():
-    found = needs.needs({3: shape(3), 1: shape(1)}, load(host_budget=10**9))
-    assert found.host == needs.LIBRARIES + found.waiting["host"] + found.working
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
 """What a run will need, from shapes alone: bytes on the device, on the host and on disk, and floating point operations.
 
 Bytes are those of a run that streams: of every model only the current block is there. What Python and torch hold already comes
-on top. Held against real runs on CPUs; those of a GPU are the same sums, which nobody has measured.
+on top, and so does freed memory that a process keeps: `featcal calibrate` gives it back (commands/allocator.py), callers of the
+library may not. Held against real runs on CPUs; those of a GPU are the same sums, which nobody has measured.
 Legend: d inputs · o outputs · n rows of one site.
 """
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from featcal.calibration.shapes import BlockShape, ModelShape, SiteShape, StackShape
 from featcal.calibration.work import Done, Work, run_work
@@ -16,7 +17,6 @@ from featcal.core.precision import SUM_DTYPE
 
 SUM = SUM_DTYPE.itemsize
 ROW = 4  # bytes of a value in a product: half precision becomes float32
-KEPT = 0.3  # share of a CPU's tensors that glibc keeps when they are freed: 0 to 0.8 was seen; none with a budget (allocator.py)
 LIBRARIES = 20 << 20  # code and tables of torch's kernels, which a process has in memory from their first use on: measured
 
 
@@ -89,7 +89,7 @@ def needs(shapes: Mapping[int, ModelShape], load: Workload) -> Needs:
     firsts = {shapes[next(iter(sizes))]: load.tasks}
     largest = shapes[max(sizes)]
     waiting = features_waiting({shapes[size]: count * load.tasks_here for size, count in sizes.items()})
-    found = Needs(
+    return Needs(
         work=run_work(Done(counts, firsts, on_gpu=load.on_gpu)),
         phases=phases(largest, load),
         waiting=shared_out(waiting, load),
@@ -97,8 +97,6 @@ def needs(shapes: Mapping[int, ModelShape], load: Workload) -> Needs:
         throughout={"samples drawn": load.drawn, "code of libraries": LIBRARIES},
         on_gpu=load.on_gpu,
     )
-    kept = 0 if load.on_gpu or load.host_budget is not None else int(KEPT * (found.waiting["host"] + found.working))
-    return replace(found, throughout={**found.throughout, "freed, but kept by the allocator": kept})
 
 
 def phases(shape: ModelShape, load: Workload) -> dict[str, dict[str, int]]:

@@ -14,8 +14,8 @@ LARGE = 2 << 20
 def give_back_large_blocks() -> None:
     """From here on this process gives blocks of 2 MiB and more back as they are freed; what its environment says counts more.
 
-    A page that is new every time costs time: up to a quarter more on a CPU, so this is for runs that are to be small, and for
-    processes of our own.
+    Without it nobody could tell beforehand what a run takes. A page that is new every time costs time, up to a quarter more on a
+    CPU, so this is for processes of our own whose memory matters.
     """
     if "MALLOC_MMAP_THRESHOLD_" in os.environ:
         return

@@ -96,7 +96,7 @@ def calibrate(
 
         return show_run(student, batches, batch, given, as_json)
     given |= {"batches": dict.fromkeys(places, ()) | batches}  # what other processes calibrate is theirs to read
-    if host_memory:
+    if given["device"].type == "cpu":
         give_back_large_blocks()
     with counted(blocks, "calibrating") as progress:
         try:
