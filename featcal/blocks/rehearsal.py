@@ -108,12 +108,16 @@ def rehearsing(padded: bool = False) -> Iterator[Rehearsal]:
 
 
 def without_numbers(model: nn.Module) -> nn.Module:
-    """A copy whose parameters and buffers are all on the meta device; no number is copied or read."""
+    """A copy whose parameters and buffers are all on the meta device, without hooks; no number is copied or read."""
     bare: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         empty = torch.empty_like(tensor, device="meta")
         bare[id(tensor)] = nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
-    return copy.deepcopy(model, bare)
+    copied = copy.deepcopy(model, bare)
+    for module in copied.modules():  # hooks of the model's owner expect numbers
+        module._forward_hooks.clear()
+        module._forward_pre_hooks.clear()
+    return copied
 
 
 @contextmanager

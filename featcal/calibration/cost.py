@@ -18,7 +18,6 @@ from featcal.blocks.rehearsal import without_numbers
 from featcal.calibration.record import BlockRecord, Cost
 from featcal.calibration.shapes import ModelShape, model_shape
 from featcal.calibration.work import Done, run_work
-from featcal.errors import FeatCalError
 
 if TYPE_CHECKING:
     from featcal.calibration.stacks import Run
@@ -68,7 +67,7 @@ class Meter:
         read = run.ranks.gathered(self.read)
         try:
             flops = run_work(done(run, blocks, read)).total
-        except FeatCalError:  # a model that cannot do without numbers is calibrated all the same
+        except Exception:  # a model that cannot do without numbers is calibrated all the same; a count must not cost the result
             flops = None
         return Cost(round(seconds, 3), host, device, flops)
 
