@@ -178,7 +178,9 @@ def test_experts_of_open_clip_are_converted_merged_calibrated_and_given_back(tmp
     batches = {task: [{"pixel_values": torch.randn(4, 3, 32, 32, generator=g)}] for task in experts}
     settings = featcal.Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3)
     save_model(merged, "hf", like="base")
-    featcal.calibrate("hf", base="base", experts=experts, batches=batches, settings=settings, out="tower")
+    featcal.calibrate("hf", base="base", experts=experts, batches=batches, settings=settings, out="calibrated")
+    assert cli.main(["convert", "calibrated", "--out", "direct"]) == 0
+    save_model(load_vision("calibrated"), "tower")
     assert cli.main(["convert", "tower", "--out", "whole"]) == 2, "a vision tower alone is no CLIP of open_clip"
     assert cli.main(["convert", "tower", "--clip", "base", "--out", "whole"]) == 0
     pictures = torch.randn(2, 3, 32, 32, generator=g)
