@@ -9,8 +9,6 @@ from featcal.errors import BadFile, MissingPath, TensorsDiffer, UnknownModelClas
 if TYPE_CHECKING:
     from torch import nn
 
-# what transformers and its validation of configurations raise for a value they cannot use; the last is the parent of their own
-_UNUSABLE = (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 SAVED = "give the config.json that was saved with these weights"
 
 
@@ -19,25 +17,10 @@ def skeleton(folder: Path) -> "nn.Module":
 
     Raises: MissingPath, BadFile, UnknownModelClass for a config.json that makes no model.
     """
-    import torch
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig, CLIPModel, CLIPVisionModel
+    from featcal.models.skeleton import skeleton as without_numbers
 
-    from featcal.models.load import model_class
-
-    path = folder / "config.json"
-    require_names(path)
-    kind = model_class(folder)
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-        if kind is CLIPModel:
-            kind, config = CLIPVisionModel, config.vision_config
-        with torch.device("meta"):
-            model: nn.Module = kind(config)
-    except (*_UNUSABLE, StrictDataclassError) as error:
-        problem = f"transformers makes no {kind.__name__} of it ({' '.join(str(error).split())})"
-        raise BadFile(path, problem, SAVED) from None
-    return model.eval()
+    require_names(folder / "config.json")
+    return without_numbers(folder)[0]
 
 
 def require_names(path: Path) -> None:
