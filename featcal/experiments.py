@@ -15,9 +15,12 @@ from featcal import entries
 from featcal.errors import BadFile, MissingPath, UnknownKey
 from featcal.runs import AblateRun, AdaptRun, CalibrateRun, MeasureRun, MergeRun
 from featcal.settings import require
+from featcal.studies import STUDIES, study_run
 
 T = TypeVar("T")
-SECTIONS = ("suite", "anchors", "merge", "merge_with_data", "calibrate", "adapt", "ablate", "prepare", "measure", "page")
+SECTIONS = (
+    "suite", "anchors", "merge", "merge_with_data", "calibrate", "adapt", "ablate", "prepare", "measure", *STUDIES, "page",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Experiments:
     adapt: Mapping[str, AdaptRun]
     ablate: Mapping[str, AblateRun | None]  # None: not run in this suite
     measure: Mapping[str, MeasureRun | None]
+    studies: Mapping[str, Mapping[str, Any]]  # by kind, by key; None: not run in this suite
     roles: tuple[str, ...]  # all that `prepare` names
     raw: Mapping[str, Any] = field(repr=False)
 
@@ -92,6 +96,7 @@ def load_experiments(path: Path) -> Experiments:
         adapt=read("adapt", entries.adapt_run),
         ablate=read("ablate", entries.ablate_run),
         measure=read("measure", entries.measure_run),
+        studies={kind: read(kind, study_run) for kind in STUDIES},
         roles=_roles(raw),
         raw=raw,
     )
@@ -105,9 +110,11 @@ def _check_references(found: Experiments) -> None:
     runs |= {f"adapt.{k}": v for k, v in found.adapt.items()}
     runs |= {f"ablate.{k}": v.whole for k, v in found.ablate.items() if v}
     runs |= {f"measure.{k}": v for k, v in found.measure.items() if v}
+    runs |= {f"{kind}.{k}": v for kind, studies in found.studies.items() for k, v in studies.items() if v}
     for place, run in runs.items():
-        upstream = f"{run.role}-{run.pool}-{run.upstream}"
-        require(upstream in found.merge, place, upstream, f"must be one of the merged models: {', '.join(found.merge)}")
+        for name in getattr(run, "upstreams", None) or (run.upstream,):
+            upstream = f"{run.role}-{run.pool}-{name}"
+            require(upstream in found.merge, place, upstream, f"must be one of the merged models: {', '.join(found.merge)}")
     for key, measured in found.measure.items():
         for name in measured.settings if measured else ():
             _require_seed(f"measure.{key}.{found.suite}", measured, f"{key}-{measured.upstream}-{name}", found.calibrate)

@@ -11,6 +11,7 @@ import networkx
 import yaml
 
 from featcal.stages.run import run_stage
+from featcal.studies import STUDIES
 
 ROOT = Path(__file__).parents[1]
 LAID_OUT = ("dvc.yaml", "featcal", "notebooks", "book", "suites")
@@ -23,6 +24,7 @@ RUN = {
     "adapt": ["clip_b32-8-task_arithmetic-surgery", "clip_b32-8-average-prob_surgery"],
     "ablate": ["clip_b32-8-task_arithmetic"],
 }
+STUDIED: dict[str, dict] = {}  # by study, what replaces the mini group's values; a study that is left out is not run
 ADAPTED = {"samples": 16, "steps": 3, "seeds": [42]}
 
 
@@ -41,6 +43,9 @@ def smoke_params(root: Path = ROOT) -> dict:
     for key, entry in params["ablate"].items():
         rescale = {"factors": [0.5, 1.0], "split": "validation", "samples": 24}
         entry["smoke"] = {**entry["mini"], **FEW, "rescale": rescale} if key in RUN["ablate"] else None
+    for study in STUDIES:
+        for entry in params[study].values():
+            entry["smoke"] = {**entry["mini"], **STUDIED[study]} if study in STUDIED else None
     for entry in params["measure"].values():
         entry["smoke"] = {**entry["mini"], "task": "dtd"}
     return params

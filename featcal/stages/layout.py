@@ -64,6 +64,10 @@ class Layout:
     def drift(self, key: str) -> Path:
         return self.outputs / "drift" / key
 
+    def study(self, kind: str, key: str) -> Path:
+        """What a study found: samples, corrupted, cost, sweep, theory."""
+        return self.outputs / kind / key
+
     def run(self, verb: str, key: str | None) -> Path:
         return self.outputs / "run" / f"{verb}{'-' + key if key else ''}.json"
 

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from importlib import import_module
 
 from featcal.errors import BadSetting, UnknownKey
+from featcal.studies import STUDIES
 
 VERBS = ("pretrain", "prepare_data", "prepare", "merge", "merge_with_data", "calibrate", "adapt", "ablate", "evaluate", "measure",
-         "results", "page")  # fmt: skip
+         *STUDIES, "gather", "results", "page")  # fmt: skip
 WITHOUT_KEY = ("prepare_data",)
 
 

@@ -1,0 +1,24 @@
+"""Stage `gather`: copies the small files of one study into results/, which is in git.
+
+A study's own files never vary between two runs; seconds and machine go to <key>.<study>.run.json beside them.
+"""
+
+from featcal.errors import UnknownKey
+from featcal.stages.context import load_context, pick
+from featcal.storage.atomic import atomic_path
+from featcal.storage.results import read_json, write_json
+from featcal.studies import STUDIES
+
+
+def run(name: str) -> None:
+    """For `samples-clip_b32-8`: every file of outputs/<suite>/samples/clip_b32-8/ as results/<suite>/clip_b32-8.<file>."""
+    kind, _, key = name.partition("-")
+    if kind not in STUDIES:
+        raise UnknownKey("study", kind, list(STUDIES))
+    context = load_context()
+    pick(kind, context.experiments.studies[kind], key)
+    layout = context.layout
+    for file in sorted(layout.study(kind, key).iterdir()):
+        with atomic_path(layout.results / f"{key}.{file.name}") as hidden:
+            hidden.write_bytes(file.read_bytes())
+    write_json(layout.results / f"{key}.{kind}.run.json", read_json(layout.run(kind, key)))

@@ -1,0 +1,192 @@
+"""The studies of params.yaml as frozen dataclasses: experiments that make many models of one role and pool and keep no weights.
+
+Each is one stage of the same name and writes outputs/<suite>/<study>/<key>/; `gather` copies its small files to results/. Knows
+nothing of torch, models or where results go.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from featcal.baselines.settings import ProbSurgery, Surgery
+from featcal.entries import Entry, for_suite
+from featcal.runs import SETTINGS, Draw
+from featcal.settings import Calibration, from_mapping, number, require, text, whole_number
+
+CORRUPTIONS = ("gaussian_noise", "motion_blur", "fog")
+
+
+def _several(key: str, values: object, kind: Any = whole_number, **more: Any) -> None:
+    """Raise BadSetting unless the value is a list of different numbers."""
+    fine = isinstance(values, Sequence) and not isinstance(values, str) and bool(values)
+    require(fine, key, values, "must be a list of numbers")
+    assert isinstance(values, Sequence)
+    for value in values:
+        kind(key, value, **more)
+    require(len(set(values)) == len(values), key, values, "must name each number once")
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """The three ways to calibrate that a study holds against each other.
+
+    setting: the word of their settings in results.   stream: images the adapters see; FeatCal sees training images.
+    batch:   of FeatCal; the result does not depend on it.
+    """
+
+    setting: str
+    featcal: Calibration
+    surgery: Surgery
+    prob_surgery: ProbSurgery
+    stream: Literal["test_unlabelled", "train"] = "test_unlabelled"
+    batch: int = 128
+
+    def __post_init__(self) -> None:
+        require(self.setting in SETTINGS, "rivals.setting", self.setting, f"must be one of {', '.join(SETTINGS)}")
+        whole_number("rivals.batch", self.batch)
+        self.draw("surgery", 1, 0)
+
+    def draw(self, method: str, samples: int, seed: int) -> Draw:
+        """Which images a method sees, n of each task."""
+        return Draw("train" if method == "featcal" else self.stream, samples, self.batch, seed)
+
+
+@dataclass(frozen=True)
+class Study:
+    """What every study has: the models it is about."""
+
+    role: str
+    pool: int
+    upstream: str
+
+
+@dataclass(frozen=True)
+class SamplesStudy(Study):
+    """Table 12, Figure 3 and Table 13: the rivals at every number of images per task and every seed."""
+
+    rivals: Rivals
+    samples: tuple[int, ...]
+    seeds: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _several("samples.samples", self.samples)
+        _several("samples.seeds", self.seeds, least=0)
+
+
+@dataclass(frozen=True)
+class CorruptedStudy(Study):
+    """Table 6 and Figure 4: the rivals on corrupted calibration images, evaluated on clean test images."""
+
+    rivals: Rivals
+    corruptions: tuple[str, ...]
+    severity: int
+    samples: int
+    seeds: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        known = all(c in CORRUPTIONS for c in self.corruptions) and bool(self.corruptions)
+        require(known, "corrupted.corruptions", self.corruptions, f"must be a list of {', '.join(CORRUPTIONS)}")
+        require(self.severity == 3, "corrupted.severity", self.severity, "must be 3, the only one the paper uses")
+        whole_number("corrupted.samples", self.samples)
+        _several("corrupted.seeds", self.seeds, least=0)
+
+
+@dataclass(frozen=True)
+class CostStudy(Study):
+    """Table 5: time and memory of each rival, alone in a process of its own.
+
+    as_published: also adapters that encode every batch again.   steps_timed: of those, how many steps are run for the clock;
+    None is all of them. audit: steps after which the adapters are scored.
+    """
+
+    rivals: Rivals
+    samples: int
+    seed: int
+    audit: tuple[int, ...]
+    as_published: bool = True
+    steps_timed: int | None = None
+
+    def __post_init__(self) -> None:
+        whole_number("cost.samples", self.samples)
+        whole_number("cost.seed", self.seed, least=0)
+        _several("cost.audit", self.audit)
+        require(isinstance(self.as_published, bool), "cost.as_published", self.as_published, "must be true or false")
+        if self.steps_timed is not None:
+            whole_number("cost.steps_timed", self.steps_timed)
+
+
+@dataclass(frozen=True)
+class SweepStudy:
+    """Figure 5: FeatCal with one of λ, ρ and α varied, on several mergers; the other two as in `featcal`."""
+
+    role: str
+    pool: int
+    upstreams: tuple[str, ...]
+    setting: str
+    featcal: Calibration
+    samples: int
+    batch: int
+    seed: int
+    ridge: tuple[float, ...]
+    anchor_blend: tuple[float, ...]
+    interpolation: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for upstream in self.upstreams:
+            text("sweep.upstreams", upstream)
+        require(self.setting in SETTINGS, "sweep.setting", self.setting, f"must be one of {', '.join(SETTINGS)}")
+        whole_number("sweep.samples", self.samples)
+        whole_number("sweep.batch", self.batch)
+        whole_number("sweep.seed", self.seed, least=0)
+        for name in ("ridge", "anchor_blend", "interpolation"):
+            _several(f"sweep.{name}", getattr(self, name), number)
+
+
+@dataclass(frozen=True)
+class TheoryStudy(Study):
+    """Propositions 1 to 8 and both corollaries, checked on one merged model, its experts and FeatCal with these settings.
+
+    images: of each task.   nodes: numbers of quadrature nodes at which path-averaged Jacobians are tried.
+    """
+
+    setting: str
+    featcal: Calibration
+    samples: int
+    seed: int
+    images: int
+    nodes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        require(self.setting in SETTINGS, "theory.setting", self.setting, f"must be one of {', '.join(SETTINGS)}")
+        for name in ("samples", "images"):
+            whole_number(f"theory.{name}", getattr(self, name))
+        whole_number("theory.seed", self.seed, least=0)
+        _several("theory.nodes", self.nodes)
+
+
+STUDIES: dict[str, type[Any]] = {
+    "samples": SamplesStudy, "corrupted": CorruptedStudy, "cost": CostStudy, "sweep": SweepStudy, "theory": TheoryStudy,
+}  # fmt: skip
+NESTED: dict[str, type[Any]] = {
+    "rivals": Rivals, "featcal": Calibration, "surgery": Surgery, "prob_surgery": ProbSurgery,
+}  # fmt: skip
+
+
+def study_run(place: str, entry: Entry, suite: str) -> Any:
+    """One entry of a study's section, as its dataclass; None where the suite does not run it."""
+    chosen = for_suite(place, entry, suite, ("role", "pool"))
+    if chosen is None:
+        return None
+    kind = STUDIES[place.partition(".")[0]]
+    return _filled(kind, {"role": entry["role"], "pool": entry["pool"], **chosen}, f"{place}.{suite}")
+
+
+def _filled(kind: type[Any], mapping: Mapping[str, Any], place: str) -> Any:
+    """from_mapping, with mappings inside made into their own dataclasses and YAML's lists into tuples."""
+    values = {}
+    for key, value in mapping.items():
+        if key in NESTED:
+            value = _filled(NESTED[key], value, f"{place}.{key}")
+        values[key] = tuple(value) if isinstance(value, list) else value
+    return from_mapping(kind, values, place)
+
