@@ -189,4 +189,3 @@ def _filled(kind: type[Any], mapping: Mapping[str, Any], place: str) -> Any:
             value = _filled(NESTED[key], value, f"{place}.{key}")
         values[key] = tuple(value) if isinstance(value, list) else value
     return from_mapping(kind, values, place)
-
