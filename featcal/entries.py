@@ -22,6 +22,7 @@ from featcal.runs import (
     Draw,
     MeasureRun,
     MergeRun,
+    MultitaskRun,
     Rescaling,
 )
 from featcal.settings import Calibration, from_mapping, require, text, whole_number
@@ -55,16 +56,23 @@ def merge_run(place: str, entry: Entry, suite: str) -> MergeRun:
     named = "upstream" in entry if isinstance(entry, dict) else False  # two models by one method need two names
     fixed, free = (("role", "pool", "upstream"), ("method",)) if named else (("role", "pool", "method"), ())
     group = for_suite(place, entry, suite, fixed, free)
-    options, draw, method = group, None, entry["method"]
+    method = entry["method"]
     section = "merge_with_data" if method in STREAMS else "merge"
     if method in SETTINGS_OF:
         require(place.startswith(f"{section}."), place, method, f"belongs to {section}: methods that look at data stand apart")
+    options, draw = merge_settings(f"{place}.{suite}" if group else place, method, group, with_data)
+    return MergeRun(entry["role"], entry["pool"], method, entry.get("upstream", method), options, draw)
+
+
+def merge_settings(place: str, method: str, group: Entry | None, with_data: bool) -> tuple[Entry | None, Draw | None]:
+    """A merger's own settings, checked, and its images where it looks at any."""
+    options, draw = group, None
     if group is not None and with_data:
         images = {key: group[key] for key in ("stream", "samples", "batch", "seed") if key in group}
         options = {key: value for key, value in group.items() if key not in images}
-        draw = from_mapping(Draw, {"stream": STREAMS.get(method, "train"), **images}, f"{place}.{suite}")
-    settings_of(method, options or {}, f"{place}.{suite}" if options else place)
-    return MergeRun(entry["role"], entry["pool"], method, entry.get("upstream", method), options, draw)
+        draw = from_mapping(Draw, {"stream": STREAMS.get(method, "train"), **images}, place)
+    settings_of(method, options or {}, place)
+    return options, draw
 
 
 def calibrate_run(place: str, entry: Entry, suite: str) -> CalibrateRun:
@@ -75,7 +83,7 @@ def calibrate_run(place: str, entry: Entry, suite: str) -> CalibrateRun:
     require(words["setting"] in SETTINGS, f"{place}.setting", words["setting"], f"must be one of {', '.join(SETTINGS)}")
     if chosen is None:
         return CalibrateRun(**words, calibration=None)
-    return _calibration(f"{place}.{suite}", chosen, words)
+    return calibration(f"{place}.{suite}", chosen, words)
 
 
 def adapt_run(place: str, entry: Entry, suite: str) -> AdaptRun:
@@ -86,14 +94,19 @@ def adapt_run(place: str, entry: Entry, suite: str) -> AdaptRun:
     require(words["method"] in ADAPTERS, f"{place}.method", words["method"], f"must be one of {', '.join(ADAPTERS)}")
     if chosen is None:
         return AdaptRun(**words, settings=None)
+    return AdaptRun(**words, settings=adapter_settings(f"{place}.{suite}", words["method"], chosen))
+
+
+def adapter_settings(place: str, method: str, chosen: Entry) -> dict[str, AdapterSetting]:
+    """Trainings of one method's adapters by the word of their settings."""
     settings = {}
     for name, group in chosen.items():
-        where = f"{place}.{suite}.{name}"
-        require(name in ADAPTER_SETTINGS, f"{place}.{suite}", name, f"must hold {', '.join(ADAPTER_SETTINGS)}")
-        settings[str(name)] = _adapter_setting(where, words["method"], group)
+        where = f"{place}.{name}"
+        require(name in ADAPTER_SETTINGS, place, name, f"must hold {', '.join(ADAPTER_SETTINGS)}")
+        settings[str(name)] = _adapter_setting(where, method, group)
         streams = "train" if name.endswith("_train") else "test_unlabelled"
         require(settings[name].draw.stream == streams, f"{where}.stream", settings[name].draw.stream, f"must be {streams}")
-    return AdaptRun(**words, settings=settings)
+    return settings
 
 
 def _adapter_setting(place: str, method: str, group: Any) -> AdapterSetting:
@@ -117,7 +130,7 @@ def ablate_run(place: str, entry: Entry, suite: str) -> AblateRun | None:
     for key in ("without", "rescale"):
         require(isinstance(settings.get(key), dict), place, list(chosen), f"must hold a mapping called {key}")
     changes, rescale = settings.pop("without"), settings.pop("rescale")
-    whole = _calibration(place, settings, {**{key: entry[key] for key in fixed}, "setting": "whole"})
+    whole = calibration(place, settings, {**{key: entry[key] for key in fixed}, "setting": "whole"})
     assert whole.calibration is not None
     values = asdict(whole.calibration)
     without = {}
@@ -125,6 +138,14 @@ def ablate_run(place: str, entry: Entry, suite: str) -> AblateRun | None:
         require(isinstance(change, dict) and bool(change), f"{place}.without.{name}", change, "must be a mapping of settings")
         without[str(name)] = from_mapping(Calibration, values | change, f"{place}.without.{name}")
     return AblateRun(whole, without, from_mapping(Rescaling, rescale, f"{place}.rescale"))
+
+
+def multitask_run(place: str, entry: Entry, suite: str) -> MultitaskRun | None:
+    """The model trained on all tasks of one role and pool."""
+    chosen = for_suite(place, entry, suite, ("role", "pool"))
+    if chosen is None:
+        return None
+    return from_mapping(MultitaskRun, {"role": entry["role"], "pool": entry["pool"], **chosen}, f"{place}.{suite}")
 
 
 def measure_run(place: str, entry: Entry, suite: str) -> MeasureRun | None:
@@ -135,7 +156,7 @@ def measure_run(place: str, entry: Entry, suite: str) -> MeasureRun | None:
     return from_mapping(MeasureRun, {"role": entry["role"], "pool": entry["pool"], **chosen}, f"{place}.{suite}")
 
 
-def _calibration(place: str, group: Entry, words: Mapping[str, Any]) -> CalibrateRun:
+def calibration(place: str, group: Entry, words: Mapping[str, Any]) -> CalibrateRun:
     """Method and draw of a group that holds both."""
     method = dict(group)
     draw: dict[str, Any] = {}

@@ -13,13 +13,15 @@ import yaml
 
 from featcal import entries
 from featcal.errors import BadFile, MissingPath, UnknownKey
-from featcal.runs import AblateRun, AdaptRun, CalibrateRun, MeasureRun, MergeRun
+from featcal.pools import LargerPool, larger_pool
+from featcal.runs import AblateRun, AdaptRun, CalibrateRun, MeasureRun, MergeRun, MultitaskRun
 from featcal.settings import require
 from featcal.studies import STUDIES, study_run
 
 T = TypeVar("T")
 SECTIONS = (
-    "suite", "anchors", "merge", "merge_with_data", "calibrate", "adapt", "ablate", "prepare", "measure", *STUDIES, "page",
+    "suite", "anchors", "merge", "merge_with_data", "calibrate", "adapt", "ablate", "multitask", "larger_pools", "prepare",
+    "measure", *STUDIES, "page",
 )  # fmt: skip
 
 
@@ -28,14 +30,21 @@ class Experiments:
     """What params.yaml asks for, in the chosen suite."""
 
     suite: str
-    merge: Mapping[str, MergeRun]  # with and without data
+    merge: Mapping[str, MergeRun]  # with and without data; of larger pools too, as calibrate and adapt
     calibrate: Mapping[str, CalibrateRun]
     adapt: Mapping[str, AdaptRun]
     ablate: Mapping[str, AblateRun | None]  # None: not run in this suite
+    multitask: Mapping[str, MultitaskRun | None]
+    larger_pools: Mapping[str, LargerPool]
     measure: Mapping[str, MeasureRun | None]
     studies: Mapping[str, Mapping[str, Any]]  # by kind, by key; None: not run in this suite
-    roles: tuple[str, ...]  # all that `prepare` names
+    prepared: tuple[tuple[str, int], ...]  # roles and pools
     raw: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """All that `prepare` names."""
+        return tuple(dict.fromkeys(role for role, _ in self.prepared))
 
     def merged_in(self, role: str, pool: int) -> dict[str, MergeRun]:
         """The merged models of one role and pool, by key."""
@@ -89,19 +98,27 @@ def load_experiments(path: Path) -> Experiments:
     alone, with_data = read("merge", entries.merge_run), read("merge_with_data", entries.merge_run)
     for key in set(alone) & set(with_data):
         require(False, f"merge_with_data.{key}", key, "is a merged model of `merge` already")
+    larger = read("larger_pools", larger_pool)
     found = Experiments(
         suite=suite,
-        merge=alone | with_data,
-        calibrate=read("calibrate", entries.calibrate_run),
-        adapt=read("adapt", entries.adapt_run),
+        merge=alone | with_data | _pooled(larger, "merge"),
+        calibrate=read("calibrate", entries.calibrate_run) | _pooled(larger, "calibrate"),
+        adapt=read("adapt", entries.adapt_run) | _pooled(larger, "adapt"),
         ablate=read("ablate", entries.ablate_run),
+        multitask=read("multitask", entries.multitask_run),
+        larger_pools=larger,
         measure=read("measure", entries.measure_run),
         studies={kind: read(kind, study_run) for kind in STUDIES},
-        roles=_roles(raw),
+        prepared=_prepared(raw),
         raw=raw,
     )
     _check_references(found)
     return found
+
+
+def _pooled(larger: Mapping[str, LargerPool], part: str) -> dict[str, Any]:
+    """The runs of one part of every larger pool, by key."""
+    return {key: run for pool in larger.values() for key, run in getattr(pool, part).items()}
 
 
 def _check_references(found: Experiments) -> None:
@@ -114,7 +131,10 @@ def _check_references(found: Experiments) -> None:
     for place, run in runs.items():
         for name in getattr(run, "upstreams", None) or (run.upstream,):
             upstream = f"{run.role}-{run.pool}-{name}"
-            require(upstream in found.merge, place, upstream, f"must be one of the merged models: {', '.join(found.merge)}")
+            there = [key for key, made in found.merge.items() if (made.role, made.pool) == (run.role, run.pool)]
+            require(
+                upstream in there, place, upstream, f"must be one of the merged models: {', '.join(there) or 'none'}"
+            )
     for key, measured in found.measure.items():
         for name in measured.settings if measured else ():
             _require_seed(f"measure.{key}.{found.suite}", measured, f"{key}-{measured.upstream}-{name}", found.calibrate)
@@ -127,14 +147,15 @@ def _require_seed(place: str, measured: MeasureRun, wanted: str, calibrate: Mapp
     require(measured.seed in seeds, f"{place}.seed", measured.seed, f"must be one of the seeds {made}")
 
 
-def _roles(raw: Mapping[str, Any]) -> tuple[str, ...]:
-    """The roles that are prepared, each under the name <role>-<pool>."""
+def _prepared(raw: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    """Roles and pools that are prepared, each under the name <role>-<pool>."""
     found = []
     for key, entry in _section(raw, "prepare").items():
-        fine = isinstance(entry, dict) and set(entry) == {"role"} and str(key).rpartition("-")[0] == entry["role"]
+        role, _, pool = str(key).rpartition("-")
+        fine = isinstance(entry, dict) and entry == {"role": role} and pool.isdigit()
         require(fine, f"prepare.{key}", entry, "must hold `role:` and nothing else, and be called <role>-<pool>")
-        found.append(entry["role"])
-    return tuple(dict.fromkeys(found))
+        found.append((role, int(pool)))
+    return tuple(found)
 
 
 def _section(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -127,6 +127,26 @@ class AblateRun:
 
 
 @dataclass(frozen=True)
+class MultitaskRun:
+    """One model for all tasks of a pool: fetched (`model`, a hub id) or trained as the experts are, in `steps` steps in all."""
+
+    role: str
+    pool: int
+    model: str | None = None
+    steps: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        one = (self.model is None) != (self.steps is None)
+        require(one, "multitask.steps", self.steps, "must stand alone: either steps (and seed), or the model's hub id")
+        if self.model is not None:
+            text("multitask.model", self.model)
+        if self.steps is not None:
+            whole_number("multitask.steps", self.steps)
+        whole_number("multitask.seed", self.seed, least=0)
+
+
+@dataclass(frozen=True)
 class MeasureRun:
     """Drift on test images of one merged model and its calibrated ones, one per setting.
 

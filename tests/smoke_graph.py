@@ -10,6 +10,7 @@ from pathlib import Path
 import networkx
 import yaml
 
+from featcal.pools import PARTS
 from featcal.stages.run import run_stage
 from featcal.studies import STUDIES
 
@@ -23,6 +24,7 @@ RUN = {
     "calibrate": [f"{r}-8-{u}-{s}" for r in ROLES for u in ("average", "task_arithmetic") for s in ("suite", "paper")],
     "adapt": ["clip_b32-8-task_arithmetic-surgery", "clip_b32-8-average-prob_surgery"],
     "ablate": ["clip_b32-8-task_arithmetic"],
+    "larger_pools": ["clip_b32-14"],
 }
 STUDIED: dict[str, dict] = {}  # by study, what replaces the mini group's values; a study that is left out is not run
 ADAPTED = {"samples": 16, "steps": 3, "seeds": [42]}
@@ -46,9 +48,21 @@ def smoke_params(root: Path = ROOT) -> dict:
     for study in STUDIES:
         for entry in params[study].values():
             entry["smoke"] = {**entry["mini"], **STUDIED[study]} if study in STUDIED else None
+    for key, entry in params["larger_pools"].items():
+        for part in PARTS:
+            smoke = _smoke_part(part, entry[part]["mini"]) if key in RUN["larger_pools"] else None
+            entry[part] = {**entry[part], "smoke": smoke}  # pools share their groups by YAML's anchors
+    for entry in params["multitask"].values():
+        entry["smoke"] = {"steps": 4}
     for entry in params["measure"].values():
         entry["smoke"] = {**entry["mini"], "task": "dtd"}
     return params
+
+
+def _smoke_part(part: str, group: dict) -> dict:
+    """The smoke group of one part of a larger pool."""
+    few = {"mergers": {}, "featcal": {**FEW, "seeds": [42]}}.get(part, ADAPTED)
+    return {name: {**inner, **few, **SHORT.get(name, {})} for name, inner in group.items()}
 
 
 def lay_out(work: Path, root: Path = ROOT) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "featcal"
 
-FOUNDATION = {"errors", "core", "blocks", "storage", "models", "settings", "experiments", "runs", "studies"}
+FOUNDATION = {"errors", "core", "blocks", "storage", "models", "settings", "experiments", "runs", "pools", "studies"}
 BETWEEN = FOUNDATION | {"merging", "baselines", "data", "evaluation", "calibration", "mini"}
 MAY_IMPORT = {
     "__init__": {
@@ -26,8 +26,9 @@ MAY_IMPORT = {
     "settings": {"errors"},
     "runs": {"settings", "baselines.settings"},
     "entries": {"settings", "runs", "merging.settings"},
+    "pools": {"errors", "settings", "runs", "entries"},
     "studies": {"settings", "runs", "entries", "baselines.settings"},
-    "experiments": {"errors", "settings", "runs", "entries", "studies"},
+    "experiments": {"errors", "settings", "runs", "entries", "pools", "studies"},
     "core": {"errors"},
     "blocks": {"errors", "core"},
     "storage": {"errors"},

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from featcal.experiments import load_experiments
+from featcal.suites.suite import load_suite
+
 ROOT = Path(__file__).parents[1]
 STAGES = (
-    "prepare_data", "prepare", "merge", "merge_with_data", "calibrate", "adapt", "ablate", "evaluate", "measure", "results",
-    "page",
+    "prepare_data", "prepare", "merge", "merge_with_data", "calibrate", "adapt", "ablate", "multitask", "merge_pool",
+    "calibrate_pool", "adapt_pool", "evaluate", "evaluate_pool", "measure", "results", "results_pool", "page",
 )  # fmt: skip
 
 # What no number depends on: messages, settings (their values are params), paths, processes, the record of the run, counters of
@@ -24,6 +27,7 @@ EXEMPT = {
     "featcal/experiments.py",
     "featcal/entries.py",
     "featcal/runs.py",
+    "featcal/pools.py",
     "featcal/torchvision_mend.py",
     "featcal/suites/suite.py",
     "featcal/stages/context.py",
@@ -33,7 +37,8 @@ EXEMPT = {
     "featcal/storage/ledger.py",
     "featcal/storage/results.py",
 }
-WRITES_SCORES = ("ablate", "evaluate", "measure", "results")  # how many decimals a score has is storage/results.py's business
+# How many decimals a score has is storage/results.py's business.
+WRITES_SCORES = ("ablate", "evaluate", "evaluate_pool", "measure", "results", "results_pool")
 
 
 def module_file(name: str) -> str | None:
@@ -84,15 +89,21 @@ def closure(file: str, stop: frozenset[str] = frozenset()) -> set[str]:
     return reached
 
 
+def definition(stage: str) -> dict:
+    """What dvc.yaml says of a stage, before parts are filled in per experiment."""
+    found = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"][stage]
+    return found.get("do", found)
+
+
 def dependencies(stage: str) -> list[str]:
     """The deps of a stage that are files of the package."""
-    definition = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"][stage]
-    return [dep for dep in definition.get("do", definition)["deps"] if dep.startswith("featcal/")]
+    return [dep for dep in definition(stage)["deps"] if dep.startswith("featcal/")]
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_depends_on_the_code_that_can_change_its_numbers(stage):
-    needed = closure(f"featcal/stages/{stage}.py", frozenset(EXEMPT)) - EXEMPT
+    verb = definition(stage)["cmd"].split()[2]  # a stage of larger pools may run the same code
+    needed = closure(f"featcal/stages/{verb}.py", frozenset(EXEMPT)) - EXEMPT
     if stage in WRITES_SCORES:
         needed.add("featcal/storage/results.py")
     deps = dependencies(stage)
@@ -108,12 +119,32 @@ def test_every_dependency_on_code_exists(stage):
 
 def test_every_experiment_of_params_yaml_is_evaluated():
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
-    deps = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]["evaluate"]["do"]["deps"]
+    deps = definition("evaluate")["deps"]
     folders = {"merge": "merged", "merge_with_data": "merged", "calibrate": "calibrated", "adapt": "adapted", "ablate": "ablated"}
     for section, folder in folders.items():
         for key in params[section]:
             name = key.split("-", 2)[2]
             assert f"outputs/${{suite}}/{folder}/${{key}}-{name}" in deps, key
+
+
+def test_every_model_of_a_larger_pool_is_made_and_evaluated():
+    made = {"merge": ("merge_pool", "merged"), "calibrate": ("calibrate_pool", "calibrated"), "adapt": ("adapt_pool", "adapted")}
+    deps = definition("evaluate_pool")["deps"]
+    for key, pool in load_experiments(ROOT / "params.yaml").larger_pools.items():
+        for part, (stage, folder) in made.items():
+            wanted = {f"outputs/${{suite}}/{folder}/${{key}}{name.removeprefix(key)}" for name in getattr(pool, part)}
+            assert wanted == {out for out in definition(stage)["outs"] if f"/{folder}/" in out} <= set(deps), (stage, key)
+
+
+@pytest.mark.parametrize("stage", ["merge_pool", "calibrate_pool", "adapt_pool", "evaluate_pool"])
+def test_a_larger_pool_depends_on_every_folder_it_reads_experts_from(stage):
+    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    suite = load_suite(ROOT, "mini")
+    for key, pool in params["larger_pools"].items():
+        role, size = pool["role"], pool["pool"]
+        given = {d.replace("${item.role}", role).replace("${item.pool}", str(size)) for d in definition(stage)["deps"]}
+        for smaller in [n for n in suite.pools if n <= size]:
+            assert f"outputs/${{suite}}/prepared/{role}-{smaller}" in given, key
 
 
 def locked_outputs() -> dict[str, str]:

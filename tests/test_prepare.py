@@ -49,6 +49,28 @@ def test_an_interrupted_prepare_goes_on_with_the_experts_that_are_missing(projec
     assert expert_bytes(project) == resumed and len(resumed) == 3
 
 
+def test_a_larger_pool_makes_what_no_smaller_one_has_made_nested_or_not(project, monkeypatch):
+    made = []
+    monkeypatch.setattr(prepare.making, "write_expert", lambda job, data, store, pins: made.append(job.task))
+    monkeypatch.setattr(prepare.making, "write_base_and_heads", lambda *rest: write_nothing(rest[-1]))
+    suite = project / "suites/smoke.yaml"
+    nested = suite.read_text()
+    for tasks, wanted in (("mnist, svhn, dtd, eurosat", ["eurosat"]), ("eurosat, mnist, gtsrb", ["eurosat", "gtsrb"])):
+        changed = nested.replace("14: [mnist, svhn, dtd, eurosat]", f"14: [{tasks}]\n  20: [mnist, svhn, dtd, eurosat, gtsrb]")
+        suite.write_text(changed)
+        made[:] = []
+        with working_in(project):
+            run_stage("prepare", "clip_b32-14")
+        assert made == wanted
+    suite.write_text(nested)
+
+
+def write_nothing(store):
+    """A base and heads without numbers."""
+    (store / "base").mkdir(parents=True)
+    (store / "heads.safetensors").touch()
+
+
 def test_other_settings_take_over_no_expert_of_an_interrupted_run(project, monkeypatch):
     made = []
 

@@ -124,3 +124,8 @@ def test_the_mini_suite_in_force_is_the_one_that_was_chosen():
         if calibrate["setting"] == "suite":
             for name in ("ridge", "anchor_blend", "interpolation"):
                 assert calibrate["mini"][name] == choice["chosen"]["settings"][name], key
+    for key, pool in params["larger_pools"].items():
+        mergers = pool["mergers"]["mini"]
+        scale = choice["chosen"]["scale"][pool["role"]][str(pool["pool"])]
+        assert mergers["task_arithmetic"]["scale"] == mergers["adamerging"]["start"] == scale, key
+        assert choice["chosen"]["settings"].items() <= pool["featcal"]["mini"]["suite"].items(), key

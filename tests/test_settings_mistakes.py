@@ -14,6 +14,7 @@ from featcal.errors import FeatCalError
 from featcal.stages.context import load_context
 
 CALIBRATE, MERGE, MEASURE = "clip_b32-8-task_arithmetic-suite", "clip_b32-8-task_arithmetic", "clip_b32-8"
+LARGER = "clip_b32-14"
 ADAPT, ABLATE, DATA = "clip_b32-8-task_arithmetic-surgery", "clip_b32-8-task_arithmetic", "clip_b32-8-regmean"
 PARAMS, SUITE = smoke_params(), yaml.safe_load((ROOT / "tests/smoke/smoke.yaml").read_text())
 
@@ -86,6 +87,24 @@ IN_PARAMS: list[tuple[str, Any, str]] = [
     (f"ablate/{ABLATE}/smoke/rescale/split", "test", "never test"),
     (f"ablate/{ABLATE}/smoke/rescale/factors", [], "factors"),
     (f"ablate/{ABLATE}/smoke/ridge", 0, f"ablate.{ABLATE}.smoke.ridge: 0"),
+    (f"larger_pools/{LARGER}", None, f"larger_pools.{LARGER}"),
+    (f"larger_pools/{LARGER}/role", "clip_l14", f"larger_pools.{LARGER}: 'clip_l14-14'"),
+    (f"larger_pools/{LARGER}/pool", DROPPED, "lacks pool"),
+    (f"larger_pools/{LARGER}/surgry", {}, "did you mean 'surgery'"),
+    (f"larger_pools/{LARGER}/surgery", DROPPED, f"larger_pools.{LARGER}.surgery"),
+    (f"larger_pools/{LARGER}/mergers/smoke", DROPPED, "no settings for the suite 'smoke'"),
+    (f"larger_pools/{LARGER}/mergers/smoke/averge", {}, "did you mean 'average'"),
+    (f"larger_pools/{LARGER}/mergers/smoke/average", None, f"larger_pools.{LARGER}.mergers.smoke.average"),
+    (f"larger_pools/{LARGER}/mergers/smoke/wudi/step", 2, "did you mean 'steps'"),
+    (f"larger_pools/{LARGER}/mergers/smoke/adamerging/batch", 0, f"larger_pools.{LARGER}.mergers.smoke.adamerging.batch: 0"),
+    (f"larger_pools/{LARGER}/featcal/smoke/siute", {}, "did you mean 'suite'"),
+    (f"larger_pools/{LARGER}/featcal/smoke/suite/ridge", 0, f"larger_pools.{LARGER}.featcal.smoke.suite.ridge: 0"),
+    (f"larger_pools/{LARGER}/prob_surgery/smoke/suite/rank", 4, f"larger_pools.{LARGER}.prob_surgery.smoke.suite: 'rank'"),
+    ("larger_pools/clip_b32-20/mergers/smoke", {"average": {}}, "not among the pools of suites/smoke.yaml"),
+    ("multitask/clip_b32-8/smoke/steps", 0, "multitask.clip_b32-8.smoke.steps: 0"),
+    ("multitask/clip_b32-8/smoke/stps", 5, "did you mean 'steps'"),
+    ("multitask/clip_b32-8/smoke", {}, "either steps"),
+    ("multitask/clip_b32-8/smoke/model", "someone/model", "either steps"),
     (f"measure/{MEASURE}/smoke/upstream", "averag", "clip_b32-8-averag"),
     (f"measure/{MEASURE}/smoke/settings", "suite", "settings: 'suite'"),
     (f"measure/{MEASURE}/smoke/settings", 5, "settings: 5"),

@@ -10,8 +10,10 @@ import pytest
 import yaml
 from smoke_graph import RUN, keep_a_chain, lay_out, run_smoke_graph, smoke_params
 
+from featcal.pools import MERGERS, PARTS
 from featcal.stages.columns import CURVES, SCALES
 from featcal.storage.results import DRIFT, SCORES, read_rows
+from featcal.studies import STUDIES
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +31,36 @@ def test_every_model_of_the_pool_has_a_score_on_every_task(graph):
     calibrated = sum(len(params["calibrate"][key]["smoke"]["seeds"]) for key in RUN["calibrate"] if "b32" in key)
     adapted = sum(len(params["adapt"][key]["smoke"]) for key in RUN["adapt"])
     controls = sum(2 + len(params["ablate"][key]["smoke"]["without"]) for key in RUN["ablate"])
-    models = 2 + len(merged) + calibrated + adapted + controls
+    models = 3 + len(merged) + calibrated + adapted + controls
     assert len(rows) == 3 * models
     assert {row["task"] for row in rows} == {"mnist", "svhn", "dtd"}
     assert all(0 <= row["value"] <= 100 and row["count"] == 60 for row in rows)
-    methods = {"base", "expert", "merged", "featcal", "surgery", "prob_surgery", "anchor", "rescaled"}
+    methods = {"base", "expert", "multitask", "merged", "featcal", "surgery", "prob_surgery", "anchor", "rescaled"}
     assert {row["method"] for row in rows} == methods
     named = [tuple(row[column] for column in ("upstream", "method", "setting", "seed", "task")) for row in rows]
     assert len(set(named)) == len(named)
+
+
+def test_a_larger_pool_scores_four_mergers_and_each_with_the_three_calibrations(graph):
+    work, _ = graph
+    rows = read_rows(work / "results/smoke/clip_b32-14.csv", SCORES)
+    models = [(row["upstream"], row["method"], row["setting"]) for row in rows if row["task"] == "eurosat"]
+    made = [("merged", ""), ("featcal", "suite"), ("surgery", "suite"), ("prob_surgery", "suite")]
+    expected = [(upstream, *kind) for upstream in MERGERS for kind in made]
+    assert sorted(models) == sorted([("", "base", ""), ("", "expert", ""), *expected]) and len(rows) == 4 * len(models)
+    record = json.loads((work / "results/smoke/clip_b32-14.run.json").read_text())
+    assert len(record["cost"]) == 4 and {"merge_pool@clip_b32-14", "adapt_pool@clip_b32-14"} <= set(record["seconds"])
+    for key in ("clip_b32-20", "clip_l14-14"):  # the suite has no such pool, no such role
+        assert read_rows(work / f"results/smoke/{key}.csv", SCORES) == []
+
+
+def test_an_expert_is_made_for_the_smallest_pool_with_its_task(graph):
+    work, _ = graph
+    prepared = work / "outputs/smoke/prepared"
+    assert [path.name for path in (prepared / "clip_b32-14/experts").iterdir()] == ["eurosat"]
+    rows = {pool: read_rows(work / f"results/smoke/clip_b32-{pool}.csv", SCORES) for pool in (8, 14)}
+    found = {pool: {r["task"]: r["value"] for r in rows[pool] if r["method"] == "expert"} for pool in rows}
+    assert found[8].items() <= found[14].items()
 
 
 def test_what_was_trained_leaves_its_loss_and_a_rescaled_merger_its_sweep(graph):
@@ -139,9 +163,12 @@ def switch_to_a_suite_without_roles(work: Path) -> None:
     start, end = text.index("roles:"), text.index("fine_tune:")
     (work / "suites/bare.yaml").write_text(text[:start] + "roles: {clip_b32: null}\n" + text[end:])
     params = yaml.safe_load((work / "params.yaml").read_text())
-    for section in ("merge", "merge_with_data", "calibrate", "adapt", "ablate", "measure"):
+    for section in ("merge", "merge_with_data", "calibrate", "adapt", "ablate", "multitask", "measure", *STUDIES):
         for entry in params[section].values():
             entry["bare"] = None
+    for entry in params["larger_pools"].values():
+        for part in PARTS:
+            entry[part]["bare"] = None
     (work / "params.yaml").write_text(yaml.safe_dump(params | {"suite": "bare"}, sort_keys=False))
 
 

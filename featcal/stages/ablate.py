@@ -24,7 +24,7 @@ def run(key: str) -> None:
     ablate = pick("ablate", context.experiments.ablate, key)
     out = context.layout.ablated(key)
     with recorded(context, "ablate", key):
-        if ablate is None or context.role(ablate.whole.role) is None:
+        if ablate is None or not context.plays(ablate.whole.role, ablate.whole.pool):
             with atomic_folder(out):
                 console.print(f"ablate {key}: not run in suite {context.suite.name}")
             return

@@ -14,7 +14,7 @@ def run(key: str) -> None:
     context = load_context()
     adapt = pick("adapt", context.experiments.adapt, key)
     with recorded(context, "adapt", key):
-        if adapt.settings is None or context.role(adapt.role) is None:
+        if adapt.settings is None or not context.plays(adapt.role, adapt.pool):
             with atomic_folder(context.layout.adapted(key)):
                 console.print(f"adapt {key}: not run in suite {context.suite.name}")
             return

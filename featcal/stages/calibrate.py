@@ -16,7 +16,7 @@ def run(key: str) -> None:
     context = load_context()
     calibrate = pick("calibrate", context.experiments.calibrate, key)
     with recorded(context, "calibrate", key) as record:
-        if calibrate.calibration is None or context.role(calibrate.role) is None:
+        if calibrate.calibration is None or not context.plays(calibrate.role, calibrate.pool):
             with atomic_folder(context.layout.calibrated(key, 0).parent):
                 console.print(f"calibrate {key}: not run in suite {context.suite.name}")
             return

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from featcal.errors import UnknownKey
 from featcal.experiments import Experiments, load_experiments
-from featcal.settings import project_root
+from featcal.settings import project_root, require
 from featcal.stages.layout import Layout
 from featcal.storage.results import run_record, write_json
 from featcal.suites.suite import Role, Suite, load_suite
@@ -34,6 +34,13 @@ class Context:
             raise UnknownKey("role", name, list(self.experiments.roles))
         return self.suite.roles.get(name)
 
+    def plays(self, name: str, pool: int) -> bool:
+        """Whether the suite has a model for the role, and the pool. Raises: UnknownKey for a pair that no experiment has."""
+        role = self.role(name)
+        if (name, pool) not in self.experiments.prepared:
+            raise UnknownKey("prepare", f"{name}-{pool}", [f"{role}-{size}" for role, size in self.experiments.prepared])
+        return role is not None and pool in self.suite.pools
+
 
 def load_context(root: Path | None = None) -> Context:
     """Everything a stage reads before it starts. Raises: the errors of the settings files."""
@@ -46,7 +53,23 @@ def load_context(root: Path | None = None) -> Context:
     for key, measured in experiments.measure.items():
         if measured is not None and measured.task not in suite.pool(measured.pool):
             raise UnknownKey(f"measure.{key}.{suite.name}.task", measured.task, list(suite.pool(measured.pool)))
-    return Context(Layout(root, experiments.suite), experiments, suite)
+    for key, pool in experiments.larger_pools.items():
+        if suite.roles.get(pool.role) and any(run.options is not None for run in pool.merge.values()):
+            require(pool.pool in suite.pools, f"larger_pools.{key}.mergers.{suite.name}", pool.pool, _no_pool(suite))
+    return Context(Layout(root, experiments.suite, _prepared(experiments, suite)), experiments, suite)
+
+
+def _prepared(experiments: Experiments, suite: Suite) -> dict[str, dict[int, tuple[str, ...]]]:
+    """Tasks of every pool that is prepared, by role and size."""
+    found: dict[str, dict[int, tuple[str, ...]]] = {role: {} for role in experiments.roles}
+    for role, pool in experiments.prepared:
+        if pool in suite.pools:
+            found[role][pool] = suite.pools[pool]
+    return found
+
+
+def _no_pool(suite: Suite) -> str:
+    return f"is not among the pools of suites/{suite.name}.yaml; write `{suite.name}: null` to leave these mergers out"
 
 
 def pick(place: str, entries: Mapping[str, T], key: str) -> T:

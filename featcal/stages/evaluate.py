@@ -17,7 +17,7 @@ def run(key: str) -> None:
     role, pool = role_and_pool(key)
     with recorded(context, "evaluate", key):
         rows: list[dict[str, Any]] = []
-        if context.role(role) is not None:
+        if context.plays(role, pool):
             tasks, models = context.suite.pool(pool), scored(context, role, pool)
             jobs = {task: (context, role, pool, task, models) for task in tasks}
             found = dict(fan_out(f"evaluate {key}", evaluate_task, jobs, context.suite.workers))

@@ -3,16 +3,22 @@
 Above the line (outputs/): weights and caches. Below it (results/, book/): small files that are in git.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Paths of one suite below the project's root."""
+    """Paths of one suite below the project's root.
+
+    pools: tasks by role and by the size of each pool that is prepared. An expert lies in the smallest one with its task, so that
+           none is made twice.
+    """
 
     root: Path
     suite: str
+    pools: Mapping[str, Mapping[int, tuple[str, ...]]]
 
     @property
     def outputs(self) -> Path:
@@ -38,7 +44,15 @@ class Layout:
         return self.prepared(role, pool) / "base"
 
     def expert(self, role: str, pool: int, task: str) -> Path:
-        return self.prepared(role, pool) / "experts" / task
+        return self.prepared(role, self.home(role, pool, task)) / "experts" / task
+
+    def home(self, role: str, pool: int, task: str) -> int:
+        """The smallest pool of a role that holds a task of this pool."""
+        return min(size for size, tasks in self.pools[role].items() if size <= pool and task in tasks)
+
+    def multitask(self, key: str) -> Path:
+        """One model trained on all tasks of a role and pool."""
+        return self.outputs / "multitask" / key
 
     def heads(self, role: str, pool: int) -> Path:
         return self.prepared(role, pool) / "heads.safetensors"

@@ -24,7 +24,7 @@ def run(key: str) -> None:
     drift: list[dict[str, Any]] = []
     points: list[dict[str, Any]] = []
     with recorded(context, "measure", key):
-        if measure is not None and context.role(measure.role) is not None:
+        if measure is not None and context.plays(measure.role, measure.pool):
             tasks = context.suite.pool(measure.pool)
             jobs = {task: (context, measure, task) for task in tasks}
             found = dict(fan_out(f"measure {key}", measure_task, jobs, context.suite.workers))

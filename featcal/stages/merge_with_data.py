@@ -10,7 +10,7 @@ def run(key: str) -> None:
     context = load_context()
     merge = pick("merge_with_data", context.experiments.merge, key)
     with recorded(context, "merge", key):
-        if merge.options is None or context.role(merge.role) is None:
+        if merge.options is None or not context.plays(merge.role, merge.pool):
             with atomic_folder(context.layout.merged(key)):
                 console.print(f"merge_with_data {key}: not run in suite {context.suite.name}")
             return

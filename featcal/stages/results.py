@@ -9,22 +9,26 @@ from featcal.stages.context import Context, load_context, role_and_pool
 from featcal.stages.curves import curves, scales
 from featcal.storage.results import DRIFT, PROJECTION, SCORES, read_json, read_rows, run_record, write_json, write_rows
 
-REFERENCES = ("base", "expert", "merged")  # what FeatCal starts from and is held against
+REFERENCES = ("base", "expert", "multitask", "merged")  # what FeatCal starts from and is held against
 
 
 def run(key: str) -> None:
-    """Write results/<suite>/<key>.csv and beside it .references, .drift, .projection, .curves, .scales, .settings and .run."""
+    """Write results/<suite>/<key>.csv and beside it .references, .curves, .settings and .run.
+
+    Where drift is measured and controls are run, also .drift, .projection and .scales.
+    """
     context = load_context()
     layout = context.layout
     scores = read_rows(layout.scores(key), SCORES)
     write_rows(layout.results / f"{key}.csv", scores, SCORES)
     write_rows(layout.results / f"{key}.references.csv", [row for row in scores if row["method"] in REFERENCES], SCORES)
-    for name, columns in (("drift", DRIFT), ("projection", PROJECTION)):
-        write_rows(layout.results / f"{key}.{name}.csv", read_rows(layout.drift(key) / f"{name}.csv", columns), columns)
     role, pool = role_and_pool(key)
-    played = context.role(role) is not None
+    played = context.plays(role, pool)
     write_rows(layout.results / f"{key}.curves.csv", curves(context, role, pool) if played else [], CURVES)
-    write_rows(layout.results / f"{key}.scales.csv", scales(context, role, pool) if played else [], SCALES)
+    if key in context.experiments.measure:
+        for name, columns in (("drift", DRIFT), ("projection", PROJECTION)):
+            write_rows(layout.results / f"{key}.{name}.csv", read_rows(layout.drift(key) / f"{name}.csv", columns), columns)
+        write_rows(layout.results / f"{key}.scales.csv", scales(context, role, pool) if played else [], SCALES)
     write_json(layout.results / f"{key}.settings.json", _settings(context, key))
     write_json(layout.results / f"{key}.run.json", _gathered(context, key))
 
@@ -37,8 +41,10 @@ def _settings(context: Context, key: str) -> dict[str, Any]:
     adapted = {k: asdict(a) for k, a in experiments.adapted_in(role, pool).items()}
     ablated = {k: asdict(a) for k, a in experiments.ablated_in(role, pool).items()}
     calibrated = {k: asdict(c) for k, c in experiments.calibrated_in(role, pool).items()}
+    shared = experiments.multitask.get(key)
+    multitask = {key: asdict(shared)} if shared else {}
     suite = {"name": context.suite.name, "data": asdict(context.suite.data), "heads": context.suite.heads}
-    return {"suite": suite, "merge": merged, "calibrate": calibrated, "adapt": adapted, "ablate": ablated}
+    return {"suite": suite, "multitask": multitask, "merge": merged, "calibrate": calibrated, "adapt": adapted, "ablate": ablated}
 
 
 def _merge_settings(run: MergeRun) -> dict[str, Any]:
@@ -49,7 +55,8 @@ def _merge_settings(run: MergeRun) -> dict[str, Any]:
 def _gathered(context: Context, key: str) -> dict[str, Any]:
     """Seconds of every stage that led here and what each calibration cost, as recorded; machine and versions of this one."""
     role, pool = role_and_pool(key)
-    names = [("prepare_data", None), ("prepare", key), ("evaluate", key), ("measure", key)]
+    verbs = ("prepare", "multitask", "merge_pool", "calibrate_pool", "adapt_pool", "evaluate", "measure")
+    names: list[tuple[str, str | None]] = [("prepare_data", None), *((verb, key) for verb in verbs)]
     names += [("merge", k) for k in context.experiments.merged_in(role, pool)]
     names += [("calibrate", k) for k in context.experiments.calibrated_in(role, pool)]
     names += [("adapt", k) for k in context.experiments.adapted_in(role, pool)]

@@ -6,8 +6,8 @@ from importlib import import_module
 from featcal.errors import BadSetting, UnknownKey
 from featcal.studies import STUDIES
 
-VERBS = ("pretrain", "prepare_data", "prepare", "merge", "merge_with_data", "calibrate", "adapt", "ablate", "evaluate", "measure",
-         *STUDIES, "gather", "results", "page")  # fmt: skip
+VERBS = ("pretrain", "prepare_data", "prepare", "merge", "merge_with_data", "calibrate", "adapt", "ablate", "multitask",
+         "merge_pool", "calibrate_pool", "adapt_pool", "evaluate", "measure", *STUDIES, "gather", "results", "page")  # fmt: skip
 WITHOUT_KEY = ("prepare_data",)
 
 

@@ -32,10 +32,16 @@ class Scored:
 
 
 def scored(context: Context, role: str, pool: int) -> list[Scored]:
-    """In the order of the results file: base, experts, merged, calibrated, adapted, controls."""
+    """In the order of the results file: base, experts, multi-task model, merged, calibrated, adapted, controls."""
     rows = [Scored("base", context.layout.base(role, pool), "base"), Scored("expert", None, "expert")]
-    return [*rows, *_merged(context, role, pool), *_calibrated(context, role, pool), *_adapted(context, role, pool),
-            *_ablated(context, role, pool)]  # fmt: skip
+    return [*rows, *_multitask(context, role, pool), *_merged(context, role, pool), *_calibrated(context, role, pool),
+            *_adapted(context, role, pool), *_ablated(context, role, pool)]  # fmt: skip
+
+
+def _multitask(context: Context, role: str, pool: int) -> Iterator[Scored]:
+    key = f"{role}-{pool}"
+    if context.experiments.multitask.get(key):
+        yield Scored("multitask", context.layout.multitask(key), "multitask")
 
 
 def _merged(context: Context, role: str, pool: int) -> Iterator[Scored]:

@@ -7,6 +7,7 @@ Knows neither files nor where the images come from.
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from zlib import crc32
 
 import numpy as np
@@ -39,31 +40,60 @@ def fine_tune(
     projection:   (p, h) and head (K, p), rows of the head of unit length.   logit_scale: CLIP's parameter, a logarithm.
     pixel_values: (n, 3, H, W), float, or anything that `normalise` turns into that, a batch at a time.   labels: (n,), int64.
     Batches are keyed by (task, seed, epoch), so an expert does not depend on which others are made.
-    Raises:       TrainingDiverged with task and step when the loss is not finite.
+    Raises:       TrainingDiverged.
     """
-    expert = copy.deepcopy(vision).float().train()
-    learning = [p for name, p in expert.named_parameters() if not name.startswith(settings.frozen)]
-    for name, parameter in expert.named_parameters():
-        parameter.requires_grad_(not name.startswith(settings.frozen))
-    optimiser = torch.optim.SGD(learning, lr=settings.lr, momentum=settings.momentum, nesterov=True)
-    device = next(expert.parameters()).device
-    projection, head = projection.to(device).float(), head.to(device).float()
     scale = math.exp(float(logit_scale))
-    for step in range(settings.steps):
+
+    def lesson(step: int) -> Lesson:
         chosen = batch_of(step, len(labels), settings.batch, task, seed)
         pixels = pixel_values[chosen] if normalise is None else normalise(pixel_values[chosen])
-        features = F.normalize(expert(pixel_values=pixels.to(device)).pooler_output @ projection.T, dim=-1)
-        loss = F.cross_entropy(scale * features @ head.T, labels[chosen].to(device))
+        return Lesson(task, pixels, labels[chosen], head)
+
+    return trained(vision, projection, scale, lesson, settings)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What one step is trained on."""
+
+    task: str
+    pixels: Tensor  # (batch, 3, H, W), normalised
+    labels: Tensor  # (batch,)
+    head: Tensor  # (K, p)
+
+
+def trained(
+    vision: CLIPVisionModel,
+    projection: Tensor,
+    scale: float,
+    lesson: Callable[[int], Lesson],
+    settings: FineTune,
+) -> CLIPVisionModel:
+    """A copy of `vision` after settings.steps steps, ready for evaluation; lesson(step) is what a step is trained on.
+
+    Raises: TrainingDiverged with task and step when the loss is not finite.
+    """
+    learner = copy.deepcopy(vision).float().train()
+    learning = [p for name, p in learner.named_parameters() if not name.startswith(settings.frozen)]
+    for name, parameter in learner.named_parameters():
+        parameter.requires_grad_(not name.startswith(settings.frozen))
+    optimiser = torch.optim.SGD(learning, lr=settings.lr, momentum=settings.momentum, nesterov=True)
+    device = next(learner.parameters()).device
+    projection = projection.to(device).float()
+    for step in range(settings.steps):
+        now = lesson(step)
+        features = F.normalize(learner(pixel_values=now.pixels.to(device)).pooler_output @ projection.T, dim=-1)
+        loss = F.cross_entropy(scale * features @ now.head.to(device).float().T, now.labels.to(device))
         if not torch.isfinite(loss):
-            raise TrainingDiverged(task, step, settings.lr)
+            raise TrainingDiverged(now.task, step, settings.lr)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(learning, settings.clip)
         for group in optimiser.param_groups:
             group["lr"] = settings.rate(step)
         optimiser.step()
-    expert.zero_grad(set_to_none=True)
-    return expert.requires_grad_(True).eval()
+    learner.zero_grad(set_to_none=True)
+    return learner.requires_grad_(True).eval()
 
 
 def batch_of(step: int, images: int, batch: int, task: str, seed: int) -> Tensor:
