@@ -1,5 +1,6 @@
 """One vision tower for all tasks at once: fetched from the hub, or trained from the base as the experts are, a task at a time."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +36,6 @@ def write_multitask(job: Shared, prepared: Path, data: Path, pins: Path, out: Pa
 
 def _trained(job: Shared, prepared: Path, data: Path) -> Any:
     """Step s is the next batch of task s modulo T; orders of images are keyed by task and seed, and no expert's."""
-    import math
-
     import torch
     from safetensors.torch import load_file
 
