@@ -26,7 +26,13 @@ RUN = {
     "ablate": ["clip_b32-8-task_arithmetic"],
     "larger_pools": ["clip_b32-14"],
 }
-STUDIED: dict[str, dict] = {}  # by study, what replaces the mini group's values; a study that is left out is not run
+BRIEF = {"steps": 3}
+RIVALS = {"batch": 8, "surgery": {"rank": 4, **BRIEF}, "prob_surgery": {"hidden": 32, "kl_weight": 1.0e-4, **BRIEF}}
+# By study, what replaces the mini group's values; a study that is left out is not run. FEW holds one of its numbers and seeds.
+STUDIED: dict[str, dict] = {
+    "samples": {"samples": [16, 64], "seeds": [42]},  # the smoke suite has 60 test images
+    "cost": {"samples": 16, "audit": [1, 3]},
+}
 ADAPTED = {"samples": 16, "steps": 3, "seeds": [42]}
 
 
@@ -48,6 +54,8 @@ def smoke_params(root: Path = ROOT) -> dict:
     for study in STUDIES:
         for entry in params[study].values():
             entry["smoke"] = {**entry["mini"], **STUDIED[study]} if study in STUDIED else None
+            if entry["smoke"] and "rivals" in entry["smoke"]:
+                entry["smoke"]["rivals"] = {**entry["mini"]["rivals"], **RIVALS}
     for key, entry in params["larger_pools"].items():
         for part in PARTS:
             smoke = _smoke_part(part, entry[part]["mini"]) if key in RUN["larger_pools"] else None

@@ -38,10 +38,11 @@ MAY_IMPORT = {
     "data": FOUNDATION,
     "evaluation": FOUNDATION,
     "calibration": FOUNDATION,
+    "profiling": set(),
     "interchange": {"errors", "storage", "models", "data.images"},
     "mini": BETWEEN,
     "suites": BETWEEN,
-    "stages": BETWEEN | {"suites", "report.execute"},
+    "stages": BETWEEN | {"suites", "profiling", "report.execute"},
     "commands": BETWEEN | {"interchange", "suites", "stages"},
     "cli": BETWEEN | {"interchange", "suites", "stages", "commands"},
     "report": {"errors", "settings", "storage.results"},
@@ -60,6 +61,7 @@ FOREIGN = {
     "core": {"transformers", "datasets", "pandas", "matplotlib"},
     "settings": {"torch", "transformers"},
     "report": {"torch", "transformers", "datasets", "safetensors"},
+    "profiling": {"torch", "transformers"},
 }
 
 

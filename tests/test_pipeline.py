@@ -14,7 +14,8 @@ from featcal.suites.suite import load_suite
 ROOT = Path(__file__).parents[1]
 STAGES = (
     "prepare_data", "prepare", "merge", "merge_with_data", "calibrate", "adapt", "ablate", "multitask", "merge_pool",
-    "calibrate_pool", "adapt_pool", "evaluate", "evaluate_pool", "measure", "results", "results_pool", "page",
+    "calibrate_pool", "adapt_pool", "evaluate", "evaluate_pool", "measure", "samples",
+    "cost", "results", "results_pool", "page",
 )  # fmt: skip
 
 # What no number depends on: messages, settings (their values are params), paths, processes, the record of the run, counters of
@@ -28,6 +29,7 @@ EXEMPT = {
     "featcal/entries.py",
     "featcal/runs.py",
     "featcal/pools.py",
+    "featcal/studies.py",
     "featcal/torchvision_mend.py",
     "featcal/suites/suite.py",
     "featcal/stages/context.py",
@@ -38,7 +40,7 @@ EXEMPT = {
     "featcal/storage/results.py",
 }
 # How many decimals a score has is storage/results.py's business.
-WRITES_SCORES = ("ablate", "evaluate", "evaluate_pool", "measure", "results", "results_pool")
+WRITES_SCORES = ("ablate", "evaluate", "evaluate_pool", "measure", "samples", "cost", "results", "results_pool")
 
 
 def module_file(name: str) -> str | None:

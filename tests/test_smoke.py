@@ -11,7 +11,7 @@ import yaml
 from smoke_graph import RUN, keep_a_chain, lay_out, run_smoke_graph, smoke_params
 
 from featcal.pools import MERGERS, PARTS
-from featcal.stages.columns import CURVES, SCALES
+from featcal.stages.columns import AUDIT, CURVES, SAMPLES, SCALES
 from featcal.storage.results import DRIFT, SCORES, read_rows
 from featcal.studies import STUDIES
 
@@ -124,6 +124,30 @@ def test_what_each_calibration_cost_lies_beside_the_results(graph):
             costs = record["cost"][f"calibrate@{key}"]
             assert list(costs) == [f"seed {seed}" for seed in run["smoke"]["seeds"]]
             assert all(cost["flops"] > 0 and cost["seconds"] > 0 and cost["peak_host_bytes"] > 0 for cost in costs.values())
+
+
+def test_a_study_with_the_numbers_of_the_pipeline_finds_the_scores_of_the_pipeline(graph):
+    work, _ = graph
+    told = ("upstream", "method", "setting", "task", "seed")
+    scores = {tuple(r[c] for c in told): r["value"] for r in read_rows(work / "results/smoke/clip_b32-8.csv", SCORES)}
+    rows = read_rows(work / "results/smoke/clip_b32-8.samples.csv", SAMPLES)
+    assert len(rows) == 3 * (1 + 3 * 2)
+    same = [r for r in rows if r["samples"] in ("0", "16") and r["method"] != "prob_surgery"]  # RUN has none behind this merger
+    assert len(same) == 3 * 3 and all(scores[tuple(r[c] for c in told)] == r["value"] for r in same)
+
+
+def test_what_was_measured_lies_in_the_run_record_and_the_scores_of_an_audit_in_the_csv(graph):
+    work, _ = graph
+    record = json.loads((work / "results/smoke/clip_b32-8.cost.run.json").read_text())
+    runs = [(c["method"], c["encode"]) for c in record["cost"]]
+    assert runs == [("featcal", "once"), *((m, e) for e in ("once", "each_step") for m in ("surgery", "prob_surgery"))]
+    assert all(c["seconds"] > 0 and c["memory_mib"] > 0 and c["energy_wh"] is None for c in record["cost"])
+    audited = {(r["method"], r["step"]) for r in read_rows(work / "results/smoke/clip_b32-8.cost.csv", AUDIT)}
+    assert audited == {(m, s) for m in ("surgery", "prob_surgery") for s in ("1", "3")}
+    budgets = json.loads((work / "results/smoke/clip_b32-8.samples.run.json").read_text())["cost"]
+    assert [(c["method"], c["samples"], c["images"]) for c in budgets[:4]] == [
+        ("featcal", 16, 16), ("featcal", 64, 64), ("surgery", 16, 16), ("surgery", 64, 60),
+    ]  # fmt: skip
 
 
 def test_a_calibrated_folder_explains_itself_and_loads(graph):

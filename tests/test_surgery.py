@@ -1,5 +1,7 @@
 """Representation Surgery: the published loop as oracle, tasks that do not touch each other, and what it is trained on."""
 
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 
 import pytest
@@ -210,3 +212,17 @@ def test_progress_is_told_and_every_loss_is_kept():
 def test_published_versions_are_settings_by_name():
     assert SURGERY["paper"] == SURGERY["fusion_bench"] == Surgery(rank=16, steps=1000, lr=1e-3, batch=16, features="unit")
     assert (SURGERY["official"].features, SURGERY["official"].reshuffle) == ("raw", 2)
+
+
+def test_adapters_after_some_steps_are_those_of_a_shorter_training():
+    features, kept = pairs(), {}
+    audit = {step: partial(kept.__setitem__, step) for step in (10, 25)}
+    whole = train(SETTINGS, islice(kept_steps(features, SETTINGS, 42), SETTINGS.steps), 42, None, audit)
+    assert same_adapters(whole, trained(features))
+    for step, seen in kept.items():
+        shorter = trained(features, replace(SETTINGS, steps=step))
+        assert same_adapters(seen, shorter) and seen.losses == shorter.losses
+
+
+def same_adapters(a, b):
+    return all(torch.equal(w, b.weights[task][name]) for task, named in a.weights.items() for name, w in named.items())

@@ -42,7 +42,6 @@ class Pair:
         return Pair(self.merged[rows], self.expert[rows], self.sizes[samples])
 
 
-@torch.no_grad()
 def paired_features(task: str, merged: nn.Module, expert: nn.Module, batches: Iterable[Batch], head: Head) -> Pair:
     """Features of all batches of one task, both models frozen and without dropout.
 
@@ -50,14 +49,20 @@ def paired_features(task: str, merged: nn.Module, expert: nn.Module, batches: It
           where the model projects itself or has a language head.
     Raises: BadBatches for no batch, or for one that the model refuses; BadSetting for a head that does not fit.
     """
-    ours, theirs, sizes = [], [], []
     with evaluation_mode([merged, expert]):
-        for number, batch in enumerate(batches):
-            with naming(task, number):
-                rows, counts = rows_before_head(merged, batch, head)
-                ours.append(rows)
-                theirs.append(rows_before_head(expert, batch, head)[0].to(rows.device))
-                sizes.append(counts)
+        return frozen_features(task, merged, expert, batches, head)
+
+
+@torch.no_grad()
+def frozen_features(task: str, merged: nn.Module, expert: nn.Module, batches: Iterable[Batch], head: Head) -> Pair:
+    """The same of models that are in evaluation mode already: setting every module's mode takes half as long as a small batch."""
+    ours, theirs, sizes = [], [], []
+    for number, batch in enumerate(batches):
+        with naming(task, number):
+            rows, counts = rows_before_head(merged, batch, head)
+            ours.append(rows)
+            theirs.append(rows_before_head(expert, batch, head)[0].to(rows.device))
+            sizes.append(counts)
     if not ours:
         raise BadBatches(task, "is empty; an adapter needs at least one batch")
     return Pair(torch.cat(ours), torch.cat(theirs), torch.cat(sizes))

@@ -11,10 +11,11 @@ from featcal.baselines.adapters import Adapters
 from featcal.baselines.features import Batch, Head, Pair, output_embeddings, paired_features
 from featcal.baselines.settings import Training
 from featcal.baselines.steps import encoded_steps, kept_steps
-from featcal.baselines.training import train
+from featcal.baselines.training import Audit, train
 from featcal.blocks.batches import check_tasks
 from featcal.errors import BadSetting
 from featcal.models.load import load_as_calibrated
+from featcal.models.mode import evaluation_mode
 from featcal.settings import whole_number
 
 Model = nn.Module | str | Path
@@ -29,8 +30,9 @@ def adapters_for(
     seed: int,
     device: str | torch.device | None,
     progress: Callable[[str], None] | None,
+    audit: Audit | None = None,
 ) -> Adapters:
-    """Train one adapter per task behind the merged model, as the settings say."""
+    """Train one adapter per task behind the merged model, as the settings say; `audit` as in `train`."""
     check_tasks(experts, batches)
     whole_number(f"{settings.name}.seed", seed, least=0)
     module = as_module(merged, device)
@@ -38,10 +40,11 @@ def adapters_for(
         raise BadSetting(f"{settings.name}.features", "unit", "must be raw for a language model, whose head reads the length too")
     if settings.encode == "each_step":
         modules = {task: as_module(experts[task], device) for task in sorted(experts)}
-        steps = encoded_steps(module, modules, batches, head, settings, seed)
-    else:
-        steps = kept_steps(pool_features(module, experts, batches, head, device), settings, seed)
-    return train(settings, islice(steps, settings.steps), seed, progress)
+        with evaluation_mode([module, *modules.values()]):
+            steps = encoded_steps(module, modules, batches, head, settings, seed)
+            return train(settings, islice(steps, settings.steps), seed, progress, audit)
+    steps = kept_steps(pool_features(module, experts, batches, head, device), settings, seed)
+    return train(settings, islice(steps, settings.steps), seed, progress, audit)
 
 
 def pool_features(

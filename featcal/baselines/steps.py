@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from featcal.baselines.draws import batch_order
-from featcal.baselines.features import Batch, Head, Pair, paired_features
+from featcal.baselines.features import Batch, Head, Pair, frozen_features
 from featcal.baselines.settings import Training
 from featcal.blocks.batches import IGNORED
 from featcal.errors import BadBatches
@@ -34,7 +34,7 @@ def encoded_steps(
     settings: Training,
     seed: int,
 ) -> Iterator[Step]:
-    """The same batches, both models run for every one of them, as published; all experts stay in memory.
+    """The same batches, both models run for every one of them, as published; all experts stay in memory, in evaluation mode.
 
     Raises: BadBatches for a task without samples, or texts of several lengths without an attention mask.
     """
@@ -44,7 +44,7 @@ def encoded_steps(
         step = {}
         for task, expert in experts.items():
             batch = together(task, [samples[task][i] for i in next(orders[task]).tolist()])
-            step[task] = paired_features(task, merged, expert, [batch], head)
+            step[task] = frozen_features(task, merged, expert, [batch], head)
         yield step
 
 

@@ -19,13 +19,20 @@ from featcal.core.precision import exact_products
 from featcal.errors import AdapterDiverged, BadBatches
 
 TOLD_EVERY = 100  # steps
+Audit = Mapping[int, Callable[[Adapters], object]]  # what to do with the adapters after so many steps
 
 
-def train(settings: Training, steps: Iterable[Step], seed: int, progress: Callable[[str], None] | None = None) -> Adapters:
+def train(
+    settings: Training,
+    steps: Iterable[Step],
+    seed: int,
+    progress: Callable[[str], None] | None = None,
+    audit: Audit | None = None,
+) -> Adapters:
     """Adapters of all tasks from batches of features, one optimiser step per item of `steps`.
 
     Every task has its own generators, its own Adam moments (Adam works entry by entry) and its own loss; training the tasks
-    one by one gives the same adapters.
+    one by one gives the same adapters. After k steps they are what a training of k steps returns, which is what `audit` sees.
     Returns: the adapters with the loss of every step.  Raises: AdapterDiverged naming task and step; BadBatches for no step.
     """
     steps = iter(steps)
@@ -48,8 +55,17 @@ def train(settings: Training, steps: Iterable[Step], seed: int, progress: Callab
             losses.append(loss.detach())
             if progress and (number + 1) % TOLD_EVERY == 0:
                 progress(f"{settings.name}  step {number + 1}  {len(tasks)} tasks  loss {float(loss.detach().mean()):.5f}")
+            if audit and number + 1 in audit:
+                audit[number + 1](own_adapters(settings, seed, tasks, weights, losses))
     for weight in weights.values():  # what the last step made has not been through a loss
         require_finite(settings, tasks, len(losses) - 1, weight.detach().flatten(1).sum(1))
+    return own_adapters(settings, seed, tasks, weights, losses)
+
+
+def own_adapters(
+    settings: Training, seed: int, tasks: list[str], weights: Mapping[str, Tensor], losses: list[Tensor]
+) -> Adapters:
+    """Each task's own adapter out of the stacked weights (T, …), with its loss of every step so far."""
     curves = torch.stack(losses, dim=1).cpu()  # (T, steps)
     own = {task: {name: w[i].detach().cpu().clone() for name, w in weights.items()} for i, task in enumerate(tasks)}
     return Adapters(settings, seed, own, {task: curves[i].tolist() for i, task in enumerate(tasks)})

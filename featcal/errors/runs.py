@@ -67,6 +67,17 @@ class LostRank(FeatCalError):
         )
 
 
+class LostProcess(FeatCalError):
+    """A job's process that ended without a result."""
+
+    def __init__(self, job: str, code: int | None):
+        super().__init__(
+            f"{job}: its process ended without a result (exit code {code}).\n"
+            f"  - without a message above it was probably short of memory: set `workers: 1` in the suite file, or\n"
+            f"  - take fewer samples"
+        )
+
+
 class FoundElsewhere(FeatCalError):
     """What went wrong in another process of the run; that one tells it, so that it is told once."""
 

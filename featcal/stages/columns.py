@@ -1,4 +1,9 @@
-"""Columns of the small files beside the scores: loss curves, and the sweeps of rescaled mergers."""
+"""Columns of the small files beside the scores: loss curves, sweeps of rescaled mergers, scores of the studies."""
 
 CURVES = ("suite", "role", "pool", "upstream", "method", "setting", "seed", "step", "loss")
 SCALES = ("suite", "role", "pool", "upstream", "factor", "value", "chosen")
+SAMPLES = ("suite", "role", "pool", "upstream", "method", "setting", "task", "metric", "seed", "samples", "value", "count")
+AUDIT = (
+    "suite", "role", "pool", "upstream", "method", "setting", "encode", "task", "metric", "seed", "samples", "step",
+    "value", "count",
+)  # fmt: skip

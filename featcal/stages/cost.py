@@ -1,0 +1,68 @@
+"""Stage `cost`: time, memory and energy of each way to calibrate, alone on the machine, and adapters scored while they train.
+
+What was measured varies from run to run and goes to the run record; cost.csv holds the scores.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from featcal.stages.columns import AUDIT
+from featcal.stages.context import Context, load_context, pick, recorded
+from featcal.stages.evaluate import evaluate_task
+from featcal.stages.processes import alone
+from featcal.stages.rivals import METHODS, Rival, measure, step_folder
+from featcal.stages.scored import Scored
+from featcal.stages.workers import fan_out
+from featcal.storage.atomic import atomic_folder
+from featcal.storage.results import write_rows
+from featcal.studies import CostStudy
+
+
+def run(key: str) -> None:
+    """Write outputs/<suite>/cost/<key>/cost.csv; no rows where the suite does not run it."""
+    context = load_context()
+    study = pick("cost", context.experiments.studies["cost"], key)
+    rows: list[dict[str, Any]] = []
+    with recorded(context, "cost", key) as record:
+        if study is not None and context.role(study.role) is not None:
+            threads = 1 if context.suite.workers else None  # as in every other stage of the suite
+            with TemporaryDirectory() as folder:
+                record["cost"] = measured(context, study, key, Path(folder), threads)
+                rows = audited(context, study, key, Path(folder))
+            record |= {"at_once": 1, "threads": threads, "settings": asdict(study)}
+        with atomic_folder(context.layout.study("cost", key)) as out:
+            write_rows(out / "cost.csv", rows, AUDIT)
+
+
+def rivals_of(study: CostStudy) -> list[Rival]:
+    """FeatCal, both adapters with kept features, and both as published."""
+    kept = [Rival(method, study.samples, study.seed) for method in METHODS]
+    return kept + [Rival(method, study.samples, study.seed, "each_step") for method in METHODS if method != "featcal"]
+
+
+def measured(context: Context, study: CostStudy, key: str, folder: Path, threads: int | None) -> list[dict[str, Any]]:
+    """What each rival cost, one after the other; the adapters as published leave those to be audited behind."""
+    jobs = {
+        rival.name: (context, study, rival, folder / rival.name, study.audit if rival.encode == "each_step" else ())
+        for rival in rivals_of(study)
+    }
+    return [cost for _, cost in alone(f"cost {key}", measure, jobs, 1, threads)]
+
+
+def audited(context: Context, study: CostStudy, key: str, folder: Path) -> list[dict[str, Any]]:
+    """Scores of the adapters as published after every number of steps that is asked for."""
+    kept = [(rival, step) for rival in rivals_of(study) if rival.encode == "each_step" for step in study.audit]
+    merged = context.layout.merged(f"{study.role}-{study.pool}-{study.upstream}")
+    models = [Scored("merged", merged, "merged", study.upstream)]
+    models += [rival.scored(study, step_folder(folder / rival.name, step), f"{rival.name} {step}") for rival, step in kept]
+    tasks = context.suite.pool(study.pool)
+    passes = {task: (context, study.role, study.pool, task, models) for task in tasks}
+    found = dict(fan_out(f"evaluate cost {key}", evaluate_task, passes, context.suite.workers))
+    common = {"suite": context.suite.name, "role": study.role, "pool": study.pool, "metric": "accuracy"}
+    return [
+        {**common, **rival.words(study), "task": task, "step": step, **found[task][f"{rival.name} {step}"]}
+        for rival, step in kept
+        for task in tasks
+    ]
