@@ -24,7 +24,18 @@ RUN = {
     "adapt": ["clip_b32-8-task_arithmetic-surgery", "clip_b32-8-average-prob_surgery"],
     "ablate": ["clip_b32-8-task_arithmetic"],
 }
-STUDIED: dict[str, dict] = {}  # by study, what replaces the mini group's values; a study that is left out is not run
+SHORT_RIVALS = {
+    "setting": "suite", "featcal": {"ridge": 1.0e-6, "anchor_blend": 2.0, "interpolation": 0.9},
+    "surgery": {"rank": 2, "steps": 3}, "prob_surgery": {"hidden": 4, "kl_weight": 1.0e-4, "steps": 3},
+}  # fmt: skip
+# by study, what replaces the mini group's values; a study that is left out is not run
+STUDIED: dict[str, dict] = {
+    "corrupted": {"rivals": SHORT_RIVALS, "corruptions": ["motion_blur", "fog"], "samples": 16},
+    "sweep": {
+        "upstreams": ["task_arithmetic"], "samples": 16, "batch": 8,
+        "around": [{"setting": "suite", "featcal": SHORT_RIVALS["featcal"], "ridge": [1.0e-6, 1.0], "interpolation": [0.9]}],
+    },
+}  # fmt: skip
 ADAPTED = {"samples": 16, "steps": 3, "seeds": [42]}
 
 
