@@ -64,7 +64,7 @@ def fog(picture: Floats, generator: np.random.Generator) -> Floats:
     """(x + 2.5 · plasma) · m / (m + 2.5), m the picture's brightest value: bright clouds, and less contrast below them."""
     _, height, width = picture.shape
     brightest = float(picture.max())
-    clouds = plasma(1 << (max(height, width) - 1).bit_length(), generator)[:height, :width]
+    clouds = plasma(_map_side(max(height, width)), generator)[:height, :width]
     return (picture + FOG * clouds) * brightest / (brightest + FOG)
 
 
@@ -88,6 +88,11 @@ def plasma(side: int, generator: np.random.Generator) -> Floats:
     return field / field.max()
 
 
+def _map_side(side: int) -> int:
+    """The smallest power of two that covers a picture."""
+    return 1 << (side - 1).bit_length()
+
+
 def _displaced(total: Floats, amplitude: float, generator: np.random.Generator) -> Floats:
     """The mean of four neighbours and a displacement."""
     return total / 4 + amplitude * generator.uniform(-1.0, 1.0, total.shape)
@@ -96,6 +101,19 @@ def _displaced(total: Floats, amplitude: float, generator: np.random.Generator) 
 CORRUPTIONS: dict[str, Callable[[Floats, np.random.Generator], Floats]] = {
     "gaussian_noise": gaussian_noise, "motion_blur": motion_blur, "fog": fog,
 }  # fmt: skip
+
+
+def strengths(side: int) -> dict[str, str]:
+    """What each corruption does to pictures of this width, in words and pixels."""
+    scale = side / PUBLISHED_SIDE
+    radius = (TAPS - 1) / 2
+    return {
+        "gaussian_noise": f"standard deviation {NOISE:g} of white, on every value",
+        "motion_blur": f"radius {radius * scale:.1f} and σ {SIGMA * scale:.1f} pixels of {side} ({radius:g} and {SIGMA:g} of "
+        f"{PUBLISHED_SIDE}), angle within ±{WIDEST:g}°",
+        "fog": f"clouds of thickness {FOG:g}, displacements {WIBBLE_DECAY:g}² smaller with every halving, on a map of "
+        f"{_map_side(side)} pixels ({_map_side(PUBLISHED_SIDE)} for {PUBLISHED_SIDE})",
+    }
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from featcal.stages.scored import Scored
 from featcal.stages.trials import room, score
 from featcal.stages.workers import console, fan_out
 from featcal.storage.atomic import atomic_folder
-from featcal.storage.results import write_rows
+from featcal.storage.results import write_json, write_rows
 from featcal.studies import CorruptedStudy
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def run(key: str) -> None:
     study: CorruptedStudy | None = pick("corrupted", context.experiments.studies["corrupted"], key)
     rows: list[dict[str, Any]] = []
     shown: list[dict[str, Any]] = []
+    told: dict[str, Any] = {}
     with recorded(context, "corrupted", key), atomic_folder(context.layout.study("corrupted", key)) as folder:
         if study is None or context.role(study.role) is None:
             console.print(f"corrupted {key}: not run in suite {context.suite.name}")
@@ -35,8 +36,10 @@ def run(key: str) -> None:
                 rows = scores(context, key, study, models)
             pictures, shown = examples(context, study)
             write_sheet(pictures, folder / "corrupted.examples.png")
+            told = {"study": asdict(study), "strengths": strengths_at(pictures[0][0].shape[-1])}
         write_rows(folder / "corrupted.csv", rows, CORRUPTED)
         write_rows(folder / "corrupted.examples.csv", shown, EXAMPLES)
+        write_json(folder / "corrupted.settings.json", told)
 
 
 def scores(context: Context, key: str, study: CorruptedStudy, folder: Path) -> list[dict[str, Any]]:
@@ -103,6 +106,13 @@ def examples(context: Context, study: CorruptedStudy) -> tuple[list[list["np.nda
             for column, name in enumerate(versions)
         ]
     return pictures, shown
+
+
+def strengths_at(side: int) -> dict[str, str]:
+    """How strong the corruptions are on images of this width."""
+    from featcal.data.corruptions import strengths
+
+    return strengths(side)
 
 
 def write_sheet(pictures: "list[list[np.ndarray]]", path: Path) -> None:

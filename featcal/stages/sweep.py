@@ -4,7 +4,7 @@ Scored on test images, for the report only: what is chosen was chosen on validat
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from featcal.stages.scored import Scored
 from featcal.stages.trials import room, score
 from featcal.stages.workers import console, fan_out
 from featcal.storage.atomic import atomic_folder
-from featcal.storage.results import write_rows
+from featcal.storage.results import write_json, write_rows
 from featcal.studies import SWEPT, Sweep, SweepStudy
 
 
@@ -37,13 +37,15 @@ def run(key: str) -> None:
     context = load_context()
     study: SweepStudy | None = pick("sweep", context.experiments.studies["sweep"], key)
     rows: list[dict[str, Any]] = []
+    told: dict[str, Any] = {}
     with recorded(context, "sweep", key), atomic_folder(context.layout.study("sweep", key)) as folder:
         if study is None or context.role(study.role) is None:
             console.print(f"sweep {key}: not run in suite {context.suite.name}")
         else:
             with room(context, "sweep") as models:
-                rows = list(swept(context, key, study, models))
+                rows, told = list(swept(context, key, study, models)), {"study": asdict(study)}
         write_rows(folder / "sweep.csv", rows, SWEEP)
+        write_json(folder / "sweep.settings.json", told)
 
 
 def points(study: SweepStudy) -> list[Point]:
