@@ -5,7 +5,7 @@ nothing of torch, models or where results go.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from featcal.baselines.settings import ProbSurgery, Surgery
@@ -14,6 +14,7 @@ from featcal.runs import SETTINGS, Draw
 from featcal.settings import Calibration, from_mapping, number, require, text, whole_number
 
 ADAPTER_BATCH = 250  # images encoded at a time, as in `adapt`: another number moves the last bits of a feature
+SWEPT = ("ridge", "anchor_blend", "interpolation")
 CORRUPTIONS = ("gaussian_noise", "motion_blur", "fog")
 
 
@@ -116,30 +117,51 @@ class CostStudy(Study):
 
 
 @dataclass(frozen=True)
+class Sweep:
+    """One of λ, ρ and α varied at a time, the other two as in `featcal`; an empty list leaves one out."""
+
+    setting: str
+    featcal: Calibration
+    ridge: tuple[float, ...] = ()
+    anchor_blend: tuple[float, ...] = ()
+    interpolation: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(self.setting in SETTINGS, "around.setting", self.setting, f"must be one of {', '.join(SETTINGS)}")
+        for name in SWEPT:
+            values = getattr(self, name)
+            if values != ():
+                _several(f"around.{name}", values, number)
+                own = getattr(self.featcal, name)
+                require(own in values, f"around.{name}", values, f"must hold {own:g}, which is what the others are compared with")
+                for value in values:
+                    self.at(name, value)
+
+    def at(self, name: str, value: float) -> Calibration:
+        """The settings with one of them changed. Raises: BadSetting."""
+        return replace(self.featcal, **{name: value})
+
+
+@dataclass(frozen=True)
 class SweepStudy:
-    """Figure 5: FeatCal with one of λ, ρ and α varied, on several mergers; the other two as in `featcal`."""
+    """Figure 5: sweeps of λ, ρ and α around one or more settings, on several mergers."""
 
     role: str
     pool: int
     upstreams: tuple[str, ...]
-    setting: str
-    featcal: Calibration
     samples: int
     batch: int
     seed: int
-    ridge: tuple[float, ...]
-    anchor_blend: tuple[float, ...]
-    interpolation: tuple[float, ...]
+    around: tuple[Sweep, ...]
 
     def __post_init__(self) -> None:
         for upstream in self.upstreams:
             text("sweep.upstreams", upstream)
-        require(self.setting in SETTINGS, "sweep.setting", self.setting, f"must be one of {', '.join(SETTINGS)}")
         whole_number("sweep.samples", self.samples)
         whole_number("sweep.batch", self.batch)
         whole_number("sweep.seed", self.seed, least=0)
-        for name in ("ridge", "anchor_blend", "interpolation"):
-            _several(f"sweep.{name}", getattr(self, name), number)
+        words = [sweep.setting for sweep in self.around]
+        require(bool(words) and len(set(words)) == len(words), "sweep.around", words, "must name each setting once")
 
 
 @dataclass(frozen=True)
@@ -168,7 +190,7 @@ STUDIES: dict[str, type[Any]] = {
     "samples": SamplesStudy, "corrupted": CorruptedStudy, "cost": CostStudy, "sweep": SweepStudy, "theory": TheoryStudy,
 }  # fmt: skip
 NESTED: dict[str, type[Any]] = {
-    "rivals": Rivals, "featcal": Calibration, "surgery": Surgery, "prob_surgery": ProbSurgery,
+    "rivals": Rivals, "featcal": Calibration, "surgery": Surgery, "prob_surgery": ProbSurgery, "around": Sweep,
 }  # fmt: skip
 
 
@@ -185,7 +207,9 @@ def _filled(kind: type[Any], mapping: Mapping[str, Any], place: str) -> Any:
     """from_mapping, with mappings inside made into their own dataclasses and YAML's lists into tuples."""
     values = {}
     for key, value in mapping.items():
-        if key in NESTED:
+        if key in NESTED and isinstance(value, list):
+            value = [_filled(NESTED[key], part, f"{place}.{key}") for part in value]
+        elif key in NESTED:
             value = _filled(NESTED[key], value, f"{place}.{key}")
         values[key] = tuple(value) if isinstance(value, list) else value
     return from_mapping(kind, values, place)

@@ -28,11 +28,17 @@ RUN = {
 }
 BRIEF = {"steps": 3}
 RIVALS = {"batch": 8, "surgery": {"rank": 4, **BRIEF}, "prob_surgery": {"hidden": 32, "kl_weight": 1.0e-4, **BRIEF}}
+AT = {"ridge": 1.0e-6, "anchor_blend": 2.0, "interpolation": 0.9}
 # By study, what replaces the mini group's values; a study that is left out is not run. FEW holds one of its numbers and seeds.
 STUDIED: dict[str, dict] = {
     "samples": {"samples": [16, 64], "seeds": [42]},  # the smoke suite has 60 test images
     "cost": {"samples": 16, "audit": [1, 3]},
-}
+    "corrupted": {"corruptions": ["motion_blur", "fog"], "samples": 16},
+    "sweep": {
+        "upstreams": ["task_arithmetic"], "samples": 16, "batch": 8,
+        "around": [{"setting": "suite", "featcal": AT, "ridge": [1.0e-6, 1.0], "interpolation": [0.9]}],
+    },
+}  # fmt: skip
 ADAPTED = {"samples": 16, "steps": 3, "seeds": [42]}
 
 

@@ -12,10 +12,11 @@ from featcal.experiments import load_experiments
 from featcal.suites.suite import load_suite
 
 ROOT = Path(__file__).parents[1]
+STUDIES = ("samples", "cost", "corrupted", "sweep")
 STAGES = (
     "prepare_data", "prepare", "merge", "merge_with_data", "calibrate", "adapt", "ablate", "multitask", "merge_pool",
-    "calibrate_pool", "adapt_pool", "evaluate", "evaluate_pool", "measure", "samples",
-    "cost", "results", "results_pool", "page",
+    "calibrate_pool", "adapt_pool", "evaluate", "evaluate_pool", "measure", *STUDIES,
+    "results", "results_pool", "page",
 )  # fmt: skip
 
 # What no number depends on: messages, settings (their values are params), paths, processes, the record of the run, counters of
@@ -40,7 +41,7 @@ EXEMPT = {
     "featcal/storage/results.py",
 }
 # How many decimals a score has is storage/results.py's business.
-WRITES_SCORES = ("ablate", "evaluate", "evaluate_pool", "measure", "samples", "cost", "results", "results_pool")
+WRITES_SCORES = ("ablate", "evaluate", "evaluate_pool", "measure", *STUDIES, "results", "results_pool")
 
 
 def module_file(name: str) -> str | None:

@@ -8,10 +8,11 @@ from pathlib import Path
 import nbformat
 import pytest
 import yaml
+from PIL import Image
 from smoke_graph import RUN, keep_a_chain, lay_out, run_smoke_graph, smoke_params
 
 from featcal.pools import MERGERS, PARTS
-from featcal.stages.columns import AUDIT, CURVES, SAMPLES, SCALES
+from featcal.stages.columns import AUDIT, CORRUPTED, CURVES, EXAMPLES, SAMPLES, SCALES, SWEEP
 from featcal.storage.results import DRIFT, SCORES, read_rows
 from featcal.studies import STUDIES
 
@@ -101,6 +102,25 @@ def test_drift_is_measured_at_every_block_for_merged_and_calibrated(graph):
             assert [r["block"] for r in rows if (r["method"], r["setting"], r["task"]) == (*model, task)] == blocks
 
 
+def test_damaged_images_leave_scores_of_every_method_and_examples(graph):
+    work, _ = graph
+    rows = read_rows(work / "results/smoke/clip_b32-8.corrupted.csv", CORRUPTED)
+    told = {(row["method"], row["corruption"], row["task"]) for row in rows}
+    assert len(told) == len(rows) == 3 * 2 * 3 and {row["method"] for row in rows} == {"featcal", "surgery", "prob_surgery"}
+    shown = read_rows(work / "results/smoke/clip_b32-8.corrupted.examples.csv", EXAMPLES)
+    assert [(row["task"], row["corruption"]) for row in shown] == [("svhn", kind) for kind in ("clean", "motion_blur", "fog")]
+    with Image.open(work / "results/smoke/clip_b32-8.corrupted.examples.png") as sheet:
+        assert sheet.size == (3 * 32, 32)
+
+
+def test_a_model_on_two_curves_of_a_sweep_is_made_once_and_told_twice(graph):
+    work, _ = graph
+    rows = read_rows(work / "results/smoke/clip_b32-8.sweep.csv", SWEEP)
+    points = {(row["parameter"], row["at"], row["chosen"]): row for row in rows if row["task"] == "dtd"}
+    assert set(points) == {("ridge", "1e-06", "1"), ("ridge", "1", "0"), ("interpolation", "0.9", "1")}
+    assert points["ridge", "1e-06", "1"]["value"] == points["interpolation", "0.9", "1"]["value"]
+
+
 def test_a_role_that_the_suite_does_not_define_leaves_an_empty_result(graph):
     work, _ = graph
     assert read_rows(work / "results/smoke/clip_l14-8.csv", SCORES) == []
@@ -109,7 +129,7 @@ def test_a_role_that_the_suite_does_not_define_leaves_an_empty_result(graph):
 def test_every_page_is_executed_without_an_error(graph):
     work, _ = graph
     pages = sorted((work / "book/pages").glob("*.ipynb"))
-    assert [page.stem for page in pages] == sorted(["landing", "rankings", "tasks", *smoke_params()["page"]])
+    assert [page.stem for page in pages] == sorted(path.stem for path in (work / "notebooks").glob("*.ipynb"))
     for page in pages:
         cells = [cell for cell in nbformat.read(page, 4).cells if cell.cell_type == "code"]
         assert all(cell.execution_count for cell in cells)

@@ -3,9 +3,10 @@
 A margin decides only when it exceeds two standard errors (estimate.py). Our numbers are never compared with the paper's.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -90,6 +91,10 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
         return Verdict(claim, "not run")
     if claim.kind == "spreads":
         return _spreads(claim, left)
+    if claim.kind == "falls":
+        return _falls(claim, frame, left, right)
+    if claim.kind == "level":
+        return _level(_compare(claim, left, right))
     if not claim.each:
         return _compare(claim, left, right)
     parts = {task: _compare(claim, left[left["task"] == task], right[right["task"] == task]) for task in left["task"].unique()}
@@ -166,6 +171,26 @@ def _every(claim: Claim, parts: dict[str, Verdict], evidence: Evidence) -> Verdi
     least = f"{evidence.title(task)}, {worst.margin:+.{digits}f}"
     detail = f"clear of noise on {words['holds']} of {len(parts)} tasks; least clear: {least}"
     return Verdict(claim, whole, worst.margin, worst.noise, any(part.one_run for part in parts.values()), detail)
+
+
+def _level(compared: Verdict) -> Verdict:
+    """Holds when the two sides differ by no more than noise, either way."""
+    return replace(compared, word="holds" if compared.word == "within noise" else "does not hold")
+
+
+def _falls(claim: Claim, frame: pd.DataFrame, left: pd.DataFrame, right: pd.DataFrame) -> Verdict:
+    """Holds when the left point of a sweep lies further below its curve's chosen value than the right one below its own."""
+    ends = []
+    for rows in (left, right):
+        curve = select(frame, {name: rows[name].iloc[0] for name in ("upstream", "setting", "parameter")})
+        ends += [estimate(select(curve, {"chosen": 1})), estimate(rows)]
+    found = [end for end in ends if end is not None]
+    if len(found) < len(ends):
+        return Verdict(claim, "not run")
+    ours, theirs = found[0].mean - found[1].mean, found[2].mean - found[3].mean
+    margin, allowed = ours - theirs, 2 * math.sqrt(sum(end.variance for end in found))
+    word = "holds" if margin > allowed else "does not hold" if margin < -allowed else "within noise"
+    return Verdict(claim, word, margin, allowed, any(end.one_run for end in found), f"falls by {ours:.1f} against {theirs:.1f}")
 
 
 def _spreads(claim: Claim, rows: pd.DataFrame) -> Verdict:

@@ -13,13 +13,19 @@ import pandas as pd
 from featcal.report.root import results_folder
 from featcal.report.values import TASKS
 
-KEYS = ["upstream", "method", "setting", "task", "metric", "seed", "model", "label", "block", "suite", "role", "pool"]
+KEYS = [
+    "upstream", "method", "setting", "task", "metric", "seed", "model", "label", "block", "suite", "role", "pool", "corruption",
+    "parameter",
+]  # fmt: skip
 COLUMNS = {
     "scores": "suite role pool upstream method setting task metric seed value count",
     "drift": "suite role pool upstream method setting seed task block relative_drift l2 cosine count",
     "projection": "task model index label x y",
     "curves": "suite role pool upstream method setting seed step loss",
     "scales": "suite role pool upstream factor value chosen",
+    "corrupted": "suite role pool upstream method setting corruption task metric seed value count",
+    "corrupted.examples": "task index corruption row column",
+    "sweep": "suite role pool upstream method setting parameter at chosen task metric seed value count",
 }
 
 
@@ -41,7 +47,8 @@ class Evidence:
     def table(self, kind: str) -> pd.DataFrame:
         """Rows of one kind of file; empty, with the right columns, where nothing was run."""
         if kind not in self._tables:
-            self._tables[kind] = self._read(kind)
+            frame = self._read(kind)
+            self._tables[kind] = self._with_clean(frame) if kind == "corrupted" else frame
         return self._tables[kind]
 
     @cached_property
@@ -57,6 +64,16 @@ class Evidence:
         for column in [c for c in frame.columns if c not in KEYS]:
             frame[column] = pd.to_numeric(frame[column])
         return frame
+
+    def _with_clean(self, damaged: pd.DataFrame) -> pd.DataFrame:
+        """Rows of damaged calibration images, before them the same models from clean ones and their merger, out of the scores."""
+        if damaged.empty:
+            return damaged
+        names = ["upstream", "method", "setting", "seed"]
+        wanted = damaged[names].drop_duplicates()
+        mergers = wanted[["upstream"]].drop_duplicates().assign(method="merged", setting="", seed="")
+        clean = self.table("scores").merge(pd.concat([mergers, wanted]), on=names).assign(corruption="clean")
+        return pd.concat([clean[damaged.columns], damaged], ignore_index=True)
 
     @property
     def run_record(self) -> dict[str, Any]:

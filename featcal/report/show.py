@@ -17,7 +17,11 @@ from featcal.report.evidence import Evidence, read_json
 from featcal.report.markup import Shown, accuracy_table, chip, fold, link, note, table
 from featcal.report.values import PAPER_SETTINGS
 
-PLACES = {"table01": ("clip_b32", "8", "table01"), "figure1": ("clip_b32", "8", "table01")}  # page → role, pool, printed table
+PLACES = {  # page → role, pool, printed table
+    "table01": ("clip_b32", "8", "table01"), "figure1": ("clip_b32", "8", "table01"),
+    "table06": ("clip_b32", "8", "table06"), "figure4": ("clip_b32", "8", "table06"), "figure5": ("clip_b32", "8", ""),
+}  # fmt: skip
+OWN_STAGE = ("landing", "tasks", "rankings", "gain", "table06", "figure4", "figure5")  # all others are items of `page`
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "samples": "images per task, n"}
 
 
@@ -82,7 +86,7 @@ def measured(verdict: Verdict) -> str:
     if verdict.word == "not run":
         return '<span class="fc-none">–</span>'
     margin = ""
-    if verdict.claim.kind == "above":
+    if verdict.claim.kind in ("above", "level", "falls"):
         digits = 1 if verdict.claim.measure in ("value", "seconds") else 3
         within = f" · 2 SE {verdict.noise:.{digits}f}" if verdict.noise else ""
         margin = f"<small>margin {verdict.margin:+.{digits}f}{within}</small>"
@@ -180,7 +184,7 @@ def origin(page: str, suite: str, runs: list[tuple[str, str]]) -> str:
 def commands(page: str) -> list[tuple[str, list[str]]]:
     """The page's source, and what makes its numbers again."""
     source = link(f"../notebooks/{page}.ipynb", f"notebooks/{page}.ipynb")
-    stage = f"page_{page}" if page in ("landing", "tasks", "rankings") else f"page@{page}"
+    stage = f"page_{page}" if page in OWN_STAGE else f"page@{page}"
     again = {"Make everything again": "<code>make repro</code>", "This page only": f"<code>dvc repro {stage}</code>"}
     return [("", [name, cell]) for name, cell in ({"Source of this page": source} | again).items()]
 

@@ -7,3 +7,11 @@ AUDIT = (
     "suite", "role", "pool", "upstream", "method", "setting", "encode", "task", "metric", "seed", "samples", "step",
     "value", "count",
 )  # fmt: skip
+CORRUPTED = (
+    "suite", "role", "pool", "upstream", "method", "setting", "corruption", "task", "metric", "seed", "value", "count",
+)  # fmt: skip
+EXAMPLES = ("task", "index", "corruption", "row", "column")
+SWEEP = (
+    "suite", "role", "pool", "upstream", "method", "setting", "parameter", "at", "chosen", "task", "metric", "seed", "value",
+    "count",
+)  # fmt: skip

@@ -1,6 +1,6 @@
 """The images that a merger or an adapter sees of every task: a fixed draw, or the whole split shuffled in every round."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -28,16 +28,25 @@ class Shuffled:
         return self.images.batches(self.order.permutation(len(self.images)), self.size)
 
 
-def streams(context: Context, role: str, pool: int, draw: Draw, seed: int | None = None) -> dict[str, Iterable[Batch]]:
+def streams(
+    context: Context,
+    role: str,
+    pool: int,
+    draw: Draw,
+    seed: int | None = None,
+    change: Callable[[str, ImageSet], ImageSet] | None = None,
+) -> dict[str, Iterable[Batch]]:
     """Batches of every task of the pool, labels unused.
 
-    The train draw of a seed is the one FeatCal calibrates on.  seed: another one than the draw's own.
+    The train draw of a seed is the one FeatCal calibrates on.  seed: another one than the draw's own.  change: makes other
+    images of a task's; which of them are drawn stays the same.
     """
     seed = draw.seed if seed is None else seed
     base = context.layout.base(role, pool)
     found: dict[str, Iterable[Batch]] = {}
     for task in context.suite.pool(pool):
         images = load_task(context.layout.data, task, draw.split, base)
+        images = images if change is None else change(task, images)
         if draw.samples is None:
             order = np.random.default_rng([seed, crc32(task.encode()), crc32(b"stream")])
             found[task] = Shuffled(images, draw.batch, order)

@@ -1,0 +1,131 @@
+"""Stage `corrupted`: FeatCal and the adapters from damaged calibration images, scored on clean test images."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from featcal.stages.columns import CORRUPTED, EXAMPLES
+from featcal.stages.context import Context, load_context, pick, recorded
+from featcal.stages.scored import Scored
+from featcal.stages.trials import room, score
+from featcal.stages.workers import console, fan_out
+from featcal.storage.atomic import atomic_folder
+from featcal.storage.results import write_json, write_rows
+from featcal.studies import CorruptedStudy
+
+if TYPE_CHECKING:
+    import numpy as np
+
+METHODS = ("prob_surgery", "surgery", "featcal")  # the longest first
+LARGEST = 96  # pixels of an example: enough to see the damage, small enough for git
+
+
+def run(key: str) -> None:
+    """Write outputs/<suite>/corrupted/<key>/: corrupted.csv and the examples, empty where the suite does not run it."""
+    context = load_context()
+    study: CorruptedStudy | None = pick("corrupted", context.experiments.studies["corrupted"], key)
+    rows: list[dict[str, Any]] = []
+    shown: list[dict[str, Any]] = []
+    told: dict[str, Any] = {}
+    with recorded(context, "corrupted", key), atomic_folder(context.layout.study("corrupted", key)) as folder:
+        if study is None or context.role(study.role) is None:
+            console.print(f"corrupted {key}: not run in suite {context.suite.name}")
+            write_sheet([], folder / "corrupted.examples.png")
+        else:
+            with room(context, "corrupted") as models:
+                rows = scores(context, key, study, models)
+            pictures, shown = examples(context, study)
+            write_sheet(pictures, folder / "corrupted.examples.png")
+            told = {"study": asdict(study), "strengths": strengths_at(pictures[0][0].shape[-1])}
+        write_rows(folder / "corrupted.csv", rows, CORRUPTED)
+        write_rows(folder / "corrupted.examples.csv", shown, EXAMPLES)
+        write_json(folder / "corrupted.settings.json", told)
+
+
+def scores(context: Context, key: str, study: CorruptedStudy, folder: Path) -> list[dict[str, Any]]:
+    """Rows of every corruption, seed and method, from models that are made in `folder`."""
+    merged = f"{study.role}-{study.pool}-{study.upstream}"
+    jobs, models, damage = {}, [Scored(merged, context.layout.merged(merged), "merged", study.upstream)], {}
+    for seed in study.seeds:
+        for corruption in study.corruptions:
+            for method in METHODS:
+                name = f"{corruption}-{method}-{seed}"
+                behind = "" if method == "featcal" else merged
+                words = (method, study.upstream, study.rivals.setting, seed, behind)
+                models.append(Scored(name, folder / name, *words))
+                damage[name] = corruption
+                jobs[name] = (context, study, corruption, method, seed, folder / name)
+    jobs = dict(sorted(jobs.items(), key=lambda job: METHODS.index(job[1][3])))
+    for _ in fan_out(f"corrupted {key}", calibrate_on, jobs, context.suite.workers):
+        pass
+    found = score(context, f"corrupted {key}", study.role, study.pool, models)
+    return [{**row, "corruption": corruption} for name, corruption in damage.items() for row in found[name]]
+
+
+def calibrate_on(context: Context, study: CorruptedStudy, corruption: str, method: str, seed: int, out: Path) -> None:
+    """One calibrated model, or the adapters of all tasks, from the images it would see undamaged, damaged."""
+    from safetensors.torch import load_file
+
+    import featcal
+    from featcal.data.corruptions import corrupted
+    from featcal.models.device import torch_device
+    from featcal.stages.streams import streams
+
+    layout, role, pool = context.layout, study.role, study.pool
+    merged = layout.merged(f"{role}-{pool}-{study.upstream}")
+    experts = {task: layout.expert(role, pool, task) for task in context.suite.pool(pool)}
+    device = torch_device(context.suite.device)
+    draw = study.rivals.draw(method, study.samples, seed)
+    batches = streams(context, role, pool, draw, change=lambda task, images: corrupted(images, task, corruption, seed))
+    if method == "featcal":
+        base, settings = layout.base(role, pool), study.rivals.featcal
+        featcal.calibrate(merged, base=base, experts=experts, batches=batches, settings=settings, device=device, out=out)
+        return
+    more: dict[str, Any] = {"seed": seed, "device": device, "head": load_file(layout.heads(role, pool))["visual_projection"]}
+    if method == "surgery":
+        featcal.surgery(merged, experts, batches, **asdict(study.rivals.surgery), **more).save(out)
+    else:
+        featcal.prob_surgery(merged, experts, batches, **asdict(study.rivals.prob_surgery), **more).save(out)
+
+
+def examples(context: Context, study: CorruptedStudy) -> tuple[list[list["np.ndarray"]], list[dict[str, Any]]]:
+    """Of every second task the first image that FeatCal sees, clean and under each corruption; and which image is where."""
+    from featcal.data.corruptions import corrupted
+    from featcal.data.sampling import draw_indices
+    from featcal.suites.load_task import load_task
+
+    seed, pictures, shown = study.seeds[0], [], []
+    base = context.layout.base(study.role, study.pool)
+    for row, task in enumerate(context.suite.pool(study.pool)[1::2]):
+        images = load_task(context.layout.data, task, "train", base)
+        place = draw_indices(task, len(images.labels), study.samples, seed)[:1]
+        versions = {"clean": images} | {name: corrupted(images, task, name, seed) for name in study.corruptions}
+        pictures.append([version.pixels[place][0] for version in versions.values()])  # (3, H, W) each
+        shown += [
+            {"task": task, "index": int(place[0]), "corruption": name, "row": row, "column": column}
+            for column, name in enumerate(versions)
+        ]
+    return pictures, shown
+
+
+def strengths_at(side: int) -> dict[str, str]:
+    """How strong the corruptions are on images of this width."""
+    from featcal.data.corruptions import strengths
+
+    return strengths(side)
+
+
+def write_sheet(pictures: "list[list[np.ndarray]]", path: Path) -> None:
+    """Rows of pictures (3, H, W) as one PNG without gaps, made smaller where they are large; one white pixel for none."""
+    import numpy as np
+    from PIL import Image
+
+    if not pictures:
+        Image.new("RGB", (1, 1), "white").save(path)
+        return
+    sheet = np.concatenate([np.concatenate(row, axis=2) for row in pictures], axis=1).transpose(1, 2, 0)
+    image = Image.fromarray(np.ascontiguousarray(sheet))
+    side = pictures[0][0].shape[-1]
+    if side > LARGEST:
+        image = image.resize((image.width * LARGEST // side, image.height * LARGEST // side), Image.Resampling.BOX)
+    image.save(path, optimize=True)
