@@ -10,8 +10,8 @@ import pytest
 import yaml
 from smoke_graph import RUN, keep_a_chain, lay_out, run_smoke_graph, smoke_params
 
-from featcal.stages.columns import CURVES, SCALES
-from featcal.storage.results import DRIFT, SCORES, read_rows
+from featcal.stages.columns import ALIGNMENT, CURVES, SCALES, SIMILARITY, VECTORS
+from featcal.storage.results import DRIFT, PROJECTION, SCORES, read_rows
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +77,30 @@ def test_drift_is_measured_at_every_block_for_merged_and_calibrated(graph):
             assert [r["block"] for r in rows if (r["method"], r["setting"], r["task"]) == (*model, task)] == blocks
 
 
+def test_final_features_of_models_and_adapters_are_held_against_the_experts(graph):
+    work, _ = graph
+    models = {("merged", ""), *(("featcal", s) for s in ("suite", "paper")), *(("surgery", s) for s in ("suite", "paper"))}
+    rows = read_rows(work / "results/smoke/clip_b32-8.alignment.csv", ALIGNMENT)
+    told = {(row["method"], row["setting"], row["task"]) for row in rows}
+    assert told == {(*model, task) for model in models for task in ("mnist", "svhn", "dtd")}
+    single = read_rows(work / "results/smoke/clip_b32-8.similarity.csv", SIMILARITY)
+    assert {row["task"] for row in single} == {"dtd"} and len(single) == 60 * len(models)
+    for row in (row for row in rows if row["task"] == "dtd"):
+        own = [s["similarity"] for s in single if (s["method"], s["setting"]) == (row["method"], row["setting"])]
+        assert sum(own) / len(own) == pytest.approx(row["cosine"], abs=1e-4)
+    points = read_rows(work / "results/smoke/clip_b32-8.projection.csv", PROJECTION)
+    assert len(points) == 3 * 3 * 60
+
+
+def test_task_vectors_are_those_of_models_and_not_of_adapters(graph):
+    work, _ = graph
+    rows = read_rows(work / "results/smoke/clip_b32-8.vectors.csv", VECTORS)
+    assert {row["method"] for row in rows} == {"merged", "featcal"} and {row["part"] for row in rows} == {"backbone", "linear"}
+    assert all(-1 <= row["cosine"] <= 1 and row["size"] > 0 for row in rows)
+    drift = read_rows(work / "results/smoke/clip_b32-8.drift.csv", DRIFT)
+    assert {row["method"] for row in drift} == {"merged", "featcal"}
+
+
 def test_a_role_that_the_suite_does_not_define_leaves_an_empty_result(graph):
     work, _ = graph
     assert read_rows(work / "results/smoke/clip_l14-8.csv", SCORES) == []
@@ -85,7 +109,7 @@ def test_a_role_that_the_suite_does_not_define_leaves_an_empty_result(graph):
 def test_every_page_is_executed_without_an_error(graph):
     work, _ = graph
     pages = sorted((work / "book/pages").glob("*.ipynb"))
-    assert [page.stem for page in pages] == sorted(["landing", "rankings", "tasks", *smoke_params()["page"]])
+    assert [page.stem for page in pages] == sorted(source.stem for source in (work / "notebooks").glob("*.ipynb"))
     for page in pages:
         cells = [cell for cell in nbformat.read(page, 4).cells if cell.cell_type == "code"]
         assert all(cell.execution_count for cell in cells)

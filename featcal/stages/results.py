@@ -4,22 +4,22 @@ from dataclasses import asdict
 from typing import Any
 
 from featcal.runs import MergeRun
-from featcal.stages.columns import CURVES, SCALES
+from featcal.stages.columns import CURVES, MEASURED, SCALES
 from featcal.stages.context import Context, load_context, role_and_pool
 from featcal.stages.curves import curves, scales
-from featcal.storage.results import DRIFT, PROJECTION, SCORES, read_json, read_rows, run_record, write_json, write_rows
+from featcal.storage.results import SCORES, read_json, read_rows, run_record, write_json, write_rows
 
 REFERENCES = ("base", "expert", "merged")  # what FeatCal starts from and is held against
 
 
 def run(key: str) -> None:
-    """Write results/<suite>/<key>.csv and beside it .references, .drift, .projection, .curves, .scales, .settings and .run."""
+    """Write results/<suite>/<key>.csv and beside it .references, what was measured, .curves, .scales, .settings and .run."""
     context = load_context()
     layout = context.layout
     scores = read_rows(layout.scores(key), SCORES)
     write_rows(layout.results / f"{key}.csv", scores, SCORES)
     write_rows(layout.results / f"{key}.references.csv", [row for row in scores if row["method"] in REFERENCES], SCORES)
-    for name, columns in (("drift", DRIFT), ("projection", PROJECTION)):
+    for name, columns in MEASURED.items():
         write_rows(layout.results / f"{key}.{name}.csv", read_rows(layout.drift(key) / f"{name}.csv", columns), columns)
     role, pool = role_and_pool(key)
     played = context.role(role) is not None
