@@ -136,15 +136,22 @@ def _check_references(found: Experiments) -> None:
                 upstream in there, place, upstream, f"must be one of the merged models: {', '.join(there) or 'none'}"
             )
     for key, measured in found.measure.items():
-        for name in measured.settings if measured else ():
-            _require_seed(f"measure.{key}.{found.suite}", measured, f"{key}-{measured.upstream}-{name}", found.calibrate)
+        if measured is not None:
+            _require_seeds(f"measure.{key}.{found.suite}.seed", measured, found)
 
 
-def _require_seed(place: str, measured: MeasureRun, wanted: str, calibrate: Mapping[str, CalibrateRun]) -> None:
-    """The calibrated model that is measured must be made in this suite."""
-    seeds = calibrate[wanted].seeds if wanted in calibrate else ()
-    made = f"of calibrate.{wanted} ({', '.join(map(str, seeds)) or 'none in this suite'})"
-    require(measured.seed in seeds, f"{place}.seed", measured.seed, f"must be one of the seeds {made}")
+def _require_seeds(place: str, measured: MeasureRun, found: Experiments) -> None:
+    """Every calibrated model that is measured must be made in this suite, and adapters where the suite trains them at all."""
+    merged = f"{measured.role}-{measured.pool}-{measured.upstream}"
+    made: dict[str, tuple[int, ...]] = {}
+    for name in measured.settings:
+        wanted = f"{merged}-{name}"
+        made[f"calibrate.{wanted}"] = found.calibrate[wanted].seeds if wanted in found.calibrate else ()
+        trained = {k: a.settings or {} for k, a in found.adapt.items() if k.startswith(f"{merged}-")}
+        made |= {f"adapt.{k}.{name}": settings[name].seeds for k, settings in trained.items() if name in settings}
+    for run, seeds in made.items():
+        words = f"must be one of the seeds of {run} ({', '.join(map(str, seeds)) or 'none in this suite'})"
+        require(measured.seed in seeds, place, measured.seed, words)
 
 
 def _prepared(raw: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:

@@ -148,9 +148,9 @@ class MultitaskRun:
 
 @dataclass(frozen=True)
 class MeasureRun:
-    """Drift on test images of one merged model and its calibrated ones, one per setting.
+    """One merged model, its calibrated ones and its adapters against the experts on test images, one of each per setting.
 
-    task: whose features are projected to a plane, with the calibrated model of the first setting.
+    task: whose images are told one by one.   In pictures the calibrated model is that of the first setting.
     """
 
     role: str

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from featcal.stages.columns import CURVES, SCALES
+from featcal.stages.columns import ALIGNMENT, CURVES, SCALES, SIMILARITY, VECTORS
 from featcal.storage.results import DRIFT, PROJECTION, SCORES, write_rows
 
 TASKS = ["sun397", "stanford-cars", "resisc45", "eurosat", "svhn", "gtsrb", "mnist", "dtd"]
@@ -34,12 +34,15 @@ def write_project(root: Path, suite: str = "mini", empty: bool = False, tasks: l
 
 
 def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
-    """Scores, references, drift, projection, settings and run record of one role with 8 tasks."""
+    """Scores, references, what is measured of features, settings and run record of one role with 8 tasks."""
     scores = [row for key, level in LEVELS.items() for row in _scores(suite, role, key, level, tasks)]
     write_rows(folder / f"{role}-8.csv", scores, SCORES)
     write_rows(folder / f"{role}-8.references.csv", [r for r in scores if r["method"] in ("base", "expert", "merged")], SCORES)
     write_rows(folder / f"{role}-8.drift.csv", list(_drift(suite, role, tasks)), DRIFT)
     write_rows(folder / f"{role}-8.projection.csv", list(_projection(tasks)), PROJECTION)
+    write_rows(folder / f"{role}-8.alignment.csv", list(_alignment(suite, role, tasks)), ALIGNMENT)
+    write_rows(folder / f"{role}-8.similarity.csv", list(_similarity(tasks)), SIMILARITY)
+    write_rows(folder / f"{role}-8.vectors.csv", list(_vectors(suite, role, tasks)), VECTORS)
     write_rows(folder / f"{role}-8.curves.csv", list(_curves(suite, role)), CURVES)
     swept = {"suite": suite, "role": role, "pool": 8, "upstream": "task_arithmetic"}
     factors = [swept | {"factor": f, "value": 60.0 + f, "chosen": int(f == 1.5)} for f in (0.5, 1.0, 1.5)]
@@ -82,13 +85,44 @@ def _curves(suite, role):
         yield from (row | {"step": step, "loss": 1.0 / step} for step in (10, 20, 30))
 
 
-def _projection(tasks, images=120, classes=8):
-    for model, away in (("expert", 0.0), ("merged", 0.6), ("featcal", 0.2)):
+def _projection(tasks, images=40, classes=8):
+    for task in tasks:
+        for model, away in (("expert", 0.0), ("merged", 0.6), ("featcal", 0.2)):
+            for i in range(images):
+                label = i % classes
+                x, y = label % 4 + 0.1 * (i % 7), label // 4 + 0.1 * (i % 5)
+                place = {"index": i, "label": label, "x": x + away, "y": y - away}
+                yield {"task": task, "model": model} | place
+
+
+# mean cosine of final features; the step from task to task lets the first tasks gain over Surgery, the last ones lose
+COSINES = {("merged", ""): (0.60, 0.0), ("surgery", "suite"): (0.74, 0.02), ("featcal", "suite"): (0.84, 0.0)}
+COSINES |= {("featcal", "paper"): (0.70, 0.0), ("surgery", "paper"): (0.71, 0.0)}
+COSINES |= {("prob_surgery", "paper"): (0.72, 0.0), ("prob_surgery", "suite"): (0.76, 0.0)}
+
+
+def _alignment(suite, role, tasks):
+    shared = {"suite": suite, "role": role, "pool": 8, "upstream": "task_arithmetic", "cosine_sd": 0.05, "l2": 0.5, "count": 500}
+    for (method, setting), (level, step) in COSINES.items():
+        for i, task in enumerate(tasks):
+            row = {"method": method, "setting": setting, "seed": "42" if setting else "", "task": task}
+            yield shared | row | {"cosine": level + step * i}
+
+
+def _similarity(tasks, images=60):
+    for (method, setting), (level, _) in COSINES.items():
         for i in range(images):
-            label = i % classes
-            x, y = label % 4 + 0.1 * (i % 7), label // 4 + 0.1 * (i % 5)
-            place = {"index": i, "label": label, "x": x + away, "y": y - away}
-            yield {"task": tasks[min(1, len(tasks) - 1)], "model": model} | place
+            row = {"task": tasks[min(1, len(tasks) - 1)], "method": method, "setting": setting, "index": i}
+            yield row | {"similarity": level + 0.001 * (i % 9) * (2 if method == "featcal" else 1)}
+
+
+def _vectors(suite, role, tasks):
+    shared = {"suite": suite, "role": role, "pool": 8, "upstream": "task_arithmetic"}
+    for method, setting, level in (("merged", "", 0.4), ("featcal", "suite", 0.2), ("featcal", "paper", 0.3)):
+        for i, task in enumerate(tasks):
+            for part, count in (("backbone", 1000), ("linear", 900)):
+                row = {"method": method, "setting": setting, "seed": "42" if setting else "", "task": task}
+                yield shared | row | {"part": part, "cosine": level + 0.01 * i, "size": 1.5, "count": count}
 
 
 def write_suite(folder: Path, suite: str, tasks: list[str]) -> None:

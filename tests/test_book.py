@@ -15,7 +15,7 @@ from synthetic_results import write_project
 from featcal.report.execute import execute_page
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("landing", "tasks", "table01", "figure1", "rankings")
+PAGES = ("landing", "tasks", "table01", "figure1", "figure2", "figure6", "figure7", "rankings")
 
 
 def copy_of_the_book(root, empty=False):

@@ -12,8 +12,8 @@ from PIL import Image
 from smoke_graph import RUN, keep_a_chain, lay_out, run_smoke_graph, smoke_params
 
 from featcal.pools import MERGERS, PARTS
-from featcal.stages.columns import AUDIT, CORRUPTED, CURVES, EXAMPLES, SAMPLES, SCALES, SWEEP
-from featcal.storage.results import DRIFT, SCORES, read_rows
+from featcal.stages.columns import ALIGNMENT, AUDIT, CORRUPTED, CURVES, EXAMPLES, SAMPLES, SCALES, SIMILARITY, SWEEP, VECTORS
+from featcal.storage.results import DRIFT, PROJECTION, SCORES, read_rows
 from featcal.studies import STUDIES
 
 
@@ -119,6 +119,30 @@ def test_a_model_on_two_curves_of_a_sweep_is_made_once_and_told_twice(graph):
     points = {(row["parameter"], row["at"], row["chosen"]): row for row in rows if row["task"] == "dtd"}
     assert set(points) == {("ridge", "1e-06", "1"), ("ridge", "1", "0"), ("interpolation", "0.9", "1")}
     assert points["ridge", "1e-06", "1"]["value"] == points["interpolation", "0.9", "1"]["value"]
+
+
+def test_final_features_of_models_and_adapters_are_held_against_the_experts(graph):
+    work, _ = graph
+    models = {("merged", ""), *(("featcal", s) for s in ("suite", "paper")), *(("surgery", s) for s in ("suite", "paper"))}
+    rows = read_rows(work / "results/smoke/clip_b32-8.alignment.csv", ALIGNMENT)
+    told = {(row["method"], row["setting"], row["task"]) for row in rows}
+    assert told == {(*model, task) for model in models for task in ("mnist", "svhn", "dtd")}
+    single = read_rows(work / "results/smoke/clip_b32-8.similarity.csv", SIMILARITY)
+    assert {row["task"] for row in single} == {"dtd"} and len(single) == 60 * len(models)
+    for row in (row for row in rows if row["task"] == "dtd"):
+        own = [s["similarity"] for s in single if (s["method"], s["setting"]) == (row["method"], row["setting"])]
+        assert sum(own) / len(own) == pytest.approx(row["cosine"], abs=1e-4)
+    points = read_rows(work / "results/smoke/clip_b32-8.projection.csv", PROJECTION)
+    assert len(points) == 3 * 3 * 60
+
+
+def test_task_vectors_are_those_of_models_and_not_of_adapters(graph):
+    work, _ = graph
+    rows = read_rows(work / "results/smoke/clip_b32-8.vectors.csv", VECTORS)
+    assert {row["method"] for row in rows} == {"merged", "featcal"} and {row["part"] for row in rows} == {"backbone", "linear"}
+    assert all(-1 <= row["cosine"] <= 1 and row["size"] > 0 for row in rows)
+    drift = read_rows(work / "results/smoke/clip_b32-8.drift.csv", DRIFT)
+    assert {row["method"] for row in drift} == {"merged", "featcal"}
 
 
 def test_a_role_that_the_suite_does_not_define_leaves_an_empty_result(graph):

@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from featcal.report import gains
 from featcal.report.estimate import estimate, noise
 from featcal.report.evidence import Evidence, select
 from featcal.report.values import AVERAGE, PAPER_MODELS, paper_table
@@ -95,6 +96,8 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
         return _falls(claim, frame, left, right)
     if claim.kind == "level":
         return _level(_compare(claim, left, right))
+    if claim.kind in ("together", "apart"):
+        return _gains(claim, evidence, *(_selector(side, setting, frame) for side in (claim.left, claim.right)))
     if not claim.each:
         return _compare(claim, left, right)
     parts = {task: _compare(claim, left[left["task"] == task], right[right["task"] == task]) for task in left["task"].unique()}
@@ -140,8 +143,7 @@ def _where(claim: Claim, evidence: Evidence) -> dict[str, Any]:
     """The claim's extra columns, with `shown` and `last` filled in from the files and `all` left out."""
     wanted = dict(claim.where)
     if wanted.get("task") == "shown":
-        projection = evidence.table("projection")
-        wanted["task"] = "" if projection.empty else projection["task"].iloc[0]
+        wanted["task"] = evidence.shown
     if wanted.get("block") == "last":
         blocks = [b for b in evidence.table(claim.file)["block"].unique() if b not in INSIDE]
         wanted["block"] = max(blocks, default="")
@@ -199,3 +201,12 @@ def _spreads(claim: Claim, rows: pd.DataFrame) -> Verdict:
     seen = int((blocks >= SHARE * blocks.max()).sum())
     word = "holds" if 2 * seen > len(blocks) else "does not hold"
     return Verdict(claim, word, seen - len(blocks) / 2, 0.0, False, f"{seen} of {len(blocks)} blocks")
+
+
+def _gains(claim: Claim, evidence: Evidence, left: dict[str, Any], right: dict[str, Any]) -> Verdict:
+    """Of two gains, cosine and accuracy: whether they go together over tasks, or one comes without the other."""
+    found = gains.gains(evidence, left, right)
+    if found.empty:
+        return Verdict(claim, "not run")
+    word, margin, allowed, detail = gains.together(found) if claim.kind == "together" else gains.apart(found, evidence)
+    return Verdict(claim, word, margin, allowed, True, detail)

@@ -33,7 +33,8 @@ def estimate(rows: pd.DataFrame, measure: str = "value") -> Estimate | None:
 
     The variance adds two parts. Test images: an accuracy p of n images has variance p(1 − p)/n, and the mean over T tasks
     Σ pₜ(1 − pₜ)/nₜ / T²; more seeds do not shrink it, since all are scored on the same images. Seeds: s²/S for S ≥ 2 seeds
-    with standard deviation s. Columns other than accuracies carry the second part only.
+    with standard deviation s. A mean cosine of n images with standard deviation s has s²/n in place of p(1 − p)/n; other columns
+    carry the part of the seeds only.
 
     Args:    rows: result rows of one model, all of them used.  measure: the column.
     Returns: the estimate; None where there are no rows.
@@ -44,18 +45,27 @@ def estimate(rows: pd.DataFrame, measure: str = "value") -> Estimate | None:
     means = rows[measure].groupby(seeds).mean()
     spread = float(means.std(ddof=1)) if len(means) > 1 else None
     drawn = sum(1 for seed in means.index if seed != "")
-    variance = image_variance(rows) if measure == "value" else 0.0
+    variance = image_variance(rows, measure)
     if spread is not None:
         variance += spread**2 / len(means)
     return Estimate(float(means.mean()), variance, spread, drawn)
 
 
-def image_variance(rows: pd.DataFrame) -> float:
-    """Variance of a mean accuracy over tasks, in squared points, due to the choice of test images; 0 for other metrics."""
-    if "metric" not in rows or "count" not in rows or set(rows["metric"]) != {"accuracy"}:
+def image_variance(rows: pd.DataFrame, measure: str = "value") -> float:
+    """Variance of a mean over tasks due to the choice of test images, in the measure's square; 0 where none is known.
+
+    Known of an accuracy, from its own size, and of a measure with its deviation from image to image in a column beside it.
+    """
+    if "count" not in rows or "task" not in rows:
         return 0.0
-    tasks = rows.groupby("task").agg(value=("value", "mean"), count=("count", "first"))
-    each = tasks["value"] * (100 - tasks["value"]) / tasks["count"]
+    tasks = rows.groupby("task").first()
+    if f"{measure}_sd" in rows:
+        each = tasks[f"{measure}_sd"] ** 2 / tasks["count"]
+    elif measure == "value" and "metric" in rows and set(rows["metric"]) == {"accuracy"}:
+        value = rows.groupby("task")["value"].mean()
+        each = value * (100 - value) / tasks["count"]
+    else:
+        return 0.0
     return float(each.sum()) / len(tasks) ** 2
 
 

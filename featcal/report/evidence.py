@@ -14,13 +14,16 @@ from featcal.report.root import results_folder
 from featcal.report.values import TASKS
 
 KEYS = [
-    "upstream", "method", "setting", "task", "metric", "seed", "model", "label", "block", "suite", "role", "pool", "corruption",
-    "parameter",
+    "upstream", "method", "setting", "task", "metric", "seed", "model", "label", "block", "part", "suite", "role", "pool",
+    "corruption", "parameter",
 ]  # fmt: skip
 COLUMNS = {
     "scores": "suite role pool upstream method setting task metric seed value count",
     "drift": "suite role pool upstream method setting seed task block relative_drift l2 cosine count",
+    "alignment": "suite role pool upstream method setting seed task cosine cosine_sd l2 count",
+    "similarity": "task method setting index similarity",
     "projection": "task model index label x y",
+    "vectors": "suite role pool upstream method setting seed task part cosine size count",
     "curves": "suite role pool upstream method setting seed step loss",
     "scales": "suite role pool upstream factor value chosen",
     "corrupted": "suite role pool upstream method setting corruption task metric seed value count",
@@ -94,6 +97,12 @@ class Evidence:
             return [t for t in listed if t in scored] + [t for t in scored if t not in listed]
         pools = suite_record(self.suite, self.folder).get("pools", {})
         return pools.get(self.pool) or (listed[: int(self.pool)] if self.pool.isdigit() else listed)
+
+    @property
+    def shown(self) -> str:
+        """The task whose images are told one by one, as the paper shows Stanford Cars; nothing where none was measured."""
+        tasks = self.table("similarity")["task"]
+        return "" if tasks.empty else str(tasks.iloc[0])
 
     def title(self, task: str) -> str:
         """How a column or axis names a task: the paper's name for it where it has one."""

@@ -1,4 +1,4 @@
-"""Figure 1 and its relatives: features, drift per block, accuracy per task. Drawn so that they read in grey and on a phone.
+"""The style of all drawings, and Figure 1: features, drift per block, accuracy per task. They read in grey and on a phone.
 
 One figure per panel, because three side by side cannot be read at 390 pixels. The same data give the same bytes of SVG.
 """
@@ -24,16 +24,24 @@ STYLE: dict[str, Any] = {
     "svg.hashsalt": "featcal", "svg.fonttype": "path", "font.family": "DejaVu Sans", "font.size": 13, "axes.titlesize": 14,
     "axes.labelsize": 13, "legend.fontsize": 12, "legend.frameon": False, "axes.edgecolor": INK, "axes.labelcolor": INK,
     "text.color": INK, "xtick.color": INK, "ytick.color": INK, "figure.facecolor": "white", "axes.axisbelow": True,
-    "hatch.linewidth": 0.8, "axes.spines.top": False, "axes.spines.right": False, "grid.color": "#dddddd",
+    "hatch.linewidth": 0.8, "figure.dpi": 120, "axes.spines.top": False, "axes.spines.right": False, "grid.color": "#dddddd",
 }  # fmt: skip
-COLOURS = {"base": "#BBBBBB", "merged": "#D55E00", "featcal": "#0072B2", "expert": "#444444"}  # Okabe and Ito
-MARKERS = {"expert": "o", "merged": "X", "featcal": "^"}
+COLOURS = {  # Okabe and Ito
+    "base": "#BBBBBB", "merged": "#D55E00", "featcal": "#0072B2", "expert": "#444444", "surgery": "#009E73",
+    "prob_surgery": "#CC79A7",
+}  # fmt: skip
+MARKERS = {"expert": "o", "merged": "X", "featcal": "^", "surgery": "s", "prob_surgery": "D"}
+PROJECTED = ("expert", "merged", "featcal")
 # Told apart in grey as well: light, hatched, solid, hollow; dotted hatches would make the file ten times larger.
 BARS: dict[str, dict[str, Any]] = {
     "base": {"color": COLOURS["base"]}, "merged": {"color": COLOURS["merged"], "hatch": "////", "edgecolor": "white"},
     "featcal": {"color": COLOURS["featcal"]}, "expert": {"color": "white", "edgecolor": COLOURS["expert"], "lw": 1.2},
 }  # fmt: skip
-NAMES = {"base": "base", "merged": "merged", "featcal": "FeatCal", "expert": "expert"}
+NAMES = {
+    "base": "base", "merged": "merged", "featcal": "FeatCal", "expert": "expert", "surgery": "Surgery",
+    "prob_surgery": "ProbSurgery",
+}  # fmt: skip
+CLASSES = 10  # whose means are joined in a projection; of more, the most frequent ones
 
 
 @contextmanager
@@ -46,7 +54,7 @@ def drawing() -> Iterator[None]:
 def svg(figure: Figure) -> str:
     """The figure as SVG text without anything that changes from run to run."""
     with drawing(), io.StringIO() as out:
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight", dpi=120)
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight", dpi="figure")
         return _smaller(out.getvalue())
 
 
@@ -57,61 +65,96 @@ def _smaller(text: str) -> str:
 
 
 def features(evidence: Evidence) -> Figure | None:
-    """Final features of one task in two dimensions: experts', merged and calibrated model's, joined at their class means."""
-    points = evidence.table("projection")
+    """Final features of the shown task in two dimensions: the expert's, the merged and the calibrated model's."""
+    points = select(evidence.table("projection"), {"task": evidence.shown})
     if points.empty:
         return None
+    cosine = mean_cosines(evidence)
     with drawing():
         figure = Figure(figsize=(WIDTH, 4.8))
         axes = figure.add_subplot()
-        for model, marker in MARKERS.items():
-            rows = points[points["model"] == model]
-            axes.scatter(rows["x"], rows["y"], s=14, marker=marker, color=COLOURS[model], alpha=0.35, lw=0, rasterized=True)
-        _join_class_means(axes, points)
+        labels = {m: f"{NAMES[m]}, {cosine[m, evidence.shown]:.2f}" for m in PROJECTED if (m, evidence.shown) in cosine}
+        plane(axes, points, NAMES | labels)
         axes.set(xlabel="first direction (arbitrary unit)", ylabel="second direction (arbitrary unit)")
-        axes.set_title(f"Final features, {evidence.title(points['task'].iloc[0])}")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, handletextpad=0.2, columnspacing=1.2)
+        axes.set_title(f"{evidence.title(evidence.shown)}: final features")
+        legend = {"ncols": 3, "handletextpad": 0.2, "columnspacing": 1.2, "title": "mean cosine to the expert’s"}
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), **legend)
         return figure
 
 
-def _join_class_means(axes: Axes, points: pd.DataFrame) -> None:
-    """Large markers at each class's mean, and a line from the expert's mean to the other two."""
-    means = points.groupby(["model", "label"])[["x", "y"]].mean()
+def mean_cosines(evidence: Evidence) -> dict[tuple[str, str], float]:
+    """Mean cosine of final features to the expert's at the main settings, by method and task."""
+    rows = evidence.table("alignment")
+    rows = rows[(rows["method"] == "merged") | (rows["setting"] == main_setting(evidence.suite))]
+    return {(row.method, row.task): row.cosine for row in rows.itertuples()}
+
+
+def plane(axes: Axes, points: pd.DataFrame, labels: dict[str, str]) -> None:
+    """Small marks for images, large ones at the means of classes, and a line from the expert's mean to the other two."""
+    for model in PROJECTED:
+        rows = points[points["model"] == model]
+        look: dict[str, Any] = {"marker": MARKERS[model], "color": COLOURS[model]}
+        axes.scatter(rows["x"], rows["y"], s=14, alpha=0.35, lw=0, rasterized=True, **look)
+    axes.set_aspect("equal", adjustable="datalim")
+    images = points[points["model"] == "expert"]["label"].value_counts()
+    joined = sorted(images.index, key=lambda label: (-images[label], label))[:CLASSES]
+    means = points[points["label"].isin(joined)].groupby(["model", "label"])[["x", "y"]].mean()
     expert = means.loc["expert"]
     for model, style in (("merged", ":"), ("featcal", "-")):
         for label, place in means.loc[model].iterrows():
             axes.plot([expert.x[label], place.x], [expert.y[label], place.y], style, color=COLOURS[model], lw=1.4, zorder=3)
-    for model, marker in MARKERS.items():
-        own = means.loc[model]
-        look: dict[str, Any] = {"marker": marker, "color": COLOURS[model], "edgecolor": "white", "lw": 0.8}
-        axes.scatter(own.x, own.y, s=70, zorder=4, label=NAMES[model], **look)
+    for model in PROJECTED:
+        own, look = means.loc[model], {"marker": MARKERS[model], "color": COLOURS[model]}
+        axes.scatter(own.x, own.y, s=70, zorder=4, label=labels[model], edgecolor="white", lw=0.8, **look)
 
 
-def drift(evidence: Evidence, measure: str = "relative_drift") -> Figure | None:
-    """A measure of drift per block, merged against calibrated at the main settings: mean over tasks, and range from task to task.
+def distance(evidence: Evidence) -> Figure | None:
+    """Distance to the expert's class token after every block on the shown task, as the paper draws it."""
+    rows = select(_drift_rows(evidence, "l2"), {"task": evidence.shown})
+    if rows.empty:
+        return None
+    last = rows[rows["place"] == rows["place"].max()].set_index("method")["l2"]
+    change = last["featcal"] / last["merged"] - 1
+    with drawing():
+        figure = Figure(figsize=(WIDTH, 3.4))
+        axes = figure.add_subplot()
+        _lines(axes, rows, "l2")
+        words = f"{abs(change):.0%} {'lower' if change < 0 else 'higher'}".replace("%", " %")
+        axes.set_title(f"{evidence.title(evidence.shown)}: after the last block {words}")
+        return figure
 
-    Args: measure: relative_drift (all tokens), or cosine or l2 (class token).
-    """
+
+def drift(evidence: Evidence) -> Figure | None:
+    """Relative drift (all tokens) and cosine (class token) per block: mean over tasks, and range from task to task."""
+    if _drift_rows(evidence, "cosine").empty:
+        return None
+    with drawing():
+        figure = Figure(figsize=(WIDTH, 6.8), layout="constrained")
+        for axes, measure in zip(figure.subplots(2, 1), ("relative_drift", "cosine"), strict=True):
+            _lines(axes, _drift_rows(evidence, measure), measure)
+        return figure
+
+
+def _drift_rows(evidence: Evidence, measure: str) -> pd.DataFrame:
+    """Rows of merged and calibrated model at the main settings, with the place of each block; empty where one was not run."""
     rows = evidence.table("drift")
     rows = rows[(rows["method"] == "merged") | (rows["setting"] == main_setting(evidence.suite))]
     rows = rows[rows["block"] != "features"] if measure != "cosine" else rows
-    if rows.empty or not set(rows["method"]) >= {"merged", "featcal"}:
-        return None
+    rows = rows if set(rows["method"]) >= {"merged", "featcal"} else rows.iloc[:0]
     order = sorted(rows["block"].unique(), key=_depth)
-    rows = rows.assign(place=rows["block"].map(order.index), model=rows["method"].map(NAMES))
-    palette = {NAMES[m]: COLOURS[m] for m in ("merged", "featcal")}
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 3.6))
-        axes = figure.add_subplot()
-        style = {"style": "model", "markers": {NAMES[m]: MARKERS[m] for m in ("merged", "featcal")}, "dashes": False}
-        sns.lineplot(
-            rows, x="place", y=measure, hue="model", palette=palette, errorbar=("pi", 100), lw=2, markersize=9, ax=axes, **style
-        )
-        axes.set_xticks(range(len(order)), [_place(block) for block in order], rotation=0 if len(order) < 10 else 90)
-        axes.set(xlabel="after block", ylabel=_LABELS[measure])
-        axes.set_ylim(*((None, 1.02) if measure == "cosine" else (0, None)))
-        axes.legend(title=None)
-        return figure
+    return rows.assign(place=rows["block"].map(order.index), model=rows["method"].map(NAMES))
+
+
+def _lines(axes: Axes, rows: pd.DataFrame, measure: str) -> None:
+    """One line per model over the blocks; a band reaches from the least to the greatest task."""
+    order = sorted(rows["block"].unique(), key=_depth)
+    style: dict[str, Any] = {"palette": {NAMES[m]: COLOURS[m] for m in ("merged", "featcal")}, "style": "model", "dashes": False}
+    style |= {"markers": {NAMES[m]: MARKERS[m] for m in ("merged", "featcal")}, "errorbar": ("pi", 100), "lw": 2, "markersize": 9}
+    sns.lineplot(rows, x="place", y=measure, hue="model", ax=axes, **style)
+    axes.set_xticks(range(len(order)), [_place(block) for block in order], rotation=0 if len(order) < 10 else 90)
+    axes.set(xlabel="after block", ylabel=_LABELS[measure])
+    axes.set_ylim(*((None, 1.02) if measure == "cosine" else (0, None)))
+    axes.legend(title=None)
 
 
 _LABELS = {
@@ -153,9 +196,4 @@ def accuracies(evidence: Evidence, upstream: str = "task_arithmetic") -> Figure 
         return figure
 
 
-PANELS = {
-    "features": features,
-    "drift": drift,
-    "cosine": lambda evidence: drift(evidence, "cosine"),
-    "accuracies": accuracies,
-}
+PANELS = {"features": features, "distance": distance, "drift": drift, "accuracies": accuracies}

@@ -18,10 +18,11 @@ from featcal.report.markup import Shown, accuracy_table, chip, fold, link, note,
 from featcal.report.values import PAPER_SETTINGS
 
 PLACES = {  # page → role, pool, printed table
-    "table01": ("clip_b32", "8", "table01"), "figure1": ("clip_b32", "8", "table01"),
+    "table01": ("clip_b32", "8", "table01"), "figure1": ("clip_b32", "8", "table01"), "figure2": ("clip_b32", "8", "table01"),
+    "figure6": ("clip_b32", "8", "table01"), "figure7": ("clip_b32", "8", "table01"),
     "table06": ("clip_b32", "8", "table06"), "figure4": ("clip_b32", "8", "table06"), "figure5": ("clip_b32", "8", ""),
 }  # fmt: skip
-OWN_STAGE = ("landing", "tasks", "rankings", "gain", "table06", "figure4", "figure5")  # all others are items of `page`
+FOREACH = ("table01", "figure1")  # pages of one DVC stage, told apart by a key; every other page has its own
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "samples": "images per task, n"}
 
 
@@ -133,10 +134,16 @@ def figure(panel: str, page: str, suite: str) -> Shown:
     """One panel as a drawing, or a note that it was not run."""
     from featcal.report import figures  # matplotlib takes a second to import; only pages with figures pay
 
-    drawn = figures.PANELS[panel](evidence(page, suite))
-    if drawn is None:
+    return drawn(panel, figures.PANELS[panel](evidence(page, suite)), suite)
+
+
+def drawn(panel: str, picture: Any, suite: str) -> Shown:
+    """A drawing as it stands on a page; the note where there is none."""
+    from featcal.report import figures
+
+    if picture is None:
         return Shown(note(f"○ not run: no result files for this panel in the {label(suite)}."))
-    return Shown(picture={"image/svg+xml": figures.svg(drawn)}, text=f"{panel} ({label(suite)})")
+    return Shown(picture={"image/svg+xml": figures.svg(picture)}, text=f"{panel} ({label(suite)})")
 
 
 def settings(page: str, suite: str) -> Shown:
@@ -184,7 +191,7 @@ def origin(page: str, suite: str, runs: list[tuple[str, str]]) -> str:
 def commands(page: str) -> list[tuple[str, list[str]]]:
     """The page's source, and what makes its numbers again."""
     source = link(f"../notebooks/{page}.ipynb", f"notebooks/{page}.ipynb")
-    stage = f"page_{page}" if page in OWN_STAGE else f"page@{page}"
+    stage = f"page@{page}" if page in FOREACH else f"page_{page}"
     again = {"Make everything again": "<code>make repro</code>", "This page only": f"<code>dvc repro {stage}</code>"}
     return [("", [name, cell]) for name, cell in ({"Source of this page": source} | again).items()]
 

@@ -1,4 +1,6 @@
-"""Columns of the small files beside the scores: loss curves, sweeps of rescaled mergers, scores of the studies."""
+"""Columns of the small files beside the scores: loss curves, sweeps, what is measured of features, what studies found."""
+
+from featcal.storage.results import DRIFT, PROJECTION
 
 CURVES = ("suite", "role", "pool", "upstream", "method", "setting", "seed", "step", "loss")
 SCALES = ("suite", "role", "pool", "upstream", "factor", "value", "chosen")
@@ -15,3 +17,10 @@ SWEEP = (
     "suite", "role", "pool", "upstream", "method", "setting", "parameter", "at", "chosen", "task", "metric", "seed", "value",
     "count",
 )  # fmt: skip
+
+_MODEL = ("suite", "role", "pool", "upstream", "method", "setting", "seed", "task")
+ALIGNMENT = (*_MODEL, "cosine", "cosine_sd", "l2", "count")  # final features against the expert's, over all test images
+SIMILARITY = ("task", "method", "setting", "index", "similarity")  # the same, image by image, of one task
+VECTORS = (*_MODEL, "part", "cosine", "size", "count")  # change from the base against the expert's; count: parameters
+# what stage `measure` writes, by the name of the file
+MEASURED = {"drift": DRIFT, "alignment": ALIGNMENT, "similarity": SIMILARITY, "projection": PROJECTION, "vectors": VECTORS}

@@ -1,68 +1,61 @@
-"""Stage `measure`: how far merged and calibrated features are from the experts', block by block, and a picture of one task's.
+"""Stage `measure`: how far the merged model, its calibrated ones and its adapters are from the experts, on test images.
 
-On test images, at the output of the embeddings and of every block (all tokens, and the CLS token) and at the projected feature.
+Drift at the output of the embeddings and of every block (all tokens, and the CLS token) and at the projected feature; final
+features of all tasks in a plane and their cosines to the expert's; and how parameters moved from the base's.
 """
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from featcal.runs import MeasureRun
+from featcal.stages.columns import MEASURED
 from featcal.stages.context import Context, load_context, pick, recorded
+from featcal.stages.final_features import alignment_row, projected, projection_rows, similarity_rows
+from featcal.stages.scored import Scored, scored
 from featcal.stages.workers import fan_out
 from featcal.storage.atomic import atomic_folder
-from featcal.storage.results import DRIFT, PROJECTION, write_rows
+from featcal.storage.results import write_rows
 
 BATCH = 250
-SHOWN = 200  # images of the projected task
+METHODS = ("merged", "featcal", "surgery", "prob_surgery")
+
+Rows = dict[str, list[dict[str, Any]]]
 
 
 def run(key: str) -> None:
-    """Write outputs/<suite>/drift/<key>/{drift,projection}.csv; no rows where nothing plays the role."""
+    """Write outputs/<suite>/drift/<key>/<name>.csv for every name of MEASURED; no rows where nothing plays the role."""
     context = load_context()
     measure = pick("measure", context.experiments.measure, key)
-    drift: list[dict[str, Any]] = []
-    points: list[dict[str, Any]] = []
+    rows: Rows = {name: [] for name in MEASURED}
     with recorded(context, "measure", key):
         if measure is not None and context.plays(measure.role, measure.pool):
             tasks = context.suite.pool(measure.pool)
             jobs = {task: (context, measure, task) for task in tasks}
             found = dict(fan_out(f"measure {key}", measure_task, jobs, context.suite.workers))
-            rows = [row for task in tasks for row in found[task][0]]
-            drift = sorted(rows, key=lambda row: (row["method"] != "merged", row["setting"]))  # stable within
-            points = [point for task in tasks for point in found[task][1]]
+            for name in MEASURED:
+                rows[name] = [row for task in tasks for row in found[task][name]]
+            for name in ("drift", "alignment", "vectors"):  # stable within a model
+                rows[name].sort(key=lambda row: (METHODS.index(row["method"]), row["setting"]))
         with atomic_folder(context.layout.drift(key)) as folder:
-            write_rows(folder / "drift.csv", drift, DRIFT)
-            write_rows(folder / "projection.csv", points, PROJECTION)
+            for name, columns in MEASURED.items():
+                write_rows(folder / f"{name}.csv", rows[name], columns)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One model that is held against the experts, as the results call it."""
-
-    folder: Path
-    method: str
-    setting: str = ""
-    seed: int | str = ""
+def measured(context: Context, measure: MeasureRun) -> list[Scored]:
+    """The merged model, then what was made from it at the settings and with the seed that are measured."""
+    models = scored(context, measure.role, measure.pool)
+    models = [m for m in models if m.upstream == measure.upstream and m.method in METHODS]
+    return [m for m in models if m.method == "merged" or (m.setting in measure.settings and m.seed == measure.seed)]
 
 
-def models_of(context: Context, measure: MeasureRun) -> list[Measured]:
-    """The merged model and the calibrated ones."""
-    merged = f"{measure.role}-{measure.pool}-{measure.upstream}"
-    models = [Measured(context.layout.merged(merged), "merged")]
-    for setting in measure.settings:
-        folder = context.layout.calibrated(f"{merged}-{setting}", measure.seed)
-        models.append(Measured(folder, "featcal", setting, measure.seed))
-    return models
-
-
-def measure_task(context: Context, measure: MeasureRun, task: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Drift rows of one task, and its projected features when it is the one to show."""
+def measure_task(context: Context, measure: MeasureRun, task: str) -> Rows:
+    """Rows of one task, by file; single images of the task to show only."""
     from safetensors.torch import load_file
 
+    from featcal.baselines.adapters import Adapters
     from featcal.calibration.drift import model_drift
     from featcal.core.drift import Drift
-    from featcal.evaluation.accuracy import features_of
+    from featcal.evaluation.features import unit_length
+    from featcal.evaluation.task_vectors import parameter_groups, task_vector_alignment
     from featcal.models.device import torch_device
     from featcal.models.load import load_vision
     from featcal.suites.load_task import load_task
@@ -70,32 +63,35 @@ def measure_task(context: Context, measure: MeasureRun, task: str) -> tuple[list
     layout, device = context.layout, torch_device(context.suite.device)
     projection = load_file(layout.heads(measure.role, measure.pool))["visual_projection"]
     images = load_task(layout.data, task, "test", layout.base(measure.role, measure.pool))
+    base = load_vision(layout.base(measure.role, measure.pool)).to(device)
     expert = load_vision(layout.expert(measure.role, measure.pool, task)).to(device)
-    own = features_of(expert, projection, images, BATCH)
-    features, rows = {"expert": own}, []
+    own = unit_length(projected(expert, projection, images, BATCH, f"expert of {task}"))
+    raw: dict[str, Any] = {}  # features of each model before they are divided by their norm, which adapters may want
+    shown = {"expert": own}
+    rows: Rows = {name: [] for name in MEASURED}
     words = {"suite": context.suite.name, "role": measure.role, "pool": measure.pool, "upstream": measure.upstream, "task": task}
-    for measured in models_of(context, measure):
-        model = load_vision(measured.folder).to(device)
-        seen = features_of(model, projection, images, BATCH)
-        features.setdefault(measured.method, seen)
-        final = Drift()
-        final.add(seen, own)
-        last = {"block": "features", "relative_drift": final.relative, "l2": final.l2, "cosine": final.cosine, "count": len(own)}
-        line = words | {"method": measured.method, "setting": measured.setting, "seed": measured.seed}
-        rows += [line | block for block in [*model_drift(model, expert, images.batches(None, BATCH)), last]]
-    return rows, _projected(task, images.labels, features) if task == measure.task else []
-
-
-def _projected(task: str, labels: Any, features: Any) -> list[dict[str, Any]]:
-    """Two principal components of the three models' features together, so that all share their axes."""
-    import torch
-
-    joint = torch.cat([f[:SHOWN] for f in features.values()]).double()  # (3 n, p)
-    _, _, directions = torch.linalg.svd(joint - joint.mean(0), full_matrices=False)
-    axes = directions[:2] * directions[:2].sum(1, keepdim=True).sign()  # a principal direction has no sign of its own
-    places = {model: (f[:SHOWN].double() - joint.mean(0)) @ axes.T for model, f in features.items()}
-    return [
-        {"task": task, "model": model, "index": i, "label": int(labels[i]), "x": float(x), "y": float(y)}
-        for model, place in places.items()
-        for i, (x, y) in enumerate(place.tolist())
-    ]
+    for chosen in measured(context, measure):
+        line = words | {column: chosen.words[column] for column in ("method", "setting", "seed")}
+        assert chosen.folder is not None  # only each task's own expert has none
+        if chosen.behind:
+            features = unit_length(Adapters.load(chosen.folder).apply(task, raw[chosen.behind]))
+        else:
+            model = load_vision(chosen.folder).to(device)
+            raw[chosen.name] = projected(model, projection, images, BATCH, f"{chosen.name}, task {task}")
+            features = unit_length(raw[chosen.name])
+            final = Drift()
+            final.add(features, own)
+            last = {"relative_drift": final.relative, "l2": final.l2, "cosine": final.cosine, "count": len(own)}
+            blocks = model_drift(model, expert, images.batches(None, BATCH))
+            rows["drift"] += [line | block for block in [*blocks, {"block": "features"} | last]]
+            for part, names in parameter_groups(model).items():
+                cosine, size = task_vector_alignment(model, base, expert, names)
+                count = sum(model.get_parameter(name).numel() for name in names)
+                rows["vectors"].append(line | {"part": part, "cosine": cosine, "size": size, "count": count})
+            if chosen.setting in ("", measure.settings[0]):
+                shown[chosen.method] = features
+        rows["alignment"].append(alignment_row(line, features, own))
+        if task == measure.task:
+            rows["similarity"] += similarity_rows(line, features, own)
+    rows["projection"] += projection_rows(task, images.labels, shown)
+    return rows

@@ -4,10 +4,10 @@ from dataclasses import asdict
 from typing import Any
 
 from featcal.runs import MergeRun
-from featcal.stages.columns import CURVES, SCALES
+from featcal.stages.columns import CURVES, MEASURED, SCALES
 from featcal.stages.context import Context, load_context, role_and_pool
 from featcal.stages.curves import curves, scales
-from featcal.storage.results import DRIFT, PROJECTION, SCORES, read_json, read_rows, run_record, write_json, write_rows
+from featcal.storage.results import SCORES, read_json, read_rows, run_record, write_json, write_rows
 
 REFERENCES = ("base", "expert", "multitask", "merged")  # what FeatCal starts from and is held against
 
@@ -15,7 +15,7 @@ REFERENCES = ("base", "expert", "multitask", "merged")  # what FeatCal starts fr
 def run(key: str) -> None:
     """Write results/<suite>/<key>.csv and beside it .references, .curves, .settings and .run.
 
-    Where drift is measured and controls are run, also .drift, .projection and .scales.
+    Where drift is measured and controls are run, also .drift, .alignment, .similarity, .projection, .vectors and .scales.
     """
     context = load_context()
     layout = context.layout
@@ -26,7 +26,7 @@ def run(key: str) -> None:
     played = context.plays(role, pool)
     write_rows(layout.results / f"{key}.curves.csv", curves(context, role, pool) if played else [], CURVES)
     if key in context.experiments.measure:
-        for name, columns in (("drift", DRIFT), ("projection", PROJECTION)):
+        for name, columns in MEASURED.items():
             write_rows(layout.results / f"{key}.{name}.csv", read_rows(layout.drift(key) / f"{name}.csv", columns), columns)
         write_rows(layout.results / f"{key}.scales.csv", scales(context, role, pool) if played else [], SCALES)
     write_json(layout.results / f"{key}.settings.json", _settings(context, key))
