@@ -15,7 +15,8 @@ from synthetic_results import write_project
 from featcal.report.execute import execute_page
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("landing", "tasks", "table01", "figure1", "rankings")
+TABLES = ("table01", "table02", "table07", "table08", "table09", "table10", "table11")
+PAGES = ("landing", "tasks", *TABLES, "figure1", "rankings")
 
 
 def copy_of_the_book(root, empty=False):
