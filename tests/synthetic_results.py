@@ -18,6 +18,13 @@ for _upstream, _level in (("average", 60), ("task_arithmetic", 64)):
 LEVELS |= {("task_arithmetic", "surgery", setting): 70 for setting in ("suite", "suite_train", "paper", "paper_train")}
 LEVELS |= {("task_arithmetic", "anchor", ""): 58, ("task_arithmetic", "rescaled", ""): 66}
 LEVELS |= {("task_arithmetic", "featcal", "without_bias"): 79, ("regmean", "merged", ""): 65}
+LEVELS |= {("", "multitask", ""): 88}
+LARGER_TASKS = {14: ["oxford_flowers102", "pcam", "fer2013", "oxford-iiit-pet", "stl10", "cifar100"]}
+LARGER_TASKS[20] = [*LARGER_TASKS[14], "cifar10", "food101", "fashion_mnist", "emnist_letters", "kmnist", "rendered-sst2"]
+LARGER_LEVELS = {("", "base", ""): 50, ("", "expert", ""): 90}
+for _upstream, _level in (("average", 60), ("task_arithmetic", 64), ("adamerging", 72), ("wudi", 76)):
+    LARGER_LEVELS |= {(_upstream, "merged", ""): _level, (_upstream, "featcal", "suite"): 80}
+    LARGER_LEVELS |= {(_upstream, method, "suite"): _level + 3 for method in ("surgery", "prob_surgery")}
 SEEDS = {"task_arithmetic": ("42", "43", "44"), "average": ("42",)}
 
 
@@ -29,13 +36,15 @@ def write_project(root: Path, suite: str = "mini", empty: bool = False, tasks: l
     if not empty:
         for role in ("clip_b32", "clip_l14"):
             write_role(folder, suite, role, tasks or TASKS)
+            for pool in LARGER_TASKS if tasks is None else ():
+                write_larger_pool(folder, suite, role, pool)
         write_suite(folder, suite, tasks or TASKS)
     return folder
 
 
 def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     """Scores, references, what is measured of features, settings and run record of one role with 8 tasks."""
-    scores = [row for key, level in LEVELS.items() for row in _scores(suite, role, key, level, tasks)]
+    scores = [row for key, level in LEVELS.items() for row in _scores(suite, role, 8, key, level, tasks)]
     write_rows(folder / f"{role}-8.csv", scores, SCORES)
     write_rows(folder / f"{role}-8.references.csv", [r for r in scores if r["method"] in ("base", "expert", "merged")], SCORES)
     write_rows(folder / f"{role}-8.drift.csv", list(_drift(suite, role, tasks)), DRIFT)
@@ -56,11 +65,22 @@ def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     _json(folder / f"{role}-8.run.json", record)
 
 
-def _scores(suite, role, key, level, tasks):
+def write_larger_pool(folder: Path, suite: str, role: str, pool: int) -> None:
+    """Scores, settings and run record of one role with 14 or 20 tasks: every merger and all that calibrates it, one seed."""
+    tasks = [*TASKS, *LARGER_TASKS[pool]]
+    scores = [row for key, level in LARGER_LEVELS.items() for row in _scores(suite, role, pool, key, level, tasks, ("42",))]
+    write_rows(folder / f"{role}-{pool}.csv", scores, SCORES)
+    run = {"role": role, "pool": pool, "upstream": "wudi", "samples": 256, "batch": 128, "seeds": [42], "setting": "suite"}
+    used = {f"{role}-{pool}-wudi": run | {"calibration": {"ridge": 0.0003, "anchor_blend": 2.0, "interpolation": 0.6}}}
+    _json(folder / f"{role}-{pool}.settings.json", {"suite": {"name": suite}, "calibrate": used})
+    _json(folder / f"{role}-{pool}.run.json", {"seconds": {"evaluate": 9.0}, "host": {"cpu": "invented"}, "commit": "0" * 40})
+
+
+def _scores(suite, role, pool, key, level, tasks, seeds=None):
     upstream, method, setting = key
-    shared = {"suite": suite, "role": role, "pool": 8, "metric": "accuracy", "count": 500}
-    drawn = method in ("featcal", "surgery")
-    for step, seed in enumerate(SEEDS[upstream] if drawn else ("",)):
+    shared = {"suite": suite, "role": role, "pool": pool, "metric": "accuracy", "count": 500}
+    drawn = method in ("featcal", "surgery", "prob_surgery")
+    for step, seed in enumerate((seeds or SEEDS[upstream]) if drawn else ("",)):
         for i, task in enumerate(tasks):
             value = float(level + 0.5 * i + 0.2 * step)
             row = {"upstream": upstream, "method": method, "setting": setting, "task": task, "seed": seed, "value": value}

@@ -15,7 +15,9 @@ from synthetic_results import write_project
 from featcal.report.execute import execute_page
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("landing", "tasks", "table01", "figure1", "figure2", "figure6", "figure7", "rankings")
+TABLES = ("table01", "table02", "table06", "table07", "table08", "table09", "table10", "table11")
+FIGURES = ("figure1", "figure2", "figure4", "figure5", "figure6", "figure7")
+PAGES = ("landing", "tasks", *TABLES, *FIGURES, "rankings", "gain")
 
 
 def copy_of_the_book(root, empty=False):

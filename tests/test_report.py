@@ -5,26 +5,30 @@ import io
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 from synthetic_results import TASKS, write_project
 
 from featcal.errors import MissingPath
-from featcal.report import choice, figures, overview, show
+from featcal.report import accuracies, choice, extended, figures, overview, show
 from featcal.report.evidence import Evidence
 from featcal.report.markup import SIGNS, arrow, plain
 from featcal.report.root import project_root
-from featcal.report.tables import accuracy_rows, paper_recovered, paper_rows, recovered
-from featcal.report.values import AVERAGE
 
 PAGES = {
     "verdicts": lambda s: show.verdicts("table01", s),
     "banner": lambda s: show.banner("figure1", s),
-    "accuracies": lambda s: show.accuracies("table01", s),
-    "paper": lambda s: show.paper_accuracies("table01"),
-    "recovered": lambda s: show.recovered("table01", s),
+    "accuracies": lambda s: accuracies.measured("table01", s),
+    "paper": lambda s: accuracies.printed("table01"),
+    "wide": lambda s: accuracies.measured("table10", s),
+    "averages": extended.averages,
+    "gains": extended.gains,
+    "origin of averages": extended.provenance,
+    "recovered": lambda s: accuracies.recovered("table01", s),
     "settings": lambda s: show.settings("table01", s),
     "differences": show.differences,
     "provenance": lambda s: show.provenance("table01", s),
@@ -55,44 +59,20 @@ def test_the_report_imports_neither_torch_nor_transformers():
     assert not {"torch", "transformers", "datasets"} & set(loaded)
 
 
-def test_rows_stand_in_the_papers_order_and_none_is_missing(project):
-    ours = [row.label for row in accuracy_rows(Evidence("mini", "clip_b32", "8"))]
-    _, printed = paper_rows("table01")
-    folded = [label.split(",")[0] for label in ours]
-    once = [label for i, label in enumerate(folded) if i == 0 or label != folded[i - 1]]
-    assert once == [row.label for row in printed]
-    assert len(ours) == 3 + 4 * 7, "references, then per merger itself, two rivals and FeatCal at two settings each"
+def test_a_page_lists_the_files_of_its_claims_and_not_those_of_other_studies(project):
+    for name in ("clip_b32-8.samples.csv", "clip_b32-8.samples.run.json", "clip_b32-8.cost.csv"):
+        (project / "results" / "mini" / name).write_text("{}")
+    ours = Evidence("mini", "clip_b32", "8")
+    assert not [path for path in show.result_files("table01", ours) if "samples" in path.name or "cost" in path.name]
+    listed = {path.name for path in show.result_files("figure3", ours)}
+    assert {"clip_b32-8.csv", "clip_b32-8.samples.csv", "clip_b32-8.samples.run.json"} <= listed
 
 
-def test_the_paper_suite_has_one_row_of_featcal_per_merger(tmp_path, monkeypatch):
-    write_project(tmp_path, "paper", empty=True)
-    monkeypatch.chdir(tmp_path)
-    assert len(accuracy_rows(Evidence("paper", "clip_b32", "8"))) == 3 + 4 * 4
-
-
-def test_cells_hold_mean_spread_and_change_over_the_merger(project):
-    rows = {(row.upstream, row.label): row for row in accuracy_rows(Evidence("mini", "clip_b32", "8"))}
-    cell = rows["task_arithmetic", "w/ FeatCal, suite’s settings"].cells["sun397"]
-    values = np.array([80.0, 80.2, 80.4])
-    assert (cell.value, cell.spread) == (pytest.approx(values.mean()), pytest.approx(values.std(ddof=1)))
-    assert cell.change == pytest.approx(values.mean() - 64) and cell.best
-    assert rows["task_arithmetic", "w/ ProbSurgery, suite’s settings"].cells == {}
-    assert not any(c.best for c in rows["task_arithmetic", "w/ FeatCal, paper’s settings"].cells.values())
-
-
-def test_columns_follow_the_suite_of_the_user(tmp_path, monkeypatch):
-    mine = ["cats", "gtsrb", "dogs"]
-    write_project(tmp_path, "files", tasks=mine)
-    monkeypatch.chdir(tmp_path)
-    text = show.accuracies("table01", "files").text.splitlines()
-    assert text[1].split("  ") == ["Model", "cats", "GTSRB", "dogs", "Average"]
-
-
-def test_the_share_recovered_is_the_part_of_the_gap(project):
-    found = {(r.upstream, r.setting): r for r in recovered(Evidence("mini", "clip_b32", "8"))}
-    assert found["average", "suite"].share == pytest.approx(100 * (80 - 60) / (90 - 60))
-    assert found["average", "suite"].one_run and not found["task_arithmetic", "suite"].one_run
-    assert paper_recovered("table01", "task_arithmetic") == pytest.approx(100 * (85.5 - 67.5) / (90.3 - 67.5))
+def test_pages_name_the_stage_that_makes_them():
+    defined = yaml.safe_load((Path(__file__).parents[1] / "dvc.yaml").read_text())["stages"]
+    for page in (*show.PLACES, *show.SEVERAL, "landing", "tasks", "rankings"):
+        stage = dict(cells for _, cells in show.commands(page))["This page only"].removeprefix("<code>dvc repro ")
+        assert stage.removesuffix("</code>").split("@")[0] in defined
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -106,12 +86,12 @@ def test_every_piece_of_a_page_is_shown_without_results(tmp_path, monkeypatch, n
 
 
 def test_mini_numbers_are_labelled_mini_wherever_they_stand(project):
-    pages = [piece for name, piece in PAGES.items() if name not in ("paper", "choice", "sheet", "figure")]
+    pages = [piece for name, piece in PAGES.items() if name not in ("paper", "choice", "sheet", "figure", "gains")]
     assert all("mini suite" in piece("mini").text for piece in pages)
 
 
 def test_doubtful_cells_of_the_paper_carry_a_mark_and_its_reason():
-    shown = show.paper_accuracies("table01")
+    shown = accuracies.printed("table01")
     assert shown.html.startswith("<details") and "Cells in doubt" in shown.text
     assert shown.html.count('class="fc-doubt"') >= 4
 
@@ -166,10 +146,3 @@ def test_the_project_is_found_by_climbing_and_otherwise_named(tmp_path):
     assert project_root(deep) == tmp_path.resolve()
     with pytest.raises(MissingPath, match="params.yaml"):
         project_root(tmp_path.parent)
-
-
-def test_averages_stand_in_the_last_column(project):
-    text = show.accuracies("table01", "mini").text.splitlines()
-    base = next(line for line in text if line.startswith("Pre-trained"))
-    assert base.split("  ")[-1] == f"{np.mean([50 + 0.5 * i for i in range(8)]):.1f}"
-    assert AVERAGE not in TASKS

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 import yaml
 from PIL import Image
-from smoke_graph import RUN, keep_a_chain, lay_out, run_smoke_graph, smoke_params
+from smoke_graph import ROOT, RUN, keep_a_chain, lay_out, run_smoke_graph, smoke_params
 
 from featcal.pools import MERGERS, PARTS
 from featcal.stages.columns import ALIGNMENT, AUDIT, CORRUPTED, CURVES, EXAMPLES, SAMPLES, SCALES, SIMILARITY, SWEEP, VECTORS
@@ -153,7 +153,7 @@ def test_a_role_that_the_suite_does_not_define_leaves_an_empty_result(graph):
 def test_every_page_is_executed_without_an_error(graph):
     work, _ = graph
     pages = sorted((work / "book/pages").glob("*.ipynb"))
-    assert [page.stem for page in pages] == sorted(path.stem for path in (work / "notebooks").glob("*.ipynb"))
+    assert [page.stem for page in pages] == sorted(source.stem for source in (ROOT / "notebooks").glob("*.ipynb"))
     for page in pages:
         cells = [cell for cell in nbformat.read(page, 4).cells if cell.cell_type == "code"]
         assert all(cell.execution_count for cell in cells)

@@ -1,11 +1,12 @@
 """The paper's claims as sentences, and what the results say of each: holds, does not hold, within noise, not run.
 
-A margin decides only when it exceeds two standard errors (estimate.py). Our numbers are never compared with the paper's.
+A margin decides only when it exceeds two standard errors (estimate.py). Our numbers are never compared with the paper's; what the
+paper's own tables say of a claim stands in printed.py.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
@@ -18,7 +19,8 @@ import yaml
 from featcal.report import gains
 from featcal.report.estimate import estimate, noise
 from featcal.report.evidence import Evidence, select
-from featcal.report.values import AVERAGE, PAPER_MODELS, paper_table
+from featcal.report.margins import MARGINS, Side, named
+from featcal.report.values import SIZES
 from featcal.settings import from_mapping
 
 WORDS = ("holds", "does not hold", "within noise", "not run")
@@ -37,13 +39,15 @@ class Claim:
     pool: str
     sentence: str
     source: str
-    left: Any
-    right: Any
+    left: Side
+    right: Side
+    than: Side = ()
     kind: str = "above"
     file: str = "scores"
     measure: str = "value"
     direction: str = "higher"
     each: str = ""
+    over: list[list[Any]] = field(default_factory=list)
     where: dict[str, Any] = field(default_factory=dict)
     table: str = ""
     paper: str = ""
@@ -83,6 +87,10 @@ def main_setting(suite: str) -> str:
 
 def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) -> Verdict:
     """The verdict on one claim from the result files of one suite, with FeatCal at one of its settings."""
+    if claim.over:
+        return _everywhere(claim, suite, setting, folder)
+    if claim.kind in MARGINS:
+        return _of_several(claim, suite, setting, folder)
     evidence = Evidence(suite, claim.role, claim.pool, folder)
     frame = select(evidence.table(claim.file), _where(claim, evidence))
     if claim.where.get("block") == "all" and not frame.empty:
@@ -101,7 +109,7 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
     if not claim.each:
         return _compare(claim, left, right)
     parts = {task: _compare(claim, left[left["task"] == task], right[right["task"] == task]) for task in left["task"].unique()}
-    return _every(claim, parts, evidence)
+    return _every(claim, parts, "tasks", evidence.title)
 
 
 def judged(chosen: Iterable[Claim], suite: str, setting: str, folder: Path | None = None) -> list[Verdict]:
@@ -117,23 +125,9 @@ def tables(suite: str, folder: Path | None = None) -> pd.DataFrame:
     return pd.DataFrame([[counts[p][w] for w in WORDS] for p in counts], index=list(counts), columns=list(WORDS))
 
 
-def paper_says(claim: Claim) -> str:
-    """The paper's own numbers for a claim, from its printed tables; the typed words where they are in no table of one model."""
-    if claim.paper or not claim.table:
-        return claim.paper
-    frame = paper_table(claim.table)
-    if claim.role in PAPER_MODELS and frame["model"].nunique() > 1:
-        frame = frame[frame["model"] == PAPER_MODELS[claim.role]]
-    pair = [select(frame, _selector(side, "", frame)).set_index("task")["value"] for side in (claim.left, claim.right)]
-    if claim.each:
-        met = (pair[0] > pair[1]).drop(AVERAGE)
-        return f"{met.sum()} of {len(met)} tasks"
-    return f"{pair[0][AVERAGE]:.1f} against {pair[1][AVERAGE]:.1f}"
-
-
-def _selector(side: Any, setting: str, frame: pd.DataFrame) -> dict[str, Any]:
+def _selector(side: Side, setting: str, frame: pd.DataFrame) -> dict[str, Any]:
     """Column values of one side; FeatCal and adapters are told apart by their settings where the file has them."""
-    wanted = dict(side) if isinstance(side, dict) else dict(zip(("upstream", "method"), side, strict=True))
+    wanted = named(side)
     if wanted["method"] in CALIBRATED and "setting" in frame:
         wanted["setting"] = setting
     return wanted
@@ -156,22 +150,55 @@ def _compare(claim: Claim, left: pd.DataFrame, right: pd.DataFrame) -> Verdict:
         return Verdict(claim, "not run")
     margin = (ours.mean - theirs.mean) * (-1 if claim.direction == "lower" else 1)
     allowed = noise(ours, theirs)
-    word = "holds" if margin > allowed else "does not hold" if margin < -allowed else "within noise"
     digits = 1 if claim.measure in ("value", "seconds") else 3
     detail = f"{ours.mean:.{digits}f} against {theirs.mean:.{digits}f}"
     if claim.direction == "lower" and theirs.mean:
         detail += f", {abs(1 - ours.mean / theirs.mean):.0%} {'lower' if ours.mean < theirs.mean else 'higher'}"
-    return Verdict(claim, word, margin, allowed, ours.one_run or theirs.one_run, detail)
+    return Verdict(claim, _word(margin, allowed), margin, allowed, ours.one_run or theirs.one_run, detail)
 
 
-def _every(claim: Claim, parts: dict[str, Verdict], evidence: Evidence) -> Verdict:
-    """Holds when it holds on every task, does not hold when one task clearly says so."""
+def _word(margin: float, allowed: float) -> str:
+    return "holds" if margin > allowed else "does not hold" if margin < -allowed else "within noise"
+
+
+def _of_several(claim: Claim, suite: str, setting: str, folder: Path | None) -> Verdict:
+    """A claim about more than two models, each read from the experiment that its side names (default: the claim's)."""
+    margin_of = MARGINS[claim.kind]
+    found, tasks = [], []
+    for side in margin_of.models(claim.left, claim.right, claim.than):
+        place = {"role": claim.role, "pool": claim.pool} | named(side)
+        frame = Evidence(suite, place["role"], place["pool"], folder).table(claim.file)
+        rows = select(frame, _selector(place, setting, frame))
+        found.append(estimate(rows, claim.measure))
+        tasks.append((place["role"], str(place["pool"]), frozenset(rows["task"])))
+    known = [e for e in found if e is not None]
+    if len(known) < len(found) or len(set(tasks)) > len({t[:2] for t in tasks}):
+        return Verdict(claim, "not run")
+    margin = margin_of.margin([e.mean for e in known])
+    allowed = margin_of.noise(known)
+    detail = margin_of.words([e.mean for e in known])
+    return Verdict(claim, _word(margin, allowed), margin, allowed, any(e.one_run for e in known), detail)
+
+
+def _everywhere(claim: Claim, suite: str, setting: str, folder: Path | None) -> Verdict:
+    """A claim about several experiments: holds when it holds in each, does not hold when one clearly says so."""
+    parts = {
+        f"{pool} tasks, {SIZES[role]}": judge(replace(claim, role=role, pool=str(pool), over=[]), suite, setting, folder)
+        for role, pool in claim.over
+    }
+    if any(part.word == "not run" for part in parts.values()):
+        return Verdict(claim, "not run")
+    return _every(claim, parts, "columns", str)
+
+
+def _every(claim: Claim, parts: dict[str, Verdict], unit: str, title: Callable[[str], str]) -> Verdict:
+    """Holds when it holds in every part, does not hold when one part clearly says so."""
     words = Counter(part.word for part in parts.values())
     whole = "does not hold" if words["does not hold"] else "holds" if words["holds"] == len(parts) else "within noise"
-    task, worst = min(parts.items(), key=lambda item: item[1].margin - item[1].noise)
+    name, worst = min(parts.items(), key=lambda item: item[1].margin - item[1].noise)
     digits = 1 if claim.measure == "value" else 3
-    least = f"{evidence.title(task)}, {worst.margin:+.{digits}f}"
-    detail = f"clear of noise on {words['holds']} of {len(parts)} tasks; least clear: {least}"
+    least = f"{title(name)}, {worst.margin:+.{digits}f}"
+    detail = f"clear of noise on {words['holds']} of {len(parts)} {unit}; least clear: {least}"
     return Verdict(claim, whole, worst.margin, worst.noise, any(part.one_run for part in parts.values()), detail)
 
 

@@ -10,9 +10,9 @@ from featcal.report.evidence import Evidence, select
 from featcal.report.markup import Shown, accuracy_table, estimated, fold, note, table
 from featcal.report.show import evidence, label
 from featcal.report.tables import MERGERS, METHODS, Row, measured_cells, with_changes
+from featcal.report.values import SIZES
 
 UPSTREAMS = ("task_arithmetic", "wudi")  # those that have controls
-SIZES = {"clip_b32": "smaller model", "clip_l14": "larger model"}
 INGREDIENTS = {
     "without_bias": "w/ FeatCal, biases left", "without_norm": "w/ FeatCal, LayerNorms left",
     "without_task_weights": "w/ FeatCal, tasks not weighted", "without_forward_order": "w/ FeatCal, on the merger’s features",
@@ -39,7 +39,7 @@ def controls_of(suite: str, upstream: str) -> dict[Key, str]:
 
 def block(ours: Evidence, upstream: str) -> list[Row]:
     """The rows of one merger's controls with their changes against it; what the suite does not run is left out."""
-    rows = []
+    rows: list[Row] = []
     for key, name in controls_of(ours.suite, upstream).items():
         cells, one_run = measured_cells(ours, *key)
         if cells:

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
+import pandas as pd
 import yaml
 
+from featcal.report.values import paper_table
 from featcal.settings import from_mapping
 
 KINDS = ("average", "rotated", "reference", "foreign", "unattainable", "contradiction")
@@ -43,3 +45,17 @@ def reason(table: str, upstream: str, method: str, cell: str) -> str:
     """Why this printed cell is in doubt; empty where it is not."""
     found = [e.reason for e in errata() if (e.table, *e.row) == (table, upstream, method) and cell in e.cells]
     return " ".join(found)
+
+
+@cache
+def corrected_table(table: str) -> pd.DataFrame:
+    """A printed table with what fits in place of what cannot be right, wherever that can be told; the rest as printed."""
+    frame = paper_table(table).copy()
+    for entry in errata():
+        if entry.table == table and entry.corrected:
+            upstream, method = entry.row
+            row = (frame["upstream"] == upstream) & (frame["method"] == method)
+            row &= (frame["model"] == entry.model) if entry.model else True
+            for cell, value in entry.corrected.items():
+                frame.loc[row & (frame["task"] == cell), "value"] = value
+    return frame

@@ -96,16 +96,20 @@ def number(cell: Cell | None, marks: list[str]) -> str:
     return f"<td>{value}{''.join(f'<small>{line}</small>' for line in below)}</td>"
 
 
-def accuracy_table(rows: Sequence[Row], tasks: Sequence[str], titles: Sequence[str], caption: str) -> tuple[str, list[str]]:
-    """An accuracy table and the reasons of its marked cells, in the order of their marks."""
+def accuracy_table(
+    rows: Sequence[Row], columns: Sequence[str], titles: Sequence[str], caption: str, average: bool = True
+) -> tuple[str, list[str]]:
+    """An accuracy table and the reasons of its marked cells, in the order of their marks; `average` adds that column."""
+    if average:
+        columns, titles = [*columns, AVERAGE], [*titles, "Average"]
     marks: list[str] = []
     body: list[tuple[str, list[str]]] = []
     for row in rows:
         label = escape(row.label) + (' <small class="fc-run">one run</small>' if row.one_run else "")
-        empty = [f'<td class="fc-none" colspan="{len(tasks) + 1}">not run</td>']
-        cells = [number(row.cells.get(column), marks) for column in (*tasks, AVERAGE)] if row.cells else empty
+        empty = [f'<td class="fc-none" colspan="{len(columns)}">not run</td>']
+        cells = [number(row.cells.get(column), marks) for column in columns] if row.cells else empty
         body.append((f"fc-{row.kind}", [label, *cells]))
-    return table(["Model", *map(escape, titles), "Average"], body, caption, "fc-accuracy"), marks
+    return table(["Model", *map(escape, titles)], body, caption, "fc-accuracy"), marks
 
 
 def estimated(value: Estimate | None, digits: int = 1) -> str:

@@ -8,13 +8,13 @@ import io
 from html import escape
 
 from featcal.report import tables
-from featcal.report.claims import WORDS, claims, judged, main_setting, paper_says
+from featcal.report.claims import WORDS, claims, judged, main_setting
 from featcal.report.claims import tables as count_table
 from featcal.report.estimate import estimate
 from featcal.report.evidence import Evidence, select, suite_record
 from featcal.report.markup import Shown, chip, estimated, fold, link, note, table
 from featcal.report.root import results_folder
-from featcal.report.show import PLACES, commands, counts, label, origin, suites, verdict_table
+from featcal.report.show import PLACES, SEVERAL, commands, counts, label, origin, suites, verdict_table
 from featcal.report.values import TASKS, paper_value
 
 RUNS = {("clip_b32", "8"): "smaller model, 8 tasks", ("clip_l14", "8"): "larger model, 8 tasks"}
@@ -34,7 +34,7 @@ def headline(suite: str) -> Shown:
 def abstract(suite: str) -> Shown:
     """The abstract's claims with the paper's numbers, beside what the suite shows."""
     chosen = [c for c in claims() if c.abstract]
-    return Shown(verdict_table(chosen, suite, "The abstract’s claims", {c.id: paper_says(c) for c in chosen}))
+    return Shown(verdict_table(chosen, suite, "The abstract’s claims"))
 
 
 def verdict_counts(suite: str) -> Shown:
@@ -43,7 +43,7 @@ def verdict_counts(suite: str) -> Shown:
     rows = []
     for place, row in frame.iterrows():
         name = f"{place[:-2].title()} {int(place[-2:])}" if place[-2:].isdigit() else f"{place[:-1].title()} {place[-1]}"
-        linked = f'<a href="{place}.html">{name}</a>' if place in PLACES else name
+        linked = f'<a href="{place}.html">{name}</a>' if place in (*PLACES, *SEVERAL) else name
         rows.append(("", [linked, *(str(n) if n else "·" for n in row)]))
     rows.append(("fc-total", ["all", *(str(n) for n in frame.sum())]))
     return Shown(table(["In the paper", *map(chip, WORDS)], rows, f"Verdicts counted — {label(suite)}", "fc-counts"))

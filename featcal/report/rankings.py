@@ -8,13 +8,13 @@ from html import escape
 from itertools import combinations
 
 from featcal.report.claims import main_setting
-from featcal.report.controls import SIZES, average
+from featcal.report.controls import average
 from featcal.report.estimate import Estimate, noise
 from featcal.report.evidence import Evidence, select
 from featcal.report.markup import Shown, chip, estimated, fold, note, table
 from featcal.report.show import differences, label, origin, suites
 from featcal.report.tables import MERGERS, METHODS, SETTING_LABELS, UPSTREAMS
-from featcal.report.values import paper_value
+from featcal.report.values import SIZES, paper_value
 
 TABLES = {"clip_b32": "table01", "clip_l14": "table07"}
 SHORT = {"merged": "the merger alone", "surgery": "Surgery", "prob_surgery": "ProbSurgery", "featcal": "FeatCal"}
@@ -142,7 +142,7 @@ def mergers(suite: str) -> Shown:
     body = []
     found = {role: {name: average(Evidence(suite, role, "8"), (name, "merged", "")) for name in MERGERS} for role in SIZES}
     first = found["clip_b32"]
-    for name in sorted(MERGERS, key=lambda word: -(first[word].mean if first[word] else 0)):
+    for name in sorted(MERGERS, key=lambda word: -(e.mean if (e := first[word]) else 0)):
         cells = [escape(MERGERS[name])]
         for role in SIZES:
             printed = paper_value(TABLES[role], name, "merged")

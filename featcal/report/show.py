@@ -1,12 +1,14 @@
 """The one-liners of an experiment's page: what it claims, what was measured, what differs, where it comes from.
 
-Every function takes the page's name and the suite, and works without results. The front pages are in overview.py.
+Every function takes the page's name and the suite, and works without results. Accuracy tables are in accuracies.py, the front
+pages in overview.py.
 """
 
 from dataclasses import asdict
 from functools import cache
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -14,15 +16,18 @@ import yaml
 from featcal.report import tables
 from featcal.report.claims import WORDS, Claim, Verdict, claims, judged, main_setting
 from featcal.report.evidence import Evidence, read_json
-from featcal.report.markup import Shown, accuracy_table, chip, fold, link, note, table
-from featcal.report.values import PAPER_SETTINGS
+from featcal.report.markup import Shown, chip, fold, link, note, table
+from featcal.report.printed import in_doubt, paper_says
+from featcal.report.values import PAPER_SETTINGS, PRINTED
 
 PLACES = {  # page → role, pool, printed table
-    "table01": ("clip_b32", "8", "table01"), "figure1": ("clip_b32", "8", "table01"), "figure2": ("clip_b32", "8", "table01"),
-    "figure6": ("clip_b32", "8", "table01"), "figure7": ("clip_b32", "8", "table01"),
-    "table06": ("clip_b32", "8", "table06"), "figure4": ("clip_b32", "8", "table06"), "figure5": ("clip_b32", "8", ""),
+    "figure1": ("clip_b32", "8", "table01"), "figure2": ("clip_b32", "8", "table01"), "figure6": ("clip_b32", "8", "table01"),
+    "figure7": ("clip_b32", "8", "table01"), "table06": ("clip_b32", "8", "table06"), "figure4": ("clip_b32", "8", "table06"),
+    "figure5": ("clip_b32", "8", ""), **{table: (role, pool, table) for (role, pool), table in PRINTED.items()},
 }  # fmt: skip
-FOREACH = ("table01", "figure1")  # pages of one DVC stage, told apart by a key; every other page has its own
+SEVERAL = ("table02",)  # pages of the paper's places that are about more than one role and pool
+HEADLINE = ("table01", "figure1")  # pages that `make repro` makes with all they need
+KINDS = ("csv", "references.csv", "drift.csv", "projection.csv", "curves.csv", "scales.csv", "settings.json", "run.json")
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "samples": "images per task, n"}
 
 
@@ -59,25 +64,25 @@ def counts(found: list[Verdict]) -> str:
 
 
 def verdicts(page: str, suite: str) -> Shown:
-    """The page's claims, each with what was measured and the verdict at every setting of FeatCal."""
+    """The page's claims, each with what was measured, what the paper prints, and the verdict at every setting of FeatCal."""
     chosen = [c for c in claims() if c.place == page]
     words = {v.claim.id: v.word for v in judged(chosen, suite, main_setting(suite))}
     chosen.sort(key=lambda claim: words[claim.id] == "not run")  # what was run first, otherwise the paper's order
     return Shown(verdict_table(chosen, suite, "What the paper claims here"))
 
 
-def verdict_table(chosen: list[Claim], suite: str, caption: str, paper: dict[str, str] | None = None) -> str:
-    """Claims with measured numbers and verdicts; with `paper`, also the paper's own numbers by claim."""
-    first, *others = sorted(tables.settings_shown(suite), key=lambda s: s != main_setting(suite))
-    at = f"at the {tables.SETTING_LABELS[first]}"
-    head = ["Claim", f"Verdict, {at}", *(["The paper’s numbers"] if paper is not None else []), "Measured here"]
+def verdict_table(chosen: list[Claim], suite: str, caption: str) -> str:
+    """Claims with the paper's own numbers, what was measured here, and the verdict at each setting that all of them have."""
+    pools = {str(pool) for claim in chosen for _, pool in claim.over or [[claim.role, claim.pool]]} or {"8"}
+    first, *others = [s for s in tables.settings_shown(suite) if all(s in tables.settings_shown(suite, pool) for pool in pools)]
+    head = ["Claim", f"Verdict, at the {tables.SETTING_LABELS[first]}", "The paper’s numbers", "Measured here"]
     head += [f"Verdict, at the {tables.SETTING_LABELS[s]}" for s in others]
     columns = [judged(chosen, suite, setting) for setting in (first, *others)]
     rows = []
     for claim, *found in zip(chosen, *columns, strict=True):
-        cells = [f"{escape(claim.sentence)}<small>{escape(claim.source)}</small>"]
-        cells += [chip(found[0].word, found[0].one_run)]
-        cells += [escape(paper[claim.id])] if paper is not None else []
+        doubts = "".join(f"<p>{escape(reason)}</p>" for reason in in_doubt(claim))
+        printed = escape(paper_says(claim)) + (f" {fold('in doubt', doubts)}" if doubts else "")
+        cells = [f"{escape(claim.sentence)}<small>{escape(claim.source)}</small>", chip(found[0].word, found[0].one_run), printed]
         rows.append(("", [*cells, measured(found[0]), *(chip(v.word, v.one_run) for v in found[1:])]))
     return table(head, rows, f"{caption} — {label(suite)}", "fc-claims")
 
@@ -87,47 +92,11 @@ def measured(verdict: Verdict) -> str:
     if verdict.word == "not run":
         return '<span class="fc-none">–</span>'
     margin = ""
-    if verdict.claim.kind in ("above", "level", "falls"):
+    if verdict.claim.kind not in ("spreads", "together", "apart"):
         digits = 1 if verdict.claim.measure in ("value", "seconds") else 3
         within = f" · 2 SE {verdict.noise:.{digits}f}" if verdict.noise else ""
         margin = f"<small>margin {verdict.margin:+.{digits}f}{within}</small>"
     return escape(verdict.detail) + margin
-
-
-def accuracies(page: str, suite: str) -> Shown:
-    """The page's accuracy table in the paper's row order."""
-    ours = evidence(page, suite)
-    legend = "Arrows: against the block’s merger. sd: over seeds. Bold: best of the block."
-    caption = f"Top-1 accuracy (%) on test images — {label(suite)}. {legend}"
-    html, _ = accuracy_table(tables.accuracy_rows(ours), ours.tasks, [ours.title(t) for t in ours.tasks], caption)
-    return Shown(html)
-
-
-def paper_accuracies(page: str) -> Shown:
-    """The paper's printed table, folded away, with the cells in doubt marked."""
-    printed = PLACES[page][2]
-    tasks, rows = tables.paper_rows(printed)
-    caption = f"The paper’s Table {int(printed[-2:])}, as printed: real CLIP models on real data"
-    html, marks = accuracy_table(rows, tasks, [tables.TASKS[t] for t in tasks], caption)
-    reasons = "".join(f"<li>{escape(mark)}</li>" for mark in marks)
-    doubts = f"<p>Cells in doubt:</p><ol>{reasons}</ol>" if marks else ""
-    return Shown(fold("The paper’s own values", html + doubts))
-
-
-def recovered(page: str, suite: str) -> Shown:
-    """The share of the way from each merger to the experts that FeatCal goes, here and in the paper."""
-    found, printed = tables.recovered(evidence(page, suite)), PLACES[page][2]
-    if not found:
-        return Shown(note("○ not run: the share of the gap that FeatCal recovers needs a merger, FeatCal and the experts."))
-    rows = []
-    for item in found:
-        spread = f" <small>sd {item.spread:.0f}</small>" if item.spread is not None else ""
-        one = ' <small class="fc-run">one run</small>' if item.one_run else ""
-        name = f"{tables.UPSTREAMS[item.upstream]}, {tables.SETTING_LABELS[item.setting]}"
-        paper = tables.paper_recovered(printed, item.upstream)
-        rows.append(("", [name, f"{item.share:.0f} %{spread}{one}", "–" if paper is None else f"{paper:.0f} %"]))
-    caption = f"Share of the gap between merger and experts that FeatCal recovers — {label(suite)}"
-    return Shown(table(["Merger, settings", "Here", "In the paper (other models and data)"], rows, caption))
 
 
 def figure(panel: str, page: str, suite: str) -> Shown:
@@ -182,17 +151,28 @@ def origin(page: str, suite: str, runs: list[tuple[str, str]]) -> str:
     rows = []
     for role, pool in runs:
         ours = Evidence(suite, role, pool)
-        names = sorted(path.name for path in ours.folder.glob(f"{role}-{pool}.*"))
+        names = [path.name for path in result_files(page, ours)]
         listed = ", ".join(link(f"../results/{suite}/{name}", name) for name in names) or "none yet"
         rows += [("", [f"Results, {role}, {pool} tasks", listed]), *run_rows(ours.run_record)]
     return table(["", ""], rows + commands(page), f"Provenance — {label(suite)}", "fc-words")
 
 
+def result_files(page: str, ours: Evidence) -> list[Path]:
+    """The result files of one role and pool that are there: those of every experiment, and those of the page's own claims."""
+    studied = {claim.file for claim in claims() if claim.place == page}
+    stem = f"{ours.role}-{ours.pool}"
+    listed = {ours.folder / f"{stem}.{kind}" for kind in KINDS}
+    listed |= {path for kind in studied for path in ours.folder.glob(f"{stem}.{kind}*")}
+    return sorted(path for path in listed if path.is_file())
+
+
 def commands(page: str) -> list[tuple[str, list[str]]]:
     """The page's source, and what makes its numbers again."""
     source = link(f"../notebooks/{page}.ipynb", f"notebooks/{page}.ipynb")
-    stage = f"page@{page}" if page in FOREACH else f"page_{page}"
-    again = {"Make everything again": "<code>make repro</code>", "This page only": f"<code>dvc repro {stage}</code>"}
+    headline = page in HEADLINE
+    stage = f"page@{page}" if headline else f"page_{page}"
+    whole = "make repro" if headline else "dvc repro"
+    again = {"Make everything again": f"<code>{whole}</code>", "This page only": f"<code>dvc repro {stage}</code>"}
     return [("", [name, cell]) for name, cell in ({"Source of this page": source} | again).items()]
 
 

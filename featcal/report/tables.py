@@ -3,15 +3,15 @@
 Turns rows of result files into rows of cells; how a cell looks is not decided here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from featcal.report.errata import reason
+from featcal.report.errata import corrected_table, reason
 from featcal.report.estimate import estimate
 from featcal.report.evidence import Evidence, select
-from featcal.report.values import AVERAGE, TASKS, paper_table
+from featcal.report.values import AVERAGE, PRINTED, TASKS, paper_table
 
 REFERENCES = {"base": "Pre-trained", "expert": "Fine-tuned (STL)", "multitask": "Multi-task (MTL)"}
 UPSTREAMS = {
@@ -23,6 +23,7 @@ MERGERS = UPSTREAMS | {
 }  # fmt: skip
 METHODS = {"surgery": "w/ Surgery", "prob_surgery": "w/ ProbSurgery", "featcal": "w/ FeatCal"}
 SETTING_LABELS = {"suite": "suite’s settings", "paper": "paper’s settings"}
+LARGER = ("14", "20")  # pools that every suite runs at its main settings only
 
 
 @dataclass(frozen=True)
@@ -47,56 +48,76 @@ class Row:
     one_run: bool = False
 
 
-Lookup = Callable[[str, str, str], tuple[dict[str, Cell], bool]]  # upstream, method, setting → cells by column, one run
+Lookup = Callable[[str, str], tuple[dict[str, Cell], bool]]  # upstream, method → cells by column, whether one run
 
 
-def settings_shown(suite: str) -> tuple[str, ...]:
-    """The settings that a table of this suite has rows for: of FeatCal, and of the adapters' size."""
-    return ("paper",) if suite == "paper" else ("suite", "paper")
+def settings_shown(suite: str, pool: str = "8") -> tuple[str, ...]:
+    """The settings that results of this suite and pool have, of FeatCal and of the adapters' size; the main one comes first."""
+    return ("paper",) if suite == "paper" else ("suite",) if pool in LARGER else ("suite", "paper")
 
 
-def accuracy_rows(evidence: Evidence) -> list[Row]:
-    """Every row of the paper's table, filled from the results; a row that was not run has no cells."""
+def accuracy_rows(evidence: Evidence, setting: str = "") -> list[Row]:
+    """Every row of the paper's table, filled from the results at one setting (default: the main one).
 
-    def look(upstream: str, method: str, setting: str) -> tuple[dict[str, Cell], bool]:
-        return measured_cells(evidence, upstream, method, setting)
+    A row that was not run has no cells; a reference that the paper's table lacks, such as the multi-task model of the larger
+    pools, is left out.
+    """
+    chosen = setting or settings_shown(evidence.suite, evidence.pool)[0]
+    printed = PRINTED.get((evidence.role, evidence.pool))
+    references = references_of(printed) if printed else tuple(REFERENCES)
+    return rows_in_order(lambda upstream, method: measured_cells(evidence, upstream, method, chosen), references, UPSTREAMS)
 
-    return _rows(look, settings_shown(evidence.suite))
+
+def block_rows(evidence: Evidence, setting: str) -> list[Row]:
+    """The blocks of the table at one setting, without the references, which have no settings."""
+    return rows_in_order(lambda upstream, method: measured_cells(evidence, upstream, method, setting), (), UPSTREAMS)
+
+
+def references_of(table: str) -> tuple[str, ...]:
+    """The references for which a printed table has a row."""
+    printed = set(paper_table(table)["method"])
+    return tuple(method for method in REFERENCES if method in printed)
 
 
 def paper_rows(table: str) -> tuple[list[str], list[Row]]:
-    """The paper's printed table: its tasks, and the same rows with the printed values and why some are in doubt."""
+    """The paper's printed table: its columns, and its rows with the printed values and why some are in doubt."""
     frame = paper_table(table)
 
-    def look(upstream: str, method: str, setting: str) -> tuple[dict[str, Cell], bool]:
+    def look(upstream: str, method: str) -> tuple[dict[str, Cell], bool]:
         rows = select(frame, {"upstream": upstream, "method": method})
         printed = zip(rows["task"], rows["value"], strict=True)
         return {task: Cell(value, doubt=reason(table, upstream, method, task)) for task, value in printed}, False
 
-    return [t for t in TASKS if t in set(frame["task"])], _rows(look, ("",))
+    upstreams = [upstream for upstream in UPSTREAMS if upstream in set(frame["upstream"])]
+    columns = [t for t in TASKS if t in set(frame["task"])] or list(dict.fromkeys(frame["task"]))
+    return columns, rows_in_order(look, references_of(table), upstreams)
 
 
-def _rows(look: Lookup, settings: tuple[str, ...]) -> list[Row]:
-    rows = [Row(label, "reference", "", *look("", method, "")) for method, label in REFERENCES.items()]
-    for upstream, name in UPSTREAMS.items():
-        merger = Row(name, "merger", upstream, *look(upstream, "merged", ""))
-        block = [merger]
-        for method, label in METHODS.items():
-            for setting in settings:
-                suffix = f", {SETTING_LABELS[setting]}" if setting else ""
-                row = Row(label + suffix, "calibrated", upstream, *look(upstream, method, setting))
-                block.append(with_changes(row, merger))
-        rows += _with_best(block)
+def rows_in_order(look: Lookup, references: Iterable[str], upstreams: Iterable[str]) -> list[Row]:
+    """References, then a block per merger: itself, and what calibrates it with its changes; the best of a block is marked."""
+    rows = [Row(REFERENCES[method], "reference", "", *look("", method)) for method in references]
+    for upstream in upstreams:
+        merger = Row(UPSTREAMS[upstream], "merger", upstream, *look(upstream, "merged"))
+        calibrated = [Row(label, "calibrated", upstream, *look(upstream, method)) for method, label in METHODS.items()]
+        rows += _with_best([merger, *(with_changes(row, merger) for row in calibrated)])
     return rows
 
 
 def measured_cells(evidence: Evidence, upstream: str, method: str, setting: str) -> tuple[dict[str, Cell], bool]:
-    """Mean and spread of one model on every task and on average, and whether a single draw is behind them."""
-    frame = select(evidence.table("scores"), {"upstream": upstream, "method": method, "setting": setting})
+    """Mean and spread of one model on every task and on average, and whether a single draw is behind them.
+
+    setting: counts for what calibrates; references and mergers have none.
+    """
+    frame = select(evidence.table("scores"), model_key(upstream, method, setting))
     parts: dict[str, pd.DataFrame] = {task: frame[frame["task"] == task] for task in evidence.tasks} | {AVERAGE: frame}
     found = {column: estimate(rows) for column, rows in parts.items()}
     one_run = any(e is not None and e.one_run for e in found.values())
     return {column: Cell(e.mean, e.spread) for column, e in found.items() if e is not None}, one_run
+
+
+def model_key(upstream: str, method: str, setting: str) -> dict[str, str]:
+    """The columns of a result file that name one model."""
+    return {"upstream": upstream, "method": method, "setting": setting if method in METHODS else ""}
 
 
 def with_changes(row: Row, merger: Row) -> Row:
@@ -137,7 +158,7 @@ def recovered(evidence: Evidence) -> list[Recovered]:
     found = []
     for upstream in UPSTREAMS:
         merged = estimate(select(scores, {"upstream": upstream, "method": "merged"}))
-        for setting in settings_shown(evidence.suite):
+        for setting in settings_shown(evidence.suite, evidence.pool):
             ours = estimate(select(scores, {"upstream": upstream, "method": "featcal", "setting": setting}))
             if not (expert and merged and ours) or expert.mean <= merged.mean:
                 continue
@@ -147,9 +168,10 @@ def recovered(evidence: Evidence) -> list[Recovered]:
     return found
 
 
-def paper_recovered(table: str, upstream: str) -> float | None:
-    """The same share from the paper's printed averages; None where a cell is missing."""
-    frame = select(paper_table(table), {"task": AVERAGE}).set_index(["upstream", "method"])["value"]
+def paper_recovered(table: str, upstream: str, corrected: bool = False) -> float | None:
+    """The same share from the paper's averages, as printed or corrected where that can be told; None where a cell is missing."""
+    whole = corrected_table(table) if corrected else paper_table(table)
+    frame = select(whole, {"task": AVERAGE}).set_index(["upstream", "method"])["value"]
     keys = [("", "expert"), (upstream, "merged"), (upstream, "featcal")]
     if any(key not in frame.index for key in keys):
         return None

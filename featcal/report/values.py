@@ -23,6 +23,11 @@ PAPER_MODELS = {  # how the printed tables name what plays each role
     "clip_b32": "clip-vit-b32", "clip_l14": "clip-vit-l14", "flan_t5_base": "flan-t5-base", "flan_t5_large": "flan-t5-large",
     "llama_3b": "llama-3.2-3b-instruct", "llama_8b": "llama-3.1-8b-instruct",
 }  # fmt: skip
+PRINTED = {  # which printed table has the accuracies of a role and pool, task by task
+    ("clip_b32", "8"): "table01", ("clip_l14", "8"): "table07", ("clip_b32", "14"): "table08", ("clip_l14", "14"): "table09",
+    ("clip_b32", "20"): "table10", ("clip_l14", "20"): "table11",
+}  # fmt: skip
+SIZES = {"clip_b32": "smaller model", "clip_l14": "larger model"}
 PAPER_SETTINGS = {  # section 5.1 of the paper: λ, ρ, α
     "clip_b32": Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3),
     "clip_l14": Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3),
