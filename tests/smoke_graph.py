@@ -24,7 +24,9 @@ RUN = {
     "adapt": ["clip_b32-8-task_arithmetic-surgery", "clip_b32-8-average-prob_surgery"],
     "ablate": ["clip_b32-8-task_arithmetic"],
 }
-STUDIED: dict[str, dict] = {}  # by study, what replaces the mini group's values; a study that is left out is not run
+STUDIED: dict[str, dict] = {  # by study, what replaces the mini group's values; a study that is left out is not run
+    "theory": {"samples": 16, "batch": 8, "images": 6, "traced": 2, "nodes": [2, 4]},
+}
 ADAPTED = {"samples": 16, "steps": 3, "seeds": [42]}
 
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "featcal"
 
 FOUNDATION = {"errors", "core", "blocks", "storage", "models", "settings", "experiments", "runs", "studies"}
-BETWEEN = FOUNDATION | {"merging", "baselines", "data", "evaluation", "calibration", "mini"}
+BETWEEN = FOUNDATION | {"merging", "baselines", "data", "evaluation", "calibration", "theory", "mini"}
 MAY_IMPORT = {
     "__init__": {
         "torchvision_mend",
@@ -37,6 +37,7 @@ MAY_IMPORT = {
     "data": FOUNDATION,
     "evaluation": FOUNDATION,
     "calibration": FOUNDATION,
+    "theory": FOUNDATION,
     "interchange": {"errors", "storage", "models", "data.images"},
     "mini": BETWEEN,
     "suites": BETWEEN,

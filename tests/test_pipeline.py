@@ -10,8 +10,8 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 STAGES = (
-    "prepare_data", "prepare", "merge", "merge_with_data", "calibrate", "adapt", "ablate", "evaluate", "measure", "results",
-    "page",
+    "prepare_data", "prepare", "merge", "merge_with_data", "calibrate", "adapt", "ablate", "evaluate", "measure", "theory",
+    "results", "page",
 )  # fmt: skip
 
 # What no number depends on: messages, settings (their values are params), paths, processes, the record of the run, counters of
@@ -33,7 +33,8 @@ EXEMPT = {
     "featcal/storage/ledger.py",
     "featcal/storage/results.py",
 }
-WRITES_SCORES = ("ablate", "evaluate", "measure", "results")  # how many decimals a score has is storage/results.py's business
+# how many decimals a score has is storage/results.py's business
+WRITES_SCORES = ("ablate", "evaluate", "measure", "theory", "results")
 
 
 def module_file(name: str) -> str | None:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from smoke_graph import RUN, keep_a_chain, lay_out, run_smoke_graph, smoke_params
 
-from featcal.stages.columns import CURVES, SCALES
+from featcal.stages.columns import CURVES, SCALES, THEORY
 from featcal.storage.results import DRIFT, SCORES, read_rows
 
 
@@ -77,6 +77,18 @@ def test_drift_is_measured_at_every_block_for_merged_and_calibrated(graph):
             assert [r["block"] for r in rows if (r["method"], r["setting"], r["task"]) == (*model, task)] == blocks
 
 
+def test_every_statement_of_the_theory_has_been_checked_and_none_is_violated(graph):
+    work, _ = graph
+    rows = read_rows(work / "results/smoke/clip_b32-8.theory.csv", THEORY)
+    worst = [row for row in rows if row["task"] == "" and row["method"] in ("merged", "featcal")]
+    held = {row["statement"]: row["value"] for row in worst if row["quantity"] == "room"}
+    numbered = {f"proposition_{i}" for i in (3, 5, 6, 7, 8)} | {"corollary_2", "proposition_8_transport"}
+    assert numbered <= set(held) and min(held.values()) >= 0
+    shared = {row["statement"]: row["value"] for row in worst if row["quantity"] == "digits"}
+    exact = ("proposition_1", "proposition_4", "equation_45")
+    assert min(shared[name] for name in exact) > 10 and {"proposition_2", "proposition_7"} <= set(shared)
+
+
 def test_a_role_that_the_suite_does_not_define_leaves_an_empty_result(graph):
     work, _ = graph
     assert read_rows(work / "results/smoke/clip_l14-8.csv", SCORES) == []
@@ -85,7 +97,7 @@ def test_a_role_that_the_suite_does_not_define_leaves_an_empty_result(graph):
 def test_every_page_is_executed_without_an_error(graph):
     work, _ = graph
     pages = sorted((work / "book/pages").glob("*.ipynb"))
-    assert [page.stem for page in pages] == sorted(["landing", "rankings", "tasks", *smoke_params()["page"]])
+    assert [page.stem for page in pages] == sorted(["landing", "rankings", "tasks", "theory", *smoke_params()["page"]])
     for page in pages:
         cells = [cell for cell in nbformat.read(page, 4).cells if cell.cell_type == "code"]
         assert all(cell.execution_count for cell in cells)

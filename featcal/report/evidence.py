@@ -14,12 +14,15 @@ from featcal.report.root import results_folder
 from featcal.report.values import TASKS
 
 KEYS = ["upstream", "method", "setting", "task", "metric", "seed", "model", "label", "block", "suite", "role", "pool"]
+KEYS += ["statement", "quantity"]  # of the theory study
 COLUMNS = {
     "scores": "suite role pool upstream method setting task metric seed value count",
     "drift": "suite role pool upstream method setting seed task block relative_drift l2 cosine count",
     "projection": "task model index label x y",
     "curves": "suite role pool upstream method setting seed step loss",
     "scales": "suite role pool upstream factor value chosen",
+    "theory": "suite role pool upstream method setting statement quantity task block nodes value count",
+    "theory_points": "method setting statement task block index actual bound kept",
 }
 
 
