@@ -168,20 +168,24 @@ class SweepStudy:
 class TheoryStudy(Study):
     """Propositions 1 to 8 and both corollaries, checked on one merged model, its experts and FeatCal with these settings.
 
-    images: of each task.   nodes: numbers of quadrature nodes at which path-averaged Jacobians are tried.
+    images: of each task.   traced: of those, the images that are followed along their segments and matched token by token.
+    nodes: numbers of quadrature nodes at which path-averaged Jacobians are tried.
     """
 
     setting: str
     featcal: Calibration
     samples: int
+    batch: int
     seed: int
     images: int
+    traced: int
     nodes: tuple[int, ...]
 
     def __post_init__(self) -> None:
         require(self.setting in SETTINGS, "theory.setting", self.setting, f"must be one of {', '.join(SETTINGS)}")
-        for name in ("samples", "images"):
+        for name in ("samples", "batch", "images", "traced"):
             whole_number(f"theory.{name}", getattr(self, name))
+        require(self.traced <= self.images, "theory.traced", self.traced, f"must be at most theory.images, {self.images}")
         whole_number("theory.seed", self.seed, least=0)
         _several("theory.nodes", self.nodes)
 

@@ -38,6 +38,7 @@ STUDIED: dict[str, dict] = {
         "upstreams": ["task_arithmetic"], "samples": 16, "batch": 8,
         "around": [{"setting": "suite", "featcal": AT, "ridge": [1.0e-6, 1.0], "interpolation": [0.9]}],
     },
+    "theory": {"samples": 16, "batch": 8, "images": 6, "traced": 2, "nodes": [2, 4]},
 }  # fmt: skip
 ADAPTED = {"samples": 16, "steps": 3, "seeds": [42]}
 

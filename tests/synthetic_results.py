@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from featcal.stages.columns import ALIGNMENT, CURVES, SCALES, SIMILARITY, VECTORS
+from featcal.stages.columns import ALIGNMENT, CURVES, SCALES, SIMILARITY, THEORY, THEORY_POINTS, VECTORS
 from featcal.storage.results import DRIFT, PROJECTION, SCORES, write_rows
 
 TASKS = ["sun397", "stanford-cars", "resisc45", "eurosat", "svhn", "gtsrb", "mnist", "dtd"]
@@ -56,6 +56,8 @@ def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     swept = {"suite": suite, "role": role, "pool": 8, "upstream": "task_arithmetic"}
     factors = [swept | {"factor": f, "value": 60.0 + f, "chosen": int(f == 1.5)} for f in (0.5, 1.0, 1.5)]
     write_rows(folder / f"{role}-8.scales.csv", factors, SCALES)
+    write_rows(folder / f"{role}-8.theory.csv", list(_theory(suite, role, tasks)), THEORY)
+    write_rows(folder / f"{role}-8.theory_points.csv", list(_theory_points(tasks)), THEORY_POINTS)
     run = {"role": role, "pool": 8, "upstream": "task_arithmetic", "samples": 256, "batch": 128, "seeds": [42, 43, 44]}
     values = {"ridge": 0.0003, "anchor_blend": 2.0, "interpolation": 0.6}
     used = {f"{role}-8-task_arithmetic-suite": run | {"setting": "suite", "calibration": values}}
@@ -103,6 +105,45 @@ def _curves(suite, role):
     for upstream, method, setting, seed in trained:
         row = shared | {"upstream": upstream, "method": method, "setting": setting, "seed": seed}
         yield from (row | {"step": step, "loss": 1.0 / step} for step in (10, 20, 30))
+
+
+EQUATIONS = ("proposition_1", "proposition_2", "proposition_4", "proposition_7", "equation_45")
+BOUNDS = ("proposition_3", "proposition_5", "proposition_6", "proposition_7", "corollary_1", "corollary_2", "margin",
+          "proposition_8", "proposition_8_transport")  # fmt: skip
+PER_BLOCK = {"proposition_1": ("drift", "from_mismatch", "from_upstream"), "proposition_2": ("share_of_final",),
+             "proposition_8": [f"{k}_{q}" for k in ("stale", "forward") for q in ("moved", "on_source", "deployed")]}  # fmt: skip
+
+
+def _theory(suite, role, tasks):
+    empty = {"suite": suite, "role": role, "pool": 8, "upstream": "task_arithmetic", "block": "", "nodes": "", "count": 40}
+    for method, setting, level in (("merged", "", 12.0), ("featcal", "suite", 13.0), ("required", "", 6.0)):
+        row = empty | {"method": method, "setting": setting, "task": ""}
+        yield from (row | {"statement": s, "quantity": "digits", "value": level} for s in EQUATIONS)
+        yield from (row | {"statement": s, "quantity": "room", "value": 10 * (level - 6)} for s in BOUNDS)
+        for task in tasks if method != "required" else ():
+            row |= {"task": task, "value": 30.0}
+            yield from (row | {"statement": s, "quantity": "tightness"} for s in BOUNDS)
+            yield from (row | {"statement": "margin", "quantity": f"kept_{q}"} for q in ("by_score", "by_spread", "in_fact"))
+            yield from (row | {"statement": "proposition_5", "quantity": q} for q in ("applies", "grows"))
+            for quantity in ("recursion_digits", "unrolled_digits", "digits_by_nodes"):
+                yield from (row | {"statement": "", "quantity": quantity, "nodes": n, "value": 2.0 * n} for n in (1, 2, 4))
+            for block in range(6):
+                shown = {s: {q: 4.0 + block + i for i, q in enumerate(qs)} for s, qs in PER_BLOCK.items()}
+                for s, values in shown.items():
+                    yield from (
+                        row | {"statement": s, "quantity": q, "block": f"{block:02d}", "value": v} for q, v in values.items()
+                    )
+
+
+def _theory_points(tasks):
+    for method, setting in (("merged", ""), ("featcal", "suite")):
+        for i, task in enumerate(tasks):
+            for index in range(4):
+                row = {"method": method, "setting": setting, "task": task, "block": "", "index": index, "kept": index % 2}
+                bounds = {"proposition_5": 0.8, "margin": 0.7, "proposition_3": 1.3, "proposition_6": 3.0}
+                bounds |= {"proposition_7": 4.0, "corollary_2": 9.0}
+                actual = 1.0 + 0.1 * i + 0.05 * index
+                yield from (row | {"statement": s, "actual": actual, "bound": b * actual} for s, b in bounds.items())
 
 
 def _projection(tasks, images=40, classes=8):

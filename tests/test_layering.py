@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "featcal"
 
 FOUNDATION = {"errors", "core", "blocks", "storage", "models", "settings", "experiments", "runs", "pools", "studies"}
-BETWEEN = FOUNDATION | {"merging", "baselines", "data", "evaluation", "calibration", "mini"}
+BETWEEN = FOUNDATION | {"merging", "baselines", "data", "evaluation", "calibration", "theory", "mini"}
 MAY_IMPORT = {
     "__init__": {
         "torchvision_mend",
@@ -39,6 +39,7 @@ MAY_IMPORT = {
     "evaluation": FOUNDATION,
     "calibration": FOUNDATION,
     "profiling": set(),
+    "theory": FOUNDATION,
     "interchange": {"errors", "storage", "models", "data.images"},
     "mini": BETWEEN,
     "suites": BETWEEN,

@@ -36,7 +36,7 @@ def run_in_memory(name, folder):
 def test_every_page_is_there():
     tables = ["table01", "table02", "table06", "table07", "table08", "table09", "table10", "table11"]
     figures = ["figure1", "figure2", "figure4", "figure5", "figure6", "figure7"]
-    assert sorted(NAMES) == sorted([*figures, *tables, "gain", "landing", "rankings", "tasks"])
+    assert sorted(NAMES) == sorted([*figures, *tables, "gain", "landing", "rankings", "tasks", "theory"])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,7 +12,9 @@ from PIL import Image
 from smoke_graph import ROOT, RUN, keep_a_chain, lay_out, run_smoke_graph, smoke_params
 
 from featcal.pools import MERGERS, PARTS
-from featcal.stages.columns import ALIGNMENT, AUDIT, CORRUPTED, CURVES, EXAMPLES, SAMPLES, SCALES, SIMILARITY, SWEEP, VECTORS
+from featcal.stages.columns import (
+    ALIGNMENT, AUDIT, CORRUPTED, CURVES, EXAMPLES, SAMPLES, SCALES, SIMILARITY, SWEEP, THEORY, VECTORS,
+)  # fmt: skip
 from featcal.storage.results import DRIFT, PROJECTION, SCORES, read_rows
 from featcal.studies import STUDIES
 
@@ -143,6 +145,18 @@ def test_task_vectors_are_those_of_models_and_not_of_adapters(graph):
     assert all(-1 <= row["cosine"] <= 1 and row["size"] > 0 for row in rows)
     drift = read_rows(work / "results/smoke/clip_b32-8.drift.csv", DRIFT)
     assert {row["method"] for row in drift} == {"merged", "featcal"}
+
+
+def test_every_statement_of_the_theory_has_been_checked_and_none_is_violated(graph):
+    work, _ = graph
+    rows = read_rows(work / "results/smoke/clip_b32-8.theory.csv", THEORY)
+    worst = [row for row in rows if row["task"] == "" and row["method"] in ("merged", "featcal")]
+    held = {row["statement"]: row["value"] for row in worst if row["quantity"] == "room"}
+    numbered = {f"proposition_{i}" for i in (3, 5, 6, 7, 8)} | {"corollary_2", "proposition_8_transport"}
+    assert numbered <= set(held) and min(held.values()) >= 0
+    shared = {row["statement"]: row["value"] for row in worst if row["quantity"] == "digits"}
+    exact = ("proposition_1", "proposition_4", "equation_45")
+    assert min(shared[name] for name in exact) > 10 and {"proposition_2", "proposition_7"} <= set(shared)
 
 
 def test_a_role_that_the_suite_does_not_define_leaves_an_empty_result(graph):

@@ -15,7 +15,7 @@ from featcal.report.values import TASKS
 
 KEYS = [
     "upstream", "method", "setting", "task", "metric", "seed", "model", "label", "block", "part", "suite", "role", "pool",
-    "corruption", "parameter",
+    "corruption", "parameter", "statement", "quantity",
 ]  # fmt: skip
 COLUMNS = {
     "scores": "suite role pool upstream method setting task metric seed value count",
@@ -29,6 +29,8 @@ COLUMNS = {
     "corrupted": "suite role pool upstream method setting corruption task metric seed value count",
     "corrupted.examples": "task index corruption row column",
     "sweep": "suite role pool upstream method setting parameter at chosen task metric seed value count",
+    "theory": "suite role pool upstream method setting statement quantity task block nodes value count",
+    "theory_points": "method setting statement task block index actual bound kept",
 }
 
 

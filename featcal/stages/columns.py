@@ -24,3 +24,7 @@ SIMILARITY = ("task", "method", "setting", "index", "similarity")  # the same, i
 VECTORS = (*_MODEL, "part", "cosine", "size", "count")  # change from the base against the expert's; count: parameters
 # what stage `measure` writes, by the name of the file
 MEASURED = {"drift": DRIFT, "alignment": ALIGNMENT, "similarity": SIMILARITY, "projection": PROJECTION, "vectors": VECTORS}
+THEORY = (
+    "suite", "role", "pool", "upstream", "method", "setting", "statement", "quantity", "task", "block", "nodes", "value", "count",
+)  # fmt: skip
+THEORY_POINTS = ("method", "setting", "statement", "task", "block", "index", "actual", "bound", "kept")
