@@ -7,8 +7,8 @@ BIN    := $(abspath $(VENV))/bin
 # Named after the content of pip's inputs: a checkout that only touches dates installs nothing again.
 STAMP  := $(VENV)/.installed-$(firstword $(shell cat pyproject.toml constraints.txt | cksum))
 
-# The first table and figure, with everything upstream of them.
-HEADLINE := page@table01 page@figure1
+# The first table and figure, with everything upstream of them, and the page on which their models are played with.
+HEADLINE := page@table01 page@figure1 playground
 ROLES    := clip_b32 clip_l14
 
 # Stages say `featcal` and `python`, which must be those of the environment.
