@@ -51,9 +51,13 @@ book: project  ## build the book from the results in git, computing no model
 	@printf 'Numbers:     results/*/*.csv\n'
 	@printf 'Experiments: params.yaml; after an edit, make repro again recomputes what it touches\n'
 
+# Side by side: nbval mostly waits for kernels to start. Its report follows that of the tests; either failing fails the target.
 test: project  ## run the tests and re-execute the pages of the book against what git holds
-	$(BIN)/python -m pytest tests
-	$(BIN)/python -m pytest --nbval-lax --nbval-current-env book/pages
+	@report=$$(mktemp); trap 'kill $$pages 2>/dev/null; rm -f "$$report"' EXIT INT TERM; \
+	$(BIN)/python -m pytest --nbval-lax --nbval-current-env book/pages >"$$report" 2>&1 & pages=$$!; \
+	$(BIN)/python -m pytest tests; tested=$$?; \
+	wait $$pages; executed=$$?; echo 'pages of the book, executed again:'; cat "$$report"; \
+	exit $$((tested ? tested : executed))
 
 pretrain: project  ## train the mini suite's base models anew (frozen otherwise; up to 40 minutes)
 	set -e; for role in $(ROLES); do $(BIN)/featcal stage pretrain $$role; $(BIN)/dvc commit --force pretrain@$$role; done

@@ -9,7 +9,7 @@ from featcal.report.markup import Shown, link, table
 
 
 def matrices(named: Mapping[str, ArrayLike], digits: int = 2) -> Shown:
-    """Every matrix, vector (as a row) or number beside its name, which is LaTeX; rounded, whole numbers without a point."""
+    """Every matrix, vector (as a row) or number beside its name, which is LaTeX; rounded."""
     formulas = [f"${name} = {_formula(np.asarray(values, dtype=float), digits)}$" for name, values in named.items()]
     lines = [f"{name} = {_rounded(np.asarray(values, dtype=float), digits).tolist()}" for name, values in named.items()]
     return Shown(picture={"text/markdown": " &emsp; ".join(formulas)}, text="\n".join(lines))
@@ -21,9 +21,10 @@ def _rounded(values: np.ndarray, digits: int) -> np.ndarray:
 
 
 def _formula(values: np.ndarray, digits: int) -> str:
+    """LaTeX of an array, with as many decimals as its longest number needs, at most `digits`."""
     values = _rounded(values, digits)
-    whole = np.array_equal(values, np.round(values))
-    shown = [[f"{value:.{0 if whole else digits}f}" for value in row] for row in np.atleast_2d(values)]
+    digits = next(fewer for fewer in range(digits + 1) if np.allclose(values, np.round(values, fewer), rtol=0, atol=1e-9))
+    shown = [[f"{value:.{digits}f}" for value in row] for row in np.atleast_2d(values)]
     if values.ndim == 0:
         return shown[0][0]
     body = r" \\ ".join(" & ".join(row) for row in shown)
