@@ -60,7 +60,8 @@ def test_the_notebook_starts_at_the_settings_chosen_for_the_suite():
 
 def test_accuracies_are_told_by_task_with_the_change_that_calibration_makes(project):
     right = {"base": 40, "merged": 60, "featcal": 75, "expert": 90}
-    run = played.Played(play(project).wanted, {model: {"mnist": (count, 100), "dtd": (50, 100)} for model, count in right.items()})
+    counted = {model: {"mnist": (count, 100), "dtd": (50, 100)} for model, count in right.items()}
+    run = played.Played(play(project).wanted, counted)
     lines = played.accuracies(run).text.splitlines()
     assert lines[2].split() == ["MNIST", "40.0", "60.0", "75.0", "↑15.0", "90.0"]
     assert lines[-1].split() == ["Average", "45.0", "55.0", "62.5", "↑7.5", "70.0"]
