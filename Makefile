@@ -7,8 +7,8 @@ BIN    := $(abspath $(VENV))/bin
 # Named after the content of pip's inputs: a checkout that only touches dates installs nothing again.
 STAMP  := $(VENV)/.installed-$(firstword $(shell cat pyproject.toml constraints.txt | cksum))
 
-# The first table and figure, with everything upstream of them.
-HEADLINE := page@table01 page@figure1
+# The first table and figure, with everything upstream of them, and the page on which their models are played with.
+HEADLINE := page@table01 page@figure1 playground
 ROLES    := clip_b32 clip_l14
 
 # Stages say `featcal` and `python`, which must be those of the environment.
@@ -51,9 +51,13 @@ book: project  ## build the book from the results in git, computing no model
 	@printf 'Numbers:     results/*/*.csv\n'
 	@printf 'Experiments: params.yaml; after an edit, make repro again recomputes what it touches\n'
 
+# Side by side: nbval mostly waits for kernels to start. Its report follows that of the tests; either failing fails the target.
 test: project  ## run the tests and re-execute the pages of the book against what git holds
-	$(BIN)/python -m pytest tests
-	$(BIN)/python -m pytest --nbval-lax --nbval-current-env book/pages
+	@report=$$(mktemp); trap 'kill $$pages 2>/dev/null; rm -f "$$report"' EXIT INT TERM; \
+	$(BIN)/python -m pytest --nbval-lax --nbval-current-env book/pages >"$$report" 2>&1 & pages=$$!; \
+	$(BIN)/python -m pytest tests; tested=$$?; \
+	wait $$pages; executed=$$?; echo 'pages of the book, executed again:'; cat "$$report"; \
+	exit $$((tested ? tested : executed))
 
 pretrain: project  ## train the mini suite's base models anew (frozen otherwise; up to 40 minutes)
 	set -e; for role in $(ROLES); do $(BIN)/featcal stage pretrain $$role; $(BIN)/dvc commit --force pretrain@$$role; done

@@ -15,7 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 CODE, WEIGHTS = "featcal/", "featcal/mini/models"
-REMADE = ("page", "book")  # made again in seconds, and the smoke graph does not look at them
+REMADE = ("page", "playground", "book")  # made again in seconds, and the smoke graph does not look at them
 SMOKE = """
 import json, sys
 from pathlib import Path

@@ -4,6 +4,8 @@ No number here was measured: base 50, merged 60, Surgery 70, FeatCal 80, experts
 """
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 from PIL import Image
@@ -11,6 +13,7 @@ from PIL import Image
 from featcal.stages.columns import ALIGNMENT, CURVES, SCALES, SIMILARITY, THEORY, THEORY_POINTS, VECTORS
 from featcal.storage.results import DRIFT, PROJECTION, SCORES, write_rows
 
+ROOT = Path(__file__).parent.parent
 TASKS = ["sun397", "stanford-cars", "resisc45", "eurosat", "svhn", "gtsrb", "mnist", "dtd"]
 LEVELS = {("", "base", ""): 50, ("", "expert", ""): 90}
 for _upstream, _level in (("average", 60), ("task_arithmetic", 64)):
@@ -30,7 +33,9 @@ SEEDS = {"task_arithmetic": ("42", "43", "44"), "average": ("42",)}
 
 def write_project(root: Path, suite: str = "mini", empty: bool = False, tasks: list[str] | None = None) -> Path:
     """A folder that pages take for the project; without results when `empty`. Returns the folder of results."""
-    (root / "params.yaml").write_text(f"suite: {suite}\n")
+    text = (ROOT / "params.yaml").read_text()
+    (root / "params.yaml").write_text(re.sub(r"(?m)^suite: \w+", f"suite: {suite}", text))
+    shutil.copytree(ROOT / "suites", root / "suites")
     folder = root / "results" / suite
     folder.mkdir(parents=True)
     if not empty:

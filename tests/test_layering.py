@@ -45,6 +45,7 @@ MAY_IMPORT = {
     "suites": BETWEEN,
     "stages": BETWEEN | {"suites", "profiling", "report.execute"},
     "commands": BETWEEN | {"interchange", "suites", "stages"},
+    "playground": BETWEEN | {"suites", "stages", "report"},
     "cli": BETWEEN | {"interchange", "suites", "stages", "commands"},
     "report": {"errors", "settings", "storage.results"},
 }

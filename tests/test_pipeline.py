@@ -114,7 +114,14 @@ def test_every_stage_depends_on_the_code_that_can_change_its_numbers(stage):
     assert not missing, f"dvc.yaml: {stage} also runs {sorted(missing)}"
 
 
-@pytest.mark.parametrize("stage", STAGES)
+def test_the_page_that_computes_depends_on_the_code_that_can_change_its_numbers():
+    needed = closure("featcal/playground.py", frozenset(EXEMPT)) | closure("featcal/stages/page.py", frozenset(EXEMPT))
+    deps = dependencies("playground")
+    missing = {file for file in needed - EXEMPT if not any(file == dep or file.startswith(dep + "/") for dep in deps)}
+    assert not missing, f"dvc.yaml: playground also runs {sorted(missing)}"
+
+
+@pytest.mark.parametrize("stage", (*STAGES, "page_method", "playground"))
 def test_every_dependency_on_code_exists(stage):
     named = [dep.split("$")[0] for dep in dependencies(stage)]  # up to a part that is filled in per experiment
     assert all((ROOT / dep).exists() for dep in named)
@@ -165,5 +172,5 @@ def test_results_in_git_are_what_the_pipeline_wrote():
 
 def test_every_result_and_page_in_git_is_an_output_of_the_pipeline():
     present = [*ROOT.glob("results/mini/*"), *ROOT.glob("book/pages/*.ipynb")]
-    strangers = [str(file.relative_to(ROOT)) for file in present if str(file.relative_to(ROOT)) not in locked_outputs()]
-    assert not strangers
+    locked = locked_outputs()
+    assert not [str(file.relative_to(ROOT)) for file in present if str(file.relative_to(ROOT)) not in locked]

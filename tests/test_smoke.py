@@ -9,11 +9,23 @@ import nbformat
 import pytest
 import yaml
 from PIL import Image
-from smoke_graph import ROOT, RUN, keep_a_chain, lay_out, run_smoke_graph, smoke_params
+from smoke_graph import RUN, keep_a_chain, lay_out, run_smoke_graph, smoke_params, working_in
 
+from featcal import playground
+from featcal.cli import main
 from featcal.pools import MERGERS, PARTS
 from featcal.stages.columns import (
-    ALIGNMENT, AUDIT, CORRUPTED, CURVES, EXAMPLES, SAMPLES, SCALES, SIMILARITY, SWEEP, THEORY, VECTORS,
+    ALIGNMENT,
+    AUDIT,
+    CORRUPTED,
+    CURVES,
+    EXAMPLES,
+    SAMPLES,
+    SCALES,
+    SIMILARITY,
+    SWEEP,
+    THEORY,
+    VECTORS,
 )  # fmt: skip
 from featcal.storage.results import DRIFT, PROJECTION, SCORES, read_rows
 from featcal.studies import STUDIES
@@ -167,11 +179,29 @@ def test_a_role_that_the_suite_does_not_define_leaves_an_empty_result(graph):
 def test_every_page_is_executed_without_an_error(graph):
     work, _ = graph
     pages = sorted((work / "book/pages").glob("*.ipynb"))
-    assert [page.stem for page in pages] == sorted(source.stem for source in (ROOT / "notebooks").glob("*.ipynb"))
+    assert [page.stem for page in pages] == sorted(page.stem for page in (work / "notebooks").glob("*.ipynb"))
     for page in pages:
         cells = [cell for cell in nbformat.read(page, 4).cells if cell.cell_type == "code"]
         assert all(cell.execution_count for cell in cells)
         assert not [o for cell in cells for o in cell.outputs if o.output_type == "error"]
+
+
+def test_the_playground_is_played_and_its_commands_write_the_model_it_shows(graph):
+    work, _ = graph
+    import torch
+    from safetensors.torch import load_file
+
+    cells = {cell["id"]: cell for cell in nbformat.read(work / "book/pages/playground.ipynb", 4).cells}
+    table = cells["accuracies"].outputs[0].data["text/plain"]
+    assert "not run" not in table and "MNIST" in table and "Average" in table
+    run = [line.split() for line in cells["commands"].outputs[0].data["text/plain"].replace("\\\n", " ").splitlines()]
+    assert [words[:2] for words in run] == [["featcal", "merge"], ["featcal", "calibrate"]]
+    with working_in(work):
+        assert [main(words[1:]) for words in run] == [0, 0]
+        settings = {"ridge": 1e-6, "anchor_blend": 2.0, "interpolation": 0.9, "samples": 64, "test_images": 5}
+        model = playground.play("clip_b32", 8, "task_arithmetic", **settings).model
+    written = load_file(work / "outputs/playground/calibrated/model.safetensors")
+    assert all(torch.equal(value, written[name]) for name, value in model.state_dict().items())
 
 
 def test_what_each_calibration_cost_lies_beside_the_results(graph):

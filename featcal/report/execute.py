@@ -31,9 +31,7 @@ def execute_page(name: str, parameters: Mapping[str, Any], source_folder: Path, 
     import papermill
 
     source = Path(source_folder) / f"{name}.ipynb"
-    if not source.is_file():
-        raise MissingPath(source, "the source of a page", "pages are named after the notebooks in notebooks/")
-    known = list(papermill.inspect_notebook(source))
+    known = declared(name, source_folder)
     for key in parameters:
         if key not in known:
             raise UnknownKey(f"{name}.ipynb", key, known)
@@ -44,6 +42,16 @@ def execute_page(name: str, parameters: Mapping[str, Any], source_folder: Path, 
         )
         page = stable(nbformat.read(ran, as_version=4))
     return _keep(page, Path(out_folder) / source.name)
+
+
+def declared(name: str, source_folder: Path) -> list[str]:
+    """The parameters of a page. Raises: MissingPath for an unknown page."""
+    import papermill
+
+    source = Path(source_folder) / f"{name}.ipynb"
+    if not source.is_file():
+        raise MissingPath(source, "the source of a page", "pages are named after the notebooks in notebooks/")
+    return list(papermill.inspect_notebook(source))
 
 
 def stable(page: NotebookNode) -> NotebookNode:

@@ -1,0 +1,72 @@
+"""Pages run in this process instead of a kernel each: the same cells, parameters and outputs, without seconds of start.
+
+What only a kernel can show (another process, other bytes) is asked of single pages in test_notebooks.py; nbval runs every page of
+the book in one.
+"""
+
+import ast
+import io
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import nbformat
+from IPython.core.formatters import DisplayFormatter
+from nbformat import NotebookNode
+from papermill.iorw import load_notebook_node
+from papermill.parameterize import parameterize_notebook
+
+TOLD = (UserWarning, RuntimeWarning, FutureWarning)  # those a kernel would print
+
+
+def run_page(page: NotebookNode, folder: Path) -> NotebookNode:
+    """Fill in the outputs of a page, its code run in a fresh namespace from `folder`. Raises: whatever a cell raises."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        for count, cell in enumerate((cell for cell in page.cells if cell.cell_type == "code"), start=1):
+            cell.execution_count, cell.outputs = count, list(_outputs(cell.source, namespace, count))
+    finally:
+        os.chdir(before)
+    return page
+
+
+def _outputs(source: str, namespace: dict[str, Any], count: int) -> Iterator[NotebookNode]:
+    """What one cell prints, warns of, and ends with."""
+    tree = ast.parse(source)
+    last = ast.Expression(tree.body.pop().value) if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("ignore")
+        for kind in TOLD:
+            warnings.simplefilter("default", kind)
+        exec(compile(tree, "<cell>", "exec"), namespace)
+        value = eval(compile(last, "<cell>", "eval"), namespace) if last else None
+        data, metadata = DisplayFormatter().format(value) if value is not None else ({}, {})
+    err.write("".join(f"{warning.category.__name__}: {warning.message}\n" for warning in warned))
+    for name, text in (("stdout", out.getvalue()), ("stderr", err.getvalue())):
+        if text:
+            yield nbformat.v4.new_output("stream", name=name, text=text)
+    if data:
+        yield nbformat.v4.new_output("execute_result", data=data, metadata=metadata, execution_count=count)
+
+
+def with_parameters(source: Path, parameters: dict[str, Any]) -> NotebookNode:
+    """A page with a cell of parameters behind its own, as papermill puts it there."""
+    return parameterize_notebook(load_notebook_node(str(source)), parameters)
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Inside the `with`, `execute_page` and the stage `page` run their pages in this process."""
+
+    def execute_notebook(source: Path, target: Path, parameters: dict[str, Any], *, cwd: str, **_: Any) -> None:
+        nbformat.write(run_page(with_parameters(source, parameters), Path(cwd)), target)
+
+    with patch("papermill.execute_notebook", execute_notebook):
+        yield
