@@ -4,7 +4,8 @@ Drift at the output of the embeddings and of every block (all tokens, and the CL
 features of all tasks in a plane and their cosines to the expert's; and how parameters moved from the base's.
 """
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from featcal.runs import MeasureRun
 from featcal.stages.columns import MEASURED
@@ -14,6 +15,9 @@ from featcal.stages.scored import Scored, scored
 from featcal.stages.workers import fan_out
 from featcal.storage.atomic import atomic_folder
 from featcal.storage.results import write_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 BATCH = 250
 METHODS = ("merged", "featcal", "surgery", "prob_surgery")
@@ -53,9 +57,7 @@ def measure_task(context: Context, measure: MeasureRun, task: str) -> Rows:
 
     from featcal.baselines.adapters import Adapters
     from featcal.calibration.drift import model_drift
-    from featcal.core.drift import Drift
     from featcal.evaluation.features import unit_length
-    from featcal.evaluation.task_vectors import parameter_groups, task_vector_alignment
     from featcal.models.device import torch_device
     from featcal.models.load import load_vision
     from featcal.suites.load_task import load_task
@@ -79,15 +81,9 @@ def measure_task(context: Context, measure: MeasureRun, task: str) -> Rows:
             model = load_vision(chosen.folder).to(device)
             raw[chosen.name] = projected(model, projection, images, BATCH, f"{chosen.name}, task {task}")
             features = unit_length(raw[chosen.name])
-            final = Drift()
-            final.add(features, own)
-            last = {"relative_drift": final.relative, "l2": final.l2, "cosine": final.cosine, "count": len(own)}
-            blocks = model_drift(model, expert, images.batches(None, BATCH))
-            rows["drift"] += [line | block for block in [*blocks, {"block": "features"} | last]]
-            for part, names in parameter_groups(model).items():
-                cosine, size = task_vector_alignment(model, base, expert, names)
-                count = sum(model.get_parameter(name).numel() for name in names)
-                rows["vectors"].append(line | {"part": part, "cosine": cosine, "size": size, "count": count})
+            blocks = [*model_drift(model, expert, images.batches(None, BATCH)), _last(features, own)]
+            rows["drift"] += [line | block for block in blocks]
+            rows["vectors"] += [line | part for part in _moved(model, base, expert)]
             if chosen.setting in ("", measure.settings[0]):
                 shown[chosen.method] = features
         rows["alignment"].append(alignment_row(line, features, own))
@@ -95,3 +91,21 @@ def measure_task(context: Context, measure: MeasureRun, task: str) -> Rows:
             rows["similarity"] += similarity_rows(line, features, own)
     rows["projection"] += projection_rows(task, images.labels, shown)
     return rows
+
+
+def _last(features: "Tensor", own: "Tensor") -> dict[str, Any]:
+    """Drift of the final features (n, p), as one more block."""
+    from featcal.core.drift import Drift
+
+    drift = Drift()
+    drift.add(features, own)
+    return {"block": "features", "relative_drift": drift.relative, "l2": drift.l2, "cosine": drift.cosine, "count": len(own)}
+
+
+def _moved(model: "nn.Module", base: "nn.Module", expert: "nn.Module") -> Iterator[dict[str, Any]]:
+    """The model's change from the base against the expert's, over all parameters and over the weights that are calibrated."""
+    from featcal.evaluation.task_vectors import parameter_groups, task_vector_alignment
+
+    for part, names in parameter_groups(model).items():
+        cosine, size = task_vector_alignment(model, base, expert, names)
+        yield {"part": part, "cosine": cosine, "size": size, "count": sum(model.get_parameter(n).numel() for n in names)}
