@@ -5,7 +5,7 @@ A margin decides only when it exceeds two standard errors (estimate.py). Our num
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from featcal.report.estimate import estimate, noise
+from featcal.report.estimate import Estimate, estimate, noise
 from featcal.report.evidence import Evidence, select
 from featcal.report.values import AVERAGE, PAPER_MODELS, paper_table
 from featcal.settings import from_mapping
@@ -22,6 +22,8 @@ from featcal.settings import from_mapping
 WORDS = ("holds", "does not hold", "within noise", "not run")
 CALIBRATED = ("featcal", "surgery", "prob_surgery")
 INSIDE = ("embeddings", "features")  # rows of a drift file that are no blocks
+DIGITS = {"value": 1, "seconds": 1, "memory_mib": 0}  # of a measure in words; others have three
+PARTS = {"task": "tasks", "samples": "numbers of images"}  # what a claim may be about each of
 SHARE = 0.1  # "drift appears in a block": at least a tenth of the largest, so that no single block carries it
 
 
@@ -42,6 +44,7 @@ class Claim:
     measure: str = "value"
     direction: str = "higher"
     each: str = ""
+    start: Any = None
     where: dict[str, Any] = field(default_factory=dict)
     table: str = ""
     paper: str = ""
@@ -83,6 +86,8 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
     """The verdict on one claim from the result files of one suite, with FeatCal at one of its settings."""
     evidence = Evidence(suite, claim.role, claim.pool, folder)
     frame = select(evidence.table(claim.file), _where(claim, evidence))
+    if claim.measure in frame:
+        frame = frame.dropna(subset=[claim.measure])  # energy without a GPU: not measured
     if claim.where.get("block") == "all" and not frame.empty:
         frame = frame[~frame["block"].isin(INSIDE)]
     left, right = (select(frame, _selector(side, setting, frame)) for side in (claim.left, claim.right))
@@ -90,9 +95,13 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
         return Verdict(claim, "not run")
     if claim.kind == "spreads":
         return _spreads(claim, left)
+    if claim.kind == "most":
+        return _most(claim, left, right, select(frame, _selector(claim.start, setting, frame)))
     if not claim.each:
-        return _compare(claim, left, right)
-    parts = {task: _compare(claim, left[left["task"] == task], right[right["task"] == task]) for task in left["task"].unique()}
+        whole, machine = _compare(claim, left, right), evidence.machine(claim.file)
+        return replace(whole, detail=f"{whole.detail}; {machine}") if machine else whole
+    column = claim.each
+    parts = {part: _compare(claim, left[left[column] == part], right[right[column] == part]) for part in left[column].unique()}
     return _every(claim, parts, evidence)
 
 
@@ -150,21 +159,33 @@ def _compare(claim: Claim, left: pd.DataFrame, right: pd.DataFrame) -> Verdict:
     margin = (ours.mean - theirs.mean) * (-1 if claim.direction == "lower" else 1)
     allowed = noise(ours, theirs)
     word = "holds" if margin > allowed else "does not hold" if margin < -allowed else "within noise"
-    digits = 1 if claim.measure in ("value", "seconds") else 3
+    digits = DIGITS.get(claim.measure, 3)
     detail = f"{ours.mean:.{digits}f} against {theirs.mean:.{digits}f}"
     if claim.direction == "lower" and theirs.mean:
         detail += f", {abs(1 - ours.mean / theirs.mean):.0%} {'lower' if ours.mean < theirs.mean else 'higher'}"
     return Verdict(claim, word, margin, allowed, ours.one_run or theirs.one_run, detail)
 
 
-def _every(claim: Claim, parts: dict[str, Verdict], evidence: Evidence) -> Verdict:
-    """Holds when it holds on every task, does not hold when one task clearly says so."""
+def _most(claim: Claim, left: pd.DataFrame, right: pd.DataFrame, start: pd.DataFrame) -> Verdict:
+    """Holds when the left side lies beyond the middle between the start and the right side."""
+    ours, whole, before = (estimate(rows, claim.measure) for rows in (left, right, start))
+    if ours is None or whole is None or before is None:
+        return Verdict(claim, "not run")
+    middle = Estimate((whole.mean + before.mean) / 2, (whole.variance + before.variance) / 4, None, whole.seeds)
+    margin, allowed = ours.mean - middle.mean, noise(ours, middle)
+    word = "holds" if margin > allowed else "does not hold" if margin < -allowed else "within noise"
+    gains = f"{ours.mean - before.mean:+.1f} of {whole.mean - before.mean:+.1f} points"
+    return Verdict(claim, word, margin, allowed, ours.one_run or whole.one_run, gains)
+
+
+def _every(claim: Claim, parts: dict[Any, Verdict], evidence: Evidence) -> Verdict:
+    """Holds when it holds on every part (task, number of images), does not hold when one part clearly says so."""
     words = Counter(part.word for part in parts.values())
     whole = "does not hold" if words["does not hold"] else "holds" if words["holds"] == len(parts) else "within noise"
-    task, worst = min(parts.items(), key=lambda item: item[1].margin - item[1].noise)
-    digits = 1 if claim.measure == "value" else 3
-    least = f"{evidence.title(task)}, {worst.margin:+.{digits}f}"
-    detail = f"clear of noise on {words['holds']} of {len(parts)} tasks; least clear: {least}"
+    part, worst = min(parts.items(), key=lambda item: item[1].margin - item[1].noise)
+    name = evidence.title(part) if claim.each == "task" else f"n = {part}"
+    least = f"{name}, {worst.margin:+.{DIGITS.get(claim.measure, 3)}f}"
+    detail = f"clear of noise on {words['holds']} of {len(parts)} {PARTS[claim.each]}; least clear: {least}"
     return Verdict(claim, whole, worst.margin, worst.noise, any(part.one_run for part in parts.values()), detail)
 
 

@@ -12,12 +12,16 @@ from typing import Any
 import yaml
 
 from featcal.report import tables
-from featcal.report.claims import WORDS, Claim, Verdict, claims, judged, main_setting
+from featcal.report.claims import DIGITS, WORDS, Claim, Verdict, claims, judged, main_setting
 from featcal.report.evidence import Evidence, read_json
 from featcal.report.markup import Shown, accuracy_table, chip, fold, link, note, table
 from featcal.report.values import PAPER_SETTINGS
 
-PLACES = {"table01": ("clip_b32", "8", "table01"), "figure1": ("clip_b32", "8", "table01")}  # page → role, pool, printed table
+PLACES = {  # page → role, pool, printed table
+    "table01": ("clip_b32", "8", "table01"), "figure1": ("clip_b32", "8", "table01"), "table05": ("clip_b32", "8", "table05"),
+    "figure3": ("clip_b32", "8", "table12"), "table12": ("clip_b32", "8", "table12"), "table13": ("clip_b32", "8", "table13"),
+}  # fmt: skip
+ONE_STAGE_EACH = ("table01", "figure1")  # pages of dvc.yaml's `page`; every other page has a stage named after it
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "samples": "images per task, n"}
 
 
@@ -82,8 +86,8 @@ def measured(verdict: Verdict) -> str:
     if verdict.word == "not run":
         return '<span class="fc-none">–</span>'
     margin = ""
-    if verdict.claim.kind == "above":
-        digits = 1 if verdict.claim.measure in ("value", "seconds") else 3
+    if verdict.claim.kind != "spreads":
+        digits = DIGITS.get(verdict.claim.measure, 3)
         within = f" · 2 SE {verdict.noise:.{digits}f}" if verdict.noise else ""
         margin = f"<small>margin {verdict.margin:+.{digits}f}{within}</small>"
     return escape(verdict.detail) + margin
@@ -180,7 +184,7 @@ def origin(page: str, suite: str, runs: list[tuple[str, str]]) -> str:
 def commands(page: str) -> list[tuple[str, list[str]]]:
     """The page's source, and what makes its numbers again."""
     source = link(f"../notebooks/{page}.ipynb", f"notebooks/{page}.ipynb")
-    stage = f"page_{page}" if page in ("landing", "tasks", "rankings") else f"page@{page}"
+    stage = f"page@{page}" if page in ONE_STAGE_EACH else f"page_{page}"
     again = {"Make everything again": "<code>make repro</code>", "This page only": f"<code>dvc repro {stage}</code>"}
     return [("", [name, cell]) for name, cell in ({"Source of this page": source} | again).items()]
 
