@@ -99,7 +99,7 @@ def _paper(name: str, seconds: str, memory: str) -> str:
     rows = []
     for method in ORDER:
         row = frame.loc[method]
-        cells = [f"{row[seconds]:g}", f"{reference / row[seconds]:.1f}×", f"{row['gpu_energy_wh']:g}", f"{row[memory]:g} GiB"]
+        cells = [f"{row[seconds]:g}", f"{reference / row[seconds]:.1f}×", f"{row['gpu_energy_wh']:.1f}", f"{row[memory]:.1f} GiB"]
         rows.append(("", [RIVALS[method], *cells]))
     caption = f"The paper’s Table {int(name[-2:])}, as printed, speed-up computed: CLIP ViT-B/32 on an A800 GPU"
     return fold("The paper’s own values", table(["Method", *HEAD[:-1], "Peak host memory"], rows, caption))
