@@ -10,7 +10,17 @@ from pathlib import Path
 
 from PIL import Image
 
-from featcal.stages.columns import ALIGNMENT, CURVES, SCALES, SIMILARITY, THEORY, THEORY_POINTS, VECTORS
+from featcal.stages.columns import (
+    ALIGNMENT,
+    AUDIT,
+    CURVES,
+    SAMPLES,
+    SCALES,
+    SIMILARITY,
+    THEORY,
+    THEORY_POINTS,
+    VECTORS,
+)  # fmt: skip
 from featcal.storage.results import DRIFT, PROJECTION, SCORES, write_rows
 
 ROOT = Path(__file__).parent.parent
@@ -70,6 +80,13 @@ def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     host = {"cpu": "invented", "cores": 2}
     record = {"seconds": {"prepare": 60.0, "calibrate": 4.0}, "host": host, "versions": {"python": "3.11"}, "commit": "0" * 40}
     _json(folder / f"{role}-8.run.json", record)
+    write_rows(folder / f"{role}-8.samples.csv", list(_budgets(suite, role, tasks)), SAMPLES)
+    write_rows(folder / f"{role}-8.cost.csv", list(_audit(suite, role, tasks)), AUDIT)
+    adapters = {"steps": 1000, "batch": 16, "lr": 0.001}
+    rivals = {"featcal": values, "surgery": adapters | {"rank": 4}, "prob_surgery": adapters | {"hidden": 32}}
+    studied = {"at_once": 2, "threads": 1, "settings": {"rivals": rivals | {"stream": "test_unlabelled"}}}
+    _json(folder / f"{role}-8.samples.run.json", record | studied | {"cost": list(_costs(("42", "43", "44"), (8, 64, 512)))})
+    _json(folder / f"{role}-8.cost.run.json", record | studied | {"cost": list(_costs(("42",), (256,), published=True))})
 
 
 def write_larger_pool(folder: Path, suite: str, role: str, pool: int) -> None:
@@ -212,3 +229,46 @@ def write_suite(folder: Path, suite: str, tasks: list[str]) -> None:
 
 def _json(path: Path, content: object) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+SECONDS = {"featcal": 5.0, "surgery": 4.0, "prob_surgery": 4.5}  # with features kept; twenty times that as published
+
+
+def _budgets(suite, role, tasks):
+    shared = {"suite": suite, "role": role, "pool": 8, "metric": "accuracy", "count": 500, "upstream": "task_arithmetic"}
+    runs = [("merged", "", 0, "", 64.0)]
+    for step, samples in enumerate((8, 64, 512)):
+        for seed in (42, 43, 44):
+            starts = {"featcal": (76, 2), "surgery": (66, 4), "prob_surgery": (63, 6)}
+            runs += [(m, "suite", samples, seed, at + gain * step + seed % 42) for m, (at, gain) in starts.items()]
+    for method, setting, samples, seed, value in runs:
+        row = shared | {"method": method, "setting": setting, "samples": samples, "seed": seed, "value": float(value)}
+        yield from (row | {"task": task} for task in tasks)
+
+
+def _audit(suite, role, tasks):
+    shared = {"suite": suite, "role": role, "pool": 8, "metric": "accuracy", "count": 500, "upstream": "task_arithmetic"}
+    shared |= {"setting": "suite", "encode": "each_step", "seed": 42, "samples": 256}
+    for method in ("surgery", "prob_surgery"):
+        for step in (200, 1000):
+            yield from (shared | {"method": method, "step": step, "task": t, "value": 60 + step / 100} for t in tasks)
+
+
+def _costs(seeds, budgets, published=False):
+    shared = {"upstream": "task_arithmetic", "setting": "suite", "energy_wh": None}
+    for method, seconds in SECONDS.items():
+        for encode in ("once", "each_step")[: 2 if published and method != "featcal" else 1]:
+            for samples in budgets:
+                for i, seed in enumerate(seeds):
+                    times = {"seconds": seconds * (20 if encode == "each_step" else 1) + 0.1 * i, "memory_mib": 10 * seconds}
+                    words = {"method": method, "encode": encode, "seed": int(seed), "samples": samples}
+                    yield shared | words | {"images": min(samples, 500 if method != "featcal" else 512)} | times
+
+
+def _projection(tasks, images=120, classes=8):
+    for model, away in (("expert", 0.0), ("merged", 0.6), ("featcal", 0.2)):
+        for i in range(images):
+            label = i % classes
+            x, y = label % 4 + 0.1 * (i % 7), label // 4 + 0.1 * (i % 5)
+            place = {"index": i, "label": label, "x": x + away, "y": y - away}
+            yield {"task": tasks[min(1, len(tasks) - 1)], "model": model} | place

@@ -9,11 +9,12 @@ import pandas as pd
 import pytest
 from synthetic_results import write_project
 
-from featcal.report.claims import WORDS, claims, judge, tables
+from featcal.report.claims import claims
 from featcal.report.errata import KINDS, errata, reason
 from featcal.report.estimate import Estimate, estimate, noise
 from featcal.report.printed import paper_says
 from featcal.report.values import AVERAGE, TASKS, paper_table, paper_value
+from featcal.report.verdicts import WORDS, judge, tables
 
 AVERAGED = ("table01", "table03", "table04", "table07", "table08", "table09", "table10", "table11", "table14")
 

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 from synthetic_results import write_project
 
-from featcal.report.claims import claims, judge
+from featcal.report.claims import claims
 from featcal.report.estimate import estimate
+from featcal.report.verdicts import judge
 
 
 def claim(name):

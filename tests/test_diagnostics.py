@@ -10,11 +10,12 @@ from torch import nn
 
 from featcal.evaluation.task_vectors import parameter_groups, task_vector_alignment
 from featcal.report import diagnostics, figures, projections
-from featcal.report.claims import claims, judge
+from featcal.report.claims import claims
 from featcal.report.estimate import estimate
 from featcal.report.evidence import Evidence
 from featcal.report.gains import apart, correlation, gains, together
 from featcal.report.marks import corners, overlap
+from featcal.report.verdicts import judge
 from featcal.stages.final_features import alignment_row, evenly, projection_rows, similarity_rows
 from featcal.storage.results import SCORES, read_rows, write_rows
 

@@ -30,6 +30,8 @@ from featcal.stages.columns import (
 from featcal.storage.results import DRIFT, PROJECTION, SCORES, read_rows
 from featcal.studies import STUDIES
 
+ALONE = ("figure3", "landing", "rankings", "table05", "table12", "table13", "tasks")  # pages with a stage of their own
+
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory):

@@ -14,8 +14,8 @@ from featcal.report.root import results_folder
 from featcal.report.values import TASKS
 
 KEYS = [
-    "upstream", "method", "setting", "task", "metric", "seed", "model", "label", "block", "part", "suite", "role", "pool",
-    "corruption", "parameter", "statement", "quantity",
+    "upstream", "method", "setting", "encode", "task", "metric", "seed", "model", "label", "block", "part", "suite", "role",
+    "pool", "corruption", "parameter", "statement", "quantity",
 ]  # fmt: skip
 COLUMNS = {
     "scores": "suite role pool upstream method setting task metric seed value count",
@@ -31,7 +31,12 @@ COLUMNS = {
     "sweep": "suite role pool upstream method setting parameter at chosen task metric seed value count",
     "theory": "suite role pool upstream method setting statement quantity task block nodes value count",
     "theory_points": "method setting statement task block index actual bound kept",
+    "samples": "suite role pool upstream method setting task metric seed samples value count",
+    "cost": "suite role pool upstream method setting encode task metric seed samples step value count",
 }
+MEASURED = ".run"  # ends a kind whose rows were measured with a clock: `cost.run` is what the record of `cost` says each run cost
+COSTS = "upstream method setting encode seed samples images seconds memory_mib energy_wh"
+COLUMNS |= dict.fromkeys(("samples.run", "cost.run"), COSTS)
 
 
 class Evidence:
@@ -61,11 +66,14 @@ class Evidence:
         return {}
 
     def _read(self, kind: str) -> pd.DataFrame:
-        path = self.path(kind)
-        if not path.is_file():
-            return pd.DataFrame(columns=COLUMNS.get(kind, "").split())
-        text_columns = dict.fromkeys(KEYS, str)
-        frame = pd.read_csv(path, dtype=text_columns, keep_default_na=False)
+        path, empty = self.path(kind), pd.DataFrame(columns=COLUMNS.get(kind, "").split())
+        if kind.endswith(MEASURED):
+            rows = self.record(kind).get("cost", [])
+            frame = pd.DataFrame(rows).astype({key: str for key in KEYS if key in rows[0]}) if rows else empty
+        elif path.is_file():
+            frame = pd.read_csv(path, dtype=dict.fromkeys(KEYS, str), keep_default_na=False)
+        else:
+            return empty
         for column in [c for c in frame.columns if c not in KEYS]:
             frame[column] = pd.to_numeric(frame[column])
         return frame
@@ -84,6 +92,15 @@ class Evidence:
     def run_record(self) -> dict[str, Any]:
         """Machine, versions, commit and seconds of the run, or nothing."""
         return read_json(self.folder / f"{self.role}-{self.pool}.run.json")
+
+    def record(self, kind: str) -> dict[str, Any]:
+        """The run record of one study, or nothing.   kind: with or without the ending of a measured one."""
+        return read_json(self.folder / f"{self.role}-{self.pool}.{kind.removesuffix(MEASURED)}.run.json")
+
+    def machine(self, kind: str) -> str:
+        """The machine that a measured kind was measured on; empty for files that depend on none."""
+        host = self.record(kind).get("host", {}) if kind.endswith(MEASURED) else {}
+        return f"{host['cpu']}, {host['cores']} cores" if host else ""
 
     @property
     def was_run(self) -> bool:

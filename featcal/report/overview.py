@@ -8,14 +8,15 @@ import io
 from html import escape
 
 from featcal.report import tables
-from featcal.report.claims import WORDS, claims, judged, main_setting
-from featcal.report.claims import tables as count_table
+from featcal.report.claims import claims, main_setting
 from featcal.report.estimate import estimate
 from featcal.report.evidence import Evidence, select, suite_record
 from featcal.report.markup import Shown, chip, estimated, fold, link, note, table
 from featcal.report.root import results_folder
 from featcal.report.show import PLACES, SEVERAL, commands, counts, label, origin, suites, verdict_table
 from featcal.report.values import TASKS, paper_value
+from featcal.report.verdicts import WORDS, judged
+from featcal.report.verdicts import tables as count_table
 
 RUNS = {("clip_b32", "8"): "smaller model, 8 tasks", ("clip_l14", "8"): "larger model, 8 tasks"}
 SHEET_BYTES = 150_000  # a page may have 300 KB, and base64 adds a third

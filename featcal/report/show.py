@@ -14,16 +14,19 @@ from typing import Any
 import yaml
 
 from featcal.report import tables
-from featcal.report.claims import WORDS, Claim, Verdict, claims, judged, main_setting
+from featcal.report.claims import DIGITS, Claim, claims, main_setting
 from featcal.report.evidence import Evidence, read_json
 from featcal.report.markup import Shown, chip, fold, link, note, table
 from featcal.report.printed import in_doubt, paper_says
 from featcal.report.values import PAPER_SETTINGS, PRINTED
+from featcal.report.verdicts import WORDS, Verdict, judged
 
 PLACES = {  # page → role, pool, printed table
     "figure1": ("clip_b32", "8", "table01"), "figure2": ("clip_b32", "8", "table01"), "figure6": ("clip_b32", "8", "table01"),
     "figure7": ("clip_b32", "8", "table01"), "table06": ("clip_b32", "8", "table06"), "figure4": ("clip_b32", "8", "table06"),
-    "figure5": ("clip_b32", "8", ""), **{table: (role, pool, table) for (role, pool), table in PRINTED.items()},
+    "figure5": ("clip_b32", "8", ""), "table05": ("clip_b32", "8", "table05"), "figure3": ("clip_b32", "8", "table12"),
+    "table12": ("clip_b32", "8", "table12"), "table13": ("clip_b32", "8", "table13"),
+    **{table: (role, pool, table) for (role, pool), table in PRINTED.items()},
 }  # fmt: skip
 SEVERAL = ("table02",)  # pages of the paper's places that are about more than one role and pool
 HEADLINE = ("table01", "figure1")  # pages that `make repro` makes with all they need
@@ -93,7 +96,7 @@ def measured(verdict: Verdict) -> str:
         return '<span class="fc-none">–</span>'
     margin = ""
     if verdict.claim.kind not in ("spreads", "together", "apart"):
-        digits = 1 if verdict.claim.measure in ("value", "seconds") else 3
+        digits = DIGITS.get(verdict.claim.measure, 3)
         within = f" · 2 SE {verdict.noise:.{digits}f}" if verdict.noise else ""
         margin = f"<small>margin {verdict.margin:+.{digits}f}{within}</small>"
     return escape(verdict.detail) + margin

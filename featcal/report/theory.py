@@ -9,10 +9,11 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from featcal.report.claims import claims, judge, main_setting
+from featcal.report.claims import claims, main_setting
 from featcal.report.evidence import Evidence, read_json, select
 from featcal.report.markup import Shown, chip, link, note, table
 from featcal.report.show import label, run_rows
+from featcal.report.verdicts import judge
 
 KEY = ("clip_b32", "8")
 FILES = ("theory.csv", "theory_points.csv", "theory.run.json")
