@@ -40,8 +40,9 @@ def in_doubt(claim: Claim) -> list[str]:
             table, key = _place(one, side), (named(side)["upstream"], named(side)["method"])
             for entry in errata():
                 read = set(entry.cells) - {AVERAGE} if claim.each else {AVERAGE} & set(entry.cells)
-                if (entry.table, *entry.row) == (table, *key) and read - set(entry.corrected) and entry.reason not in found:
-                    found.append(entry.reason)
+                told = f"Table {int(table[-2:])}: {entry.reason}"
+                if (entry.table, *entry.row) == (table, *key) and read - set(entry.corrected) and told not in found:
+                    found.append(told)
     return found
 
 

@@ -142,7 +142,7 @@ def mergers(suite: str) -> Shown:
     body = []
     found = {role: {name: average(Evidence(suite, role, "8"), (name, "merged", "")) for name in MERGERS} for role in SIZES}
     first = found["clip_b32"]
-    for name in sorted(MERGERS, key=lambda word: -(first[word].mean if first[word] else 0)):
+    for name in sorted(MERGERS, key=lambda word: -(e.mean if (e := first[word]) else 0)):
         cells = [escape(MERGERS[name])]
         for role in SIZES:
             printed = paper_value(TABLES[role], name, "merged")

@@ -79,7 +79,7 @@ def verdict_table(chosen: list[Claim], suite: str, caption: str) -> str:
     rows = []
     for claim, *found in zip(chosen, *columns, strict=True):
         doubts = "".join(f"<p>{escape(reason)}</p>" for reason in in_doubt(claim))
-        printed = escape(paper_says(claim)) + (fold("in doubt", doubts) if doubts else "")
+        printed = escape(paper_says(claim)) + (f" {fold('in doubt', doubts)}" if doubts else "")
         cells = [f"{escape(claim.sentence)}<small>{escape(claim.source)}</small>", chip(found[0].word, found[0].one_run), printed]
         rows.append(("", [*cells, measured(found[0]), *(chip(v.word, v.one_run) for v in found[1:])]))
     return table(head, rows, f"{caption} — {label(suite)}", "fc-claims")
