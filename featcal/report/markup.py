@@ -109,7 +109,7 @@ def accuracy_table(
         empty = [f'<td class="fc-none" colspan="{len(columns)}">not run</td>']
         cells = [number(row.cells.get(column), marks) for column in columns] if row.cells else empty
         body.append((f"fc-{row.kind}", [label, *cells]))
-    return table(["Model", *map(escape, titles)], body, caption, "fc-accuracy"), marks
+    return table(["Model", *map(escape, titles)], body, caption, "fc-accuracy fc-averaged" if average else "fc-accuracy"), marks
 
 
 def estimated(value: Estimate | None, digits: int = 1) -> str:
