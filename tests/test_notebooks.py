@@ -33,8 +33,8 @@ def run_in_memory(name, folder):
     return page
 
 
-def test_the_five_pages_are_there():
-    assert NAMES == ["figure1", "landing", "rankings", "table01", "tasks"]
+def test_all_pages_are_there():
+    assert NAMES == ["figure1", "figure4", "figure5", "gain", "landing", "rankings", "table01", "table06", "tasks"]
 
 
 @pytest.mark.parametrize("name", NAMES)
