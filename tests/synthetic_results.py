@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from PIL import Image
+from synthetic_studies import write_studies
 
 from featcal.stages.columns import (
     ALIGNMENT,
@@ -73,6 +74,7 @@ def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     write_rows(folder / f"{role}-8.scales.csv", factors, SCALES)
     write_rows(folder / f"{role}-8.theory.csv", list(_theory(suite, role, tasks)), THEORY)
     write_rows(folder / f"{role}-8.theory_points.csv", list(_theory_points(tasks)), THEORY_POINTS)
+    write_studies(folder, suite, role, tasks)
     run = {"role": role, "pool": 8, "upstream": "task_arithmetic", "samples": 256, "batch": 128, "seeds": [42, 43, 44]}
     values = {"ridge": 0.0003, "anchor_blend": 2.0, "interpolation": 0.6}
     used = {f"{role}-8-task_arithmetic-suite": run | {"setting": "suite", "calibration": values}}

@@ -5,13 +5,13 @@ import json
 import pytest
 from synthetic_results import write_project
 
-from featcal.report import budget, claims, cost
+from featcal.report import budget, claims, cost, verdicts
 from featcal.report.evidence import Evidence
 
 
 def judged(name, folder):
     chosen = next(c for c in claims.claims() if c.id == name)
-    return claims.judge(chosen, "mini", "suite", folder)
+    return verdicts.judge(chosen, "mini", "suite", folder)
 
 
 def changed(folder, kind, change):

@@ -106,11 +106,11 @@ def _cost(ours: Evidence) -> Figure | None:
         figure = Figure(figsize=(WIDTH, 3.4))
         axes = figure.add_subplot()
         for method in METHODS:
-            means = [found(ours, method, kind) for kind in KINDS]
-            places = [(e.mean, row) for row, e in enumerate(means) if e]
+            means = [(row, found(ours, method, kind)) for row, kind in enumerate(KINDS)]
+            there = [(row, e.mean) for row, e in means if e]
             look: dict[str, Any] = {"color": COLOURS[method], "marker": MARKERS[method], "edgecolor": "white", "lw": 0.8}
-            x, y = zip(*places, strict=True)
-            axes.scatter(x, y, s=130, zorder=3, label=METHODS[method].removeprefix("w/ "), **look)
+            name = METHODS[method].removeprefix("w/ ")
+            axes.scatter([mean for _, mean in there], [row for row, _ in there], s=130, zorder=3, label=name, **look)
         axes.axvline(merged.mean, color=INK, ls="--", lw=1.4, label="merger alone")
         axes.set_yticks(range(len(KINDS)), list(KINDS.values()))
         axes.invert_yaxis()
