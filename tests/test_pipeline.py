@@ -24,6 +24,7 @@ EXEMPT = {
     "featcal/experiments.py",
     "featcal/entries.py",
     "featcal/runs.py",
+    "featcal/studies.py",
     "featcal/torchvision_mend.py",
     "featcal/suites/suite.py",
     "featcal/stages/context.py",

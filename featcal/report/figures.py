@@ -51,8 +51,10 @@ def svg(figure: Figure) -> str:
 
 
 def _smaller(text: str) -> str:
-    """The same drawing in about two thirds of the bytes: no indentation, paths to a hundredth of a point."""
-    text = re.sub(r'\bd="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", " ".join(path[0].split())), text)
+    """The same drawing in about two thirds of the bytes: no indentation, paths and places to a hundredth of a point."""
+    text = re.sub(
+        r'\b[dxy]="[^"]*"|translate\([^)]*\)', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", " ".join(path[0].split())), text
+    )
     return re.sub(r">\s+<", "><", text)
 
 
