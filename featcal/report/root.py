@@ -9,6 +9,7 @@ from featcal.settings import project_root
 
 __all__ = ["project_root", "results_folder"]
 
+
 def results_folder(suite: str, start: Path | None = None) -> Path:
     """The folder of one suite's result files; it may not exist yet."""
     return project_root(start) / "results" / suite

@@ -108,7 +108,7 @@ def check_growth(drifts: list[BlockDrift], found: Found) -> None:
     found.add("proposition_5", "grows", 100 * float((factor > 1).double().mean()), factor.numel())
     found.bounded("proposition_5", factor.flatten(), promised.flatten())
     for i, g in grown.items():
-        found.show("proposition_5", g.factor, g.promised, f"{i:02d}", g.applies, most=2)
+        found.show("proposition_5", g.factor, g.promised, f"{i:02d}", g.applies, most=1)
     found.add("corollary_1", "applies", 100 * float(applies[-1].double().mean()), applies.shape[1])
     found.bounded("corollary_1", to_the_end(factor)[:-1].flatten(), to_the_end(promised.clamp_min(0))[:-1].flatten())
 

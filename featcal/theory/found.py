@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 ROUNDING = 1e-16  # below it an error is not told apart from none
-SHOWN = 6  # points of one statement, task and model that are kept for plots
+SHOWN = 4  # points of one statement, task and model that are kept for plots
 
 
 @dataclass
