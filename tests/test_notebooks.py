@@ -123,7 +123,7 @@ def test_what_is_worked_out_by_hand_is_what_the_package_computes(settings, tmp_p
     """The page holds every step against featcal.core itself, and fails where they differ."""
     page = run_page(with_parameters(ROOT / "notebooks" / "method.ipynb", settings), tmp_path)
     assert {output.output_type for output in outputs(page)} == {"execute_result"}
-    assert sum(cell.source.count("assert ") for cell in page.cells if cell.cell_type == "code") == 6
+    assert sum(cell.source.count("assert ") for cell in page.cells if cell.cell_type == "code") == 5
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ def matrices(named: Mapping[str, ArrayLike], digits: int = 2) -> Shown:
     """Every matrix, vector (as a row) or number beside its name, which is LaTeX; rounded."""
     formulas = [f"${name} = {_formula(np.asarray(values, dtype=float), digits)}$" for name, values in named.items()]
     lines = [f"{name} = {_rounded(np.asarray(values, dtype=float), digits).tolist()}" for name, values in named.items()]
-    return Shown(picture={"text/markdown": " &emsp; ".join(formulas)}, text="\n".join(lines))
+    return Shown(picture={"text/markdown": " ".join(formulas)}, text="\n".join(lines))
 
 
 def _rounded(values: np.ndarray, digits: int) -> np.ndarray:
