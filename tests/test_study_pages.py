@@ -65,7 +65,7 @@ def test_a_claim_about_every_number_of_images_fails_with_one(folder):
 
 def test_most_of_a_gain_is_more_than_half_of_it(folder):
     verdict = judged("f3_most", folder)
-    assert verdict.word == "holds" and verdict.detail == "+13.0 of +17.0 points"
+    assert verdict.word == "holds" and verdict.detail == "13.0 points above the lower model against 4.0 below the upper"
     assert verdict.margin == pytest.approx(13 - 17 / 2)
 
 
