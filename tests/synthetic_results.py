@@ -265,12 +265,3 @@ def _costs(seeds, budgets, published=False):
                     times = {"seconds": seconds * (20 if encode == "each_step" else 1) + 0.1 * i, "memory_mib": 10 * seconds}
                     words = {"method": method, "encode": encode, "seed": int(seed), "samples": samples}
                     yield shared | words | {"images": min(samples, 500 if method != "featcal" else 512)} | times
-
-
-def _projection(tasks, images=120, classes=8):
-    for model, away in (("expert", 0.0), ("merged", 0.6), ("featcal", 0.2)):
-        for i in range(images):
-            label = i % classes
-            x, y = label % 4 + 0.1 * (i % 7), label // 4 + 0.1 * (i % 5)
-            place = {"index": i, "label": label, "x": x + away, "y": y - away}
-            yield {"task": tasks[min(1, len(tasks) - 1)], "model": model} | place
