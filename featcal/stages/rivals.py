@@ -110,7 +110,7 @@ def measure(context: Context, study: Study, rival: Rival, out: Path, audit: Sequ
     batches = drawn(context, study, rival)
     first = {task: [{name: value[:1] for name, value in those[0].items()}] for task, those in batches.items()}
     with TemporaryDirectory() as folder:
-        make(context, _least(study), rival, first, Path(folder) / "warm_up")
+        make(context, _least(study, rival), rival, first, Path(folder) / "warm_up")
     give_back_freed_memory()
     on_gpu = torch_device(context.suite.device).type == "cuda"
     _, profile = profiled(partial(make, context, study, rival, batches, out, audit), on_gpu)
@@ -125,11 +125,10 @@ def give_back_freed_memory() -> None:
         trim(0)
 
 
-def _least(study: Study) -> Study:
-    """The same study with adapters of one step."""
-    rivals = study.rivals
-    shortest = {name: replace(getattr(rivals, name), steps=1) for name in ("surgery", "prob_surgery")}
-    return replace(study, rivals=replace(rivals, **shortest))
+def _least(study: Study, rival: Rival) -> Study:
+    """The same models with adapters of one step."""
+    shortest = {name: replace(getattr(study.rivals, name), steps=1) for name in ("surgery", "prob_surgery")}
+    return SamplesStudy(study.role, study.pool, study.upstream, replace(study.rivals, **shortest), (1,), (rival.seed,))
 
 
 def _calibrate(context: Context, study: Study, experts: Folders, batches: Batches, device: Any, out: Path) -> None:
