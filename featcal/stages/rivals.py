@@ -5,7 +5,8 @@ They see what `calibrate` and `adapt` see and run the same code, so the same num
 
 import ctypes
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -64,6 +65,15 @@ def merged_model(layout: Layout, study: Study) -> Path:
     return layout.merged(f"{study.role}-{study.pool}-{study.upstream}")
 
 
+@contextmanager
+def kept_for_now(context: Context, name: str) -> Iterator[Path]:
+    """A folder for models until they have been scored; beside the project, since /tmp may be memory and they take gigabytes."""
+    place = context.layout.unfinished(name)
+    place.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=place) as folder:
+        yield Path(folder)
+
+
 def step_folder(out: Path, step: int) -> Path:
     """Where `make` puts adapters after so many steps."""
     return out.with_name(f"{out.name}-step{step}")
@@ -109,8 +119,8 @@ def measure(context: Context, study: Study, rival: Rival, out: Path, audit: Sequ
 
     batches = drawn(context, study, rival)
     first = {task: [{name: value[:1] for name, value in those[0].items()}] for task, those in batches.items()}
-    with TemporaryDirectory() as folder:
-        make(context, _least(study), rival, first, Path(folder) / "warm_up")
+    with TemporaryDirectory(dir=out.parent) as folder:
+        make(context, _least(study, rival), rival, first, Path(folder) / "warm_up")
     give_back_freed_memory()
     on_gpu = torch_device(context.suite.device).type == "cuda"
     _, profile = profiled(partial(make, context, study, rival, batches, out, audit), on_gpu)
@@ -125,11 +135,10 @@ def give_back_freed_memory() -> None:
         trim(0)
 
 
-def _least(study: Study) -> Study:
-    """The same study with adapters of one step."""
-    rivals = study.rivals
-    shortest = {name: replace(getattr(rivals, name), steps=1) for name in ("surgery", "prob_surgery")}
-    return replace(study, rivals=replace(rivals, **shortest))
+def _least(study: Study, rival: Rival) -> Study:
+    """The same models with adapters of one step."""
+    shortest = {name: replace(getattr(study.rivals, name), steps=1) for name in ("surgery", "prob_surgery")}
+    return SamplesStudy(study.role, study.pool, study.upstream, replace(study.rivals, **shortest), (1,), (rival.seed,))
 
 
 def _calibrate(context: Context, study: Study, experts: Folders, batches: Batches, device: Any, out: Path) -> None:
