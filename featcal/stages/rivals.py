@@ -68,9 +68,9 @@ def merged_model(layout: Layout, study: Study) -> Path:
 @contextmanager
 def kept_for_now(context: Context, name: str) -> Iterator[Path]:
     """A folder for models until they have been scored; beside the project, since /tmp may be memory and they take gigabytes."""
-    place = context.layout.unfinished(name)
+    place = context.layout.unfinished(name).parent
     place.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=place) as folder:
+    with TemporaryDirectory(prefix=f"{name}-", dir=place) as folder:
         yield Path(folder)
 
 
