@@ -15,7 +15,7 @@ from synthetic_results import write_project
 from featcal.report.execute import execute_page
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("landing", "tasks", "table01", "figure1", "rankings")
+PAGES = ("landing", "tasks", "table01", "figure1", "table06", "figure4", "figure5", "rankings", "gain")
 
 
 def copy_of_the_book(root, empty=False):
