@@ -79,13 +79,17 @@ class SamplesStudy(Study):
 
 @dataclass(frozen=True)
 class CorruptedStudy(Study):
-    """Table 6 and Figure 4: the rivals on corrupted calibration images, evaluated on clean test images."""
+    """Table 6 and Figure 4: the rivals on corrupted calibration images, evaluated on clean test images.
+
+    at_papers: FeatCal at the paper's settings too, where those of `rivals` are the suite's own.
+    """
 
     rivals: Rivals
     corruptions: tuple[str, ...]
     severity: int
     samples: int
     seeds: tuple[int, ...]
+    at_papers: Calibration | None = None
 
     def __post_init__(self) -> None:
         known = all(c in CORRUPTIONS for c in self.corruptions) and bool(self.corruptions)
@@ -93,6 +97,14 @@ class CorruptedStudy(Study):
         require(self.severity == 3, "corrupted.severity", self.severity, "must be 3, the only one the paper uses")
         whole_number("corrupted.samples", self.samples)
         _several("corrupted.seeds", self.seeds, least=0)
+        twice = self.at_papers is not None and self.rivals.setting == "paper"
+        require(not twice, "corrupted.at_papers", self.at_papers, "must be left out where the rivals' settings are the paper's")
+
+    @property
+    def ways(self) -> list[tuple[str, str]]:
+        """Method and setting of every way to calibrate, the longest first."""
+        also = [("featcal", "paper")] if self.at_papers else []
+        return [*((method, self.rivals.setting) for method in ("prob_surgery", "surgery", "featcal")), *also]
 
 
 @dataclass(frozen=True)
@@ -139,7 +151,8 @@ class Sweep:
 
     def at(self, name: str, value: float) -> Calibration:
         """The settings with one of them changed. Raises: BadSetting."""
-        return replace(self.featcal, **{name: value})
+        changed: dict[str, Any] = {name: value}
+        return replace(self.featcal, **changed)
 
 
 @dataclass(frozen=True)
@@ -195,6 +208,7 @@ STUDIES: dict[str, type[Any]] = {
 }  # fmt: skip
 NESTED: dict[str, type[Any]] = {
     "rivals": Rivals, "featcal": Calibration, "surgery": Surgery, "prob_surgery": ProbSurgery, "around": Sweep,
+    "at_papers": Calibration,
 }  # fmt: skip
 
 
@@ -213,7 +227,7 @@ def _filled(kind: type[Any], mapping: Mapping[str, Any], place: str) -> Any:
     for key, value in mapping.items():
         if key in NESTED and isinstance(value, list):
             value = [_filled(NESTED[key], part, f"{place}.{key}") for part in value]
-        elif key in NESTED:
+        elif key in NESTED and value is not None:
             value = _filled(NESTED[key], value, f"{place}.{key}")
         values[key] = tuple(value) if isinstance(value, list) else value
     return from_mapping(kind, values, place)

@@ -10,6 +10,7 @@ from featcal.report.verdicts import judge
 
 PIECES = {
     "averages": lambda suite: corrupted.averages("table06", suite),
+    "firmer": lambda suite: corrupted.firmer("table06", suite),
     "strengths": lambda suite: corrupted.strengths("table06", suite),
     "examples": lambda suite: corrupted.examples("figure4", suite),
     "cost": lambda suite: corrupted.cost("figure4", suite),
@@ -41,7 +42,7 @@ def test_the_clean_column_is_what_the_scores_say_of_the_same_seed(project):
     rows = Evidence("mini", "clip_b32", "8").table("corrupted")
     clean = rows[rows["corruption"] == "clean"]
     assert set(clean["method"]) == {"merged", "featcal", "surgery"} and set(clean["seed"]) == {"", "42"}
-    assert set(clean["setting"]) == {"", "suite"}
+    assert set(clean["setting"]) == {"", "suite", "paper"}
     featcal = next(line for line in corrupted.averages("table06", "mini").text.splitlines() if line.startswith("w/ FeatCal"))
     assert featcal.split("  ")[1:] == ["81.8", "77.8", "↓4.0", "77.8", "↓4.0", "77.8", "↓4.0", "78.8"]
 
@@ -49,6 +50,12 @@ def test_the_clean_column_is_what_the_scores_say_of_the_same_seed(project):
 def test_the_merger_alone_has_a_clean_value_only(project):
     line = next(line for line in corrupted.averages("table06", "mini").text.splitlines() if line.startswith("Task Arithmetic"))
     assert line.split("  ")[1:] == ["65.8", "–", "–", "–", "–"]
+
+
+def test_what_damage_costs_stands_beside_each_setting(project):
+    suite, paper = corrupted.firmer("table06", "mini").text.splitlines()[-2:]
+    assert suite.split()[-7:] == ["81.8", "77.8", "↓4.0", "77.8", "↓4.0", "77.8", "↓4.0"]
+    assert paper.split()[-7:] == ["73.8", "72.8", "↓1.0", "72.8", "↓1.0", "72.8", "↓1.0"]
 
 
 def test_the_papers_table_6_is_shown_as_printed():

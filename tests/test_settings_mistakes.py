@@ -112,6 +112,14 @@ IN_PARAMS: list[tuple[str, Any, str]] = [
     (f"measure/{MEASURE}/smoke/seed", 7, "seed: 7"),
     (f"measure/{MEASURE}/smoke/task", "dtdd", "did you mean 'dtd'"),
     (f"measure/{MEASURE}/smoke/task", ["dtd"], "task"),
+    ("corrupted/clip_b32-8/smoke/corruptions", ["snow"], "gaussian_noise, motion_blur, fog"),
+    ("corrupted/clip_b32-8/smoke/severity", 5, "corrupted.clip_b32-8.smoke.severity"),
+    ("corrupted/clip_b32-8/smoke/rivals/surgery/rnk", 2, "did you mean 'rank'"),
+    ("sweep/clip_b32-8/smoke/around/0/ridge", [1.0], "must hold 1e-06"),
+    ("sweep/clip_b32-8/smoke/around/0/interpolation", [0.9, 1.5], "must lie in [0, 1]"),
+    ("sweep/clip_b32-8/smoke/around/0/rigde", [1.0e-6], "did you mean 'ridge'"),
+    ("sweep/clip_b32-8/smoke/around", [], "must name each setting once"),
+    ("sweep/clip_b32-8/smoke/upstreams", ["wdi"], "must be one of the merged models"),
 ]
 IN_SUITE: list[tuple[str, Any, str]] = [
     ("worker", 2, "did you mean 'workers'"),

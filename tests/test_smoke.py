@@ -121,8 +121,8 @@ def test_drift_is_measured_at_every_block_for_merged_and_calibrated(graph):
 def test_damaged_images_leave_scores_of_every_method_and_examples(graph):
     work, _ = graph
     rows = read_rows(work / "results/smoke/clip_b32-8.corrupted.csv", CORRUPTED)
-    told = {(row["method"], row["corruption"], row["task"]) for row in rows}
-    assert len(told) == len(rows) == 3 * 2 * 3 and {row["method"] for row in rows} == {"featcal", "surgery", "prob_surgery"}
+    told = {(row["method"], row["setting"], row["corruption"], row["task"]) for row in rows}
+    assert len(told) == len(rows) == 4 * 2 * 3 and {row["method"] for row in rows} == {"featcal", "surgery", "prob_surgery"}
     shown = read_rows(work / "results/smoke/clip_b32-8.corrupted.examples.csv", EXAMPLES)
     assert [(row["task"], row["corruption"]) for row in shown] == [("svhn", kind) for kind in ("clean", "motion_blur", "fog")]
     with Image.open(work / "results/smoke/clip_b32-8.corrupted.examples.png") as sheet:

@@ -13,7 +13,7 @@ from featcal.report.estimate import Estimate, estimate
 from featcal.report.evidence import Evidence, select
 from featcal.report.markup import Shown, accuracy_table, fold, note, number, table
 from featcal.report.show import evidence, label
-from featcal.report.tables import METHODS, UPSTREAMS, Cell, Row
+from featcal.report.tables import METHODS, SETTING_LABELS, UPSTREAMS, Cell, Row, settings_shown
 from featcal.report.values import AVERAGE, paper_table
 
 KINDS = {"clean": "Clean", "gaussian_noise": "Gaussian noise", "motion_blur": "Motion blur", "fog": "Fog"}
@@ -22,11 +22,14 @@ COLOURS = {"featcal": "#0072B2", "surgery": "#009E73", "prob_surgery": "#CC79A7"
 MARKERS = {"featcal": "^", "surgery": "o", "prob_surgery": "s"}
 
 
-def found(ours: Evidence, method: str, kind: str = AVERAGE) -> Estimate | None:
-    """Mean over tasks from one kind of calibration images, or over all kinds; None where not every kind was run."""
+def found(ours: Evidence, method: str, kind: str = AVERAGE, setting: str = "") -> Estimate | None:
+    """Mean over tasks from one kind of calibration images, or over all kinds; None where not every kind was run.
+
+    setting: another one than the suite's main settings.
+    """
     rows = select(ours.table("corrupted"), {"upstream": UPSTREAM, "method": method})
     if method != "merged":
-        rows = select(rows, {"setting": main_setting(ours.suite)})
+        rows = select(rows, {"setting": setting or main_setting(ours.suite)})
     if kind != AVERAGE:
         return estimate(select(rows, {"corruption": kind}))
     return estimate(rows) if set(rows["corruption"]) == set(KINDS) else None
@@ -68,6 +71,25 @@ def _table(cells: dict[str, dict[str, Cell]], caption: str) -> str:
             line.append(number(Cell(cell.value, change=change, best=round(cell.value, 1) == top), []))
         rows.append(("fc-merger" if method == "merged" else "fc-calibrated", [escape(name), *line]))
     return table(["Model", *KINDS.values(), "Average"], rows, caption, "fc-accuracy")
+
+
+def firmer(page: str, suite: str) -> Shown:
+    """FeatCal at the suite's and at the paper's settings, with what each kind of damage costs it."""
+    ours, rows = evidence(page, suite), []
+    for setting in settings_shown(suite):
+        clean = found(ours, "featcal", "clean", setting)
+        means = {kind: found(ours, "featcal", kind, setting) for kind in KINDS}
+        cells = [_lost(mean, clean) for mean in means.values()]
+        rows.append(("", [f"FeatCal, {SETTING_LABELS[setting]}", *cells]))
+    caption = f"FeatCal by settings, average top-1 accuracy (%); arrows: against clean images — {label(suite)}"
+    return Shown(table(["", *KINDS.values()], rows, caption, "fc-accuracy"))
+
+
+def _lost(mean: Estimate | None, clean: Estimate | None) -> str:
+    if mean is None:
+        return '<span class="fc-none">not run</span>'
+    change = mean.mean - clean.mean if clean and mean != clean else None
+    return number(Cell(mean.mean, change=change), [])
 
 
 def tasks(page: str, suite: str) -> Shown:

@@ -16,7 +16,6 @@ from featcal.studies import CorruptedStudy
 if TYPE_CHECKING:
     import numpy as np
 
-METHODS = ("prob_surgery", "surgery", "featcal")  # the longest first
 LARGEST = 96  # pixels of an example: enough to see the damage, small enough for git
 
 
@@ -48,21 +47,21 @@ def scores(context: Context, key: str, study: CorruptedStudy, folder: Path) -> l
     jobs, models, damage = {}, [Scored(merged, context.layout.merged(merged), "merged", study.upstream)], {}
     for seed in study.seeds:
         for corruption in study.corruptions:
-            for method in METHODS:
-                name = f"{corruption}-{method}-{seed}"
+            for way in study.ways:
+                name = f"{corruption}-{'-'.join(way)}-{seed}"
+                method, setting = way
                 behind = "" if method == "featcal" else merged
-                words = (method, study.upstream, study.rivals.setting, seed, behind)
-                models.append(Scored(name, folder / name, *words))
+                models.append(Scored(name, folder / name, method, study.upstream, setting, seed, behind))
                 damage[name] = corruption
-                jobs[name] = (context, study, corruption, method, seed, folder / name)
-    jobs = dict(sorted(jobs.items(), key=lambda job: METHODS.index(job[1][3])))
+                jobs[name] = (context, study, corruption, way, seed, folder / name)
+    jobs = dict(sorted(jobs.items(), key=lambda job: study.ways.index(job[1][3])))
     for _ in fan_out(f"corrupted {key}", calibrate_on, jobs, context.suite.workers):
         pass
     found = score(context, f"corrupted {key}", study.role, study.pool, models)
     return [{**row, "corruption": corruption} for name, corruption in damage.items() for row in found[name]]
 
 
-def calibrate_on(context: Context, study: CorruptedStudy, corruption: str, method: str, seed: int, out: Path) -> None:
+def calibrate_on(context: Context, study: CorruptedStudy, corruption: str, way: tuple[str, str], seed: int, out: Path) -> None:
     """One calibrated model, or the adapters of all tasks, from the images it would see undamaged, damaged."""
     from safetensors.torch import load_file
 
@@ -71,7 +70,7 @@ def calibrate_on(context: Context, study: CorruptedStudy, corruption: str, metho
     from featcal.models.device import torch_device
     from featcal.stages.streams import streams
 
-    layout, role, pool = context.layout, study.role, study.pool
+    layout, role, pool, (method, setting) = context.layout, study.role, study.pool, way
     merged = layout.merged(f"{role}-{pool}-{study.upstream}")
     experts = {task: layout.expert(role, pool, task) for task in context.suite.pool(pool)}
     device = torch_device(context.suite.device)
@@ -79,6 +78,8 @@ def calibrate_on(context: Context, study: CorruptedStudy, corruption: str, metho
     batches = streams(context, role, pool, draw, change=lambda task, images: corrupted(images, task, corruption, seed))
     if method == "featcal":
         base, settings = layout.base(role, pool), study.rivals.featcal
+        if setting != study.rivals.setting and study.at_papers:
+            settings = study.at_papers
         featcal.calibrate(merged, base=base, experts=experts, batches=batches, settings=settings, device=device, out=out)
         return
     more: dict[str, Any] = {"seed": seed, "device": device, "head": load_file(layout.heads(role, pool))["visual_projection"]}

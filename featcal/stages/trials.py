@@ -14,7 +14,7 @@ from featcal.stages.workers import fan_out
 
 @contextmanager
 def room(context: Context, study: str) -> Iterator[Path]:
-    """A folder for the models, on the disk of the outputs; gone afterwards, whatever happens."""
+    """A folder for the models, on the disk of the outputs; gone when the block ends or fails."""
     context.layout.outputs.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{study}-", dir=context.layout.outputs) as folder:
         yield Path(folder)
