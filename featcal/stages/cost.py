@@ -5,14 +5,13 @@ What was measured varies from run to run and goes to the run record; cost.csv ho
 
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from featcal.stages.columns import AUDIT
 from featcal.stages.context import Context, load_context, pick, recorded
 from featcal.stages.evaluate import evaluate_task
 from featcal.stages.processes import alone
-from featcal.stages.rivals import METHODS, Rival, measure, step_folder
+from featcal.stages.rivals import METHODS, Rival, kept_for_now, measure, step_folder
 from featcal.stages.scored import Scored
 from featcal.stages.workers import fan_out
 from featcal.storage.atomic import atomic_folder
@@ -28,9 +27,9 @@ def run(key: str) -> None:
     with recorded(context, "cost", key) as record:
         if study is not None and context.role(study.role) is not None:
             threads = 1 if context.suite.workers else None  # as in every other stage of the suite
-            with TemporaryDirectory() as folder:
-                record["cost"] = measured(context, study, key, Path(folder), threads)
-                rows = audited(context, study, key, Path(folder))
+            with kept_for_now(context, f"cost-{key}") as folder:
+                record["cost"] = measured(context, study, key, folder, threads)
+                rows = audited(context, study, key, folder)
             record |= {"at_once": 1, "threads": threads, "settings": asdict(study)}
         with atomic_folder(context.layout.study("cost", key)) as out:
             write_rows(out / "cost.csv", rows, AUDIT)

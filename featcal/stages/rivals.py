@@ -5,7 +5,8 @@ They see what `calibrate` and `adapt` see and run the same code, so the same num
 
 import ctypes
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -64,6 +65,15 @@ def merged_model(layout: Layout, study: Study) -> Path:
     return layout.merged(f"{study.role}-{study.pool}-{study.upstream}")
 
 
+@contextmanager
+def kept_for_now(context: Context, name: str) -> Iterator[Path]:
+    """A folder for models until they have been scored; beside the project, since /tmp may be memory and they take gigabytes."""
+    place = context.layout.unfinished(name).parent
+    place.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f"{name}-", dir=place) as folder:
+        yield Path(folder)
+
+
 def step_folder(out: Path, step: int) -> Path:
     """Where `make` puts adapters after so many steps."""
     return out.with_name(f"{out.name}-step{step}")
@@ -109,7 +119,7 @@ def measure(context: Context, study: Study, rival: Rival, out: Path, audit: Sequ
 
     batches = drawn(context, study, rival)
     first = {task: [{name: value[:1] for name, value in those[0].items()}] for task, those in batches.items()}
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(dir=out.parent) as folder:
         make(context, _least(study, rival), rival, first, Path(folder) / "warm_up")
     give_back_freed_memory()
     on_gpu = torch_device(context.suite.device).type == "cuda"

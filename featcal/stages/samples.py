@@ -6,14 +6,13 @@ memory holds any evaluation. The models themselves are not kept.
 
 from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from featcal.stages.columns import SAMPLES
 from featcal.stages.context import Context, load_context, pick, recorded
 from featcal.stages.evaluate import evaluate_task
 from featcal.stages.processes import alone
-from featcal.stages.rivals import METHODS, Rival, measure, merged_model
+from featcal.stages.rivals import METHODS, Rival, kept_for_now, measure, merged_model
 from featcal.stages.scored import Scored
 from featcal.stages.workers import fan_out
 from featcal.storage.atomic import atomic_folder
@@ -30,8 +29,8 @@ def run(key: str) -> None:
     rows: list[dict[str, Any]] = []
     with recorded(context, "samples", key) as record:
         if study is not None and context.role(study.role) is not None:
-            with TemporaryDirectory() as folder:
-                rows, record["cost"] = study_rows(context, study, key, Path(folder))
+            with kept_for_now(context, f"samples-{key}") as folder:
+                rows, record["cost"] = study_rows(context, study, key, folder)
             at_once, threads = side_by_side(context)
             record |= {"at_once": at_once, "threads": threads, "settings": asdict(study)}
         with atomic_folder(context.layout.study("samples", key)) as out:
