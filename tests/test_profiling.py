@@ -30,6 +30,16 @@ def test_an_allocation_is_found_although_it_is_gone_before_anybody_looked(monkey
     assert cost.energy_wh is None
 
 
+def test_what_a_child_held_before_hides_nothing(monkeypatch):
+    monkeypatch.setattr(profile, "INTERVAL", 60)
+    holds = f"held = bytearray({3 * SIZE}); held[::4096] = b'x' * len(held[::4096]); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", holds], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        _, cost = profiled(lambda: len(touched(SIZE)))
+        child.communicate(b"\n")
+    assert 119 <= cost.memory_mib <= 130
+
+
 def test_what_was_held_before_does_not_count():
     held = touched(SIZE)
     _, cost = profiled(lambda: None)

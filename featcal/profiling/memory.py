@@ -12,8 +12,13 @@ MIB = 2**20
 
 def tree_bytes() -> int | None:
     """Bytes in memory of this process and its descendants, shared pages once for each; None where the system does not tell."""
-    own = _status("self", "VmRSS")
+    own = own_bytes()
     return None if own is None else own + sum(_status(str(pid), "VmRSS") or 0 for pid in descendants(os.getpid()))
+
+
+def own_bytes() -> int | None:
+    """Bytes in memory of this process alone."""
+    return _status("self", "VmRSS")
 
 
 def own_peak_bytes() -> int | None:

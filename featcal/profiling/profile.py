@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from featcal.profiling.memory import MIB, forget_peak, own_peak_bytes, tree_bytes
+from featcal.profiling.memory import MIB, forget_peak, own_bytes, own_peak_bytes, tree_bytes
 from featcal.profiling.power import Watts, power_meter
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ def profiled(work: Callable[[], T], gpu: bool = False) -> tuple[T, Profile]:
         watch = Watch(open_.enter_context(power_meter()) if gpu else None)
         looking = threading.Thread(target=watch.keep_looking, daemon=True)
         forget_peak()
-        before = tree_bytes()
+        before, own_before = tree_bytes(), own_bytes()
         watch.look()
         looking.start()
         start = time.perf_counter()
@@ -69,8 +69,10 @@ def profiled(work: Callable[[], T], gpu: bool = False) -> tuple[T, Profile]:
             watch.end.set()
             looking.join()
         watch.look()
-    peak = max(watch.largest, own_peak_bytes() or 0)
-    grown = None if before is None else round(max(0, peak - before) / MIB, 1)
+    own_peak = own_peak_bytes()
+    grown = None
+    if before is not None and own_before is not None and own_peak is not None:
+        grown = round(max(0, watch.largest - before, own_peak - own_before) / MIB, 1)
     return result, Profile(round(seconds, 3), grown, energy(watch.power))
 
 
