@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "featcal"
 
-FOUNDATION = {"errors", "core", "blocks", "storage", "models", "settings", "experiments", "runs", "studies"}
+FOUNDATION = {"errors", "core", "blocks", "storage", "models", "settings", "experiments", "runs", "studies", "sweeps"}
 BETWEEN = FOUNDATION | {"merging", "baselines", "data", "evaluation", "calibration", "mini"}
 MAY_IMPORT = {
     "__init__": {
@@ -26,7 +26,8 @@ MAY_IMPORT = {
     "settings": {"errors"},
     "runs": {"settings", "baselines.settings"},
     "entries": {"settings", "runs", "merging.settings"},
-    "studies": {"settings", "runs", "entries", "baselines.settings"},
+    "sweeps": {"settings", "runs"},
+    "studies": {"settings", "runs", "entries", "sweeps", "baselines.settings"},
     "experiments": {"errors", "settings", "runs", "entries", "studies"},
     "core": {"errors"},
     "blocks": {"errors", "core"},

@@ -25,6 +25,7 @@ EXEMPT = {
     "featcal/entries.py",
     "featcal/runs.py",
     "featcal/studies.py",
+    "featcal/sweeps.py",
     "featcal/torchvision_mend.py",
     "featcal/suites/suite.py",
     "featcal/stages/context.py",
