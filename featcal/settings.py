@@ -3,7 +3,7 @@
 Values of experiments stand in params.yaml only; here is what a value may be. Knows nothing of torch, models or files.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -38,6 +38,16 @@ def whole_number(key: str, value: object, least: int = 1) -> None:
     """Raise BadSetting unless the value is a whole number, at least `least`; true and false are none."""
     fine = isinstance(value, int) and not isinstance(value, bool) and value >= least
     require(fine, key, value, f"must be a whole number, at least {least}")
+
+
+def several(key: str, values: object, kind: Any = whole_number, **more: Any) -> None:
+    """Raise BadSetting unless the value is a list of different numbers."""
+    fine = isinstance(values, Sequence) and not isinstance(values, str) and bool(values)
+    require(fine, key, values, "must be a list of numbers")
+    assert isinstance(values, Sequence)
+    for value in values:
+        kind(key, value, **more)
+    require(len(set(values)) == len(values), key, values, "must name each number once")
 
 
 def text(key: str, value: object) -> None:

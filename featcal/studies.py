@@ -4,28 +4,18 @@ Each is one stage of the same name and writes outputs/<suite>/<study>/<key>/; `g
 nothing of torch, models or where results go.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from featcal.baselines.settings import ProbSurgery, Surgery
 from featcal.entries import Entry, for_suite
 from featcal.runs import SETTINGS, Draw
-from featcal.settings import Calibration, from_mapping, number, require, text, whole_number
+from featcal.settings import Calibration, from_mapping, require, several, whole_number
+from featcal.sweeps import Sweep, SweepStudy
 
 ADAPTER_BATCH = 250  # images encoded at a time, as in `adapt`: another number moves the last bits of a feature
-SWEPT = ("ridge", "anchor_blend", "interpolation")
 CORRUPTIONS = ("gaussian_noise", "motion_blur", "fog")
-
-
-def _several(key: str, values: object, kind: Any = whole_number, **more: Any) -> None:
-    """Raise BadSetting unless the value is a list of different numbers."""
-    fine = isinstance(values, Sequence) and not isinstance(values, str) and bool(values)
-    require(fine, key, values, "must be a list of numbers")
-    assert isinstance(values, Sequence)
-    for value in values:
-        kind(key, value, **more)
-    require(len(set(values)) == len(values), key, values, "must name each number once")
 
 
 @dataclass(frozen=True)
@@ -73,8 +63,8 @@ class SamplesStudy(Study):
     seeds: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        _several("samples.samples", self.samples)
-        _several("samples.seeds", self.seeds, least=0)
+        several("samples.samples", self.samples)
+        several("samples.seeds", self.seeds, least=0)
 
 
 @dataclass(frozen=True)
@@ -96,7 +86,7 @@ class CorruptedStudy(Study):
         require(known, "corrupted.corruptions", self.corruptions, f"must be a list of {', '.join(CORRUPTIONS)}")
         require(self.severity == 3, "corrupted.severity", self.severity, "must be 3, the only one the paper uses")
         whole_number("corrupted.samples", self.samples)
-        _several("corrupted.seeds", self.seeds, least=0)
+        several("corrupted.seeds", self.seeds, least=0)
         twice = self.at_papers is not None and self.rivals.setting == "paper"
         require(not twice, "corrupted.at_papers", self.at_papers, "must be left out where the rivals' settings are the paper's")
 
@@ -123,58 +113,9 @@ class CostStudy(Study):
     def __post_init__(self) -> None:
         whole_number("cost.samples", self.samples)
         whole_number("cost.seed", self.seed, least=0)
-        _several("cost.audit", self.audit)
+        several("cost.audit", self.audit)
         steps = min(self.rivals.surgery.steps, self.rivals.prob_surgery.steps)
         require(max(self.audit) <= steps, "cost.audit", self.audit, f"must not go beyond the {steps} steps that are made")
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """One of λ, ρ and α varied at a time, the other two as in `featcal`; an empty list leaves one out."""
-
-    setting: str
-    featcal: Calibration
-    ridge: tuple[float, ...] = ()
-    anchor_blend: tuple[float, ...] = ()
-    interpolation: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        require(self.setting in SETTINGS, "around.setting", self.setting, f"must be one of {', '.join(SETTINGS)}")
-        for name in SWEPT:
-            values = getattr(self, name)
-            if values != ():
-                _several(f"around.{name}", values, number)
-                own = getattr(self.featcal, name)
-                require(own in values, f"around.{name}", values, f"must hold {own:g}, which is what the others are compared with")
-                for value in values:
-                    self.at(name, value)
-
-    def at(self, name: str, value: float) -> Calibration:
-        """The settings with one of them changed. Raises: BadSetting."""
-        changed: dict[str, Any] = {name: value}
-        return replace(self.featcal, **changed)
-
-
-@dataclass(frozen=True)
-class SweepStudy:
-    """Figure 5: sweeps of λ, ρ and α around one or more settings, on several mergers."""
-
-    role: str
-    pool: int
-    upstreams: tuple[str, ...]
-    samples: int
-    batch: int
-    seed: int
-    around: tuple[Sweep, ...]
-
-    def __post_init__(self) -> None:
-        for upstream in self.upstreams:
-            text("sweep.upstreams", upstream)
-        whole_number("sweep.samples", self.samples)
-        whole_number("sweep.batch", self.batch)
-        whole_number("sweep.seed", self.seed, least=0)
-        words = [sweep.setting for sweep in self.around]
-        require(bool(words) and len(set(words)) == len(words), "sweep.around", words, "must name each setting once")
 
 
 @dataclass(frozen=True)
@@ -200,7 +141,7 @@ class TheoryStudy(Study):
             whole_number(f"theory.{name}", getattr(self, name))
         require(self.traced <= self.images, "theory.traced", self.traced, f"must be at most theory.images, {self.images}")
         whole_number("theory.seed", self.seed, least=0)
-        _several("theory.nodes", self.nodes)
+        several("theory.nodes", self.nodes)
 
 
 STUDIES: dict[str, type[Any]] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "featcal"
 
-FOUNDATION = {"errors", "core", "blocks", "storage", "models", "settings", "experiments", "runs", "pools", "studies"}
+FOUNDATION = {"errors", "core", "blocks", "storage", "models", "settings", "experiments", "runs", "pools", "studies", "sweeps"}
 BETWEEN = FOUNDATION | {"merging", "baselines", "data", "evaluation", "calibration", "theory", "mini"}
 MAY_IMPORT = {
     "__init__": {
@@ -27,7 +27,8 @@ MAY_IMPORT = {
     "runs": {"settings", "baselines.settings"},
     "entries": {"settings", "runs", "merging.settings"},
     "pools": {"errors", "settings", "runs", "entries"},
-    "studies": {"settings", "runs", "entries", "baselines.settings"},
+    "sweeps": {"settings", "runs"},
+    "studies": {"settings", "runs", "entries", "sweeps", "baselines.settings"},
     "experiments": {"errors", "settings", "runs", "entries", "pools", "studies"},
     "core": {"errors"},
     "blocks": {"errors", "core"},

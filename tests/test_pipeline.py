@@ -31,6 +31,7 @@ EXEMPT = {
     "featcal/runs.py",
     "featcal/pools.py",
     "featcal/studies.py",
+    "featcal/sweeps.py",
     "featcal/torchvision_mend.py",
     "featcal/suites/suite.py",
     "featcal/stages/context.py",

@@ -18,7 +18,7 @@ from featcal.stages.trials import room, score
 from featcal.stages.workers import console, fan_out
 from featcal.storage.atomic import atomic_folder
 from featcal.storage.results import write_json, write_rows
-from featcal.studies import SWEPT, Sweep, SweepStudy
+from featcal.sweeps import SWEPT, Sweep, SweepStudy
 
 
 @dataclass(frozen=True)
