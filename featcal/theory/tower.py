@@ -65,5 +65,5 @@ def tower(model: nn.Module, pixels: Tensor) -> Tower:
     with exact_products():
         with block_outputs(model, blocks) as seen:
             model(**model_call(model, batch))
-        _, arguments = first_inputs(model, blocks, batch)
+        _, arguments = first_inputs(model, list(blocks), batch)
     return Tower(blocks, stack, arguments, list(seen.values()), model.get_submodule("post_layernorm"))
