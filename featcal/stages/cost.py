@@ -26,7 +26,7 @@ def run(key: str) -> None:
     rows: list[dict[str, Any]] = []
     with recorded(context, "cost", key) as record:
         if study is not None and context.role(study.role) is not None:
-            threads = 1 if context.suite.workers else None  # as in every other stage of the suite
+            threads = context.suite.workers or None  # nothing runs beside it, so it has the cores that workers share elsewhere
             with kept_for_now(context, f"cost-{key}") as folder:
                 record["cost"] = measured(context, study, key, folder, threads)
                 rows = audited(context, study, key, folder)
