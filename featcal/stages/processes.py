@@ -1,27 +1,17 @@
 """Jobs that are measured: each alone in a process of its own, as many at a time as asked for.
 
-The processes are forked from a server that has imported torch and the rest once (a process that starts from nothing takes
-seconds of imports, sixty-three times over), and each ends after its job, so that no job profits from memory that another one
-left behind. Torch may be forked as long as it has computed nothing, and the server never does. Where the system has no such
-server (Windows) a process starts from nothing; what is measured begins after the imports either way.
+They are forked from the server of workers.py, and each ends after its job, so that no job profits from memory that another one
+left behind. What is measured begins after the imports.
 """
 
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from rich.console import Console
-
 from featcal.errors import LostProcess
-
-console = Console(stderr=True, highlight=False)
-IMPORTED = [
-    "featcal", "featcal.baselines.pool", "featcal.calibration.calibrate", "featcal.models.load", "featcal.suites.load_task",
-    "safetensors.torch", "transformers.models.clip.modeling_clip",
-]  # fmt: skip
+from featcal.stages.workers import console, from_a_server
 
 
 def alone(
@@ -32,9 +22,7 @@ def alone(
     at_once: jobs side by side, started in their order.   threads: of torch in each; None leaves torch's own number.
     Raises: what a job raises; LostProcess for one that ends without a word. Either ends the jobs still running.
     """
-    context: Any = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
-    if hasattr(context, "set_forkserver_preload"):
-        context.set_forkserver_preload(IMPORTED)
+    context = from_a_server()
     waiting, done = deque(jobs.items()), 0
     running: dict[Connection, tuple[str, Any]] = {}
     try:
