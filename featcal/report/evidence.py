@@ -4,7 +4,7 @@ Knows the file names and columns; knows nothing of claims, tables or pages.
 """
 
 import json
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +66,14 @@ class Evidence:
         return {}
 
     def _read(self, kind: str) -> pd.DataFrame:
-        path, empty = self.path(kind), pd.DataFrame(columns=COLUMNS.get(kind, "").split())
+        path = self.path(kind).resolve()
         if kind.endswith(MEASURED):
             rows = self.record(kind).get("cost", [])
-            frame = pd.DataFrame(rows).astype({key: str for key in KEYS if key in rows[0]}) if rows else empty
+            if rows:
+                return _numeric(pd.DataFrame(rows).astype({key: str for key in KEYS if key in rows[0]}))
         elif path.is_file():
-            frame = pd.read_csv(path, dtype=dict.fromkeys(KEYS, str), keep_default_na=False)
-        else:
-            return empty
-        for column in [c for c in frame.columns if c not in KEYS]:
-            frame[column] = pd.to_numeric(frame[column])
-        return frame
+            return _numbers(path, path.stat().st_mtime_ns)
+        return pd.DataFrame(columns=COLUMNS.get(kind, "").split())
 
     def _with_clean(self, damaged: pd.DataFrame) -> pd.DataFrame:
         """Rows of damaged calibration images, before them the same models from clean ones and their merger, out of the scores."""
@@ -127,6 +124,19 @@ class Evidence:
         """How a column or axis names a task: the paper's name for it where it has one."""
         named = {t["task"]: t.get("paper_name") for t in suite_record(self.suite, self.folder).get("tasks", [])}
         return TASKS.get(task) or named.get(task) or task
+
+
+@lru_cache(maxsize=64)
+def _numbers(path: Path, written: int) -> pd.DataFrame:
+    """A file of rows, read once for all claims of a page; `written` tells an old file from a new one."""
+    return _numeric(pd.read_csv(path, dtype=dict.fromkeys(KEYS, str), keep_default_na=False))
+
+
+def _numeric(frame: pd.DataFrame) -> pd.DataFrame:
+    """Numbers in every column that is no key."""
+    for column in [c for c in frame.columns if c not in KEYS]:
+        frame[column] = pd.to_numeric(frame[column])
+    return frame
 
 
 def read_json(path: Path) -> dict[str, Any]:
