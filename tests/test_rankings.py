@@ -3,7 +3,7 @@
 import pytest
 from synthetic_results import write_project
 
-from featcal.report import controls, curves, rankings
+from featcal.report import controls, curves, rankings, show
 from featcal.report.evidence import Evidence
 
 PIECES = {
@@ -16,7 +16,7 @@ PIECES = {
     "folded": lambda suite: controls.folded("table01", suite),
     "adamerging": lambda suite: rankings.losses("adamerging", suite),
     "adapters": lambda suite: rankings.losses("adapters", suite),
-    "known": rankings.known,
+    "known": show.known,
     "provenance": rankings.provenance,
 }
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from featcal.report.evidence import read_json
-from featcal.report.markup import Shown, fold, note, table
+from featcal.report.markup import Shown, compact, fold, note, table
 from featcal.report.root import results_folder
 from featcal.report.show import SYMBOLS, label
 
@@ -72,9 +72,10 @@ def _sweeps(record: Mapping[str, Any]) -> str:
             continue
         sweep, chosen = settings["sweeps"][name], record["chosen"]["settings"][name]
         ordered = sorted(sweep.items(), key=lambda item: float(item[0]))
-        rows = [(_mark(float(v) == chosen), [v, *(f"{x:.1f}" for x in row.values())]) for v, row in ordered]
+        rows = [(_mark(float(v) == chosen), [compact(float(v)), *(f"{x:.1f}" for x in row.values())]) for v, row in ordered]
         head = [SYMBOLS[name], *(ROLES.get(role, role) for role in ordered[0][1])]
-        parts.append(table(head, rows, f"{SYMBOLS[name]}: average top-1 accuracy (%), validation images; chosen {chosen:g}"))
+        caption = f"{SYMBOLS[name]}: average top-1 accuracy (%), validation images; chosen {compact(chosen)}"
+        parts.append(table(head, rows, caption))
         flat = len({tuple(row.values()) for row in sweep.values()}) == 1
         if not flat and chosen in (float(ordered[0][0]), float(ordered[-1][0])):
             parts.append(note("The chosen value is the end of its grid: the best one may lie beyond."))

@@ -69,7 +69,8 @@ def summary(suite: str) -> Shown:
                 cells += _against(Evidence(suite, role, "8"), key, upstream)
             rows.append(("fc-merger" if key[1] == "merged" and key[0] == upstream else "", cells))
         head = ["", *(cell for size in SIZES.values() for cell in (size.capitalize(), "against FeatCal"))]
-        parts.append(table(head, rows, f"{MERGERS[upstream]}: average top-1 accuracy (%) of its controls — {label(suite)}"))
+        caption = f"{MERGERS[upstream]}: average top-1 accuracy (%) of its controls — {label(suite)}"
+        parts.append(table(head, rows, caption, "fc-long"))
     return Shown("".join(parts) + scales(suite))
 
 

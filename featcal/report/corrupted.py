@@ -99,7 +99,7 @@ def tasks(page: str, suite: str) -> Shown:
         for kind, title in KINDS.items():
             own = select(ours.table("corrupted"), {"method": method, "corruption": kind, "setting": main_setting(suite)})
             means = {task: estimate(select(own, {"task": task})) for task in ours.tasks} | {AVERAGE: estimate(own)}
-            rows.append(Row(f"{name}, {title.lower()}", "calibrated", UPSTREAM, {t: Cell(e.mean) for t, e in means.items() if e}))
+            rows.append(Row(f"{name}: {title}", "calibrated", UPSTREAM, {t: Cell(e.mean) for t, e in means.items() if e}))
     caption = f"Top-1 accuracy (%) on clean test images — {label(suite)}"
     return Shown(fold("Every task", accuracy_table(rows, ours.tasks, [ours.title(t) for t in ours.tasks], caption)[0]))
 

@@ -12,6 +12,7 @@ from featcal.report.estimate import Estimate
 from featcal.report.tables import Cell, Row
 from featcal.report.values import AVERAGE
 
+STACKED = ("fc-claims", "fc-words")  # tables of words: a narrow screen shows a row as a card
 SIGNS = {"holds": "✓", "does not hold": "✗", "within noise": "≈", "not run": "○"}
 
 
@@ -40,7 +41,8 @@ def plain(html: str) -> str:
 def table(head: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], caption: str, kind: str = "") -> str:
     """A table inside its own scrolling box; a row is (class, cells), cells and head are HTML. The first cell heads the row."""
     top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
-    body = "".join(f'<tr class="{name}"><th scope="row">{cells[0]}</th>{_cells(cells[1:])}</tr>' for name, cells in rows)
+    names = [escape(plain(cell)) for cell in head[1:]] if kind in STACKED else []
+    body = "".join(f'<tr class="{name}"><th scope="row">{cells[0]}</th>{_cells(cells[1:], names)}</tr>' for name, cells in rows)
     return (  # the caption stands outside the scrolling part: it stays in sight, and wraps to the page instead of the table
         f'<div class="fc-box"><p class="fc-caption">{caption}</p>'
         f'<div class="fc-scroll" tabindex="0" role="region" aria-label="{escape(plain(caption))}"><table class="fc {kind}">'
@@ -48,7 +50,10 @@ def table(head: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], captio
     )
 
 
-def _cells(cells: Sequence[str]) -> str:
+def _cells(cells: Sequence[str], names: Sequence[str]) -> str:
+    """Cells of one row; where rows are stacked on a narrow screen, each carries the name of its column."""
+    if any(names):
+        return "".join(f'<td data-name="{name}">{cell}</td>' for name, cell in zip(names, cells, strict=True))
     return "".join(cell if cell.startswith("<td") else f"<td>{cell}</td>" for cell in cells)
 
 
@@ -72,6 +77,15 @@ def chip(word: str, one_run: bool = False) -> str:
 def link(href: str, text: str) -> str:
     """A link, text as code."""
     return f'<a href="{escape(href)}"><code>{escape(text)}</code></a>'
+
+
+def compact(value: float) -> str:
+    """A setting as one reads it: 0.05, 256, and 10⁻⁶ for what would be 1e-06."""
+    mantissa, _, exponent = f"{value:g}".partition("e")
+    if not exponent:
+        return mantissa
+    power = "10" + str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return power if mantissa == "1" else f"{mantissa}·{power}"
 
 
 def arrow(change: float) -> str:

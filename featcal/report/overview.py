@@ -19,6 +19,7 @@ from featcal.report.verdicts import WORDS, judged
 from featcal.report.verdicts import tables as count_table
 
 RUNS = {("clip_b32", "8"): "smaller model, 8 tasks", ("clip_l14", "8"): "larger model, 8 tasks"}
+KINDS = ("Table", "Figure", "Theory")  # order in which places of the paper are counted
 SHEET_BYTES = 150_000  # a page may have 300 KB, and base64 adds a third
 RULE = "base 40–55 · experts at least 85 · mergers 8–20 above the base and at least 20 below the experts"
 
@@ -42,9 +43,11 @@ def verdict_counts(suite: str) -> Shown:
     """Verdicts per table and figure of the paper, at the suite's main settings."""
     frame = count_table(suite)
     rows = []
-    for place, row in frame.iterrows():
-        name = f"{place[:-2].title()} {int(place[-2:])}" if place[-2:].isdigit() else f"{place[:-1].title()} {place[-1]}"
-        linked = f'<a href="{place}.html">{name}</a>' if place in (*PLACES, *SEVERAL) else name
+    named = {place: (place.rstrip("0123456789").title(), place.lstrip("abcdefghijklmnopqrstuvwxyz")) for place in frame.index}
+    for place in sorted(named, key=lambda p: (KINDS.index(named[p][0]), int(named[p][1] or 0))):
+        row = frame.loc[place]
+        name = " ".join([named[place][0], *(str(int(n)) for n in named[place][1:] if n)])
+        linked = f'<a href="{place}.html">{name}</a>' if place in (*PLACES, *SEVERAL, "theory") else name
         rows.append(("", [linked, *(str(n) if n else "·" for n in row)]))
     rows.append(("fc-total", ["all", *(str(n) for n in frame.sum())]))
     return Shown(table(["In the paper", *map(chip, WORDS)], rows, f"Verdicts counted — {label(suite)}", "fc-counts"))
@@ -67,7 +70,7 @@ def runs(suite: str) -> Shown:
                 seeds = str(ours.seeds) if ours else '<span class="fc-none">not run</span>'
                 rows.append(("", [line, *cells, f"{share.share:.0f} %" if share else "–", seeds]))
     head = ["Merger", "Base", "Merged", "FeatCal", "Experts", "Gap recovered", "Seeds"]
-    return Shown(table(head, rows, f"Average top-1 accuracy (%) on test images — {label(suite)}"))
+    return Shown(table(head, rows, f"Average top-1 accuracy (%) on test images — {label(suite)}", "fc-long"))
 
 
 def provenance(suite: str) -> Shown:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from featcal.report.markup import Shown, arrow, link, note, table
+from featcal.report.markup import Shown, arrow, compact, link, note, table
 from featcal.report.show import SYMBOLS, label
 from featcal.report.values import TASKS
 from featcal.settings import Calibration
@@ -52,7 +52,7 @@ def told(run: Played) -> Shown:
         text = f"○ not run: the images and experts of {wanted.role} with {wanted.pool} tasks have not been made here. "
         return Shown(note(f"{text}Make them with <code>{command}</code>, then execute this notebook again."))
     values = {name: getattr(wanted.settings, name) for name in SYMBOLS if name != "samples"} | {"samples": wanted.samples}
-    settings = " · ".join(f"{SYMBOLS[name]} = {value:g}" for name, value in values.items())
+    settings = " · ".join(f"{SYMBOLS[name]} = {compact(value)}" for name, value in values.items())
     images = max(count for counts in run.right.values() for _, count in counts.values())
     text = f"<p><strong>{label(wanted.suite)}: {chosen}.</strong></p><p>{settings}; {images} test images of each task.</p>"
     return Shown(f'<div class="fc-card">{text}</div>')

@@ -11,8 +11,8 @@ from featcal.report.claims import main_setting
 from featcal.report.controls import average
 from featcal.report.estimate import Estimate, noise
 from featcal.report.evidence import Evidence, select
-from featcal.report.markup import Shown, chip, estimated, fold, note, table
-from featcal.report.show import differences, label, origin, suites
+from featcal.report.markup import Shown, chip, estimated, note, table
+from featcal.report.show import label, origin, suites
 from featcal.report.tables import MERGERS, METHODS, SETTING_LABELS, UPSTREAMS
 from featcal.report.values import SIZES, paper_value
 
@@ -57,7 +57,7 @@ def banner(suite: str) -> Shown:
     """What the numbers below are."""
     about = suites().get(suite, {}).get("about", f"The suite {suite}.")
     warning = " Compare ranks with the paper’s, never values." if suite != "paper" else ""
-    return Shown(f'<div class="fc-card"><p><strong>{label(suite)}.</strong> {about}{warning}</p></div>')
+    return Shown(f'<div class="fc-card"><p><strong>Numbers here: {label(suite)}.</strong> {about}{warning}</p></div>')
 
 
 def ranking(suite: str) -> Shown:
@@ -175,11 +175,6 @@ def losses(panel: str, suite: str) -> Shown:
     from featcal.report.figures import svg
 
     return Shown(picture={"image/svg+xml": svg(drawn)}, text=f"{panel} ({label(suite)})")
-
-
-def known(suite: str) -> Shown:
-    """The suite's known differences, folded away."""
-    return Shown(fold("Everything else in which this suite differs from the paper", differences(suite).html))
 
 
 def provenance(suite: str) -> Shown:

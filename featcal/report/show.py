@@ -16,9 +16,9 @@ import yaml
 from featcal.report import tables
 from featcal.report.claims import DIGITS, Claim, claims, main_setting
 from featcal.report.evidence import Evidence, read_json
-from featcal.report.markup import Shown, chip, fold, link, note, table
+from featcal.report.markup import Shown, chip, compact, fold, link, note, table
 from featcal.report.printed import in_doubt, paper_says
-from featcal.report.values import PAPER_SETTINGS, PRINTED
+from featcal.report.values import PAPER_SETTINGS, PRINTED, SIZES
 from featcal.report.verdicts import WORDS, Verdict, judged
 
 PLACES = {  # page → role, pool, printed table
@@ -57,7 +57,9 @@ def banner(page: str, suite: str) -> Shown:
     found = judged([c for c in claims() if c.place == page], suite, main_setting(suite))
     about = suites().get(suite, {}).get("about", f"The suite {suite}.")
     warning = " Compare with the paper by claim, never by value." if suite != "paper" else ""
-    return Shown(f'<div class="fc-card"><p><strong>{label(suite)}.</strong> {about}{warning}</p><p>{counts(found)}</p></div>')
+    return Shown(
+        f'<div class="fc-card"><p><strong>Numbers here: {label(suite)}.</strong> {about}{warning}</p><p>{counts(found)}</p></div>'
+    )
 
 
 def counts(found: list[Verdict]) -> str:
@@ -97,8 +99,8 @@ def measured(verdict: Verdict) -> str:
     margin = ""
     if verdict.claim.kind not in ("spreads", "together", "apart"):
         digits = DIGITS.get(verdict.claim.measure, 3)
-        within = f" · 2 SE {verdict.noise:.{digits}f}" if verdict.noise else ""
-        margin = f"<small>margin {verdict.margin:+.{digits}f}{within}</small>"
+        within = f"<small>2 SE {verdict.noise:.{digits}f}</small>" if verdict.noise else ""
+        margin = f"<small>margin {verdict.margin:+.{digits}f}</small>{within}"
     return escape(verdict.detail) + margin
 
 
@@ -124,14 +126,18 @@ def settings(page: str, suite: str) -> Shown:
     ours = evidence(page, suite)
     used = read_json(ours.folder / f"{role}-{pool}.settings.json").get("calibrate", {})
     head = ["FeatCal on", *SYMBOLS.values(), "seeds"]
-    rows = []
+    alike: dict[tuple[str, ...], list[str]] = {}  # setting, values and seeds → the mergers that share them
     for run in used.values():
         if run.get("calibration"):
-            name = f"{tables.UPSTREAMS.get(run['upstream'], run['upstream'])}, {tables.SETTING_LABELS[run['setting']]}"
             values = run["calibration"] | run
-            rows.append(("", [name, *(f"{values[key]:g}" for key in SYMBOLS), ", ".join(map(str, run["seeds"]))]))
+            shared = (run["setting"], *(compact(values[key]) for key in SYMBOLS), ", ".join(map(str, run["seeds"])))
+            alike.setdefault(shared, []).append(tables.UPSTREAMS.get(run["upstream"], run["upstream"]))
+    rows = [
+        ("", [f"{', '.join(mergers)}<small>{tables.SETTING_LABELS[setting]}</small>", *cells])
+        for (setting, *cells), mergers in alike.items()
+    ]
     paper = asdict(PAPER_SETTINGS[role]) | {"samples": 256}
-    rows.append(("fc-reference", ["the paper, Section 5.1", *(f"{paper[key]:g}" for key in SYMBOLS), "–"]))
+    rows.append(("fc-reference", ["the paper, Section 5.1", *(compact(paper[key]) for key in SYMBOLS), "–"]))
     missing = "" if used else note("○ not run: no settings file yet.")
     return Shown(table(head, rows, f"Settings — {label(suite)}") + missing)
 
@@ -141,6 +147,11 @@ def differences(suite: str) -> Shown:
     entries = suites().get(suite, {}).get("differences", [])
     rows = [("", [escape(cell) for cell in entry]) for entry in entries]
     return Shown(table(["What", "In the paper", "Here", "Why"], rows, f"Known differences — {label(suite)}", "fc-words"))
+
+
+def known(suite: str) -> Shown:
+    """The suite's known differences, folded away: they are the same on every page."""
+    return Shown(fold(f"Everything else in which the {label(suite)} differs from the paper", differences(suite).html))
 
 
 def provenance(page: str, suite: str) -> Shown:
@@ -156,7 +167,7 @@ def origin(page: str, suite: str, runs: list[tuple[str, str]]) -> str:
         ours = Evidence(suite, role, pool)
         names = [path.name for path in result_files(page, ours)]
         listed = ", ".join(link(f"../results/{suite}/{name}", name) for name in names) or "none yet"
-        rows += [("", [f"Results, {role}, {pool} tasks", listed]), *run_rows(ours.run_record)]
+        rows += [("", [f"Results, {SIZES[role]}, {pool} tasks", listed]), *run_rows(ours.run_record)]
     return table(["", ""], rows + commands(page), f"Provenance — {label(suite)}", "fc-words")
 
 
@@ -185,7 +196,7 @@ def run_rows(record: dict[str, Any]) -> list[tuple[str, list[str]]]:
         return []
     commit = str(record.get("commit", ""))[:12] + (" with uncommitted changes" if record.get("dirty") else "")
     seconds = record.get("seconds", {})
-    total = fold(f"{sum(seconds.values()):.0f} s in {len(seconds)} stages", _listed(seconds, " s"))
+    total = fold(f"{sum(seconds.values()):.0f} s in {len(seconds)} stage{'s' * (len(seconds) > 1)}", _listed(seconds, " s"))
     cells = {"Commit": escape(commit), "Machine": escape(", ".join(f"{k} {v}" for k, v in record.get("host", {}).items()))}
     cells |= {"Versions": escape(", ".join(f"{k} {v}" for k, v in record.get("versions", {}).items() if v)), "Time": total}
     return [("", [name, cell]) for name, cell in cells.items() if cell]

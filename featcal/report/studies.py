@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from featcal.report.evidence import Evidence
-from featcal.report.markup import Shown, link, note, table
+from featcal.report.markup import Shown, compact, link, note, table
 from featcal.report.show import PLACES, SYMBOLS, commands, evidence, label, run_rows
 from featcal.report.values import PAPER_SETTINGS
 
@@ -38,7 +38,7 @@ def settings(kind: str, page: str, suite: str) -> Shown:
 
 
 def _listed(values: dict[str, Any], words: dict[str, str]) -> str:
-    return ", ".join(f"{word} {values[name]:g}" for name, word in words.items())
+    return ", ".join(f"{word} {compact(values[name])}" for name, word in words.items())
 
 
 def provenance(kind: str, page: str, suite: str) -> Shown:

@@ -10,7 +10,7 @@ from featcal.report import study
 from featcal.report.claims import main_setting
 from featcal.report.controls import average
 from featcal.report.evidence import Evidence, select
-from featcal.report.markup import Shown, fold, note, table
+from featcal.report.markup import Shown, compact, fold, note, table
 from featcal.report.show import SYMBOLS, evidence, label
 from featcal.report.tables import SETTING_LABELS, UPSTREAMS, settings_shown
 
@@ -80,7 +80,7 @@ def values(page: str, suite: str) -> Shown:
 
 def _values(curves: dict[str, pd.DataFrame], parameter: str, setting: str, suite: str) -> str:
     first = next(iter(curves.values()))
-    head = [SYMBOLS[parameter], *(f"<strong>{at:g}</strong>" if c else f"{at:g}" for at, c in first["chosen"].items())]
+    head = [SYMBOLS[parameter], *(f"<strong>{compact(at)}</strong>" if c else compact(at) for at, c in first["chosen"].items())]
     rows = [("", [UPSTREAMS[upstream], *(f"{value:.1f}" for value in points["value"])]) for upstream, points in curves.items()]
     caption = f"Average top-1 accuracy (%) by {SYMBOLS[parameter]}, the others at the {SETTING_LABELS[setting]} — {label(suite)}"
     return table(head, rows, caption)
@@ -93,7 +93,7 @@ def settings(page: str, suite: str) -> Shown:
         return Shown(note("○ not run: no settings file yet."))
     names = [name for name in SYMBOLS if name != "samples"]
     rows = [
-        ("", [SETTING_LABELS[around["setting"]], *(f"{around['featcal'][name]:g}" for name in names), str(told["samples"])])
+        ("", [SETTING_LABELS[around["setting"]], *(compact(around["featcal"][name]) for name in names), str(told["samples"])])
         for around in told["around"]
     ]
     head = ["The curves stand around the", *(SYMBOLS[name] for name in names), SYMBOLS["samples"]]
