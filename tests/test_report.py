@@ -16,7 +16,7 @@ from synthetic_results import TASKS, write_project
 from featcal.errors import MissingPath
 from featcal.report import accuracies, choice, extended, figures, overview, show
 from featcal.report.evidence import Evidence
-from featcal.report.markup import SIGNS, arrow, plain
+from featcal.report.markup import SIGNS, arrow, compact, plain, table
 from featcal.report.root import project_root
 
 PAGES = {
@@ -99,6 +99,17 @@ def test_doubtful_cells_of_the_paper_carry_a_mark_and_its_reason():
 def test_signs_can_be_read_without_colour():
     assert [plain(arrow(change)) for change in (4.25, -0.81, 0.04)] == ["↑4.2", "↓0.8", "±0.0"]
     assert len(set(SIGNS.values())) == 4
+
+
+def test_a_row_of_words_names_the_column_of_every_cell():
+    rows = [("", ["FeatCal", "above", "85.5"])]
+    assert 'data-name="Measured here"' in table(["Claim", "Verdict", "Measured here"], rows, "claims", "fc-claims")
+    assert "data-name" not in table(["", "", ""], rows, "provenance", "fc-words") + table(["a", "b", "c"], rows, "numbers")
+
+
+def test_settings_are_read_without_the_notation_of_programs():
+    values = (0.05, 256, 1e-6, 2.5e-5, 1e10)
+    assert [compact(value) for value in values] == ["0.05", "256", "10⁻⁶", "2.5·10⁻⁵", "10¹⁰"]
 
 
 @pytest.mark.parametrize("panel", figures.PANELS)

@@ -43,7 +43,7 @@ def questions(suite: str) -> Shown:
         rows.append(("", cells))
     head = ["First against second", *(f"{MERGERS[upstream]}, {size}" for upstream in UPSTREAMS for size in SIZES.values())]
     caption = f"Margins of the average (points); within noise: at most two standard errors — {label(suite)}"
-    return Shown(table(head, rows, caption, "fc-words"))
+    return Shown(table(head, rows, caption, "fc-words fc-long"))
 
 
 def _pairs(main: str) -> list[tuple[str, Key, Key]]:

@@ -41,7 +41,7 @@ def plain(html: str) -> str:
 def table(head: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], caption: str, kind: str = "") -> str:
     """A table inside its own scrolling box; a row is (class, cells), cells and head are HTML. The first cell heads the row."""
     top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
-    names = [escape(plain(cell)) for cell in head[1:]] if kind in STACKED else []
+    names = [escape(plain(cell)) for cell in head[1:]] if kind.startswith(STACKED) else []
     body = "".join(f'<tr class="{name}"><th scope="row">{cells[0]}</th>{_cells(cells[1:], names)}</tr>' for name, cells in rows)
     return (  # the caption stands outside the scrolling part: it stays in sight, and wraps to the page instead of the table
         f'<div class="fc-box"><p class="fc-caption">{caption}</p>'
