@@ -105,6 +105,7 @@ def test_a_path_that_cannot_be_written_is_one_message(models, capsys, monkeypatc
 
 INTERRUPTED_AT_THE_FIRST_BLOCK = """
 import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has it ignored
 from featcal import cli
 from featcal.commands import terminal
 say = terminal.progress.print
