@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from featcal.stages.columns import CORRUPTED, EXAMPLES
 from featcal.stages.context import Context, load_context, pick, recorded
+from featcal.stages.evaluate import score
 from featcal.stages.scored import Scored
-from featcal.stages.trials import room, score
+from featcal.stages.trials import room
 from featcal.stages.workers import console, fan_out
 from featcal.storage.atomic import atomic_folder
 from featcal.storage.results import write_json, write_rows

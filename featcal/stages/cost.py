@@ -9,11 +9,11 @@ from typing import Any
 
 from featcal.stages.columns import AUDIT
 from featcal.stages.context import Context, load_context, pick, recorded
-from featcal.stages.evaluate import evaluate_task
+from featcal.stages.evaluate import score
 from featcal.stages.processes import alone
-from featcal.stages.rivals import METHODS, Rival, kept_for_now, measure, step_folder
+from featcal.stages.rivals import METHODS, Rival, measure, merged_model, step_folder
 from featcal.stages.scored import Scored
-from featcal.stages.workers import fan_out
+from featcal.stages.trials import room
 from featcal.storage.atomic import atomic_folder
 from featcal.storage.results import write_rows
 from featcal.studies import CostStudy
@@ -27,7 +27,7 @@ def run(key: str) -> None:
     with recorded(context, "cost", key) as record:
         if study is not None and context.role(study.role) is not None:
             threads = context.suite.workers or None  # nothing runs beside it, so it has the cores that workers share elsewhere
-            with kept_for_now(context, f"cost-{key}") as folder:
+            with room(context, "cost") as folder:
                 record["cost"] = measured(context, study, key, folder, threads)
                 rows = audited(context, study, key, folder)
             record |= {"at_once": 1, "threads": threads, "settings": asdict(study)}
@@ -53,15 +53,8 @@ def measured(context: Context, study: CostStudy, key: str, folder: Path, threads
 def audited(context: Context, study: CostStudy, key: str, folder: Path) -> list[dict[str, Any]]:
     """Scores of the adapters as published after every number of steps that is asked for."""
     kept = [(rival, step) for rival in rivals_of(study) if rival.encode == "each_step" for step in study.audit]
-    merged = context.layout.merged(f"{study.role}-{study.pool}-{study.upstream}")
-    models = [Scored("merged", merged, "merged", study.upstream)]
+    models = [Scored("merged", merged_model(context.layout, study), "merged", study.upstream)]
     models += [rival.scored(study, step_folder(folder / rival.name, step), f"{rival.name} {step}") for rival, step in kept]
-    tasks = context.suite.pool(study.pool)
-    passes = {task: (context, study.role, study.pool, task, models) for task in tasks}
-    found = dict(fan_out(f"evaluate cost {key}", evaluate_task, passes, context.suite.workers))
-    common = {"suite": context.suite.name, "role": study.role, "pool": study.pool, "metric": "accuracy"}
-    return [
-        {**common, **rival.words(study), "task": task, "step": step, **found[task][f"{rival.name} {step}"]}
-        for rival, step in kept
-        for task in tasks
-    ]
+    scores = score(context, f"evaluate cost {key}", study.role, study.pool, models)
+    named = {f"{rival.name} {step}": rival.words(study) | {"step": step} for rival, step in kept}
+    return [row | words for name, words in named.items() for row in scores[name]]

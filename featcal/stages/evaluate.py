@@ -18,12 +18,18 @@ def run(key: str) -> None:
     with recorded(context, "evaluate", key):
         rows: list[dict[str, Any]] = []
         if context.plays(role, pool):
-            tasks, models = context.suite.pool(pool), scored(context, role, pool)
-            jobs = {task: (context, role, pool, task, models) for task in tasks}
-            found = dict(fan_out(f"evaluate {key}", evaluate_task, jobs, context.suite.workers))
-            common = {"suite": context.suite.name, "role": role, "pool": pool, "metric": "accuracy"}
-            rows = [{**common, **model.words, "task": task, **found[task][model.name]} for model in models for task in tasks]
+            scores = score(context, f"evaluate {key}", role, pool, scored(context, role, pool))
+            rows = [row for own in scores.values() for row in own]
         write_rows(context.layout.scores(key), rows, SCORES)
+
+
+def score(context: Context, label: str, role: str, pool: int, models: Sequence[Scored]) -> dict[str, list[dict[str, Any]]]:
+    """Result rows of every model by its name: one per task, with the words that the results call the model by."""
+    tasks = context.suite.pool(pool)
+    jobs = {task: (context, role, pool, task, models) for task in tasks}
+    found = dict(fan_out(label, evaluate_task, jobs, context.suite.workers))
+    common = {"suite": context.suite.name, "role": role, "pool": pool, "metric": "accuracy"}
+    return {m.name: [{**common, **m.words, "task": task, **found[task][m.name]} for task in tasks] for m in models}
 
 
 def evaluate_task(context: Context, role: str, pool: int, task: str, models: Sequence[Scored]) -> dict[str, dict[str, Any]]:

@@ -5,8 +5,7 @@ They see what `calibrate` and `adapt` see and run the same code, so the same num
 
 import ctypes
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -63,15 +62,6 @@ class Rival:
 def merged_model(layout: Layout, study: Study) -> Path:
     """Where all of them start."""
     return layout.merged(f"{study.role}-{study.pool}-{study.upstream}")
-
-
-@contextmanager
-def kept_for_now(context: Context, name: str) -> Iterator[Path]:
-    """A folder for models until they have been scored; beside the project, since /tmp may be memory and they take gigabytes."""
-    place = context.layout.unfinished(name).parent
-    place.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f"{name}-", dir=place) as folder:
-        yield Path(folder)
 
 
 def step_folder(out: Path, step: int) -> Path:

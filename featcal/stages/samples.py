@@ -10,16 +10,14 @@ from typing import Any
 
 from featcal.stages.columns import SAMPLES
 from featcal.stages.context import Context, load_context, pick, recorded
-from featcal.stages.evaluate import evaluate_task
+from featcal.stages.evaluate import score
 from featcal.stages.processes import alone
-from featcal.stages.rivals import METHODS, Rival, kept_for_now, measure, merged_model
+from featcal.stages.rivals import METHODS, Rival, measure, merged_model
 from featcal.stages.scored import Scored
-from featcal.stages.workers import fan_out
+from featcal.stages.trials import room
 from featcal.storage.atomic import atomic_folder
 from featcal.storage.results import write_rows
 from featcal.studies import SamplesStudy
-
-Rows = list[dict[str, Any]]
 
 
 def run(key: str) -> None:
@@ -29,7 +27,7 @@ def run(key: str) -> None:
     rows: list[dict[str, Any]] = []
     with recorded(context, "samples", key) as record:
         if study is not None and context.role(study.role) is not None:
-            with kept_for_now(context, f"samples-{key}") as folder:
+            with room(context, "samples") as folder:
                 rows, record["cost"] = study_rows(context, study, key, folder)
             at_once, threads = side_by_side(context)
             record |= {"at_once": at_once, "threads": threads, "settings": asdict(study)}
@@ -60,14 +58,11 @@ def study_rows(
     merged = Scored("merged", merged_model(context.layout, study), "merged", study.upstream)
     models = [merged, *(rival.scored(study, folders[rival.name]) for rival in chosen)]
     budgets = {"merged": 0} | {rival.name: rival.samples for rival in chosen}
-    tasks = context.suite.pool(study.pool)
-    passes = {task: (context, study.role, study.pool, task, models) for task in tasks}
-    found = dict(fan_out(f"evaluate samples {key}", evaluate_task, passes, context.suite.workers))
-    common = {"suite": context.suite.name, "role": study.role, "pool": study.pool, "metric": "accuracy"}
+    scores = score(context, f"evaluate samples {key}", study.role, study.pool, models)
     rows = [
-        {**common, **model.words, "samples": budgets[model.name], "task": task, **found[task][model.name]}
+        row | {"samples": budgets[model.name]}
         for model in sorted(models, key=lambda model: (*_place(model), budgets[model.name], model.seed))
-        for task in tasks
+        for row in scores[model.name]
     ]
     return rows, [costs[rival.name] for rival in sorted(chosen, key=lambda r: (METHODS.index(r.method), r.samples, r.seed))]
 
