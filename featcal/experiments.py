@@ -20,8 +20,8 @@ from featcal.studies import STUDIES, study_run
 
 T = TypeVar("T")
 SECTIONS = (
-    "suite", "anchors", "merge", "merge_with_data", "calibrate", "adapt", "ablate", "multitask", "larger_pools", "prepare",
-    "measure", *STUDIES, "page",
+    "suite", "anchors", "merge", "merge_with_data", "upstreams", "calibrate", "adapt", "ablate", "multitask", "larger_pools",
+    "prepare", "measure", *STUDIES, "page",
 )  # fmt: skip
 
 

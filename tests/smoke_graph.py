@@ -103,7 +103,8 @@ def keep_a_chain(work: Path) -> None:
     params = yaml.safe_load((work / "params.yaml").read_text())
     kept = {
         "merge": ["average", "task_arithmetic"], "merge_with_data": ["regmean"], "adapt": ["task_arithmetic-surgery"],
-        "calibrate": ["average-suite", "task_arithmetic-suite", "task_arithmetic-paper"], "ablate": ["task_arithmetic"],
+        "calibrate": [f"{u}-{s}" for u in ("average", "task_arithmetic") for s in ("suite", "paper")],
+        "ablate": ["task_arithmetic"],
     }  # fmt: skip
     folders = {"merge": "merged", "merge_with_data": "merged", "calibrate": "calibrated", "adapt": "adapted", "ablate": "ablated"}
     lines = (work / "dvc.yaml").read_text().splitlines()
@@ -112,8 +113,11 @@ def keep_a_chain(work: Path) -> None:
             role, pool, name = key.split("-", 2)
             if name not in names:
                 del params[section][key]
-                gone = f"- outputs/${{suite}}/{folders[section]}/${{key}}-{name}"
-                lines = [line for line in lines if line.strip() != gone]
+                gone = {f"outputs/${{suite}}/{folders[section]}/${{key}}-{name}"}
+                gone |= {f"{section}.${{key}}-{name}.{part}" for part in ("method", "${suite}")}
+                lines = [line for line in lines if line.strip().removeprefix("- ") not in gone]
+    starts = {f"{c['role']}-{c['pool']}-{c['upstream']}" for c in params["calibrate"].values()}
+    params["upstreams"] = {key: entry for key, entry in params["upstreams"].items() if key in starts}
     (work / "dvc.yaml").write_text("\n".join(lines) + "\n")
     (work / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
 

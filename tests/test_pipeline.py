@@ -95,8 +95,13 @@ def closure(file: str, stop: frozenset[str] = frozenset()) -> set[str]:
 
 def definition(stage: str) -> dict:
     """What dvc.yaml says of a stage, before parts are filled in per experiment."""
-    found = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"][stage]
+    found = definition_of_block(stage)
     return found.get("do", found)
+
+
+def definition_of_block(stage: str) -> dict:
+    """A stage with the list of what it is repeated for."""
+    return yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"][stage]
 
 
 def dependencies(stage: str) -> list[str]:
@@ -136,6 +141,25 @@ def test_every_experiment_of_params_yaml_is_evaluated():
         for key in params[section]:
             name = key.split("-", 2)[2]
             assert f"outputs/${{suite}}/{folder}/${{key}}-{name}" in deps, key
+
+
+def made_by(stage: str, keys: list[str]) -> list[str]:
+    """Folders of models that the stages of one block write, for these keys."""
+    written = [out for out in definition(stage)["outs"] if isinstance(out, str) and "/run/" not in out]
+    return [out.replace("${key}", key) for out in written for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("stage", "folder"),
+    [("merge", "merged"), ("merge_with_data", "merged"), ("calibrate", "calibrated")],
+)
+def test_every_model_of_params_yaml_is_made_by_one_stage_which_knows_its_settings(stage, folder):
+    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    keys = list(params[definition_of_block(stage)["foreach"].strip("${}")])
+    made = made_by(stage, keys)
+    assert sorted(made) == sorted(f"outputs/${{suite}}/{folder}/{key}" for key in params[stage])
+    known = {name.replace("${key}", key) for name in definition(stage)["params"] if isinstance(name, str) for key in keys}
+    assert {f"{stage}.{key}.${{suite}}" for key in params[stage]} <= known
 
 
 def test_every_model_of_a_larger_pool_is_made_and_evaluated():

@@ -296,7 +296,7 @@ def test_editing_one_ridge_or_the_suite_and_back_reruns_what_it_must_and_nothing
     params["calibrate"]["clip_b32-8-average-suite"]["smoke"]["ridge"] = 0.7
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     assert stages_run(dvc(tmp_path, "repro", target)) == [
-        "calibrate@clip_b32-8-average-suite",
+        "calibrate@clip_b32-8-average",
         "evaluate@clip_b32-8",
         "results@clip_b32-8",
     ]

@@ -1,31 +1,45 @@
-"""Stage `calibrate`: FeatCal on one merged model, once per seed of the calibration draw."""
+"""Stage `calibrate`: FeatCal on one merged model, once per setting and seed of the calibration draw."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from featcal.errors import UnknownKey
 from featcal.runs import CalibrateRun
-from featcal.stages.context import Context, load_context, pick, recorded
+from featcal.stages.context import Context, load_context, recorded
 from featcal.stages.workers import console, fan_out
 from featcal.storage.atomic import atomic_folder
 
 
 def run(key: str) -> None:
-    """Write outputs/<suite>/calibrated/<key>/seed<NN>/ for every seed; an empty folder where the suite does not run it."""
+    """Write outputs/<suite>/calibrated/<key>-<setting>/seed<NN>/ for every setting and seed of one merged model."""
     context = load_context()
-    calibrate = pick("calibrate", context.experiments.calibrate, key)
-    with recorded(context, "calibrate", key) as record:
-        if calibrate.calibration is None or not context.plays(calibrate.role, calibrate.pool):
-            with atomic_folder(context.layout.calibrated(key, 0).parent):
-                console.print(f"calibrate {key}: not run in suite {context.suite.name}")
-            return
-        jobs = {
-            f"seed {seed}": (context, f"{key} seed {seed}", calibrate, seed, context.layout.calibrated(key, seed))
-            for seed in calibrate.seeds
-        }
-        costs = fan_out(f"calibrate {key}", calibrate_one, jobs, context.suite.workers)
-        record["cost"] = {f"calibrate@{key}": dict(sorted(costs))}
+    runs = {n: c for n, c in context.experiments.calibrate.items() if f"{c.role}-{c.pool}-{c.upstream}" == key}
+    if not runs:
+        starts = {f"{c.role}-{c.pool}-{c.upstream}" for c in context.experiments.calibrate.values()}
+        raise UnknownKey("calibrate", key, sorted(starts))
+    calibrate_all(context, "calibrate", key, runs)
+
+
+def calibrate_all(context: Context, verb: str, key: str, runs: Mapping[str, CalibrateRun]) -> None:
+    """Calibrated models by name and seed, next to each other; empty folders where the suite does not run it."""
+    with recorded(context, verb, key) as record:
+        jobs = {}
+        for name, run in runs.items():
+            if run.calibration is None or not context.plays(run.role, run.pool):
+                with atomic_folder(context.layout.calibrated(name, 0).parent):
+                    console.print(f"{verb} {name}: not run in suite {context.suite.name}")
+                continue
+            for seed in run.seeds:
+                told = f"{name} seed {seed}"
+                jobs[told] = (context, told, run, seed, context.layout.calibrated(name, seed))
+        costs: dict[str, dict[str, Any]] = {}
+        for told, cost in sorted(fan_out(f"{verb} {key}", calibrate_one, jobs, context.suite.workers)):
+            name, _, drawn = told.partition(" ")
+            costs.setdefault(f"calibrate@{name}", {})[drawn] = cost
+        record["cost"] = costs
 
 
 def calibrate_one(context: Context, name: str, run: CalibrateRun, seed: int, out: Path) -> dict[str, Any]:

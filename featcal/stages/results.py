@@ -9,6 +9,9 @@ from featcal.stages.context import Context, load_context, role_and_pool
 from featcal.stages.curves import curves, scales
 from featcal.storage.results import SCORES, read_json, read_rows, run_record, write_json, write_rows
 
+OF_A_POOL = (
+    "prepare", "multitask", "merge", "merge_with_data", "merge_pool", "calibrate_pool", "adapt_pool", "evaluate", "measure",
+)  # fmt: skip
 REFERENCES = ("base", "expert", "multitask", "merged")  # what FeatCal starts from and is held against
 
 
@@ -55,10 +58,9 @@ def _merge_settings(run: MergeRun) -> dict[str, Any]:
 def _gathered(context: Context, key: str) -> dict[str, Any]:
     """Seconds of every stage that led here and what each calibration cost, as recorded; machine and versions of this one."""
     role, pool = role_and_pool(key)
-    verbs = ("prepare", "multitask", "merge_pool", "calibrate_pool", "adapt_pool", "evaluate", "measure")
-    names: list[tuple[str, str | None]] = [("prepare_data", None), *((verb, key) for verb in verbs)]
-    names += [("merge", k) for k in context.experiments.merged_in(role, pool)]
-    names += [("calibrate", k) for k in context.experiments.calibrated_in(role, pool)]
+    names: list[tuple[str, str | None]] = [("prepare_data", None), *((verb, key) for verb in OF_A_POOL)]
+    starts = dict.fromkeys(f"{key}-{run.upstream}" for run in context.experiments.calibrated_in(role, pool).values())
+    names += [("calibrate", start) for start in starts]
     names += [("adapt", k) for k in context.experiments.adapted_in(role, pool)]
     names += [("ablate", k) for k in context.experiments.ablated_in(role, pool)]
     seconds: dict[str, float] = {}
