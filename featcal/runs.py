@@ -74,6 +74,11 @@ class CalibrateRun:
     batch: int = 0
     seeds: tuple[int, ...] = ()
 
+    @property
+    def merged(self) -> str:
+        """Key of the merged model, after which the stage is called that calibrates it."""
+        return f"{self.role}-{self.pool}-{self.upstream}"
+
 
 @dataclass(frozen=True)
 class AdapterSetting:
@@ -93,6 +98,11 @@ class AdaptRun:
     upstream: str
     method: str
     settings: Mapping[str, AdapterSetting] | None  # None: not run in this suite
+
+    @property
+    def merged(self) -> str:
+        """Key of the merged model, after which the stage is called that trains everything behind it."""
+        return f"{self.role}-{self.pool}-{self.upstream}"
 
 
 @dataclass(frozen=True)

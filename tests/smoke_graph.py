@@ -102,7 +102,8 @@ def keep_a_chain(work: Path) -> None:
     """Leave out, of params.yaml and of dvc.yaml, every experiment but a few: each stage that DVC runs starts a process."""
     params = yaml.safe_load((work / "params.yaml").read_text())
     kept = {
-        "merge": ["average", "task_arithmetic"], "merge_with_data": ["regmean"], "adapt": ["task_arithmetic-surgery"],
+        "merge": ["average", "task_arithmetic"], "merge_with_data": ["regmean"],
+        "adapt": ["task_arithmetic-surgery", "task_arithmetic-prob_surgery"],
         "calibrate": [f"{u}-{s}" for u in ("average", "task_arithmetic") for s in ("suite", "paper")],
         "ablate": ["task_arithmetic"],
     }  # fmt: skip

@@ -151,7 +151,7 @@ def made_by(stage: str, keys: list[str]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("stage", "folder"),
-    [("merge", "merged"), ("merge_with_data", "merged"), ("calibrate", "calibrated")],
+    [("merge", "merged"), ("merge_with_data", "merged"), ("calibrate", "calibrated"), ("adapt", "adapted")],
 )
 def test_every_model_of_params_yaml_is_made_by_one_stage_which_knows_its_settings(stage, folder):
     params = yaml.safe_load((ROOT / "params.yaml").read_text())

@@ -49,23 +49,35 @@ def paired_features(task: str, merged: nn.Module, expert: nn.Module, batches: It
           where the model projects itself or has a language head.
     Raises: BadBatches for no batch, or for one that the model refuses; BadSetting for a head that does not fit.
     """
-    with evaluation_mode([merged, expert]):
+    return pairs_of_several(task, {"": merged}, expert, batches, head)[""]
+
+
+def pairs_of_several(
+    task: str, merged: Mapping[str, nn.Module], expert: nn.Module, batches: Iterable[Batch], head: Head
+) -> dict[str, Pair]:
+    """The same for several merged models by name, each with the one expert, which sees every batch once."""
+    with evaluation_mode([*merged.values(), expert]):
         return frozen_features(task, merged, expert, batches, head)
 
 
 @torch.no_grad()
-def frozen_features(task: str, merged: nn.Module, expert: nn.Module, batches: Iterable[Batch], head: Head) -> Pair:
+def frozen_features(
+    task: str, merged: Mapping[str, nn.Module], expert: nn.Module, batches: Iterable[Batch], head: Head
+) -> dict[str, Pair]:
     """The same of models that are in evaluation mode already: setting every module's mode takes half as long as a small batch."""
-    ours, theirs, sizes = [], [], []
+    ours: dict[str, list[Tensor]] = {name: [] for name in merged}
+    theirs, sizes = [], []
     for number, batch in enumerate(batches):
         with naming(task, number):
-            rows, counts = rows_before_head(merged, batch, head)
-            ours.append(rows)
+            for name, model in merged.items():
+                rows, counts = rows_before_head(model, batch, head)
+                ours[name].append(rows)
             theirs.append(rows_before_head(expert, batch, head)[0].to(rows.device))
-            sizes.append(counts)
-    if not ours:
+            sizes.append(counts)  # tokens without padding, the same for every model
+    if not sizes:
         raise BadBatches(task, "is empty; an adapter needs at least one batch")
-    return Pair(torch.cat(ours), torch.cat(theirs), torch.cat(sizes))
+    shared, counted_rows = torch.cat(theirs), torch.cat(sizes)
+    return {name: Pair(torch.cat(own), shared, counted_rows) for name, own in ours.items()}
 
 
 def rows_before_head(model: nn.Module, batch: Batch, head: Head) -> tuple[Tensor, Tensor]:

@@ -43,8 +43,18 @@ def adapters_for(
         with evaluation_mode([module, *modules.values()]):
             steps = encoded_steps(module, modules, batches, head, settings, seed)
             return train(settings, islice(steps, settings.steps), seed, progress, audit)
-    steps = kept_steps(pool_features(module, experts, batches, head, device), settings, seed)
-    return train(settings, islice(steps, settings.steps), seed, progress, audit)
+    return adapters_from(settings, pool_features(module, experts, batches, head, device), seed, progress, audit)
+
+
+def adapters_from(
+    settings: Training,
+    pairs: Mapping[str, Pair],
+    seed: int,
+    progress: Callable[[str], None] | None = None,
+    audit: Audit | None = None,
+) -> Adapters:
+    """Train one adapter per task from features that have been computed; they may serve several settings of both methods."""
+    return train(settings, islice(kept_steps(pairs, settings, seed), settings.steps), seed, progress, audit)
 
 
 def pool_features(

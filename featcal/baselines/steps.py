@@ -44,7 +44,7 @@ def encoded_steps(
         step = {}
         for task, expert in experts.items():
             batch = together(task, [samples[task][i] for i in next(orders[task]).tolist()])
-            step[task] = frozen_features(task, merged, expert, [batch], head)
+            step[task] = frozen_features(task, {"": merged}, expert, [batch], head)[""]
         yield step
 
 

@@ -1,55 +1,23 @@
-"""Stage `adapt`: Surgery or ProbSurgery behind one merged model, at every setting and seed of params.yaml."""
+"""Stage `adapt`: Surgery and ProbSurgery behind one merged model, at every setting and seed of params.yaml."""
 
-from dataclasses import asdict
-from functools import partial
-from typing import Any
-
-from featcal.stages.context import Context, load_context, pick, recorded
-from featcal.stages.workers import console, fan_out
-from featcal.storage.atomic import atomic_folder
+from featcal.errors import UnknownKey
+from featcal.runs import AdaptRun
+from featcal.stages.context import Context, load_context, recorded
+from featcal.stages.trainings import train_all
 
 
 def run(key: str) -> None:
-    """Write outputs/<suite>/adapted/<key>/<setting>/seed<NN>/; an empty folder where the suite does not run it."""
+    """For `clip_b32-8-wudi`: the adapters of `adapt` that stand behind this merged model, as train_all writes them."""
     context = load_context()
-    adapt = pick("adapt", context.experiments.adapt, key)
     with recorded(context, "adapt", key):
-        if adapt.settings is None or not context.plays(adapt.role, adapt.pool):
-            with atomic_folder(context.layout.adapted(key)):
-                console.print(f"adapt {key}: not run in suite {context.suite.name}")
-            return
-        jobs = {}
-        for setting, chosen in adapt.settings.items():
-            jobs |= {f"{setting}, seed {seed}": (context, key, setting, seed) for seed in chosen.seeds}
-        for _ in fan_out(f"adapt {key}", adapt_one, jobs, context.suite.workers):
-            pass
+        train_all(context, f"adapt {key}", behind(context, key))
 
 
-def adapt_one(context: Context, key: str, setting: str, seed: int) -> None:
-    """The adapters of all tasks for one setting and seed, which decides images, first weights, order and noise."""
-    from safetensors.torch import load_file
-
-    import featcal
-    from featcal.models.device import torch_device
-    from featcal.stages.streams import streams
-
-    adapt = context.experiments.adapt[key]
-    assert adapt.settings is not None
-    chosen, layout, role, pool = adapt.settings[setting], context.layout, adapt.role, adapt.pool
-    merged = layout.merged(f"{role}-{pool}-{adapt.upstream}")
-    experts = {task: layout.expert(role, pool, task) for task in context.suite.pool(pool)}
-    batches = streams(context, role, pool, chosen.draw, seed)
-    more: dict[str, Any] = asdict(chosen.training)
-    more["head"] = load_file(layout.heads(role, pool))["visual_projection"]
-    more["device"] = torch_device(context.suite.device)
-    if not context.suite.workers:
-        more["progress"] = partial(_tell, f"{key} {setting} seed {seed}")
-    if adapt.method == "surgery":
-        adapters = featcal.surgery(merged, experts, batches, seed=seed, **more)
-    else:
-        adapters = featcal.prob_surgery(merged, experts, batches, seed=seed, **more)
-    adapters.save(layout.adapted(key, setting, seed))
-
-
-def _tell(name: str, line: str) -> None:
-    console.print(f"  {name}  {line}", soft_wrap=True)
+def behind(context: Context, key: str) -> dict[str, AdaptRun]:
+    """The runs behind one merged model. Raises: UnknownKey with the nearest merged model that has any."""
+    found: dict[str, dict[str, AdaptRun]] = {}
+    for name, run in context.experiments.adapt.items():
+        found.setdefault(run.merged, {})[name] = run
+    if key not in found:
+        raise UnknownKey("adapters behind", key, list(found))
+    return found[key]

@@ -16,10 +16,9 @@ from featcal.storage.atomic import atomic_folder
 def run(key: str) -> None:
     """Write outputs/<suite>/calibrated/<key>-<setting>/seed<NN>/ for every setting and seed of one merged model."""
     context = load_context()
-    runs = {n: c for n, c in context.experiments.calibrate.items() if f"{c.role}-{c.pool}-{c.upstream}" == key}
+    runs = {name: run for name, run in context.experiments.calibrate.items() if run.merged == key}
     if not runs:
-        starts = {f"{c.role}-{c.pool}-{c.upstream}" for c in context.experiments.calibrate.values()}
-        raise UnknownKey("calibrate", key, sorted(starts))
+        raise UnknownKey("calibrate", key, sorted({run.merged for run in context.experiments.calibrate.values()}))
     calibrate_all(context, "calibrate", key, runs)
 
 
@@ -58,7 +57,7 @@ def calibrate_one(context: Context, name: str, run: CalibrateRun, seed: int, out
         images = load_task(layout.data, task, "train", base)
         batches[task] = list(images.batches(draw_indices(task, len(images.labels), run.samples, seed), run.batch))
     result = featcal.calibrate(
-        layout.merged(f"{run.role}-{run.pool}-{run.upstream}"),
+        layout.merged(run.merged),
         base=base,
         experts={task: layout.expert(run.role, run.pool, task) for task in tasks},
         batches=batches,

@@ -59,9 +59,8 @@ def _gathered(context: Context, key: str) -> dict[str, Any]:
     """Seconds of every stage that led here and what each calibration cost, as recorded; machine and versions of this one."""
     role, pool = role_and_pool(key)
     names: list[tuple[str, str | None]] = [("prepare_data", None), *((verb, key) for verb in OF_A_POOL)]
-    starts = dict.fromkeys(f"{key}-{run.upstream}" for run in context.experiments.calibrated_in(role, pool).values())
-    names += [("calibrate", start) for start in starts]
-    names += [("adapt", k) for k in context.experiments.adapted_in(role, pool)]
+    names += [("calibrate", k) for k in dict.fromkeys(c.merged for c in context.experiments.calibrated_in(role, pool).values())]
+    names += [("adapt", k) for k in dict.fromkeys(a.merged for a in context.experiments.adapted_in(role, pool).values())]
     names += [("ablate", k) for k in context.experiments.ablated_in(role, pool)]
     seconds: dict[str, float] = {}
     cost: dict[str, dict[str, Any]] = {}  # by stage, by seed

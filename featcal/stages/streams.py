@@ -28,28 +28,28 @@ class Shuffled:
         return self.images.batches(self.order.permutation(len(self.images)), self.size)
 
 
+Change = Callable[[str, ImageSet], ImageSet]
+
+
 def streams(
-    context: Context,
-    role: str,
-    pool: int,
-    draw: Draw,
-    seed: int | None = None,
-    change: Callable[[str, ImageSet], ImageSet] | None = None,
+    context: Context, role: str, pool: int, draw: Draw, seed: int | None = None, change: Change | None = None
 ) -> dict[str, Iterable[Batch]]:
-    """Batches of every task of the pool, labels unused.
+    """Batches of every task of the pool, labels unused; as `stream`."""
+    return {task: stream(context, role, pool, task, draw, seed, change) for task in context.suite.pool(pool)}
+
+
+def stream(
+    context: Context, role: str, pool: int, task: str, draw: Draw, seed: int | None = None, change: Change | None = None
+) -> Iterable[Batch]:
+    """Batches of one task, labels unused.
 
     The train draw of a seed is the one FeatCal calibrates on.  seed: another one than the draw's own.  change: makes other
     images of a task's; which of them are drawn stays the same.
     """
     seed = draw.seed if seed is None else seed
-    base = context.layout.base(role, pool)
-    found: dict[str, Iterable[Batch]] = {}
-    for task in context.suite.pool(pool):
-        images = load_task(context.layout.data, task, draw.split, base)
-        images = images if change is None else change(task, images)
-        if draw.samples is None:
-            order = np.random.default_rng([seed, crc32(task.encode()), crc32(b"stream")])
-            found[task] = Shuffled(images, draw.batch, order)
-        else:
-            found[task] = list(images.batches(draw_indices(task, len(images.labels), draw.samples, seed), draw.batch))
-    return found
+    images = load_task(context.layout.data, task, draw.split, context.layout.base(role, pool))
+    images = images if change is None else change(task, images)
+    if draw.samples is None:
+        order = np.random.default_rng([seed, crc32(task.encode()), crc32(b"stream")])
+        return Shuffled(images, draw.batch, order)
+    return list(images.batches(draw_indices(task, len(images.labels), draw.samples, seed), draw.batch))
