@@ -53,7 +53,12 @@ def adapters_from(
     progress: Callable[[str], None] | None = None,
     audit: Audit | None = None,
 ) -> Adapters:
-    """Train one adapter per task from features that have been computed; they may serve several settings of both methods."""
+    """Train one adapter per task from features that have been computed; they may serve several settings of both methods.
+
+    Raises: BadSetting for settings that ask for features of every batch anew.
+    """
+    if settings.encode != "once":
+        raise BadSetting(f"{settings.name}.encode", settings.encode, "must be once where features are given")
     return train(settings, islice(kept_steps(pairs, settings, seed), settings.steps), seed, progress, audit)
 
 

@@ -34,7 +34,8 @@ def skeleton(
     part = VISION if kind is CLIPModel else None
     kind = CLIPVisionModel if part else kind
     try:
-        with quiet(), torch.random.fork_rng(devices=[]), parameters_on_meta():  # some classes draw parameters while being built
+        # some classes draw parameters while being built
+        with quiet(), torch.random.fork_rng(devices=[]), parameters_on_meta(), only_buffers_initialised():
             config = kind.config_class.from_pretrained(folder, local_files_only=True)
             module: PreTrainedModel = kind._from_config(config, dtype=dtype).eval()
     except _UNUSABLE as error:
@@ -61,6 +62,25 @@ def parameters_on_meta() -> Iterator[None]:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+@contextmanager
+def only_buffers_initialised() -> Iterator[None]:
+    """Inside, transformers fills only modules with a buffer somewhere below: all others would be filled on meta, in vain.
+
+    That is most of a small model's building time.
+    """
+    initialise = PreTrainedModel._initialize_weights
+
+    def where_needed(self: PreTrainedModel, module: nn.Module, *more: Any, **named: Any) -> None:
+        if next(module.buffers(), None) is not None:
+            initialise(self, module, *more, **named)
+
+    PreTrainedModel._initialize_weights = where_needed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        PreTrainedModel._initialize_weights = initialise  # type: ignore[method-assign]
 
 
 def keep_wide(module: PreTrainedModel, dtype: torch.dtype) -> None:
