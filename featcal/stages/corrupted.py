@@ -1,9 +1,11 @@
 """Stage `corrupted`: FeatCal and the adapters from damaged calibration images, scored on clean test images."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from featcal.runs import Draw
 from featcal.stages.columns import CORRUPTED, EXAMPLES
 from featcal.stages.context import Context, load_context, pick, recorded
 from featcal.stages.evaluate import score
@@ -17,6 +19,7 @@ from featcal.studies import CorruptedStudy
 if TYPE_CHECKING:
     import numpy as np
 
+Way = tuple[str, str]  # method and setting
 LARGEST = 96  # pixels of an example: enough to see the damage, small enough for git
 
 
@@ -48,46 +51,57 @@ def scores(context: Context, key: str, study: CorruptedStudy, folder: Path) -> l
     jobs, models, damage = {}, [Scored(merged, context.layout.merged(merged), "merged", study.upstream)], {}
     for seed in study.seeds:
         for corruption in study.corruptions:
-            for way in study.ways:
-                name = f"{corruption}-{'-'.join(way)}-{seed}"
-                method, setting = way
+            for method, setting in study.ways:
+                name = f"{corruption}-{method}-{setting}-{seed}"
                 behind = "" if method == "featcal" else merged
                 models.append(Scored(name, folder / name, method, study.upstream, setting, seed, behind))
                 damage[name] = corruption
-                jobs[name] = (context, study, corruption, way, seed, folder / name)
-    jobs = dict(sorted(jobs.items(), key=lambda job: study.ways.index(job[1][3])))
+            for draw, ways in by_draw(study, seed).items():
+                outs = {way: folder / f"{corruption}-{'-'.join(way)}-{seed}" for way in ways}
+                jobs[f"{corruption}, {draw.stream}, seed {seed}"] = (context, study, corruption, draw, outs)
+    jobs = dict(sorted(jobs.items(), key=lambda job: ("featcal", study.rivals.setting) not in job[1][4]))  # the longest first
     for _ in fan_out(f"corrupted {key}", calibrate_on, jobs, context.suite.workers):
         pass
     found = score(context, f"corrupted {key}", study.role, study.pool, models)
     return [{**row, "corruption": corruption} for name, corruption in damage.items() for row in found[name]]
 
 
-def calibrate_on(context: Context, study: CorruptedStudy, corruption: str, way: tuple[str, str], seed: int, out: Path) -> None:
-    """One calibrated model, or the adapters of all tasks, from the images it would see undamaged, damaged."""
+def by_draw(study: CorruptedStudy, seed: int) -> dict[Draw, list[Way]]:
+    """The ways to calibrate by the images they see: FeatCal's settings, and both adapters."""
+    found: dict[Draw, list[Way]] = {}
+    for way in study.ways:
+        found.setdefault(study.rivals.draw(way[0], study.samples, seed), []).append(way)
+    return found
+
+
+def calibrate_on(context: Context, study: CorruptedStudy, corruption: str, draw: Draw, outs: Mapping[Way, Path]) -> None:
+    """Calibrated models and adapters of all tasks from the images they would see undamaged, damaged once for all of them."""
     from safetensors.torch import load_file
 
     import featcal
+    from featcal.baselines.pool import adapters_from, pool_features
     from featcal.data.corruptions import corrupted
     from featcal.models.device import torch_device
     from featcal.stages.streams import streams
 
-    layout, role, pool, (method, setting) = context.layout, study.role, study.pool, way
+    layout, role, pool, rivals = context.layout, study.role, study.pool, study.rivals
     merged = layout.merged(f"{role}-{pool}-{study.upstream}")
     experts = {task: layout.expert(role, pool, task) for task in context.suite.pool(pool)}
     device = torch_device(context.suite.device)
-    draw = study.rivals.draw(method, study.samples, seed)
-    batches = streams(context, role, pool, draw, change=lambda task, images: corrupted(images, task, corruption, seed))
-    if method == "featcal":
-        base, settings = layout.base(role, pool), study.rivals.featcal
-        if setting != study.rivals.setting and study.at_papers:
-            settings = study.at_papers
-        featcal.calibrate(merged, base=base, experts=experts, batches=batches, settings=settings, device=device, out=out)
-        return
-    more: dict[str, Any] = {"seed": seed, "device": device, "head": load_file(layout.heads(role, pool))["visual_projection"]}
-    if method == "surgery":
-        featcal.surgery(merged, experts, batches, **asdict(study.rivals.surgery), **more).save(out)
-    else:
-        featcal.prob_surgery(merged, experts, batches, **asdict(study.rivals.prob_surgery), **more).save(out)
+    batches = streams(context, role, pool, draw, change=lambda task, images: corrupted(images, task, corruption, draw.seed))
+    pairs = None
+    for (method, setting), out in outs.items():
+        if method == "featcal":
+            base, settings = layout.base(role, pool), rivals.featcal
+            if setting != rivals.setting and study.at_papers:
+                settings = study.at_papers
+            featcal.calibrate(merged, base=base, experts=experts, batches=batches, settings=settings, device=device, out=out)
+            continue
+        if pairs is None:
+            head = load_file(layout.heads(role, pool))["visual_projection"]
+            pairs = pool_features(merged, experts, batches, head, device)
+        training = rivals.surgery if method == "surgery" else rivals.prob_surgery
+        adapters_from(training, pairs, draw.seed).save(out)
 
 
 def examples(context: Context, study: CorruptedStudy) -> tuple[list[list["np.ndarray"]], list[dict[str, Any]]]:
