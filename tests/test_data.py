@@ -10,7 +10,6 @@ import pytest
 import torch
 from checkpoints import picture
 
-from featcal.data import load
 from featcal.data.images import Preprocess
 from featcal.data.load import class_names, load_images
 from featcal.data.registry import TASKS
@@ -74,11 +73,10 @@ def test_batches_hold_the_asked_pictures_in_the_asked_order(tmp_path, preprocess
     assert torch.equal(torch.cat([b["pixel_values"] for b in images.batches(None, 2)]), images.tensor(range(3)))
 
 
-def test_a_split_too_large_for_memory_gives_the_same_tensors(tmp_path, preprocess, monkeypatch):
+def test_a_split_too_large_for_memory_gives_the_same_tensors(tmp_path, preprocess):
     parquet(tmp_path, feature=PETS)
     held = load_images(tmp_path, "test", preprocess)
-    monkeypatch.setattr(load, "IN_MEMORY", 0)
-    on_demand = load_images(tmp_path, "test", preprocess)
+    on_demand = load_images(tmp_path, "test", preprocess, in_memory=0)
     assert isinstance(held.pixels, np.ndarray) and not isinstance(on_demand.pixels, np.ndarray)
     assert torch.equal(held.tensor([2, 0]), on_demand.tensor([2, 0])) and len(on_demand.pixels) == 3
 

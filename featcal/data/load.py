@@ -20,7 +20,7 @@ from featcal.data.place import Place
 from featcal.data.splits import IMAGE, LABEL, SPLITS, open_pictures, open_split, parquet_files, picture_folders
 from featcal.errors import BadData, BadFile
 
-IN_MEMORY = 2 * 2**30  # bytes of decoded pictures; a larger split is decoded when asked for
+IN_MEMORY = 2 * 2**30  # bytes of decoded pictures
 _UNDECODABLE = (OSError, SyntaxError, ValueError, TypeError, struct.error, zlib.error, Image.DecompressionBombError)
 
 
@@ -33,12 +33,14 @@ def load_images(
     revision: str | None = None,
     config: str | None = None,
     columns: Mapping[str, str] | None = None,
+    in_memory: int = IN_MEMORY,
 ) -> ImageSet:
     """One split as an ImageSet.
 
     source:   a local folder (<split>.parquet, or <split>/<class>/<picture>); with `revision`, a data set of the hub.
     classes:  names by label; left out, those of the label feature or of the folder's README.md.
     columns:  the source's own column names -> image, label, where they differ.
+    in_memory: bytes up to which the pictures are decoded now; those of a larger split whenever they are asked for.
     Raises:   MissingPath, TruncatedFile, HubUnreachable; BadData for a missing column, a label out of range, an undecodable
               picture (with its row), or classes without names.
     """
@@ -47,7 +49,7 @@ def load_images(
     names = _names(place, table, classes, Path(source))
     labels = _labels(place, table, len(names))
     rows: Rows = _Encoded(place, table, preprocess, None if revision else Path(source))
-    if len(labels) * rows[np.arange(1)].nbytes <= IN_MEMORY:
+    if in_memory and len(labels) * rows[np.arange(1)].nbytes <= in_memory:
         rows = rows[np.arange(len(labels))]
     return ImageSet(rows, preprocess, labels, names)
 
@@ -78,6 +80,7 @@ class _Encoded:
 
     def __init__(self, place: str, table: datasets.Dataset, preprocess: Preprocess, home: Path | None):
         self._place, self._table, self._preprocess = place, table, preprocess
+        self._first: tuple[int, tuple[int, ...]] | None = None  # row and shape of the first picture decoded
         folder = home if home is None or home.is_dir() else home.parent
         self._homes = [constants.HF_HUB_CACHE, datasets.config.HF_DATASETS_CACHE] if folder is None else [folder]
 
@@ -86,15 +89,23 @@ class _Encoded:
 
     def __getitem__(self, index: Any) -> Pixels:
         chosen = np.arange(len(self))[index]
-        first = self._decoded(int(chosen[0]))
+        decoded = (self._decoded(row) for row in chosen.tolist())
+        first = next(decoded)
         out = np.empty((len(chosen), *first.shape), dtype=np.uint8)
-        for i, row in enumerate(chosen.tolist()):
-            pixels = self._decoded(row)
-            if pixels.shape != first.shape:
-                problem = f"row {row} is {pixels.shape[1:]} pixels, row {chosen[0]} is {first.shape[1:]}"
-                raise BadData(self._place, problem, "give pictures of one size, or a preprocessor_config.json that crops them")
+        self._require_one_size(int(chosen[0]), first)
+        out[0] = first
+        for i, pixels in enumerate(decoded, start=1):
+            self._require_one_size(int(chosen[i]), pixels)
             out[i] = pixels
         return out
+
+    def _require_one_size(self, row: int, pixels: Pixels) -> None:
+        """Every picture has the size of the one that was decoded first, in this call or in an earlier one."""
+        self._first = self._first or (row, pixels.shape)
+        first, shape = self._first
+        if pixels.shape != shape:
+            problem = f"row {row} is {pixels.shape[1:]} pixels, row {first} is {shape[1:]}"
+            raise BadData(self._place, problem, "give pictures of one size, or a preprocessor_config.json that crops them")
 
     def _decoded(self, row: int) -> Pixels:
         stored = self._table[row][IMAGE]

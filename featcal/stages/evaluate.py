@@ -1,4 +1,4 @@
-"""Stage `evaluate`: accuracy of every model of a role and pool, in one pass over each task's test images."""
+"""Stage `evaluate`: accuracy of every model of a role and pool on the test images of each task."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +9,8 @@ from featcal.stages.workers import fan_out
 from featcal.storage.results import SCORES, write_rows
 
 BATCH = 250  # images; accuracy does not depend on it
+
+Counts = dict[str, dict[str, Any]]  # by task: value, count
 
 
 def run(key: str) -> None:
@@ -24,16 +26,25 @@ def run(key: str) -> None:
 
 
 def score(context: Context, label: str, role: str, pool: int, models: Sequence[Scored]) -> dict[str, list[dict[str, Any]]]:
-    """Result rows of every model by its name: one per task, with the words that the results call the model by."""
+    """Result rows of every model by its name: one per task, with the words that the results call the model by.
+
+    Each model is a job, with all adapters behind it: it is loaded once, and memory holds one of them in every worker. Images are
+    normalised anew for each; their pixels are mapped, decoded before.
+    """
     tasks = context.suite.pool(pool)
-    jobs = {task: (context, role, pool, task, models) for task in tasks}
-    found = dict(fan_out(label, evaluate_task, jobs, context.suite.workers))
+    jobs = {}
+    for model in models:
+        if not model.behind:
+            jobs[model.name] = (context, role, pool, model, [other for other in models if other.behind == model.name])
+    found: dict[str, Counts] = {}
+    for _, counts in fan_out(label, evaluate_model, jobs, context.suite.workers):
+        found |= counts
     common = {"suite": context.suite.name, "role": role, "pool": pool, "metric": "accuracy"}
-    return {m.name: [{**common, **m.words, "task": task, **found[task][m.name]} for task in tasks] for m in models}
+    return {m.name: [{**common, **m.words, "task": task, **found[m.name][task]} for task in tasks] for m in models}
 
 
-def evaluate_task(context: Context, role: str, pool: int, task: str, models: Sequence[Scored]) -> dict[str, dict[str, Any]]:
-    """Percent correct and number of images of every model, adapters and the task's own expert included, on one task."""
+def evaluate_model(context: Context, role: str, pool: int, model: Scored, behind: Sequence[Scored]) -> dict[str, Counts]:
+    """Percent correct and number of images on every task, of one model (or each task's own expert) and of adapters behind it."""
     from safetensors.torch import load_file
 
     from featcal.baselines.adapters import Adapters
@@ -42,19 +53,20 @@ def evaluate_task(context: Context, role: str, pool: int, task: str, models: Seq
     from featcal.models.load import load_vision
     from featcal.suites.load_task import load_task
 
-    layout = context.layout
+    layout, device = context.layout, torch_device(context.suite.device)
     tensors = load_file(layout.heads(role, pool))
-    images = load_task(layout.data, task, "test", layout.base(role, pool))
-    device = torch_device(context.suite.device)
-    loaded, adapted = {}, {}
-    for model in models:
-        folder = model.folder or layout.expert(role, pool, task)
-        if model.behind:
-            adapters: Adapted = (model.behind, Adapters.load(folder).apply)
-            adapted[model.name] = adapters
-        else:
-            loaded[model.name] = load_vision(folder).to(device)
-    heads = {task: tensors[f"head/{task}"]}
-    counted = evaluate_pool(loaded, {task: images}, heads, tensors["visual_projection"], BATCH, adapted)
-    right = {name: counts[task] for name, counts in counted.items()}
-    return {name: {"value": 100 * correct / count, "count": count} for name, (correct, count) in right.items()}
+    adapted: dict[str, Adapted] = {}
+    for other in behind:
+        assert other.folder is not None  # only each task's own expert has none
+        adapted[other.name] = (model.name, Adapters.load(other.folder).apply)
+    shared = model.folder and load_vision(model.folder).to(device)  # type: ignore[arg-type]
+    found: dict[str, Counts] = {other.name: {} for other in (model, *behind)}
+    for task in context.suite.pool(pool):
+        loaded = shared or load_vision(layout.expert(role, pool, task)).to(device)  # type: ignore[arg-type]
+        images = {task: load_task(layout.data, task, "test", layout.base(role, pool))}
+        heads = {task: tensors[f"head/{task}"]}
+        counted = evaluate_pool({model.name: loaded}, images, heads, tensors["visual_projection"], BATCH, adapted)
+        for name, counts in counted.items():
+            right, count = counts[task]
+            found[name][task] = {"value": 100 * right / count, "count": count}
+    return found
