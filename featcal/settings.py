@@ -84,6 +84,7 @@ class Calibration:
     bias, norm:     also solve biases (Eq. 55) and LayerNorm scale and shift (Eq. 59).
     task_weights:   "gram" is ω of Eq. 14; "uniform" leaves every task's Gram matrix as it is.
     order:          "forward" looks at the features again after each solved block (Algorithm 1); "stale" uses the merged model's.
+    modules:        linears that are solved, by how their names end, such as ("q", "v"); all where None. Norms: see `norm`.
     """
 
     ridge: float
@@ -93,6 +94,7 @@ class Calibration:
     norm: bool = True
     task_weights: Literal["gram", "uniform"] = "gram"
     order: Literal["forward", "stale"] = "forward"
+    modules: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("ridge", "anchor_blend", "interpolation"):
@@ -103,3 +105,9 @@ class Calibration:
             require(isinstance(getattr(self, name), bool), f"calibrate.{name}", getattr(self, name), "must be true or false")
         require(self.task_weights in ("gram", "uniform"), "calibrate.task_weights", self.task_weights, "must be gram or uniform")
         require(self.order in ("forward", "stale"), "calibrate.order", self.order, "must be forward or stale")
+        if self.modules is not None:
+            names = self.modules
+            fine = isinstance(names, list | tuple) and bool(names) and all(isinstance(n, str) and n for n in names)
+            require(fine, "calibrate.modules", names, "must be a list of names such as [q, v]; leave it out for all linears")
+            require(len(set(names)) == len(names), "calibrate.modules", names, "must name each kind of linear once")
+            object.__setattr__(self, "modules", tuple(names))  # YAML gives a list

@@ -1,5 +1,6 @@
 """Every family: replay to the bit, and the calibrated model against whole forwards and least squares in float64."""
 
+import copy
 from dataclasses import replace
 
 import plain_families
@@ -144,6 +145,19 @@ def test_decoder_of_the_student_reads_the_calibrated_encoder_and_a_teacher_its_o
     assert sum(torch.equal(states, ours) for states in read["merged"]) == 2  # the snapshot and the solved block
     assert torch.equal(read["merged"][0], merged) and not torch.equal(merged, ours)  # the check before the first block
     assert all("forward" not in vars(m) for model in given["experts"].values() for m in model.modules())
+
+
+def test_decoder_is_solved_for_the_calibrated_encoder_and_not_for_the_merged_one(monkeypatch):
+    """Keys of the cross-attention read nothing but the encoder, so they tell which one their sums were taken from."""
+    given, keys = t5_experiment(monkeypatch), "decoder.block.0.layer.1.EncDecAttention.k.weight"
+    settings = replace(PAPER, norm=False)
+    whole = calibrate(**given, settings=settings).model
+    alone = replace(settings, modules=("EncDecAttention.k",))  # the encoder stays as it comes
+    behind = copy.deepcopy(given["merged"])
+    behind.encoder = whole.encoder
+    solved = [calibrate(**given | {"merged": m}, settings=alone).model.get_parameter(keys) for m in (behind, given["merged"])]
+    calibrated, merged = ((found - whole.get_parameter(keys)).abs().max() for found in solved)
+    assert calibrated < 1e-9 and merged > 1e-4
 
 
 def test_records_of_both_stacks_equal_the_drift_of_whole_models(monkeypatch):

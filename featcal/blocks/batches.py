@@ -57,9 +57,11 @@ def padding_mask(
     """The batch's own mask where it has one entry per token of `hidden` (batch, tokens, d), else None: every token counts.
 
     A decoder without a mask of its own counts where there is a label, or a token that does not pad; its first token always
-    counts, as many decoders start with the padding token.
+    counts, as many decoders start with the padding token. With the keyword "labels" tokens with a label count.
     """
     mask = batch.get(keyword)
+    if isinstance(mask, Tensor) and keyword == "labels":
+        mask = mask != IGNORED
     if mask is None and keyword == "decoder_attention_mask":
         mask = decoder_mask(batch, pad)
     if isinstance(mask, Tensor) and mask.shape == hidden.shape[:2]:

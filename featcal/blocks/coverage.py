@@ -4,21 +4,37 @@ A weight that a second place uses too would be solved for one place and change b
 a mixture) are under no linear, so nothing would be solved where most of the model is.
 """
 
+from collections.abc import Sequence
+
 from torch import nn
 
 from featcal.blocks.linear import is_linear
 from featcal.blocks.norms import check_norm, is_norm
 from featcal.blocks.plan import BlockPlan, Stack, blocks_of, parameter_count
-from featcal.errors import BadPlan
+from featcal.errors import BadPlan, UnknownKey
 
 LEAST_COVERAGE = 0.5  # of the blocks' parameters
 NO_WAY = "this model cannot be calibrated; a plan that names other blocks is passed with plan=featcal.BlockPlan(...)"
 
 
-def solved_modules(block: nn.Module, norm: bool = True) -> tuple[list[str], list[str]]:
-    """Names of the linears and of the norms of a block, in its own order."""
+def solved_modules(block: nn.Module, norm: bool = True, modules: Sequence[str] | None = None) -> tuple[list[str], list[str]]:
+    """Names of the linears and of the norms of a block, in its own order; of the linears those that `modules` means."""
     named = list(block.named_modules())
-    return [n for n, m in named if is_linear(m)], [n for n, m in named if norm and is_norm(m)]
+    linears = [n for n, m in named if is_linear(m) and (modules is None or any(ends(n, end) for end in modules))]
+    return linears, [n for n, m in named if norm and is_norm(m)]
+
+
+def ends(name: str, end: str) -> bool:
+    """Whether a module is meant by its last names: layer.0.SelfAttention.q by q and by SelfAttention.q."""
+    return f".{name}".endswith(f".{end}")
+
+
+def check_modules(model: nn.Module, plan: BlockPlan, modules: Sequence[str] | None) -> None:
+    """Raise UnknownKey for a name that is none of a linear's in any block; a stack may do without it, as T5's encoder may."""
+    linears = {name for stack in plan.stacks for block in blocks_of(model, stack) for name in solved_modules(block)[0]}
+    for end in modules or ():
+        if not any(ends(name, end) for name in linears):
+            raise UnknownKey("calibrate.modules", end, sorted({name.rpartition(".")[2] for name in linears}))
 
 
 def uncovered(block: nn.Module) -> dict[str, nn.Parameter]:
@@ -34,15 +50,19 @@ def check_norms(block: nn.Module) -> None:
         check_norm(block.get_submodule(name))
 
 
-def check_blocks(model: nn.Module, plan: BlockPlan, norm: bool = True) -> None:
-    """Raise BadPlan unless most of every stack's parameters can be solved and none of those is used elsewhere too."""
+def check_blocks(model: nn.Module, plan: BlockPlan, norm: bool = True, modules: Sequence[str] | None = None) -> None:
+    """Raise BadPlan unless most of every stack's parameters can be solved and none of those is used elsewhere too.
+
+    norm, modules: what is to be solved. Raises: UnknownKey for a name in `modules` that no linear has.
+    """
+    check_modules(model, plan, modules)
     places: dict[int, list[str]] = {}
     for name, p in model.named_parameters(remove_duplicate=False):
         places.setdefault(id(p), []).append(name)
     for stack in plan.stacks:
         check_coverage(model, stack)
         for block in blocks_of(model, stack):
-            linears, norms = solved_modules(block, norm)
+            linears, norms = solved_modules(block, norm, modules)
             solved = [p for name in (*linears, *norms) for p in block.get_submodule(name).parameters(recurse=False)]
             shared = next((places[id(p)] for p in solved if len(places[id(p)]) > 1), None)
             if shared:

@@ -76,9 +76,8 @@ def done(run: "Run", blocks: Sequence[BlockRecord], read: Mapping[str, Read]) ->
     """What a run did with the batches that were read, by task. Raises: BadPlan where that depends on numbers."""
     bare, plan = without_numbers(run.models.student.module).eval(), run.models.plan
     kinds = {kind: each.batch for task in read.values() for kind, each in task.items()}
-    shapes = {
-        kind: model_shape(bare, plan, batch, norm=run.settings.norm, rule=run.token_weights) for kind, batch in kinds.items()
-    }
+    asked: dict[str, Any] = {"norm": run.settings.norm, "modules": run.settings.modules, "rule": run.token_weights}
+    shapes = {kind: model_shape(bare, plan, batch, **asked) for kind, batch in kinds.items()}
     batches: Counter[ModelShape] = Counter()
     for task in read.values():
         for kind, each in task.items():

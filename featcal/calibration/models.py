@@ -84,7 +84,7 @@ def hold_models(
         Resident(m) if isinstance(m, nn.Module) else streamed(m) for m in (base, *(experts[task] for task in sorted(experts)))
     ]
     check_models(dict(zip(given, (student, *others), strict=True)))
-    check_blocks(student.module, plan, settings.norm)
+    check_blocks(student.module, plan, settings.norm, settings.modules)
     for stack in plan.stacks if settings.norm else ():
         with student.block(f"{stack.blocks}.0") as block:  # blocks of one stack are of one class
             check_norms(block)

@@ -135,7 +135,7 @@ def observing(block: BlockShape, load: Workload) -> dict[str, int]:
         "weights": (3 if several else 2) * block.weights,
         "moments": sum(moments_bytes(site) for site in block.sites),
         "systems": sum(system_bytes(site) for site in block.sites) if several else 0,
-        "working": max(observation_bytes(block, load.on_gpu), *(addition_bytes(site) for site in block.sites)),
+        "working": max([observation_bytes(block, load.on_gpu), *(addition_bytes(site) for site in block.sites)]),
     }
 
 

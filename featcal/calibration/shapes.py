@@ -92,10 +92,12 @@ def model_shape(
     norm: bool = True,
     rule: TokenRule | None = None,
     padded: bool = False,
+    modules: Sequence[str] | None = None,
 ) -> ModelShape:
     """The shape of a model without numbers on a batch without numbers, both on the meta device.
 
-    Args: norm: whether norms are solved; rule: in place of the plan's; padded: whether sequences differ in length.
+    Args: norm: whether norms are solved; rule: in place of the plan's; padded: whether sequences differ in length;
+        modules: which linears are solved, by how their names end; all where None.
     Raises: BadPlan for a model whose forward depends on the numbers it is fed.
     """
     with numbers_needless(model):
@@ -103,7 +105,7 @@ def model_shape(
             seen = [hooks.enter_context(block_outputs(model, blocks_of(model, stack))) for stack in plan.stacks]
             model(**model_call(model, batch))
         del seen
-        stacks = stack_shapes(model, plan, batch, Asked(norm, rule, padded))
+        stacks = stack_shapes(model, plan, batch, Asked(norm, modules, rule, padded))
     inside = inside_blocks(model, plan)
     outside = size(p for p in model.parameters() if id(p) not in inside)
     sizes = [size([p]) for p in model.parameters()]
@@ -115,6 +117,7 @@ class Asked:
     """How blocks are looked at."""
 
     norm: bool
+    modules: Sequence[str] | None
     rule: TokenRule | None
     padded: bool
 
@@ -136,8 +139,8 @@ def stack_shapes(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any], as
         before, weights = held_bytes(features), size(p for p in used if id(p) not in inside)
         shapes, rule = [], asked.rule or plan.rule(stack)
         for index, block in enumerate(blocks):
-            here = BlockTask(f"{stack.name}.{index:02d}", index + 1 == len(blocks), rule, asked.norm)
-            shape, features = block_shape(block, stack, features, here, asked.padded)
+            here = BlockTask(f"{stack.name}.{index:02d}", index + 1 == len(blocks), rule, asked)
+            shape, features = block_shape(block, stack, features, here)
             shapes.append(shape)
         stacks.append(StackShape(stack.name, entry.flops, weights, entry.peak, before, tuple(shapes)))
         result = handed_on(model, stack, features[0]) if stack.feeds else None
@@ -151,14 +154,14 @@ class BlockTask:
     name: str
     last: bool
     rule: TokenRule
-    norm: bool
+    asked: Asked
 
 
-def block_shape(block: nn.Module, stack: Stack, features: Features, task: BlockTask, padded: bool) -> tuple[BlockShape, Features]:
+def block_shape(block: nn.Module, stack: Stack, features: Features, task: BlockTask) -> tuple[BlockShape, Features]:
     """The shape of one block, and what it puts out."""
-    modules = calibrated_modules(block, task.norm)
+    modules = calibrated_modules(block, task.asked.norm, task.asked.modules)
     names, narrow = modules.linears + modules.norms, narrow_linears(block, modules.linears)
-    with rehearsing(padded) as pass_, reaching(block, names, pass_) as reached:
+    with rehearsing(task.asked.padded) as pass_, reaching(block, names, pass_) as reached:
         with module_inputs(block, names) as inputs, module_outputs(block, narrow) as outputs:
             out = step(block, stack, *features)
     norms = tuple(block.get_submodule(name).get_parameter("weight").numel() for name in modules.norms)
@@ -168,7 +171,7 @@ def block_shape(block: nn.Module, stack: Stack, features: Features, task: BlockT
         sites=site_shapes(block, modules.linears, inputs, outputs, features[0], task),
         norms=norms,
         forward=pass_.flops,
-        first_pass=reached[-1],
+        first_pass=reached[-1] if reached else pass_.flops,  # with nothing to solve there is nowhere to stop
         weights=size(block.parameters()),
         captured=held_bytes((inputs, outputs)) - held_bytes(own_input),
         working=pass_.peak,

@@ -25,9 +25,9 @@ class Modules:
     norms: tuple[str, ...]
 
 
-def calibrated_modules(block: nn.Module, norm: bool) -> Modules:
-    """Every linear of the block and, unless switched off, every norm with a scale."""
-    linears, norms = solved_modules(block, norm)
+def calibrated_modules(block: nn.Module, norm: bool, modules: Sequence[str] | None = None) -> Modules:
+    """Every linear of the block, or those that `modules` means, and, unless switched off, every norm with a scale."""
+    linears, norms = solved_modules(block, norm, modules)
     return Modules(tuple(linears), tuple(norms))
 
 

@@ -115,7 +115,7 @@ def calibrate_stack(run: Run, stack: Stack, tracks: Mapping[str, Tracks], fed: s
     for index in range(count):
         start = time.perf_counter()
         with run.models.student.block(f"{stack.blocks}.{index}") as block:
-            modules = calibrated_modules(block, run.settings.norm)
+            modules = calibrated_modules(block, run.settings.norm, run.settings.modules)
             view = BlockView(block_name(stack, index), stack, index + 1 == count, modules, rule, fed)
             record, known = calibrated_or_known(run, block, f"{stack.blocks}.{index}", tracks, view)
         records.append(record)

@@ -1,6 +1,7 @@
 """`featcal calibrate`: a merged model, its base, its experts and some samples of each task to a calibrated model."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,6 +30,7 @@ PICTURES = "a folder of pictures, FOLDER/train/CLASS/*.png, FOLDER/train.parquet
 TEXT = (
     "FILE.txt (a sample on each line), FILE.jsonl or FILE.parquet with text, messages, prompt and completion, or input and target"
 )
+MODULES = "Of the linears solve only those whose names end so, such as q; once for each. All of them left out."
 EPILOG = f"""Pictures, for CLIP, ViT, DINOv2 and SigLIP: {PICTURES}, or a data set of the hub.
 
 Text, for Llama, T5, BERT and others: {TEXT}, a folder that holds train.jsonl, or a data set of the hub.
@@ -58,6 +60,7 @@ def calibrate(
     seed: Annotated[int, Option(min=0, help="Which samples are drawn.")] = 42,
     batch: Annotated[int, Option(min=1, help="Samples in memory at a time.")] = 32,
     split: Annotated[str, Option(help="The split of each data folder to draw from.")] = "train",
+    module: Annotated[list[str] | None, Option(metavar="NAME", help=MODULES)] = None,
     device: Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
     dtype: Annotated[str, Option(help="float32 or bfloat16, in which the models run.")] = "float32",
     host_memory: Annotated[str, Option(metavar="SIZE", help="Memory for features that wait, such as 8GiB; then disk.")] = "",
@@ -72,7 +75,8 @@ def calibrate(
     from featcal.calibration.torchrun import own_device
     from featcal.settings import Calibration
 
-    settings = Calibration(ridge=ridge, anchor_blend=anchor_blend, interpolation=interpolation)
+    method = {"ridge": ridge, "anchor_blend": anchor_blend, "interpolation": interpolation}
+    settings = Calibration(**method, modules=tuple(module or ()) or None)
     models = {"base": existing_folder("--base", base), "merged": existing_folder("--merged", merged)}
     experts, places = named_folders("--expert", expert), named_places("--data", data)
     folders = models | {f"expert {name!r}": folder for name, folder in experts.items()}
@@ -88,13 +92,13 @@ def calibrate(
     check_tasks(experts, {name: [place] for name, place in places.items()})  # before samples are read
     student = [skeleton(folder) for folder in folders.values()][1]
     require_alike(folders)
-    blocks = block_count(student)
+    blocks = block_count(student, settings.modules)
     own = {name: places[name] for name in (places if dry_run else current().mine(places))}
     batches = drawn(student, (base, merged), own, Draw(samples, seed, batch, split, tokens, dtype_named(dtype)))
     if dry_run:
         from featcal.commands.dry_run import show_run
 
-        return show_run(student, batches, batch, given, as_json)
+        return show_run(student, batches, batch, given, settings.modules, as_json)
     given |= {"batches": dict.fromkeys(places, ()) | batches}  # what other processes calibrate is theirs to read
     if given["device"].type == "cpu":
         give_back_large_blocks()
@@ -110,15 +114,16 @@ def calibrate(
     show_result(result, asdict(settings), as_json)
 
 
-def block_count(model: Any) -> int:
-    """How many blocks will be solved, after the checks that need no numbers. Raises: BadPlan."""
-    from featcal.blocks.coverage import check_coverage
+def block_count(model: Any, modules: Sequence[str] | None) -> int:
+    """How many blocks will be solved, after the checks that need no numbers. Raises: BadPlan, UnknownKey."""
+    from featcal.blocks.coverage import check_coverage, check_modules
     from featcal.blocks.plan import blocks_of
     from featcal.blocks.plans import plan_for
 
     plan = plan_for(model)
     for stack in plan.stacks:
         check_coverage(model, stack)
+    check_modules(model, plan, modules)
     return sum(len(blocks_of(model, stack)) for stack in plan.stacks)
 
 

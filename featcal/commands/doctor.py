@@ -9,7 +9,9 @@ from pathlib import Path
 
 from featcal.commands.terminal import table
 
-PACKAGES = ("featcal", "torch", "torchvision", "transformers", "datasets", "open_clip_torch", "dvc", "jupyter-book")
+PACKAGES = (
+    "featcal", "torch", "torchvision", "transformers", "datasets", "open_clip_torch", "lm_eval", "peft", "dvc", "jupyter-book",
+)  # fmt: skip
 NEEDED = 10  # GB for outputs, DVC's cache and the book of the mini suite, with room
 
 
@@ -18,7 +20,7 @@ def doctor() -> None:
     rows = [["python", platform.python_version()]]
     rows += [[name, installed(name)] for name in PACKAGES]
     rows += [["device", device()], ["torchvision runs", torchvision_state()], ["threads", threads()]]
-    rows += [["fonts of the mini suite", fonts()]]
+    rows += [["fonts of the mini suite", fonts()], ["programs under test", fence()]]
     rows += [[name, program(name, why)] for name, why in PROGRAMS.items()]
     rows += [["free disk here", disk()]]
     table("", ["what", "found"], rows, numbers=False)
@@ -75,6 +77,18 @@ def fonts() -> str:
         return "missing: matplotlib is not installed; make setup installs it"
     folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
     return f"{len(list(folder.glob('*.ttf')))} in matplotlib"
+
+
+def fence() -> str:
+    """Whether what a language model programs can be run behind limits."""
+    from featcal.errors import CannotFence
+    from featcal.language.sandbox import Program, run_programs
+
+    try:
+        outcome = run_programs([Program("answer = 42", ["assert answer == 42"])])[0]
+    except CannotFence as error:
+        return f"cannot be run: {str(error).splitlines()[0]}"
+    return "run behind limits of time, memory and files" if outcome.passed else f"do not run: {outcome.detail}"
 
 
 def program(name: str, why: str) -> str:

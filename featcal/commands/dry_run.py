@@ -1,7 +1,7 @@
 """`featcal calibrate --dry-run`: what was drawn and what the run will need, from the same arguments; nothing is computed."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from featcal.commands.terminal import say, table
@@ -12,7 +12,14 @@ if TYPE_CHECKING:
     from featcal.data.batches import Batches
 
 
-def show_run(model: "nn.Module", batches: Mapping[str, "Batches"], size: int, given: Mapping[str, Any], as_json: bool) -> None:
+def show_run(
+    model: "nn.Module",
+    batches: Mapping[str, "Batches"],
+    size: int,
+    given: Mapping[str, Any],
+    modules: Sequence[str] | None,
+    as_json: bool,
+) -> None:
     """The drawn samples of every task, and the needs that `featcal plan` tells for them."""
     from featcal.calibration.needs import Workload
     from featcal.commands.plan import as_mapping, planned_needs, show
@@ -22,7 +29,7 @@ def show_run(model: "nn.Module", batches: Mapping[str, "Batches"], size: int, gi
     on_gpu = given["device"].type == "cuda"
     load = Workload(len(batches), most, min(size, most), on_gpu, host_budget=given["host_memory"])
     dtype = str(given["dtype"]).removeprefix("torch.")
-    found = planned_needs(model, load, longest or None, longest > 0, dtype)
+    found = planned_needs(model, load, longest or None, longest > 0, dtype, modules)
     if as_json:
         drawn = {task: {"samples": of.samples, "longest": of.longest} for task, of in batches.items()}
         say(json.dumps({"drawn": drawn, "needs": as_mapping(found)}, indent=2))

@@ -1,7 +1,7 @@
 """`featcal plan`: what a calibration will need, from config.json files alone, before a weight is downloaded."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -93,7 +93,12 @@ def check_tokens(model: "nn.Module", tokens: int | None) -> None:
 
 
 def planned_needs(
-    model: "nn.Module", load: "Workload", tokens: int | None = None, padded: bool = False, dtype: str = "float32"
+    model: "nn.Module",
+    load: "Workload",
+    tokens: int | None = None,
+    padded: bool = False,
+    dtype: str = "float32",
+    modules: Sequence[str] | None = None,
 ) -> "Needs":
     """What `featcal calibrate` will need with a model that has no numbers; the samples it has drawn are counted too.
 
@@ -104,10 +109,17 @@ def planned_needs(
 
     sample = batch_without_numbers(model, 1, tokens, padded)
     drawn = sum(v.numel() if v.is_floating_point() else size([v]) for v in sample.values()) * load.samples * load.tasks
-    return needs(shapes(model, load, tokens, padded, dtype), replace(load, drawn=drawn))
+    return needs(shapes(model, load, tokens, padded, dtype, modules), replace(load, drawn=drawn))
 
 
-def shapes(model: "nn.Module", load: "Workload", tokens: int | None, padded: bool, dtype: str) -> dict[int, "ModelShape"]:
+def shapes(
+    model: "nn.Module",
+    load: "Workload",
+    tokens: int | None,
+    padded: bool,
+    dtype: str,
+    modules: Sequence[str] | None = None,
+) -> dict[int, "ModelShape"]:
     """What calibration meets in the model, for every size of batch."""
     import torch
 
@@ -118,7 +130,7 @@ def shapes(model: "nn.Module", load: "Workload", tokens: int | None, padded: boo
     model = model.to(kind).eval()
     block_plan = plan_for(model)
     batches = {size: batch_without_numbers(model, size, tokens, padded) for size in load.batches}
-    return {size: model_shape(model, block_plan, batch, padded=padded) for size, batch in batches.items()}
+    return {size: model_shape(model, block_plan, batch, padded=padded, modules=modules) for size, batch in batches.items()}
 
 
 def batch_without_numbers(model: "nn.Module", size: int, tokens: int | None, padded: bool) -> dict[str, "torch.Tensor"]:
