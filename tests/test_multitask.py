@@ -1,12 +1,12 @@
 """The model trained on all tasks at once: what each step sees, and what stays as it was."""
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from smoke_graph import lay_out, working_in
 
 from featcal.data.images import ImageSet
+from featcal.data.sampling import batch_indices
 from featcal.stages.run import run_stage
 from featcal.suites import fine_tune, load_task, multitask
 from featcal.suites.experts import write_base_and_heads
@@ -62,7 +62,7 @@ def test_every_step_sees_the_next_task_with_its_own_head_in_an_order_no_expert_h
     first, second = seen[0], seen[3]
     assert not torch.equal(first.pixels, second.pixels), "the second turn of a task goes on in its epoch"
     images: ImageSet = load_task.load_task(folders[0], "mnist", "train", folders[1] / "base")
-    experts = images.tensor(np.asarray(fine_tune.batch_of(0, len(images), 8, "mnist", 0)))
+    experts = images.tensor(batch_indices("mnist", len(images), 8, 0, 0))
     assert not torch.equal(first.pixels, experts)
 
 

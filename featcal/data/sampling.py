@@ -1,4 +1,7 @@
-"""Which training samples a calibration sees. Every task draws from a generator of its own: no draw depends on another."""
+"""Which samples a calibration sees, and in which order a training takes them.
+
+Every task draws from a generator of its own: no draw depends on another.
+"""
 
 from zlib import crc32
 
@@ -19,3 +22,11 @@ def draw_indices(task: str, count: int, samples: int, seed: int) -> NDArray[np.i
         raise BadSetting("calibrate.samples", samples, f"must be at most {count}, the number of samples of {task}")
     generator = np.random.default_rng([seed, crc32(task.encode()), crc32(b"calibration")])
     return generator.permutation(count)[:samples].astype(np.int64)
+
+
+def batch_indices(task: str, count: int, batch: int, step: int, seed: int) -> NDArray[np.int64]:
+    """Samples of one training step: each at most once per epoch, the incomplete batch at its end left out, (batch,)."""
+    batch = min(batch, count)
+    epoch, place = divmod(step, count // batch)
+    order = np.random.default_rng([seed, crc32(task.encode()), epoch]).permutation(count)
+    return order[place * batch : (place + 1) * batch].astype(np.int64)

@@ -8,14 +8,13 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from zlib import crc32
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import CLIPVisionModel
 
+from featcal.data.sampling import batch_indices
 from featcal.errors import TrainingDiverged
 from featcal.suites.recipe import FineTune
 
@@ -45,7 +44,7 @@ def fine_tune(
     scale = math.exp(float(logit_scale))
 
     def lesson(step: int) -> Lesson:
-        chosen = batch_of(step, len(labels), settings.batch, task, seed)
+        chosen = torch.from_numpy(batch_indices(task, len(labels), settings.batch, step, seed))
         pixels = pixel_values[chosen] if normalise is None else normalise(pixel_values[chosen])
         return Lesson(task, pixels, labels[chosen], head)
 
@@ -94,11 +93,3 @@ def trained(
         optimiser.step()
     learner.zero_grad(set_to_none=True)
     return learner.requires_grad_(True).eval()
-
-
-def batch_of(step: int, images: int, batch: int, task: str, seed: int) -> Tensor:
-    """Indices of a step's batch: every image at most once per epoch, the incomplete batch at its end left out."""
-    batch = min(batch, images)
-    epoch, place = divmod(step, images // batch)
-    order = np.random.default_rng([seed, crc32(task.encode()), epoch]).permutation(images)
-    return torch.from_numpy(order[place * batch : (place + 1) * batch])

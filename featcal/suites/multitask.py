@@ -39,10 +39,11 @@ def _trained(job: Shared, prepared: Path, data: Path) -> Any:
     import torch
     from safetensors.torch import load_file
 
+    from featcal.data.sampling import batch_indices
     from featcal.models.device import torch_device
     from featcal.models.load import load_vision
     from featcal.suites.experts import HEADS
-    from featcal.suites.fine_tune import Lesson, batch_of, trained
+    from featcal.suites.fine_tune import Lesson, trained
     from featcal.suites.load_task import load_task
 
     tensors = load_file(prepared / HEADS)
@@ -52,9 +53,9 @@ def _trained(job: Shared, prepared: Path, data: Path) -> Any:
         turn, place = divmod(step, len(job.tasks))
         task = job.tasks[place]
         seen = images[task]
-        chosen = batch_of(turn, len(seen), job.fine_tune.batch, f"multitask {task}", job.seed)
-        pixels = seen.preprocess.normalised(seen.pixels[chosen.numpy()])
-        return Lesson(task, pixels, torch.from_numpy(seen.labels)[chosen], tensors[f"head/{task}"])
+        chosen = batch_indices(f"multitask {task}", len(seen), job.fine_tune.batch, turn, job.seed)
+        pixels = seen.preprocess.normalised(seen.pixels[chosen])
+        return Lesson(task, pixels, torch.from_numpy(seen.labels[chosen]), tensors[f"head/{task}"])
 
     vision = load_vision(prepared / "base").to(torch_device(job.device))
     scale = math.exp(float(tensors["logit_scale"]))
