@@ -113,3 +113,20 @@ class SingularSum(FeatCalError):
             f"  - give more samples, or\n"
             f"  - lower merge.off_diagonal below 1; if a feature is zero everywhere, no samples help: use the method lot instead"
         )
+
+
+class CannotFence(FeatCalError):
+    """Programs under test that cannot be run behind limits on this system."""
+
+    def __init__(self, reason: str):
+        super().__init__(
+            f"programs that a model wrote: {reason}.\n"
+            f"  - the scores that run programs (humaneval_plus, mbpp_plus) need Linux; WSL or a container will do"
+        )
+
+
+class NoHarness(FeatCalError):
+    """What lm-evaluation-harness or one of its tasks needs and this environment lacks; told before any model runs."""
+
+    def __init__(self, problems: list[str], ways_out: list[str]):
+        super().__init__(";\n".join(problems) + "." + "".join(f"\n  - {way}" for way in ways_out))

@@ -1,0 +1,1 @@
+"""What language models answer, and whether it is right."""
