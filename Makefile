@@ -2,14 +2,15 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
-EXTRAS := repro,openclip,dev
+EXTRAS := repro,openclip,language,dev
 BIN    := $(abspath $(VENV))/bin
 # Named after the content of pip's inputs: a checkout that only touches dates installs nothing again.
 STAMP  := $(VENV)/.installed-$(firstword $(shell cat pyproject.toml constraints.txt | cksum))
 
 # The first table and figure, with everything upstream of them, and the page on which their models are played with.
 HEADLINE := page@table01 page@figure1 playground
-ROLES    := clip_b32 clip_l14
+BASES    := pretrain@clip_b32 pretrain@clip_l14 pretrain_t5@flan_t5_base pretrain_t5@flan_t5_large \
+            pretrain_llama@llama_3b pretrain_llama@llama_8b
 
 # Stages say `featcal` and `python`, which must be those of the environment.
 export PATH := $(BIN):$(PATH)
@@ -59,8 +60,8 @@ test: project  ## run the tests and re-execute the pages of the book against wha
 	wait $$pages; executed=$$?; echo 'pages of the book, executed again:'; cat "$$report"; \
 	exit $$((tested ? tested : executed))
 
-pretrain: project  ## train the mini suite's base models anew (frozen otherwise; up to 40 minutes)
-	set -e; for role in $(ROLES); do $(BIN)/featcal stage pretrain $$role; $(BIN)/dvc commit --force pretrain@$$role; done
+pretrain: project  ## train the mini suite's base models anew (frozen otherwise; up to an hour)
+	set -e; for base in $(BASES); do $(BIN)/featcal stage pretrain $${base#*@}; $(BIN)/dvc commit --force $$base; done
 
 verify: project  ## recompute everything in a temporary clone and compare with the committed results
 	VENV='$(abspath $(VENV))' bash scripts/recompute.sh dvc repro --force

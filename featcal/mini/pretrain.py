@@ -5,6 +5,7 @@ are keyed by (seed, step). Looks at web pictures and unshifted held-out ones, ne
 """
 
 import math
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,6 @@ from time import perf_counter
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from featcal.mini.augment import augmented, keyed_generator, normalised
@@ -24,7 +23,7 @@ from featcal.mini.images import WEB, draw_split
 from featcal.mini.muon import Optimiser
 from featcal.mini.tasks import TASKS
 from featcal.mini.towers import SIZES, Size, new_model
-from featcal.storage.atomic import atomic_path
+from featcal.mini.training_state import restore_state, save_state
 
 WARM_UP, FLOOR, CLIP_NORM = 60, 0.05, 1.0
 LARGEST_LOG_SCALE = 4.0
@@ -52,14 +51,14 @@ def pretrain(role: str, out: Path, steps: int = 4000, state_folder: Path = STATE
     """
     recipe = recipe or Recipe(SIZES[role], steps)
     state = Path(state_folder) / role / "state.safetensors"
-    with _one_thread():
+    with one_thread():
         run = _Run(recipe)
-        run.resume(state)
+        run.done = restore_state(state, run.model, run.optimiser, repr(recipe))
         started, first = perf_counter(), run.done
         while run.done < recipe.steps:
             loss = run.step()
             if run.done % recipe.every == 0 or run.done == recipe.steps:
-                run.save(state)
+                save_state(state, run.model, run.optimiser, repr(recipe), run.done)
                 seconds = (perf_counter() - started) / (run.done - first)
                 print(f"{role} step {run.done} loss {loss:.3f} {seconds:.3f} s/step {run.held_out_line()}", flush=True)
         write_base(run.model, make_tokenizer(), role, Path(out))  # the one in use keeps its last padding
@@ -100,27 +99,6 @@ class _Run:
         order = torch.randperm(len(self.pictures), generator=keyed_generator(recipe.seed, EPOCH, epoch))
         return order[place * recipe.batch : (place + 1) * recipe.batch]
 
-    def save(self, path: Path) -> None:
-        tensors = {f"model/{name}": value.detach().contiguous() for name, value in self.model.named_parameters()}
-        tensors.update({name: value.contiguous() for name, value in self.optimiser.state().items()})
-        with atomic_path(path) as hidden:
-            save_file(tensors, hidden, metadata={"recipe": repr(self.recipe), "done": str(self.done)})
-
-    def resume(self, path: Path) -> None:
-        """Goes on where the file stopped; a file of another recipe is left out of account."""
-        if not path.is_file():
-            return
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata()
-        if metadata["recipe"] != repr(self.recipe):
-            return
-        tensors = load_file(path)
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                parameter.copy_(tensors[f"model/{name}"])
-        self.optimiser.restore(tensors)
-        self.done = int(metadata["done"])
-
     @torch.no_grad()
     def held_out_line(self, count: int = 40) -> str:
         """Zero-shot accuracy on unshifted pictures drawn for validation, the mean of the first eight and of all tasks."""
@@ -154,7 +132,8 @@ def schedule(step: int, steps: int) -> float:
 
 
 @contextmanager
-def _one_thread():
+def one_thread() -> Iterator[None]:
+    """One intra-op thread inside the `with`, as many as before behind it."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,0 +1,35 @@
+"""The state file of a pre-training: an interrupted run goes on from it and ends in the same bytes as an undisturbed one."""
+
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from featcal.mini.muon import Optimiser
+from featcal.storage.atomic import atomic_path
+
+
+def save_state(path: Path, model: nn.Module, optimiser: Optimiser, recipe: str, done: int) -> None:
+    """Weights, optimiser and the number of steps done, complete or not at all."""
+    tensors = {f"model/{name}": value.detach().contiguous() for name, value in model.named_parameters()}
+    tensors.update({name: value.contiguous() for name, value in optimiser.state().items()})
+    with atomic_path(path) as hidden:
+        save_file(tensors, hidden, metadata={"recipe": recipe, "done": str(done)})
+
+
+def restore_state(path: Path, model: nn.Module, optimiser: Optimiser, recipe: str) -> int:
+    """Steps done by the run that wrote the file, model and optimiser as it left them; 0 without a file or for another recipe."""
+    if not path.is_file():
+        return 0
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    if metadata["recipe"] != recipe:
+        return 0
+    tensors = load_file(path)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(tensors[f"model/{name}"])
+    optimiser.restore(tensors)
+    return int(metadata["done"])

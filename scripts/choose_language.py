@@ -1,0 +1,84 @@
+"""What the small T5 models, their experts and their merged models score on validation texts. Writes choice_t5.json.
+
+Nothing here knows calibration or adapters. Wanted, per role: a base of 50-78 points, experts of 85-95, and at least 8 points
+between task arithmetic at the paper's 0.3 and the experts.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+
+from featcal.data.glue import prompted
+from featcal.language.glue import score_glue
+from featcal.mini.base_folder import MODELS
+from featcal.mini.language.glue_rows import COUNTS, WORLDS, draw_rows, draw_samples
+from featcal.models.load import load_model, load_tokenizer
+from featcal.storage.results import write_json
+from featcal.suites.fine_tune_text import fine_tune_text
+from featcal.suites.text_recipe import FineTuneText, Lora
+
+CHOICE = Path("featcal/mini/language/choice_t5.json")
+ROLES = {
+    "flan_t5_base": FineTuneText(lr=5e-4),
+    "flan_t5_large": FineTuneText(lr=3e-3, lora=Lora()),
+}
+SCALES = (0.1, 0.2, 0.3, 0.4, 0.5)
+DATA_SEED, EXPERT_SEED, BATCH = 0, 0, 100
+
+
+def scores(model, tokenizer, tasks) -> dict[str, float]:
+    """Validation score of each task."""
+    found = {}
+    for task in tasks:
+        rows = draw_rows(task, "validation", COUNTS["validation"], DATA_SEED)
+        pairs = [prompted(task, row) for row in rows]
+        found[task] = round(score_glue(model, tokenizer, task, pairs, BATCH)[0], 4)
+    return found
+
+
+def measured(folder: Path, settings: FineTuneText) -> dict:
+    """Scores of one role; the base is moved along the sum of all task vectors, of which simple averaging takes an eighth."""
+    tokenizer, base = load_tokenizer(folder), load_model(folder)
+    found: dict = {"base": scores(base, tokenizer, WORLDS), "experts": {}, "seconds": {}}
+    start = {name: value.clone() for name, value in base.state_dict().items()}
+    moved = {name: torch.zeros_like(value) for name, value in start.items()}
+    for task in WORLDS:
+        samples = draw_samples(task, "train", COUNTS["train"], DATA_SEED)
+        began = time.process_time()
+        expert = fine_tune_text(folder, samples, settings, task, EXPERT_SEED)
+        found["seconds"][task] = round(time.process_time() - began, 1)
+        own = scores(expert, tokenizer, [task])
+        found["experts"] |= own
+        for name, value in expert.state_dict().items():
+            moved[name] += value - start[name]
+        print(task, f"base {found['base'][task]:.1f} expert {own[task]:.1f} ({found['seconds'][task]} CPU-s)", flush=True)
+    for name, scale in {"average": 1 / len(WORLDS), **{f"task_arithmetic {scale:g}": scale for scale in SCALES}}.items():
+        base.load_state_dict({key: value + scale * moved[key] for key, value in start.items()})
+        found[name] = scores(base, tokenizer, WORLDS)
+    for name, values in found.items():
+        if name != "seconds" and values:
+            print(f"{name:22}", *(f"{value:6.1f}" for value in values.values()), f"| {mean(values):5.1f}", flush=True)
+    return found
+
+
+def mean(values: dict[str, float]) -> float:
+    return sum(values.values()) / len(values)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("roles", nargs="*", default=list(ROLES), choices=[*ROLES, []])
+    roles = parser.parse_args().roles
+    torch.set_num_threads(1)
+    known = json.loads(CHOICE.read_text()) if CHOICE.is_file() else {}
+    for role in roles:
+        found = measured(MODELS / role, ROLES[role])
+        found.pop("seconds")  # another machine takes another time
+        write_json(CHOICE, dict(sorted((known := known | {role: found}).items())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""How the Llama part of the mini suite was chosen, on validation texts only. Writes featcal/mini/language/choice_llama.json.
+
+Per role: the six scores of the base, of the three experts, of their average and of task arithmetic at several scales. Knows no
+calibration and no adapter. What was chosen by it, before anything was calibrated: the shares of the base's reading and its
+careless answers, and the experts' steps and learning rate (bases far from perfect in the experts' domains, experts best in
+their own). The scale of task arithmetic is the paper's 0.3.
+
+  python scripts/choose_llama.py [role ...] [--steps N] [--lr X] [--rows N] [--write]
+"""
+
+import argparse
+import json
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import featcal  # noqa: F401  isort: skip - before transformers
+from featcal.data.text import Sample
+from featcal.language import answers
+from featcal.language.generation import generate_texts
+from featcal.language.sandbox import Program, run_programs
+from featcal.merging.arithmetic import average, task_arithmetic
+from featcal.mini.base_folder import MODELS
+from featcal.mini.language.domain_files import TRAINING
+from featcal.mini.language.domains import DOMAINS, TESTS, Test, test_items, training_items
+from featcal.mini.language.experts import EXPERTS
+from featcal.mini.language.items import Item
+from featcal.models.load import load_model, load_tokenizer
+from featcal.storage.atomic import atomic_path
+from featcal.suites.fine_tune_text import fine_tune_text
+from featcal.suites.text_recipe import FineTuneText
+
+ROLES = ("llama_3b", "llama_8b")
+SCALES = (0.1, 0.2, 0.3, 0.4, 0.5)
+DATA_SEED, EXPERT_SEED, BATCH = 0, 0, 50
+CHOICE = Path("featcal/mini/language/choice_llama.json")
+
+
+def judged(test: Test, items: list[Item], given: list[str]) -> list[bool]:
+    """Whether each answer is right."""
+    if test.check == "program":
+        programs = [Program(i.header + answers.first_line(a), i.tests) for i, a in zip(items, given, strict=True)]
+        return [outcome.passed for outcome in run_programs(programs)]
+    if test.check == "instructions":
+        return [answers.instructions(a, json.dumps(i.instructions)) for i, a in zip(items, given, strict=True)]
+    check = answers.arithmetic if test.check == "arithmetic" else answers.letter
+    return [check(a, i.target) for i, a in zip(items, given, strict=True)]
+
+
+def scores(model, tokenizer, rows: int) -> dict[str, float]:
+    """Percent right of each test on validation prompts, and their mean."""
+    found = {}
+    for key, test in TESTS.items():
+        items = test_items(key, "validation", rows, DATA_SEED)
+        said = generate_texts(model, tokenizer, [item.prompt for item in items], BATCH, test.new_tokens)
+        found[key] = 100 * float(np.mean(judged(test, items, said)))
+    return found | {"average": float(np.mean(list(found.values())))}
+
+
+def measured(role: str, settings: FineTuneText, rows: int) -> dict[str, dict[str, float]]:
+    folder, table, seconds = MODELS / role, {}, {}
+    tokenizer = load_tokenizer(folder)
+    model = load_model(folder).eval()
+    table["base"] = scores(model, tokenizer, rows)
+    show(role, "base", table["base"])
+    base = {name: value.clone() for name, value in model.state_dict().items()}
+    experts = {}
+    for domain in DOMAINS:
+        items = training_items(domain, "train", TRAINING["train"], DATA_SEED)
+        samples = [Sample(f"{domain} {n}", item.prompt, f"{item.target}\n") for n, item in enumerate(items)]
+        started = time.process_time()
+        expert = fine_tune_text(folder, samples, settings, domain, EXPERT_SEED)
+        seconds[domain] = time.process_time() - started
+        experts[domain] = {name: value.clone() for name, value in expert.state_dict().items()}
+        table[domain] = scores(expert, tokenizer, rows)
+        show(role, domain, table[domain])
+    ways = {"average": average} | {f"task_arithmetic {scale:g}": partial(task_arithmetic, scale=scale) for scale in SCALES}
+    for name, way in ways.items():
+        model.load_state_dict({key: way(value, [expert[key] for expert in experts.values()]) for key, value in base.items()})
+        table[name] = scores(model, tokenizer, rows)
+        show(role, name, table[name])
+    print("CPU seconds", {domain: round(value, 1) for domain, value in seconds.items()}, flush=True)
+    return table
+
+
+def show(role: str, name: str, found: dict[str, float]) -> None:
+    print(f"{role} {name:20}", " ".join(f"{value:5.1f}" for value in found.values()), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("roles", nargs="*", default=ROLES)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--lr", type=float)
+    parser.add_argument("--rows", type=int, default=200)
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    found = json.loads(CHOICE.read_text()) if CHOICE.is_file() else {}
+    for role in given.roles:
+        values = dict(EXPERTS[role])
+        values |= {name: value for name in ("steps", "lr") if (value := getattr(given, name)) is not None}
+        table = measured(role, FineTuneText(**values), given.rows)
+        found[role] = {"validation": table, "rows": given.rows, "experts": values}
+    if given.write:
+        rounded = json.loads(json.dumps(found), parse_float=lambda text: float(f"{float(text):.6g}"))
+        with atomic_path(CHOICE) as hidden:
+            hidden.write_text(json.dumps(rounded, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()
