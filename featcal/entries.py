@@ -15,6 +15,7 @@ from featcal.runs import (
     ADAPTERS,
     SETTINGS,
     STREAMS,
+    TEXT_POOLS,
     AblateRun,
     AdapterSetting,
     AdaptRun,
@@ -23,6 +24,7 @@ from featcal.runs import (
     MeasureRun,
     MergeRun,
     MultitaskRun,
+    Reading,
     Rescaling,
 )
 from featcal.settings import Calibration, from_mapping, require, text, whole_number
@@ -38,7 +40,8 @@ def for_suite(place: str, entry: Entry, suite: str, fixed: tuple[str, ...], free
     require(isinstance(entry, dict), place, entry, "must be a mapping")
     for key in (*fixed, *free):
         require(key in entry, place, list(entry), f"lacks {key}")
-        (whole_number if key == "pool" else text)(f"{place}.{key}", entry[key])
+        if key != "pool" or entry[key] not in TEXT_POOLS:
+            (whole_number if key == "pool" else text)(f"{place}.{key}", entry[key])
     wanted = "-".join(str(entry[key]) for key in fixed)  # files and stages are found by this name
     require(place.partition(".")[2] == wanted, place, wanted, "must be the entry's name, made of " + ", ".join(fixed))
     groups = {k: v for k, v in entry.items() if k not in (*fixed, *free)}
@@ -97,24 +100,28 @@ def adapt_run(place: str, entry: Entry, suite: str) -> AdaptRun:
     return AdaptRun(**words, settings=adapter_settings(f"{place}.{suite}", words["method"], chosen))
 
 
-def adapter_settings(place: str, method: str, chosen: Entry) -> dict[str, AdapterSetting]:
-    """Trainings of one method's adapters by the word of their settings."""
+def adapter_settings(place: str, method: str, chosen: Entry, texts: bool = False) -> dict[str, AdapterSetting]:
+    """Trainings of one method's adapters by the word of their settings.
+
+    texts: of language models, whose adapters are trained where an answer is read, which unlabelled texts do not have.
+    """
     settings = {}
     for name, group in chosen.items():
         where = f"{place}.{name}"
         require(name in ADAPTER_SETTINGS, place, name, f"must hold {', '.join(ADAPTER_SETTINGS)}")
-        settings[str(name)] = _adapter_setting(where, method, group)
-        streams = "train" if name.endswith("_train") else "test_unlabelled"
+        settings[str(name)] = _adapter_setting(where, method, group, texts)
+        streams = "train" if texts or name.endswith("_train") else "test_unlabelled"
         require(settings[name].draw.stream == streams, f"{where}.stream", settings[name].draw.stream, f"must be {streams}")
     return settings
 
 
-def _adapter_setting(place: str, method: str, group: Any) -> AdapterSetting:
+def _adapter_setting(place: str, method: str, group: Any, texts: bool) -> AdapterSetting:
     require(isinstance(group, dict), place, group, "must be a mapping of settings")
     training = dict(group)
     for key in ("samples", "seeds"):
         require(key in training, place, list(group), f"lacks {key}")
-    stream, samples, seeds = training.pop("stream", STREAMS[method]), training.pop("samples"), training.pop("seeds")
+    stream = training.pop("stream", "train" if texts else STREAMS[method])
+    samples, seeds = training.pop("samples"), training.pop("seeds")
     drawn = _seeds(f"{place}.seeds", seeds)
     settings = from_mapping(ADAPTERS[method], training, place)
     return AdapterSetting(settings, from_mapping(Draw, {"stream": stream, "samples": samples, "batch": 250}, place), drawn)
@@ -160,6 +167,8 @@ def calibration(place: str, group: Entry, words: Mapping[str, Any]) -> Calibrate
     """Method and draw of a group that holds both."""
     method = dict(group)
     draw: dict[str, Any] = {}
+    if isinstance(words["pool"], str):
+        draw["reading"] = from_mapping(Reading, method.pop("reading", {}), f"{place}.reading")
     for key in ("samples", "batch", "seeds"):
         require(key in method, place, list(group), f"lacks {key}")
         draw[key] = method.pop(key)

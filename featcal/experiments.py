@@ -13,15 +13,15 @@ import yaml
 
 from featcal import entries
 from featcal.errors import BadFile, MissingPath, UnknownKey
-from featcal.pools import LargerPool, larger_pool
-from featcal.runs import AblateRun, AdaptRun, CalibrateRun, MeasureRun, MergeRun, MultitaskRun
+from featcal.pools import WholePool, language_pool, larger_pool
+from featcal.runs import AblateRun, AdaptRun, CalibrateRun, MeasureRun, MergeRun, MultitaskRun, Pool
 from featcal.settings import require
 from featcal.studies import STUDIES, study_run
 
 T = TypeVar("T")
 SECTIONS = (
     "suite", "anchors", "merge", "merge_with_data", "upstreams", "calibrate", "adapt", "ablate", "multitask", "larger_pools",
-    "prepare", "measure", *STUDIES, "page",
+    "language_pools", "prepare", "measure", *STUDIES, "page",
 )  # fmt: skip
 
 
@@ -35,10 +35,10 @@ class Experiments:
     adapt: Mapping[str, AdaptRun]
     ablate: Mapping[str, AblateRun | None]  # None: not run in this suite
     multitask: Mapping[str, MultitaskRun | None]
-    larger_pools: Mapping[str, LargerPool]
+    pools: Mapping[str, WholePool]  # larger pools of images, and pools of texts
     measure: Mapping[str, MeasureRun | None]
     studies: Mapping[str, Mapping[str, Any]]  # by kind, by key; None: not run in this suite
-    prepared: tuple[tuple[str, int], ...]  # roles and pools
+    prepared: tuple[tuple[str, Pool], ...]  # roles and pools
     raw: Mapping[str, Any] = field(repr=False)
 
     @property
@@ -46,19 +46,19 @@ class Experiments:
         """All that `prepare` names."""
         return tuple(dict.fromkeys(role for role, _ in self.prepared))
 
-    def merged_in(self, role: str, pool: int) -> dict[str, MergeRun]:
+    def merged_in(self, role: str, pool: Pool) -> dict[str, MergeRun]:
         """The merged models of one role and pool, by key."""
         return {k: m for k, m in self.merge.items() if (m.role, m.pool) == (role, pool) and m.options is not None}
 
-    def calibrated_in(self, role: str, pool: int) -> dict[str, CalibrateRun]:
+    def calibrated_in(self, role: str, pool: Pool) -> dict[str, CalibrateRun]:
         """The calibrated models of one role and pool, by key."""
         return {k: c for k, c in self.calibrate.items() if (c.role, c.pool) == (role, pool) and c.calibration is not None}
 
-    def adapted_in(self, role: str, pool: int) -> dict[str, AdaptRun]:
+    def adapted_in(self, role: str, pool: Pool) -> dict[str, AdaptRun]:
         """The adapters of one role and pool, by key."""
         return {k: a for k, a in self.adapt.items() if (a.role, a.pool) == (role, pool) and a.settings is not None}
 
-    def ablated_in(self, role: str, pool: int) -> dict[str, AblateRun]:
+    def ablated_in(self, role: str, pool: Pool) -> dict[str, AblateRun]:
         """The controls of one role and pool, by key."""
         return {k: a for k, a in self.ablate.items() if a is not None and (a.whole.role, a.whole.pool) == (role, pool)}
 
@@ -98,27 +98,27 @@ def load_experiments(path: Path) -> Experiments:
     alone, with_data = read("merge", entries.merge_run), read("merge_with_data", entries.merge_run)
     for key in set(alone) & set(with_data):
         require(False, f"merge_with_data.{key}", key, "is a merged model of `merge` already")
-    larger = read("larger_pools", larger_pool)
+    whole = read("larger_pools", larger_pool) | read("language_pools", language_pool)
     found = Experiments(
         suite=suite,
-        merge=alone | with_data | _pooled(larger, "merge"),
-        calibrate=read("calibrate", entries.calibrate_run) | _pooled(larger, "calibrate"),
-        adapt=read("adapt", entries.adapt_run) | _pooled(larger, "adapt"),
+        merge=alone | with_data | _pooled(whole, "merge"),
+        calibrate=read("calibrate", entries.calibrate_run) | _pooled(whole, "calibrate"),
+        adapt=read("adapt", entries.adapt_run) | _pooled(whole, "adapt"),
         ablate=read("ablate", entries.ablate_run),
         multitask=read("multitask", entries.multitask_run),
-        larger_pools=larger,
+        pools=whole,
         measure=read("measure", entries.measure_run),
         studies={kind: read(kind, study_run) for kind in STUDIES},
-        prepared=_prepared(raw),
+        prepared=(*_prepared(raw), *((pool.role, pool.pool) for pool in whole.values() if isinstance(pool.pool, str))),
         raw=raw,
     )
     _check_references(found)
     return found
 
 
-def _pooled(larger: Mapping[str, LargerPool], part: str) -> dict[str, Any]:
-    """The runs of one part of every larger pool, by key."""
-    return {key: run for pool in larger.values() for key, run in getattr(pool, part).items()}
+def _pooled(pools: Mapping[str, WholePool], part: str) -> dict[str, Any]:
+    """The runs of one part of every whole pool, by key."""
+    return {key: run for pool in pools.values() for key, run in getattr(pool, part).items()}
 
 
 def _check_references(found: Experiments) -> None:
@@ -132,9 +132,7 @@ def _check_references(found: Experiments) -> None:
         for name in getattr(run, "upstreams", None) or (run.upstream,):
             upstream = f"{run.role}-{run.pool}-{name}"
             there = [key for key, made in found.merge.items() if (made.role, made.pool) == (run.role, run.pool)]
-            require(
-                upstream in there, place, upstream, f"must be one of the merged models: {', '.join(there) or 'none'}"
-            )
+            require(upstream in there, place, upstream, f"must be one of the merged models: {', '.join(there) or 'none'}")
     for key, measured in found.measure.items():
         if measured is not None:
             _require_seeds(f"measure.{key}.{found.suite}.seed", measured, found)

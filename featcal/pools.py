@@ -1,7 +1,7 @@
-"""A larger pool of params.yaml: four mergers, FeatCal and both adapters on each, as the runs that single experiments are.
+"""A whole pool of params.yaml: its mergers, FeatCal and both adapters on each, as the runs that single experiments are.
 
-One group of settings per part and suite, because the four models of a part are made by one stage. Knows nothing of torch, models
-or where results go.
+Larger pools of images, and pools of texts. One group of settings per part and suite, because the models of a part are made by one
+stage. Knows nothing of torch, models or where results go.
 """
 
 from collections.abc import Mapping
@@ -10,26 +10,37 @@ from typing import Any
 
 from featcal.entries import Entry, adapter_settings, calibration, for_suite, merge_settings
 from featcal.errors import UnknownKey
-from featcal.runs import ADAPTERS, SETTINGS, STREAMS, AdaptRun, CalibrateRun, MergeRun
+from featcal.runs import ADAPTERS, SETTINGS, STREAMS, AdaptRun, CalibrateRun, MergeRun, Pool
 from featcal.settings import require
 
 MERGERS = ("average", "task_arithmetic", "adamerging", "wudi")  # in the order of the paper's tables
+TEXT_MERGERS = ("task_arithmetic",)
 PARTS = ("mergers", "featcal", *ADAPTERS)
 
 
 @dataclass(frozen=True)
-class LargerPool:
-    """Everything made of one role and pool, by the key a single experiment would have; what a suite does not run is there too."""
+class WholePool:
+    """Everything made of one role and pool, by the key a single experiment would have, also what a suite does not run."""
 
     role: str
-    pool: int
+    pool: Pool
     merge: Mapping[str, MergeRun]
     calibrate: Mapping[str, CalibrateRun]
     adapt: Mapping[str, AdaptRun]
 
 
-def larger_pool(place: str, entry: Entry, suite: str) -> LargerPool:
-    """One entry of `larger_pools`.
+def larger_pool(place: str, entry: Entry, suite: str) -> WholePool:
+    """One entry of `larger_pools`."""
+    return _whole_pool(place, entry, suite, MERGERS)
+
+
+def language_pool(place: str, entry: Entry, suite: str) -> WholePool:
+    """One entry of `language_pools`, whose one merger is task arithmetic, as in the paper."""
+    return _whole_pool(place, entry, suite, TEXT_MERGERS)
+
+
+def _whole_pool(place: str, entry: Entry, suite: str, mergers: tuple[str, ...]) -> WholePool:
+    """Everything made of one role and pool.
 
     mergers: settings by merger. featcal, surgery, prob_surgery: by the word of the settings; each is run on every merger.
     Raises: UnknownKey for a misspelt merger or word; BadSetting.
@@ -41,16 +52,16 @@ def larger_pool(place: str, entry: Entry, suite: str) -> LargerPool:
     words = {key: entry[key] for key in ("role", "pool") if key in entry}
     for_suite(place, {**words, suite: None}, suite, ("role", "pool"))  # the entry's name
     chosen = {part: _part(f"{place}.{part}", entry.get(part), suite) for part in PARTS}
-    merge = _merge(f"{place}.mergers.{suite}", chosen["mergers"], words)
-    run = [run.upstream for run in merge.values() if run.options is not None]
-    return LargerPool(
+    merge = _merge(f"{place}.mergers.{suite}", chosen["mergers"], words, mergers)
+    upstreams = {run.upstream: run.options is not None for run in merge.values()}
+    return WholePool(
         **words,
         merge=merge,
-        calibrate=_calibrate(f"{place}.featcal.{suite}", chosen["featcal"], words, run),
+        calibrate=_calibrate(f"{place}.featcal.{suite}", chosen["featcal"], words, upstreams),
         adapt={
             _key(words, upstream, method): adapt
             for method in ADAPTERS
-            for upstream, adapt in _adapt(f"{place}.{method}.{suite}", method, chosen[method], words, run).items()
+            for upstream, adapt in _adapt(f"{place}.{method}.{suite}", method, chosen[method], words, upstreams).items()
         },
     )
 
@@ -67,37 +78,38 @@ def _part(place: str, groups: Any, suite: str) -> Entry:
     return dict(group or {})
 
 
-def _merge(place: str, chosen: Entry, words: Mapping[str, Any]) -> dict[str, MergeRun]:
+def _merge(place: str, chosen: Entry, words: Mapping[str, Any], mergers: tuple[str, ...]) -> dict[str, MergeRun]:
     for method in chosen:
-        if method not in MERGERS:
-            raise UnknownKey(place, str(method), list(MERGERS))
+        if method not in mergers:
+            raise UnknownKey(place, str(method), list(mergers))
     found = {}
-    for method in MERGERS:
+    for method in mergers:
         options, draw = merge_settings(f"{place}.{method}", method, chosen.get(method), method in STREAMS)
         found[_key(words, method)] = MergeRun(**words, method=method, upstream=method, options=options, draw=draw)
     return found
 
 
-def _calibrate(place: str, chosen: Entry, words: Mapping[str, Any], run: list[str]) -> dict[str, CalibrateRun]:
+def _calibrate(place: str, chosen: Entry, words: Mapping[str, Any], upstreams: Mapping[str, bool]) -> dict[str, CalibrateRun]:
     for setting in chosen:
         if setting not in SETTINGS:
             raise UnknownKey(place, str(setting), list(SETTINGS))
     found = {}
-    for upstream in MERGERS:
+    for upstream, made in upstreams.items():
         for setting in SETTINGS:
             named = {**words, "upstream": upstream, "setting": setting}
-            made = setting in chosen and upstream in run
             found[_key(words, upstream, setting)] = (
-                calibration(f"{place}.{setting}", chosen[setting], named) if made else CalibrateRun(**named, calibration=None)
+                calibration(f"{place}.{setting}", chosen[setting], named)
+                if made and setting in chosen
+                else CalibrateRun(**named, calibration=None)
             )
     return found
 
 
-def _adapt(place: str, method: str, chosen: Entry, words: Mapping[str, Any], run: list[str]) -> dict[str, AdaptRun]:
-    settings = adapter_settings(place, method, chosen)
+def _adapt(place: str, method: str, chosen: Entry, words: Mapping[str, Any], run: Mapping[str, bool]) -> dict[str, AdaptRun]:
+    settings = adapter_settings(place, method, chosen, texts=isinstance(words["pool"], str))
     return {
-        upstream: AdaptRun(**words, upstream=upstream, method=method, settings=settings if settings and upstream in run else None)
-        for upstream in MERGERS
+        upstream: AdaptRun(**words, upstream=upstream, method=method, settings=settings if settings and made else None)
+        for upstream, made in run.items()
     }
 
 

@@ -21,6 +21,8 @@ STREAMS = {
     "adamerging": "test_unlabelled", "surgery": "test_unlabelled", "prob_surgery": "test_unlabelled",
     "regmean": "train", "regmean_plus_plus": "train", "lot": "train",
 }  # fmt: skip
+Pool = int | str  # of images by the number of tasks, of texts by name
+TEXT_POOLS = GLUE_POOL, DOMAIN_POOL = "glue", "mergebench"
 ANCHOR, RESCALED = "anchor", "rescaled"  # methods of the controls, as results call them
 SPLITS = {"train": "train", "test_unlabelled": "test"}
 
@@ -54,7 +56,7 @@ class MergeRun:
     """One merged model: options are the method's own settings; `upstream` is what results call it."""
 
     role: str
-    pool: int
+    pool: Pool
     method: str
     upstream: str
     options: Mapping[str, Any] | None  # None: not run in this suite
@@ -62,17 +64,41 @@ class MergeRun:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """What of its texts a language model is calibrated on; the paper tells none of it.
+
+    split:   of the data the samples come from.
+    decoder: of a model with a decoder, what that reads: the answer, teacher-forced, or the start token alone.
+    counted: of a model without, which tokens count in the sums: of prompt and answer all, or those of one of both.
+    tokens:  at most so many of a text; None for what the model is usually given.
+    """
+
+    split: Literal["train", "validation"] = "train"
+    decoder: Literal["answer", "start"] = "answer"
+    counted: Literal["all", "prompt", "answer"] = "all"
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        known = {"split": ("train", "validation"), "decoder": ("answer", "start"), "counted": ("all", "prompt", "answer")}
+        for name, words in known.items():
+            require(getattr(self, name) in words, f"reading.{name}", getattr(self, name), f"must be one of {', '.join(words)}")
+        if self.tokens is not None:
+            whole_number("reading.tokens", self.tokens)
+
+
+@dataclass(frozen=True)
 class CalibrateRun:
     """One calibrated model per seed: what it starts from, the method's settings, and the calibration draw."""
 
     role: str
-    pool: int
+    pool: Pool
     upstream: str
     setting: str
     calibration: Calibration | None  # None: not run in this suite
     samples: int = 0  # n, images per task
     batch: int = 0
     seeds: tuple[int, ...] = ()
+    reading: Reading | None = None  # of a language model
 
     @property
     def merged(self) -> str:
@@ -94,7 +120,7 @@ class AdaptRun:
     """Adapters behind one merged model, by the word of their settings."""
 
     role: str
-    pool: int
+    pool: Pool
     upstream: str
     method: str
     settings: Mapping[str, AdapterSetting] | None  # None: not run in this suite
@@ -141,7 +167,7 @@ class MultitaskRun:
     """One model for all tasks of a pool: fetched (`model`, a hub id) or trained as the experts are, in `steps` steps in all."""
 
     role: str
-    pool: int
+    pool: Pool
     model: str | None = None
     steps: int | None = None
     seed: int = 0
@@ -164,7 +190,7 @@ class MeasureRun:
     """
 
     role: str
-    pool: int
+    pool: Pool
     upstream: str
     settings: tuple[str, ...]
     seed: int

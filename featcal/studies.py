@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from featcal.baselines.settings import ProbSurgery, Surgery
+from featcal.choices import ChoicesStudy
 from featcal.entries import Entry, for_suite
-from featcal.runs import SETTINGS, Draw
+from featcal.runs import SETTINGS, Draw, Reading
 from featcal.settings import Calibration, from_mapping, require, several, whole_number
 from featcal.sweeps import Sweep, SweepStudy
 
@@ -146,10 +147,11 @@ class TheoryStudy(Study):
 
 STUDIES: dict[str, type[Any]] = {
     "samples": SamplesStudy, "corrupted": CorruptedStudy, "cost": CostStudy, "sweep": SweepStudy, "theory": TheoryStudy,
+    "choices": ChoicesStudy,
 }  # fmt: skip
 NESTED: dict[str, type[Any]] = {
     "rivals": Rivals, "featcal": Calibration, "surgery": Surgery, "prob_surgery": ProbSurgery, "around": Sweep,
-    "at_papers": Calibration,
+    "at_papers": Calibration, "reading": Reading,
 }  # fmt: skip
 
 

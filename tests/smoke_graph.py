@@ -26,6 +26,7 @@ RUN = {
     "adapt": ["clip_b32-8-task_arithmetic-surgery", "clip_b32-8-average-prob_surgery"],
     "ablate": ["clip_b32-8-task_arithmetic"],
     "larger_pools": ["clip_b32-14"],
+    "language_pools": ["flan_t5_base-glue", "llama_3b-mergebench"],
 }
 BRIEF = {"steps": 3}
 RIVALS = {"batch": 8, "surgery": {"rank": 4, **BRIEF}, "prob_surgery": {"hidden": 32, "kl_weight": 1.0e-4, **BRIEF}}
@@ -40,6 +41,7 @@ STUDIED: dict[str, dict] = {
         "around": [{"setting": "suite", "featcal": AT, "ridge": [1.0e-6, 1.0], "interpolation": [0.9]}],
     },
     "theory": {"samples": 16, "batch": 8, "images": 6, "traced": 2, "nodes": [2, 4]},
+    "choices": {"samples": 16, "batch": 8, "seeds": [42, 43], "vary": {"split": ["validation"], "samples": [8]}},
 }  # fmt: skip
 ADAPTED = {"samples": 16, "steps": 3, "seeds": [42]}
 
@@ -68,6 +70,10 @@ def smoke_params(root: Path = ROOT) -> dict:
         for part in PARTS:
             smoke = _smoke_part(part, entry[part]["mini"]) if key in RUN["larger_pools"] else None
             entry[part] = {**entry[part], "smoke": smoke}  # pools share their groups by YAML's anchors
+    for key, entry in params["language_pools"].items():
+        for part in PARTS:
+            smoke = _smoke_text(part, entry[part]["mini"]) if key in RUN["language_pools"] else None
+            entry[part] = {**entry[part], "smoke": smoke}
     for entry in params["multitask"].values():
         entry["smoke"] = {"steps": 4}
     for entry in params["measure"].values():
@@ -80,6 +86,14 @@ def _smoke_part(part: str, group: dict) -> dict:
     few = {"mergers": {}, "featcal": {**FEW, "seeds": [42]}}.get(part, ADAPTED)
     short = {**SHORT, "task_arithmetic": {"scale": 0.3}}  # of four tasks, a quarter would be the average
     return {name: {**inner, **few, **short.get(name, {})} for name, inner in group.items()}
+
+
+def _smoke_text(part: str, group: dict) -> dict:
+    """The smoke group of one part of a pool of texts: one setting of each."""
+    if part == "mergers":
+        return group
+    few = {"samples": 16, "seeds": [42]} | ({"batch": 8} if part == "featcal" else BRIEF)
+    return {"paper": {**group["paper"], **few}}
 
 
 def lay_out(work: Path, root: Path = ROOT) -> None:

@@ -9,8 +9,21 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "featcal"
 
-FOUNDATION = {"errors", "core", "blocks", "storage", "models", "settings", "experiments", "runs", "pools", "studies", "sweeps"}
-BETWEEN = FOUNDATION | {"merging", "baselines", "data", "evaluation", "calibration", "theory", "mini"}
+FOUNDATION = {
+    "errors",
+    "core",
+    "blocks",
+    "storage",
+    "models",
+    "settings",
+    "experiments",
+    "runs",
+    "pools",
+    "studies",
+    "sweeps",
+    "choices",
+}
+BETWEEN = FOUNDATION | {"merging", "baselines", "data", "evaluation", "language", "calibration", "theory", "mini"}
 MAY_IMPORT = {
     "__init__": {
         "torchvision_mend",
@@ -28,7 +41,8 @@ MAY_IMPORT = {
     "entries": {"settings", "runs", "merging.settings"},
     "pools": {"errors", "settings", "runs", "entries"},
     "sweeps": {"settings", "runs"},
-    "studies": {"settings", "runs", "entries", "sweeps", "baselines.settings"},
+    "choices": {"settings", "runs"},
+    "studies": {"settings", "runs", "entries", "sweeps", "choices", "baselines.settings"},
     "experiments": {"errors", "settings", "runs", "entries", "pools", "studies"},
     "core": {"errors"},
     "blocks": {"errors", "core"},
@@ -38,6 +52,7 @@ MAY_IMPORT = {
     "baselines": FOUNDATION,
     "data": FOUNDATION,
     "evaluation": FOUNDATION,
+    "language": FOUNDATION,
     "calibration": FOUNDATION,
     "profiling": set(),
     "theory": FOUNDATION,

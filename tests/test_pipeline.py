@@ -12,11 +12,12 @@ from featcal.experiments import load_experiments
 from featcal.suites.suite import load_suite
 
 ROOT = Path(__file__).parents[1]
-STUDIES = ("samples", "cost", "corrupted", "sweep", "theory")
+STUDIES = ("samples", "cost", "corrupted", "sweep", "theory", "choices")
 STAGES = (
     "prepare_data", "prepare", "merge", "merge_with_data", "calibrate", "adapt", "ablate", "multitask", "merge_pool",
     "calibrate_pool", "adapt_pool", "evaluate", "evaluate_pool", "measure", *STUDIES,
-    "results", "results_pool", "page",
+    "results", "results_pool", "page", "prepare_texts", "prepare_language", "merge_language", "calibrate_language",
+    "adapt_language", "evaluate_language", "results_language",
 )  # fmt: skip
 
 # What no number depends on: messages, settings (their values are params), paths, processes, the record of the run, counters of
@@ -32,6 +33,7 @@ EXEMPT = {
     "featcal/pools.py",
     "featcal/studies.py",
     "featcal/sweeps.py",
+    "featcal/choices.py",
     "featcal/torchvision_mend.py",
     "featcal/suites/suite.py",
     "featcal/stages/context.py",
@@ -42,7 +44,10 @@ EXEMPT = {
     "featcal/storage/results.py",
 }
 # How many decimals a score has is storage/results.py's business.
-WRITES_SCORES = ("ablate", "evaluate", "evaluate_pool", "measure", *STUDIES, "results", "results_pool")
+WRITES_SCORES = (
+    "ablate", "evaluate", "evaluate_pool", "evaluate_language", "measure", *STUDIES,
+    "results", "results_pool", "results_language",
+)  # fmt: skip
 
 
 def module_file(name: str) -> str | None:
@@ -165,7 +170,8 @@ def test_every_model_of_params_yaml_is_made_by_one_stage_which_knows_its_setting
 def test_every_model_of_a_larger_pool_is_made_and_evaluated():
     made = {"merge": ("merge_pool", "merged"), "calibrate": ("calibrate_pool", "calibrated"), "adapt": ("adapt_pool", "adapted")}
     deps = definition("evaluate_pool")["deps"]
-    for key, pool in load_experiments(ROOT / "params.yaml").larger_pools.items():
+    pools = load_experiments(ROOT / "params.yaml").pools
+    for key, pool in ((key, pool) for key, pool in pools.items() if isinstance(pool.pool, int)):
         for part, (stage, folder) in made.items():
             wanted = {f"outputs/${{suite}}/{folder}/${{key}}{name.removeprefix(key)}" for name in getattr(pool, part)}
             assert wanted == {out for out in definition(stage)["outs"] if f"/{folder}/" in out} <= set(deps), (stage, key)

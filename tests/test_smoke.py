@@ -17,6 +17,7 @@ from featcal.pools import MERGERS, PARTS
 from featcal.stages.columns import (
     ALIGNMENT,
     AUDIT,
+    CHOICES,
     CORRUPTED,
     CURVES,
     EXAMPLES,
@@ -135,6 +136,15 @@ def test_a_model_on_two_curves_of_a_sweep_is_made_once_and_told_twice(graph):
     points = {(row["parameter"], row["at"], row["chosen"]): row for row in rows if row["task"] == "dtd"}
     assert set(points) == {("ridge", "1e-06", "1"), ("ridge", "1", "0"), ("interpolation", "0.9", "1")}
     assert points["ridge", "1e-06", "1"]["value"] == points["interpolation", "0.9", "1"]["value"]
+
+
+def test_one_choice_after_the_other_is_scored_beside_two_draws_of_the_default(graph):
+    work, _ = graph
+    for key, task in (("flan_t5_base-glue", "sst2"), ("llama_3b-mergebench", "gsm8k")):
+        rows = [row for row in read_rows(work / f"results/smoke/{key}.choices.csv", CHOICES) if row["task"] == task]
+        told = [(row["choice"], row["option"], row["default"], row["seed"]) for row in rows]
+        changed = [("split", "validation", "0", "42"), ("samples", "8", "0", "42")]
+        assert told == [("", "", "1", "42"), ("", "", "1", "43"), *changed]
 
 
 def test_final_features_of_models_and_adapters_are_held_against_the_experts(graph):
@@ -280,7 +290,7 @@ def switch_to_a_suite_without_roles(work: Path) -> None:
     for section in ("merge", "merge_with_data", "calibrate", "adapt", "ablate", "multitask", "measure", *STUDIES):
         for entry in params[section].values():
             entry["bare"] = None
-    for entry in params["larger_pools"].values():
+    for entry in (*params["larger_pools"].values(), *params["language_pools"].values()):
         for part in PARTS:
             entry[part]["bare"] = None
     (work / "params.yaml").write_text(yaml.safe_dump(params | {"suite": "bare"}, sort_keys=False))

@@ -3,6 +3,7 @@
 from featcal.errors import UnknownKey
 from featcal.runs import AdaptRun
 from featcal.stages.context import Context, load_context, recorded
+from featcal.stages.streams import images_of
 from featcal.stages.trainings import train_all
 
 
@@ -10,7 +11,7 @@ def run(key: str) -> None:
     """For `clip_b32-8-wudi`: the adapters of `adapt` that stand behind this merged model, as train_all writes them."""
     context = load_context()
     with recorded(context, "adapt", key):
-        train_all(context, f"adapt {key}", behind(context, key))
+        train_all(context, f"adapt {key}", behind(context, key), images_of)
 
 
 def behind(context: Context, key: str) -> dict[str, AdaptRun]:

@@ -1,12 +1,13 @@
 """Stage `adapt_pool`: Surgery and ProbSurgery behind the four merged models of a larger pool, next to each other."""
 
 from featcal.stages.context import load_context, pick, recorded
+from featcal.stages.streams import images_of
 from featcal.stages.trainings import train_all
 
 
 def run(key: str) -> None:
     """The adapters of one entry of `larger_pools`, as train_all writes them."""
     context = load_context()
-    pool = pick("larger_pools", context.experiments.larger_pools, key)
+    pool = pick("pools", context.experiments.pools, key)
     with recorded(context, "adapt_pool", key):
-        train_all(context, f"adapt_pool {key}", pool.adapt)
+        train_all(context, f"adapt_pool {key}", pool.adapt, images_of)

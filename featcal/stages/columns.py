@@ -17,6 +17,10 @@ SWEEP = (
     "suite", "role", "pool", "upstream", "method", "setting", "parameter", "at", "chosen", "task", "metric", "seed", "value",
     "count",
 )  # fmt: skip
+CHOICES = (
+    "suite", "role", "pool", "upstream", "method", "setting", "choice", "option", "default", "task", "metric", "seed", "value",
+    "count",
+)  # fmt: skip
 
 _MODEL = ("suite", "role", "pool", "upstream", "method", "setting", "seed", "task")
 ALIGNMENT = (*_MODEL, "cosine", "cosine_sd", "l2", "count")  # final features against the expert's, over all test images

@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 
 from featcal.errors import UnknownKey
 from featcal.experiments import Experiments, load_experiments
+from featcal.runs import TEXT_POOLS, Pool
 from featcal.settings import project_root, require
 from featcal.stages.layout import Layout
 from featcal.storage.results import run_record, write_json
+from featcal.suites.language import LanguageRole
 from featcal.suites.suite import Role, Suite, load_suite
 
 T = TypeVar("T")
@@ -28,18 +30,18 @@ class Context:
     experiments: Experiments
     suite: Suite
 
-    def role(self, name: str) -> Role | None:
+    def role(self, name: str) -> Role | LanguageRole | None:
         """What plays a role; None where the suite does not define it. Raises: UnknownKey for one that no experiment has."""
         if name not in self.experiments.roles:
             raise UnknownKey("role", name, list(self.experiments.roles))
-        return self.suite.roles.get(name)
+        return self.suite.every_role.get(name)
 
-    def plays(self, name: str, pool: int) -> bool:
+    def plays(self, name: str, pool: Pool) -> bool:
         """Whether the suite has a model for the role, and the pool. Raises: UnknownKey for a pair that no experiment has."""
         role = self.role(name)
         if (name, pool) not in self.experiments.prepared:
             raise UnknownKey("prepare", f"{name}-{pool}", [f"{role}-{size}" for role, size in self.experiments.prepared])
-        return role is not None and pool in self.suite.pools
+        return role is not None and pool in self.suite.every_pool
 
 
 def load_context(root: Path | None = None) -> Context:
@@ -47,24 +49,25 @@ def load_context(root: Path | None = None) -> Context:
     root = project_root(root)
     experiments = load_experiments(root / "params.yaml")
     suite = load_suite(root, experiments.suite)
-    for name in suite.roles:  # a misspelt role would quietly be a role that is not run
+    for name in suite.every_role:  # a misspelt role would quietly be a role that is not run
         if name not in experiments.roles:
             raise UnknownKey(f"suites/{suite.name}.yaml: roles", name, list(experiments.roles))
     for key, measured in experiments.measure.items():
         if measured is not None and measured.task not in suite.pool(measured.pool):
             raise UnknownKey(f"measure.{key}.{suite.name}.task", measured.task, list(suite.pool(measured.pool)))
-    for key, pool in experiments.larger_pools.items():
-        if suite.roles.get(pool.role) and any(run.options is not None for run in pool.merge.values()):
-            require(pool.pool in suite.pools, f"larger_pools.{key}.mergers.{suite.name}", pool.pool, _no_pool(suite))
+    for key, pool in experiments.pools.items():
+        if suite.every_role.get(pool.role) and any(run.options is not None for run in pool.merge.values()):
+            section = "language_pools" if isinstance(pool.pool, str) else "larger_pools"
+            require(pool.pool in suite.every_pool, f"{section}.{key}.mergers.{suite.name}", pool.pool, _no_pool(suite))
     return Context(Layout(root, experiments.suite, _prepared(experiments, suite)), experiments, suite)
 
 
-def _prepared(experiments: Experiments, suite: Suite) -> dict[str, dict[int, tuple[str, ...]]]:
+def _prepared(experiments: Experiments, suite: Suite) -> dict[str, dict[Pool, tuple[str, ...]]]:
     """Tasks of every pool that is prepared, by role and size."""
-    found: dict[str, dict[int, tuple[str, ...]]] = {role: {} for role in experiments.roles}
+    found: dict[str, dict[Pool, tuple[str, ...]]] = {role: {} for role in experiments.roles}
     for role, pool in experiments.prepared:
-        if pool in suite.pools:
-            found[role][pool] = suite.pools[pool]
+        if pool in suite.every_pool:
+            found[role][pool] = suite.every_pool[pool]
     return found
 
 
@@ -79,12 +82,12 @@ def pick(place: str, entries: Mapping[str, T], key: str) -> T:
     return entries[key]
 
 
-def role_and_pool(key: str) -> tuple[str, int]:
-    """`clip_b32-8` as ("clip_b32", 8)."""
+def role_and_pool(key: str) -> tuple[str, Pool]:
+    """`clip_b32-8` as ("clip_b32", 8), `llama_3b-mergebench` as ("llama_3b", "mergebench")."""
     role, _, pool = key.rpartition("-")
-    if not role or not pool.isdigit():
-        raise UnknownKey("role and pool", key, ["clip_b32-8", "clip_l14-8"])
-    return role, int(pool)
+    if not role or not (pool.isdigit() or pool in TEXT_POOLS):
+        raise UnknownKey("role and pool", key, ["clip_b32-8", "clip_l14-8", "flan_t5_base-glue", "llama_3b-mergebench"])
+    return role, int(pool) if pool.isdigit() else pool
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from featcal.runs import Pool
 from featcal.stages.columns import SCALES
 from featcal.stages.context import Context
 from featcal.storage.results import read_json, read_rows
@@ -10,7 +11,7 @@ from featcal.storage.results import read_json, read_rows
 POINTS = 20
 
 
-def curves(context: Context, role: str, pool: int) -> Iterator[dict[str, Any]]:
+def curves(context: Context, role: str, pool: Pool) -> Iterator[dict[str, Any]]:
     """Means of the loss over consecutive steps: of a merger summed over tasks, as it is minimised; of adapters their mean."""
     words: dict[str, Any] = {"suite": context.suite.name, "role": role, "pool": pool}
     for key, run in context.experiments.merged_in(role, pool).items():
@@ -36,7 +37,7 @@ def shortened(losses: Sequence[float]) -> Iterator[dict[str, Any]]:
         yield {"step": start + len(part), "loss": float(sum(part) / len(part))}
 
 
-def scales(context: Context, role: str, pool: int) -> Iterator[dict[str, Any]]:
+def scales(context: Context, role: str, pool: Pool) -> Iterator[dict[str, Any]]:
     """The sweeps behind `rescaled`, as their stages wrote them."""
     for key in context.experiments.ablated_in(role, pool):
         yield from read_rows(context.layout.ablated(key) / "scales.csv", SCALES)

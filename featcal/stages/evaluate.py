@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
+from featcal.runs import Pool
 from featcal.stages.context import Context, load_context, recorded, role_and_pool
 from featcal.stages.scored import Scored, scored
-from featcal.stages.workers import fan_out
+from featcal.stages.scoring import Counts, score_models
 from featcal.storage.results import SCORES, write_rows
 
 BATCH = 250  # images; accuracy does not depend on it
-
-Counts = dict[str, dict[str, Any]]  # by task: value, count
 
 
 def run(key: str) -> None:
@@ -25,25 +24,12 @@ def run(key: str) -> None:
         write_rows(context.layout.scores(key), rows, SCORES)
 
 
-def score(context: Context, label: str, role: str, pool: int, models: Sequence[Scored]) -> dict[str, list[dict[str, Any]]]:
-    """Result rows of every model by its name: one per task, with the words that the results call the model by.
-
-    Each model is a job, with all adapters behind it: it is loaded once, and memory holds one of them in every worker. Images are
-    normalised anew for each; their pixels are mapped, decoded before.
-    """
-    tasks = context.suite.pool(pool)
-    jobs = {}
-    for model in models:
-        if not model.behind:
-            jobs[model.name] = (context, role, pool, model, [other for other in models if other.behind == model.name])
-    found: dict[str, Counts] = {}
-    for _, counts in fan_out(label, evaluate_model, jobs, context.suite.workers):
-        found |= counts
-    common = {"suite": context.suite.name, "role": role, "pool": pool, "metric": "accuracy"}
-    return {m.name: [{**common, **m.words, "task": task, **found[m.name][task]} for task in tasks] for m in models}
+def score(context: Context, label: str, role: str, pool: Pool, models: Sequence[Scored]) -> dict[str, list[dict[str, Any]]]:
+    """Result rows of every model by its name: one per task, with the words that the results call the model by."""
+    return score_models(evaluate_model, context, label, role, pool, models, context.suite.pool(pool))
 
 
-def evaluate_model(context: Context, role: str, pool: int, model: Scored, behind: Sequence[Scored]) -> dict[str, Counts]:
+def evaluate_model(context: Context, role: str, pool: Pool, model: Scored, behind: Sequence[Scored]) -> dict[str, Counts]:
     """Percent correct and number of images on every task, of one model (or each task's own expert) and of adapters behind it."""
     from safetensors.torch import load_file
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from featcal.runs import Pool
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -18,7 +20,7 @@ class Layout:
 
     root: Path
     suite: str
-    pools: Mapping[str, Mapping[int, tuple[str, ...]]]
+    pools: Mapping[str, Mapping[Pool, tuple[str, ...]]]
 
     @property
     def outputs(self) -> Path:
@@ -37,24 +39,32 @@ class Layout:
     def data(self) -> Path:
         return self.outputs / "data"
 
-    def prepared(self, role: str, pool: int) -> Path:
+    @property
+    def texts(self) -> Path:
+        """Texts of the tasks of language models."""
+        return self.outputs / "texts"
+
+    def prepared(self, role: str, pool: Pool) -> Path:
         return self.outputs / "prepared" / f"{role}-{pool}"
 
-    def base(self, role: str, pool: int) -> Path:
+    def base(self, role: str, pool: Pool) -> Path:
         return self.prepared(role, pool) / "base"
 
-    def expert(self, role: str, pool: int, task: str) -> Path:
+    def expert(self, role: str, pool: Pool, task: str) -> Path:
         return self.prepared(role, self.home(role, pool, task)) / "experts" / task
 
-    def home(self, role: str, pool: int, task: str) -> int:
+    def home(self, role: str, pool: Pool, task: str) -> Pool:
         """The smallest pool of a role that holds a task of this pool."""
-        return min(size for size, tasks in self.pools[role].items() if size <= pool and task in tasks)
+        if isinstance(pool, str):
+            return pool
+        smaller = {size: tasks for size, tasks in self.pools[role].items() if isinstance(size, int) and size <= pool}
+        return min(size for size, tasks in smaller.items() if task in tasks)
 
     def multitask(self, key: str) -> Path:
         """One model trained on all tasks of a role and pool."""
         return self.outputs / "multitask" / key
 
-    def heads(self, role: str, pool: int) -> Path:
+    def heads(self, role: str, pool: Pool) -> Path:
         return self.prepared(role, pool) / "heads.safetensors"
 
     def merged(self, key: str) -> Path:
@@ -79,7 +89,7 @@ class Layout:
         return self.outputs / "drift" / key
 
     def study(self, kind: str, key: str) -> Path:
-        """What a study found: samples, corrupted, cost, sweep, theory."""
+        """What a study found: samples, corrupted, cost, sweep, theory, choices."""
         return self.outputs / kind / key
 
     def run(self, verb: str, key: str | None) -> Path:

@@ -12,7 +12,7 @@ def run(key: str) -> None:
     """Write outputs/<suite>/merged/<key>-<method>/ for every merger; empty folders where the suite does not run it."""
 
     def chosen(context: Context) -> Mapping[str, MergeRun]:
-        return pick("larger_pools", context.experiments.larger_pools, key).merge
+        return pick("pools", context.experiments.pools, key).merge
 
     merge_all("merge_pool", key, chosen, merge_one)
 

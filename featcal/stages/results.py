@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from featcal.runs import MergeRun
+from featcal.runs import TEXT_POOLS, MergeRun
 from featcal.stages.columns import CURVES, MEASURED, SCALES
 from featcal.stages.context import Context, load_context, role_and_pool
 from featcal.stages.curves import curves, scales
@@ -11,6 +11,7 @@ from featcal.storage.results import SCORES, read_json, read_rows, run_record, wr
 
 OF_A_POOL = (
     "prepare", "multitask", "merge", "merge_with_data", "merge_pool", "calibrate_pool", "adapt_pool", "evaluate", "measure",
+    "prepare_language", "merge_language", "calibrate_language", "adapt_language", "evaluate_language",
 )  # fmt: skip
 REFERENCES = ("base", "expert", "multitask", "merged")  # what FeatCal starts from and is held against
 
@@ -58,7 +59,8 @@ def _merge_settings(run: MergeRun) -> dict[str, Any]:
 def _gathered(context: Context, key: str) -> dict[str, Any]:
     """Seconds of every stage that led here and what each calibration cost, as recorded; machine and versions of this one."""
     role, pool = role_and_pool(key)
-    names: list[tuple[str, str | None]] = [("prepare_data", None), *((verb, key) for verb in OF_A_POOL)]
+    drawn = "prepare_texts" if pool in TEXT_POOLS else "prepare_data"
+    names: list[tuple[str, str | None]] = [(drawn, None), *((verb, key) for verb in OF_A_POOL)]
     names += [("calibrate", k) for k in dict.fromkeys(c.merged for c in context.experiments.calibrated_in(role, pool).values())]
     names += [("adapt", k) for k in dict.fromkeys(a.merged for a in context.experiments.adapted_in(role, pool).values())]
     names += [("ablate", k) for k in context.experiments.ablated_in(role, pool)]

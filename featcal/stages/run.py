@@ -6,9 +6,13 @@ from importlib import import_module
 from featcal.errors import BadSetting, UnknownKey
 from featcal.studies import STUDIES
 
-VERBS = ("pretrain", "prepare_data", "prepare", "merge", "merge_with_data", "calibrate", "adapt", "ablate", "multitask",
-         "merge_pool", "calibrate_pool", "adapt_pool", "evaluate", "measure", *STUDIES, "gather", "results", "page")  # fmt: skip
-WITHOUT_KEY = ("prepare_data",)
+VERBS = (
+    "pretrain", "prepare_data", "prepare", "merge", "merge_with_data", "calibrate", "adapt", "ablate", "multitask",
+    "merge_pool", "calibrate_pool", "adapt_pool", "evaluate", "measure",
+    "prepare_texts", "prepare_language", "merge_language", "calibrate_language", "adapt_language", "evaluate_language",
+    *STUDIES, "gather", "results", "page",
+)  # fmt: skip
+WITHOUT_KEY = ("prepare_data", "prepare_texts")
 
 
 def run_stage(verb: str, key: str | None) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from featcal.runs import ANCHOR, RESCALED
+from featcal.runs import ANCHOR, DOMAIN_POOL, RESCALED, TEXT_POOLS, Pool
 from featcal.stages.context import Context
 
 
@@ -31,32 +31,41 @@ class Scored:
         object.__setattr__(self, "words", words)
 
 
-def scored(context: Context, role: str, pool: int) -> list[Scored]:
+def scored(context: Context, role: str, pool: Pool) -> list[Scored]:
     """In the order of the results file: base, experts, multi-task model, merged, calibrated, adapted, controls."""
-    rows = [Scored("base", context.layout.base(role, pool), "base"), Scored("expert", None, "expert")]
-    return [*rows, *_multitask(context, role, pool), *_merged(context, role, pool), *_calibrated(context, role, pool),
-            *_adapted(context, role, pool), *_ablated(context, role, pool)]  # fmt: skip
+    base = Scored("base", context.layout.base(role, pool), "base")
+    parts = (_experts, _multitask, _merged, _calibrated, _adapted, _ablated, _anchors)
+    return [base, *(row for part in parts for row in part(context, role, pool))]
 
 
-def _multitask(context: Context, role: str, pool: int) -> Iterator[Scored]:
+def _experts(context: Context, role: str, pool: Pool) -> Iterator[Scored]:
+    """Each task's own, as one row; of domains every expert on all tests, called by its domain as a setting."""
+    if pool != DOMAIN_POOL:
+        yield Scored("expert", None, "expert")
+        return
+    for domain in context.suite.pool(pool):
+        yield Scored(f"expert/{domain}", context.layout.expert(role, pool, domain), "expert", setting=domain)
+
+
+def _multitask(context: Context, role: str, pool: Pool) -> Iterator[Scored]:
     key = f"{role}-{pool}"
     if context.experiments.multitask.get(key):
         yield Scored("multitask", context.layout.multitask(key), "multitask")
 
 
-def _merged(context: Context, role: str, pool: int) -> Iterator[Scored]:
+def _merged(context: Context, role: str, pool: Pool) -> Iterator[Scored]:
     for key, run in context.experiments.merged_in(role, pool).items():
         yield Scored(key, context.layout.merged(key), "merged", run.upstream)
 
 
-def _calibrated(context: Context, role: str, pool: int) -> Iterator[Scored]:
+def _calibrated(context: Context, role: str, pool: Pool) -> Iterator[Scored]:
     for key, run in context.experiments.calibrated_in(role, pool).items():
         for seed in run.seeds:
             folder = context.layout.calibrated(key, seed)
             yield Scored(f"{key}/{seed}", folder, "featcal", run.upstream, run.setting, seed)
 
 
-def _adapted(context: Context, role: str, pool: int) -> Iterator[Scored]:
+def _adapted(context: Context, role: str, pool: Pool) -> Iterator[Scored]:
     for key, run in context.experiments.adapted_in(role, pool).items():
         behind = f"{role}-{pool}-{run.upstream}"
         for setting, chosen in (run.settings or {}).items():
@@ -65,10 +74,16 @@ def _adapted(context: Context, role: str, pool: int) -> Iterator[Scored]:
                 yield Scored(f"{key}/{setting}/{seed}", folder, run.method, run.upstream, setting, seed, behind)
 
 
-def _ablated(context: Context, role: str, pool: int) -> Iterator[Scored]:
+def _ablated(context: Context, role: str, pool: Pool) -> Iterator[Scored]:
     for key, run in context.experiments.ablated_in(role, pool).items():
         for method in (ANCHOR, RESCALED):
             yield Scored(f"{key}/{method}", context.layout.ablated(key, method), method, run.whole.upstream)
         for name in run.without:
             words = ("featcal", run.whole.upstream, name, run.whole.seeds[0])
             yield Scored(f"{key}/{name}", context.layout.ablated(key, name), *words)
+
+
+def _anchors(context: Context, role: str, pool: Pool) -> Iterator[Scored]:
+    """Of language models the anchor of every setting."""
+    for key, run in context.experiments.calibrated_in(role, pool).items() if pool in TEXT_POOLS else ():
+        yield Scored(f"{key}/{ANCHOR}", context.layout.ablated(key, ANCHOR), ANCHOR, run.upstream, run.setting)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from zlib import crc32
 
 import numpy as np
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from featcal.data.images import ImageSet
 from featcal.data.sampling import draw_indices
-from featcal.runs import Draw
+from featcal.runs import Draw, Pool
 from featcal.stages.context import Context
 from featcal.suites.load_task import load_task
 
@@ -31,15 +32,22 @@ class Shuffled:
 Change = Callable[[str, ImageSet], ImageSet]
 
 
+def images_of(context: Context, role: str, pool: Pool) -> tuple[Tensor, Callable[[str, Draw, int], Iterable[Batch]]]:
+    """The projection behind the vision models of a role, and the batches of a task for a draw and seed."""
+    from safetensors.torch import load_file
+
+    return load_file(context.layout.heads(role, pool))["visual_projection"], partial(stream, context, role, pool)
+
+
 def streams(
-    context: Context, role: str, pool: int, draw: Draw, seed: int | None = None, change: Change | None = None
+    context: Context, role: str, pool: Pool, draw: Draw, seed: int | None = None, change: Change | None = None
 ) -> dict[str, Iterable[Batch]]:
     """Batches of every task of the pool, labels unused; as `stream`."""
     return {task: stream(context, role, pool, task, draw, seed, change) for task in context.suite.pool(pool)}
 
 
 def stream(
-    context: Context, role: str, pool: int, task: str, draw: Draw, seed: int | None = None, change: Change | None = None
+    context: Context, role: str, pool: Pool, task: str, draw: Draw, seed: int | None = None, change: Change | None = None
 ) -> Iterable[Batch]:
     """Batches of one task, labels unused.
 

@@ -4,17 +4,19 @@ First every image is encoded, once by the expert of its task and once by each me
 and seed, reads those features. Methods and settings differ only in what they do with them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from featcal.runs import AdapterSetting, AdaptRun, Draw
+from featcal.runs import AdapterSetting, AdaptRun, Draw, Pool
 from featcal.stages.context import Context
 from featcal.stages.trials import room
 from featcal.stages.workers import console, fan_out
 from featcal.storage.atomic import atomic_folder
+
+Opened = Callable[[Context, str, Pool], tuple[Any, Callable[[str, Draw, int], Any]]]
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,11 @@ def features_of(folder: Path, upstream: str, draw: Draw, seed: int) -> Path:
     return folder / upstream / f"{draw.stream}-{draw.samples or 'all'}-{draw.batch}-{seed}"
 
 
-def train_all(context: Context, label: str, runs: Mapping[str, AdaptRun]) -> None:
-    """Write outputs/<suite>/adapted/<key>/<setting>/seed<NN>/ for every run; an empty folder where the suite does not run it."""
+def train_all(context: Context, label: str, runs: Mapping[str, AdaptRun], opened: Opened) -> None:
+    """Write outputs/<suite>/adapted/<key>/<setting>/seed<NN>/ for every run; an empty folder where the suite does not run it.
+
+    opened: what turns a role and pool into the head behind its models and the batches of a task, for a draw and seed.
+    """
     wanted: list[Trained] = []
     for key, run in runs.items():
         if run.settings is None or not context.plays(run.role, run.pool):
@@ -60,15 +65,17 @@ def train_all(context: Context, label: str, runs: Mapping[str, AdaptRun]) -> Non
         return
     workers = context.suite.workers
     with room(context, "adapt") as folder:
-        for _ in fan_out(f"{label} encode", encode, dict(_encodings(context, wanted, folder)), workers):
+        for _ in fan_out(f"{label} encode", encode, dict(_encodings(context, wanted, opened, folder)), workers):
             pass
         longest_first = sorted(wanted, key=lambda one: (-one.chosen.training.steps, one.run.method == "surgery"))
-        jobs = {one.name: (context, one, folder) for one in longest_first}
+        jobs = {one.name: (context, one, opened, folder) for one in longest_first}
         for _ in fan_out(label, train_one, jobs, workers):
             pass
 
 
-def _encodings(context: Context, wanted: Sequence[Trained], folder: Path) -> Iterator[tuple[str, tuple[Any, ...]]]:
+def _encodings(
+    context: Context, wanted: Sequence[Trained], opened: Opened, folder: Path
+) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Jobs of `encode`, the tasks shared out over the workers; a draw and seed that several trainings see is there once."""
     kept = [one for one in wanted if one.keeps]
     if not kept:
@@ -79,39 +86,37 @@ def _encodings(context: Context, wanted: Sequence[Trained], folder: Path) -> Ite
     tasks, parts = list(context.suite.pool(pool)), context.suite.workers or 1
     for number in range(min(parts, len(tasks))):
         own = tasks[number::parts]
-        yield ", ".join(own), (context, role, pool, own, upstreams, draws, folder)
+        yield ", ".join(own), (context, role, pool, own, upstreams, draws, opened, folder)
 
 
 def encode(
     context: Context,
     role: str,
-    pool: int,
+    pool: Pool,
     tasks: Sequence[str],
     upstreams: Sequence[str],
     draws: Sequence[tuple[Draw, int]],
+    opened: Opened,
     folder: Path,
 ) -> None:
-    """Features of every draw's images of these tasks, by each merged model and by the task's expert."""
-    from safetensors.torch import load_file
-
+    """Features of every draw's samples of these tasks, by each merged model and by the task's expert."""
     from featcal.baselines.features import pairs_of_several
     from featcal.baselines.pair_file import write_pair
     from featcal.baselines.pool import as_module
     from featcal.models.device import torch_device
-    from featcal.stages.streams import stream
 
     layout, device = context.layout, torch_device(context.suite.device)
-    head = load_file(layout.heads(role, pool))["visual_projection"]
+    head, batches = opened(context, role, pool)
     merged = {name: as_module(layout.merged(f"{role}-{pool}-{name}"), device) for name in upstreams}
     for task in tasks:
         expert = as_module(layout.expert(role, pool, task), device)
         for draw, seed in draws:
-            pairs = pairs_of_several(task, merged, expert, stream(context, role, pool, task, draw, seed), head)
+            pairs = pairs_of_several(task, merged, expert, batches(task, draw, seed), head)
             for name, pair in pairs.items():
                 write_pair(pair, features_of(folder, name, draw, seed) / f"{task}.safetensors")
 
 
-def train_one(context: Context, one: Trained, folder: Path) -> None:
+def train_one(context: Context, one: Trained, opened: Opened, folder: Path) -> None:
     """The adapters of all tasks for one setting and seed."""
     from featcal.baselines.pair_file import read_pair
     from featcal.baselines.pool import adapters_from
@@ -123,23 +128,20 @@ def train_one(context: Context, one: Trained, folder: Path) -> None:
         pairs = {task: read_pair(one.features(folder) / f"{task}.safetensors", device) for task in tasks}
         adapters = adapters_from(one.chosen.training, pairs, one.seed, progress)
     else:
-        adapters = _encoding_every_batch(context, one, device, progress)
+        adapters = _encoding_every_batch(context, one, opened, device, progress)
     adapters.save(context.layout.adapted(one.key, one.setting, one.seed))
 
 
-def _encoding_every_batch(context: Context, one: Trained, device: Any, progress: Any) -> Any:
+def _encoding_every_batch(context: Context, one: Trained, opened: Opened, device: Any, progress: Any) -> Any:
     """The training that is published: frozen models run for every batch, so there is nothing to share."""
-    from safetensors.torch import load_file
-
     from featcal.baselines.pool import adapters_for
-    from featcal.stages.streams import streams
 
     layout, role, pool = context.layout, one.run.role, one.run.pool
     merged = layout.merged(f"{role}-{pool}-{one.run.upstream}")
     experts = {task: layout.expert(role, pool, task) for task in context.suite.pool(pool)}
-    batches = streams(context, role, pool, one.chosen.draw, one.seed)
-    head = load_file(layout.heads(role, pool))["visual_projection"]
-    return adapters_for(one.chosen.training, merged, experts, batches, head, one.seed, device, progress)
+    head, batches = opened(context, role, pool)
+    given = {task: batches(task, one.chosen.draw, one.seed) for task in experts}
+    return adapters_for(one.chosen.training, merged, experts, given, head, one.seed, device, progress)
 
 
 def _tell(name: str, line: str) -> None:

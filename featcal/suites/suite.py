@@ -10,7 +10,9 @@ from typing import Any, Literal
 
 from featcal.errors import BadSetting, UnknownKey
 from featcal.experiments import read_yaml
+from featcal.runs import Pool
 from featcal.settings import from_mapping, number, require, text, whole_number
+from featcal.suites.language import Language, LanguageRole, language_of
 from featcal.suites.recipe import FineTune
 
 
@@ -52,6 +54,7 @@ class Suite:
     expert_steps: Mapping[str, int]  # tasks whose experts need other than fine_tune.steps
     workers: int
     device: Literal["cpu", "cuda", "auto"]  # auto: the GPU where there is one
+    language: Language = Language()
 
     def fine_tuning(self, task: str) -> FineTune:
         """How the expert of one task is trained."""
@@ -59,17 +62,29 @@ class Suite:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Every task of any pool, in the order of the largest."""
+        """Every task of images in any pool, in the order of the largest."""
         return max(self.pools.values(), key=len)
 
-    def pool(self, pool: int) -> tuple[str, ...]:
+    @property
+    def every_pool(self) -> dict[Pool, tuple[str, ...]]:
+        """Tasks of the pools of images, by their size, and of those of texts, by their name."""
+        return {**self.pools, **self.language.pools}
+
+    @property
+    def every_role(self) -> dict[str, Role | LanguageRole]:
+        """Models of images and of texts."""
+        return {**self.roles, **self.language.roles}
+
+    def pool(self, pool: Pool) -> tuple[str, ...]:
         """The tasks of one pool; raises BadSetting for a pool the suite does not have."""
-        if pool not in self.pools:
-            raise BadSetting("pool", pool, f"is not in suites/{self.name}.yaml; there are {', '.join(map(str, self.pools))}")
-        return self.pools[pool]
+        pools = self.every_pool
+        if pool not in pools:
+            raise BadSetting("pool", pool, f"is not in suites/{self.name}.yaml; there are {', '.join(map(str, pools))}")
+        return pools[pool]
 
 
 KEYS = ("data", "pools", "roles", "fine_tune", "heads", "expert_seed", "expert_steps", "workers", "device")
+LANGUAGE = "language"  # a suite may be without it
 
 
 def load_suite(root: Path, name: str) -> Suite:
@@ -80,8 +95,8 @@ def load_suite(root: Path, name: str) -> Suite:
         raise UnknownKey("suite", name, known)
     raw = read_yaml(path)
     for key in raw:
-        if key not in KEYS:
-            raise UnknownKey(str(path), str(key), list(KEYS))
+        if key not in (*KEYS, LANGUAGE):
+            raise UnknownKey(str(path), str(key), [*KEYS, LANGUAGE])
     for key in KEYS:
         require(key in raw, f"suites/{name}.yaml", sorted(raw), f"lacks {key}")
     place = f"suites/{name}.yaml"
@@ -101,6 +116,7 @@ def load_suite(root: Path, name: str) -> Suite:
         expert_steps=_expert_steps(f"{place}: expert_steps", raw["expert_steps"], max(pools.values(), key=len)),
         workers=raw["workers"],
         device=_one_of(f"{place}: device", raw["device"], "cpu", "cuda", "auto"),
+        language=language_of(f"{place}: {LANGUAGE}", raw.get(LANGUAGE)),
     )
 
 

@@ -1,0 +1,41 @@
+"""Stage `calibrate_language`: FeatCal on the merged language model of a role, once per setting, and its anchors alone."""
+
+from pathlib import Path
+from typing import Any
+
+from featcal.runs import ANCHOR, CalibrateRun, Draw
+from featcal.stages.calibrations import calibrate_all, calibrated
+from featcal.stages.context import Context, load_context, pick
+from featcal.stages.text_streams import text_stream
+from featcal.storage.atomic import atomic_folder
+
+
+def run(key: str) -> None:
+    """Write calibrated/<key>-<merger>-<setting>/seed<NN>/ and ablated/<key>-<merger>-<setting>/anchor/ of outputs/<suite>/."""
+    context = load_context()
+    runs = pick("language_pools", context.experiments.pools, key).calibrate
+    for name, run in runs.items():
+        with atomic_folder(context.layout.ablated(name)) as folder:
+            if run.calibration is not None and context.plays(run.role, run.pool):
+                write_anchor(context, run, folder / ANCHOR)
+    calibrate_all(context, "calibrate_language", key, runs, calibrate_one)
+
+
+def write_anchor(context: Context, run: CalibrateRun, out: Path) -> None:
+    """base + ρ (merged − base), which is what every weight is drawn to: FeatCal without a look at any text."""
+    import featcal
+
+    assert run.calibration is not None
+    base, merged = context.layout.base(run.role, run.pool), context.layout.merged(run.merged)
+    featcal.merge("task_arithmetic", base, {"merged": merged}, scale=run.calibration.anchor_blend, out=out)
+
+
+def calibrate_one(context: Context, name: str, run: CalibrateRun, seed: int, out: Path) -> dict[str, Any]:
+    """One calibrated model: draw n training texts per task, calibrate, write the folder `out`; what that cost."""
+    from featcal.suites.text_batches import plan_of_reading
+
+    assert run.reading is not None
+    draw, tasks = Draw("train", run.samples, run.batch, seed), context.suite.pool(run.pool)
+    batches = {task: text_stream(context, run.role, run.pool, task, draw, seed, run.reading) for task in tasks}
+    plan = plan_of_reading(context.layout.base(run.role, run.pool), run.reading)
+    return calibrated(context, name, run, batches, out, plan)

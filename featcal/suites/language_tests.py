@@ -1,0 +1,23 @@
+"""The tests of a suite's language models: on texts drawn here, or the public ones by the harness's own names."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from featcal.language.harness import Loaded
+from featcal.language.local_tests import local_test
+from featcal.language.public_tests import load_public
+from featcal.suites.language import Language
+from featcal.suites.texts import open_rows
+
+
+def load_tests(texts: Path, language: Language, split: str = "test") -> Mapping[str, Loaded]:
+    """Every test by its key. Raises: NoHarness with all that is lacking; whatever opening the rows raises."""
+    if language.texts is None or language.texts.source != "mini":
+        return load_public(language.tests)
+    from featcal.mini.language.domains import TESTS
+
+    found = {}
+    for key in language.tests:
+        rows = open_rows(texts, key, split)[0].to_list()
+        found[key] = local_test(key, rows, TESTS[key].check, TESTS[key].new_tokens)
+    return found
