@@ -118,8 +118,10 @@ def calibrate(merged, base, experts, batches, settings, paths, offset=0):
             results = {}
             for name, module in student.get_submodule(place).named_modules(prefix=place):
                 if isinstance(module, torch.nn.Linear | Conv1D):
+                    if settings.modules and not name.endswith(tuple(f".{end}" for end in settings.modules)):
+                        continue
                     results[name] = *solved_linear(name, student, merged, base, experts, batches, settings, last), 0
-                elif "Norm" in type(module).__name__:
+                elif "Norm" in type(module).__name__ and settings.norm:
                     solution = solved_norm(name, student, merged, base, experts, batches, settings, last, offset)
                     results[name] = *solution, offset
             for name, result in results.items():

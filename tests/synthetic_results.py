@@ -9,7 +9,8 @@ import shutil
 from pathlib import Path
 
 from PIL import Image
-from synthetic_studies import write_studies
+from synthetic_language import write_language
+from synthetic_studies import write_choices, write_studies
 
 from featcal.stages.columns import (
     ALIGNMENT,
@@ -55,6 +56,8 @@ def write_project(root: Path, suite: str = "mini", empty: bool = False, tasks: l
             for pool in LARGER_TASKS if tasks is None else ():
                 write_larger_pool(folder, suite, role, pool)
         write_suite(folder, suite, tasks or TASKS)
+        write_choices(folder, suite)
+        write_language(folder, suite)
     return folder
 
 

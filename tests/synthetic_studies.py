@@ -1,11 +1,11 @@
-"""Invented results of two studies, damaged calibration images and sweeps, with known relations between the methods."""
+"""Invented results of three studies, damaged images, sweeps and unstated choices, with known relations between the methods."""
 
 import json
 from pathlib import Path
 
 from PIL import Image
 
-from featcal.stages.columns import CORRUPTED, EXAMPLES, SWEEP
+from featcal.stages.columns import CHOICES, CORRUPTED, EXAMPLES, SWEEP
 from featcal.storage.results import write_rows
 
 DAMAGE = ("gaussian_noise", "motion_blur", "fog")
@@ -14,6 +14,9 @@ SWEPT = {
     "anchor_blend": (2, (0, 1, 2, 10)),
     "interpolation": (0.9, (0, 0.3, 0.6, 0.9, 1)),
 }
+
+CHOSEN = [(("", ""), str(seed), value) for seed, value in ((42, 79.0), (43, 80.0), (44, 81.0))]  # mean 80, deviation 1
+CHOSEN += [(("tokens", "12"), "42", 70.0), (("modules", "attention"), "42", 79.5), (("samples", "64"), "42", 82.0)]
 
 
 def write_studies(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
@@ -27,6 +30,31 @@ def write_studies(folder: Path, suite: str, role: str, tasks: list[str]) -> None
     write_rows(folder / f"{role}-8.sweep.csv", list(_sweep(suite, role, tasks)), SWEEP)
     around = {"setting": "suite", "featcal": {"ridge": 1e-6, "anchor_blend": 2.0, "interpolation": 0.9}}
     _json(folder / f"{role}-8.sweep.settings.json", {"study": {"samples": 256, "seed": 42, "around": [around]}})
+
+
+def write_choices(folder: Path, suite: str) -> None:
+    """The study of unstated choices, of both language models: what is read moves the score, what is solved does not."""
+    reading = {"split": "train", "decoder": "answer", "counted": "all", "tokens": None}
+    values = {"ridge": 1e-5, "anchor_blend": 2.0, "interpolation": 0.6, "modules": None}
+    used = {"upstream": "task_arithmetic", "featcal": values, "reading": reading, "samples": 256, "seeds": [42, 43, 44]}
+    for role, pool, task in (("flan_t5_base", "glue", "rte"), ("llama_3b", "mergebench", "gsm8k")):
+        key = f"{role}-{pool}"
+        shared = {
+            "suite": suite,
+            "role": role,
+            "pool": pool,
+            "upstream": "task_arithmetic",
+            "method": "featcal",
+            "setting": "paper",
+        }
+        shared |= {"task": task, "metric": "accuracy", "count": 300}
+        rows = [
+            shared | {"choice": c, "option": o, "default": int(not c), "seed": seed, "value": value}
+            for (c, o), seed, value in CHOSEN
+        ]
+        write_rows(folder / f"{key}.choices.csv", rows, CHOICES)
+        _json(folder / f"{key}.choices.settings.json", {"study": used | {"role": role, "pool": pool}})
+        _json(folder / f"{key}.choices.run.json", {"seconds": {f"choices@{key}": 30.0}, "host": {"cpu": "invented"}})
 
 
 def _corrupted(suite, role, tasks):

@@ -13,7 +13,7 @@ from featcal.report.claims import claims
 from featcal.report.errata import KINDS, errata, reason
 from featcal.report.estimate import Estimate, estimate, noise
 from featcal.report.printed import paper_says
-from featcal.report.values import AVERAGE, TASKS, paper_table, paper_value
+from featcal.report.values import AVERAGE, TASKS, TEXT_TASKS, paper_table, paper_value
 from featcal.report.verdicts import WORDS, judge, tables
 
 AVERAGED = ("table01", "table03", "table04", "table07", "table08", "table09", "table10", "table11", "table14")
@@ -38,6 +38,25 @@ def test_the_variance_of_test_images_equals_that_of_simulated_test_sets():
     hits = draw.binomial(counts, np.array(values) / 100, size=(40_000, 3)) / counts
     simulated = float((100 * hits.mean(1)).var())
     assert estimate(rows(values, counts)).variance == pytest.approx(simulated, rel=0.03)
+
+
+@pytest.mark.parametrize("true", [0.2, 0.6, 0.85])
+def test_the_variance_of_a_rank_correlation_is_that_of_simulated_pairs(true):
+    draw = np.random.default_rng([7, 2])
+    x, other = draw.standard_normal((2, 4000, 300))
+    y = true * x + math.sqrt(1 - true**2) * other
+    places = [np.argsort(np.argsort(side, axis=1), axis=1) - 149.5 for side in (x, y)]
+    values = 100 * (places[0] * places[1]).sum(1) / (places[0] ** 2).sum(1)
+    row = {"task": "stsb", "seed": "", "metric": "spearman", "value": float(values.mean()), "count": 300}
+    assert estimate(pd.DataFrame([row])).variance == pytest.approx(float(values.var()), rel=0.12)
+
+
+def test_accuracies_and_a_rank_correlation_share_one_variance():
+    frame = rows((80.0, 60.0), (500, 500))
+    frame.loc[1, "metric"] = "spearman"
+    alone = estimate(frame[frame["metric"] == "spearman"]).variance
+    assert alone == pytest.approx(100**2 * (1 - 0.36) ** 2 * 1.18 / 497)
+    assert estimate(frame).variance == pytest.approx((80 * 20 / 500 + alone) / 4)
 
 
 def test_more_seeds_shrink_their_own_part_only():
@@ -132,7 +151,7 @@ def test_every_erratum_has_a_reason_a_kind_and_cells_that_exist():
 def test_printed_averages_differ_from_row_means_exactly_where_errata_say():
     differing = set()
     for name in AVERAGED:
-        for (_, upstream, method), row in paper_table(name).groupby(["model", "upstream", "method"]):
+        for (_, upstream, method, _), row in paper_table(name).groupby(["model", "upstream", "method", "setting"]):
             values = row.set_index("task")["value"]
             if abs(values.drop(AVERAGE).mean() - values[AVERAGE]) > 0.15:
                 differing.add((name, upstream, method))
@@ -164,3 +183,7 @@ def test_the_papers_words_are_mapped_to_ours():
         assert set(frame["method"]) <= {"base", "expert", "multitask", "merged", "surgery", "prob_surgery", "featcal"}
         assert set(frame["upstream"]) <= {"", "average", "task_arithmetic", "adamerging", "wudi"}
     assert set(paper_table("table11")["task"]) == {*TASKS, AVERAGE}
+    assert set(paper_table("table03")["task"]) == {*TEXT_TASKS["glue"], AVERAGE}
+    experts = paper_table("table14").query("method == 'expert'")
+    assert set(experts["setting"]) == {"", "coding", "math", "instruction"}
+    assert set(experts["task"]) == {*TEXT_TASKS["mergebench"], AVERAGE}

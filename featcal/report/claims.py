@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from featcal.report.margins import Side
+from featcal.report.values import TEXT_TASKS
 from featcal.settings import from_mapping
 
 INSIDE = ("embeddings", "features")  # rows of a drift file that are no blocks
@@ -40,6 +41,11 @@ class Claim:
     table: str = ""
     paper: str = ""
     abstract: bool = False
+
+    @property
+    def parts(self) -> str:
+        """What a claim about several experiments is about each of."""
+        return "models" if self.pool in TEXT_TASKS else "columns"
 
 
 @cache

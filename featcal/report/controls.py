@@ -96,6 +96,11 @@ def standing(left: Estimate, right: Estimate) -> str:
     return f"{margin:+.1f} <small>{word}</small>"
 
 
+def margin(left: Estimate | None, right: Estimate | None) -> str:
+    """The same where one of the two may not have been run."""
+    return standing(left, right) if left and right else '<span class="fc-none">not run</span>'
+
+
 def scales(suite: str) -> str:
     """The sweeps behind `at its best scale`: average on images that are no test images, by factor on the merger's change."""
     rows, factors = [], []

@@ -13,7 +13,7 @@ import yaml
 from featcal.report.values import paper_table
 from featcal.settings import from_mapping
 
-KINDS = ("average", "rotated", "reference", "foreign", "unattainable", "contradiction")
+KINDS = ("average", "rotated", "reference", "foreign", "unattainable", "contradiction", "change")
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,10 @@ def errata() -> tuple[Erratum, ...]:
     return tuple(from_mapping(Erratum, entry, f"errata.yaml {entry.get('id')}") for entry in yaml.safe_load(text))
 
 
-def reason(table: str, upstream: str, method: str, cell: str) -> str:
-    """Why this printed cell is in doubt; empty where it is not."""
-    found = [e.reason for e in errata() if (e.table, *e.row) == (table, upstream, method) and cell in e.cells]
+def reason(table: str, upstream: str, method: str, cell: str, model: str = "") -> str:
+    """Why this printed cell is in doubt; empty where it is not.   model: by its printed name, where a table has two."""
+    rows = [e for e in errata() if (e.table, *e.row) == (table, upstream, method) and e.model in ("", model)]
+    found = [e.reason for e in rows if cell in e.cells]
     return " ".join(found)
 
 

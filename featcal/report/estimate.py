@@ -1,4 +1,4 @@
-"""How sure a measured mean is: sampling of the test images, and the spread over seeds.
+"""How sure a measured mean is: sampling of the test images or texts, and the spread over seeds.
 
 Knows result rows and statistics; knows nothing of claims, tables or the paper.
 """
@@ -33,8 +33,8 @@ def estimate(rows: pd.DataFrame, measure: str = "value") -> Estimate | None:
 
     The variance adds two parts. Test images: an accuracy p of n images has variance p(1 − p)/n, and the mean over T tasks
     Σ pₜ(1 − pₜ)/nₜ / T²; more seeds do not shrink it, since all are scored on the same images. Seeds: s²/S for S ≥ 2 seeds
-    with standard deviation s. A mean cosine of n images with standard deviation s has s²/n in place of p(1 − p)/n; other columns
-    carry the part of the seeds only.
+    with standard deviation s. In place of p(1 − p)/n, a rank correlation of n texts has the variance of `of_correlation`, and a
+    mean cosine of n images with standard deviation s has s²/n; other columns carry the part of the seeds only.
 
     Args:    rows: result rows of one model, all of them used.  measure: the column.
     Returns: the estimate; None where there are no rows.
@@ -54,19 +54,39 @@ def estimate(rows: pd.DataFrame, measure: str = "value") -> Estimate | None:
 def image_variance(rows: pd.DataFrame, measure: str = "value") -> float:
     """Variance of a mean over tasks due to the choice of test images, in the measure's square; 0 where none is known.
 
-    Known of an accuracy, from its own size, and of a measure with its deviation from image to image in a column beside it.
+    Known of an accuracy and of a rank correlation, from their own size, and of a measure with its deviation from image to image
+    in a column beside it.
     """
     if "count" not in rows or "task" not in rows:
         return 0.0
     tasks = rows.groupby("task").first()
     if f"{measure}_sd" in rows:
         each = tasks[f"{measure}_sd"] ** 2 / tasks["count"]
-    elif measure == "value" and "metric" in rows and set(rows["metric"]) == {"accuracy"}:
+    elif measure == "value" and "metric" in rows and set(rows["metric"]) <= set(VARIANCES):
         value = rows.groupby("task")["value"].mean()
-        each = value * (100 - value) / tasks["count"]
+        counted = zip(tasks["metric"], value, tasks["count"], strict=True)
+        each = pd.Series([VARIANCES[metric](one, count) for metric, one, count in counted])
     else:
         return 0.0
     return float(each.sum()) / len(tasks) ** 2
+
+
+def of_accuracy(value: float, count: int) -> float:
+    """p(1 − p)/n in squared percent, from p in percent."""
+    return value * (100 - value) / count
+
+
+def of_correlation(value: float, count: int) -> float:
+    """Variance of Spearman's ρ of n pairs, in squared percent: (1 − ρ²)² (1 + ρ²/2) / (n − 3).
+
+    Bonett and Wright, Sample size requirements for estimating Pearson, Kendall and Spearman correlations, Psychometrika 65
+    (2000): Fisher's z of ρ has the variance (1 + ρ²/2) / (n − 3), and dρ/dz = 1 − ρ². Unknown, hence 0, of three pairs or fewer.
+    """
+    squared = (value / 100) ** 2
+    return 100**2 * (1 - squared) ** 2 * (1 + squared / 2) / (count - 3) if count > 3 else 0.0
+
+
+VARIANCES = {"accuracy": of_accuracy, "spearman": of_correlation}  # of one task's value, by metric
 
 
 def noise(left: Estimate, right: Estimate) -> float:

@@ -11,11 +11,12 @@ from typing import Any
 import pandas as pd
 
 from featcal.report.root import results_folder
-from featcal.report.values import TASKS
+from featcal.report.values import TASKS, TEXT_TASKS, title_of
 
 KEYS = [
     "upstream", "method", "setting", "encode", "task", "metric", "seed", "model", "label", "block", "part", "suite", "role",
-    "pool", "corruption", "parameter", "statement", "quantity",
+    "pool", "corruption", "parameter", "statement", "quantity", "choice",
+    "option",
 ]  # fmt: skip
 COLUMNS = {
     "scores": "suite role pool upstream method setting task metric seed value count",
@@ -29,6 +30,7 @@ COLUMNS = {
     "corrupted": "suite role pool upstream method setting corruption task metric seed value count",
     "corrupted.examples": "task index corruption row column",
     "sweep": "suite role pool upstream method setting parameter at chosen task metric seed value count",
+    "choices": "suite role pool upstream method setting choice option default task metric seed value count",
     "theory": "suite role pool upstream method setting statement quantity task block nodes value count",
     "theory_points": "method setting statement task block index actual bound kept",
     "samples": "suite role pool upstream method setting task metric seed samples value count",
@@ -36,6 +38,7 @@ COLUMNS = {
 }
 MEASURED = ".run"  # ends a kind whose rows were measured with a clock: `cost.run` is what the record of `cost` says each run cost
 COSTS = "upstream method setting encode seed samples images seconds memory_mib energy_wh"
+COLUMNS["references"] = COLUMNS["scores"]
 COLUMNS |= dict.fromkeys(("samples.run", "cost.run"), COSTS)
 
 
@@ -107,6 +110,9 @@ class Evidence:
     @cached_property
     def tasks(self) -> list[str]:
         """Tasks of the pool in the suite's order: those with scores, else those the suite promises, else the paper's."""
+        if self.pool in TEXT_TASKS:
+            run = set(self.table("scores")["task"])
+            return [task for task in TEXT_TASKS[self.pool] if task in run or not run]
         listed = [task["task"] for task in suite_record(self.suite, self.folder).get("tasks", [])] or list(TASKS)
         scored = list(dict.fromkeys(self.table("scores")["task"]))
         if scored:
@@ -123,7 +129,7 @@ class Evidence:
     def title(self, task: str) -> str:
         """How a column or axis names a task: the paper's name for it where it has one."""
         named = {t["task"]: t.get("paper_name") for t in suite_record(self.suite, self.folder).get("tasks", [])}
-        return TASKS.get(task) or named.get(task) or task
+        return title_of(task) or named.get(task) or task
 
 
 @lru_cache(maxsize=64)

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from featcal.report import study
 from featcal.report.claims import main_setting
-from featcal.report.controls import SIZES, UPSTREAMS, Key, average, controls_of, standing
-from featcal.report.estimate import Estimate, noise
+from featcal.report.controls import SIZES, UPSTREAMS, Key, average, controls_of, margin
+from featcal.report.estimate import noise
 from featcal.report.evidence import Evidence
 from featcal.report.markup import Shown, link, table
 from featcal.report.show import commands, label, run_rows
@@ -39,7 +39,7 @@ def questions(suite: str) -> Shown:
             for role in SIZES:
                 ours = Evidence(suite, role, "8")
                 found = [average(ours, (key[0] or upstream, *key[1:])) for key in (left, right)]
-                cells.append(_margin(*found))
+                cells.append(margin(*found))
         rows.append(("", cells))
     head = ["First against second", *(f"{MERGERS[upstream]}, {size}" for upstream in UPSTREAMS for size in SIZES.values())]
     caption = f"Margins of the average (points); within noise: at most two standard errors — {label(suite)}"
@@ -62,10 +62,6 @@ def _pairs(main: str) -> list[tuple[str, Key, Key]]:
         ("On the same images: FeatCal against Surgery", featcal, ("", "surgery", same)),
         ("And against ProbSurgery", featcal, ("", "prob_surgery", same)),
     ]  # fmt: skip
-
-
-def _margin(left: Estimate | None, right: Estimate | None) -> str:
-    return standing(left, right) if left and right else '<span class="fc-none">not run</span>'
 
 
 def dots(upstream: str, suite: str) -> Shown:

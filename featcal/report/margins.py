@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from featcal.report.estimate import Estimate
+from featcal.report.values import AVERAGE
 
-Side = Any  # [upstream, method], or a mapping with these and more columns, role and pool among them
+Side = Any  # [upstream, method], or a mapping with these and more columns, role, pool and task among them
 
 
 def named(side: Side) -> dict[str, Any]:
@@ -36,6 +37,11 @@ class Margin:
     def noise(self, estimates: Sequence[Estimate]) -> float:
         """Two standard errors, 2·√(Σ wₖ²·varianceₖ), all errors taken as independent, which is cautious (see estimate.noise)."""
         return 2 * math.sqrt(sum(w**2 * e.variance for w, e in zip(self.weights, estimates, strict=True)))
+
+
+def column_of(side: Side) -> str:
+    """The column of a table that one side is about: its task where it names one, else the average."""
+    return str(named(side).get("task", AVERAGE))
 
 
 def merger_of(side: Side) -> Side:

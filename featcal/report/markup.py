@@ -119,6 +119,9 @@ def accuracy_table(
     marks: list[str] = []
     body: list[tuple[str, list[str]]] = []
     for row in rows:
+        if row.kind == "heading":
+            body.append(("fc-merger", [escape(row.label), f'<td colspan="{len(columns)}"></td>']))
+            continue
         label = escape(row.label) + (' <small class="fc-run">one run</small>' if row.one_run else "")
         empty = [f'<td class="fc-none" colspan="{len(columns)}">not run</td>']
         cells = [number(row.cells.get(column), marks) for column in columns] if row.cells else empty

@@ -14,7 +14,7 @@ from featcal.report.evidence import Evidence, select, suite_record
 from featcal.report.markup import Shown, chip, estimated, fold, link, note, table
 from featcal.report.root import results_folder
 from featcal.report.show import PLACES, SEVERAL, commands, counts, label, origin, suites, verdict_table
-from featcal.report.values import TASKS, paper_value
+from featcal.report.values import TASKS, TEXT_PRINTED, paper_value, place_name
 from featcal.report.verdicts import WORDS, judged
 from featcal.report.verdicts import tables as count_table
 
@@ -69,18 +69,37 @@ def runs(suite: str) -> Shown:
                 line = f"{tables.UPSTREAMS[upstream]}<small>{name}, {tables.SETTING_LABELS[setting]}</small>"
                 seeds = str(ours.seeds) if ours else '<span class="fc-none">not run</span>'
                 rows.append(("", [line, *cells, f"{share.share:.0f} %" if share else "–", seeds]))
+    rows += [text_run(suite, role, pool) for role, pool in TEXT_PRINTED]
     head = ["Merger", "Base", "Merged", "FeatCal", "Experts", "Gap recovered", "Seeds"]
-    return Shown(table(head, rows, f"Average top-1 accuracy (%) on test images — {label(suite)}", "fc-long"))
+    return Shown(table(head, rows, f"Average score (%) on test images and texts — {label(suite)}", "fc-long"))
+
+
+def text_run(suite: str, role: str, pool: str) -> tuple[str, list[str]]:
+    """The same of a language model; its experts' average only where each has one task."""
+    evidence = Evidence(suite, role, pool)
+    scores = evidence.table("scores")
+    keys = [
+        {"method": "base"},
+        {"method": "merged"},
+        {"method": "featcal", "setting": "paper"},
+        {"method": "expert", "setting": ""},
+    ]
+    found = [estimate(select(scores, key)) for key in keys]
+    shares = tables.recovered(evidence)
+    seeds = str(found[2].seeds) if found[2] else '<span class="fc-none">not run</span>'
+    line = f"{tables.UPSTREAMS['task_arithmetic']}<small>{place_name(role, pool)}, {tables.SETTING_LABELS['paper']}</small>"
+    return "", [line, *map(estimated, found), f"{shares[0].share:.0f} %" if shares else "–", seeds]
 
 
 def provenance(suite: str) -> Shown:
     """Files, run records and commands behind the landing page."""
-    return Shown(origin("landing", suite, list(RUNS)))
+    return Shown(origin("landing", suite, [*RUNS, *TEXT_PRINTED]))
 
 
 def task_provenance(suite: str) -> Shown:
     """Files and commands behind the tasks page; nothing of it varies from run to run, so there is no run record."""
-    names = ["suite.json", "choice.json", *(f"{role}-{pool}.references.csv" for role, pool in RUNS)]
+    names = ["suite.json", "choice.json", "language.json", "language_choice.json"]
+    names += [f"{role}-{pool}.references.csv" for role, pool in (*RUNS, *TEXT_PRINTED)]
     there = [name for name in names if (results_folder(suite) / name).is_file()]
     listed = ", ".join(link(f"../results/{suite}/{name}", name) for name in there) or "none yet"
     rows = [("", ["Results", listed]), *commands("tasks")]

@@ -11,8 +11,8 @@ import pandas as pd
 from featcal.report.claims import Claim
 from featcal.report.errata import corrected_table, errata
 from featcal.report.evidence import select
-from featcal.report.margins import MARGINS, Side, named
-from featcal.report.values import AVERAGE, PAPER_MODELS, PRINTED, paper_table
+from featcal.report.margins import MARGINS, Side, column_of, named
+from featcal.report.values import AVERAGE, PAPER_MODELS, PRINTED, TEXT_PRINTED, paper_table
 
 Read = Callable[[str], pd.DataFrame]
 
@@ -38,10 +38,11 @@ def in_doubt(claim: Claim) -> list[str]:
     for one in _parts(claim):
         for side in _sides(one):
             table, key = _place(one, side), (named(side)["upstream"], named(side)["method"])
-            for entry in errata():
-                read = set(entry.cells) - {AVERAGE} if claim.each else {AVERAGE} & set(entry.cells)
+            for entry in (e for e in errata() if e.kind != "change"):  # an arrow, not a value
+                read = set(entry.cells) - {AVERAGE} if claim.each else {column_of(side)} & set(entry.cells)
                 told = f"Table {int(table[-2:])}: {entry.reason}"
-                if (entry.table, *entry.row) == (table, *key) and read - set(entry.corrected) and told not in found:
+                meant = (entry.table, *entry.row) == (table, *key) and entry.model in ("", _model(one, side))
+                if meant and read - set(entry.corrected) and told not in found:
                     found.append(told)
     return found
 
@@ -49,8 +50,8 @@ def in_doubt(claim: Claim) -> list[str]:
 def _said(claim: Claim, read: Read) -> str:
     if claim.over or claim.each:
         margins = _margins(claim, read)
-        return f"{sum(m > 0 for m in margins)} of {len(margins)} {'columns' if claim.over else 'tasks'}"
-    averages = [float(_values(claim, side, read)[AVERAGE]) for side in _sides(claim)]
+        return f"{sum(m > 0 for m in margins)} of {len(margins)} {claim.parts if claim.over else 'tasks'}"
+    averages = [float(_values(claim, side, read)[column_of(side)]) for side in _sides(claim)]
     if claim.kind in MARGINS:
         return MARGINS[claim.kind].words(averages)
     return f"{averages[0]:.1f} against {averages[1]:.1f}"
@@ -61,12 +62,13 @@ def _margins(claim: Claim, read: Read) -> list[float]:
     found: list[float] = []
     for one in _parts(claim):
         values = [_values(one, side, read) for side in _sides(one)]
+        cells = [float(value[column_of(side)]) for value, side in zip(values, _sides(one), strict=True)]
         if claim.each:
             found += list((values[0] - values[1]).drop(AVERAGE))
         elif claim.kind in MARGINS:
-            found.append(MARGINS[claim.kind].margin([float(v[AVERAGE]) for v in values]))
+            found.append(MARGINS[claim.kind].margin(cells))
         else:
-            found.append(float(values[0][AVERAGE] - values[1][AVERAGE]))
+            found.append(cells[0] - cells[1])
     return [-margin for margin in found] if claim.direction == "lower" else found
 
 
@@ -84,13 +86,21 @@ def _place(claim: Claim, side: Side) -> str:
     """The printed table of one side."""
     wanted = named(side)
     place = (wanted.get("role", claim.role), str(wanted.get("pool", claim.pool)))
-    return claim.table if claim.table and place == (claim.role, claim.pool) else PRINTED[place]
+    return claim.table if claim.table and place == (claim.role, claim.pool) else (PRINTED | TEXT_PRINTED)[place]
+
+
+def _model(claim: Claim, side: Side) -> str:
+    """How the printed tables call the model of one side."""
+    return PAPER_MODELS[named(side).get("role", claim.role)]
 
 
 def _values(claim: Claim, side: Side, read: Read) -> pd.Series:
     """The printed row of one side, by task."""
     frame = read(_place(claim, side))
     if frame["model"].nunique() > 1:
-        frame = frame[frame["model"] == PAPER_MODELS[claim.role]]
-    wanted = {key: value for key, value in named(side).items() if key in ("upstream", "method")}
+        frame = frame[frame["model"] == _model(claim, side)]
+    told = named(side)
+    wanted = {"upstream": told["upstream"], "method": told["method"]}
+    if wanted["method"] == "expert":
+        wanted["setting"] = told.get("setting", "")  # a domain's own expert, or the row of all
     return select(frame, wanted).set_index("task")["value"]

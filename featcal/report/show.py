@@ -18,7 +18,7 @@ from featcal.report.claims import DIGITS, Claim, claims, main_setting
 from featcal.report.evidence import Evidence, read_json
 from featcal.report.markup import Shown, chip, compact, fold, link, note, table
 from featcal.report.printed import in_doubt, paper_says
-from featcal.report.values import PAPER_SETTINGS, PRINTED, SIZES
+from featcal.report.values import PAPER_SETTINGS, PRINTED, place_name
 from featcal.report.verdicts import WORDS, Verdict, judged
 
 PLACES = {  # page → role, pool, printed table
@@ -28,7 +28,7 @@ PLACES = {  # page → role, pool, printed table
     "table12": ("clip_b32", "8", "table12"), "table13": ("clip_b32", "8", "table13"),
     **{table: (role, pool, table) for (role, pool), table in PRINTED.items()},
 }  # fmt: skip
-SEVERAL = ("table02",)  # pages of the paper's places that are about more than one role and pool
+SEVERAL = ("table02", "table03", "table04", "table14")  # pages of the paper's places that are about more than one role and pool
 HEADLINE = ("table01", "figure1")  # pages that `make repro` makes with all they need
 KINDS = ("csv", "references.csv", "drift.csv", "projection.csv", "curves.csv", "scales.csv", "settings.json", "run.json")
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "samples": "images per task, n"}
@@ -80,8 +80,8 @@ def verdict_table(chosen: list[Claim], suite: str, caption: str) -> str:
     """Claims with the paper's own numbers, what was measured here, and the verdict at each setting that all of them have."""
     pools = {str(pool) for claim in chosen for _, pool in claim.over or [[claim.role, claim.pool]]} or {"8"}
     first, *others = [s for s in tables.settings_shown(suite) if all(s in tables.settings_shown(suite, pool) for pool in pools)]
-    head = ["Claim", f"Verdict, at the {tables.SETTING_LABELS[first]}", "The paper’s numbers", "Measured here"]
-    head += [f"Verdict, at the {tables.SETTING_LABELS[s]}" for s in others]
+    head = ["Claim", f"Verdict, {tables.setting_label(first)}", "The paper’s numbers", "Measured here"]
+    head += [f"Verdict, {tables.setting_label(s)}" for s in others]
     columns = [judged(chosen, suite, setting) for setting in (first, *others)]
     rows = []
     for claim, *found in zip(chosen, *columns, strict=True):
@@ -142,11 +142,10 @@ def settings(page: str, suite: str) -> Shown:
     return Shown(table(head, rows, f"Settings — {label(suite)}") + missing)
 
 
-def differences(suite: str) -> Shown:
-    """What differs from the paper in this suite, and why."""
-    entries = suites().get(suite, {}).get("differences", [])
-    rows = [("", [escape(cell) for cell in entry]) for entry in entries]
-    return Shown(table(["What", "In the paper", "Here", "Why"], rows, f"Known differences — {label(suite)}", "fc-words"))
+def differences(suite: str, about: str = "differences", name: str = "Known differences") -> Shown:
+    """What differs from the paper in this suite, and why.   about: the list of differences.yaml, of images or of `language`."""
+    rows = [("", [escape(cell) for cell in entry]) for entry in suites().get(suite, {}).get(about, [])]
+    return Shown(table(["What", "In the paper", "Here", "Why"], rows, f"{name} — {label(suite)}", "fc-words"))
 
 
 def known(suite: str) -> Shown:
@@ -167,7 +166,7 @@ def origin(page: str, suite: str, runs: list[tuple[str, str]]) -> str:
         ours = Evidence(suite, role, pool)
         names = [path.name for path in result_files(page, ours)]
         listed = ", ".join(link(f"../results/{suite}/{name}", name) for name in names) or "none yet"
-        rows += [("", [f"Results, {SIZES[role]}, {pool} tasks", listed]), *run_rows(ours.run_record)]
+        rows += [("", [f"Results, {place_name(role, pool)}", listed]), *run_rows(ours.run_record)]
     return table(["", ""], rows + commands(page), f"Provenance — {label(suite)}", "fc-words")
 
 

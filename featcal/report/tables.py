@@ -23,6 +23,7 @@ MERGERS = UPSTREAMS | {
 }  # fmt: skip
 METHODS = {"surgery": "w/ Surgery", "prob_surgery": "w/ ProbSurgery", "featcal": "w/ FeatCal"}
 SETTING_LABELS = {"suite": "suite’s settings", "paper": "paper’s settings"}
+ADAPTER_LABELS = {"suite": "adapters in proportion", "paper": "adapters as printed"}  # of texts: FeatCal has one setting there
 LARGER = ("14", "20")  # pools that every suite runs at its main settings only
 
 
@@ -39,7 +40,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One model: kind is reference, merger or calibrated; no cells means that it was not run."""
+    """One model: kind is reference, merger or calibrated; no cells means that it was not run. A heading names the rows below."""
 
     label: str
     kind: str
@@ -54,6 +55,11 @@ Lookup = Callable[[str, str], tuple[dict[str, Cell], bool]]  # upstream, method 
 def settings_shown(suite: str, pool: str = "8") -> tuple[str, ...]:
     """The settings that results of this suite and pool have, of FeatCal and of the adapters' size; the main one comes first."""
     return ("paper",) if suite == "paper" else ("suite",) if pool in LARGER else ("suite", "paper")
+
+
+def setting_label(setting: str) -> str:
+    """What a column or table at one setting is at."""
+    return f"at the {SETTING_LABELS[setting]}"
 
 
 def accuracy_rows(evidence: Evidence, setting: str = "") -> list[Row]:
@@ -79,17 +85,21 @@ def references_of(table: str) -> tuple[str, ...]:
     return tuple(method for method in REFERENCES if method in printed)
 
 
-def paper_rows(table: str) -> tuple[list[str], list[Row]]:
-    """The paper's printed table: its columns, and its rows with the printed values and why some are in doubt."""
+def paper_rows(table: str, model: str = "") -> tuple[list[str], list[Row]]:
+    """The paper's printed table: its columns, and its rows with the printed values and why some are in doubt.
+
+    model: by its printed name, where the table has two.
+    """
     frame = paper_table(table)
+    frame = frame[frame["model"] == model] if model else frame
 
     def look(upstream: str, method: str) -> tuple[dict[str, Cell], bool]:
         rows = select(frame, {"upstream": upstream, "method": method})
         printed = zip(rows["task"], rows["value"], strict=True)
-        return {task: Cell(value, doubt=reason(table, upstream, method, task)) for task, value in printed}, False
+        return {task: Cell(value, doubt=reason(table, upstream, method, task, model)) for task, value in printed}, False
 
     upstreams = [upstream for upstream in UPSTREAMS if upstream in set(frame["upstream"])]
-    columns = [t for t in TASKS if t in set(frame["task"])] or list(dict.fromkeys(frame["task"]))
+    columns = [t for t in TASKS if t in set(frame["task"])] or [c for c in dict.fromkeys(frame["task"]) if c != AVERAGE]
     return columns, rows_in_order(look, references_of(table), upstreams)
 
 
@@ -99,7 +109,7 @@ def rows_in_order(look: Lookup, references: Iterable[str], upstreams: Iterable[s
     for upstream in upstreams:
         merger = Row(UPSTREAMS[upstream], "merger", upstream, *look(upstream, "merged"))
         calibrated = [Row(label, "calibrated", upstream, *look(upstream, method)) for method, label in METHODS.items()]
-        rows += _with_best([merger, *(with_changes(row, merger) for row in calibrated)])
+        rows += with_best([merger, *(with_changes(row, merger) for row in calibrated)])
     return rows
 
 
@@ -108,7 +118,12 @@ def measured_cells(evidence: Evidence, upstream: str, method: str, setting: str)
 
     setting: counts for what calibrates; references and mergers have none.
     """
-    frame = select(evidence.table("scores"), model_key(upstream, method, setting))
+    return cells_of(evidence, model_key(upstream, method, setting))
+
+
+def cells_of(evidence: Evidence, model: dict[str, str]) -> tuple[dict[str, Cell], bool]:
+    """The same of any one model, told by the columns of its rows."""
+    frame = select(evidence.table("scores"), model)
     parts: dict[str, pd.DataFrame] = {task: frame[frame["task"] == task] for task in evidence.tasks} | {AVERAGE: frame}
     found = {column: estimate(rows) for column, rows in parts.items()}
     one_run = any(e is not None and e.one_run for e in found.values())
@@ -129,7 +144,7 @@ def with_changes(row: Row, merger: Row) -> Row:
     return replace(row, cells=cells)
 
 
-def _with_best(block: list[Row]) -> list[Row]:
+def with_best(block: list[Row]) -> list[Row]:
     """Mark the highest value of every column of a block, as it is printed (equal to one decimal is equal)."""
     columns = {column for row in block for column in row.cells}
     top = {column: max(round(row.cells[column].value, 1) for row in block if column in row.cells) for column in columns}
@@ -168,9 +183,10 @@ def recovered(evidence: Evidence) -> list[Recovered]:
     return found
 
 
-def paper_recovered(table: str, upstream: str, corrected: bool = False) -> float | None:
+def paper_recovered(table: str, upstream: str, corrected: bool = False, model: str = "") -> float | None:
     """The same share from the paper's averages, as printed or corrected where that can be told; None where a cell is missing."""
     whole = corrected_table(table) if corrected else paper_table(table)
+    whole = whole[whole["model"] == model] if model else whole
     frame = select(whole, {"task": AVERAGE}).set_index(["upstream", "method"])["value"]
     keys = [("", "expert"), (upstream, "merged"), (upstream, "featcal")]
     if any(key not in frame.index for key in keys):

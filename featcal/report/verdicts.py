@@ -17,7 +17,7 @@ from featcal.report.claims import DIGITS, INSIDE, Claim, claims, main_setting
 from featcal.report.estimate import estimate, noise
 from featcal.report.evidence import Evidence, select
 from featcal.report.margins import MARGINS, Side, named
-from featcal.report.values import SIZES
+from featcal.report.values import place_name
 
 WORDS = ("holds", "does not hold", "within noise", "not run")
 CALIBRATED = ("featcal", "surgery", "prob_surgery")
@@ -129,7 +129,8 @@ def _of_several(claim: Claim, suite: str, setting: str, folder: Path | None) -> 
         frame = Evidence(suite, place["role"], place["pool"], folder).table(claim.file)
         rows = select(frame, _selector(place, setting, frame))
         found.append(estimate(rows, claim.measure))
-        tasks.append((place["role"], str(place["pool"]), frozenset(rows["task"])))
+        if "task" not in place:
+            tasks.append((place["role"], str(place["pool"]), frozenset(rows["task"])))
     known = [e for e in found if e is not None]
     if len(known) < len(found) or len(set(tasks)) > len({t[:2] for t in tasks}):
         return Verdict(claim, "not run")
@@ -142,12 +143,12 @@ def _of_several(claim: Claim, suite: str, setting: str, folder: Path | None) -> 
 def _everywhere(claim: Claim, suite: str, setting: str, folder: Path | None) -> Verdict:
     """A claim about several experiments: holds when it holds in each, does not hold when one clearly says so."""
     parts = {
-        f"{pool} tasks, {SIZES[role]}": judge(replace(claim, role=role, pool=str(pool), over=[]), suite, setting, folder)
+        place_name(role, str(pool)): judge(replace(claim, role=role, pool=str(pool), over=[]), suite, setting, folder)
         for role, pool in claim.over
     }
     if any(part.word == "not run" for part in parts.values()):
         return Verdict(claim, "not run")
-    return _every(claim, parts, "columns", str)
+    return _every(claim, parts, claim.parts, str)
 
 
 def _every(claim: Claim, parts: dict[Any, Verdict], unit: str, title: Callable[[Any], str]) -> Verdict:
