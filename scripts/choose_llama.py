@@ -11,6 +11,7 @@ their own). The scale of task arithmetic is the paper's 0.3.
 import argparse
 import json
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -26,11 +27,11 @@ from featcal.merging.arithmetic import average, task_arithmetic
 from featcal.mini.base_folder import MODELS
 from featcal.mini.language.domain_files import TRAINING
 from featcal.mini.language.domains import DOMAINS, TESTS, Test, test_items, training_items
-from featcal.mini.language.experts import EXPERTS
 from featcal.mini.language.items import Item
 from featcal.models.load import load_model, load_tokenizer
 from featcal.storage.atomic import atomic_path
 from featcal.suites.fine_tune_text import fine_tune_text
+from featcal.suites.suite import load_suite
 from featcal.suites.text_recipe import FineTuneText
 
 ROLES = ("llama_3b", "llama_8b")
@@ -101,10 +102,10 @@ def main() -> None:
     torch.set_num_threads(1)
     found = json.loads(CHOICE.read_text()) if CHOICE.is_file() else {}
     for role in given.roles:
-        values = dict(EXPERTS[role])
-        values |= {name: value for name in ("steps", "lr") if (value := getattr(given, name)) is not None}
-        table = measured(role, FineTuneText(**values), given.rows)
-        found[role] = {"validation": table, "rows": given.rows, "experts": values}
+        tried = {name: value for name in ("steps", "lr") if (value := getattr(given, name)) is not None}
+        settings = replace(load_suite(Path(), "mini").language.roles[role].fine_tune, **tried)
+        values = {name: getattr(settings, name) for name in ("steps", "lr", "batch", "frozen")}
+        found[role] = {"validation": measured(role, settings, given.rows), "rows": given.rows, "experts": values}
     if given.write:
         rounded = json.loads(json.dumps(found), parse_float=lambda text: float(f"{float(text):.6g}"))
         with atomic_path(CHOICE) as hidden:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from featcal.mini.images import WEB, draw_split
 from featcal.mini.muon import Optimiser
 from featcal.mini.tasks import TASKS
 from featcal.mini.towers import SIZES, Size, new_model
-from featcal.mini.training_state import restore_state, save_state
+from featcal.mini.training_state import run_to_end
 
 WARM_UP, FLOOR, CLIP_NORM = 60, 0.05, 1.0
 LARGEST_LOG_SCALE = 4.0
@@ -53,14 +52,7 @@ def pretrain(role: str, out: Path, steps: int = 4000, state_folder: Path = STATE
     state = Path(state_folder) / role / "state.safetensors"
     with one_thread():
         run = _Run(recipe)
-        run.done = restore_state(state, run.model, run.optimiser, repr(recipe))
-        started, first = perf_counter(), run.done
-        while run.done < recipe.steps:
-            loss = run.step()
-            if run.done % recipe.every == 0 or run.done == recipe.steps:
-                save_state(state, run.model, run.optimiser, repr(recipe), run.done)
-                seconds = (perf_counter() - started) / (run.done - first)
-                print(f"{role} step {run.done} loss {loss:.3f} {seconds:.3f} s/step {run.held_out_line()}", flush=True)
+        run_to_end(run, role, state, run.held_out_line)
         write_base(run.model, make_tokenizer(), role, Path(out))  # the one in use keeps its last padding
         state.unlink(missing_ok=True)
 

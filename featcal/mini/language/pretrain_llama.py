@@ -6,7 +6,6 @@ drawn by a generator keyed by (seed, step).
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
 from zlib import crc32
 
 import numpy as np
@@ -19,7 +18,7 @@ from featcal.mini.language.llama_models import SIZES, Size, new_model
 from featcal.mini.language.llama_tokenizer import train_tokenizer
 from featcal.mini.muon import Optimiser
 from featcal.mini.pretrain import CLIP_NORM, STATE, one_thread, schedule
-from featcal.mini.training_state import restore_state, save_state
+from featcal.mini.training_state import run_to_end
 
 BLOCKS = "model.layers"
 SHARES = {
@@ -69,14 +68,7 @@ def pretrain_llama(
     state = Path(state_folder) / role / "state.safetensors"
     with one_thread():
         run = _Run(recipe)
-        run.done = restore_state(state, run.model, run.optimiser, repr(recipe))
-        started, first = perf_counter(), run.done
-        while run.done < recipe.steps:
-            loss = run.step()
-            if run.done % recipe.every == 0 or run.done == recipe.steps:
-                save_state(state, run.model, run.optimiser, repr(recipe), run.done)
-                seconds = (perf_counter() - started) / (run.done - first)
-                print(f"{role} step {run.done} loss {loss:.3f} {seconds:.3f} s/step", flush=True)
+        run_to_end(run, role, state)
         write_llama(run.model, run.tokenizer, role, Path(out))
         state.unlink(missing_ok=True)
 

@@ -6,7 +6,6 @@ once. Looks at the web split only, never at a split of the tasks themselves.
 
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 
 import torch
 
@@ -18,7 +17,7 @@ from featcal.mini.language.t5_models import T5_SIZES, T5Size, new_t5
 from featcal.mini.language.t5_tokenizer import make_tokenizer
 from featcal.mini.muon import Optimiser
 from featcal.mini.pretrain import CLIP_NORM, STATE, one_thread, schedule
-from featcal.mini.training_state import restore_state, save_state
+from featcal.mini.training_state import run_to_end
 
 BLOCKS = ("encoder.block", "decoder.block")
 STEPS = {"flan_t5_base": 2000, "flan_t5_large": 1600}
@@ -44,14 +43,7 @@ def pretrain_t5(role: str, out: Path, state_folder: Path = STATE, recipe: T5Reci
     state = Path(state_folder) / role / "state.safetensors"
     with one_thread():
         run = _Run(recipe)
-        run.done = restore_state(state, run.model, run.optimiser, repr(recipe))
-        started, first = perf_counter(), run.done
-        while run.done < recipe.steps:
-            loss = run.step()
-            if run.done % recipe.every == 0 or run.done == recipe.steps:
-                save_state(state, run.model, run.optimiser, repr(recipe), run.done)
-                seconds = (perf_counter() - started) / (run.done - first)
-                print(f"{role} step {run.done} loss {loss:.3f} {seconds:.3f} s/step", flush=True)
+        run_to_end(run, role, state)
         write_t5(run.model, make_tokenizer(recipe.seed), role, Path(out))
         state.unlink(missing_ok=True)
 
