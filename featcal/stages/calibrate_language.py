@@ -7,6 +7,7 @@ from featcal.runs import ANCHOR, CalibrateRun, Draw
 from featcal.stages.calibrations import calibrate_all, calibrated
 from featcal.stages.context import Context, load_context, pick
 from featcal.stages.text_streams import text_stream
+from featcal.stages.workers import fan_out
 from featcal.storage.atomic import atomic_folder
 
 
@@ -14,20 +15,24 @@ def run(key: str) -> None:
     """Write calibrated/<key>-<merger>-<setting>/seed<NN>/ and ablated/<key>-<merger>-<setting>/anchor/ of outputs/<suite>/."""
     context = load_context()
     runs = pick("language_pools", context.experiments.pools, key).calibrate
-    for name, run in runs.items():
-        with atomic_folder(context.layout.ablated(name)) as folder:
-            if run.calibration is not None and context.plays(run.role, run.pool):
-                write_anchor(context, run, folder / ANCHOR)
+    jobs = {name: (context, run, context.layout.ablated(name)) for name, run in runs.items()}
+    for _ in fan_out(f"anchors {key}", write_anchor, jobs, context.suite.workers):
+        pass
     calibrate_all(context, "calibrate_language", key, runs, calibrate_one)
 
 
 def write_anchor(context: Context, run: CalibrateRun, out: Path) -> None:
-    """base + ρ (merged − base), which is what every weight is drawn to: FeatCal without a look at any text."""
+    """The folder `out` with base + ρ (merged − base), which is what every weight is drawn to: FeatCal without a look at any text.
+
+    The folder is empty where the suite does not run it.
+    """
     import featcal
 
-    assert run.calibration is not None
     base, merged = context.layout.base(run.role, run.pool), context.layout.merged(run.merged)
-    featcal.merge("task_arithmetic", base, {"merged": merged}, scale=run.calibration.anchor_blend, out=out)
+    with atomic_folder(out) as folder:
+        if run.calibration is not None and context.plays(run.role, run.pool):
+            scale = run.calibration.anchor_blend
+            featcal.merge("task_arithmetic", base, {"merged": merged}, scale=scale, out=folder / ANCHOR)
 
 
 def calibrate_one(context: Context, name: str, run: CalibrateRun, seed: int, out: Path) -> dict[str, Any]:

@@ -3,36 +3,37 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 from zlib import crc32
 
-import numpy as np
-from torch import Tensor
-
-from featcal.data.images import ImageSet
-from featcal.data.sampling import draw_indices
 from featcal.runs import Draw, Pool
 from featcal.stages.context import Context
-from featcal.suites.load_task import load_task
 
-Batch = dict[str, Tensor]
+if TYPE_CHECKING:  # a stage's own process only names what stands here; its workers load torch
+    import numpy as np
+    from torch import Tensor
+
+    from featcal.data.images import ImageSet
+
+Batch: TypeAlias = "dict[str, Tensor]"
 
 
 @dataclass(frozen=True)
 class Shuffled:
     """A whole split in batches; every iteration goes on with the same generator, so the next round has another order."""
 
-    images: ImageSet
+    images: "ImageSet"
     size: int
-    order: np.random.Generator
+    order: "np.random.Generator"
 
     def __iter__(self) -> Iterator[Batch]:
         return self.images.batches(self.order.permutation(len(self.images)), self.size)
 
 
-Change = Callable[[str, ImageSet], ImageSet]
+Change: TypeAlias = "Callable[[str, ImageSet], ImageSet]"
 
 
-def images_of(context: Context, role: str, pool: Pool) -> tuple[Tensor, Callable[[str, Draw, int], Iterable[Batch]]]:
+def images_of(context: Context, role: str, pool: Pool) -> "tuple[Tensor, Callable[[str, Draw, int], Iterable[Batch]]]":
     """The projection behind the vision models of a role, and the batches of a task for a draw and seed."""
     from safetensors.torch import load_file
 
@@ -40,20 +41,25 @@ def images_of(context: Context, role: str, pool: Pool) -> tuple[Tensor, Callable
 
 
 def streams(
-    context: Context, role: str, pool: Pool, draw: Draw, seed: int | None = None, change: Change | None = None
+    context: Context, role: str, pool: Pool, draw: Draw, seed: int | None = None, change: "Change | None" = None
 ) -> dict[str, Iterable[Batch]]:
     """Batches of every task of the pool, labels unused; as `stream`."""
     return {task: stream(context, role, pool, task, draw, seed, change) for task in context.suite.pool(pool)}
 
 
 def stream(
-    context: Context, role: str, pool: Pool, task: str, draw: Draw, seed: int | None = None, change: Change | None = None
+    context: Context, role: str, pool: Pool, task: str, draw: Draw, seed: int | None = None, change: "Change | None" = None
 ) -> Iterable[Batch]:
     """Batches of one task, labels unused.
 
     The train draw of a seed is the one FeatCal calibrates on.  seed: another one than the draw's own.  change: makes other
     images of a task's; which of them are drawn stays the same.
     """
+    import numpy as np
+
+    from featcal.data.sampling import draw_indices
+    from featcal.suites.load_task import load_task
+
     seed = draw.seed if seed is None else seed
     images = load_task(context.layout.data, task, draw.split, context.layout.base(role, pool))
     images = images if change is None else change(task, images)

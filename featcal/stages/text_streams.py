@@ -6,7 +6,6 @@ from typing import Any
 
 from featcal.runs import Draw, Pool, Reading
 from featcal.stages.context import Context
-from featcal.suites.text_batches import text_batches
 
 
 def texts_of(context: Context, role: str, pool: Pool) -> tuple[None, Callable[[str, Draw, int], list[Any]]]:
@@ -18,6 +17,8 @@ def text_stream(
     context: Context, role: str, pool: Pool, task: str, draw: Draw, seed: int | None = None, reading: Reading | None = None
 ) -> list[Any]:
     """Batches of one task; `reading` as the method's own where None."""
+    from featcal.suites.text_batches import text_batches
+
     seed = draw.seed if seed is None else seed
     samples = 10**9 if draw.samples is None else draw.samples
     base = context.layout.base(role, pool)
