@@ -9,8 +9,9 @@ STAMP  := $(VENV)/.installed-$(firstword $(shell cat pyproject.toml constraints.
 
 # The first table and figure, with everything upstream of them, and the page on which their models are played with.
 HEADLINE := page@table01 page@figure1 playground
-BASES    := pretrain@clip_b32 pretrain@clip_l14 pretrain_t5@flan_t5_base pretrain_t5@flan_t5_large \
-            pretrain_llama@llama_3b pretrain_llama@llama_8b
+BASES    := images/dvc.yaml:pretrain@clip_b32 images/dvc.yaml:pretrain@clip_l14 \
+            language/dvc.yaml:pretrain_t5@flan_t5_base language/dvc.yaml:pretrain_t5@flan_t5_large \
+            language/dvc.yaml:pretrain_llama@llama_3b language/dvc.yaml:pretrain_llama@llama_8b
 
 # Stages say `featcal` and `python`, which must be those of the environment.
 export PATH := $(BIN):$(PATH)
@@ -61,7 +62,7 @@ test: project  ## run the tests and re-execute the pages of the book against wha
 	exit $$((tested ? tested : executed))
 
 pretrain: project  ## train the mini suite's base models anew (frozen otherwise; up to an hour)
-	set -e; for base in $(BASES); do $(BIN)/featcal stage pretrain $${base#*@}; $(BIN)/dvc commit --force $$base; done
+	set -e; for base in $(BASES); do $(BIN)/featcal stage pretrain $${base#*@}; $(BIN)/dvc commit --force pipeline/$$base; done
 
 verify: project  ## recompute everything in a temporary clone and compare with the committed results
 	VENV='$(abspath $(VENV))' bash scripts/recompute.sh dvc repro --force

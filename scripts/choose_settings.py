@@ -2,7 +2,7 @@
 
 The models were chosen before and are frozen; test texts are not looked at. Writes
 featcal/mini/language/settings_choice.json; the best average of a family stands in params.yaml as the setting `suite` of both its
-sizes. Needs the prepared and merged models: dvc repro merge_language@flan_t5_base-glue merge_language@llama_3b-mergebench.
+sizes. Needs the prepared and merged models: dvc repro pipeline/language/dvc.yaml:merge_language@…
 
   python scripts/choose_settings.py flan_t5_base-glue llama_3b-mergebench
 """

@@ -16,7 +16,7 @@ from featcal.stages.run import run_stage
 from featcal.studies import STUDIES
 
 ROOT = Path(__file__).parents[1]
-LAID_OUT = ("dvc.yaml", "featcal", "notebooks", "book", "suites")
+LAID_OUT = ("dvc.yaml", "pipeline", "featcal", "notebooks", "book", "suites")
 ROLES = ("clip_b32", "clip_l14")  # the smoke suite has no model for the second
 FEW = {"samples": 16, "batch": 8, "seeds": [42, 43]}
 SHORT = {"wudi": {"variant": "fusion_bench", "steps": 2}, "adamerging": {"steps": 3, "samples": None, "batch": 8}}
@@ -98,7 +98,7 @@ def _smoke_text(part: str, group: dict) -> dict:
 
 def lay_out(work: Path, root: Path = ROOT) -> None:
     """A project folder without results: the tracked files of `root`, the smoke suite, and a DVC repository without git."""
-    ignored = shutil.ignore_patterns("__pycache__", "_build", "pages")
+    ignored = shutil.ignore_patterns("__pycache__", "_build", "pages", "dvc.lock")
     for name in LAID_OUT:
         source = root / name
         if source.is_dir():
@@ -113,7 +113,7 @@ def lay_out(work: Path, root: Path = ROOT) -> None:
 
 
 def keep_a_chain(work: Path) -> None:
-    """Leave out, of params.yaml and of dvc.yaml, every experiment but a few: each stage that DVC runs starts a process."""
+    """Leave out, of params.yaml and of the pipeline, every experiment but a few: each stage that DVC runs starts a process."""
     params = yaml.safe_load((work / "params.yaml").read_text())
     kept = {
         "merge": ["average", "task_arithmetic"], "merge_with_data": ["regmean"],
@@ -122,7 +122,8 @@ def keep_a_chain(work: Path) -> None:
         "ablate": ["task_arithmetic"],
     }  # fmt: skip
     folders = {"merge": "merged", "merge_with_data": "merged", "calibrate": "calibrated", "adapt": "adapted", "ablate": "ablated"}
-    lines = (work / "dvc.yaml").read_text().splitlines()
+    pipeline = work / "pipeline" / "images" / "dvc.yaml"
+    lines = pipeline.read_text().splitlines()
     for section, names in kept.items():
         for key in list(params[section]):
             role, pool, name = key.split("-", 2)
@@ -133,7 +134,7 @@ def keep_a_chain(work: Path) -> None:
                 lines = [line for line in lines if line.strip().removeprefix("- ") not in gone]
     starts = {f"{c['role']}-{c['pool']}-{c['upstream']}" for c in params["calibrate"].values()}
     params["upstreams"] = {key: entry for key, entry in params["upstreams"].items() if key in starts}
-    (work / "dvc.yaml").write_text("\n".join(lines) + "\n")
+    pipeline.write_text("\n".join(lines) + "\n")
     (work / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
 
 

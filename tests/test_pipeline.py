@@ -1,4 +1,4 @@
-"""dvc.yaml: every stage depends on the code that can change its numbers, and the results in git are the ones it made."""
+"""The pipeline: every stage depends on the code that can change its numbers, and the results in git are the ones it made."""
 
 import ast
 from functools import cache
@@ -98,6 +98,15 @@ def closure(file: str, stop: frozenset[str] = frozenset()) -> set[str]:
     return reached
 
 
+@cache
+def pipeline() -> dict[str, dict]:
+    """Every stage block of the project's dvc.yaml files, by name."""
+    files = [ROOT / "dvc.yaml", *sorted(ROOT.glob("pipeline/*/dvc.yaml"))]
+    blocks = [block for file in files for block in yaml.safe_load(file.read_text())["stages"].items()]
+    assert len(dict(blocks)) == len(blocks), "a name stands for one stage, whichever file it is in"
+    return dict(blocks)
+
+
 def definition(stage: str) -> dict:
     """What dvc.yaml says of a stage, before parts are filled in per experiment."""
     found = definition_of_block(stage)
@@ -106,7 +115,7 @@ def definition(stage: str) -> dict:
 
 def definition_of_block(stage: str) -> dict:
     """A stage with the list of what it is repeated for."""
-    return yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"][stage]
+    return pipeline()[stage]
 
 
 def dependencies(stage: str) -> list[str]:
@@ -190,8 +199,9 @@ def test_a_larger_pool_depends_on_every_folder_it_reads_experts_from(stage):
 
 def locked_outputs() -> dict[str, str]:
     """md5 of every output in dvc.lock, by path."""
-    stages = yaml.safe_load((ROOT / "dvc.lock").read_text())["stages"]
-    return {out["path"]: out["md5"] for stage in stages.values() for out in stage.get("outs", [])}
+    locks = [ROOT / "dvc.lock", *ROOT.glob("pipeline/*/dvc.lock")]
+    stages = [stage for lock in locks for stage in yaml.load(lock.read_text(), yaml.CSafeLoader)["stages"].values()]
+    return {out["path"]: out["md5"] for stage in stages for out in stage.get("outs", [])}
 
 
 def test_results_in_git_are_what_the_pipeline_wrote():

@@ -26,7 +26,7 @@ def project(tmp_path):
 @pytest.mark.parametrize("role", ["clip_b32", "clip_l14"])
 def test_without_experts_it_says_how_to_make_them(project, role):
     run = play(project, role=role)
-    assert f"dvc repro prepare@{role}-8" in played.told(run).text
+    assert f"dvc repro pipeline/images/dvc.yaml:prepare@{role}-8" in played.told(run).text
     assert all("not run" in show(run).text for show in (played.told, played.accuracies, played.drift, played.command_line))
 
 

@@ -48,7 +48,7 @@ def told(run: Played) -> Shown:
     wanted = run.wanted
     chosen = f"{wanted.role}, {wanted.pool} tasks, merged by {wanted.merger}"
     if not run.right:
-        command = f"dvc repro prepare@{wanted.role}-{wanted.pool}"
+        command = f"dvc repro pipeline/images/dvc.yaml:prepare@{wanted.role}-{wanted.pool}"
         text = f"○ not run: the images and experts of {wanted.role} with {wanted.pool} tasks have not been made here. "
         return Shown(note(f"{text}Make them with <code>{command}</code>, then execute this notebook again."))
     values = {name: getattr(wanted.settings, name) for name in SYMBOLS if name != "samples"} | {"samples": wanted.samples}

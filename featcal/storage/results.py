@@ -29,7 +29,8 @@ _AGAIN = "write it again: dvc repro"
 _DECIMALS = {"value": 4, "similarity": 4, "x": 4, "y": 4}  # other fractions get six
 _FRACTIONS = {"value", "relative_drift", "l2", "cosine", "cosine_sd", "similarity", "size", "x", "y"}
 _WHOLE = {"count", "index"}
-_SOURCES = ("featcal", "notebooks", "suites", "params.yaml", "dvc.yaml")  # results and pages change by being made
+# Results, pages and dvc.lock change by being made.
+_SOURCES = ("featcal", "notebooks", "suites", "params.yaml", "dvc.yaml", "pipeline/*/dvc.yaml")
 _VERSIONED = ("featcal", "torch", "transformers", "datasets", "safetensors", "numpy")
 
 
