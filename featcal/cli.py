@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from featcal.calibration.torchrun import started
 from featcal.commands import calibrate, convert, doctor, evaluate, inspect, merge, plan, stage
-from featcal.commands.terminal import complain, say
+from featcal.commands.terminal import complain, plain_without_terminal, say
 from featcal.errors import FeatCalError, FoundElsewhere
 
 MISTAKE, INTERRUPTED = 2, 130
@@ -23,8 +23,17 @@ PATH_TROUBLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EIS
 
 EXIT_CODES = """Exit codes: 0 done; 2 a mistake in arguments, files or settings, told in one message; 130 interrupted (Ctrl-C);
 1 a fault of featcal itself."""
+EPILOG = f"""Examples:
+
+featcal merge task_arithmetic --base base --expert mnist=models/mnist --expert dtd=models/dtd --out merged
+
+featcal calibrate --base base --merged merged --expert mnist=models/mnist --data mnist=images/mnist --out new
+
+featcal calibrate --help
+
+{EXIT_CODES}"""
 app = typer.Typer(
-    help="FeatCal: calibrate a merged model to its experts' features, in closed form.", epilog=EXIT_CODES, add_completion=False
+    help="FeatCal: calibrate a merged model to its experts' features, in closed form.", epilog=EPILOG
 )
 for command in (
     merge.merge,
@@ -36,7 +45,8 @@ for command in (
     doctor.doctor,
     stage.stage,
 ):
-    app.command(epilog=getattr(sys.modules[command.__module__], "EPILOG", EXIT_CODES))(command)
+    own = getattr(sys.modules[command.__module__], "EPILOG", "")
+    app.command(epilog=own if "Exit codes" in own else f"{own.strip()}\n\n{EXIT_CODES}")(command)
 
 
 @app.callback(invoke_without_command=True)
@@ -54,6 +64,7 @@ def options(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's) and return its exit code."""
+    plain_without_terminal()
     try:
         with started():
             code = get_command(app).main(arguments, prog_name="featcal", standalone_mode=False)

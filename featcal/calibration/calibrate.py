@@ -12,6 +12,7 @@ from torch import nn
 
 from featcal.blocks.batches import check_tasks
 from featcal.blocks.plan import BlockPlan
+from featcal.calibration.card import calibration_card
 from featcal.calibration.cost import counting
 from featcal.calibration.models import hold_models
 from featcal.calibration.ranks import current
@@ -86,7 +87,8 @@ def calibrate(
         if out is None or folder is None:
             return Result(models.student.module, None, blocks, meter.cost(run, blocks))
         if ranks.first:
-            write_calibrated(models, out, settings, blocks, folder)
+            card = calibration_card(Path(out).name, merged, base, experts, settings, blocks)
+            write_calibrated(models, out, settings, blocks, folder, card)
         cost = meter.cost(run, blocks)
     folder.remove()
     return Result(None, Path(out), blocks, cost)

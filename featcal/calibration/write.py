@@ -1,4 +1,7 @@
-"""The calibrated model as a Hugging Face folder, with featcal.json beside the weights; it appears complete or not at all."""
+"""The calibrated model as a Hugging Face folder, with featcal.json and a model card beside the weights.
+
+It appears complete or not at all.
+"""
 
 import json
 import shutil
@@ -17,11 +20,12 @@ from featcal.models.streamed import Streamed
 from featcal.settings import Calibration
 from featcal.storage.atomic import atomic_folder
 from featcal.storage.checkpoint import LazyCheckpoint
+from featcal.storage.model_card import write_card
 from featcal.storage.writer import ShardWriter
 
 
 def write_calibrated(
-    models: Models, out: str | Path, settings: Calibration, blocks: Sequence[BlockRecord], folder: RunFolder
+    models: Models, out: str | Path, settings: Calibration, blocks: Sequence[BlockRecord], folder: RunFolder, card: str
 ) -> Path:
     """The folder of a student that is in memory, or of one that was streamed: the merged folder with the solved numbers in it.
 
@@ -35,6 +39,7 @@ def write_calibrated(
         else:
             save_model(models.student.module, place)
         (place / "featcal.json").write_text(text, encoding="utf-8")
+        write_card(place, card)
     return Path(out)
 
 

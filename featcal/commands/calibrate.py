@@ -1,6 +1,5 @@
 """`featcal calibrate`: a merged model, its base, its experts and some samples of each task to a calibrated model."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,14 +12,15 @@ from featcal.commands.arguments import (
     device_named,
     dtype_named,
     existing_folder,
-    named_folders,
     named_places,
     new_folder,
     work_folder,
 )
+from featcal.commands.card import tell_card
 from featcal.commands.model_folders import require_alike, skeleton
+from featcal.commands.recipe import EXPERT, HELP, named_models, whole_experts
 from featcal.commands.sizes import bytes_of
-from featcal.commands.terminal import counted, note, say, table
+from featcal.commands.terminal import Json, Quiet, counted, note, say, say_json, table
 
 if TYPE_CHECKING:
     from featcal.calibration.record import BlockRecord, Result
@@ -43,15 +43,18 @@ featcal calibrate --base base --merged merged --expert code=c --data code=code.j
 
 featcal calibrate --base base --merged merged --expert dtd=d --data dtd=tanganke/dtd@main --out new --dtype bfloat16
 
+featcal calibrate --recipe merge.yaml --merged merged --data math=math.jsonl --data code=code.jsonl --out new
+
 Exit codes: 0 done; 2 a mistake in arguments or files; 130 interrupted, and the same command then goes on where it was."""
 
 
 def calibrate(
     merged: Annotated[Path, Option(help="Folder of the merged model.")],
-    base: Annotated[Path, Option(help="Folder of the model all experts were fine-tuned from, with processor or tokenizer.")],
-    expert: Annotated[list[str], Option(metavar="NAME=FOLDER", help="An expert; once for each.")],
     data: Annotated[list[str], Option(metavar="NAME=PLACE", help=DATA)],
     out: Annotated[Path, Option(help="Folder to write.")],
+    base: Annotated[Path | None, Option(help="Folder of the model all experts were fine-tuned from.")] = None,
+    expert: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help=EXPERT)] = None,
+    recipe: Annotated[Path | None, Option(metavar="FILE", help=HELP)] = None,
     ridge: Annotated[float, Option(help="λ: how strongly the weights stay near the anchor (paper: 0.05 for CLIP).")] = 0.05,
     anchor_blend: Annotated[float, Option(help="ρ: 1 is the merged weight, above 1 away from the base (paper: 2).")] = 2.0,
     interpolation: Annotated[float, Option(help="α: 1 aims at the experts' features alone (paper: 0.3).")] = 0.3,
@@ -67,7 +70,8 @@ def calibrate(
     work: Annotated[Path | None, Option(help="Folder for what waits and for solved blocks; beside --out left out.")] = None,
     resume: Annotated[bool, Option("--resume/--no-resume", help="Go on from what an interrupted run of this left.")] = True,
     dry_run: Annotated[bool, Option("--dry-run", help="Check everything, print what is needed, compute nothing.")] = False,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object instead of tables.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
     force: Annotated[bool, Option("--force", help="Replace the model folder that --out names.")] = False,
 ) -> None:
     """Calibrate a merged model to its experts' features, block by block, and write it as a folder of the same form."""
@@ -77,24 +81,28 @@ def calibrate(
 
     method = {"ridge": ridge, "anchor_blend": anchor_blend, "interpolation": interpolation}
     settings = Calibration(**method, modules=tuple(module or ()) or None)
-    models = {"base": existing_folder("--base", base), "merged": existing_folder("--merged", merged)}
-    experts, places = named_folders("--expert", expert), named_places("--data", data)
-    folders = models | {f"expert {name!r}": folder for name, folder in experts.items()}
-    read = [*folders.values(), *(place.source for place in places.values() if isinstance(place.source, Path))]
+    existing_folder("--merged", merged)
+    named, places = named_models(base, expert or (), recipe, merged), named_places("--data", data)
+    folders = {"base": named.base, "merged": merged} | {f"expert {name!r}": folder for name, folder in named.shaped.items()}
+    read = [merged, *named.read, *(place.source for place in places.values() if isinstance(place.source, Path))]
     new_folder(out, force, read)
     given: dict[str, Any] = {"host_memory": bytes_of("--host-memory", host_memory) if host_memory else None, "resume": resume}
     given |= {"device": own_device(device_named(device)), "dtype": dtype_named(dtype), "work": work_folder(work, out, read)}
     from featcal.blocks.batches import check_tasks
     from featcal.calibration.ranks import current
+    from featcal.calibration.run_folder import beside
     from featcal.data.calibration import Draw, drawn
+    from featcal.merging.dense import check_adapter
     from featcal.storage.results import run_record, write_json
 
-    check_tasks(experts, {name: [place] for name, place in places.items()})  # before samples are read
+    check_tasks(named.experts, {name: [place] for name, place in places.items()})  # before samples are read
     student = [skeleton(folder) for folder in folders.values()][1]
     require_alike(folders)
+    for name, folder in named.under.items():
+        check_adapter(folder, named.experts[name])
     blocks = block_count(student, settings.modules)
     own = {name: places[name] for name in (places if dry_run else current().mine(places))}
-    batches = drawn(student, (base, merged), own, Draw(samples, seed, batch, split, tokens, dtype_named(dtype)))
+    batches = drawn(student, (named.base, merged), own, Draw(samples, seed, batch, split, tokens, dtype_named(dtype)))
     if dry_run:
         from featcal.commands.dry_run import show_run
 
@@ -102,15 +110,19 @@ def calibrate(
     given |= {"batches": dict.fromkeys(places, ()) | batches}  # what other processes calibrate is theirs to read
     if given["device"].type == "cpu":
         give_back_large_blocks()
-    with counted(blocks, "calibrating") as progress:
+    whole = whole_experts(named, work or beside(out), list(own))
+    with whole as given["experts"], counted(blocks, "calibrating") as progress:
         try:
-            result = featcal.calibrate(merged, base=base, experts=experts, settings=settings, out=out, progress=progress, **given)
+            result = featcal.calibrate(merged, base=named.base, settings=settings, out=out, progress=progress, **given)
         except KeyboardInterrupt:
             note("the same command goes on behind the last solved block")
             raise
     if not current().first:
         return
     write_json(out / "featcal.run.json", run_record({"calibrate": result.cost.seconds}, cost=asdict(result.cost)))
+    how = {"samples of each task": samples, "split": split, "seed": seed, "precision": dtype}
+    how |= {"tokens of a sample, at most": tokens} if tokens else {}
+    tell_card(out, merged, named, settings, result.blocks, places, how)
     show_result(result, asdict(settings), as_json)
 
 
@@ -132,7 +144,7 @@ def show_result(result: "Result", settings: dict[str, Any], as_json: bool) -> No
     if as_json:
         blocks = [asdict(block) for block in result.blocks]
         told = {"folder": str(result.folder), "settings": settings, "blocks": blocks, "cost": asdict(result.cost)}
-        say(json.dumps(told, indent=2, ensure_ascii=False))
+        say_json(told)
         return
     show_blocks(result.blocks)
     say(f"calibrated model: {result.folder}")

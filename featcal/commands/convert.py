@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from featcal.commands.arguments import existing_folder, new_folder
-from featcal.commands.terminal import say
+from featcal.commands.terminal import Json, Quiet, say, say_json
 
 EPILOG = """Examples:
 
@@ -22,6 +22,8 @@ def convert(
         Path | None, Option(help="To open_clip, where SOURCE is a vision model: the whole CLIP that lends its text tower.")
     ] = None,
     force: Annotated[bool, Option("--force", help="Replace the model folder that --out names.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Rewrite a CLIP between transformers' and open_clip's form; the weights stay the same to the bit."""
     existing_folder("SOURCE", source)
@@ -32,11 +34,14 @@ def convert(
 
     if not is_open_clip(source):
         to_open_clip(source, out, whole)
-        say(f'in open_clip\'s form: {out}; open_clip.create_model("local-dir:{out}") loads it')
-        return
+        if as_json:
+            return say_json({"folder": str(out), "form": "open_clip"})
+        return say(f'in open_clip\'s form: {out}; open_clip.create_model("local-dir:{out}") loads it')
     if whole is not None:
         raise BadSetting("--clip", str(clip), "is of no use here: SOURCE is in open_clip's form and has both towers")
     to_transformers(source, out)
+    if as_json:
+        return say_json({"folder": str(out), "form": "transformers"})
     say(f"in transformers' form: {out}")
     if not (out / "tokenizer_config.json").is_file():
         say("no tokenizer lay beside it; featcal evaluate needs CLIP's tokenizer files in the folder")

@@ -7,7 +7,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from featcal.commands.terminal import table
+from featcal.commands.terminal import Json, say_json, table
 
 PACKAGES = (
     "featcal", "torch", "torchvision", "transformers", "datasets", "open_clip_torch", "lm_eval", "peft", "dvc", "jupyter-book",
@@ -15,7 +15,14 @@ PACKAGES = (
 NEEDED = 10  # GB for outputs, DVC's cache and the book of the mini suite, with room
 
 
-def doctor() -> None:
+EPILOG = """Examples:
+
+featcal doctor
+
+featcal doctor --json"""
+
+
+def doctor(as_json: Json = False) -> None:
     """Tell versions, devices, threads, programs and disk space; first thing to quote when something fails."""
     rows = [["python", platform.python_version()]]
     rows += [[name, installed(name)] for name in PACKAGES]
@@ -23,6 +30,8 @@ def doctor() -> None:
     rows += [["fonts of the mini suite", fonts()], ["programs under test", fence()]]
     rows += [[name, program(name, why)] for name, why in PROGRAMS.items()]
     rows += [["free disk here", disk()]]
+    if as_json:
+        return say_json(dict(rows))
     table("", ["what", "found"], rows, numbers=False)
 
 

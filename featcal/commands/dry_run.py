@@ -1,10 +1,9 @@
 """`featcal calibrate --dry-run`: what was drawn and what the run will need, from the same arguments; nothing is computed."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from featcal.commands.terminal import say, table
+from featcal.commands.terminal import say, say_json, table
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,7 +31,7 @@ def show_run(
     found = planned_needs(model, load, longest or None, longest > 0, dtype, modules)
     if as_json:
         drawn = {task: {"samples": of.samples, "longest": of.longest} for task, of in batches.items()}
-        say(json.dumps({"drawn": drawn, "needs": as_mapping(found)}, indent=2))
+        say_json({"drawn": drawn, "needs": as_mapping(found)})
         return
     rows = [[task, str(of.samples), *([str(of.longest)] if longest else [])] for task, of in batches.items()]
     table("everything was found", ["task", "samples", *(["longest text, tokens"] if longest else [])], rows)

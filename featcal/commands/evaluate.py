@@ -7,7 +7,7 @@ from typer import Option
 
 from featcal.commands.arguments import device_named, existing_folder, named_folders
 from featcal.commands.model_folders import skeleton
-from featcal.commands.terminal import table
+from featcal.commands.terminal import Json, Quiet, say_json, table
 from featcal.errors import BadFile, BadSetting, TensorsDiffer
 from featcal.settings import require
 
@@ -28,6 +28,8 @@ def evaluate(
     split: Annotated[str, Option(help="The split of each data folder to evaluate on.")] = "test",
     batch: Annotated[int, Option(min=1, help="Images in memory at a time.")] = 64,
     device: Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Zero-shot accuracy per task. Class names come from the data folder."""
     existing_folder("--model", model)
@@ -54,6 +56,9 @@ def evaluate(
     heads = {name: zero_shot_head(whole, tokenizer, images.classes, templates) for name, images in tasks.items()}
     counted = evaluate_pool({"model": vision}, tasks, heads, whole.visual_projection.weight.detach(), batch)["model"]
     percent = {name: 100 * right / count for name, (right, count) in counted.items()}
+    if as_json:
+        told = {name: {"accuracy": 100 * right / count, "images": count} for name, (right, count) in counted.items()}
+        return say_json({"model": str(model), "tasks": told, "average": sum(percent.values()) / len(percent)})
     rows = [[name, str(len(tasks[name].classes)), str(len(tasks[name])), f"{value:.2f}"] for name, value in percent.items()]
     rows.append(["average", "", "", f"{sum(percent.values()) / len(percent):.2f}"])
     table(f"{model}: percent correct", ["task", "classes", "images", "accuracy"], rows)

@@ -7,27 +7,33 @@ from typing import Annotated, Any
 import yaml
 from typer import Argument, Option
 
-from featcal.commands.arguments import device_named, existing_folder, named_folders, named_places, new_folder
+from featcal.commands.arguments import device_named, named_places, new_folder
 from featcal.commands.model_folders import skeleton
-from featcal.commands.terminal import progress, say
+from featcal.commands.recipe import EXPERT, named_models
+from featcal.commands.recipe_method import method_of
+from featcal.commands.terminal import Json, Quiet, note, say, say_json
+from featcal.errors import BadSetting, MissingOption
 from featcal.merging.settings import SETTINGS, settings_of
 from featcal.settings import require
 
 METHODS = f"{', '.join(SETTINGS)}; lot is made from its published formula, its code could not be consulted."
-ADAPTER = "adapter_config.json"  # of a LoRA folder, which is an expert once it is added to the base
+RECIPE = "mergekit's recipe, for base, experts and, where METHOD is left out, method: linear or task_arithmetic with one weight."
 
 EPILOG = """Examples:
 
 featcal merge average --base base --expert mnist=models/mnist --expert dtd=models/dtd --out merged
 
-featcal merge task_arithmetic --scale 0.3 --base base --expert mnist=models/mnist --expert dtd=models/dtd --out merged"""
+featcal merge task_arithmetic --scale 0.3 --base base --expert mnist=models/mnist --expert dtd=models/dtd --out merged
+
+featcal merge --recipe merge.yaml --out merged"""
 
 
 def merge(
-    method: Annotated[str, Argument(help=METHODS)],
-    base: Annotated[Path, Option(help="Folder of the model all experts were fine-tuned from.")],
-    expert: Annotated[list[str], Option(metavar="NAME=FOLDER", help="An expert, LoRA folders too; once for each.")],
     out: Annotated[Path, Option(help="Folder to write.")],
+    method: Annotated[str | None, Argument(help=METHODS)] = None,
+    base: Annotated[Path | None, Option(help="Folder of the model all experts were fine-tuned from.")] = None,
+    expert: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help=EXPERT)] = None,
+    recipe: Annotated[Path | None, Option(metavar="FILE", help=RECIPE)] = None,
     scale: Annotated[float | None, Option(help="Scale of the task vectors (task_arithmetic, ties; 0.3 when left out).")] = None,
     setting: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help="Another setting of the method.")] = None,
     data: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help="Samples of an expert's task, where needed.")] = None,
@@ -39,25 +45,32 @@ def merge(
     tokens: Annotated[int | None, Option(min=1, help="Longest text in tokens, cut behind; as calibrate does.")] = None,
     embeddings: Annotated[str, Option(help="merge, or base: tables of words stay the base's.")] = "merge",
     device: Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
+    as_json: Json = False,
+    quiet: Quiet = False,
     force: Annotated[bool, Option("--force", help="Replace the model folder that --out names.")] = False,
 ) -> None:
     """Merge experts into one model; of each model as little as the method allows is in memory at a time."""
     settings = named_values(setting or ()) | ({} if scale is None else {"scale": scale})
-    settings_of(method, settings, "merge")
-    existing_folder("--base", base)
-    experts, places = named_folders("--expert", expert), named_places("--data", data or ())
+    if method is not None:
+        settings_of(method, settings, "merge")
+    elif recipe is None:
+        raise MissingOption("METHOD", f"name one of {', '.join(SETTINGS)}, or give mergekit's recipe with --recipe")
+    elif settings:
+        raise BadSetting("--recipe", str(recipe), "tells all settings itself; name a METHOD to use other ones with its models")
+    named, places = named_models(base, expert or (), recipe), named_places("--data", data or ())
     read = [place.source for place in places.values() if isinstance(place.source, Path)]
-    new_folder(out, force, [base, *experts.values(), *read])
+    new_folder(out, force, [*named.read, *read])
+    if method is None:
+        method, settings = method_of(named)
     from featcal.data.calibration import Draw, drawn
     from featcal.merging.merge import merge as merged
     from featcal.merging.methods import method_named
 
     method_named(method).check_needs(places or None, head)  # before samples are read
-    student = skeleton(base)
-    for folder in experts.values():
-        if not (folder / ADAPTER).is_file():
-            skeleton(folder)
-    batches = drawn(student, (base,), places, Draw(samples, seed, batch, split, tokens)) if places else None
+    student = skeleton(named.base)
+    for folder in named.shaped.values():
+        skeleton(folder)
+    batches = drawn(student, (named.base,), places, Draw(samples, seed, batch, split, tokens)) if places else None
     more: dict[str, Any] = {
         "batches": batches,
         "head": head,
@@ -65,8 +78,11 @@ def merge(
         "device": device_named(device),
         "out": out,
     }
-    merged(method, base, experts, progress=lambda line: progress.print(line, markup=False, soft_wrap=True), **more, **settings)
-    say(f"{method} of {', '.join(experts)}: {out}")
+    merged(method, named.base, named.experts, progress=note, **more, **settings)
+    if as_json:
+        experts = {name: str(folder) for name, folder in named.experts.items()}
+        return say_json({"folder": str(out), "method": method, "settings": settings, "base": str(named.base), "experts": experts})
+    say(f"{method} of {', '.join(named.experts)}: {out}")
 
 
 def named_values(pairs: Iterable[str]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """`featcal plan`: what a calibration will need, from config.json files alone, before a weight is downloaded."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -8,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from featcal.commands.arguments import existing_folder, named_folders
+from featcal.commands.arguments import existing_folder
 from featcal.commands.model_folders import skeleton
+from featcal.commands.recipe import EXPERT, HELP, named_models
 from featcal.commands.sizes import bytes_of, count_text, size_text
-from featcal.commands.terminal import say, table
+from featcal.commands.terminal import Json, Quiet, say, say_json, table
 from featcal.errors import BadSetting, TensorsDiffer
 from featcal.settings import require
 
@@ -22,14 +22,20 @@ if TYPE_CHECKING:
     from featcal.calibration.needs import Needs, Workload
     from featcal.calibration.shapes import ModelShape
 
+EPILOG = """Examples:
+
+featcal plan --base base --merged merged --expert math=models/math --expert code=models/code --tokens 512
+
+featcal plan --recipe merge.yaml --merged merged --tokens 512 --device cuda --json"""
 POSITIONS = ("max_position_embeddings", "n_positions")  # how configurations call the longest text
 UNTOLD = ("_name_or_path", "dtype", "transformers_version")  # keys that tell nothing of the shape
 
 
 def plan(
-    base: Annotated[Path, Option(help="Folder of the model all experts were fine-tuned from.")],
     merged: Annotated[Path, Option(help="Folder of the merged model.")],
-    expert: Annotated[list[str], Option(metavar="NAME=FOLDER", help="An expert; once for each.")],
+    base: Annotated[Path | None, Option(help="Folder of the model all experts were fine-tuned from.")] = None,
+    expert: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help=EXPERT)] = None,
+    recipe: Annotated[Path | None, Option(metavar="FILE", help=HELP)] = None,
     samples: Annotated[int, Option(min=1, help="Samples of each task (paper: 256).")] = 256,
     tokens: Annotated[int | None, Option(min=1, help="Tokens of one sample; text models only.")] = None,
     batch: Annotated[int, Option(min=1, help="Samples in memory at a time.")] = 32,
@@ -39,14 +45,16 @@ def plan(
     device_memory: Annotated[str, Option(metavar="SIZE", help="GPU memory for features that wait, such as 8GiB.")] = "0",
     host_memory: Annotated[str, Option(metavar="SIZE", help="Host memory for them; the rest goes to disk.")] = "",
     ranks: Annotated[int, Option(min=1, help="Processes that share the tasks.")] = 1,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object instead of tables.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Tell what a calibration will need: memory of GPU and host, disk, work. Reads config.json files only."""
     require(dtype in ("float32", "bfloat16"), "--dtype", dtype, "must be float32 or bfloat16")
     require(device in ("cpu", "cuda"), "--device", device, "must be cpu or cuda")
     budgets = bytes_of("--device-memory", device_memory), bytes_of("--host-memory", host_memory) if host_memory else None
-    folders = {"base": existing_folder("--base", base), "merged": existing_folder("--merged", merged)}
-    experts = named_folders("--expert", expert)
+    existing_folder("--merged", merged)
+    named = named_models(base, expert or (), recipe, merged, weights=False)
+    folders, experts = {"base": named.base, "merged": merged}, named.shaped
     require(ranks <= len(experts), "--ranks", ranks, f"must be at most the number of experts, {len(experts)}")
     models = {f"{role} ({folder})": skeleton(folder) for role, folder in folders.items()}
     models |= {f"expert {name!r} ({folder})": skeleton(folder) for name, folder in experts.items()}
@@ -58,7 +66,7 @@ def plan(
     load = Workload(len(experts), samples, min(batch, samples), device == "cuda", *budgets, ranks)
     found = planned_needs(model, load, tokens, padded, dtype)
     if as_json:
-        say(json.dumps(as_mapping(found), indent=2))
+        say_json(as_mapping(found))
     else:
         show(found, load)
 

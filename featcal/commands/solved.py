@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from featcal.commands.model_folders import skeleton
 from featcal.commands.terminal import say, table
@@ -38,6 +38,26 @@ def show_plan(folder: Path) -> None:
         else:
             show_sites(found[stack.name])
     show_uncovered(model, plan)
+
+
+def plan_as_mapping(folder: Path) -> dict[str, Any]:
+    """Stacks with their number of blocks and the modules solved in each, for programs; the reason where there are none."""
+    from featcal.blocks.plan import blocks_of
+    from featcal.blocks.plans import plan_for
+    from featcal.calibration.sites import calibrated_modules
+
+    model = skeleton(folder)
+    try:
+        plan = plan_for(model)
+    except BadPlan as error:
+        return {"model": type(model).__name__, "stacks": [], "reason": str(error)}
+    stacks = []
+    for stack in plan.stacks:
+        blocks = blocks_of(model, stack)
+        chosen = calibrated_modules(blocks[0], norm=True)
+        modules = [*chosen.linears, *chosen.norms]
+        stacks.append({"name": stack.name, "path": stack.blocks, "blocks": len(blocks), "modules": modules})
+    return {"model": type(model).__name__, "stacks": stacks}
 
 
 def show_stack(model: "nn.Module", stack: "Stack") -> None:

@@ -4,6 +4,12 @@ from typing import Annotated
 
 from typer import Argument
 
+EPILOG = """Examples:
+
+featcal stage calibrate clip_b32-8-task_arithmetic
+
+featcal stage results clip_b32-8"""
+
 
 def stage(
     verb: Annotated[str, Argument(help="What to do: prepare, merge, calibrate, evaluate, ...")],

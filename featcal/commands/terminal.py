@@ -1,28 +1,62 @@
 """What the commands print: results on standard output, progress and errors on standard error. Knows no commands.
 
-Of several processes that share a run (torchrun) the first speaks; what only another one trips over, it says itself.
+Of several processes that share a run (torchrun) the first speaks; what only another one trips over, it says itself. Bars and
+colours are for terminals alone; NO_COLOR switches colours off there too.
 """
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Annotated, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from typer import Option
 
 RANK = int(os.environ.get("RANK", "0") or "0")
 # soft_wrap below: a path broken over two lines can neither be copied nor searched for
 output = Console(highlight=False, quiet=RANK > 0)
 progress = Console(stderr=True, highlight=False, quiet=RANK > 0)
 errors = Console(stderr=True, highlight=False)
+BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")  # of the packages underneath
+
+Json = Annotated[bool, Option("--json", help="Print one JSON object instead of tables.")]
+
+
+def hush(quiet: bool) -> None:
+    """--quiet: nothing but results and errors."""
+    progress.quiet = quiet or RANK > 0
+    for name in BARS if quiet else ():
+        os.environ[name] = "1"
+
+
+Quiet = Annotated[bool, Option("--quiet", "-q", help="No progress: only results and errors.", callback=hush)]
+
+
+def plain_without_terminal() -> None:
+    """Where nobody looks, no package draws bars; what the environment says counts more."""
+    if not shown_to_somebody():
+        for name in BARS:
+            os.environ.setdefault(name, "1")
+
+
+def shown_to_somebody() -> bool:
+    """Whether both streams are a terminal."""
+    return progress.is_terminal and output.is_terminal
 
 
 def say(text: str) -> None:
     """One line of a result."""
     output.print(escape(text), soft_wrap=True)
+
+
+def say_json(content: Any) -> None:
+    """The result as one JSON object."""
+    say(json.dumps(content, indent=2, ensure_ascii=False))
 
 
 def note(text: str) -> None:
@@ -51,7 +85,7 @@ def table(title: str, columns: list[str], rows: list[list[str]], numbers: bool =
 @contextmanager
 def counted(total: int, what: str) -> Iterator[Callable[[str], None]]:
     """A function that takes one line per finished piece: a bar on a terminal, plain lines elsewhere, both with the time left."""
-    if not progress.is_terminal:
+    if not shown_to_somebody():
         yield plain_lines(total, lambda text: progress.print(escape(text), soft_wrap=True))
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())

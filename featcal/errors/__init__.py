@@ -31,7 +31,7 @@ from featcal.errors.runs import (
     TooManyRanks,
     TrainingDiverged,
 )
-from featcal.errors.settings import BadPage, BadSetting, UnknownKey
+from featcal.errors.settings import BadPage, BadSetting, MissingOption, UnknownKey
 
 __all__ = [
     "AdapterDiverged",
@@ -51,6 +51,7 @@ __all__ = [
     "LostProcess",
     "LostRank",
     "MergeDiverged",
+    "MissingOption",
     "MissingPath",
     "MissingTensor",
     "NoHarness",

@@ -22,6 +22,13 @@ class UnknownKey(FeatCalError):
         super().__init__(f"{place}: {key!r} is not known here; {hint}")
 
 
+class MissingOption(FeatCalError):
+    """An option that the command needs in this case."""
+
+    def __init__(self, option: str, way_out: str):
+        super().__init__(f"missing option {option}.\n  - {way_out}")
+
+
 class BadPage(FeatCalError):
     """A page of the report that cannot be kept as it was executed."""
 

@@ -13,6 +13,7 @@ from transformers import AutoConfig, CLIPModel, CLIPVisionModel
 
 from featcal.errors import BadSetting
 from featcal.merging.adapters import expert_sources, is_adapter
+from featcal.merging.card import merge_card
 from featcal.merging.embeddings import kept_embeddings
 from featcal.merging.head import read_head
 from featcal.merging.job import Batches, Job, silent
@@ -46,7 +47,8 @@ def merge(method: str, base: Model, experts: Mapping[str, Model] | Sequence[Mode
               CLIPModel as base of CLIPVisionModel experts is taken by its vision tower. A LoRA folder (adapter_config.json,
               adapter_model.safetensors) is an expert too: base plus adapter.
     more:     the method's own settings (featcal/merging/settings.py; those left out are the paper's), such as scale=0.3, and
-      out:        a folder to write instead of returning a module, with merge.json where the method keeps a record.
+      out:        a folder to write instead of returning a module, with a model card, and merge.json where the method keeps a
+                  record.
       batches:    for methods that need data: per task an iterable of keyword dictionaries for the model's forward.
       head:       for adamerging: a heads.safetensors, or its tensors: visual_projection, logit_scale, head/<task>.
       embeddings: "merge", or "base": tables of words are the base's, so that experts may have other vocabularies.
@@ -91,7 +93,9 @@ def merge_recorded(
     tensors = _recorded(rule, job, kept)
     if out is None:
         return Merged(fill(_module(base, part), tensors), None, job.record)
-    return Merged(None, write_merged(tensors, out, _target(base, part, size_of(origin)), job.record), job.record)
+    target = _target(base, part, size_of(origin))
+    card = merge_card(Path(out).name, rule, chosen, base, named, target.architecture)
+    return Merged(None, write_merged(tensors, out, target, job.record, card), job.record)
 
 
 def _recorded(rule: Method, job: Job, kept: Any) -> Any:

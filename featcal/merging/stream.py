@@ -15,6 +15,7 @@ from featcal.merging.job import Job, Named
 from featcal.merging.methods import Method
 from featcal.merging.sources import Source, require_alike
 from featcal.models.save import copy_beside, write_config
+from featcal.storage.model_card import write_card
 from featcal.storage.results import write_json
 from featcal.storage.writer import ShardWriter
 
@@ -56,8 +57,11 @@ def size_of(base: Source) -> int:
     return sum(math.prod(base.shape(name)) * base.dtype(name).itemsize for name in base.names)
 
 
-def write_merged(tensors: Iterator[Named], out: str | Path, target: Target, record: Mapping[str, Any]) -> Path:
-    """A Hugging Face folder of merged tensors, complete or not there; merge.json where there is a record. Raises: DiskFull."""
+def write_merged(tensors: Iterator[Named], out: str | Path, target: Target, record: Mapping[str, Any], card: str = "") -> Path:
+    """A Hugging Face folder of merged tensors with its card, complete or not there; merge.json where there is a record.
+
+    Raises: DiskFull.
+    """
     first = next(tensors)  # checks run here, before a folder is made
     with ShardWriter(out, needed=target.bytes) as writer:
         write_config(target.config, target.architecture, writer.folder)
@@ -67,6 +71,8 @@ def write_merged(tensors: Iterator[Named], out: str | Path, target: Target, reco
             writer.write(name, tensor)
         if record:  # filled while the tensors came
             write_json(writer.folder / RECORD, record)
+        if card:
+            write_card(writer.folder, card)
     return Path(out)
 
 
