@@ -79,8 +79,7 @@ def calibrate(
     from featcal.calibration.torchrun import own_device
     from featcal.settings import Calibration
 
-    method = {"ridge": ridge, "anchor_blend": anchor_blend, "interpolation": interpolation}
-    settings = Calibration(**method, modules=tuple(module or ()) or None)
+    settings = Calibration(ridge, anchor_blend, interpolation, modules=tuple(module or ()) or None)
     existing_folder("--merged", merged)
     named, places = named_models(base, expert or (), recipe, merged), named_places("--data", data)
     folders = {"base": named.base, "merged": merged} | {f"expert {name!r}": folder for name, folder in named.shaped.items()}
