@@ -19,6 +19,7 @@ from test_merging_experts import CONFIG
 from tiny import shifted
 
 from featcal import cli
+from featcal.commands import terminal
 from featcal.models.load import load_model
 from featcal.models.save import save_model
 
@@ -131,18 +132,20 @@ def test_a_merge_in_mergekit_s_layout_is_calibrated_by_its_recipe(llamas, capsys
     assert "merged by mergekit: task_arithmetic" in printed.out and "\x1b" not in printed.out + printed.err
 
 
-def test_a_merge_of_mergekit_itself_is_calibrated(llamas):
+def test_a_merge_of_mergekit_itself_is_calibrated_by_the_recipe_it_leaves(llamas, monkeypatch):
     merging = pytest.importorskip("mergekit.merge")
     from mergekit.config import MergeConfiguration
     from mergekit.options import MergeOptions
 
     written = recipe_of_the_page().read_text()
-    how = MergeOptions(quiet=True, write_model_card=False)  # for the card it asks the hub about every path
+    monkeypatch.setattr("mergekit.card.is_hf", lambda path: False)  # for its card it asks the hub about every path
+    how = MergeOptions(quiet=True)
     merging.run_merge(MergeConfiguration.model_validate(yaml.safe_load(written)), "merged", how, config_source=written)
     assert cli.main(["merge", "--recipe", "merge.yaml", "--out", "merged_here"]) == 0
     for name, value in tensors(Path("merged")).items():
         torch.testing.assert_close(tensors(Path("merged_here"))[name], value, rtol=0, atol=1e-6)
-    assert command(commands(section("use-mergekit"))[2][1:]) == 0
+    (by_itself,) = [words[1:-1] for words in commands(section("use-mergekit")) if words[-1] == "--force"]
+    assert "--recipe" not in by_itself and command(by_itself) == 0
     assert solved(Path("calibrated"), Path("merged"))
 
 
@@ -213,6 +216,31 @@ def test_a_lora_is_an_expert_and_equals_the_model_it_makes(llamas):
     for other in ("again", "third"):
         for name, value in tensors(Path(other)).items():
             torch.testing.assert_close(value, tensors(Path("calibrated"))[name], rtol=0, atol=1e-4)
+    assert not [path for path in Path().iterdir() if path.name.startswith(".")]
+
+
+def test_an_interrupted_run_with_a_lora_goes_on_where_it_was(llamas, monkeypatch):
+    """The model made of the adapter is made again with the same bytes and dates, so that solved blocks are taken over."""
+    lora(Path("adapters/math"), Path("base"))
+    shutil.copytree("models/code", "merged")
+    data = ["--merged", "merged", "--data", "math=math.jsonl", "--data", "code=code.jsonl", "--base", "base", "--expert"]
+    run_ = ["calibrate", *data, "math=adapters/math", "--expert", "code=models/code", "--out"]
+    assert command([*run_, "whole"]) == 0
+    printed, show = [], terminal.progress.print
+
+    def interrupted(text, **how):
+        printed.append(text)
+        if ".00  " in text and len(printed) < 9:
+            raise KeyboardInterrupt
+        show(text, **how)
+
+    monkeypatch.setattr(terminal.progress, "print", interrupted)
+    assert command([*run_, "new"]) == cli.INTERRUPTED
+    assert Path(".new.unfinished/experts/math/config.json").is_file() and not Path("new").exists()
+    printed[:] = [""] * 9
+    assert command([*run_, "new"]) == 0
+    assert Path("new/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
+    assert any("solved before" in line for line in printed), printed
     assert not [path for path in Path().iterdir() if path.name.startswith(".")]
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from featcal.commands.terminal import Json, say_json, table
 
 PACKAGES = (
-    "featcal", "torch", "torchvision", "transformers", "datasets", "open_clip_torch", "lm_eval", "peft", "dvc", "jupyter-book",
+    "featcal", "torch", "torchvision", "transformers", "datasets", "open_clip_torch", "lm_eval", "peft", "mergekit",
+    "dvc", "jupyter-book",
 )  # fmt: skip
 NEEDED = 10  # GB for outputs, DVC's cache and the book of the mini suite, with room
 

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument
 
 from featcal.commands.arguments import existing_folder
+from featcal.commands.recipe import is_adapter
 from featcal.commands.solved import plan_as_mapping, shape_text, show_plan
 from featcal.commands.terminal import Json, say, say_json, table
-from featcal.errors import FeatCalError, NotFinite
+from featcal.errors import BadFile, FeatCalError, NotFinite
 from featcal.interchange.mergekit import beside_merged, read_recipe
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ def inspect(
     existing_folder("inspect", folder)
     from featcal.storage.checkpoint import LazyCheckpoint
 
+    if is_adapter(folder):
+        raise BadFile(
+            folder, "a LoRA adapter, not a model", "inspect its base; calibrate and merge take the adapter as an expert"
+        )
     checkpoint = LazyCheckpoint(folder)
     recipe = beside_merged(folder)
     if as_json:
