@@ -32,9 +32,7 @@ featcal calibrate --base base --merged merged --expert mnist=models/mnist --data
 featcal calibrate --help
 
 {EXIT_CODES}"""
-app = typer.Typer(
-    help="FeatCal: calibrate a merged model to its experts' features, in closed form.", epilog=EPILOG
-)
+app = typer.Typer(help="FeatCal: calibrate a merged model to its experts' features, in closed form.", epilog=EPILOG)
 for command in (
     merge.merge,
     calibrate.calibrate,

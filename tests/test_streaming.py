@@ -76,6 +76,7 @@ def test_written_folder_is_the_merged_one_with_other_numbers(tmp_path):
     (given["merged"] / "preprocessor_config.json").write_text("{}")
     calibrate(**given, settings=PAPER, out=tmp_path / "out")
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "README.md",
         "config.json",
         "featcal.json",
         "model.safetensors",

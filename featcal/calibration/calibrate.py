@@ -87,7 +87,7 @@ def calibrate(
         if out is None or folder is None:
             return Result(models.student.module, None, blocks, meter.cost(run, blocks))
         if ranks.first:
-            card = calibration_card(Path(out).name, merged, base, experts, settings, blocks)
+            card = calibration_card(merged, base, experts, settings, blocks)
             write_calibrated(models, out, settings, blocks, folder, card)
         cost = meter.cost(run, blocks)
     folder.remove()

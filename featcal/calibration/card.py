@@ -30,7 +30,6 @@ class Drawn:
 
 
 def calibration_card(
-    title: str,
     merged: object,
     base: object,
     experts: Mapping[str, Any],
@@ -57,7 +56,7 @@ def calibration_card(
         use(class_name(merged)),
     ]
     more = {"datasets": sorted(set(drawn.datasets))} if drawn and drawn.datasets else {}
-    return card(title, models, ("merge", "featcal"), more, sections)
+    return card(f"{name_of(base)}: {len(experts)} experts merged and calibrated", models, ("merge", "featcal"), more, sections)
 
 
 def setting_rows(settings: Calibration, drawn: Drawn | None) -> list[list[str]]:

@@ -28,7 +28,7 @@ def tell_card(
 
     hub = [str(place.source) for place in places.values() if place.on_hub]
     drawn = Drawn({task: place_name(place) for task, place in places.items()}, how, hub)
-    write_card(out, calibration_card(out.name, merged, named.base, named.experts, settings, blocks, drawn))
+    write_card(out, calibration_card(merged, named.base, named.experts, settings, blocks, drawn))
     if inherited({"base": named.base, "merged": merged, **named.experts}).differs:
         note(f"{out / 'README.md'}: the inputs have different licences; which terms hold for the result is yours to settle")
 

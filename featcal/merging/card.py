@@ -9,7 +9,7 @@ from featcal.merging.methods import Method
 from featcal.storage.model_card import UNTOLD, card, name_of, shown, table, use
 
 
-def merge_card(title: str, rule: Method, settings: Any, base: object, experts: Mapping[str, Any], architecture: str) -> str:
+def merge_card(rule: Method, settings: Any, base: object, experts: Mapping[str, Any], architecture: str) -> str:
     """The card's text, which says nothing of what the merged model can do, as nothing was measured."""
     models = {"base": base} | {f"expert {task}": experts[task] for task in sorted(experts)}
     values = [[key, shown(value)] for key, value in asdict(settings).items()]
@@ -25,4 +25,6 @@ def merge_card(title: str, rule: Method, settings: Any, base: object, experts: M
         "## Use",
         use(architecture),
     ]
-    return card(title, models, ("merge", "featcal"), {"merge_method": rule.name}, sections)
+    return card(
+        f"{name_of(base)}: {len(experts)} experts merged", models, ("merge", "featcal"), {"merge_method": rule.name}, sections
+    )

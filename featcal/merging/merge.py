@@ -94,7 +94,7 @@ def merge_recorded(
     if out is None:
         return Merged(fill(_module(base, part), tensors), None, job.record)
     target = _target(base, part, size_of(origin))
-    card = merge_card(Path(out).name, rule, chosen, base, named, target.architecture)
+    card = merge_card(rule, chosen, base, named, target.architecture)
     return Merged(None, write_merged(tensors, out, target, job.record, card), job.record)
 
 
