@@ -15,13 +15,14 @@ __version__ = "0.1.0"
 _HOMES = {
     "calibrate": "featcal.calibration.calibrate",
     "merge": "featcal.merging.merge",
+    "tune": "featcal.tuning.tune",
     "surgery": "featcal.baselines.surgery",
     "prob_surgery": "featcal.baselines.prob_surgery",
     "Calibration": "featcal.settings",
     "BlockPlan": "featcal.blocks.plan",
     "Stack": "featcal.blocks.plan",
 }
-__all__ = ["BlockPlan", "Calibration", "Stack", "__version__", "calibrate", "merge", "prob_surgery", "surgery"]
+__all__ = ["BlockPlan", "Calibration", "Stack", "__version__", "calibrate", "merge", "prob_surgery", "surgery", "tune"]
 
 if TYPE_CHECKING:
     from featcal.baselines.prob_surgery import prob_surgery
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from featcal.calibration.calibrate import calibrate
     from featcal.merging.merge import merge
     from featcal.settings import Calibration
+    from featcal.tuning.tune import tune
 
 
 def __getattr__(name: str) -> Any:

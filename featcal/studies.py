@@ -14,6 +14,7 @@ from featcal.entries import Entry, for_suite
 from featcal.runs import SETTINGS, Draw, Reading
 from featcal.settings import Calibration, from_mapping, require, several, whole_number
 from featcal.sweeps import Sweep, SweepStudy
+from featcal.tunings import TuneStudy
 
 ADAPTER_BATCH = 250  # images encoded at a time, as in `adapt`: another number moves the last bits of a feature
 CORRUPTIONS = ("gaussian_noise", "motion_blur", "fog")
@@ -147,11 +148,11 @@ class TheoryStudy(Study):
 
 STUDIES: dict[str, type[Any]] = {
     "samples": SamplesStudy, "corrupted": CorruptedStudy, "cost": CostStudy, "sweep": SweepStudy, "theory": TheoryStudy,
-    "choices": ChoicesStudy,
+    "choices": ChoicesStudy, "tune": TuneStudy,
 }  # fmt: skip
 NESTED: dict[str, type[Any]] = {
     "rivals": Rivals, "featcal": Calibration, "surgery": Surgery, "prob_surgery": ProbSurgery, "around": Sweep,
-    "at_papers": Calibration, "reading": Reading,
+    "at_papers": Calibration, "reading": Reading, "paper": Calibration, "suite": Calibration,
 }  # fmt: skip
 
 

@@ -42,6 +42,7 @@ STUDIED: dict[str, dict] = {
     },
     "theory": {"samples": 16, "batch": 8, "images": 6, "traced": 2, "nodes": [2, 4]},
     "choices": {"samples": 16, "batch": 8, "seeds": [42, 43], "vary": {"split": ["validation"], "samples": [8]}},
+    "tune": {"samples": 16, "batch": 8, "trials": 3},
 }  # fmt: skip
 ADAPTED = {"samples": 16, "steps": 3, "seeds": [42]}
 

@@ -22,8 +22,9 @@ FOUNDATION = {
     "studies",
     "sweeps",
     "choices",
+    "tunings",
 }
-BETWEEN = FOUNDATION | {"merging", "baselines", "data", "evaluation", "language", "calibration", "theory", "mini"}
+BETWEEN = FOUNDATION | {"merging", "baselines", "data", "evaluation", "language", "calibration", "theory", "mini", "tuning"}
 MAY_IMPORT = {
     "__init__": {
         "torchvision_mend",
@@ -33,6 +34,7 @@ MAY_IMPORT = {
         "merging.merge",
         "baselines.surgery",
         "baselines.prob_surgery",
+        "tuning.tune",
     },
     "torchvision_mend": set(),
     "errors": set(),
@@ -42,7 +44,8 @@ MAY_IMPORT = {
     "pools": {"errors", "settings", "runs", "entries"},
     "sweeps": {"settings", "runs"},
     "choices": {"settings", "runs"},
-    "studies": {"settings", "runs", "entries", "sweeps", "choices", "baselines.settings"},
+    "tunings": {"settings", "runs"},
+    "studies": {"settings", "runs", "entries", "sweeps", "choices", "tunings", "baselines.settings"},
     "experiments": {"errors", "settings", "runs", "entries", "pools", "studies"},
     "core": {"errors"},
     "blocks": {"errors", "core"},
@@ -54,6 +57,7 @@ MAY_IMPORT = {
     "evaluation": FOUNDATION,
     "language": FOUNDATION,
     "calibration": FOUNDATION,
+    "tuning": FOUNDATION | {"baselines", "calibration"},
     "profiling": set(),
     "theory": FOUNDATION,
     "interchange": {"errors", "storage", "models", "data.images"},
@@ -71,6 +75,7 @@ LAZY = {
     "surgery": "baselines",
     "prob_surgery": "baselines",
     "calibrate": "calibration",
+    "tune": "tuning",
     "Calibration": "settings",
     "BlockPlan": "blocks",
     "Stack": "blocks",

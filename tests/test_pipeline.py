@@ -12,7 +12,7 @@ from featcal.experiments import load_experiments
 from featcal.suites.suite import load_suite
 
 ROOT = Path(__file__).parents[1]
-STUDIES = ("samples", "cost", "corrupted", "sweep", "theory", "choices")
+STUDIES = ("samples", "cost", "corrupted", "sweep", "theory", "choices", "tune")
 STAGES = (
     "prepare_data", "prepare", "merge", "merge_with_data", "calibrate", "adapt", "ablate", "multitask", "merge_pool",
     "calibrate_pool", "adapt_pool", "evaluate", "evaluate_pool", "measure", *STUDIES,
@@ -34,6 +34,7 @@ EXEMPT = {
     "featcal/studies.py",
     "featcal/sweeps.py",
     "featcal/choices.py",
+    "featcal/tunings.py",
     "featcal/torchvision_mend.py",
     "featcal/suites/suite.py",
     "featcal/stages/context.py",

@@ -21,6 +21,10 @@ CHOICES = (
     "suite", "role", "pool", "upstream", "method", "setting", "choice", "option", "default", "task", "metric", "seed", "value",
     "count",
 )  # fmt: skip
+TUNE = (
+    "suite", "role", "pool", "upstream", "method", "setting", "trial", "origin", "chosen", "ridge", "anchor_blend", "interpolation",
+    "divergence", "task", "metric", "seed", "value", "count",
+)  # fmt: skip
 
 _MODEL = ("suite", "role", "pool", "upstream", "method", "setting", "seed", "task")
 ALIGNMENT = (*_MODEL, "cosine", "cosine_sd", "l2", "count")  # final features against the expert's, over all test images

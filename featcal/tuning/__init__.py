@@ -1,0 +1,1 @@
+"""Choosing λ, ρ and α without labels."""

@@ -1,0 +1,85 @@
+"""What a search for λ, ρ and α tries and finds, as frozen dataclasses; and where it looks.
+
+Knows nothing of torch or models.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from featcal.settings import Calibration, require, whole_number
+
+Origin = Literal["start", "path", "search"]
+
+# Ends and steps of the search. λ on a logarithmic scale, from where a Cholesky factor still exists in float64 to where the anchor
+# is all that is left; ρ from the base to three times the merged change. All values that the paper uses lie inside.
+LOG_RIDGE = (-6.0, 1.0, 0.25)
+ANCHOR_BLEND = (0.0, 3.0, 0.1)
+INTERPOLATION = (0.0, 1.0, 0.05)
+
+
+@dataclass(frozen=True)
+class Search:
+    """How λ, ρ and α are searched for.
+
+    trials:  calibrated models that are tried.   holdout: share of every task's samples that no calibration sees.
+    at_once: trials that are proposed together, knowing all that came before them; 1 unless they are run side by side.
+    """
+
+    trials: int = 16
+    holdout: float = 0.25
+    seed: int = 42
+    at_once: int = 1
+
+    def __post_init__(self) -> None:
+        whole_number("tune.trials", self.trials)
+        whole_number("tune.seed", self.seed, least=0)
+        whole_number("tune.at_once", self.at_once)
+        fine = isinstance(self.holdout, float) and 0 < self.holdout < 1
+        require(fine, "tune.holdout", self.holdout, "must lie between 0 and 1, for example 0.25")
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Settings to be tried. origin: what was started from, the λ of the path, or the sampler's."""
+
+    number: int
+    origin: Origin
+    settings: Calibration
+
+
+@dataclass(frozen=True)
+class Candidate(Proposal):
+    """Settings that were tried. divergence: by task, from the expert on the samples held out; smaller is better."""
+
+    divergence: Mapping[str, float]
+
+    @property
+    def mean(self) -> float:
+        """Over tasks, which count alike."""
+        return sum(self.divergence.values()) / len(self.divergence)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What `tune` returns."""
+
+    settings: Calibration
+    candidates: Sequence[Candidate]  # in the order of their numbers
+
+    @property
+    def best(self) -> Candidate:
+        """The candidate whose settings were chosen."""
+        return best(self.candidates)
+
+
+def best(candidates: Sequence[Candidate]) -> Candidate:
+    """The one nearest to the experts; of equals the first."""
+    return min(candidates, key=lambda one: (one.mean, one.number))
+
+
+def at(settings: Calibration, ridge: float, anchor_blend: float, interpolation: float) -> Calibration:
+    """The settings with λ, ρ and α in their place, in as many digits as one would type."""
+    values = {"ridge": float(f"{ridge:.2g}"), "anchor_blend": round(anchor_blend, 4), "interpolation": round(interpolation, 4)}
+    changed: dict[str, Any] = values
+    return replace(settings, **changed)
