@@ -13,7 +13,7 @@ import typer
 from typer.main import get_command
 
 from featcal.calibration.torchrun import started
-from featcal.commands import calibrate, convert, doctor, evaluate, inspect, merge, plan, stage
+from featcal.commands import calibrate, convert, doctor, evaluate, inspect, merge, plan, stage, tune
 from featcal.commands.terminal import complain, plain_without_terminal, say
 from featcal.errors import FeatCalError, FoundElsewhere
 
@@ -40,6 +40,7 @@ for command in (
     inspect.inspect,
     plan.plan,
     convert.convert,
+    tune.tune,
     doctor.doctor,
     stage.stage,
 ):

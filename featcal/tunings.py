@@ -10,9 +10,9 @@ from featcal.settings import Calibration, require, text, whole_number
 class TuneStudy:
     """A search for λ, ρ and α on one merged model; every candidate is scored on test samples too, for the report alone.
 
-    paper:   the paper's settings, where the search begins.   suite: settings that labelled validation samples chose, calibrated and
-             scored like a candidate but not one; null where there are none.
-    samples: of each task, those held out among them.   at_once: candidates that are proposed together, as workers run side by side.
+    paper:   the paper's settings, where the search begins.
+    suite:   settings that labelled validation samples chose, calibrated and scored like a candidate but not one; or null.
+    samples: of each task, those held out among them.   at_once: candidates that are proposed together and run side by side.
     """
 
     role: str

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image
 from synthetic_language import write_language
-from synthetic_studies import write_choices, write_studies
+from synthetic_studies import write_choices, write_studies, write_tune
 
 from featcal.stages.columns import (
     ALIGNMENT,
@@ -57,6 +57,7 @@ def write_project(root: Path, suite: str = "mini", empty: bool = False, tasks: l
                 write_larger_pool(folder, suite, role, pool)
         write_suite(folder, suite, tasks or TASKS)
         write_choices(folder, suite)
+        write_tune(folder, suite)
         write_language(folder, suite)
     return folder
 

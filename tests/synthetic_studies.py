@@ -5,7 +5,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from featcal.stages.columns import CHOICES, CORRUPTED, EXAMPLES, SWEEP
+from featcal.stages.columns import CHOICES, CORRUPTED, EXAMPLES, SWEEP, TUNE
 from featcal.storage.results import write_rows
 
 DAMAGE = ("gaussian_noise", "motion_blur", "fog")
@@ -17,6 +17,8 @@ SWEPT = {
 
 CHOSEN = [(("", ""), str(seed), value) for seed, value in ((42, 79.0), (43, 80.0), (44, 81.0))]  # mean 80, deviation 1
 CHOSEN += [(("tokens", "12"), "42", 70.0), (("modules", "attention"), "42", 79.5), (("samples", "64"), "42", 82.0)]
+
+TRIED = [("start", 0.4, 60.0), ("path", 0.2, 75.0), ("search", 0.1, 74.0), ("reference", 0.3, 70.0)]
 
 
 def write_studies(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
@@ -55,6 +57,23 @@ def write_choices(folder: Path, suite: str) -> None:
         write_rows(folder / f"{key}.choices.csv", rows, CHOICES)
         _json(folder / f"{key}.choices.settings.json", {"study": used | {"role": role, "pool": pool}})
         _json(folder / f"{key}.choices.run.json", {"seconds": {f"choices@{key}": 30.0}, "host": {"cpu": "invented"}})
+
+
+def write_tune(folder: Path, suite: str) -> None:
+    """Searches of four models: less divergence is a better score but for the last candidate, which is chosen and second best."""
+    tasks = {"8": ("mnist", "dtd"), "glue": ("rte",), "mergebench": ("gsm8k",)}
+    for role, pool in (("clip_b32", "8"), ("clip_l14", "8"), ("flan_t5_base", "glue"), ("llama_3b", "mergebench")):
+        key, rows = f"{role}-{pool}", []
+        for trial, (origin, divergence, value) in enumerate(TRIED):
+            one = {"suite": suite, "role": role, "pool": pool, "upstream": "task_arithmetic", "method": "featcal"}
+            one |= {"setting": "tuned", "trial": trial, "origin": origin, "chosen": int(trial == 2), "divergence": divergence}
+            one |= {"ridge": 10.0**-trial, "anchor_blend": 2, "interpolation": 0.3, "metric": "accuracy", "seed": 42}
+            rows += [one | {"task": task, "value": value, "count": 400} for task in tasks[pool]]
+        write_rows(folder / f"{key}.tune.csv", rows, TUNE)
+        used = {"samples": 256, "holdout": 0.25, "trials": 3, "seed": 42}
+        _json(folder / f"{key}.tune.settings.json", {"study": used, "path": 1e-3})
+        cost = {"path": 5.0, "0": 4.0, "1": 4.0, "2": 7.0}
+        _json(folder / f"{key}.tune.run.json", {"seconds": {f"tune@{key}": 30.0}, "host": {"cpu": "invented"}, "cost": cost})
 
 
 def _corrupted(suite, role, tasks):

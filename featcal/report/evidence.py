@@ -16,7 +16,7 @@ from featcal.report.values import TASKS, TEXT_TASKS, title_of
 KEYS = [
     "upstream", "method", "setting", "encode", "task", "metric", "seed", "model", "label", "block", "part", "suite", "role",
     "pool", "corruption", "parameter", "statement", "quantity", "choice",
-    "option",
+    "option", "origin",
 ]  # fmt: skip
 COLUMNS = {
     "scores": "suite role pool upstream method setting task metric seed value count",
@@ -31,6 +31,8 @@ COLUMNS = {
     "corrupted.examples": "task index corruption row column",
     "sweep": "suite role pool upstream method setting parameter at chosen task metric seed value count",
     "choices": "suite role pool upstream method setting choice option default task metric seed value count",
+    "tune": "suite role pool upstream method setting trial origin chosen ridge anchor_blend interpolation divergence task metric "
+    "seed value count",
     "theory": "suite role pool upstream method setting statement quantity task block nodes value count",
     "theory_points": "method setting statement task block index actual bound kept",
     "samples": "suite role pool upstream method setting task metric seed samples value count",

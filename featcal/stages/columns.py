@@ -22,8 +22,8 @@ CHOICES = (
     "count",
 )  # fmt: skip
 TUNE = (
-    "suite", "role", "pool", "upstream", "method", "setting", "trial", "origin", "chosen", "ridge", "anchor_blend", "interpolation",
-    "divergence", "task", "metric", "seed", "value", "count",
+    "suite", "role", "pool", "upstream", "method", "setting", "trial", "origin", "chosen", "ridge", "anchor_blend",
+    "interpolation", "divergence", "task", "metric", "seed", "value", "count",
 )  # fmt: skip
 
 _MODEL = ("suite", "role", "pool", "upstream", "method", "setting", "seed", "task")
