@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from featcal.runs import TEXT_POOLS, CalibrateRun, Pool, Reading
+from featcal.runs import TEXT_POOLS, Pool, Reading
 from featcal.settings import Calibration, require, text, whole_number
 
 
@@ -37,8 +37,3 @@ class TuneStudy:
         require(fine, "tune.holdout", self.holdout, "must lie between 0 and 1, for example 0.25")
         needed = self.pool in TEXT_POOLS
         require((self.reading is not None) == needed, "tune.reading", self.reading, "must be told of texts, and of texts alone")
-
-    def run(self, calibration: Calibration) -> CalibrateRun:
-        """One candidate as an experiment with one calibrated model is described."""
-        words = (self.role, self.pool, self.upstream, "tuned")
-        return CalibrateRun(*words, calibration, self.samples, self.batch, (self.seed,), self.reading)

@@ -26,6 +26,7 @@ from featcal.stages.columns import (
     SIMILARITY,
     SWEEP,
     THEORY,
+    TUNE,
     VECTORS,
 )  # fmt: skip
 from featcal.storage.results import DRIFT, PROJECTION, SCORES, read_rows
@@ -145,6 +146,18 @@ def test_one_choice_after_the_other_is_scored_beside_two_draws_of_the_default(gr
         told = [(row["choice"], row["option"], row["default"], row["seed"]) for row in rows]
         changed = [("split", "validation", "0", "42"), ("samples", "8", "0", "42")]
         assert told == [("", "", "1", "42"), ("", "", "1", "43"), *changed]
+
+
+def test_settings_are_searched_for_without_labels_and_every_candidate_is_scored(graph):
+    work, _ = graph
+    for key, task in (("clip_b32-8", "dtd"), ("flan_t5_base-glue", "sst2"), ("llama_3b-mergebench", "gsm8k")):
+        rows = [row for row in read_rows(work / f"results/smoke/{key}.tune.csv", TUNE) if row["task"] == task]
+        assert [(row["trial"], row["origin"]) for row in rows] == [
+            *zip("0123", ("start", "path", "search", "reference"), strict=True)
+        ]
+        chosen = min(rows[:3], key=lambda row: float(row["divergence"]))
+        assert [row["chosen"] for row in rows] == [str(int(row is chosen)) for row in rows]
+    assert read_rows(work / "results/smoke/clip_l14-8.tune.csv", TUNE) == []
 
 
 def test_final_features_of_models_and_adapters_are_held_against_the_experts(graph):

@@ -32,7 +32,7 @@ def test_the_studies_of_params_begin_at_the_papers_settings_and_read_texts_as_th
     for key in ("clip_b32-8", "flan_t5_base-glue"):
         study = study_run(f"tune.{key}", entry(key), "mini")
         assert (study.paper.ridge, study.suite.ridge) == ((0.05, 1e-6) if "clip" in key else (1e-5, 1.0))
-        assert study.run(study.paper).reading == study.reading
+        assert (study.reading is None) == ("clip" in key)
         assert study_run(f"tune.{key}", entry(key), "files") is None
 
 

@@ -58,7 +58,6 @@ def tune(
     host_memory: Annotated[str, Option(metavar="SIZE", help="Memory for features that wait, such as 8GiB; then disk.")] = "",
     resume: Annotated[bool, Option("--resume/--no-resume", help="Go on from what an interrupted run of this left.")] = True,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object instead of tables.")] = False,
-    force: Annotated[bool, Option("--force", help="Replace the file that --out names.")] = False,
 ) -> None:
     """Choose λ, ρ and α without labels: calibrate on a part of the samples, compare with the experts on the rest."""
     import featcal
@@ -68,7 +67,7 @@ def tune(
     models = {"base": existing_folder("--base", base), "merged": existing_folder("--merged", merged)}
     experts, places = named_folders("--expert", expert), named_places("--data", data)
     require(out.suffix in WRITTEN, "--out", str(out), f"must end with {', '.join(WRITTEN)}")
-    require(force or not out.exists(), "--out", str(out), "names something that exists; name a new file, or add --force")
+    require(not out.exists(), "--out", str(out), "names something that exists; name a new file")
     given: dict[str, Any] = {"device": device_named(device), "dtype": dtype_named(dtype), "resume": resume}
     given |= {"host_memory": bytes_of("--host-memory", host_memory) if host_memory else None}
     from featcal.blocks.batches import check_tasks

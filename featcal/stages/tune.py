@@ -44,13 +44,12 @@ def searched(
     context: Context, key: str, study: TuneStudy, folder: Path
 ) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
     """Rows of every candidate and of the reference, the study with the λ of every site's path, and seconds of every part."""
-    from featcal.tuning.path import ridge_of
     from featcal.tuning.proposals import proposals, rounds
     from featcal.tuning.settings import Candidate, Search, best
 
     search, known = Search(study.trials, study.holdout, study.seed, study.at_once), list[Candidate]()
-    ((_, (gains, seconds)),) = fan_out(f"tune {key}", path_of, {"path": (context, study)}, context.suite.workers)
-    cost, path = {"path": seconds}, ridge_of(gains)
+    ((_, (path, seconds)),) = fan_out(f"tune {key}", path_of, {"path": (context, study)}, context.suite.workers)
+    cost = {"path": seconds}
     for numbers in rounds(search):
         proposed = {str(one.number): one for one in proposals(search, numbers, study.paper, path, known)}
         jobs: dict[str, Job] = {n: (context, key, study, one.settings, folder / n) for n, one in proposed.items()}
@@ -87,20 +86,20 @@ def score_of(pool: Pool) -> Any:
     return evaluate_language.score if isinstance(pool, str) else evaluate.score
 
 
-def path_of(context: Context, study: TuneStudy) -> tuple[Any, float]:
-    """Gains of every site along its path, and seconds."""
+def path_of(context: Context, study: TuneStudy) -> tuple[float, float]:
+    """λ of the path, and seconds."""
     from time import perf_counter
 
     from featcal.models.device import torch_device
     from featcal.stages.tuned import parts
-    from featcal.tuning.path import path_gains
+    from featcal.tuning.path import path_gains, ridge_of
 
     begin, given = perf_counter(), parts(context, study)
     device = torch_device(context.suite.device)
     gains = path_gains(
         given.merged, given.base, given.experts, given.kept, given.held, study.paper, plan=given.plan, device=device
     )
-    return gains, round(perf_counter() - begin, 2)
+    return ridge_of(gains), round(perf_counter() - begin, 2)
 
 
 def tried(context: Context, key: str, study: TuneStudy, calibration: Calibration, out: Path) -> tuple[dict[str, float], float]:

@@ -1,6 +1,6 @@
 """Finished trials in a small JSON file, so that an interrupted search goes on behind the last of them.
 
-A file that another search has left (other models, samples, settings or code) is not used, and is written over.
+A file that another search has left (other models, samples or settings, another version of this package) is not used, and is written over.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+import featcal
 from featcal.calibration.fingerprint import Digest, add_model
 from featcal.calibration.models import Model
 from featcal.settings import Calibration, from_mapping
@@ -69,5 +70,5 @@ def mark_of(models: Mapping[str, Model], batches: Mapping[str, list[Batch]], *mo
         digest.add(task, len(those))
         for batch in those:
             digest.add(*batch, *(value for value in batch.values() if isinstance(value, Tensor)))
-    digest.add(*more)
+    digest.add(featcal.__version__, *more)
     return str(digest)

@@ -75,7 +75,15 @@ def tune(
     models = {"merged": merged, "base": base} | {f"expert {task}": expert for task, expert in experts.items()}
     given: dict[str, Any] = {"plan": plan, "token_weights": token_weights, "device": device, "dtype": dtype}
     given |= {"host_memory": host_memory, "work": work}
-    fixed = (settings, search, dtype, head if isinstance(head, Tensor) else repr(head), *(heads or {}).items())
+    fixed = (
+        settings,
+        search,
+        dtype,
+        repr(plan),
+        repr(token_weights),
+        head if isinstance(head, Tensor) else repr(head),
+        *(heads or {}).items(),
+    )
     done = Trials.opened(Path(kept_in) if kept_in else None, mark_of(models, own, *_flat(fixed)), resume)
 
     def tried(proposal: Proposal) -> Candidate:
