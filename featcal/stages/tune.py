@@ -63,11 +63,13 @@ def searched(
         reference: dict[str, Job] = {REFERENCE: (context, key, study, study.suite, folder / REFERENCE)}
         for _, (divergence, _) in fan_out(f"tune {key}", tried, reference, context.suite.workers):
             known.append(Candidate(len(known), "search", study.suite, divergence))
-    rows = list(told(context, key, study, known, chosen, folder))
+    rows = list(scored_rows(context, key, study, known, chosen, folder))
     return rows, {"study": asdict(study), "path": path}, cost
 
 
-def told(context: Context, key: str, study: TuneStudy, known: list[Any], chosen: int, folder: Path) -> Iterator[dict[str, Any]]:
+def scored_rows(
+    context: Context, key: str, study: TuneStudy, known: list[Any], chosen: int, folder: Path
+) -> Iterator[dict[str, Any]]:
     """One row per candidate and task or test, with its divergence over all tasks."""
     names = {one.number: (REFERENCE if one.number == study.trials else str(one.number)) for one in known}
     models = [Scored(name, folder / name, "featcal", study.upstream, "tuned", study.seed) for name in names.values()]

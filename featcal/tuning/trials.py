@@ -1,6 +1,7 @@
 """Finished trials in a small JSON file, so that an interrupted search goes on behind the last of them.
 
-A file that another search has left (other models, samples or settings, another version of this package) is not used, and is written over.
+A file that another search has left (other models, samples or settings, another version of this package) is not used, and is
+written over.
 """
 
 from collections.abc import Mapping

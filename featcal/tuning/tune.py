@@ -75,16 +75,9 @@ def tune(
     models = {"merged": merged, "base": base} | {f"expert {task}": expert for task, expert in experts.items()}
     given: dict[str, Any] = {"plan": plan, "token_weights": token_weights, "device": device, "dtype": dtype}
     given |= {"host_memory": host_memory, "work": work}
-    fixed = (
-        settings,
-        search,
-        dtype,
-        repr(plan),
-        repr(token_weights),
-        head if isinstance(head, Tensor) else repr(head),
-        *(heads or {}).items(),
-    )
-    done = Trials.opened(Path(kept_in) if kept_in else None, mark_of(models, own, *_flat(fixed)), resume)
+    told = (head if isinstance(head, Tensor) else repr(head), repr(plan), repr(token_weights), settings, search, dtype)
+    scores = [part for pair in sorted((heads or {}).items()) for part in pair]
+    done = Trials.opened(Path(kept_in) if kept_in else None, mark_of(models, own, *told, *scores), resume)
 
     def tried(proposal: Proposal) -> Candidate:
         model = featcal.calibrate(merged, base=base, experts=experts, batches=kept, settings=proposal.settings, **given).model
@@ -135,8 +128,3 @@ def line(one: Candidate, trials: int) -> str:
 def _tell(progress: Callable[[str], None] | None, text: str) -> None:
     if progress:
         progress(text)
-
-
-def _flat(parts: tuple[Any, ...]) -> list[Any]:
-    """Pairs taken apart, so that tensors in them count by their numbers."""
-    return [part for each in parts for part in (each if isinstance(each, tuple) else (each,))]
