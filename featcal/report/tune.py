@@ -93,6 +93,8 @@ def _panel(suite: str) -> Figure | None:
                 there = [one for one in those if one is not None]
                 face = {} if marker == "x" else {"facecolors": "none" if marker in "oD" else colour, "edgecolors": colour}
                 look: dict[str, Any] = {"marker": marker, "s": 70, "label": words, **(face or {"color": colour})}
+                if not there:
+                    continue
                 axes.scatter([one.divergence for one in there], [one.score.mean for one in there], **look)
             axes.set(xscale="log", ylabel="average score (%)", title=name)
         axes.set_xlabel("divergence from the experts, without labels")
