@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
-EXTRAS := repro,openclip,language,dev
+EXTRAS := repro,openclip,language,tune,dev
 BIN    := $(abspath $(VENV))/bin
 # Named after the content of pip's inputs: a checkout that only touches dates installs nothing again.
 STAMP  := $(VENV)/.installed-$(firstword $(shell cat pyproject.toml constraints.txt | cksum))
