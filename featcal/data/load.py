@@ -4,6 +4,7 @@ import os
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import yaml
 from huggingface_hub import constants
 from numpy.typing import NDArray
 from PIL import Image
+from torch import get_num_threads
 
 from featcal.data.images import ImageSet, Pictures, Pixels, Preprocess, Rows
 from featcal.data.place import Place
@@ -89,14 +91,20 @@ class _Encoded:
 
     def __getitem__(self, index: Any) -> Pixels:
         chosen = np.arange(len(self))[index]
-        decoded = (self._decoded(row) for row in chosen.tolist())
-        first = next(decoded)
-        out = np.empty((len(chosen), *first.shape), dtype=np.uint8)
+        first = self._decoded(int(chosen[0]))
         self._require_one_size(int(chosen[0]), first)
+        out = np.empty((len(chosen), *first.shape), dtype=np.uint8)
         out[0] = first
-        for i, pixels in enumerate(decoded, start=1):
+
+        def fill(i: int) -> None:
+            pixels = self._decoded(int(chosen[i]))
             self._require_one_size(int(chosen[i]), pixels)
             out[i] = pixels
+
+        # decoders and filters of PIL run beside each other in threads; every row is written in its own place
+        with ThreadPoolExecutor(get_num_threads()) as pool:
+            for _ in pool.map(fill, range(1, len(chosen))):
+                pass
         return out
 
     def _require_one_size(self, row: int, pixels: Pixels) -> None:

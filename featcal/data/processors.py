@@ -7,12 +7,14 @@ other, and any step beyond these, is refused: other pixels would be another cali
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from PIL import Image
 
 from featcal.errors import BadFile
 
+Processor = Literal["pil", "torchvision"]  # what resizes
+PROCESSORS: tuple[Processor, ...] = get_args(Processor)
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
 BILINEAR, BICUBIC = int(Image.Resampling.BILINEAR), int(Image.Resampling.BICUBIC)

@@ -1,6 +1,7 @@
 """Stage `evaluate`: accuracy of every model of a role and pool on the test images of each task."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from featcal.runs import Pool
@@ -49,7 +50,7 @@ def evaluate_model(context: Context, role: str, pool: Pool, model: Scored, behin
     found: dict[str, Counts] = {other.name: {} for other in (model, *behind)}
     for task in context.suite.pool(pool):
         loaded = shared or load_vision(layout.expert(role, pool, task)).to(device)  # type: ignore[arg-type]
-        images = {task: load_task(layout.data, task, "test", layout.base(role, pool))}
+        images = {task: replace(load_task(layout.data, task, "test", layout.base(role, pool)), device=device)}
         heads = {task: tensors[f"head/{task}"]}
         counted = evaluate_pool({model.name: loaded}, images, heads, tensors["visual_projection"], BATCH, adapted)
         for name, counts in counted.items():

@@ -19,6 +19,10 @@ CHOICE = Path(__file__).parents[1] / "mini" / "choice.json"
 def run() -> None:
     """Write outputs/<suite>/data/ and, for the report, results/<suite>/suite.json, choice.json and contact_sheet.png."""
     context = load_context()
+    if context.suite.data.processor == "torchvision":
+        from featcal.data.tensor_resize import require_torchvision
+
+        require_torchvision()
     makers = {"mini": _drawn, "files": _copied, "hub": _named}
     with recorded(context, "prepare_data", None):
         with atomic_folder(context.layout.data) as folder:
@@ -58,7 +62,8 @@ def _copied(context: Context, folder: Path) -> dict[str, Source]:
         shutil.copytree(origin / task, folder / task)
         classes = class_names(folder / task)
         splits = {"train": "train", "test": "test"}
-        sources[task] = Source(task, "folder", task, "Your own images.", classes, ("a photo of {}",), splits)
+        described = (task, "Your own images.", classes, ("a photo of {}",), splits)
+        sources[task] = Source(task, "folder", *described, processor=context.suite.data.processor)
     return sources
 
 
@@ -75,7 +80,8 @@ def _named(context: Context, folder: Path) -> dict[str, Source]:
         splits = {"train": entry.train_split, "test": entry.test_split}
         columns = dict(entry.columns)
         described = (entry.column, f"{entry.hub_id} on the hub", prompts.classes, prompts.templates, splits)
-        sources[task] = Source(entry.hub_id, "hub", *described, revision=revision, config=entry.config, columns=columns)
+        processor = context.suite.data.processor
+        sources[task] = Source(entry.hub_id, "hub", *described, revision, entry.config, columns, processor)
     return sources
 
 
@@ -85,10 +91,13 @@ def _describe(context: Context, sources: dict[str, Source]) -> None:
 
     data, results = context.suite.data, context.layout.results
     counts = {"train": data.train, "validation": data.validation, "test": data.test}
-    tasks: list[dict[str, Any]] = [{"task": task, **asdict(source), **counts} for task, source in sources.items()]
+    tasks: list[dict[str, Any]] = [{"task": task, **source.told(), **counts} for task, source in sources.items()]
     roles = {name: asdict(role) for name, role in context.suite.roles.items()}
     pools = {str(pool): list(names) for pool, names in context.suite.pools.items()}
-    described = {"suite": context.suite.name, "data": asdict(data), "roles": roles, "pools": pools, "tasks": tasks}
+    settings = asdict(data)
+    if data.source == "mini":
+        del settings["processor"]  # its pictures are drawn at their models' size
+    described = {"suite": context.suite.name, "data": settings, "roles": roles, "pools": pools, "tasks": tasks}
     write_json(results / "suite.json", described)
     if data.source != "mini":
         write_json(results / "choice.json", {})

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # a stage's own process only names what stands here; its work
     import numpy as np
     from torch import Tensor
 
-    from featcal.data.images import ImageSet
+    from featcal.data.images import ImageSet, Pictures
 
 Batch: TypeAlias = "dict[str, Tensor]"
 
@@ -28,6 +28,17 @@ class Shuffled:
 
     def __iter__(self) -> Iterator[Batch]:
         return self.images.batches(self.order.permutation(len(self.images)), self.size)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A fixed draw in batches, the same in every iteration: pictures are held as bytes and become numbers batch by batch."""
+
+    pictures: "Pictures"
+    size: int
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.pictures.batches(None, self.size)
 
 
 Change: TypeAlias = "Callable[[str, ImageSet], ImageSet]"
@@ -57,6 +68,7 @@ def stream(
     """
     import numpy as np
 
+    from featcal.data.images import Pictures
     from featcal.data.sampling import draw_indices
     from featcal.suites.load_task import load_task
 
@@ -66,4 +78,5 @@ def stream(
     if draw.samples is None:
         order = np.random.default_rng([seed, crc32(task.encode()), crc32(b"stream")])
         return Shuffled(images, draw.batch, order)
-    return list(images.batches(draw_indices(task, len(images.labels), draw.samples, seed), draw.batch))
+    chosen = images.pixels[draw_indices(task, len(images.labels), draw.samples, seed)]
+    return Drawn(Pictures(chosen, images.preprocess), draw.batch)

@@ -11,7 +11,7 @@ from featcal.suites.sources import Source, read_sources
 
 
 def head_kind(tokenizer: Any, source: Source, kind: str) -> str:
-    """"prompts" or "class_means": what `auto` comes to for one task."""
+    """ "prompts" or "class_means": what `auto` comes to for one task."""
     if kind != "auto":
         return kind
     return "prompts" if words_known(tokenizer, source.classes, source.templates) else "class_means"

@@ -14,7 +14,7 @@ from featcal.suites.sources import read_sources
 
 
 def load_task(data: Path, task: str, split: str, model_folder: Path) -> ImageSet:
-    """One split of one task, resized as the model's preprocessor_config.json says; pixels are read-only.
+    """One split of one task, resized as the model's preprocessor_config.json and the suite's processor say; pixels are read-only.
 
     data: the suite's data folder with sources.json.   split: train, validation or test.
     Raises: UnknownKey for a task or split that is not there; whatever reading the images raises.
@@ -27,7 +27,7 @@ def load_task(data: Path, task: str, split: str, model_folder: Path) -> ImageSet
         raise UnknownKey(f"{task}: split", split, list(source.splits))
     hub = {"revision": source.revision, "config": source.config, "columns": source.columns} if source.kind == "hub" else {}
     location = source.location if hub else data / source.location
-    preprocess = Preprocess.from_folder(model_folder)
+    preprocess = Preprocess.from_folder(model_folder, source.processor)
     # models are scored on all of a split, but see a few hundred of its training images
     whole = split != "train"
     asked = Split(location, source.splits[split], preprocess, whole, source.classes, **hub)  # type: ignore[arg-type]

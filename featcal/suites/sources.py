@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from featcal.settings import from_mapping
+from featcal.data.processors import PROCESSORS, Processor
+from featcal.settings import from_mapping, require
 from featcal.storage.results import read_json, write_json
 
 SOURCES = "sources.json"
@@ -25,17 +26,26 @@ class Source:
     revision: str | None = None
     config: str | None = None
     columns: Mapping[str, str] | None = None  # the source's own column -> image, label
+    processor: Processor = "pil"  # what resizes its pictures
+
+    def told(self) -> dict[str, Any]:
+        """Its entry in a file: the processor is written where it is not the usual one."""
+        entry = asdict(self)
+        return entry if self.processor != "pil" else {name: value for name, value in entry.items() if name != "processor"}
 
 
 def write_sources(data: Path, sources: Mapping[str, Source]) -> None:
     """Write sources.json into the data folder."""
-    write_json(data / SOURCES, {task: asdict(source) for task, source in sources.items()})
+    write_json(data / SOURCES, {task: source.told() for task, source in sources.items()})
 
 
 def read_sources(data: Path) -> dict[str, Source]:
     """Every task of the data folder. Raises: MissingPath when the images are not prepared."""
     raw: dict[str, dict[str, Any]] = read_json(data / SOURCES)
-    return {
+    found = {
         task: from_mapping(Source, {**entry, "classes": tuple(entry["classes"]), "templates": tuple(entry["templates"])}, task)
         for task, entry in raw.items()
     }
+    for task, source in found.items():
+        require(source.processor in PROCESSORS, f"{data / SOURCES}: {task}.processor", source.processor, "is not known")
+    return found

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from featcal.data.processors import PROCESSORS, Processor
 from featcal.errors import BadSetting, UnknownKey
 from featcal.experiments import read_yaml
 from featcal.runs import Pool
@@ -18,7 +19,10 @@ from featcal.suites.recipe import FineTune
 
 @dataclass(frozen=True)
 class Data:
-    """Where images come from. mini: drawn with a domain shift of `strength`; files: one folder per task in `folder`; hub: ids."""
+    """Where images come from. mini: drawn with a domain shift of `strength`; files: one folder per task in `folder`; hub: ids.
+
+    processor: what resizes them for a model, pil or torchvision; pictures of mini are drawn at their models' size.
+    """
 
     source: Literal["mini", "files", "hub"]
     train: int | None = None  # images per task; None: all there are
@@ -27,6 +31,7 @@ class Data:
     seed: int = 0
     strength: float = 0.0
     folder: str | None = None
+    processor: Processor = "pil"
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,9 @@ def _data(place: str, raw: Mapping[str, Any]) -> Data:
     whole_number(f"{place}.seed", data.seed, least=0)
     number(f"{place}.strength", data.strength)
     require(0 <= data.strength <= 1, f"{place}.strength", data.strength, "must lie in [0, 1]")
+    require(data.processor in PROCESSORS, f"{place}.processor", data.processor, "must be pil or torchvision")
+    needless = data.source != "mini" or "processor" not in raw
+    require(needless, f"{place}.processor", data.processor, "must be left out: pictures of mini are drawn at their models' size")
     require(data.source != "files" or bool(data.folder), f"{place}.folder", data.folder, "must name the folder with your tasks")
     return data
 
