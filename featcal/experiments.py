@@ -76,13 +76,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return dict(content)
 
 
-def load_experiments(path: Path) -> Experiments:
-    """Every experiment of params.yaml, checked once.
+def load_experiments(path: Path, suite: str | None = None) -> Experiments:
+    """Every experiment of params.yaml, checked once, in the suite it chooses or in another one.
 
     Raises: MissingPath; BadSetting for a value out of range; UnknownKey for a misspelt key, with the nearest known one.
     """
     raw = read_yaml(path)
-    suite = raw.get("suite")
+    suite = suite or raw.get("suite")
     require(isinstance(suite, str), "suite", suite, "must name a file of suites/, for example mini")
     assert isinstance(suite, str)
     for key in raw:

@@ -1,39 +1,103 @@
-"""`featcal doctor`: whether this machine has what the project needs. Looks, changes nothing."""
+"""`featcal doctor`: whether this machine has what the project and a suite need. Looks, changes nothing, downloads nothing."""
 
 import os
 import platform
 import shutil
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from typing import Annotated
 
-from featcal.commands.terminal import Json, say_json, table
+from packaging.requirements import Requirement
+from typer import Exit, Option
+
+from featcal.commands.terminal import Json, note, say, say_json, table
+from featcal.errors import MissingPath
+from featcal.settings import project_root
 
 PACKAGES = (
     "featcal", "torch", "torchvision", "transformers", "datasets", "open_clip_torch", "lm_eval", "peft", "mergekit",
-    "dvc", "jupyter-book",
+    "optuna", "dvc", "jupyter-book",
 )  # fmt: skip
-NEEDED = 10  # GB for outputs, DVC's cache and the book of the mini suite, with room
-
-
+LACKING = 2  # exit code
 EPILOG = """Examples:
 
 featcal doctor
 
-featcal doctor --json"""
+featcal doctor --suite paper --tflops 20
+
+HF_HUB_OFFLINE=1 featcal doctor --suite paper --json   (is everything in the cache?)
+
+Exit code 2 when something is missing, told in a list at the end."""
 
 
-def doctor(as_json: Json = False) -> None:
-    """Tell versions, devices, threads, programs and disk space; first thing to quote when something fails."""
+def doctor(
+    suite: Annotated[str | None, Option(help="mini, paper or files; the one of params.yaml where left out.")] = None,
+    tflops: Annotated[float, Option(min=0.001, help="Sustained speed that hours are told for.")] = 10.0,
+    as_json: Json = False,
+) -> None:
+    """Tell what this machine has, what a suite needs before hours are spent on it, and what is missing."""
+    from featcal.commands.doctor_needs import Chosen
+    from featcal.commands.doctor_suite import Checkup, checkup, show
+    from featcal.experiments import load_experiments
+    from featcal.suites.suite import load_suite
+
+    root = root_of(suite)
+    machine, lacking = machine_rows(), wrong_versions()
+    found = Checkup("")
+    if root is not None:
+        note("asking the hub and counting; nothing is downloaded")
+        experiments = load_experiments(root / "params.yaml", suite)
+        found = checkup(Chosen(root, experiments, load_suite(root, experiments.suite)), tflops * 1e12)
+    found.missing = lacking + found.missing
+    if as_json:
+        content = asdict(found) | {"hours_at_tflops": tflops, "machine": dict(machine)}
+        say_json(content)
+    else:
+        table("", ["what", "found"], machine, numbers=False)
+        if root is not None:
+            show(found, tflops * 1e12)
+        elif lacking:
+            say("\n  - ".join(["missing:", *lacking]))
+    if found.missing:
+        raise Exit(LACKING)
+
+
+def root_of(suite: str | None) -> Path | None:
+    """The project around the current folder; None outside of one, where no suite was asked for. Raises: MissingPath."""
+    try:
+        return project_root()
+    except MissingPath:
+        if suite is not None:
+            raise
+        return None
+
+
+def machine_rows() -> list[list[str]]:
+    """What this machine has, whatever is to be run."""
     rows = [["python", platform.python_version()]]
     rows += [[name, installed(name)] for name in PACKAGES]
     rows += [["device", device()], ["torchvision runs", torchvision_state()], ["threads", threads()]]
     rows += [["fonts of the mini suite", fonts()], ["programs under test", fence()]]
     rows += [[name, program(name, why)] for name, why in PROGRAMS.items()]
-    rows += [["free disk here", disk()]]
-    if as_json:
-        return say_json(dict(rows))
-    table("", ["what", "found"], rows, numbers=False)
+    rows += [[name, os.environ.get(name, "not set")] for name in ("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_ALLOW_CODE_EVAL")]
+    return [*rows, ["free disk here", f"{shutil.disk_usage(Path.cwd()).free / 1e9:.0f} GB"]]
+
+
+def wrong_versions() -> list[str]:
+    """Packages that featcal cannot do without and that are missing, or of a version it was not made for."""
+    found = []
+    try:
+        needed = [Requirement(text) for text in requires("featcal") or ()]
+    except PackageNotFoundError:  # run from a folder, not installed
+        return []
+    for one in needed:
+        here = installed(one.name)
+        wanted = one.marker is None or one.marker.evaluate()  # extras have a marker that is false here
+        if wanted and (here == "not installed" or not one.specifier.contains(here, prereleases=True)):
+            found.append(f"{one.name}{one.specifier} (found: {here})")
+    return found
 
 
 PROGRAMS = {
@@ -105,8 +169,3 @@ def program(name: str, why: str) -> str:
     beside = Path(sys.executable).with_name(name)
     found = str(beside) if beside.is_file() else shutil.which(name)
     return found or f"not found: {why}"
-
-
-def disk() -> str:
-    free = shutil.disk_usage(Path.cwd()).free / 1e9
-    return f"{free:.0f} GB" + ("" if free >= NEEDED else f"; the mini suite with all its outputs wants {NEEDED} GB")
