@@ -9,7 +9,7 @@ import torch
 from test_calibrate import plain_result
 from tiny import PAPER, experiment, shifted
 
-from benchmarks import block, calibrate, measure, plain_version, scaling, solve
+from benchmarks import block, calibrate, evaluate, measure, plain_version, scaling, solve
 
 TINY = {"tasks": 2, "samples": 6, "layers": 2, "width": 64, "batch": 4, "repeats": 1, "device": "cpu", "threads": 1}
 
@@ -48,6 +48,16 @@ def test_a_benchmark_stops_where_the_results_differ(monkeypatch):
     monkeypatch.setattr(plain_version, "calibrate", lambda *given: shifted(honest(*given), 1, 0.01))
     with pytest.raises(AssertionError, match="the results differ by"):
         calibrate.compare(Namespace(**TINY))
+
+
+def test_both_give_the_same_answers_to_the_same_pictures(tmp_path, monkeypatch):
+    args = Namespace(samples=10, width=64, layers=1, image=64, batch=4, repeats=1, device="cpu")
+    assert {len(pairs) for pairs in evaluate.compare(tmp_path / "first", args).values()} == {1}
+    honest = evaluate.mapped_images
+    shuffled = lambda *given: replace(honest(*given), labels=honest(*given).labels[::-1].copy() * 0 + 9)  # noqa: E731
+    monkeypatch.setattr(evaluate, "mapped_images", shuffled)
+    with pytest.raises(AssertionError, match="the results differ"):
+        evaluate.compare(tmp_path / "second", args)
 
 
 def test_both_solve_the_same_site():
