@@ -18,9 +18,11 @@ from hub_server import HubServer
 from featcal import cli
 from featcal.commands import doctor_suite
 from featcal.commands.doctor_needs import Chosen, hours, models_kept, role_needs, tables
+from featcal.data.decoded import WORTHWHILE
+from featcal.data.registry import TASKS
 from featcal.experiments import load_experiments
 from featcal.suites.reachable import look
-from featcal.suites.repositories import Repository, repositories
+from featcal.suites.repositories import DECODED, TEST_IMAGES, TRAIN_IMAGES, Repository, decoded_bytes, repositories
 from featcal.suites.suite import load_suite
 
 ROOT = Path(__file__).parents[1]
@@ -132,3 +134,9 @@ def test_the_paper_asks_for_every_checkpoint_and_data_set_once():
     assert len(names) == len(set(names)) == 2 * 21 + 2 * 9 + 2 * 4 + 20 + 1 + 3
     assert all(one.bytes for one in asked if one.kind == "model")
     assert repositories(load_suite(ROOT, "mini")) == repositories(load_suite(ROOT, "files")) == []
+
+
+def test_the_decoded_pictures_of_the_twenty_tasks_are_the_counts_of_the_recipes():
+    assert sum(TEST_IMAGES.values()) == 233_068 and set(TEST_IMAGES) == set(TASKS)
+    assert max(TRAIN_IMAGES.values()) * DECODED <= WORTHWHILE
+    assert decoded_bytes(load_suite(ROOT, "paper")) == (233_068 + 28_524) * 3 * 224 * 224

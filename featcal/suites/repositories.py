@@ -32,6 +32,10 @@ TEST_IMAGES = {
     "cifar100": 10000, "cifar10": 10000, "food101": 25250, "fashion_mnist": 10000, "emnist_letters": 20800, "kmnist": 10000,
     "rendered-sst2": 1821,
 }  # fmt: skip
+# and training images of the tasks that have few of them; of larger splits only drawn ones are decoded (data/decoded.py)
+TRAIN_IMAGES = {
+    "stanford-cars": 8144, "dtd": 3760, "oxford_flowers102": 1020, "oxford-iiit-pet": 3680, "stl10": 5000, "rendered-sst2": 6920,
+}  # fmt: skip
 DECODED = 3 * 224 * 224  # bytes of one picture
 
 
@@ -66,8 +70,9 @@ def repositories(suite: Suite) -> list[Repository]:
 
 
 def decoded_bytes(suite: Suite) -> int:
-    """Of the decoded test images of a suite on the hub, once for both sizes of CLIP, whose processors prepare them alike."""
-    return sum(TEST_IMAGES[task] for task in suite.tasks) * DECODED if suite.data.source == "hub" else 0
+    """Of the decoded images of a suite on the hub, once for both sizes of CLIP, whose processors prepare them alike."""
+    here = suite.tasks if suite.data.source == "hub" else ()
+    return sum(TEST_IMAGES[task] + TRAIN_IMAGES.get(task, 0) for task in here) * DECODED
 
 
 def _models(part: str, base: str, experts: str, tasks: tuple[str, ...]) -> list[Repository]:
