@@ -17,6 +17,7 @@ from featcal.data.load import load_images
 from featcal.data.sampling import draw_indices
 from featcal.runs import Draw
 from featcal.stages import streams
+from featcal.suites import load_task
 
 SIDE = 32
 PLAIN = Preprocess(None, (SIDE, SIDE), None, 3, 1 / 255, (0.5,) * 3, (0.5,) * 3)
@@ -28,7 +29,7 @@ def context(monkeypatch):
     """Two tasks of 40 pictures."""
     pixels = np.random.default_rng(0).integers(0, 256, (40, 3, SIDE, SIDE), dtype=np.uint8)
     images = ImageSet(pixels, PLAIN, np.zeros(40, np.int64), ("a",))
-    monkeypatch.setattr(streams, "load_task", lambda *_: images)
+    monkeypatch.setattr(load_task, "load_task", lambda *_: images)
     layout = SimpleNamespace(data=None, base=lambda role, pool: None)
     return SimpleNamespace(layout=layout, suite=SimpleNamespace(pool=lambda pool: ("mnist", "dtd"))), images
 
