@@ -15,7 +15,7 @@ from typer.main import get_command
 from featcal.calibration.torchrun import started
 from featcal.commands import calibrate, convert, doctor, evaluate, inspect, merge, plan, stage, tune
 from featcal.commands.terminal import complain, plain_without_terminal, say
-from featcal.errors import FeatCalError, FoundElsewhere
+from featcal.errors import FeatCalError, FoundElsewhere, OutOfMemory
 
 MISTAKE, INTERRUPTED = 2, 130
 # a path that cannot be written: who may, what lies there, how it is mounted, how long its name is
@@ -76,6 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         context = getattr(error, "ctx", None)
         complain(f"{error.format_message()}\n  - {context.command_path if context else 'featcal'} --help tells what there is")
         return MISTAKE
+    except (MemoryError, RuntimeError) as error:
+        if not no_memory(error):
+            raise
+        complain(str(OutOfMemory(" ".join(["featcal", *(sys.argv[1:] if arguments is None else arguments)][:4]), error)))
+        return MISTAKE
     except OSError as error:
         if error.errno not in PATH_TROUBLE:
             raise
@@ -87,6 +92,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED:
         complain("interrupted; nothing half-written is left")
     return code if isinstance(code, int) else 0
+
+
+def no_memory(error: BaseException) -> bool:
+    """Whether this is torch's or Python's word for memory that is used up; torch is not imported to ask."""
+    of_torch = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError) or of_torch
 
 
 if __name__ == "__main__":

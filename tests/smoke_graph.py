@@ -97,8 +97,8 @@ def _smoke_text(part: str, group: dict) -> dict:
     return {"paper": {**group["paper"], **few}}
 
 
-def lay_out(work: Path, root: Path = ROOT) -> None:
-    """A project folder without results: the tracked files of `root`, the smoke suite, and a DVC repository without git."""
+def copied(work: Path, root: Path = ROOT) -> None:
+    """What a project folder without results needs of the files of `root`."""
     ignored = shutil.ignore_patterns("__pycache__", "_build", "pages", "dvc.lock")
     for name in LAID_OUT:
         source = root / name
@@ -106,6 +106,11 @@ def lay_out(work: Path, root: Path = ROOT) -> None:
             shutil.copytree(source, work / name, ignore=ignored)
         else:
             shutil.copyfile(source, work / name)
+
+
+def lay_out(work: Path, root: Path = ROOT) -> None:
+    """A project folder without results: the tracked files of `root`, the smoke suite, and a DVC repository without git."""
+    copied(work, root)
     shutil.copyfile(root / "tests" / "smoke" / "smoke.yaml", work / "suites" / "smoke.yaml")
     (work / "params.yaml").write_text(yaml.safe_dump(smoke_params(root), sort_keys=False))
     from dvc.repo import Repo

@@ -78,6 +78,19 @@ class LostProcess(FeatCalError):
         )
 
 
+class OutOfMemory(FeatCalError):
+    """A command that asked for more memory, of the GPU or of the machine, than there is."""
+
+    def __init__(self, command: str, reason: object):
+        said = str(reason).strip().split(" Of the allocated memory")[0].rstrip(".") or "no more memory"
+        super().__init__(
+            f"{command}: not enough memory ({said}); nothing of it is left half-written.\n"
+            f"  - lower `batch`, on the command line or in this experiment's group of params.yaml, or\n"
+            f"  - end what else is on that GPU (nvidia-smi lists it), or\n"
+            f"  - compute on the CPU: `device: cpu` in the suite file, or --device cpu"
+        )
+
+
 class FoundElsewhere(FeatCalError):
     """What went wrong in another process of the run; that one tells it, so that it is told once."""
 

@@ -1,0 +1,123 @@
+"""The whole graph of dvc.yaml on the suite `paper`, in a folder of its own, with the hub that HF_ENDPOINT names.
+
+Started as a process (`python rehearsal_run.py FOLDER [STAGE...]`), since the hub's clients read their environment once.
+"""
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from smoke_graph import ROOT, commands, copied, working_in
+
+SUITE = "paper"
+# What a rehearsal does less of, by the names of params.yaml wherever they stand in a group of the suite; the rest is as it is.
+FEWER: dict[str, Callable[[Any], Any]] = {
+    "samples": lambda given: [4, 8] if isinstance(given, list) else given and 8,  # null is a whole split
+    "steps": lambda given: 4,
+    "batch": lambda given: 8,
+    "seeds": lambda given: given[:2],
+    "images": lambda given: 4,
+    "traced": lambda given: 2,
+    "nodes": lambda given: given[:2],
+    "audit": lambda given: [1, 4],
+    "factors": lambda given: [0.6, 1.0],
+}
+SWEPT = ("ridge", "anchor_blend", "interpolation")  # of a sweep: the first value and the one the others are compared with
+RECORD = "rehearsal.json"
+
+
+def rehearsal_params(root: Path = ROOT) -> dict[str, Any]:
+    """params.yaml with `suite: paper` and fewer samples, steps, seeds and swept values; every experiment stays."""
+    params: dict[str, Any] = yaml.safe_load((root / "params.yaml").read_text())
+    del params["anchors"]
+    return {name: fewer(section) for name, section in params.items()} | {"suite": SUITE}
+
+
+def fewer(entry: Any, inside: bool = False) -> Any:
+    """An entry with less of everything in its groups of the suite. inside: whether this is such a group."""
+    if isinstance(entry, list):
+        return [fewer(part, inside) for part in entry]
+    if not isinstance(entry, dict):
+        return entry
+    own = entry.get("featcal") or {}
+    swept = {key: list(dict.fromkeys([value[0], own[key]])) for key, value in entry.items() if key in SWEPT and key in own}
+    return {key: swept[key] if key in swept else _fewer(key, value, inside) for key, value in entry.items()}
+
+
+def _fewer(key: str, value: Any, inside: bool) -> Any:
+    if inside and key == "vary":
+        return fewer({**value, **{name: [4] for name in ("samples",) if name in value}})
+    if inside and key in FEWER:
+        return FEWER[key](value)
+    return fewer(value, inside or key == SUITE)
+
+
+def lay_out(work: Path, root: Path = ROOT) -> list[str]:
+    """A project folder of its own; returns the public tests left out, since this machine lacks what they import."""
+    from dvc.repo import Repo
+
+    copied(work, root)
+    (work / "params.yaml").write_text(yaml.safe_dump(rehearsal_params(root), sort_keys=False))
+    suite = yaml.safe_load((work / f"suites/{SUITE}.yaml").read_text())
+    left_out = lacking(suite["language"]["tests"])
+    suite["language"]["tests"] = {key: test for key, test in suite["language"]["tests"].items() if key not in left_out}
+    (work / f"suites/{SUITE}.yaml").write_text(yaml.safe_dump(suite, sort_keys=False))
+    (work / f"suites/{SUITE}.pins.json").unlink(missing_ok=True)
+    Repo.init(str(work), no_scm=True).close()
+    return [f"{key} ({why})" for key, why in left_out.items()]
+
+
+def lacking(tests: Mapping[str, str]) -> dict[str, str]:
+    """What tests need that this machine has not, and no hub serves."""
+    from importlib.util import find_spec
+
+    from featcal.language.public_tests import PUBLIC
+
+    missing = {key: [name for name in PUBLIC[test].needs if find_spec(name) is None] for key, test in tests.items()}
+    return {key: f"without {', '.join(names)}" for key, names in missing.items() if names}
+
+
+def run_graph(work: Path, chosen: tuple[str, ...] = ()) -> list[tuple[str, float]]:
+    """Run the stages of the graph in their order, all or those of which `chosen` names the beginning; seconds of each."""
+    from pages import without_kernels
+
+    from featcal.stages.run import run_stage
+
+    seconds = []
+    with working_in(work), without_kernels():
+        for command in commands(work):
+            if command[:2] != ["featcal", "stage"] or not (not chosen or "@".join(command[2:]).startswith(chosen)):
+                continue
+            start = time.perf_counter()
+            print(f"stage {'@'.join(command[2:])}", file=sys.stderr, flush=True)
+            run_stage(command[2], command[3] if len(command) > 3 else None)
+            seconds.append(("@".join(command[2:]), time.perf_counter() - start))
+    return seconds
+
+
+def main() -> int:
+    import featcal  # noqa: F401 - before anything imports transformers
+    from featcal.errors import FeatCalError
+
+    work, chosen = Path(sys.argv[1]), tuple(sys.argv[2:])
+    try:
+        seconds = run_graph(work, chosen)
+    except FeatCalError as error:
+        print(f"featcal: {error}", file=sys.stderr)
+        return 2
+    used = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = sum(usage.ru_utime + usage.ru_stime for usage in used)
+    told = {"stages": seconds, "cpu": cpu, "pages": len(list((work / "book/pages").glob("*.ipynb")))}
+    (work / RECORD).write_text(json.dumps(told))
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())
