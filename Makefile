@@ -22,7 +22,7 @@ export DVC_NO_ANALYTICS = 1
 unexport JUPYTER_PATH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup project repro test book pretrain verify accept clean
+.PHONY: help setup project repro test book pretrain verify rehearsal accept clean
 
 help:
 	@awk -F ' *## *' '/^[a-z]+:.*## / {sub(/:.*/, "", $$1); printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ pretrain: project  ## train the mini suite's base models anew (frozen otherwise;
 
 verify: project  ## recompute everything in a temporary clone and compare with the committed results
 	VENV='$(abspath $(VENV))' bash scripts/recompute.sh dvc repro --force
+
+rehearsal: setup  ## run all of `suite: paper` on a small hub of our own with tiny random models (five minutes)
+	$(BIN)/python scripts/rehearsal.py
 
 accept: project  ## record a code change that alters no number, after the smoke graph has shown that it alters none
 	$(BIN)/python scripts/accept.py
