@@ -22,7 +22,7 @@ from featcal.data.prompts import load_prompts
 from featcal.data.registry import TASKS
 from featcal.data.splits import quiet
 
-ROWS = {"train": 24, "validation": 12, "test": 12}
+ROWS = {"train": 64, "validation": 12, "test": 12}  # the playground draws 64
 SIDE = 32  # of what a model reads; the hub's models read 224
 START, END = "<|startoftext|>", "<|endoftext|>"
 WIDTHS = {"openai/clip-vit-base-patch32": (32, 2, 16), "openai/clip-vit-large-patch14": (48, 3, 24)}  # width, blocks, projection
