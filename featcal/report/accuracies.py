@@ -4,6 +4,7 @@ from html import escape
 
 from featcal.report import tables
 from featcal.report.markup import Shown, accuracy_table, fold, note, table
+from featcal.report.reproduced import against_printed, elsewhere
 from featcal.report.show import PLACES, evidence, label
 
 LEGEND = "Arrows: against the block’s merger. sd: over seeds. Bold: best of the block."
@@ -17,7 +18,7 @@ def measured(page: str, suite: str) -> Shown:
     for setting in others:
         words = f"The same blocks at the {tables.SETTING_LABELS[setting]}"
         html += fold(words, _table(page, suite, setting, tables.block_rows(ours, setting)))
-    return Shown(html)
+    return Shown(html + against_printed(page, suite))
 
 
 def _table(page: str, suite: str, setting: str, rows: list[tables.Row]) -> str:
@@ -53,7 +54,7 @@ def recovered(page: str, suite: str) -> Shown:
         name = f"{tables.UPSTREAMS[item.upstream]}, {tables.SETTING_LABELS[item.setting]}"
         rows.append(("", [name, f"{item.share:.0f} %{spread}{one}", _paper_share(PLACES[page][2], item.upstream)]))
     caption = f"Share of the gap between merger and experts that FeatCal recovers — {label(suite)}"
-    return Shown(table(["Merger, settings", "Here", "In the paper (other models and data)"], rows, caption))
+    return Shown(table(["Merger, settings", "Here", elsewhere(suite)], rows, caption))
 
 
 def _paper_share(number: str, upstream: str) -> str:

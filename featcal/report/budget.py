@@ -11,6 +11,7 @@ from featcal.report.estimate import estimate
 from featcal.report.evidence import Evidence, select
 from featcal.report.figures import COLOURS, WIDTH, drawing, svg
 from featcal.report.markup import Shown, fold, note, table
+from featcal.report.reproduced import against_printed
 from featcal.report.show import evidence, label
 from featcal.report.studies import RIVALS
 from featcal.report.values import paper_table
@@ -68,7 +69,8 @@ def means(page: str, suite: str) -> Shown:
         f"Average top-1 accuracy (%) on test images by images per task, sd over seeds — {label(suite)}. Bold: best of the column."
     )
     remarks = [] if level is None else [f"Where all start: {UPSTREAM.replace('_', ' ')} alone, {level:.1f} %."]
-    return Shown(_table(found, caption) + note(" ".join([*remarks, *spreads(found), *short(ours)])) + paper)
+    remarks += [*spreads(found), *short(ours)]
+    return Shown(_table(found, caption) + note(" ".join(remarks)) + against_printed(page, suite) + paper)
 
 
 def _table(points: list[Point], caption: str) -> str:

@@ -12,6 +12,7 @@ from featcal.report.claims import main_setting
 from featcal.report.estimate import Estimate, estimate
 from featcal.report.evidence import Evidence, select
 from featcal.report.markup import Shown, accuracy_table, fold, note, number, table
+from featcal.report.reproduced import against_printed
 from featcal.report.show import evidence, label
 from featcal.report.tables import METHODS, SETTING_LABELS, UPSTREAMS, Cell, Row, settings_shown
 from featcal.report.values import AVERAGE, paper_table
@@ -43,7 +44,7 @@ def averages(page: str, suite: str) -> Shown:
     values = {m: {k: found(ours, m, k) for k in (*KINDS, AVERAGE)} for m in ("merged", *METHODS)}
     cells = {m: {k: Cell(e.mean) for k, e in row.items() if e} for m, row in values.items()}
     caption = f"Average top-1 accuracy (%) on clean test images, by calibration images — {label(suite)}. Arrows: against clean."
-    return Shown(_table(cells, caption))
+    return Shown(_table(cells, caption) + against_printed(page, suite))
 
 
 def paper(suite: str) -> Shown:

@@ -5,6 +5,7 @@ from featcal.report.accuracies import LEGEND, folded_table
 from featcal.report.estimate import estimate
 from featcal.report.evidence import Evidence, select
 from featcal.report.markup import Shown, accuracy_table, note
+from featcal.report.reproduced import against_printed
 from featcal.report.show import label, origin
 from featcal.report.values import SIZES
 
@@ -34,7 +35,8 @@ def averages(suite: str) -> Shown:
     caption = f"Average top-1 accuracy (%) on test images, at the {at} — {label(suite)}. {LEGEND}"
     caption += " One run: in at least one column."
     titles = [f"{pool} tasks, {SIZES[role]}" for role, pool in COLUMNS.values()]
-    return Shown(accuracy_table(rows(suite), list(COLUMNS), titles, caption, average=False)[0])
+    html = accuracy_table(rows(suite), list(COLUMNS), titles, caption, average=False)[0]
+    return Shown(html + against_printed("table02", suite))
 
 
 def printed() -> Shown:

@@ -9,6 +9,7 @@ from featcal.report import domain_experts, tables
 from featcal.report.accuracies import folded_table
 from featcal.report.evidence import Evidence
 from featcal.report.markup import Shown, accuracy_table, fold, note, table
+from featcal.report.reproduced import against_printed, elsewhere
 from featcal.report.show import differences, label, origin
 from featcal.report.tables import Cell, Row
 from featcal.report.values import PAPER_MODELS, PAPER_NAMES, TEXT_TASKS, player
@@ -41,7 +42,7 @@ def measured(page: str, suite: str) -> Shown:
     html = _at(page, suite, main)
     for setting in others:
         html += fold(f"The same rows {tables.setting_label(setting)}", _at(page, suite, setting))
-    return Shown(html)
+    return Shown(html + against_printed(page, suite))
 
 
 def _at(page: str, suite: str, setting: str) -> str:
@@ -90,7 +91,7 @@ def printed(page: str) -> Shown:
 def experts(suite: str) -> Shown:
     """Table 14: the base and every expert on all tests, and the highest of them column by column."""
     caption = f"{UNITS['mergebench']} — {label(suite)}. Arrows: against the base. Bold: highest, what the last row takes."
-    return Shown(blocks("table14", suite, domain_experts.rows, caption))
+    return Shown(blocks("table14", suite, domain_experts.rows, caption) + against_printed("table14", suite))
 
 
 def recovered(page: str, suite: str) -> Shown:
@@ -104,7 +105,7 @@ def recovered(page: str, suite: str) -> Shown:
     if not rows:
         return Shown(note("○ not run: the share of the gap that FeatCal recovers needs a merger, FeatCal and the experts."))
     caption = f"Share of the gap between task arithmetic and experts that FeatCal recovers — {label(suite)}"
-    return Shown(table(["Model", "Here", "In the paper (other models and data)"], rows, caption))
+    return Shown(table(["Model", "Here", elsewhere(suite)], rows, caption))
 
 
 def known(suite: str) -> Shown:

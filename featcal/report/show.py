@@ -18,6 +18,7 @@ from featcal.report.claims import DIGITS, Claim, claims, main_setting
 from featcal.report.evidence import Evidence, read_json
 from featcal.report.markup import Shown, chip, compact, fold, link, note, table
 from featcal.report.printed import in_doubt, paper_says
+from featcal.report.reproduced import counted
 from featcal.report.values import PAPER_SETTINGS, PRINTED, place_name
 from featcal.report.verdicts import WORDS, Verdict, judged
 
@@ -57,9 +58,8 @@ def banner(page: str, suite: str) -> Shown:
     found = judged([c for c in claims() if c.place == page], suite, main_setting(suite))
     about = suites().get(suite, {}).get("about", f"The suite {suite}.")
     warning = " Compare with the paper by claim, never by value." if suite != "paper" else ""
-    return Shown(
-        f'<div class="fc-card"><p><strong>Numbers here: {label(suite)}.</strong> {about}{warning}</p><p>{counts(found)}</p></div>'
-    )
+    head = f"<p><strong>Numbers here: {label(suite)}.</strong> {about}{warning}</p><p>{counts(found)}</p>"
+    return Shown(f'<div class="fc-card">{head}{counted(page, suite)}</div>')
 
 
 def counts(found: list[Verdict]) -> str:
