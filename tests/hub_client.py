@@ -31,7 +31,8 @@ for line in sys.stdin:
             code = cli.main(arguments)
         else:
             try:
-                code = str(hub.fetch(*arguments)) if what == "fetch" else opened(*arguments)
+                asked = {"fetch": hub.fetch, "data": lambda name, pins: hub.pinned_data(pins, name)}
+                code = str(asked.get(what, opened)(*arguments))
             except FeatCalError as error:
                 code = f"{type(error).__name__}: {error}"
     print(json.dumps([code, said.getvalue()]), flush=True)

@@ -34,7 +34,7 @@ def hub_split(place: Place, split: str, more: str = "") -> datasets.Dataset:
     """
     name, revision = str(place.source), place.revision or "main"
     at = f"{name}@{revision}"
-    with reaching(name, revision, more):
+    with reaching(name, revision, more, "dataset"):
         try:
             readme, commit = _asked(name, revision)
             prepared = _prepared(name, commit, place.config or _default_config(readme))

@@ -13,7 +13,7 @@ from typing import Literal
 from huggingface_hub import constants
 from huggingface_hub import errors as hub_errors
 
-from featcal.errors import DiskFull, HubUnreachable, NotOnHub
+from featcal.errors import DiskFull, Gated, HubUnreachable, NoRevision, NotOnHub
 
 Kind = Literal["model", "dataset"]
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -22,12 +22,16 @@ _XET: type[Exception] = getattr(hub_errors, "XetDownloadError", OSError)  # olde
 
 
 @contextmanager
-def reaching(name: str, revision: str | None, more: str = "") -> Iterator[None]:
-    """Downloads inside. `more` is added to the reason. Raises: NotOnHub, HubUnreachable, DiskFull."""
+def reaching(name: str, revision: str | None, more: str = "", kind: Kind = "model") -> Iterator[None]:
+    """Downloads inside. `more` is added to the reason. Raises: NotOnHub (Gated, NoRevision), HubUnreachable, DiskFull."""
     try:
         yield
     except (hub_errors.RepositoryNotFoundError, hub_errors.RevisionNotFoundError) as error:
-        raise NotOnHub(name, revision, f"{type(error).__name__}{more}") from None
+        said = f"{type(error).__name__}{more}"
+        if isinstance(error, hub_errors.GatedRepoError):
+            raise Gated(name, revision, said, kind) from None
+        missing = NoRevision if isinstance(error, hub_errors.RevisionNotFoundError) else NotOnHub
+        raise missing(name, revision, said) from None
     except (OSError, _HTTP, _XET) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise DiskFull(constants.HF_HUB_CACHE) from None

@@ -1,7 +1,20 @@
 """Every mistake a user can make, one class each, with its text and the way out; anything else is a fault of ours."""
 
 from featcal.errors.base import FeatCalError
-from featcal.errors.files import BadData, BadFile, DiskFull, HubUnreachable, MissingPath, NoSafetensors, NotOnHub, TruncatedFile
+from featcal.errors.files import (
+    BadData,
+    BadFile,
+    ChangedFile,
+    DiskFull,
+    Gated,
+    HubUnreachable,
+    MissingPath,
+    NoRevision,
+    NoSafetensors,
+    NotOnHub,
+    TruncatedFile,
+    WrongPin,
+)
 from featcal.errors.models import (
     AdapterMisfit,
     BadCapture,
@@ -45,9 +58,11 @@ __all__ = [
     "BadPlan",
     "BadSetting",
     "CannotFence",
+    "ChangedFile",
     "DiskFull",
     "FeatCalError",
     "FoundElsewhere",
+    "Gated",
     "HubUnreachable",
     "LostProcess",
     "LostRank",
@@ -56,6 +71,7 @@ __all__ = [
     "MissingPath",
     "MissingTensor",
     "NoHarness",
+    "NoRevision",
     "NoSafetensors",
     "NotFinite",
     "NotFloating",
@@ -74,4 +90,5 @@ __all__ = [
     "UnknownKey",
     "UnknownModelClass",
     "WrongKeys",
+    "WrongPin",
 ]

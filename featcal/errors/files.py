@@ -83,3 +83,44 @@ class NotOnHub(FeatCalError):
             f"  - check owner, name and revision on its page at https://huggingface.co, and\n"
             f"  - where it is private or has terms to accept, accept them there and run `hf auth login`"
         )
+
+
+class NoRevision(NotOnHub):
+    """A repository of the hub that is there, but has no such branch, tag or commit."""
+
+
+class Gated(NotOnHub):
+    """A repository that the hub gives only to who is logged in and has accepted its terms."""
+
+    def __init__(self, name: str, revision: str | None, reason: object, kind: str = "model"):
+        at = f"@{revision}" if revision else ""
+        page = f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{name}"
+        FeatCalError.__init__(
+            self,
+            f"{name}{at}: the hub gives this repository only to those who have accepted its terms ({reason}).\n"
+            f"  - open {page}, log in, accept the terms and wait until access is granted,\n"
+            f"  - then run `hf auth login` on this machine, with a token that may read gated repositories (or set HF_TOKEN), or\n"
+            f"  - leave its role out: write `null` for it in the suite file",
+        )
+
+
+class WrongPin(FeatCalError):
+    """A pin to a commit that the repository does not have."""
+
+    def __init__(self, pins: object, name: str, commit: str):
+        super().__init__(
+            f"{pins}: {name} is pinned to {commit}, a commit that the hub does not have.\n"
+            f"  - if it was edited, put back what git holds of this file; or\n"
+            f"  - if the repository's history was rewritten, remove this line: the present commit is then pinned"
+        )
+
+
+class ChangedFile(FeatCalError):
+    """A file of a pinned commit that is not the one of its first use."""
+
+    def __init__(self, pins: object, name: str, file: str, found: str, expected: str):
+        super().__init__(
+            f"{name}: {file} is not the file that was pinned: check-sum {found[:16]}…, in {pins} {expected[:16]}….\n"
+            f"  - if it was damaged here, remove the repository from the cache (hf cache rm) and run again; or\n"
+            f"  - if the hub's own copy has changed, ask its owner; to take it as it is, remove the entry of {name} from `files`"
+        )

@@ -71,12 +71,12 @@ def _named(context: Context, folder: Path) -> dict[str, Source]:
     """The paper's data sets by hub id, pinned revision and split; the datasets library fetches them when they are read."""
     from featcal.data.prompts import load_prompts
     from featcal.data.registry import TASKS
-    from featcal.suites.hub import pinned
+    from featcal.suites.hub import pinned_data
 
     sources = {}
     for task in context.suite.tasks:
         entry, prompts = TASKS[task], load_prompts(task)
-        revision = pinned(context.layout.pins, entry.hub_id, kind="dataset")
+        revision = pinned_data(context.layout.pins, entry.hub_id)
         splits = {"train": entry.train_split, "test": entry.test_split}
         columns = dict(entry.columns)
         described = (entry.column, f"{entry.hub_id} on the hub", prompts.classes, prompts.templates, splits)

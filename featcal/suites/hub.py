@@ -1,28 +1,60 @@
 """Checkpoints of the Hugging Face hub for the paper's suite: every name pinned to a commit, fetched once, readable offline after.
 
-Pins live in one JSON file that belongs in git: {"models": {id: commit}, "datasets": {id: commit}}.
+Pins live in one JSON file that belongs in git: {"models": {id: commit}, "datasets": {id: commit}, "files": {id@commit: {file:
+check-sum}}}. Whoever uses a name first writes its entries; from then on they are held against what there is.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatch
+from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 
 from featcal.data.hub_cache import COMMIT, Kind, cached_commit, reaching
-from featcal.errors import BadFile, BadSetting, HubUnreachable
+from featcal.errors import BadFile, BadSetting, ChangedFile, HubUnreachable, NoRevision, WrongPin
 from featcal.storage.results import read_json, write_json
 
 PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]  # weights, configuration, tokenizer; never a pickle
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _CONVERTER = "SFconvertbot"  # the hub's own account that offers safetensors of older pickled repositories as a pull request
 
 
 def fetch(name: str, pins: str | Path) -> Path:
     """The local folder of a hub model at its pinned commit, downloaded when it is not in the cache.
 
-    Raises: NotOnHub; HubUnreachable with how to provide a local copy; BadFile for a pin that is not a commit.
+    Its files are those of the first use: sha256 of weights, configuration and tokenizer.
+    Raises: NotOnHub; Gated with the page of its terms; HubUnreachable with how to provide a local copy; BadFile for a pin that is
+            not a commit; WrongPin for a commit that the hub does not have; ChangedFile.
     """
-    return download(name, pinned(pins, name))
+    commit = pinned(pins, name)
+    try:
+        folder = download(name, commit)
+    except NoRevision:
+        raise WrongPin(pins, name, commit) from None
+    _hold(pins, name, commit, _sums(pins, name, folder))
+    return folder
+
+
+def pinned_data(pins: str | Path, name: str) -> str:
+    """The commit of a hub data set, whose files the hub still lists with the check-sums of the first use.
+
+    Without a connection the commit alone is pinned: what is cached is found by it (data/hub.py).
+    Raises: as pinned; WrongPin, ChangedFile.
+    """
+    commit = pinned(pins, name, "dataset")
+    try:
+        with reaching(name, commit, kind="dataset"):
+            listed = huggingface_hub.HfApi().list_repo_tree(name, recursive=True, revision=commit, repo_type="dataset")
+            told = {entry.path: entry for entry in listed if isinstance(entry, huggingface_hub.RepoFile)}
+    except NoRevision:
+        raise WrongPin(pins, name, commit) from None
+    except HubUnreachable:
+        return commit
+    _hold(pins, name, commit, {path: entry.lfs.sha256 if entry.lfs else entry.blob_id for path, entry in told.items()})
+    return commit
 
 
 def download(name: str, commit: str) -> Path:
@@ -41,11 +73,37 @@ def pinned(pins: str | Path, name: str, kind: Kind = "model") -> str:
     known = _read_pins(pins)
     if name not in known[f"{kind}s"]:
         known[f"{kind}s"][name] = _resolved(name, kind)
-        write_json(pins, {section: dict(sorted(entries.items())) for section, entries in known.items()})
+        _write(pins, known)
     commit = known[f"{kind}s"][name]
     if not COMMIT.fullmatch(str(commit)):
         raise BadFile(pins, f"{name} is pinned to {commit!r}, not to a commit of 40 hexadecimal digits", "remove that line")
     return commit
+
+
+def _hold(pins: str | Path, name: str, commit: str, found: Mapping[str, str]) -> None:
+    """Check-sums of files of one commit against those of their first use; new ones are added. Raises: ChangedFile."""
+    known = _read_pins(pins)
+    held = known["files"].setdefault(f"{name}@{commit}", {})
+    for file, expected in held.items():
+        if found.get(file) != expected:
+            raise ChangedFile(pins, name, file, found.get(file, "none: it is not there"), str(expected))
+    if found.keys() - held.keys():
+        held |= dict(sorted(found.items()))
+        _write(pins, known)
+
+
+def _sums(pins: str | Path, name: str, folder: Path) -> dict[str, str]:
+    """The sha256 of every file that was asked for. Raises: ChangedFile for one that is not what the cache calls it."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        file = path.relative_to(folder).as_posix()
+        if path.is_file() and any(fnmatch(file, pattern) for pattern in PATTERNS):
+            with path.open("rb") as content:
+                found[file] = file_digest(content, "sha256").hexdigest()
+            named = path.resolve().name  # a large file is kept in the cache under the check-sum that the hub told
+            if _SHA256.fullmatch(named) and named != found[file]:
+                raise ChangedFile(pins, name, file, found[file], named)
+    return found
 
 
 def resolve_pins(pins: str | Path, models: Iterable[str], datasets: Iterable[str] = ()) -> dict[str, str]:
@@ -54,18 +112,25 @@ def resolve_pins(pins: str | Path, models: Iterable[str], datasets: Iterable[str
     return commits | {name: pinned(pins, name, "dataset") for name in datasets}
 
 
-def _read_pins(pins: str | Path) -> dict[str, dict[str, str]]:
+def _read_pins(pins: str | Path) -> dict[str, dict[str, Any]]:
     content = read_json(pins) if Path(pins).is_file() else {}
-    sections = {section: content.get(section, {}) for section in ("models", "datasets")} if isinstance(content, dict) else {}
-    if not sections or not all(isinstance(entries, dict) for entries in sections.values()):
+    names = ("models", "datasets", "files")
+    sections = {section: content.get(section, {}) for section in names} if isinstance(content, dict) else {}
+    sums = sections.get("files")
+    entered = [*sections.values(), *(sums.values() if isinstance(sums, dict) else ())]
+    if not sections or not all(isinstance(entries, dict) for entries in entered):
         raise BadFile(pins, "not a pins file", 'it holds {"models": {id: commit}, "datasets": {id: commit}}')
     return sections
+
+
+def _write(pins: str | Path, known: Mapping[str, Mapping[str, Any]]) -> None:
+    write_json(pins, {section: dict(sorted(entries.items())) for section, entries in known.items()})
 
 
 def _resolved(name: str, kind: Kind) -> str:
     """The commit a name stands for now: asked of the hub, else what the local cache last saw as main."""
     try:
-        with reaching(name, None):
+        with reaching(name, None, kind=kind):
             api = huggingface_hub.HfApi()
             info = api.repo_info(name, repo_type=kind)
             return str(info.sha) if kind == "dataset" or _has_safetensors(info) else _converted(api, name)
