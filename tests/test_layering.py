@@ -55,7 +55,7 @@ MAY_IMPORT = {
     "baselines": FOUNDATION,
     "data": FOUNDATION,
     "evaluation": FOUNDATION,
-    "language": FOUNDATION,
+    "language": FOUNDATION | {"data.public"},
     "calibration": FOUNDATION,
     "tuning": FOUNDATION | {"baselines", "calibration"},
     "profiling": set(),

@@ -1,68 +1,40 @@
-"""The paper's six tests as tasks that lm-evaluation-harness defines, and whether this machine has what they need.
+"""The paper's six tests as lm-evaluation-harness loads them, and whether this machine has what they need."""
 
-The paper names the tests, not their settings. The counts behind its numbers (multiples of 1/500, 1/164, 1/378, 1/541) fix the
-data, one greedy answer each, and IFEval by prompt; prompts, filters and metrics are assumptions, so that each has a name.
-"""
-
+import importlib
 import os
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import yaml
+
+from featcal.data.public import PUBLIC, PublicTest
 from featcal.errors import NoHarness, UnknownKey
 from featcal.language.harness import ALLOW_PROGRAMS, Loaded, prepared, require_harness, silent
 
-
-@dataclass(frozen=True)
-class PublicTest:
-    """A task of the harness.
-
-    task, metric, filter: by the harness's names.   folder: below its tasks.
-    needs: modules that the task imports and the harness does not install.   runs: whether it runs generated programs.
-    """
-
-    task: str
-    metric: str
-    filter: str
-    folder: str
-    needs: tuple[str, ...] = ()
-    runs: bool = False
-
-
-IFEVAL = ("langdetect", "immutabledict", "nltk")
-PUBLIC = {
-    # sympy reads LaTeX with antlr4 4.11 only, while omegaconf, which DVC installs, asks for 4.9
-    "math500": PublicTest("minerva_math500", "exact_match", "none", "minerva_math", ("sympy", "math_verify")),
-    "gsm8k": PublicTest("gsm8k_cot", "exact_match", "flexible-extract", "gsm8k"),
-    "humaneval_plus": PublicTest("humaneval_plus", "pass@1", "create_test", "humaneval", runs=True),
-    "mbpp_plus": PublicTest("mbpp_plus", "pass_at_1", "none", "mbpp", runs=True),
-    "ifeval": PublicTest("ifeval", "prompt_level_strict_acc", "none", "ifeval", IFEVAL),
-    "arc_challenge": PublicTest("arc_challenge_chat", "exact_match", "remove_whitespace", "arc"),
-    # the same data asked or counted otherwise
-    "math500_verified": PublicTest("minerva_math500", "math_verify", "none", "minerva_math", ("sympy", "math_verify")),
-    "math500_plain": PublicTest("hendrycks_math500", "exact_match", "none", "hendrycks_math"),
-    "gsm8k_strict": PublicTest("gsm8k_cot", "exact_match", "strict-match", "gsm8k"),
-    "mbpp_plus_instruct": PublicTest("mbpp_plus_instruct", "pass_at_1", "extract_code", "mbpp", runs=True),
-    "ifeval_loose": PublicTest("ifeval", "prompt_level_loose_acc", "none", "ifeval", IFEVAL),
-    "arc_challenge_llama": PublicTest("arc_challenge_llama", "exact_match", "strict_match", "llama3/instruct/arc_challenge"),
-}
 # by the columns of the paper's tables
 PAPER = {key: key for key in ("math500", "gsm8k", "humaneval_plus", "mbpp_plus", "ifeval", "arc_challenge")}
+# sympy reads LaTeX with antlr4 4.11 only, while omegaconf, which DVC installs, imports with 4.9 only. No process needs both, so
+# the one of sympy lies in a folder of its own, which comes first where a test asks for it.
+ANTLR, ANTLR_FOLDER = "4.11", Path(sys.prefix, "share", "featcal", "antlr4")
 WAYS_OUT = [
     "data sets, the metric code_eval and nltk's punkt_tab are fetched on first use: run once with HF_HUB_OFFLINE=0 and a network",
     "ifeval: pip install 'lm_eval[ifeval]'",
-    "minerva_math500: pip install 'lm_eval[math]' (omegaconf then misses its antlr4; DVC uses it for Hydra files only), "
-    "or take math500_plain",
+    f"minerva_math500: pip install math-verify, and pip install --no-deps --target {ANTLR_FOLDER} "
+    "'antlr4-python3-runtime==4.11.*' (beside the 4.9 that DVC's omegaconf needs), or take math500_plain",
     f"{ALLOW_PROGRAMS}=1 lets the harness run generated programs by its own metric, without the limits that the mini suite has",
 ]
 
 
-def load_public(tests: Mapping[str, str] = PAPER) -> dict[str, Loaded]:
+def load_public(tests: Mapping[str, str] = PAPER, revisions: Mapping[str, str] | None = None) -> dict[str, Loaded]:
     """The tests as the harness loads them, data included: what is lacking is found here, before a model has run for hours.
 
-    tests:  by what the results call the test, a name of PUBLIC.
+    tests:     by what the results call the test, a name of PUBLIC.
+    revisions: the commits of their data sets, by the same keys; left out, whatever is there now.
     Raises: NoHarness naming everything that is lacking, of all tests at once; UnknownKey.
     """
     unknown = next((name for name in tests.values() if name not in PUBLIC), None)
@@ -74,7 +46,7 @@ def load_public(tests: Mapping[str, str] = PAPER) -> dict[str, Loaded]:
         test = PUBLIC[name]
         try:
             _require(test)
-            loaded[key] = Loaded(_load(test), f"{test.metric},{test.filter}", test.runs)
+            loaded[key] = Loaded(_load(test, (revisions or {}).get(key)), f"{test.metric},{test.filter}", test.runs)
         except Exception as error:  # the harness, its tasks and their data sets raise anything
             said = (str(error).strip().splitlines() or [type(error).__name__])[0]
             problems.append(f"{test.task}: {said.rstrip('.;')[:160]}")
@@ -85,9 +57,11 @@ def load_public(tests: Mapping[str, str] = PAPER) -> dict[str, Loaded]:
 
 def _require(test: PublicTest) -> None:
     """Look for what the harness itself would miss late, or tell in many lines."""
-    missing = [name for name in test.needs if find_spec(name) is None]
+    missing = [name for name in test.needs if name != "antlr4" and find_spec(name) is None]
     if missing:
         raise ImportError(f"{', '.join(missing)} not installed")
+    if "antlr4" in test.needs:
+        require_antlr()
     if test.runs and os.environ.get(ALLOW_PROGRAMS) != "1":
         raise PermissionError(f"runs generated programs, which {ALLOW_PROGRAMS}=1 would allow")
     if "nltk" in test.needs:
@@ -100,11 +74,32 @@ def _require(test: PublicTest) -> None:
                 raise LookupError("nltk's punkt_tab is not here and cannot be fetched") from None
 
 
-def _load(test: PublicTest) -> Any:
+def require_antlr() -> None:
+    """Bring antlr4 4.11 to the front where it lies in its own folder. Raises: ImportError where another one would be imported."""
+    if not _antlr_version().startswith(ANTLR) and ANTLR_FOLDER.is_dir() and "antlr4" not in sys.modules:
+        sys.path.insert(0, str(ANTLR_FOLDER))
+        importlib.invalidate_caches()
+    if not _antlr_version().startswith(ANTLR):
+        raise ImportError(f"antlr4 {ANTLR} is needed, {_antlr_version() or 'none'} is installed")
+
+
+def _antlr_version() -> str:
+    try:
+        return version("antlr4-python3-runtime")
+    except PackageNotFoundError:
+        return ""
+
+
+def _load(test: PublicTest, revision: str | None) -> Any:
+    """The harness's task, its data set at one commit: a task file that includes the harness's own."""
     import lm_eval
     from lm_eval.tasks import TaskManager
 
-    folder = Path(lm_eval.__file__).parent / "tasks" / test.folder
-    with silent():  # its own folder alone: to index all of the harness's tasks takes ten seconds
-        manager = TaskManager(include_defaults=False, include_path=str(folder))
-        return prepared(manager.load([test.task])["tasks"][test.task])
+    included: dict[str, Any] = {"include": str(Path(lm_eval.__file__).parent / "tasks" / test.file), "task": test.task}
+    if revision:
+        included["dataset_kwargs"] = {"revision": revision}
+    with silent(), TemporaryDirectory() as folder:
+        file = Path(folder, "pinned.yaml")
+        file.write_text(yaml.safe_dump(included), "utf-8")
+        manager = TaskManager(include_defaults=False)  # to index all of the harness's tasks takes ten seconds
+        return prepared(manager.load([str(file)])["tasks"][test.task])

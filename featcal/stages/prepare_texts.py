@@ -8,7 +8,7 @@ from typing import Any
 
 from featcal.errors import MissingPath
 from featcal.runs import DOMAIN_POOL, GLUE_POOL
-from featcal.stages.context import Context, load_context, recorded
+from featcal.stages.context import Context, load_context, pick, recorded
 from featcal.stages.workers import console, fan_out
 from featcal.storage.atomic import atomic_folder
 from featcal.storage.results import write_json
@@ -87,16 +87,21 @@ def _named(context: Context, folder: Path) -> dict[str, TextSource]:
     """The paper's data sets by hub id, pinned revision and split; the datasets library fetches them when they are read."""
     from featcal.data.domains import DOMAINS
     from featcal.data.glue import GLUE, HUB_ID
-    from featcal.suites.hub import pinned
+    from featcal.data.public import PUBLIC
+    from featcal.suites.hub import pinned_data
 
     language, pins, sources = context.suite.language, context.layout.pins, {}
-    for task in language.pools.get(GLUE_POOL, ()):
-        revision = pinned(pins, HUB_ID, kind="dataset")
+    glue = language.pools.get(GLUE_POOL, ())
+    revision = pinned_data(pins, HUB_ID) if glue else ""
+    for task in glue:
         splits = {"train": "train", TEST: GLUE[task].test_split}
         sources[task] = TextSource(HUB_ID, "hub", GLUE[task].column, splits, revision, task)
     for domain in language.pools.get(DOMAIN_POOL, ()):
-        revision = pinned(pins, DOMAINS[domain].hub_id, kind="dataset")
+        revision = pinned_data(pins, DOMAINS[domain].hub_id)
         sources[domain] = TextSource(DOMAINS[domain].hub_id, "hub", domain, {"train": "train"}, revision)
+    for key, name in language.tests.items():  # lm-evaluation-harness reads them, at the commit told here
+        test = pick("public tests", PUBLIC, name)
+        sources[key] = TextSource(test.data, "hub", key, {TEST: test.split}, pinned_data(pins, test.data), test.config)
     return sources
 
 

@@ -7,13 +7,14 @@ from featcal.language.harness import Loaded
 from featcal.language.local_tests import local_test
 from featcal.language.public_tests import load_public
 from featcal.suites.language import Language
-from featcal.suites.texts import open_rows
+from featcal.suites.texts import open_rows, read_text_sources
 
 
 def load_tests(texts: Path, language: Language, split: str = "test") -> Mapping[str, Loaded]:
     """Every test by its key. Raises: NoHarness with all that is lacking; whatever opening the rows raises."""
     if language.texts is None or language.texts.source != "mini":
-        return load_public(language.tests)
+        told = read_text_sources(texts)
+        return load_public(language.tests, {key: told[key].revision or "" for key in language.tests if key in told})
     from featcal.mini.language.domains import TESTS
 
     found = {}
