@@ -11,6 +11,7 @@ import networkx
 import yaml
 from pages import without_kernels
 
+import pipeline
 from featcal.pools import PARTS
 from featcal.stages.run import run_stage
 from featcal.studies import STUDIES
@@ -128,8 +129,7 @@ def keep_a_chain(work: Path) -> None:
         "ablate": ["task_arithmetic"],
     }  # fmt: skip
     folders = {"merge": "merged", "merge_with_data": "merged", "calibrate": "calibrated", "adapt": "adapted", "ablate": "ablated"}
-    pipeline = work / "pipeline" / "images" / "dvc.yaml"
-    lines = pipeline.read_text().splitlines()
+    lines = {file: file.read_text().splitlines() for file in pipeline.files(work)}
     for section, names in kept.items():
         for key in list(params[section]):
             role, pool, name = key.split("-", 2)
@@ -137,10 +137,11 @@ def keep_a_chain(work: Path) -> None:
                 del params[section][key]
                 gone = {f"outputs/${{suite}}/{folders[section]}/${{key}}-{name}"}
                 gone |= {f"{section}.${{key}}-{name}.{part}" for part in ("method", "${suite}")}
-                lines = [line for line in lines if line.strip().removeprefix("- ") not in gone]
+                lines = {f: [line for line in old if line.strip().removeprefix("- ") not in gone] for f, old in lines.items()}
     starts = {f"{c['role']}-{c['pool']}-{c['upstream']}" for c in params["calibrate"].values()}
     params["upstreams"] = {key: entry for key, entry in params["upstreams"].items() if key in starts}
-    pipeline.write_text("\n".join(lines) + "\n")
+    for file, kept_lines in lines.items():
+        file.write_text("\n".join(kept_lines) + "\n")
     (work / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import pipeline
 from featcal.experiments import load_experiments
 from featcal.suites.suite import load_suite
 
@@ -100,24 +101,12 @@ def closure(file: str, stop: frozenset[str] = frozenset()) -> set[str]:
     return reached
 
 
-@cache
-def pipeline() -> dict[str, dict]:
-    """Every stage block of the project's dvc.yaml files, by name."""
-    files = [ROOT / "dvc.yaml", *sorted(ROOT.glob("pipeline/*/dvc.yaml"))]
-    blocks = [block for file in files for block in yaml.safe_load(file.read_text())["stages"].items()]
-    assert len(dict(blocks)) == len(blocks), "a name stands for one stage, whichever file it is in"
-    return dict(blocks)
+BLOCKS, DEFINED = pipeline.blocks(), pipeline.stages()
 
 
 def definition(stage: str) -> dict:
-    """What dvc.yaml says of a stage, before parts are filled in per experiment."""
-    found = definition_of_block(stage)
-    return found.get("do", found)
-
-
-def definition_of_block(stage: str) -> dict:
-    """A stage with the list of what it is repeated for."""
-    return pipeline()[stage]
+    """What the pipeline says of a stage, before parts are filled in per experiment."""
+    return DEFINED[stage]
 
 
 def dependencies(stage: str) -> list[str]:
@@ -171,7 +160,7 @@ def made_by(stage: str, keys: list[str]) -> list[str]:
 )
 def test_every_model_of_params_yaml_is_made_by_one_stage_which_knows_its_settings(stage, folder):
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
-    keys = list(params[definition_of_block(stage)["foreach"].strip("${}")])
+    keys = list(params[BLOCKS[stage]["foreach"].strip("${}")])
     made = made_by(stage, keys)
     assert sorted(made) == sorted(f"outputs/${{suite}}/{folder}/{key}" for key in params[stage])
     known = {name.replace("${key}", key) for name in definition(stage)["params"] if isinstance(name, str) for key in keys}
@@ -201,7 +190,7 @@ def test_a_larger_pool_depends_on_every_folder_it_reads_experts_from(stage):
 
 def locked_outputs() -> dict[str, str]:
     """md5 of every output in dvc.lock, by path."""
-    locks = [ROOT / "dvc.lock", *ROOT.glob("pipeline/*/dvc.lock")]
+    locks = pipeline.files(name="dvc.lock")
     stages = [stage for lock in locks for stage in yaml.load(lock.read_text(), yaml.CSafeLoader)["stages"].values()]
     return {out["path"]: out["md5"] for stage in stages for out in stage.get("outs", [])}
 
