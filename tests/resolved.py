@@ -1,0 +1,38 @@
+"""The stages of dvc.yaml as DVC resolves them from params.yaml; nothing is run, and nothing needs to have been."""
+
+import json
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import networkx
+import yaml
+
+ROOT = Path(__file__).parents[1]
+PARAMS = "params.yaml"
+
+
+@cache
+def resolved() -> networkx.DiGraph:
+    """The names of all stages, each with an edge to those it needs, and with the entries of params.yaml that it reads."""
+    from dvc.repo import Repo
+
+    graph = networkx.DiGraph()
+    with tempfile.TemporaryDirectory() as work:
+        for name in ("dvc.yaml", PARAMS):
+            shutil.copyfile(ROOT / name, Path(work) / name)
+        Repo.init(work, no_scm=True).close()
+        with Repo(work) as repo:
+            for stage in repo.index.graph:
+                reads = [entry for dep in stage.params if Path(dep.def_path).name == PARAMS for entry in dep.params]
+                graph.add_node(stage.name, reads=tuple(reads))
+            graph.add_edges_from((stage.name, needed.name) for stage, needed in repo.index.graph.edges)
+    return graph
+
+
+def params() -> dict[str, Any]:
+    """params.yaml, its groups written out wherever they are meant, so that one can be changed alone."""
+    plain: dict[str, Any] = json.loads(json.dumps(yaml.safe_load((ROOT / PARAMS).read_text())))
+    return plain
