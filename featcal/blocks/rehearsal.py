@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
+from featcal.blocks.operations import performed, tensors_in
 from featcal.errors import BadPlan
 
 
@@ -37,13 +37,11 @@ class Rehearsal(TorchDispatchMode):
     ) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
             return self.answer(args[0])
-        for tensor in tree_leaves((args, kwargs)):  # what was there before, of which views may come out
+        for tensor in tensors_in((args, kwargs)):  # what was there before, of which views may come out
             self.note(tensor, made=False)
-        out = func(*args, **(kwargs or {}))
-        count = flop_registry.get(func._overloadpacket)
-        if count is not None:
-            self.flops += int(count(*args, **(kwargs or {}), out_val=out))
-        for tensor in tree_leaves(out):
+        out, flops = performed(func, args, kwargs or {})
+        self.flops += flops
+        for tensor in tensors_in(out):
             self.note(tensor, made=True)
         return out
 
@@ -53,10 +51,8 @@ class Rehearsal(TorchDispatchMode):
             raise RuntimeError("it asks for a number")
         return not self.padded
 
-    def note(self, tensor: object, made: bool) -> None:
+    def note(self, tensor: Tensor, made: bool) -> None:
         """Count the memory of a tensor that was made inside, once, until it is freed."""
-        if not isinstance(tensor, Tensor):
-            return
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes() if made else 0
         if key in self.known:
