@@ -1,4 +1,4 @@
-"""The stages of dvc.yaml as DVC resolves them from params.yaml; nothing is run, and nothing needs to have been."""
+"""The stages of the pipeline as DVC resolves them from params.yaml; nothing is run, and nothing needs to have been."""
 
 import json
 import shutil
@@ -10,7 +10,9 @@ from typing import Any
 import networkx
 import yaml
 
-ROOT = Path(__file__).parents[1]
+import pipeline
+from pipeline import ROOT
+
 PARAMS = "params.yaml"
 
 
@@ -21,8 +23,10 @@ def resolved() -> networkx.DiGraph:
 
     graph = networkx.DiGraph()
     with tempfile.TemporaryDirectory() as work:
-        for name in ("dvc.yaml", PARAMS):
-            shutil.copyfile(ROOT / name, Path(work) / name)
+        for file in (*pipeline.files(), ROOT / PARAMS):
+            copy = Path(work) / file.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
         Repo.init(work, no_scm=True).close()
         with Repo(work) as repo:
             for stage in repo.index.graph:
