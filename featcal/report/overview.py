@@ -43,14 +43,23 @@ def verdict_counts(suite: str) -> Shown:
     """Verdicts per table and figure of the paper, at the suite's main settings."""
     frame = count_table(suite)
     rows = []
-    named = {place: (place.rstrip("0123456789").title(), place.lstrip("abcdefghijklmnopqrstuvwxyz")) for place in frame.index}
-    for place in sorted(named, key=lambda p: (KINDS.index(named[p][0]), int(named[p][1] or 0))):
-        row = frame.loc[place]
-        name = " ".join([named[place][0], *(str(int(n)) for n in named[place][1:] if n)])
-        linked = f'<a href="{place}.html">{name}</a>' if place in (*PLACES, *SEVERAL, "theory") else name
-        rows.append(("", [linked, *(str(n) if n else "·" for n in row)]))
+    for place in sorted(frame.index, key=_order):
+        rows.append(("", [place_link(place), *(str(n) if n else "·" for n in frame.loc[place])]))
     rows.append(("fc-total", ["all", *(str(n) for n in frame.sum())]))
     return Shown(table(["In the paper", *map(chip, WORDS)], rows, f"Verdicts counted — {label(suite)}", "fc-counts"))
+
+
+def _order(place: str) -> tuple[int, int]:
+    """Where a place of the paper stands in the list: by kind, then by number."""
+    kind = place.rstrip("0123456789")
+    return KINDS.index(kind.title()), int(place[len(kind) :] or 0)
+
+
+def place_link(place: str) -> str:
+    """A place of the paper by its name ("Table 1"), linked to its page where it has one."""
+    kind = place.rstrip("0123456789")
+    name = " ".join([kind.title(), *(str(int(n)) for n in [place[len(kind) :]] if n)])
+    return f'<a href="{place}.html">{name}</a>' if place in (*PLACES, *SEVERAL, "theory") else name
 
 
 def runs(suite: str) -> Shown:

@@ -1,0 +1,100 @@
+"""The public names of Python, from signatures and docstrings in the sources; nothing is imported."""
+
+import ast
+from pathlib import Path
+
+from reference.markdown import block, docstring, escaped
+
+# heading → file and name; the first seven are `featcal.<name>`, a test holds them against featcal.__all__
+PUBLIC = {
+    "featcal.calibrate": "featcal/calibration/calibrate.py",
+    "featcal.merge": "featcal/merging/merge.py",
+    "featcal.surgery": "featcal/baselines/surgery.py",
+    "featcal.prob_surgery": "featcal/baselines/prob_surgery.py",
+    "featcal.Calibration": "featcal/settings.py",
+    "featcal.BlockPlan": "featcal/blocks/plan.py",
+    "featcal.Stack": "featcal/blocks/plan.py",
+}
+RESULTS = {
+    "Result": "featcal/calibration/record.py",
+    "BlockRecord": "featcal/calibration/record.py",
+    "Adapters": "featcal/baselines/adapters.py",
+}
+HELPERS = {
+    "featcal.data.images.Preprocess": "featcal/data/images.py",
+    "featcal.data.load.load_images": "featcal/data/load.py",
+    "featcal.data.sampling.draw_indices": "featcal/data/sampling.py",
+    "featcal.merging.merge.merge_recorded": "featcal/merging/merge.py",
+    "featcal.errors.FeatCalError": "featcal/errors/base.py",
+}
+
+
+def text(root: Path) -> str:
+    """All of it as MyST."""
+    groups = {"Functions and settings": PUBLIC, "What comes back": RESULTS, "Helpers": HELPERS}
+    parts = []
+    for title, names in groups.items():
+        parts.append(f"## {title}\n\n")
+        parts += [described(root, heading, file) for heading, file in names.items()]
+    return "".join(parts)
+
+
+def described(root: Path, heading: str, file: str) -> str:
+    """One name: how it is called or which fields it has, and its docstring."""
+    name = heading.rpartition(".")[-1]
+    node = next(n for n in ast.parse((root / file).read_text("utf-8")).body if getattr(n, "name", "") == name)
+    words = docstring(ast.get_docstring(node) or "")
+    where = f"Defined in {escaped(file)}.\n\n"
+    return f"### {escaped(heading)}\n\n{block(signature(node), 'python')}\n{words}{methods(node)}{where}"
+
+
+def signature(node: ast.AST) -> str:
+    """A function with its parameters, one per line where they are many; a class with its fields."""
+    if isinstance(node, ast.FunctionDef):
+        return _function(node)
+    assert isinstance(node, ast.ClassDef)
+    fields = [ast.unparse(part) for part in node.body if isinstance(part, ast.AnnAssign)]
+    init = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
+    if fields and not init:
+        return f"class {node.name}:\n" + "\n".join(f"    {field}" for field in fields)
+    return f"class {_function(init[0], node.name)}" if init else f"class {node.name}({', '.join(map(ast.unparse, node.bases))})"
+
+
+def _function(node: ast.FunctionDef, name: str = "") -> str:
+    """name(parameters) -> result; `self` is left out."""
+    node.args.args = [arg for arg in node.args.args if arg.arg not in ("self", "cls")]
+    given = ast.unparse(node.args)
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns and not name else ""
+    line = f"{name or node.name}({given}){returns}"
+    if len(line) <= 90:
+        return line
+    arguments = ast.parse(f"def f({given}): ...").body[0]
+    assert isinstance(arguments, ast.FunctionDef)
+    return f"{name or node.name}(\n    " + ",\n    ".join(_split(arguments.args)) + f",\n){returns}"
+
+
+def _split(args: ast.arguments) -> list[str]:
+    """Every parameter as it stands in a signature."""
+    plain = args.args
+    defaults = [None] * (len(plain) - len(args.defaults)) + list(args.defaults)
+    parts = [_parameter(arg, default) for arg, default in zip(plain, defaults, strict=True)]
+    if args.vararg:
+        parts.append(f"*{ast.unparse(args.vararg)}")
+    elif args.kwonlyargs:
+        parts.append("*")
+    parts += [_parameter(arg, default) for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True)]
+    return parts + ([f"**{ast.unparse(args.kwarg)}"] if args.kwarg else [])
+
+
+def _parameter(arg: ast.arg, default: ast.expr | None) -> str:
+    return ast.unparse(arg) + (f" = {ast.unparse(default)}" if default is not None else "")
+
+
+def methods(node: ast.AST) -> str:
+    """The public methods of a class with the first line of their docstrings."""
+    if not isinstance(node, ast.ClassDef):
+        return ""
+    public = [part for part in node.body if isinstance(part, ast.FunctionDef) and not part.name.startswith("_")]
+    lines = [f"`{_function(part)}`\n: {escaped((ast.get_docstring(part) or '').splitlines()[0])}\n\n" for part in public
+             if ast.get_docstring(part)]  # fmt: skip
+    return "".join(lines)

@@ -1,0 +1,75 @@
+"""The command line, from typer's own table of commands."""
+
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
+
+from featcal.cli import EXIT_CODES, app
+from reference.markdown import block, defined, docstring, escaped
+
+
+def text(root: Path) -> str:
+    """All commands as MyST."""
+    found = get_command(app).commands
+    return "".join(command(name, one) for name, one in found.items()) + f"## Exit codes\n\n{escaped(EXIT_CODES)}\n"
+
+
+def command(name: str, one: Any) -> str:
+    """One command: what it does, how it is called, its options, examples."""
+    shown = [parameter for parameter in one.params if not getattr(parameter, "hidden", False)]
+    called = " ".join(_called(parameter) for parameter in shown if parameter.required or _argument(parameter))
+    options = defined((_term(parameter), escaped(_meaning(parameter))) for parameter in shown)
+    usage = block(f"featcal {name} {called} [OPTIONS]", "bash")
+    return f"## featcal {name}\n\n{docstring(one.help or '')}{usage}\n{options}{epilog(one.epilog or '')}"
+
+
+def epilog(words: str) -> str:
+    """What stands below the options of `--help`: command lines as code, the rest as text; common exit codes are left out."""
+    parts = []
+    for paragraph in filter(None, (part.strip() for part in words.split("\n\n"))):
+        if paragraph.startswith("Exit codes:"):
+            parts += [f"{escaped(paragraph)}\n\n"] * (paragraph != EXIT_CODES)
+        elif paragraph.startswith(("featcal ", "torchrun ", "eval ")):
+            parts.append(block(paragraph, "bash") + "\n")
+        else:
+            parts.append(f"{escaped(paragraph)}\n\n")
+    return "".join(parts)
+
+
+def _argument(parameter: Any) -> bool:
+    return not any(option.startswith("-") for option in parameter.opts)
+
+
+def _called(parameter: Any) -> str:
+    """How a parameter stands in a call."""
+    if _argument(parameter):
+        return parameter.name.upper() if parameter.required else f"[{parameter.name.upper()}]"
+    return f"{parameter.opts[0]} {_value(parameter)}"
+
+
+def _value(parameter: Any) -> str:
+    """What is written behind an option: its own word for it, else the kind of value."""
+    if parameter.metavar:
+        return str(parameter.metavar)
+    kind = parameter.type_descriptor.annotation
+    return getattr(kind, "__name__", str(kind)).upper().replace("STR", "TEXT").replace("INT", "NUMBER").replace("FLOAT", "NUMBER")
+
+
+def _term(parameter: Any) -> str:
+    if _argument(parameter):
+        return f"`{parameter.name.upper()}`"
+    names = ", ".join(f"`{option}`" for option in [*parameter.opts, *parameter.secondary_opts])
+    return names if getattr(parameter, "is_flag", False) else f"{names} `{_value(parameter)}`"
+
+
+def _meaning(parameter: Any) -> str:
+    """Its help, that it must be given, or what it is when left out."""
+    default = parameter.default
+    if parameter.required:
+        more = " Must be given."
+    elif default is None or callable(default) or default in ([], (), ""):
+        more = ""
+    else:
+        more = f" Default: `{'on' if default is True else 'off' if default is False else default}`."
+    return (parameter.help or "").strip() + more

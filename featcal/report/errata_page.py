@@ -1,0 +1,76 @@
+"""The page of known differences and errata: cells of the paper in doubt with reason and evidence, and how suites differ.
+
+The evidence is computed in doubts.py; the lists stand in errata.yaml and differences.yaml.
+"""
+
+from collections import Counter
+from html import escape
+
+from featcal.report import show
+from featcal.report.doubts import column_title, evidence_of, printed_row, row_name
+from featcal.report.errata import Erratum, errata
+from featcal.report.markup import Shown, fold, table
+from featcal.report.overview import place_link
+
+MEANING = {
+    "average": "the printed mean is not the mean of its row",
+    "rotated": "values stand under the wrong tasks",
+    "reference": "a published checkpoint, or another table of the paper, has another value",
+    "foreign": "the row looks like another method’s",
+    "unattainable": "no number of right answers gives the value",
+    "contradiction": "two places of the paper disagree",
+    "change": "the printed change against the merger is not the difference of the two values, which are right",
+}
+
+
+def kinds(suite: str) -> Shown:
+    """What is meant by each kind of doubt, and how many rows of the paper are in it."""
+    count = Counter(entry.kind for entry in errata())
+    rows = [("", [escape(kind), escape(meaning), str(count[kind])]) for kind, meaning in MEANING.items() if count[kind]]
+    rows.append(("fc-total", ["all", "", str(sum(count.values()))]))
+    return Shown(table(["Kind", "What it means", "Rows"], rows, "Kinds of doubt — the paper’s tables", "fc-words"))
+
+
+def cells(suite: str) -> Shown:
+    """Every row of the paper with cells in doubt: as printed, what would fit, why, and what the tables themselves say."""
+    rows = []
+    for entry in sorted(errata(), key=lambda e: e.table):
+        place = f"{place_link(entry.table)}<small>{escape(_row_of(entry))}</small>"
+        evidence = "".join(f"<small>{escape(words)}</small>" for words in evidence_of(entry))
+        rows.append(("", [place, entry.kind, _values(entry), escape(entry.reason) + evidence]))
+    head = ["Row", "Kind", "Cells: printed, what would fit", "Why, and what the tables say"]
+    return Shown(table(head, rows, "Cells that cannot be right — the paper’s tables", "fc-words"))
+
+
+def _row_of(entry: Erratum) -> str:
+    return " · ".join(part for part in (row_name(*entry.row), entry.model) if part)
+
+
+def _values(entry: Erratum) -> str:
+    """The cells one per line: printed, and behind an arrow what fits where that can be told."""
+    row = printed_row(entry)
+    lines = []
+    for cell in entry.cells:
+        fits = f" → {entry.corrected[cell]:g}" if cell in entry.corrected else ""
+        printed = " and ".join(f"{float(value):g}" for value in row[row.index == cell])  # two where a table has two models
+        lines.append(f"{escape(column_title(cell))} {printed}{fits}")
+    return "<br>".join(lines)
+
+
+def differences(suite: str) -> Shown:
+    """What differs from the paper in this suite, of image models and of language models."""
+    images = show.differences(suite, name="Known differences, image models")
+    return images + show.differences(suite, "language", "Known differences, language models")
+
+
+def other_suites(suite: str) -> Shown:
+    """The same of every other suite, folded away."""
+    others = [name for name in show.suites() if name not in (suite, "smoke")]
+    return Shown("".join(fold(f"The {show.label(name)}", differences(name).html) for name in others))
+
+
+def provenance(suite: str) -> Shown:
+    """Where the two lists stand, and what makes this page."""
+    lists = "<code>featcal/report/differences.yaml</code>, <code>featcal/report/errata.yaml</code>"
+    rows = [("", ["Lists", lists]), ("", ["The paper’s values", "<code>featcal/report/paper/</code>"])]
+    return Shown(table(["", ""], rows + show.commands("differences"), f"Provenance — {show.label(suite)}", "fc-words"))

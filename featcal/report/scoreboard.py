@@ -1,0 +1,36 @@
+"""Every claim with its verdict in one list, grouped as the paper is, ready to be filtered on the page.
+
+The filter itself is book/_static/filter.js; a row says of itself what its verdict is, and without scripts all rows are shown.
+"""
+
+from html import escape
+
+from featcal.report.claims import claims, main_setting
+from featcal.report.markup import Shown, chip, table
+from featcal.report.overview import place_link
+from featcal.report.printed import paper_says
+from featcal.report.show import commands, counts, label, measured
+from featcal.report.verdicts import judged
+
+
+def tally(suite: str) -> Shown:
+    """How many claims there are of each verdict."""
+    found = judged(claims(), suite, main_setting(suite))
+    return Shown(f'<div class="fc-card"><p><strong>{len(found)} claims, {label(suite)}.</strong></p><p>{counts(found)}</p></div>')
+
+
+def board(suite: str) -> Shown:
+    """All claims in the order of claims.yaml: sentence and source, verdict, the paper's numbers, what was measured here."""
+    rows = []
+    for verdict in judged(claims(), suite, main_setting(suite)):
+        claim = verdict.claim
+        words = f"{escape(claim.sentence)}<small>{place_link(claim.place)} · {escape(claim.source)}</small>"
+        cells = [words, chip(verdict.word, verdict.one_run), escape(paper_says(claim)) or "–", measured(verdict)]
+        rows.append((f"fc-is-{verdict.word.replace(' ', '-')}", cells))
+    head = ["Claim", "Verdict", "The paper’s numbers", "Measured here"]
+    return Shown(table(head, rows, f"All claims — {label(suite)}", "fc-claims fc-filtered"))
+
+
+def provenance(suite: str) -> Shown:
+    """What makes this page; the files behind a claim stand on its own page."""
+    return Shown(table(["", ""], commands("scoreboard"), f"Provenance — {label(suite)}", "fc-words"))

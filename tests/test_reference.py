@@ -1,0 +1,88 @@
+"""Pages of the reference: whatever they are generated from is complete, and nothing in their lists is left over."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import featcal
+from featcal import errors
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "book" / "_ext"))
+
+from reference import api, commands, markdown, messages, params, results  # noqa: E402
+
+WORDS = yaml.safe_load((ROOT / "book" / "reference" / "words.yaml").read_text("utf-8"))
+
+
+def test_every_public_name_has_its_place():
+    assert {f"featcal.{name}" for name in featcal.__all__ if name != "__version__"} == set(api.PUBLIC)
+    text = api.text(ROOT)
+    assert "ridge: float" in text and "anchor_blend: float" in text and "experts: Mapping[str, Model]" in text
+
+
+def test_every_command_and_option_has_its_place():
+    from typer.main import get_command
+
+    from featcal.cli import app
+
+    text = commands.text(ROOT)
+    for name, command in get_command(app).commands.items():
+        assert f"## featcal {name}\n" in text
+        assert all(parameter.opts[0].strip("-").upper() in text.upper() for parameter in command.params), name
+
+
+def test_every_key_of_params_yaml_has_a_meaning_and_no_meaning_is_left_over():
+    content = yaml.safe_load((ROOT / "params.yaml").read_text("utf-8"))
+    found = {group: params.keys_of(entries) for group, entries in content.items() if group not in params.APART}
+    pairs = [(group, key) for group, keys in found.items() for key in keys]
+    assert not [f"{group}.{key}" for group, key in pairs if not params.meaning(ROOT, group, key)], (
+        "add to book/reference/words.yaml"
+    )
+    used = {name for group, key in pairs for name in (f"{group}.{key}", key)}
+    assert not set(WORDS["keys"]) - used
+
+
+def test_every_group_of_params_yaml_is_told_in_a_comment_of_its_own():
+    comments = params.comments_of("# One.\n# Two.\nmerge:\n  a: 1\n\nother:\n")
+    assert comments == {"merge": "One. Two."}
+
+
+def test_every_result_file_and_column_has_a_meaning_and_no_meaning_is_left_over():
+    kinds = results.kinds_of(ROOT / "results" / "mini")
+    assert set(kinds) == set(WORDS["files"]), "book/reference/words.yaml: files"
+    assert {column for columns in kinds.values() for column in columns} == set(WORDS["columns"]), (
+        "book/reference/words.yaml: columns"
+    )
+
+
+def test_every_error_has_an_example_and_every_message_says_what_to_do():
+    assert set(messages.EXAMPLES) == set(errors.__all__) - set(messages.SILENT)
+    for name in messages.EXAMPLES:
+        assert len(messages.message(name)) > 30, name
+    defined = {
+        node.name
+        for module in messages.GROUPS
+        for node in ast.parse((ROOT / "featcal" / "errors" / f"{module}.py").read_text()).body
+        if isinstance(node, ast.ClassDef)
+    }
+    assert defined - set(messages.SILENT) == set(messages.EXAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("text", "myst"),
+    [
+        ("One *line*.", "One \\*line\\*.\n\n"),
+        ("One.\n\na, b:  first\n       goes on\nc: second", "One.\n\n`a, b`\n: first goes on\n\n`c`\n: second\n\n"),
+        ("Args:\n    a: first\n        goes on\n\nReturns: what", "`a`\n: first goes on\n\n`Returns`\n: what\n\n"),
+    ],
+)
+def test_a_docstring_becomes_paragraphs_and_lists_of_terms(text, myst):
+    assert markdown.docstring(text) == myst
+
+
+def test_a_bar_in_a_table_does_not_end_its_cell():
+    assert markdown.table(["a"], [["x | y"]]).splitlines()[2] == "| x \\| y |"
