@@ -41,12 +41,20 @@ const failed = all('mjx-merror, [data-mml-node="merror"]').map(start);
 const words = document.querySelector('main, body').innerText.match(/\\\\\\(|\\\\\\[|\\$\\$|\\{cite|\\{eq\\}/g) || [];
 return [...bare, ...failed, ...words];
 """
+FOUND = """
+const done = arguments[arguments.length - 1], end = performance.now() + 8000;
+const look = () => { const found = [...document.querySelectorAll('#search-results li a')].map(a => a.getAttribute('href'));
+                     found.length || performance.now() > end ? done(found) : setTimeout(look, 50) };
+look();
+"""
 REPAINTED = """
 const done = arguments[arguments.length - 1], wanted = arguments[0], end = performance.now() + 2000;
 const look = () => { const theme = document.documentElement.dataset.theme;
                      theme === wanted || performance.now() > end ? setTimeout(() => done(theme), 20) : setTimeout(look, 10) };
 look();
 """
+# Rules of axe that count whatever their impact is said to be: a page is read by its headings, and a picture by its words.
+READ_BY = ("heading-order", "page-has-heading-one", "image-alt", "empty-heading")
 SETTLED = """
 const done = arguments[arguments.length - 1];
 const drawn = window.MathJax && MathJax.startup ? MathJax.startup.promise : Promise.resolve();
@@ -71,12 +79,12 @@ class Browser:
     def __init__(self, driver):
         self.driver = driver
 
-    def look(self, page: Path, width: int) -> None:
-        """Open a page and wait until its formulas are drawn."""
+    def look(self, page: Path, width: int, query: str = "") -> None:
+        """Open a page, with what follows its address, and wait until its formulas are drawn."""
         self.driver.get_log("performance"), self.driver.get_log("browser")
         metrics = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 600}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        self.driver.get(page.as_uri())
+        self.driver.get(page.as_uri() + query)
         self.driver.execute_async_script(SETTLED)
 
     def colours(self, scheme: str) -> str:
@@ -87,6 +95,18 @@ class Browser:
 
     def run(self, script: str):
         return self.driver.execute_script(script)
+
+    def found(self) -> list[str]:
+        """Where the results of the search page lead, once there are any."""
+        return self.driver.execute_async_script(FOUND)
+
+    def audit(self) -> list[str]:
+        """Serious and critical findings of axe-core on the page as it is now, and those on headings and pictures."""
+        from axe_core_python.selenium import Axe
+
+        findings = Axe().run(self.driver, options={"resultTypes": ["violations"]})["violations"]
+        counted = [one for one in findings if one["impact"] in ("serious", "critical") or one["id"] in READ_BY]
+        return [f"{one['id']}: {node['target']} {node['html'][:80]}" for one in counted for node in one["nodes"][:3]]
 
     def requests(self) -> list[str]:
         """Addresses asked for since the page was opened."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 import browser as browsers
+import links
 import nbformat
 import pytest
 import yaml
@@ -89,6 +90,72 @@ def test_code_is_included_by_reference(site):
     assert {"featcal/core/ridge.py", "featcal/calibration/block.py"} <= set(included)
     assert "```python" not in text
     assert "solve_triangular" in (site / "pages" / "method.html").read_text()
+
+
+def test_no_link_of_the_site_leads_nowhere(site):
+    assert links.broken(site, pages_of(site)) == []
+
+
+def test_the_link_test_can_fail(tmp_path):
+    (tmp_path / "a.html").write_text(
+        '<a href="b.html">b</a> <a href="#there">here</a> <a href="#gone">x</a> <a href="https://c">c</a>'
+    )
+    (tmp_path / "b.html").write_text('<h1 id="there">b</h1> <a href="a.html#there">a</a> <img src="no.svg"> <a id="there"></a>')
+    assert links.broken(tmp_path, sorted(tmp_path.glob("*.html"))) == [
+        "a.html: #there", "a.html: #gone", "b.html: a.html#there", "b.html: no.svg",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(set(PAGES) - {"figure4"}))  # which shows damaged pictures
+def test_plots_are_vector_graphics(site, name):
+    page = nbformat.read(site.parents[1] / "pages" / f"{name}.ipynb", as_version=4)
+    data = [output.get("data", {}) for cell in page.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert not any("<image" in one.get("image/svg+xml", "") for one in data)
+    assert name == "tasks" or not any(kind in one for one in data for kind in ("image/png", "image/jpeg"))
+
+
+def test_generated_pages_are_filled(site):
+    told = {"api": "anchor_blend", "commands": "--interpolation", "params": "upstream", "results": "relative_drift"}
+    for name, word in told.items():
+        assert word in (site / "reference" / f"{name}.html").read_text(), name
+    assert "no space left on the disk" in (site / "troubleshooting.html").read_text()
+    assert not [page.name for page in pages_of(site) if "generated:" in page.read_text()]
+
+
+@pytest.mark.browser
+def test_all_claims_are_filtered_by_verdict_and_words(site, window):
+    page = site / "pages" / "scoreboard.html"
+    assert (
+        " hidden" not in re.search(r"<table class=\"fc fc-claims.*?</table>", page.read_text(), re.DOTALL)[0]
+    )  # without scripts
+    shown = "return [...document.querySelectorAll('table.fc-filtered tbody tr')].filter(row => !row.hidden).length"
+    window.look(page, 1280)
+    whole = window.run(shown)
+    window.run("document.querySelector('.fc-filter [value=holds]').click()")
+    without = window.run(shown)
+    window.look(page, 1280, "?verdict=holds")
+    assert 0 < without < whole and window.run(shown) == whole - without
+    window.run(
+        "const f = document.querySelector('.fc-filter [type=search]'); f.value = 'nowhere'; f.dispatchEvent(new Event('input', {bubbles: true}))"
+    )
+    assert window.run(shown) == 0 and window.run("return document.querySelector('.fc-filter output').value").startswith("0 of")
+
+
+@pytest.mark.browser
+def test_search_works_without_a_network(site, window):
+    window.look(site / "search.html", 1280, "?q=ridge")
+    assert any("method" in link for link in window.found())
+    assert all(urlparse(url).scheme in ("file", "data") for url in window.requests())
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious_on_any_page(site, window, scheme):
+    for page in pages_of(site):
+        if page != site / "index.html":
+            window.look(page, 1280)
+            window.colours(scheme)
+            assert window.audit() == [], f"{page.relative_to(site)}, {scheme}"
 
 
 @pytest.mark.browser

@@ -14,7 +14,7 @@ from featcal.report.claims import claims
 from featcal.report.estimate import estimate
 from featcal.report.evidence import Evidence
 from featcal.report.gains import apart, correlation, gains, together
-from featcal.report.marks import corners, overlap
+from featcal.report.marks import around, covered
 from featcal.report.verdicts import judge
 from featcal.stages.final_features import alignment_row, evenly, projection_rows, similarity_rows
 from featcal.storage.results import SCORES, read_rows, write_rows
@@ -164,5 +164,6 @@ def test_all_measured_models_stand_in_one_table(project):
 
 
 def test_names_keep_off_each_other():
-    first, second, *_ = corners(0.0, 0.0, 40.0)
-    assert not overlap(first, second) and overlap(first, (first[0], first[1], first[0] + 1, first[1] + 1))
+    boxes = around(0.0, 0.0, 40.0)
+    assert len(boxes) == 8 and not covered(boxes[0], boxes[3])
+    assert covered(boxes[0], (boxes[0][0], boxes[0][1], boxes[0][0] + 1, boxes[0][1] + 1)) > 0

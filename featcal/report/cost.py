@@ -81,7 +81,7 @@ def _cells(costs: Costs, every: Sequence[Costs], reference: float) -> list[str]:
 def conditions(ours: Evidence, kind: str) -> str:
     """Machine, threads and neighbours of the measured runs, as HTML."""
     record, energy = ours.record(kind), ours.table(kind)["energy_wh"]
-    threads = "torch’s own number of threads" if record.get("threads") is None else f"{record['threads']} thread"
+    threads = "torch’s own number of threads" if record.get("threads") is None else _threads(record["threads"])
     count = record.get("at_once", 1)
     beside = "one run at a time" if count == 1 else f"{count} runs side by side, so each was slowed by its neighbour"
     gpu = (
@@ -90,6 +90,10 @@ def conditions(ours: Evidence, kind: str) -> str:
         else "Energy: no GPU was used, so none was measured."
     )
     return f"Measured on {ours.machine(kind)}, {threads} in each process, {beside}. {gpu}"
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' * (count != 1)}"
 
 
 def _paper(name: str, seconds: str, memory: str) -> str:

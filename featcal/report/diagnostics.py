@@ -16,7 +16,7 @@ from featcal.report.estimate import estimate
 from featcal.report.evidence import Evidence, select
 from featcal.report.figures import COLOURS, MARKERS, NAMES, WIDTH, drawing
 from featcal.report.gains import gains
-from featcal.report.marks import named
+from featcal.report.marks import named, specks
 from featcal.report.markup import Shown, estimated, fold, note, table
 from featcal.report.tables import MERGERS, SETTING_LABELS
 
@@ -58,7 +58,7 @@ def images(evidence: Evidence, rival: str) -> Figure | None:
     with drawing():
         figure = Figure(figsize=(WIDTH, 4.9))
         axes = figure.add_subplot()
-        axes.scatter(across, up[across.index], s=16, color=COLOURS["featcal"], alpha=0.4, lw=0, rasterized=True)
+        specks(axes, across, up[across.index], 4, edgecolor=COLOURS["featcal"], alpha=0.4)
         low, high = min(across.min(), up.min()), max(across.max(), up.max())
         axes.plot([low, high], [low, high], color=COLOURS["expert"], lw=1.2, ls="--")
         mean: dict[str, Any] = {"marker": "+", "s": 260, "color": "black", "lw": 2.4, "zorder": 4, "label": "mean"}

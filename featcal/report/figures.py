@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from featcal.report.claims import INSIDE, main_setting
 from featcal.report.evidence import Evidence, select
+from featcal.report.marks import specks
 
 WIDTH = 6.0  # inches; 390 pixels show it at about 60 %, so text must be large
 INK = "#333333"
@@ -98,8 +99,7 @@ def plane(axes: Axes, points: pd.DataFrame, labels: dict[str, str]) -> None:
     """Small marks for images, large ones at the means of classes, and a line from the expert's mean to the other two."""
     for model in PROJECTED:
         rows = points[points["model"] == model]
-        look: dict[str, Any] = {"marker": MARKERS[model], "color": COLOURS[model]}
-        axes.scatter(rows["x"], rows["y"], s=14, alpha=0.35, lw=0, rasterized=True, **look)
+        specks(axes, rows["x"], rows["y"], 3.6, edgecolor=COLOURS[model], alpha=0.35)
     axes.set_aspect("equal", adjustable="datalim")
     images = points[points["model"] == "expert"]["label"].value_counts()
     joined = sorted(images.index, key=lambda label: (-images[label], label))[:CLASSES]

@@ -8,7 +8,6 @@ from featcal.report.figures import NAMES, PROJECTED, WIDTH, drawing, mean_cosine
 from featcal.report.markup import Shown
 
 COLUMNS = 2  # panels side by side; more cannot be read at 390 pixels
-SHARPNESS = 90  # dots per inch of the marks of images: a page with eight panels may have 300 KB as well
 
 
 def planes(evidence: Evidence) -> Figure | None:
@@ -19,7 +18,7 @@ def planes(evidence: Evidence) -> Figure | None:
         return None
     with drawing():
         lines = -(-len(tasks) // COLUMNS)
-        figure = Figure(figsize=(WIDTH, 2.75 * lines + 0.5), layout="constrained", dpi=SHARPNESS)
+        figure = Figure(figsize=(WIDTH, 2.75 * lines + 0.5), layout="constrained")
         panels = figure.subplots(lines, COLUMNS, squeeze=False).flatten()
         for axes, task in zip(panels, tasks, strict=False):
             plane(axes, select(points, {"task": task}), NAMES)
