@@ -26,6 +26,7 @@ def copy_of_the_book(root, empty=False):
     write_project(root, empty=empty)
     shutil.copytree(ROOT / "notebooks", root / "notebooks")
     shutil.copytree(ROOT / "book", root / "book", ignore=shutil.ignore_patterns("_build", "pages"))
+    shutil.copyfile(ROOT / "CHANGELOG.md", root / "CHANGELOG.md")
     for source in (ROOT / "featcal").rglob("*.py"):
         target = root / source.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +137,8 @@ def test_all_claims_are_filtered_by_verdict_and_words(site, window):
     window.look(page, 1280, "?verdict=holds")
     assert 0 < without < whole and window.run(shown) == whole - without
     window.run(
-        "const f = document.querySelector('.fc-filter [type=search]'); f.value = 'nowhere'; f.dispatchEvent(new Event('input', {bubbles: true}))"
+        "const field = document.querySelector('.fc-filter [type=search]'); field.value = 'nowhere';"
+        "field.dispatchEvent(new Event('input', {bubbles: true}))"
     )
     assert window.run(shown) == 0 and window.run("return document.querySelector('.fc-filter output').value").startswith("0 of")
 
