@@ -39,7 +39,7 @@ def test_the_page_on_extending_runs_from_top_to_bottom(tables, tmp_path, monkeyp
         exec(compile(block, "extend.md", "exec"), namespace)
     assert capsys.readouterr().out.splitlines() == [
         "['encoder.00', 'encoder.01', 'decoder.00', 'decoder.01']",
-        "40 ['bright', 'dark']",
+        "40 ('bright', 'dark')",
     ]
     halves = [namespace[name].state_dict()["encoder.layers.0.fc1.weight"] for name in ("halfway", "base")]
     middle = torch.stack([e.state_dict()["encoder.layers.0.fc1.weight"] for e in namespace["experts"].values()]).median(0).values

@@ -1,7 +1,15 @@
-"""Keeps the book free of the network: drops the launcher that names a CDN, and puts what pages link to inside the site."""
+"""Keeps the book free of the network: drops the launcher that names a CDN, and puts what pages link to inside the site.
+
+Also mends what the builder writes and a screen reader cannot follow.
+"""
 
 import shutil
 from pathlib import Path
+
+
+def mend_list(app, pagename, templatename, context, doctree):
+    """Take from the list of sources a role that its entries, which have roles of their own, do not fit."""
+    context["body"] = context.get("body", "").replace('<div role="list" class="citation-list">', '<div class="citation-list">')
 
 
 def drop_launcher(app, pagename, templatename, context, doctree):
@@ -12,6 +20,15 @@ def drop_launcher(app, pagename, templatename, context, doctree):
         return "thebe" not in f"{getattr(script, 'filename', script)} {body}".lower()
 
     context["script_files"] = [script for script in context["script_files"] if kept(script)]
+
+
+def mend_search_page(app, error):
+    """Give the field in the text of the search page an id of its own; the theme's hidden field has the same one."""
+    page = Path(app.outdir) / "search.html"
+    if error or not page.is_file():
+        return
+    hidden, name, rest = page.read_text("utf-8").partition('id="search-input"')
+    page.write_text(hidden + name + rest.replace(name, 'id="search-page-input"') if name else hidden, "utf-8")
 
 
 def copy_linked_files(app, error):
@@ -28,5 +45,7 @@ def copy_linked_files(app, error):
 
 def setup(app):
     app.connect("html-page-context", drop_launcher, priority=900)
+    app.connect("html-page-context", mend_list)
+    app.connect("build-finished", mend_search_page)
     app.connect("build-finished", copy_linked_files)
     return {"parallel_read_safe": True}

@@ -17,7 +17,8 @@ ITEMS = {"mrpc": 408}  # test items, of tasks with a score that no count of righ
 
 def printed_row(entry: Erratum) -> pd.Series:
     """The printed row of an erratum, by task or column."""
-    return _row(entry.table, *entry.row, entry.model)
+    upstream, method = entry.row
+    return _row(entry.table, upstream, method, entry.model)
 
 
 def evidence_of(entry: Erratum) -> list[str]:

@@ -51,10 +51,15 @@ def _values(entry: Erratum) -> str:
     row = printed_row(entry)
     lines = []
     for cell in entry.cells:
-        fits = f" → {entry.corrected[cell]:g}" if cell in entry.corrected else ""
-        printed = " and ".join(f"{float(value):g}" for value in row[row.index == cell])  # two where a table has two models
-        lines.append(f"{escape(column_title(cell))} {printed}{fits}")
+        fits = f" → {_shown(entry.corrected[cell])}" if cell in entry.corrected else ""
+        printed = " and ".join(_shown(float(value)) for value in row[row.index == cell])  # two where a table has two models
+        lines.append(f'<span class="fc-whole">{escape(column_title(cell))} {printed}{fits}</span>')
     return "<br>".join(lines)
+
+
+def _shown(value: float) -> str:
+    """As the paper prints values, with the second decimal where there is one."""
+    return f"{value:.1f}" if round(value, 1) == value else f"{value:g}"
 
 
 def differences(suite: str) -> Shown:

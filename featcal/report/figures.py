@@ -109,8 +109,8 @@ def plane(axes: Axes, points: pd.DataFrame, labels: dict[str, str]) -> None:
         for label, place in means.loc[model].iterrows():
             axes.plot([expert.x[label], place.x], [expert.y[label], place.y], style, color=COLOURS[model], lw=1.4, zorder=3)
     for model in PROJECTED:
-        own, look = means.loc[model], {"marker": MARKERS[model], "color": COLOURS[model]}
-        axes.scatter(own.x, own.y, s=70, zorder=4, label=labels[model], edgecolor="white", lw=0.8, **look)
+        own, look = means.loc[model], {"marker": MARKERS[model], "color": COLOURS[model], "label": labels[model]}
+        axes.scatter(own.x, own.y, s=70, zorder=4, edgecolor="white", lw=0.8, **look)  # type: ignore[arg-type]
 
 
 def distance(evidence: Evidence) -> Figure | None:

@@ -11,7 +11,7 @@ from matplotlib.path import Path
 SIZE = 11.0  # of a letter, points
 WIDTH = 0.66  # of a letter on average, in sizes
 MARK = 6.0  # half the side of a mark, points
-AIR = 3.0  # between a name and other names or marks, points
+AIR = 1.5  # between a name and other names or marks, points
 REACHES = (0.0, 9.0, 18.0)  # how far from its mark a name may be put, points; beyond the first, a line leads to it
 
 Box = tuple[float, float, float, float]  # left, bottom, right, top
@@ -34,12 +34,13 @@ def named(axes: Axes, points: Mapping[str, tuple[float, float]]) -> None:
     axes.autoscale_view()  # places are asked for before anything is drawn
     per_pixel = 72 / axes.figure.dpi  # points are the unit of offsets and letters
     places = {name: axes.transData.transform(point) * per_pixel for name, point in points.items()}
+    inside: Box = tuple(axes.transAxes.transform([(0, 0), (1, 1)]).flatten() * per_pixel)
     taken: list[Box] = [(x - MARK, y - MARK, x + MARK, y + MARK) for x, y in places.values()]
     for name, (x, y) in places.items():
         boxes = [(reach, box) for reach in REACHES for box in around(x, y, WIDTH * SIZE * len(name), reach)]
-        reach, box = min(boxes, key=lambda one: (sum(covered(one[1], other) for other in taken), one[0]))
+        reach, box = min(boxes, key=lambda one: (outside(one[1], inside) + sum(covered(one[1], b) for b in taken), one[0]))
         taken.append(box)
-        line = {"arrowprops": {"arrowstyle": "-", "color": "#777777", "lw": 0.7, "shrinkA": 0, "shrinkB": 5}} if reach else {}
+        line: dict[str, Any] = {"arrowprops": {"arrowstyle": "-", "color": "#777777", "lw": 0.7, "shrinkA": 0, "shrinkB": 5}} if reach else {}
         axes.annotate(
             name, points[name], (box[0] - x, box[1] - y), textcoords="offset points", fontsize=SIZE, va="bottom", **line
         )
@@ -52,6 +53,13 @@ def around(x: float, y: float, width: float, reach: float = 0.0) -> list[Box]:
     corners = [(left, bottom) for left in (side, -side - width) for bottom in (high, low)]
     beside = [(middle, high), (middle, low), (side, -SIZE / 2), (-side - width, -SIZE / 2)]
     return [(x + left, y + bottom, x + left + width, y + bottom + SIZE) for left, bottom in corners + beside]
+
+
+def outside(one: Box, frame: Box) -> float:
+    """Area of a box that lies outside of the axes."""
+    across = max(min(one[2], frame[2]) - max(one[0], frame[0]), 0.0)
+    up = max(min(one[3], frame[3]) - max(one[1], frame[1]), 0.0)
+    return (one[2] - one[0]) * (one[3] - one[1]) - across * up
 
 
 def covered(one: Box, other: Box) -> float:

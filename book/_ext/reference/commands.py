@@ -20,7 +20,7 @@ def command(name: str, one: Any) -> str:
     shown = [parameter for parameter in one.params if not getattr(parameter, "hidden", False)]
     called = " ".join(_called(parameter) for parameter in shown if parameter.required or _argument(parameter))
     options = defined((_term(parameter), escaped(_meaning(parameter))) for parameter in shown)
-    usage = block(f"featcal {name} {called} [OPTIONS]", "bash")
+    usage = block(folded(f"featcal {name} {called} [OPTIONS]"), "bash")
     return f"## featcal {name}\n\n{docstring(one.help or '')}{usage}\n{options}{epilog(one.epilog or '')}"
 
 
@@ -31,10 +31,21 @@ def epilog(words: str) -> str:
         if paragraph.startswith("Exit codes:"):
             parts += [f"{escaped(paragraph)}\n\n"] * (paragraph != EXIT_CODES)
         elif paragraph.startswith(("featcal ", "torchrun ", "eval ")):
-            parts.append(block(paragraph, "bash") + "\n")
+            parts.append(block(folded(paragraph), "bash") + "\n")
         else:
             parts.append(f"{escaped(paragraph)}\n\n")
     return "".join(parts)
+
+
+def folded(line: str) -> str:
+    """A command line of at most 80 letters a line, broken before options as a shell reads it."""
+    lines = [""]
+    for part in line.replace(" --", "\n--").splitlines():
+        if lines[-1] and len(lines[-1]) + len(part) > 78:
+            lines.append(f"    {part}")
+        else:
+            lines[-1] += f" {part}" if lines[-1] else part
+    return " \\\n".join(lines)
 
 
 def _argument(parameter: Any) -> bool:

@@ -4,12 +4,13 @@ import re
 from collections.abc import Iterable
 
 SPECIAL = re.compile(r"([\\*_{}\[\]<>$|#~])")
+CODE = re.compile(r"(?<![`\w-])--[a-z][a-z-]*|(?<!`)\{['\"][^}]*\}")  # typography would make a dash and round quotes of these
 ITEM = re.compile(r"^(\s*)([A-Za-z_]\w*(?:, \w+)*):\s+(\S.*)$")
 
 
 def escaped(text: str) -> str:
-    """Plain text as MyST; what stands in backticks is kept as code."""
-    parts = re.split(r"(`[^`]*`)", text)
+    """Plain text as MyST; what stands in backticks is code, and so are options and dictionaries without them."""
+    parts = re.split(r"(`[^`]*`)", CODE.sub(r"`\g<0>`", text))
     return "".join(part if part.startswith("`") else SPECIAL.sub(r"\\\1", part) for part in parts)
 
 

@@ -21,11 +21,11 @@ def text(root: Path) -> str:
 
 
 def kinds_of(folder: Path) -> dict[str, list[str]]:
-    """Every kind of file that is there, by how its name ends, with the columns of those that have any."""
+    """Every kind of file that is there, by how its name ends behind role and pool, with the columns of those that have any."""
     found: dict[str, list[str]] = {}
     for path in sorted(folder.glob("*.*")):
         stem, _, ending = path.name.partition(".")
-        kind = f"<role>-<pool>.{ending}" if "-" in stem else path.name
+        kind = f".{ending}" if "-" in stem else path.name
         if path.suffix == ".csv" and kind not in found:
             with path.open(encoding="utf-8", newline="") as file:
                 found[kind] = next(csv.reader(file), [])

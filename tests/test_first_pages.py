@@ -1,0 +1,66 @@
+"""The page for first readers, the list of all claims, and the page of differences and errata: what they show is computed."""
+
+import pytest
+from synthetic_results import write_project
+
+from featcal.report import doubts, errata_page, explained, scoreboard
+from featcal.report.claims import claims
+from featcal.report.errata import errata
+from featcal.report.evidence import Evidence
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    write_project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return Evidence("mini", "clip_b32", "8", tmp_path / "results" / "mini")
+
+
+def told(name):
+    """The evidence beside one erratum."""
+    return " ".join(doubts.evidence_of(next(entry for entry in errata() if entry.id == name)))
+
+
+def test_evidence_is_computed_from_the_printed_tables():
+    assert told("t10_average") == "The mean of the 20 printed cells is 73.15; printed is 87.3."
+    assert told("t4_change") == "60.8 − 45.3 = 15.5."
+    assert "347 and 348 right give 85.05 and 85.29" in told("t3_unattainable")
+    assert "C100 is 63.7 in Table 10" in told("t8_c100") and "with what fits 56.9" in told("t8_c100")
+    assert "Task Arithmetic w/ FeatCal, 0.08 away on average" in told("t9_foreign_adamerging")
+
+
+@pytest.mark.parametrize("entry", [entry for entry in errata() if entry.kind == "rotated"], ids=lambda entry: entry.id)
+def test_shifting_cells_back_makes_a_row_like_the_others(entry):
+    """An erratum of this kind whose evidence spoke against it would be a mistake of ours."""
+    words = doubts.evidence_of(entry)[0].split()
+    printed, mended = (float(word) for word in words if word.replace(".", "").isdigit() and "." in word)
+    assert mended < printed / 2
+
+
+def test_every_cell_in_doubt_is_listed_with_its_kind():
+    text = errata_page.cells("mini").text
+    assert text.count("rotated") == sum(entry.kind == "rotated" for entry in errata())
+    assert "GTSRB 97.9 → 86.1" in text and "Average 87.3 → 73.15" in text
+    assert set(errata_page.MEANING) >= {entry.kind for entry in errata()}
+    assert "Known differences, language models" in errata_page.differences("mini").text
+    assert "paper suite" in errata_page.other_suites("mini").text and "smoke" not in errata_page.other_suites("mini").text
+
+
+def test_all_claims_are_listed_and_say_their_verdict(project):
+    html = scoreboard.board("mini").html
+    assert html.count("<tr class=") == len(claims()) == html.count("fc-is-")
+    assert "fc-filtered" in html and f"{len(claims())} claims" in scoreboard.tally("mini").text
+
+
+def test_the_first_page_draws_blocks_and_the_drift_behind_them(project):
+    drift = explained.drift(project)
+    assert list(drift.index) == ["featcal", "merged"] and drift.shape[1] == 6
+    picture = explained.picture("mini").bundle["image/svg+xml"]
+    assert "<image" not in picture and len(picture) < 100_000
+    assert "of the way from the merged model to the experts" in explained.outcome("mini").text
+
+
+def test_the_first_page_says_where_nothing_was_run(tmp_path, monkeypatch):
+    write_project(tmp_path, empty=True)
+    monkeypatch.chdir(tmp_path)
+    assert "not run" in explained.picture("mini").text and "not run" in explained.outcome("mini").text
