@@ -13,6 +13,7 @@ WIDTH = 0.66  # of a letter on average, in sizes
 MARK = 6.0  # half the side of a mark, points
 AIR = 1.5  # between a name and other names or marks, points
 REACHES = (0.0, 9.0, 18.0)  # how far from its mark a name may be put, points; beyond the first, a line leads to it
+LEADER = {"arrowstyle": "-", "color": "#777777", "lw": 0.7, "shrinkA": 0, "shrinkB": 5}
 
 Box = tuple[float, float, float, float]  # left, bottom, right, top
 
@@ -40,7 +41,7 @@ def named(axes: Axes, points: Mapping[str, tuple[float, float]]) -> None:
         boxes = [(reach, box) for reach in REACHES for box in around(x, y, WIDTH * SIZE * len(name), reach)]
         reach, box = min(boxes, key=lambda one: (outside(one[1], inside) + sum(covered(one[1], b) for b in taken), one[0]))
         taken.append(box)
-        line: dict[str, Any] = {"arrowprops": {"arrowstyle": "-", "color": "#777777", "lw": 0.7, "shrinkA": 0, "shrinkB": 5}} if reach else {}
+        line: dict[str, Any] = {"arrowprops": LEADER} if reach else {}
         axes.annotate(
             name, points[name], (box[0] - x, box[1] - y), textcoords="offset points", fontsize=SIZE, va="bottom", **line
         )
