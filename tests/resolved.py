@@ -1,4 +1,4 @@
-"""The stages of the pipeline as DVC resolves them from params.yaml; nothing is run, and nothing needs to have been."""
+"""The stages of all dvc.yaml files as DVC resolves them from params.yaml; nothing is run, and nothing needs to have been."""
 
 import json
 import shutil
@@ -10,28 +10,29 @@ from typing import Any
 import networkx
 import yaml
 
-import pipeline
-from pipeline import ROOT
+from pipeline import ROOT, files
 
 PARAMS = "params.yaml"
 
 
 @cache
 def resolved() -> networkx.DiGraph:
-    """The names of all stages, each with an edge to those it needs, and with the entries of params.yaml that it reads."""
+    """The names of all stages, each with an edge to those it needs, the entries of params.yaml that it reads, and its file."""
     from dvc.repo import Repo
 
     graph = networkx.DiGraph()
     with tempfile.TemporaryDirectory() as work:
-        for file in (*pipeline.files(), ROOT / PARAMS):
-            copy = Path(work) / file.relative_to(ROOT)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, copy)
+        for file in (*files(), ROOT / PARAMS):
+            copied = Path(work) / file.relative_to(ROOT)
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copied)
         Repo.init(work, no_scm=True).close()
         with Repo(work) as repo:
             for stage in repo.index.graph:
                 reads = [entry for dep in stage.params if Path(dep.def_path).name == PARAMS for entry in dep.params]
-                graph.add_node(stage.name, reads=tuple(reads))
+                graph.add_node(
+                    stage.name, reads=tuple(reads), file=str(Path(stage.path).resolve().relative_to(Path(work).resolve()))
+                )
             graph.add_edges_from((stage.name, needed.name) for stage, needed in repo.index.graph.edges)
     return graph
 

@@ -1,14 +1,17 @@
-"""The locks of the pipeline: an entry for every stage, and none of a stage that is gone."""
+"""Every dvc.lock has an entry for each stage of the dvc.yaml beside it, and none of a stage that is gone."""
 
+import pytest
 import yaml
 from resolved import resolved
 
-import pipeline
+from pipeline import ROOT, files
 
 
-def test_the_stages_in_the_lock_are_those_of_the_pipeline():
-    locks = pipeline.files(name="dvc.lock")
-    locked = {stage for lock in locks for stage in yaml.load(lock.read_text(), yaml.CSafeLoader)["stages"]}
-    stages = set(resolved())
-    assert locked - stages == set(), "dvc.lock: entries of stages that dvc.yaml does not have; delete them there"
-    assert stages - locked == set(), "stages that were never run; run `dvc repro`"
+@pytest.mark.parametrize("file", files(), ids=lambda file: str(file.parent.relative_to(ROOT)))
+def test_the_stages_in_a_lock_are_those_of_its_part_of_the_pipeline(file):
+    lock = file.with_name("dvc.lock")
+    locked = set(yaml.safe_load(lock.read_text())["stages"]) if lock.is_file() else set()
+    stages = {name for name, at in resolved().nodes.data("file") if at == str(file.relative_to(ROOT))}
+    assert stages
+    assert locked - stages == set(), f"{file}: the lock beside it has stages that are gone; delete them there"
+    assert stages - locked == set(), f"{file}: stages that were never run; run `dvc repro`"
