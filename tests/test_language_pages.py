@@ -144,3 +144,10 @@ def test_ranges_of_language_models_name_what_lies_outside(project):
         changed(project, f"{key}.references", lambda f, m=rows: f["method"] == m, 20.0)
     text = language_tasks.ranges("mini").text
     assert "✗ outside: base" in text and "✗ not above the base: coding, math, instruction" in text
+
+
+def test_models_that_were_not_chosen_by_ranges_are_held_to_none(project):
+    for name in ("choice", "language_choice"):
+        (project / f"{name}.json").write_text("{}")
+    for text in (language_tasks.ranges("mini").text, overview.ranges("mini").text):
+        assert "not chosen by ranges" in text and "✓" not in text and "✗" not in text

@@ -64,17 +64,19 @@ def choice(suite: str) -> Shown:
 
 def ranges(suite: str) -> Shown:
     """Whether test texts meet the ranges that the models were chosen by on validation texts; the paper's averages beside them."""
-    rows = []
+    rows, chosen = [], read_json(results_folder(suite) / "language_choice.json")
     for role, pool in TEXT_PRINTED:
         ours = Evidence(suite, role, pool)
         frame = ours.table("references")
         base, merged = (estimate(select(frame, key)) for key in ({"method": "base"}, {"upstream": MERGER, "method": "merged"}))
         own = _own(ours) if pool == "mergebench" else [estimate(select(frame, {"method": "expert"}))]
         met = _met_by_domains(ours) if pool == "mergebench" else _met(base, own[0], merged)
-        rows.append(("", [player(role, suite), estimated(base), estimated(merged), " · ".join(estimated(e) for e in own), met]))
+        scores = [estimated(base), estimated(merged), " · ".join(estimated(e) for e in own)]
+        rows.append(("", [player(role, suite), *scores, met if chosen else "–"]))
         rows.append(("fc-reference", ["the paper", *_printed(role, pool), ""]))
     head = ["", "Base", "Task arithmetic", "Experts (of a Llama coding · math · instruction, each on its own tests)", "Ranges"]
-    return Shown(table(head, rows, f"Averages on test texts (%) — {label(suite)}. {RULES}", "fc-long"))
+    rule = RULES if chosen else "Its models were not chosen by ranges."
+    return Shown(table(head, rows, f"Averages on test texts (%) — {label(suite)}. {rule}", "fc-long"))
 
 
 def _own(ours: Evidence, method: str = "expert") -> list[Estimate | None]:

@@ -10,7 +10,7 @@ from html import escape
 from featcal.report import tables
 from featcal.report.claims import claims, main_setting
 from featcal.report.estimate import estimate
-from featcal.report.evidence import Evidence, select, suite_record
+from featcal.report.evidence import Evidence, read_json, select, suite_record
 from featcal.report.markup import Shown, chip, estimated, fold, link, note, table
 from featcal.report.root import results_folder
 from featcal.report.show import PLACES, SEVERAL, commands, counts, label, origin, suites, verdict_table
@@ -124,7 +124,8 @@ def task_list(suite: str) -> Shown:
     for task in tasks:
         classes = [str(c) for c in task.get("classes", [])]
         name = task.get("paper_name") or TASKS.get(task["task"], task["task"])
-        count = " / ".join(str(task.get(split, "–")) for split in ("train", "validation", "test"))
+        counts = [task.get(split) for split in ("train", "validation", "test")]  # unknown where the images are the user's
+        count = " / ".join("–" if value is None else str(value) for value in counts)
         words = fold(f"{len(classes)} classes", escape(", ".join(classes)))
         rows.append(("", [escape(name), escape(task.get("description", "")), words, count]))
     head = ["Stands for", "What one sees", "Classes", "Train / validation / test images"]
@@ -159,19 +160,20 @@ def _smaller(data: bytes) -> bytes:
 
 def ranges(suite: str) -> Shown:
     """Whether test images meet the ranges the suite was chosen by on validation images; the paper's averages for comparison."""
-    rows = []
+    rows, chosen = [], read_json(results_folder(suite) / "choice.json")
     for (role, pool), name in RUNS.items():
         frame = Evidence(suite, role, pool).table("references")
         keys = [("", "base"), ("average", "merged"), ("task_arithmetic", "merged"), ("", "expert")]
         found = [estimate(select(frame, {"upstream": u, "method": m})) for u, m in keys]
         cells = [estimated(e) for e in found]
-        rows.append(("", [name, *cells, "–" if None in found else _met(*(e.mean for e in found if e))]))
+        rows.append(("", [name, *cells, _met(*(e.mean for e in found if e)) if chosen and None not in found else "–"]))
         printed = "table01" if role == "clip_b32" else "table07"
         values = [paper_value(printed, u, m) for u, m in keys]
         shown = ["–" if v is None else f"{v:.1f}" for v in values]
         rows.append(("fc-reference", [f"the paper, Table {int(printed[-2:])}", *shown, ""]))
     head = ["", "Base", "Simple averaging", "Task arithmetic", "Experts", "Ranges"]
-    return Shown(table(head, rows, f"Average top-1 accuracy (%) on test images — {label(suite)}. Ranges: {RULE}"))
+    rule = f"Ranges: {RULE}" if chosen else "Its models were not chosen by ranges."
+    return Shown(table(head, rows, f"Average top-1 accuracy (%) on test images — {label(suite)}. {rule}"))
 
 
 def _met(base: float, average: float, arithmetic: float, expert: float) -> str:
