@@ -81,7 +81,7 @@ def _panel(suite: str) -> Figure | None:
     if not every:
         return None
     with drawing():
-        figure = Figure(figsize=(WIDTH, 2.6 * len(every)), layout="constrained")
+        figure = Figure(figsize=(WIDTH, 0.6 + 2.6 * len(every)), layout="constrained")
         for axes, (name, it) in zip(figure.subplots(len(every), squeeze=False)[:, 0], every.items(), strict=True):
             rest = [one for one in it.candidates if one not in (it.chosen, it.best, it.start)]
             groups: list[tuple[list[Tried | None], str, str, str]] = [
@@ -98,7 +98,9 @@ def _panel(suite: str) -> Figure | None:
                 axes.scatter([one.divergence for one in there], [one.score.mean for one in there], **look)
             axes.set(xscale="log", ylabel="average score (%)", title=name)
         axes.set_xlabel("divergence from the experts, without labels")
-        axes.legend(fontsize="small")
+        handles, words_of_them = axes.get_legend_handles_labels()
+        if handles:  # above, where it hides no mark
+            figure.legend(handles, words_of_them, loc="outside upper center", ncols=3, fontsize="small")
         return figure
 
 
