@@ -64,3 +64,12 @@ def test_the_first_page_says_where_nothing_was_run(tmp_path, monkeypatch):
     write_project(tmp_path, empty=True)
     monkeypatch.chdir(tmp_path)
     assert "not run" in explained.picture("mini").text and "not run" in explained.outcome("mini").text
+
+
+def test_without_a_gap_there_is_no_share_of_it(project, tmp_path):
+    file = tmp_path / "results" / "mini" / "clip_b32-8.csv"
+    lines = [line.split(",") for line in file.read_text().splitlines()]
+    value = lines[0].index("value")
+    level = [lines[0], *([*line[:value], "50.0", *line[value + 1 :]] for line in lines[1:])]
+    file.write_text("".join(",".join(line) + "\n" for line in level))
+    assert "no way to go" in explained.outcome("mini").text

@@ -86,11 +86,14 @@ def outcome(suite: str) -> Shown:
     if None in found:
         return Shown(note(f"○ not run: no scores in the {label(suite)}."))
     base, merged, ours, expert = (one.mean for one in found if one)
-    share = 100 * (ours - merged) / (expert - merged)
+    way = "The merged model is no worse than the experts, so there is no way to go."
+    if expert > merged:
+        share = 100 * (ours - merged) / (expert - merged)
+        way = f"FeatCal went {share:.0f} % of the way from the merged model to the experts."
     words = (
         f"Over {len(evidence.tasks)} tasks, right answers per hundred test images: {base:.1f} of the base before fine-tuning, "
         f"{expert:.1f} of the experts, each on its own task, {merged:.1f} of the one merged model, and {ours:.1f} of that model "
-        f"after calibration. FeatCal went {share:.0f} % of the way from the merged model to the experts."
+        f"after calibration. {way}"
     )
     return Shown(f'<div class="fc-card"><p><strong>Measured in the {label(suite)}.</strong> {words}</p></div>')
 
