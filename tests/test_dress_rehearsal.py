@@ -192,4 +192,4 @@ def test_a_pin_that_the_hub_does_not_have_is_one_message(images):
     pins.write_text(before.replace(json.loads(before)["models"][expert], "0" * 40))
     complaint = images.refused("multitask", "clip_b32-8")
     pins.write_text(before)
-    assert f"{expert}@{'0' * 40}: the hub has no such repository or revision" in complaint
+    assert f"{expert} is pinned to {'0' * 40}, a commit that the hub does not have" in complaint

@@ -86,7 +86,10 @@ def calibrated(served, place, tmp_path_factory):
         out = tmp_path_factory.mktemp("there") / "new"
         code, said = client.ask("featcal", *command(place, given or name, out, kind(name)))
         assert code == 0, said
-        return tree(out), here(name)
+        there, local = tree(out), dict(here(name))
+        card = there.pop("README.md").decode()  # names the data set, which a folder here has no name for
+        assert f"- {name.split('@')[0].split(':')[0]}\n" in card and "datasets:" not in local.pop("README.md").decode()
+        return there, local
 
     return both
 

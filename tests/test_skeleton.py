@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
-TARGETS = {"setup", "repro", "test", "book", "pretrain", "verify", "accept", "clean"}
+TARGETS = {"setup", "repro", "test", "book", "pretrain", "verify", "accept", "clean", "rehearsal"}
 
 
 def text(name: str) -> str:

@@ -14,7 +14,7 @@ from featcal.commands.arguments import device_named, dtype_named, existing_folde
 from featcal.commands.calibrate import DATA, MODULES, PICTURES, TEXT, block_count
 from featcal.commands.model_folders import require_alike, skeleton
 from featcal.commands.sizes import bytes_of
-from featcal.commands.terminal import counted, note, say, table
+from featcal.commands.terminal import Json, Quiet, counted, note, say, say_json, table
 from featcal.settings import require
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ def tune(
     dtype: Annotated[str, Option(help="float32 or bfloat16, in which the models run.")] = "float32",
     host_memory: Annotated[str, Option(metavar="SIZE", help="Memory for features that wait, such as 8GiB; then disk.")] = "",
     resume: Annotated[bool, Option("--resume/--no-resume", help="Go on from what an interrupted run of this left.")] = True,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object instead of tables.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Choose λ, ρ and α without labels: calibrate on a part of the samples, compare with the experts on the rest."""
     import featcal
@@ -163,7 +164,7 @@ def write(out: Path, told: Mapping[str, Any]) -> None:
 def show(found: "Tuned", told: Mapping[str, Any], out: Path, as_json: bool) -> None:
     """Every trial, the chosen one marked, and the command that uses it."""
     if as_json:
-        return say(json.dumps(told, indent=2, ensure_ascii=False))
+        return say_json(told)
     rows = []
     for one in found.candidates:
         s, mark = one.settings, "chosen" if one.number == found.best.number else one.origin
