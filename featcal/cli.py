@@ -14,7 +14,7 @@ from typer.main import get_command
 
 from featcal.calibration.torchrun import started
 from featcal.commands import calibrate, convert, doctor, evaluate, inspect, merge, plan, stage, tune
-from featcal.commands.terminal import complain, plain_without_terminal, say
+from featcal.commands.terminal import complain, hush, plain_without_terminal, say
 from featcal.errors import FeatCalError, FoundElsewhere, OutOfMemory
 
 MISTAKE, INTERRUPTED = 2, 130
@@ -64,6 +64,7 @@ def options(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's) and return its exit code."""
     plain_without_terminal()
+    hush(False)  # what an earlier command of this process was told
     try:
         with started():
             code = get_command(app).main(arguments, prog_name="featcal", standalone_mode=False)
