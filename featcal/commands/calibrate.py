@@ -92,6 +92,7 @@ def calibrate(
     from featcal.calibration.run_folder import beside
     from featcal.data.calibration import Draw, drawn
     from featcal.merging.dense import check_adapter
+    from featcal.models.products import onednn_products
     from featcal.storage.results import run_record, write_json
 
     check_tasks(named.experts, {name: [place] for name, place in places.items()})  # before samples are read
@@ -110,7 +111,7 @@ def calibrate(
     if given["device"].type == "cpu":
         give_back_large_blocks()
     whole = whole_experts(named, work or beside(out), list(own))
-    with whole as given["experts"], counted(blocks, "calibrating") as progress:
+    with onednn_products(), whole as given["experts"], counted(blocks, "calibrating") as progress:
         try:
             result = featcal.calibrate(merged, base=named.base, settings=settings, out=out, progress=progress, **given)
         except KeyboardInterrupt:

@@ -43,6 +43,7 @@ def evaluate(
     from featcal.evaluation.accuracy import evaluate_pool
     from featcal.evaluation.zero_shot import zero_shot_head
     from featcal.models.load import load_clip, load_tokenizer, load_vision
+    from featcal.models.products import onednn_products
 
     place = device_named(device)
     whole = load_clip(clip).to(place)
@@ -54,7 +55,8 @@ def evaluate(
     for name, images in tasks.items():
         require_words(name, clip, tokenizer, images, templates)
     heads = {name: zero_shot_head(whole, tokenizer, images.classes, templates) for name, images in tasks.items()}
-    counted = evaluate_pool({"model": vision}, tasks, heads, whole.visual_projection.weight.detach(), batch)["model"]
+    with onednn_products():
+        counted = evaluate_pool({"model": vision}, tasks, heads, whole.visual_projection.weight.detach(), batch)["model"]
     percent = {name: 100 * right / count for name, (right, count) in counted.items()}
     if as_json:
         told = {name: {"accuracy": 100 * right / count, "images": count} for name, (right, count) in counted.items()}

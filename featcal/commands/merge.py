@@ -65,6 +65,7 @@ def merge(
     from featcal.data.calibration import Draw, drawn
     from featcal.merging.merge import merge as merged
     from featcal.merging.methods import method_named
+    from featcal.models.products import onednn_products
 
     method_named(method).check_needs(places or None, head)  # before samples are read
     student = skeleton(named.base)
@@ -78,7 +79,8 @@ def merge(
         "device": device_named(device),
         "out": out,
     }
-    merged(method, named.base, named.experts, progress=note, **more, **settings)
+    with onednn_products():
+        merged(method, named.base, named.experts, progress=note, **more, **settings)
     if as_json:
         experts = {name: str(folder) for name, folder in named.experts.items()}
         return say_json({"folder": str(out), "method": method, "settings": settings, "base": str(named.base), "experts": experts})

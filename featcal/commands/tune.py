@@ -73,6 +73,7 @@ def tune(
     given |= {"host_memory": bytes_of("--host-memory", host_memory) if host_memory else None}
     from featcal.blocks.batches import check_tasks
     from featcal.data.calibration import Draw, drawn
+    from featcal.models.products import onednn_products
     from featcal.tuning.proposals import imported
 
     imported()
@@ -88,7 +89,7 @@ def tune(
         give_back_large_blocks()
     unfinished = out.with_name(f".{out.name}.trials.json")
     given |= {"trials": trials, "holdout": holdout, "seed": seed, "kept_in": unfinished}
-    with counted(trials + 1, "tuning") as progress:
+    with onednn_products(), counted(trials + 1, "tuning") as progress:
         try:
             found = featcal.tune(merged, base=base, experts=experts, settings=start, progress=progress, **given)
         except KeyboardInterrupt:

@@ -53,8 +53,12 @@ def _work(tell: Connection, threads: int | None, function: Callable[..., Any], a
         import torch
 
         torch.set_num_threads(threads)
+    from featcal.models.products import onednn_products
+
     try:
-        tell.send((function(*arguments), None))
+        with onednn_products():
+            result = function(*arguments)
+        tell.send((result, None))
     except Exception as error:
         tell.send((None, error))
 

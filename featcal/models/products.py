@@ -1,0 +1,62 @@
+"""Float32 matrix products of a process by oneDNN instead of MKL; both are inside torch, which asks MKL.
+
+MKL keeps its widest instructions for Intel's processors, oneDNN uses those it finds (benchmarks/products.py). The change is made
+below autograd, at the operators mm and addmm, so that forward passes, gradients and Gram matrices are all concerned. Products are
+the same up to the order of their sums.
+"""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+NARROWEST, SMALLEST = 32, 2**21  # sides of a product, and multiplications in it, from which on oneDNN was the faster one
+
+
+@contextmanager
+def onednn_products() -> Iterator[None]:
+    """Inside the `with`, float32 products on a CPU are oneDNN's, in all threads; a torch built without it is left as it is."""
+    if not torch.backends.mkldnn.is_available():
+        yield
+        return
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of any override, and this one is meant
+        library.impl("mm", _mm, "CPU", allow_override=True)
+        library.impl("addmm", _addmm, "CPU", allow_override=True)
+    try:
+        yield
+    finally:
+        library._destroy()  # the public way is to wait until the object is collected
+
+
+def _mm(a: Tensor, b: Tensor) -> Tensor:
+    """a b of a (n, d) and b (d, o)."""
+    if _fits(a, b):
+        return _linear(a, b, None)
+    return torch.ops.aten.mm.out(a, b, out=a.new_empty(a.shape[0], b.shape[1]))  # torch's own: `out` is another operator
+
+
+def _addmm(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """beta c + alpha a b, of which a linear with its bias c (o,) is oneDNN's own case."""
+    if beta == alpha == 1 and c.dtype == torch.float32 and c.shape == b.shape[1:] and _fits(a, b):
+        return _linear(a, b, c)
+    return torch.ops.aten.addmm.out(c, a, b, beta=beta, alpha=alpha, out=a.new_empty(a.shape[0], b.shape[1]))
+
+
+def _fits(a: Tensor, b: Tensor) -> bool:
+    """Whether a b is for oneDNN: float32, and neither small nor narrow."""
+    (n, d), o = a.shape, b.shape[1]
+    return a.dtype == b.dtype == torch.float32 and min(n, d, o) >= NARROWEST and n * d * o >= SMALLEST
+
+
+def _linear(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(_dense(a), _dense(b).t(), bias, "none", [], "")
+    return product
+
+
+def _dense(x: Tensor) -> Tensor:
+    """x, or a copy where x has gaps between its rows and between its columns: over those oneDNN took a thousand times as long."""
+    return x if x.is_contiguous() or x.t().is_contiguous() else x.contiguous()
