@@ -30,6 +30,7 @@ def rehearse(stages: list[str]) -> int:
     import featcal  # noqa: F401  isort: skip - before transformers
     from hub_server import TOKEN, HubServer
     from rehearsal_hub import gated, paper_hub
+    from rehearsal_punkt import punkt_tab
     from rehearsal_run import RECORD, lay_out
 
     start = time.perf_counter()
@@ -37,19 +38,11 @@ def rehearse(stages: list[str]) -> int:
         work = Path(temporary, "project")
         work.mkdir()
         repositories = paper_hub(Path(temporary, "hub"))
+        os.environ |= OWN | punkt_tab(Path(temporary, "nltk_data"))  # before nltk is imported, here and there
         left_out = lay_out(work)
         told(f"{len(repositories)} repositories, made in {time.perf_counter() - start:.0f} s")
         with HubServer(repositories, gated(repositories)) as hub:
-            own = hub.environment(Path(temporary, "cache")) | {
-                "HF_TOKEN": TOKEN,
-                "HF_HUB_OFFLINE": "0",
-                "HF_ALLOW_CODE_EVAL": "1",
-            }
-            own |= {
-                "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
-                "OMP_NUM_THREADS": "1",
-                "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            }
+            own = hub.environment(Path(temporary, "cache")) | {"HF_TOKEN": TOKEN}
             command = [sys.executable, str(ROOT / "tests" / "rehearsal_run.py"), str(work), *stages]
             code = subprocess.run(command, env=os.environ | own, check=False).returncode
         if code:

@@ -117,7 +117,8 @@ def _described(name: str, splits: list[str]) -> dict[str, Any]:
 
 
 def _math(i: int) -> dict[str, Any]:
-    told = {"problem": words("math", i), "solution": f"So it is $\\boxed{{{i}}}$.", "answer": str(i), "subject": "Algebra"}
+    answer = ("\\frac{1}{2}", "(3, \\sqrt{2})", "42")[i % 3]
+    told = {"problem": words("math", i), "solution": f"So it is $\\boxed{{{answer}}}$.", "answer": answer, "subject": "Algebra"}
     return told | {"level": 1, "unique_id": f"test/algebra/{i}.json"}
 
 
@@ -134,8 +135,15 @@ def _task(i: int) -> dict[str, Any]:
 
 
 def _instruction(i: int) -> dict[str, Any]:
-    told = {"key": 1000 + i, "prompt": f"{words('ifeval', i)} Use no commas."}
-    return told | {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
+    """Instructions whose checks need nothing, a language's name, words and sentences; arguments differ from row to row."""
+    asked: tuple[dict[str, dict[str, Any]], ...] = (
+        {"punctuation:no_comma": {}, "change_case:english_lowercase": {}},
+        {"length_constraints:number_sentences": {"relation": "at least", "num_sentences": 2}},
+        {"change_case:capital_word_frequency": {"capital_relation": "less than", "capital_frequency": 2}},
+    )
+    chosen = asked[i % len(asked)]
+    told = {"key": 1000 + i, "prompt": f"{words('ifeval', i)} Do as you are told."}
+    return told | {"instruction_id_list": list(chosen), "kwargs": list(chosen.values())}
 
 
 def _science(i: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,28 +59,22 @@ def _fewer(key: str, value: Any, inside: bool) -> Any:
 
 
 def lay_out(work: Path, root: Path = ROOT) -> list[str]:
-    """A project folder of its own; returns the public tests left out, since this machine lacks what they import."""
+    """A project folder of its own; returns what this machine lacks for the public tests that are left out of it, by test."""
     from dvc.repo import Repo
+
+    from featcal.data.public import PUBLIC
+    from featcal.language.requirements import lacking
 
     copied(work, root)
     (work / "params.yaml").write_text(yaml.safe_dump(rehearsal_params(root), sort_keys=False))
     suite = yaml.safe_load((work / f"suites/{SUITE}.yaml").read_text())
-    left_out = lacking(suite["language"]["tests"])
-    suite["language"]["tests"] = {key: test for key, test in suite["language"]["tests"].items() if key not in left_out}
+    tests = suite["language"]["tests"]
+    left_out = {key: lacks for key, test in tests.items() if (lacks := lacking(PUBLIC[test]))}
+    suite["language"]["tests"] = {key: test for key, test in tests.items() if key not in left_out}
     (work / f"suites/{SUITE}.yaml").write_text(yaml.safe_dump(suite, sort_keys=False))
     (work / f"suites/{SUITE}.pins.json").unlink(missing_ok=True)
     Repo.init(str(work), no_scm=True).close()
-    return [f"{key} ({why})" for key, why in left_out.items()]
-
-
-def lacking(tests: Mapping[str, str]) -> dict[str, str]:
-    """What tests need that this machine has not, and no hub serves."""
-    from importlib.util import find_spec
-
-    from featcal.language.public_tests import PUBLIC
-
-    missing = {key: [name for name in PUBLIC[test].needs if find_spec(name) is None] for key, test in tests.items()}
-    return {key: f"without {', '.join(names)}" for key, names in missing.items() if names}
+    return [f"{key}: {lack.what} ({lack.way_out})" for key, lacks in left_out.items() for lack in lacks]
 
 
 def run_graph(work: Path, chosen: tuple[str, ...] = ()) -> list[tuple[str, float]]:

@@ -55,7 +55,7 @@ def test_scores_over_the_vocabulary_are_not_made_for_features(name, monkeypatch)
 def test_texts_of_several_lengths_have_the_same_features_in_one_batch(name):
     model, parts = texts(FAMILIES[name])["merged"], [FAMILIES[name].batches(seed)[0] for seed in (5, 6)]
     shorter = {key: value[1:2, : 2 if key == "labels" else 4] for key, value in parts[1].items()}  # without padding
-    joined = together("a", [*single_samples("a", parts[:1]), shorter])
+    joined = together("a", [*single_samples(parts[:1]), shorter])
     rows, sizes = rows_before_head(model, joined, None)
     apart = [rows_before_head(model, part, None) for part in (parts[0], shorter)]
     torch.testing.assert_close(rows, torch.cat([rows for rows, _ in apart]), rtol=0, atol=1e-6)  # norms are float32

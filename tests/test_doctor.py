@@ -14,6 +14,7 @@ import pytest
 import yaml
 from hub_repositories import digits
 from hub_server import HubServer
+from rehearsal_punkt import punkt_tab
 
 from featcal import cli
 from featcal.commands import doctor_suite
@@ -21,6 +22,7 @@ from featcal.commands.doctor_needs import Chosen, hours, models_kept, role_needs
 from featcal.data.decoded import WORTHWHILE
 from featcal.data.registry import TASKS
 from featcal.experiments import load_experiments
+from featcal.language import requirements
 from featcal.suites.reachable import look
 from featcal.suites.repositories import DECODED, TEST_IMAGES, TRAIN_IMAGES, Repository, decoded_bytes, repositories
 from featcal.suites.suite import load_suite
@@ -97,6 +99,29 @@ def test_a_full_disk_is_noticed_and_what_was_made_before_needs_no_place_again(pr
     monkeypatch.setattr(doctor_suite, "gpu_bytes", lambda: 80 << 30)
     monkeypatch.setattr(doctor_suite.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
     assert any("where 1000 B are free" in line for line in doctor_suite.checkup(chosen(project), 1e13).missing)
+
+
+def test_what_the_public_tests_lack_is_told_with_the_way_out_and_what_lies_apart_is_seen(tmp_path, monkeypatch):
+    nltk = pytest.importorskip("nltk")
+    whole = Chosen(ROOT, load_experiments(ROOT / "params.yaml", "paper"), load_suite(ROOT, "paper"))
+    monkeypatch.setattr(requirements, "ANTLR_FOLDER", tmp_path / "antlr4")
+    monkeypatch.setattr(requirements, "sys", SimpleNamespace(path=[], executable="python"))
+    monkeypatch.setattr(requirements, "find_spec", lambda name: name != "math_verify" or None)
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path / "nltk_data")])
+    monkeypatch.delenv("HF_ALLOW_CODE_EVAL", raising=False)
+    told = doctor_suite.tests_lack(whole)
+    starts = ["math500: math_verify not installed", "math500: antlr4 4.11 is needed, none is installed"]
+    starts += ["humaneval_plus, mbpp_plus: runs generated programs", "ifeval: nltk's punkt_tab is not here"]
+    assert all(line.startswith(start) for line, start in zip(told, starts, strict=True)), told
+    ways_out = ["pip install -c constraints.txt -e", f"--target {tmp_path / 'antlr4'} antlr4-python3-runtime==4.11.1"]
+    ways_out += ["HF_ALLOW_CODE_EVAL=1", "python -m nltk.downloader punkt_tab"]
+    assert all(way_out in line for line, way_out in zip(told, ways_out, strict=True)), told
+    own = tmp_path / "antlr4/antlr4_python3_runtime-4.11.1.dist-info"
+    own.mkdir(parents=True)
+    (own / "METADATA").write_text("Metadata-Version: 2.1\nName: antlr4-python3-runtime\nVersion: 4.11.1\n")
+    punkt_tab(tmp_path / "nltk_data")
+    monkeypatch.setenv("HF_ALLOW_CODE_EVAL", "1")
+    assert doctor_suite.tests_lack(whole) == told[:1]
 
 
 def test_the_suite_made_here_lacks_nothing_and_a_misspelt_one_is_told(monkeypatch, capsys):

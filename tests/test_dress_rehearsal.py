@@ -14,6 +14,7 @@ from hub_client import Client
 from hub_server import TOKEN, Commit, HubServer
 from rehearsal_hub import gated, paper_hub
 from rehearsal_images import clip_model, expert_folder, picture
+from rehearsal_punkt import ENGLISH, punkt_tab
 from rehearsal_run import copied, rehearsal_params
 from rehearsal_texts import t5_head
 from safetensors.torch import load_file
@@ -21,6 +22,7 @@ from safetensors.torch import load_file
 from featcal import cli
 from featcal.data.registry import POOLS, TASKS
 from featcal.data.splits import quiet
+from featcal.language.requirements import ANTLR, antlr_version
 from featcal.models.load import load_model, load_vision
 from featcal.storage.results import SCORES, read_rows
 
@@ -30,7 +32,8 @@ EXPERIMENTS = {
     "language_pools": ["flan_t5_large-glue", "llama_3b-mergebench"],
 }  # fmt: skip
 ROLES = ("clip_b32", "flan_t5_large", "llama_3b")
-ONE_TEST = "humaneval_plus"  # loads a metric from the hub, and runs programs
+# One loads a metric from the hub and runs programs, one needs nltk's data, and one the antlr4 that stands apart.
+SCORED = ("humaneval_plus", "ifeval", *(["math500"] if antlr_version().startswith(ANTLR) else []))
 BASE = "openai/clip-vit-base-patch32"
 DTD = "datasets/tanganke/dtd"
 
@@ -51,7 +54,7 @@ def short_project(folder: Path) -> Path:
     for part in (suite, suite["language"]):
         part["roles"] = {name: role for name, role in part["roles"].items() if name in ROLES}
     suite["pools"] = {8: suite["pools"][8]}
-    suite["language"]["tests"] = {ONE_TEST: ONE_TEST}
+    suite["language"]["tests"] = {key: key for key in SCORED}
     (folder / "suites/paper.yaml").write_text(yaml.safe_dump(suite, sort_keys=False))
     (folder / "suites/paper.pins.json").unlink(missing_ok=True)
     return folder
@@ -112,6 +115,7 @@ def rehearsal(tmp_path_factory):
     repositories = paper_hub(folder / "hub", POOLS[8], ("base-patch32",), ("large",), ("Llama-3.2-3B-Instruct",))
     with HubServer(repositories, gated(repositories)) as hub:
         environment = hub.environment(folder / "home") | {"HF_ALLOW_CODE_EVAL": "1", "OMP_NUM_THREADS": "1"}
+        environment |= punkt_tab(folder / "nltk_data")
         with Client(environment, project) as client:
             yield Rehearsal(hub, project, client)
 
@@ -160,7 +164,9 @@ def test_language_models_with_adapters_in_shards_and_behind_terms_are_scored(reh
             rehearsal.done(f"{verb}_language", key)
         rows = read_rows(rehearsal.project / f"outputs/paper/scores/{key}.csv", SCORES)
         assert {row["method"] for row in rows} == {"base", "expert", "merged", "featcal", "anchor"}
-    assert {row["task"] for row in rows} == {ONE_TEST} and not any(".bin" in r or ".pth" in r for r in rehearsal.hub.seen)
+    assert {row["task"] for row in rows} == set(SCORED) and not any(".bin" in r or ".pth" in r for r in rehearsal.hub.seen)
+    nltk_data = rehearsal.project.parent / "nltk_data"
+    assert {file.name for file in nltk_data.rglob("*") if file.is_file()} == set(ENGLISH), "nothing was fetched"
     base = rehearsal.project / "outputs/paper/prepared/flan_t5_large-glue/base"
     head = load_model(base).lm_head.weight
     assert torch.equal(head, t5_head("flan-t5-large", head)) and "lm_head.weight" in load_file(base / "model.safetensors")

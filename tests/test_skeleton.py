@@ -3,10 +3,13 @@
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
+
+from featcal.language.requirements import ANTLR_FOLDER, ANTLR_PACKAGE, ANTLR_PIN, antlr_way_out
 
 ROOT = Path(__file__).parents[1]
 TARGETS = {"setup", "repro", "test", "book", "pretrain", "verify", "accept", "clean", "rehearsal"}
@@ -48,9 +51,14 @@ def test_make_alone_lists_every_target():
 def test_conda_installs_the_same_lines_as_make():
     environment = yaml.safe_load(text("environment.yml"))
     (pip,) = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
-    (line,) = re.findall(r"pip install (.*)", dry_run("setup"))
+    line, beside = re.findall(r"pip install (.*)", dry_run("setup"))
     flags = re.findall(r"-[ce] \S+", line.replace("'", ""))
     assert pip == flags
+    (told,) = re.findall(r"pip install (.*)", text("environment.yml"))
+    package = f"{ANTLR_PACKAGE}=={ANTLR_PIN}"
+    assert beside.endswith(f"--target not-there/share/featcal/antlr4 {package}")
+    assert told == f'--no-deps --target "$CONDA_PREFIX/share/featcal/antlr4" {package}'
+    assert ANTLR_FOLDER == Path(sys.prefix, "share/featcal/antlr4") and f"--target {ANTLR_FOLDER} {package}" in antlr_way_out()
     assert "python=3.11" in environment["dependencies"] and "pip" in environment["dependencies"]
 
 

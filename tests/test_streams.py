@@ -10,11 +10,13 @@ import torch
 from checkpoints import picture
 from test_data import PETS, encoded, parquet
 
+from featcal.baselines.steps import Held, samples_of, single_samples
 from featcal.data import decoded
 from featcal.data.decoded import Split, mapped_images
 from featcal.data.images import ImageSet, Preprocess
 from featcal.data.load import load_images
 from featcal.data.sampling import draw_indices
+from featcal.errors import BadBatches
 from featcal.runs import Draw
 from featcal.stages import streams
 from featcal.suites import load_task
@@ -44,6 +46,31 @@ def test_a_draw_holds_one_byte_a_value_and_gives_what_the_split_would(context):
             batches = list(drawn)
             assert [len(b["pixel_values"]) for b in batches] == [4, 4, 2]
             assert all(torch.equal(b["pixel_values"], w["pixel_values"]) for b, w in zip(batches, wanted, strict=True))
+
+
+@pytest.mark.parametrize("samples", [None, 30])
+def test_adapters_that_encode_every_batch_hold_no_more_than_a_batch_as_numbers(context, samples):
+    here, images = context
+    pictures = len(images) if samples is None else samples
+    draw = Draw("train", samples, 4)
+    wanted = Held("dtd", single_samples(streams.stream(here, "clip_b32", 8, "dtd", draw)))
+    tracemalloc.start()
+    found = samples_of("dtd", streams.stream(here, "clip_b32", 8, "dtd", draw))
+    batches = [found.batch(numbers)["pixel_values"] for numbers in ([7, 3, 11, 3], [0])]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    bytes_drawn = 0 if samples is None else pictures * PICTURE  # a draw is held as bytes, a split stays where it is
+    assert len(found) == len(wanted) == pictures and peak < bytes_drawn + 10 * 4 * PICTURE < 4 * pictures * PICTURE
+    for numbers, batch in zip(([7, 3, 11, 3], [0]), batches, strict=True):
+        assert torch.equal(batch, wanted.batch(numbers)["pixel_values"])
+
+
+def test_an_adapter_without_samples_is_refused_whatever_holds_them(context):
+    _, images = context
+    none = streams.Drawn(replace(images, pixels=images.pixels[:0], labels=images.labels[:0]), 4)
+    for batches in (none, []):
+        with pytest.raises(BadBatches, match=r"batches\['dtd'\]: is empty; an adapter needs at least one sample"):
+            samples_of("dtd", batches)
 
 
 def pets(folder, count):

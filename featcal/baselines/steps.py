@@ -4,7 +4,8 @@ An iterable of {task: Pair}, without end; training takes as many as it makes ste
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,27 @@ from featcal.blocks.batches import IGNORED
 from featcal.errors import BadBatches
 
 Step = Mapping[str, Pair]
+
+
+class Samples(Protocol):
+    """All samples of one task by number: a batch of them is made when it is asked for."""
+
+    def __len__(self) -> int: ...
+    def batch(self, numbers: Sequence[int]) -> Batch: ...
+
+
+@dataclass(frozen=True)
+class Held:
+    """Samples in memory, each a batch of one."""
+
+    task: str
+    singles: Sequence[Batch]
+
+    def __len__(self) -> int:
+        return len(self.singles)
+
+    def batch(self, numbers: Sequence[int]) -> Batch:
+        return together(self.task, [self.singles[i] for i in numbers])
 
 
 def kept_steps(pairs: Mapping[str, Pair], settings: Training, seed: int) -> Iterator[Step]:
@@ -38,25 +60,35 @@ def encoded_steps(
 
     Raises: BadBatches for a task without samples, or texts of several lengths without an attention mask.
     """
-    samples = {task: single_samples(task, batches[task]) for task in experts}
+    samples = {task: samples_of(task, batches[task]) for task in experts}
     orders = {task: batch_order(task, len(samples[task]), settings, seed) for task in experts}
     while True:
         step = {}
         for task, expert in experts.items():
-            batch = together(task, [samples[task][i] for i in next(orders[task]).tolist()])
+            batch = samples[task].batch(next(orders[task]).tolist())
             step[task] = frozen_features(task, {"": merged}, expert, [batch], head)[""]
         yield step
 
 
-def single_samples(task: str, batches: Iterable[Batch]) -> list[dict[str, Any]]:
+def samples_of(task: str, batches: Iterable[Batch]) -> Samples:
+    """Those that the batches offer `by_number`, as images of a whole split do, which are many; others are held as they come.
+
+    Raises: BadBatches without any.
+    """
+    by_number = getattr(batches, "by_number", None)
+    found: Samples = by_number() if by_number else Held(task, single_samples(batches))
+    if not len(found):
+        raise BadBatches(task, "is empty; an adapter needs at least one sample")
+    return found
+
+
+def single_samples(batches: Iterable[Batch]) -> list[dict[str, Any]]:
     """Every sample of the batches as a batch of one."""
     found = []
     for batch in batches:
         count = next((len(value) for value in batch.values() if isinstance(value, Tensor)), 0)
         for i in range(count):
             found.append({k: v[i : i + 1] if isinstance(v, Tensor) and len(v) == count else v for k, v in batch.items()})
-    if not found:
-        raise BadBatches(task, "is empty; an adapter needs at least one sample")
     return found
 
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from featcal.suites.reachable import Found
 
 SMALL = 10_000_000_000  # bytes for outputs, DVC's cache and the book of a suite made here, with room
-CODE_EVAL = "HF_ALLOW_CODE_EVAL"
 
 
 @dataclass
@@ -52,7 +51,7 @@ def checkup(chosen: "Chosen", rate: float) -> Checkup:
     found.missing += _out_of_reach(found.repositories)
     if suite.device == "cuda" and not found.gpu:
         found.missing.append("a GPU that torch can use: the suite's device is cuda")
-    found.missing += _tests_lack(chosen)
+    found.missing += tests_lack(chosen)
     folder = suite.data.folder
     if suite.data.source == "files" and not (chosen.root / str(folder)).is_dir():
         found.missing.append(f"the folder {folder} with the suite's images")
@@ -109,32 +108,21 @@ def _files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
 
 
-def _tests_lack(chosen: "Chosen") -> list[str]:
-    """What public tests of language models need beside the harness: modules, and leave to run generated programs."""
-    from importlib.util import find_spec
-
-    from featcal.language.public_tests import PUBLIC
+def tests_lack(chosen: "Chosen") -> list[str]:
+    """What public tests of language models need beside their data, each with its way out."""
+    from featcal.data.public import PUBLIC
+    from featcal.language.harness import INSTALL, installed
+    from featcal.language.requirements import lacking
 
     texts = chosen.suite.language.texts
     if texts is None or texts.source == "mini" or not chosen.suite.language.tests:
         return []
-    tests = {key: PUBLIC[name] for key, name in chosen.suite.language.tests.items() if name in PUBLIC}
-    lacking = [f"{module} for the test {key}" for key, test in tests.items() for module in test.needs if not find_spec(module)]
-    lacking += [] if find_spec("lm_eval") else ["lm_eval: pip install -c constraints.txt -e '.[language]'"]
-    if any("sympy" in test.needs for test in tests.values()) and not _antlr().startswith("4.11"):
-        lacking.append(f"antlr4-python3-runtime 4.11 for the test math500 (found: {_antlr() or 'none'}), or take math500_plain")
-    if any(test.runs for test in tests.values()) and os.environ.get(CODE_EVAL) != "1":
-        lacking.append(f"{CODE_EVAL}=1, which lets the harness run generated programs")
-    return lacking
-
-
-def _antlr() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("antlr4-python3-runtime")
-    except PackageNotFoundError:
-        return ""
+    told = [] if installed() else [f"lm-evaluation-harness (lm_eval): {INSTALL}"]
+    by_lack: dict[tuple[str, str], list[str]] = {}
+    for key, name in chosen.suite.language.tests.items():
+        for lack in lacking(PUBLIC[name]) if name in PUBLIC else []:
+            by_lack.setdefault((lack.what, lack.way_out), []).append(key)
+    return told + [f"{', '.join(keys)}: {what}; {way_out}" for (what, way_out), keys in by_lack.items()]
 
 
 def gpu_bytes() -> int:

@@ -1,9 +1,9 @@
 """The images that a merger or an adapter sees of every task: a fixed draw, or the whole split shuffled in every round."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from zlib import crc32
 
 from featcal.runs import Draw, Pool
@@ -19,6 +19,20 @@ Batch: TypeAlias = "dict[str, Tensor]"
 
 
 @dataclass(frozen=True)
+class Numbered:
+    """Pictures by their place in an order; they become numbers when a batch of them is asked for."""
+
+    pictures: "Pictures"
+    order: "np.ndarray[Any, np.dtype[np.int64]]"
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def batch(self, numbers: Sequence[int]) -> Batch:
+        return {"pixel_values": self.pictures.tensor(self.order[numbers])}
+
+
+@dataclass(frozen=True)
 class Shuffled:
     """A whole split in batches; every iteration goes on with the same generator, so the next round has another order."""
 
@@ -28,6 +42,10 @@ class Shuffled:
 
     def __iter__(self) -> Iterator[Batch]:
         return self.images.batches(self.order.permutation(len(self.images)), self.size)
+
+    def by_number(self) -> Numbered:
+        """All pictures, in the order in which an iteration would give them."""
+        return Numbered(self.images, self.order.permutation(len(self.images)))
 
 
 @dataclass(frozen=True)
@@ -39,6 +57,12 @@ class Drawn:
 
     def __iter__(self) -> Iterator[Batch]:
         return self.pictures.batches(None, self.size)
+
+    def by_number(self) -> Numbered:
+        """All pictures, in the order in which an iteration gives them."""
+        import numpy as np
+
+        return Numbered(self.pictures, np.arange(len(self.pictures)))
 
 
 Change: TypeAlias = "Callable[[str, ImageSet], ImageSet]"
