@@ -156,7 +156,7 @@ def test_every_table_of_scores_names_its_roles_and_pools():
 def test_the_paper_asks_for_every_checkpoint_and_data_set_once():
     asked = repositories(load_suite(ROOT, "paper"))
     names = [(one.kind, one.name) for one in asked]
-    assert len(names) == len(set(names)) == 2 * 21 + 2 * 9 + 2 * 4 + 20 + 1 + 3
+    assert len(names) == len(set(names)) == 2 * 21 + 2 * 9 + 2 * 4 + 20 + 1 + 3 + 6
     assert all(one.bytes for one in asked if one.kind == "model")
     assert repositories(load_suite(ROOT, "mini")) == repositories(load_suite(ROOT, "files")) == []
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import datasets
+import huggingface_hub
 import pytest
 from rehearsal_punkt import ENGLISH, punkt_tab
 
@@ -62,7 +63,8 @@ def test_what_public_tests_lack_is_told_at_once(monkeypatch):
     assert message.count("\n") < 16 and "Traceback" not in message
     for test in (PUBLIC[key] for key in ("math500", "gsm8k", "humaneval_plus", "mbpp_plus", "ifeval", "arc_challenge")):
         assert f"{test.task}: " in message
-    assert "humaneval_plus: runs generated programs, which HF_ALLOW_CODE_EVAL=1 would allow" in message
+    assert "humaneval_plus: runs generated programs, which is not allowed here" in message
+    assert message.count("HF_ALLOW_CODE_EVAL=1 lets the harness run generated programs") == 1, "every way out once"
     with pytest.raises(UnknownKey, match="did you mean 'gsm8k_strict'"):
         load_public({"gsm8k": "gsm8k_strikt"})
 
@@ -135,6 +137,18 @@ def test_a_test_lacks_what_it_imports_and_nothing_that_only_others_do(monkeypatc
     assert [lack.what for lack in requirements.lacking(PUBLIC["ifeval"])] == ["langdetect, immutabledict, nltk not installed"]
     assert "pip install -c constraints.txt -e '.[language]'" in requirements.lacking(PUBLIC["ifeval"])[0].way_out
     assert requirements.lacking(PUBLIC["gsm8k"]) == requirements.lacking(PUBLIC["math500_plain"]) == []
+
+
+@pytest.mark.parametrize(("offline", "here", "asked"), [(False, False, 1), (True, False, 0), (False, True, 0)])
+def test_nltk_is_asked_for_its_data_where_they_lack_and_a_connection_is_allowed(monkeypatch, tmp_path, offline, here, asked):
+    nltk = pytest.importorskip("nltk")
+    found = []
+    monkeypatch.setattr(nltk, "download", lambda name, quiet: found.append(name))
+    monkeypatch.setattr(nltk.data, "path", [*punkt_tab(tmp_path).values()] if here else [])
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
+    requirements.fetch_punkt(PUBLIC["ifeval"])
+    requirements.fetch_punkt(PUBLIC["gsm8k"])
+    assert found == ["punkt_tab"] * asked
 
 
 @installed

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from featcal.data.domains import DOMAINS
 from featcal.data.glue import GLUE, HUB_ID
 from featcal.data.hub_cache import Kind
+from featcal.data.public import PUBLIC
 from featcal.data.registry import TASKS
 from featcal.runs import GLUE_POOL
 from featcal.suites.suite import Suite
@@ -66,6 +67,8 @@ def repositories(suite: Suite) -> list[Repository]:
         for pool, tasks in suite.language.pools.items():
             names = {HUB_ID if task in GLUE else DOMAINS[task].hub_id: None for task in tasks}
             found += [Repository(name, "dataset", f"texts of {pool}", None) for name in names]
+        tests = {PUBLIC[name].data: None for name in suite.language.tests.values() if name in PUBLIC}
+        found += [Repository(name, "dataset", "tests of language models", None) for name in tests]
     return found
 
 
