@@ -2,14 +2,18 @@
 
 import tracemalloc
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from adapter_features import difference
 from checkpoints import picture
 from test_data import PETS, encoded, parquet
+from tiny import clip
 
+import featcal
 from featcal.baselines.steps import Held, samples_of, single_samples
 from featcal.data import decoded
 from featcal.data.decoded import Split, mapped_images
@@ -63,6 +67,20 @@ def test_adapters_that_encode_every_batch_hold_no_more_than_a_batch_as_numbers(c
     assert len(found) == len(wanted) == pictures and peak < bytes_drawn + 10 * 4 * PICTURE < 4 * pictures * PICTURE
     for numbers, batch in zip(([7, 3, 11, 3], [0]), batches, strict=True):
         assert torch.equal(batch, wanted.batch(numbers)["pixel_values"])
+
+
+@pytest.mark.parametrize("samples", [None, 30])
+def test_adapters_that_encode_every_batch_are_to_the_bit_those_of_samples_held_as_numbers(context, samples):
+    here, _ = context
+    build = partial(clip, dtype=torch.float32, image_size=SIDE)
+    merged, experts = build(0), {task: build(seed) for seed, task in enumerate(("mnist", "dtd"), 1)}
+
+    def trained(held):
+        found = streams.streams(here, "clip_b32", 8, Draw("train", samples, 4))
+        batches = {task: list(stream) if held else stream for task, stream in found.items()}
+        return featcal.surgery(merged, experts, batches, rank=4, steps=6, batch=8, encode="each_step")
+
+    assert difference(trained(False), trained(True)) == 0
 
 
 def test_an_adapter_without_samples_is_refused_whatever_holds_them(context):
