@@ -27,6 +27,7 @@ FEWER: dict[str, Callable[[Any], Any]] = {
     "nodes": lambda given: given[:2],
     "audit": lambda given: [1, 4],
     "factors": lambda given: [0.6, 1.0],
+    "trials": lambda given: 7,  # six are drawn at random, the next is proposed
 }
 SWEPT = ("ridge", "anchor_blend", "interpolation")  # of a sweep: the first value and the one the others are compared with
 RECORD = "rehearsal.json"
