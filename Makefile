@@ -70,7 +70,7 @@ pretrain: project  ## train the mini suite's base models anew (frozen otherwise;
 verify: project  ## recompute everything in a temporary clone and compare with the committed results
 	VENV='$(abspath $(VENV))' bash scripts/recompute.sh dvc repro --force
 
-rehearsal: setup  ## run all of `suite: paper` on a small hub of our own with tiny random models (four minutes of one core)
+rehearsal: setup  ## run all of `suite: paper` on a small hub of our own with tiny random models (about six minutes of one core)
 	$(BIN)/python scripts/rehearsal.py
 
 accept: project  ## record a code change that alters no number, after the smoke graph has shown that it alters none
