@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 from featcal.models import products
 from featcal.models.products import onednn_products
 
-SHAPES = [(256, 192, 192), (64, 768, 96), (40, 200, 300), (1, 3200, 3200), (3200, 1, 700), (5, 7, 3)]
+SHAPES = [(256, 192, 192), (512, 768, 96), (400, 200, 300), (1, 3200, 3200), (3200, 1, 700), (5, 7, 3)]
 
 
 def drawn(*shape, seed=0):
@@ -22,6 +22,14 @@ def layouts(rows, columns, seed):
     wider, longer = drawn(rows, columns + 9), drawn(columns, rows + 9)
     wider[:, 4:-5], longer[:, 4:-5] = x, x.T
     return [x, x.T.contiguous().T, wider[:, 4:-5], longer[:, 4:-5].T]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -58,7 +66,7 @@ def test_a_slice_is_copied_before_onednn_sees_it(monkeypatch):
     ("d", "sizes"), [(5, [5]), (192, [192]), (193, [97, 96]), (383, [192, 191]), (384, [192] * 2), (400, [192] * 2 + [16])]
 )
 def test_sums_are_cut_into_pieces(d, sizes):
-    found = list(products.pieces(d))
+    found = products.pieces(d)
     assert [end - start for start, end in found] == sizes
     assert found[0][0] == 0 and found[-1][1] == d and all(a[1] == b[0] for a, b in zip(found, found[1:], strict=False))
 
@@ -74,7 +82,7 @@ def test_long_sums_round_no_worse_than_torch_alone():
 
 
 def test_gradients_go_through(computed):
-    x, W, b = (drawn(*shape, seed=i).requires_grad_() for i, shape in enumerate([(2, 128, 192), (96, 192), (96,)]))
+    x, W, b = (drawn(*shape, seed=i).requires_grad_() for i, shape in enumerate([(2, 512, 192), (192, 192), (192,)]))
     expected = torch.autograd.grad(linear(x, W, b).square().sum(), (x, W, b))
     with onednn_products():
         found = torch.autograd.grad(linear(x, W, b).square().sum(), (x, W, b))
@@ -90,6 +98,15 @@ def test_other_precisions_are_left_to_torch(dtype, computed):
     with onednn_products():
         assert torch.equal(a @ b, expected[0]) and torch.equal(torch.addmm(a[0], a, b, beta=2, alpha=3), expected[1])
     assert not computed
+
+
+def test_more_threads_want_larger_products(computed):
+    a = drawn(200, 192)
+    with onednn_products():
+        a @ drawn(192, 150)
+        torch.set_num_threads(2)
+        a @ drawn(192, 150)
+    assert len(computed) == 1
 
 
 def test_a_scaled_sum_is_left_to_torch(computed):

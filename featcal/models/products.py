@@ -15,7 +15,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-NARROWEST, SMALLEST = 32, 2**21  # sides of a product, and multiplications in it, from which on oneDNN was the faster one
+# From which on oneDNN was the faster one: sides of a product, and multiplications for each piece of its sums and each thread.
+NARROWEST, SMALLEST = 32, 2**22
 PIECE = 192  # terms added at a time
 
 
@@ -53,7 +54,9 @@ def _addmm(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
 def _fits(a: Tensor, b: Tensor) -> bool:
     """Whether a b is for oneDNN: float32, and neither small nor narrow."""
     (n, d), o = a.shape, b.shape[1]
-    return a.dtype == b.dtype == torch.float32 and min(n, d, o) >= NARROWEST and n * d * o >= SMALLEST
+    if not a.dtype == b.dtype == torch.float32 or min(n, d, o) < NARROWEST:
+        return False
+    return n * d * o >= SMALLEST * len(pieces(d)) * torch.get_num_threads()
 
 
 def _linear(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
@@ -67,10 +70,10 @@ def _linear(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return whole
 
 
-def pieces(d: int) -> Iterator[tuple[int, int]]:
+def pieces(d: int) -> list[tuple[int, int]]:
     """First and last term (excluded) of the pieces of a sum of d: halves of up to twice PIECE, and from there on PIECE each."""
     size = PIECE if d >= 2 * PIECE else d if d <= PIECE else (d + 1) // 2
-    return ((start, min(start + size, d)) for start in range(0, d, size))
+    return [(start, min(start + size, d)) for start in range(0, d, size)]
 
 
 def _dense(x: Tensor) -> Tensor:
