@@ -100,11 +100,12 @@ class Browser:
         """Where the results of the search page lead, once there are any."""
         return self.driver.execute_async_script(FOUND)
 
-    def audit(self) -> list[str]:
+    def audit(self, only_colours: bool = False) -> list[str]:
         """Serious and critical findings of axe-core on the page as it is now, and those on headings and pictures."""
         from axe_core_python.selenium import Axe
 
-        findings = Axe().run(self.driver, options={"resultTypes": ["violations"]})["violations"]
+        options = {"resultTypes": ["violations"]} | ({"runOnly": ["cat.color"]} if only_colours else {})
+        findings = Axe().run(self.driver, options=options)["violations"]
         counted = [one for one in findings if one["impact"] in ("serious", "critical") or one["id"] in READ_BY]
         return [f"{one['id']}: {node['target']} {node['html'][:80]}" for one in counted for node in one["nodes"][:3]]
 

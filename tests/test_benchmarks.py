@@ -9,7 +9,7 @@ import torch
 from test_calibrate import plain_result
 from tiny import PAPER, experiment, shifted
 
-from benchmarks import block, calibrate, evaluate, measure, plain_version, scaling, solve
+from benchmarks import block, calibrate, evaluate, measure, plain_version, products, scaling, solve
 
 TINY = {"tasks": 2, "samples": 6, "layers": 2, "width": 64, "batch": 4, "repeats": 1, "device": "cpu", "threads": 1}
 
@@ -69,6 +69,14 @@ def test_solutions_are_near_the_tall_least_squares_problem_and_ours_the_nearest(
     errors = solve.precision(d=64, o=16, tokens=1024)
     assert all(ours < plain for plain, ours in errors.values())
     assert errors[0.05][1] < 1e-6 and errors[1e-5][1] < 1e-3
+
+
+def test_both_give_the_same_product(monkeypatch):
+    pairs, difference = products.compare((512, 400, 64), repeats=1)
+    assert len(pairs) == 1 and difference < products.TOLERANCE
+    monkeypatch.setattr(products, "TOLERANCE", -1.0)
+    with pytest.raises(AssertionError, match="the results differ by"):
+        products.compare((512, 400, 64), repeats=1)
 
 
 def test_exponent_is_that_of_a_power_law():

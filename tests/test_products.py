@@ -54,6 +54,25 @@ def test_a_slice_is_copied_before_onednn_sees_it(monkeypatch):
     assert len(given) == 2 and all(x.is_contiguous() or x.T.is_contiguous() for x in given)
 
 
+@pytest.mark.parametrize(
+    ("d", "sizes"), [(5, [5]), (192, [192]), (193, [97, 96]), (383, [192, 191]), (384, [192] * 2), (400, [192] * 2 + [16])]
+)
+def test_sums_are_cut_into_pieces(d, sizes):
+    found = list(products.pieces(d))
+    assert [end - start for start, end in found] == sizes
+    assert found[0][0] == 0 and found[-1][1] == d and all(a[1] == b[0] for a, b in zip(found, found[1:], strict=False))
+
+
+def test_long_sums_round_no_worse_than_torch_alone():
+    x = drawn(2176, 128) + 1
+    exact = x.double().T @ x.double()
+    off = lambda G: float((G - exact).abs().mean())  # noqa: E731
+    alone = off(x.T @ x)
+    with onednn_products():
+        ours = off(x.T @ x)
+    assert ours < 1.5 * alone
+
+
 def test_gradients_go_through(computed):
     x, W, b = (drawn(*shape, seed=i).requires_grad_() for i, shape in enumerate([(2, 128, 192), (96, 192), (96,)]))
     expected = torch.autograd.grad(linear(x, W, b).square().sum(), (x, W, b))
