@@ -15,6 +15,9 @@ BASES    := images/dvc.yaml:pretrain@clip_b32 images/dvc.yaml:pretrain@clip_l14 
             language/dvc.yaml:pretrain_t5@flan_t5_base language/dvc.yaml:pretrain_t5@flan_t5_large \
             language/dvc.yaml:pretrain_llama@llama_3b language/dvc.yaml:pretrain_llama@llama_8b
 
+# Tests that take minutes, of the browser, of DVC and of the paper's suite.
+SLOW := tests/test_book.py tests/test_recomputed.py tests/test_dress_rehearsal.py
+
 # Stages say `featcal` and `python`, which must be those of the environment.
 export PATH := $(BIN):$(PATH)
 # Only `suite: paper` reads from the Hugging Face hub; its first run needs HF_HUB_OFFLINE=0.
@@ -56,13 +59,16 @@ book: project  ## build the book from the results in git, computing no model
 	@printf 'Numbers:     results/*/*.csv\n'
 	@printf 'Experiments: params.yaml; after an edit, make repro again recomputes what it touches\n'
 
-# Side by side: nbval mostly waits for kernels to start. Its report follows that of the tests; either failing fails the target.
+# Side by side, for two cores: nbval mostly waits for kernels to start, browser and DVC are a third of the tests' time. The reports of
+# both follow that of the other tests; any of the three failing fails the target.
 test: project  ## run the tests and re-execute the pages of the book against what git holds
-	@report=$$(mktemp); trap 'kill $$pages 2>/dev/null; rm -f "$$report"' EXIT INT TERM; \
-	$(BIN)/python -m pytest --nbval-lax --nbval-current-env book/pages >"$$report" 2>&1 & pages=$$!; \
-	$(BIN)/python -m pytest tests; tested=$$?; \
-	wait $$pages; executed=$$?; echo 'pages of the book, executed again:'; cat "$$report"; \
-	exit $$((tested ? tested : executed))
+	@reports=$$(mktemp -d); trap 'kill $$pages $$slow 2>/dev/null; rm -rf "$$reports"' EXIT INT TERM; \
+	$(BIN)/python -m pytest --nbval-lax --nbval-current-env book/pages >"$$reports/pages" 2>&1 & pages=$$!; \
+	$(BIN)/python -m pytest $(SLOW) >"$$reports/slow" 2>&1 & slow=$$!; \
+	$(BIN)/python -m pytest tests $(addprefix --ignore=,$(SLOW)); tested=$$?; \
+	wait $$pages; executed=$$?; wait $$slow; built=$$?; \
+	echo 'pages of the book, executed again:'; cat "$$reports/pages"; echo '$(SLOW):'; cat "$$reports/slow"; \
+	exit $$((tested ? tested : executed ? executed : built))
 
 pretrain: project  ## train the mini suite's base models anew (frozen otherwise; up to an hour)
 	set -e; for base in $(BASES); do $(BIN)/featcal stage pretrain $${base#*@}; $(BIN)/dvc commit --force pipeline/$$base; done

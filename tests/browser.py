@@ -104,7 +104,7 @@ class Browser:
         """Serious and critical findings of axe-core on the page as it is now, and those on headings and pictures."""
         from axe_core_python.selenium import Axe
 
-        options = {"resultTypes": ["violations"]} | ({"runOnly": ["cat.color"]} if only_colours else {})
+        options = {"resultTypes": ["violations"]} | ({"runOnly": ["color-contrast"]} if only_colours else {})
         findings = Axe().run(self.driver, options=options)["violations"]
         counted = [one for one in findings if one["impact"] in ("serious", "critical") or one["id"] in READ_BY]
         return [f"{one['id']}: {node['target']} {node['html'][:80]}" for one in counted for node in one["nodes"][:3]]
