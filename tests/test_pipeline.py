@@ -40,6 +40,7 @@ EXEMPT = {
     "featcal/suites/suite.py",
     "featcal/stages/context.py",
     "featcal/stages/layout.py",
+    "featcal/stages/resident.py",
     "featcal/stages/workers.py",
     "featcal/storage/atomic.py",
     "featcal/storage/ledger.py",

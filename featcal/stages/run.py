@@ -12,6 +12,7 @@ VERBS = (
     "prepare_texts", "prepare_language", "merge_language", "calibrate_language", "adapt_language", "evaluate_language",
     *STUDIES, "gather", "results", "page",
 )  # fmt: skip
+IMPORTING = tuple(verb for verb in VERBS if verb not in ("pretrain", "gather", "results", "page"))  # torch, in their workers
 WITHOUT_KEY = ("prepare_data", "prepare_texts")
 
 

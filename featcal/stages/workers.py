@@ -21,6 +21,8 @@ from typing import Any
 
 from rich.console import Console
 
+from featcal.stages.resident import forked
+
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's names for when freed memory goes back, and from where on it always does
 _LIFE_LONG = ExitStack()  # what a worker enters and never leaves
 console = Console(stderr=True, highlight=False)
@@ -32,6 +34,8 @@ IMPORTED = [
 
 def from_a_server() -> Any:
     """What starts processes that have the imports behind them."""
+    if forked():
+        return get_context("fork")
     context: Any = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
     if hasattr(context, "set_forkserver_preload"):
         context.set_forkserver_preload(IMPORTED)

@@ -1,0 +1,145 @@
+"""Stages forked from a process that has the imports behave as if started where they were asked for."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from featcal.stages import resident
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="stages are forked on Linux only")
+# A server without the imports, whose command tells what it was given, sleeps, or returns the number it is asked for.
+SERVER = """
+import os, sys, time
+from pathlib import Path
+from featcal.stages import resident, workers
+
+def command_line():
+    arguments = sys.argv[1:]
+    try:
+        print("begun", *arguments, os.getcwd(), os.environ.get("COLOUR"), resident.forked(), flush=True)
+        time.sleep(float(arguments[1]))
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        return 130
+    return int(arguments[0])
+
+resident.command_line, workers.IMPORTED, resident.IDLE = command_line, [], float(sys.argv[2])
+sys.exit(resident.serve(Path(sys.argv[1])))
+"""
+CLIENT = """
+import sys
+from pathlib import Path
+from featcal.stages import resident
+resident.address = lambda: Path(sys.argv[1])
+print("code", resident.ask(sys.argv[2:]))
+"""
+
+
+@pytest.fixture
+def server(tmp_path):
+    """The socket of a server that ends when the test does."""
+    path = tmp_path / "socket"
+    process = subprocess.Popen([sys.executable, "-c", SERVER, str(path), "30"], cwd="/")
+    end = time.monotonic() + 30
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    yield path
+    process.kill()
+    process.wait()
+
+
+def client(path, *arguments, **more):
+    command = [sys.executable, "-c", CLIENT, str(path), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **more)
+
+
+def begun(process):
+    line = process.stdout.readline()
+    assert line.startswith("begun"), line
+    return line.split()[1:]
+
+
+def test_a_stage_has_folder_variables_and_output_of_who_asked(server, tmp_path):
+    process = client(server, "0", "0", cwd=tmp_path, env=os.environ | {"COLOUR": "red"})
+    assert process.communicate(timeout=60)[0].splitlines() == [f"begun 0 0 {tmp_path} red True", "code 0"]
+
+
+def test_the_command_line_is_this_programs(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["featcal", "stage", "nonsense"])
+    assert resident.command_line() == 2 and "nonsense" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["featcal", "--version"])
+    assert resident.command_line() == 0 and capsys.readouterr().out.startswith("featcal ")
+
+
+@pytest.mark.parametrize("code", [0, 2, 130])
+def test_the_exit_code_comes_back(server, code):
+    assert client(server, str(code), "0").communicate(timeout=60)[0].splitlines()[-1] == f"code {code}"
+
+
+def test_two_stages_run_side_by_side(server):
+    first, second = client(server, "3", "2"), client(server, "4", "0")
+    assert second.communicate(timeout=60)[0].splitlines()[-1] == "code 4"
+    assert first.communicate(timeout=60)[0].splitlines()[-1] == "code 3"
+
+
+def test_ctrl_c_reaches_the_stage(server):
+    process = client(server, "0", "60")
+    begun(process)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30)[0].split() == ["interrupted", "code", "130"]
+
+
+def test_a_stage_ends_when_who_asked_is_gone(server):
+    process = client(server, "0", "60")
+    begun(process)
+    process.kill()
+    assert process.stdout.read() == ""  # which waits until the stage, too, has let go of it
+    assert client(server, "0", "0").communicate(timeout=60)[0].endswith("code 0\n")
+
+
+def test_the_server_ends_by_itself_and_leaves_no_socket(tmp_path):
+    path = tmp_path / "socket"
+    done = subprocess.run([sys.executable, "-c", SERVER, str(path), "0.1"], timeout=60)
+    assert done.returncode == 0 and not path.exists()
+
+
+def test_the_first_to_ask_starts_it_and_none_is_asked_in_vain(tmp_path, monkeypatch):
+    monkeypatch.setattr(resident, "address", lambda: tmp_path / "socket")
+    monkeypatch.setattr(resident.sys, "executable", "/bin/false")
+    assert resident.ask(["--version"]) is None
+
+
+def test_the_address_follows_files_and_variables(tmp_path, monkeypatch):
+    package = tmp_path / "featcal"
+    package.mkdir()
+    (package / "__init__.py").write_text("a = 1")
+    monkeypatch.setattr(resident.featcal, "__file__", str(package / "__init__.py"))
+    first = resident.address()
+    assert resident.address() == first
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert resident.address() != first
+    monkeypatch.undo()
+    monkeypatch.setattr(resident.featcal, "__file__", str(package / "__init__.py"))
+    assert resident.address() == first
+    (package / "more.py").write_text("")
+    assert resident.address() != first
+
+
+def test_only_stages_that_dvc_runs_ask(monkeypatch):
+    monkeypatch.delenv(resident.FORKED, raising=False)
+    monkeypatch.delenv("DVC_STAGE", raising=False)
+    assert not resident.wanted()
+    monkeypatch.setenv("DVC_STAGE", "merge@clip_b32-8")
+    assert resident.wanted()
+    monkeypatch.setenv(resident.FORKED, "1")
+    assert not resident.wanted() and resident.forked()
+
+
+def test_the_socket_lies_in_a_folder_of_this_user(tmp_path, monkeypatch):
+    monkeypatch.setattr(resident.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert resident.address().parent == Path(tmp_path, f"featcal-{os.getuid()}")
