@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="stages are fork
 SERVER = """
 import os, sys, time
 from pathlib import Path
-from featcal.stages import resident, workers
+from featcal.stages import resident
 
 def command_line():
     arguments = sys.argv[1:]
@@ -28,15 +28,15 @@ def command_line():
         return 130
     return int(arguments[0])
 
-resident.command_line, workers.IMPORTED, resident.IDLE = command_line, [], float(sys.argv[2])
-sys.exit(resident.serve(Path(sys.argv[1])))
+resident.command_line, resident.IDLE = command_line, float(sys.argv[2])
+sys.exit(resident.serve(Path(sys.argv[1]), ()))
 """
 CLIENT = """
 import sys
 from pathlib import Path
 from featcal.stages import resident
-resident.address = lambda: Path(sys.argv[1])
-print("code", resident.ask(sys.argv[2:]))
+resident.address = lambda imports: Path(sys.argv[1])
+print("code", resident.ask(sys.argv[2:], ()))
 """
 
 
@@ -109,9 +109,9 @@ def test_the_server_ends_by_itself_and_leaves_no_socket(tmp_path):
 
 
 def test_the_first_to_ask_starts_it_and_none_is_asked_in_vain(tmp_path, monkeypatch):
-    monkeypatch.setattr(resident, "address", lambda: tmp_path / "socket")
+    monkeypatch.setattr(resident, "address", lambda imports: tmp_path / "socket")
     monkeypatch.setattr(resident.sys, "executable", "/bin/false")
-    assert resident.ask(["--version"]) is None
+    assert resident.ask(["--version"], ()) is None
 
 
 def test_the_address_follows_files_and_variables(tmp_path, monkeypatch):
@@ -119,15 +119,16 @@ def test_the_address_follows_files_and_variables(tmp_path, monkeypatch):
     package.mkdir()
     (package / "__init__.py").write_text("a = 1")
     monkeypatch.setattr(resident.featcal, "__file__", str(package / "__init__.py"))
-    first = resident.address()
-    assert resident.address() == first
+    first = resident.address(())
+    assert resident.address(()) == first
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert resident.address() != first
+    assert resident.address(()) != first
     monkeypatch.undo()
     monkeypatch.setattr(resident.featcal, "__file__", str(package / "__init__.py"))
-    assert resident.address() == first
+    assert resident.address(()) == first
+    assert resident.address(["json"]) != first
     (package / "more.py").write_text("")
-    assert resident.address() != first
+    assert resident.address(()) != first
 
 
 def test_only_stages_that_dvc_runs_ask(monkeypatch):
@@ -142,4 +143,4 @@ def test_only_stages_that_dvc_runs_ask(monkeypatch):
 
 def test_the_socket_lies_in_a_folder_of_this_user(tmp_path, monkeypatch):
     monkeypatch.setattr(resident.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert resident.address().parent == Path(tmp_path, f"featcal-{os.getuid()}")
+    assert resident.address(()).parent == Path(tmp_path, f"featcal-{os.getuid()}")

@@ -17,10 +17,11 @@ def stage(
 ) -> None:
     """Run one stage of dvc.yaml; `dvc repro` calls this in the right order."""
     from featcal.stages.resident import ask, wanted
-    from featcal.stages.run import IMPORTING, run_stage
+    from featcal.stages.run import imports_of, run_stage
 
-    if verb in IMPORTING and wanted():
-        code = ask(["stage", verb, *([key] if key else [])])
+    imports = imports_of(verb)
+    if imports and wanted():
+        code = ask(["stage", verb, *([key] if key else [])], imports)
         if code is not None:
             raise Exit(code)
     run_stage(verb, key)

@@ -1,9 +1,9 @@
-"""A process that has imported torch and the rest once, and forks every stage of a `dvc repro`.
+"""A process that has imported torch or papermill once, and forks every stage of a `dvc repro` that needs it.
 
 The imports take seconds of a core, and DVC starts each stage anew. The first stage starts this process, and the others ask it
-through a socket, named after all that could make its imports stale: the package's files, the environment's packages, Python,
-its variables. It ends by itself when nobody has asked for a while. A stage behaves as if started where it was asked for: same
-folder, variables, terminal, exit code and Ctrl-C; it ends when who asked is gone. Torch may be forked as long as it has
+through a socket, named after what it imports and all that could make that stale: the package's files, the environment's packages,
+Python, its variables. It ends by itself when nobody has asked for a while. A stage behaves as if started where it was asked for:
+same folder, variables, terminal, exit code and Ctrl-C; it ends when who asked is gone. Torch may be forked as long as it has
 computed nothing.
 """
 
@@ -44,20 +44,20 @@ def wanted() -> bool:
     return sys.platform == "linux" and "DVC_STAGE" in os.environ and not forked()
 
 
-def address() -> Path:
-    """The socket of a process whose imports are those that this one would make."""
+def address(imports: Sequence[str]) -> Path:
+    """The socket of a process that has imported these modules as this one would."""
     files = sorted(Path(featcal.__file__).parent.rglob("*.py"))
-    told: list[Any] = [sys.executable, sys.version, os.stat(sysconfig.get_path("purelib")).st_mtime_ns]
+    told: list[Any] = [*imports, sys.executable, sys.version, os.stat(sysconfig.get_path("purelib")).st_mtime_ns]
     told += [(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files]
     told += sorted(pair for pair in os.environ.items() if pair[0].startswith(READ_AT_IMPORT))
     name = hashlib.sha256(repr(told).encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir(), f"featcal-{os.getuid()}", name)
 
 
-def ask(arguments: Sequence[str]) -> int | None:
-    """The exit code of `featcal ARGUMENTS` in a fork; None where no process could be had, and nothing was run."""
+def ask(arguments: Sequence[str], imports: Sequence[str]) -> int | None:
+    """The exit code of `featcal ARGUMENTS` in a fork that has the imports; None where none could be had, and nothing was run."""
     try:
-        line = _connected(address())
+        line = _connected(address(imports), imports)
     except OSError:
         return None
     with line:
@@ -73,7 +73,7 @@ def ask(arguments: Sequence[str]) -> int | None:
     return int(code) if code else 1
 
 
-def _connected(path: Path) -> socket.socket:
+def _connected(path: Path, imports: Sequence[str]) -> socket.socket:
     """A line to the process at `path`, started where there is none. Raises: OSError."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
     if path.parent.stat().st_uid != os.getuid():
@@ -87,7 +87,7 @@ def _connected(path: Path) -> socket.socket:
         except (FileNotFoundError, ConnectionRefusedError):
             if started is None:
                 nothing = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-                command = [sys.executable, "-P", "-m", "featcal.stages.resident", str(path)]
+                command = [sys.executable, "-P", "-m", "featcal.stages.resident", str(path), *imports]
                 started = subprocess.Popen(command, start_new_session=True, **nothing)
             elif started.poll() is not None:
                 break
@@ -95,11 +95,9 @@ def _connected(path: Path) -> socket.socket:
     raise ConnectionError(f"no process at {path}")
 
 
-def serve(path: Path) -> int | None:
+def serve(path: Path, imports: Sequence[str]) -> int | None:
     """Fork a stage for everyone who asks. Returns in a fork: the stage's exit code; in this process, at the end: None."""
-    from featcal.stages.workers import IMPORTED
-
-    for name in IMPORTED:
+    for name in imports:
         import_module(name)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     path.unlink(missing_ok=True)
@@ -168,4 +166,4 @@ def _end(job: tuple[int, int, socket.socket]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(serve(Path(sys.argv[1])))
+    sys.exit(serve(Path(sys.argv[1]), sys.argv[2:]))

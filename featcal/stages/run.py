@@ -4,6 +4,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from featcal.errors import BadSetting, UnknownKey
+from featcal.stages.workers import IMPORTED
 from featcal.studies import STUDIES
 
 VERBS = (
@@ -12,8 +13,16 @@ VERBS = (
     "prepare_texts", "prepare_language", "merge_language", "calibrate_language", "adapt_language", "evaluate_language",
     *STUDIES, "gather", "results", "page",
 )  # fmt: skip
-IMPORTING = tuple(verb for verb in VERBS if verb not in ("pretrain", "gather", "results", "page"))  # torch, in their workers
+AT_ONCE = ("pretrain", "gather", "results")  # what imports next to nothing
+PAGE_IMPORTS = ("featcal.report.execute", "featcal.stages.page", "papermill")
 WITHOUT_KEY = ("prepare_data", "prepare_texts")
+
+
+def imports_of(verb: str) -> tuple[str, ...]:
+    """The modules that a stage spends seconds on importing, itself or in its workers."""
+    if verb not in VERBS or verb in AT_ONCE:
+        return ()
+    return PAGE_IMPORTS if verb == "page" else IMPORTED
 
 
 def run_stage(verb: str, key: str | None) -> None:
