@@ -2,12 +2,15 @@
 
 import json
 import shlex
+import shutil
+from pathlib import Path
 
 import pytest
 import yaml
 from test_cli import DATA, EXPERTS, FEW, models, ready, refused  # noqa: F401 - fixtures
 from test_cli_families import EXPERTS as TEXT_EXPERTS
 from test_cli_families import texts  # noqa: F401 - fixture
+from test_worked_paths import llamas, lora, merged_as_mergekit_does, recipe_of_the_page  # noqa: F401 - a fixture
 
 from featcal import cli
 
@@ -65,6 +68,25 @@ def test_text_models_are_tuned_as_they_are(texts):  # noqa: F811
     data = ["--data", "a=a.jsonl", "--data", "b=b.jsonl", "--samples", "9", "--trials", "2", "--device", "cpu"]
     assert cli.main([*MODELS, *TEXT_EXPERTS, *data, "--out", "found.json"]) == 0
     assert set(json.loads((folder / "found.json").read_text())["trials"][0]["divergence"]) == {"a", "b"}
+
+
+def test_base_and_experts_come_from_a_recipe_and_the_command_it_tells_reads_it_too(llamas, capsys):  # noqa: F811
+    """With a LoRA expert, of which no model is left behind."""
+    lora(Path("adapters/math"), Path("base"))
+    merged_as_mergekit_does(recipe_of_the_page(), Path("merged"))
+    recipe_of_the_page(models=[{"model": "base+adapters/math"}, {"model": "models/code"}])
+    data = ["--data", "math=math.jsonl", "--data", "code=code.jsonl", "--samples", "8", "--trials", "2", "--device", "cpu"]
+    given = ["tune", "--recipe", "merge.yaml", "--merged", "merged", *data]
+    assert cli.main([*given, "--out", "found.json"]) == 0
+    found = json.loads(Path("found.json").read_text())
+    assert set(found["trials"][0]["divergence"]) == {"math", "code"} and "--recipe merge.yaml" in found["calibrate"]
+    assert cli.main(shlex.split(found["calibrate"])[1:]) == 0
+    assert not [path for path in Path().iterdir() if path.name.startswith(".")]
+    shutil.rmtree("merged")
+    shutil.copytree("models/code", "merged")
+    capsys.readouterr()
+    assert cli.main(["tune", "--merged", "merged", *data, "--out", "more.json"]) == 2
+    assert "--recipe" in capsys.readouterr().err and not Path("more.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,7 @@ MAY_IMPORT = {
     "stages": BETWEEN | {"suites", "profiling", "report.execute"},
     "commands": BETWEEN | {"interchange", "suites", "stages"},
     "playground": BETWEEN | {"suites", "stages", "report"},
+    "start": {"stages", "cli"},
     "cli": BETWEEN | {"interchange", "suites", "stages", "commands"},
     "report": {"errors", "settings", "storage.results"},
 }

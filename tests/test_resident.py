@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from featcal import start
 from featcal.stages import resident
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="stages are forked on Linux only")
@@ -139,6 +140,27 @@ def test_only_stages_that_dvc_runs_ask(monkeypatch):
     assert resident.wanted()
     monkeypatch.setenv(resident.FORKED, "1")
     assert not resident.wanted() and resident.forked()
+
+
+def test_stages_that_import_little_and_other_commands_are_run_where_they_are(monkeypatch):
+    asked = []
+    monkeypatch.setattr(resident, "ask", lambda arguments, imports: asked.append((arguments[1], set(imports))) or 0)
+    monkeypatch.setenv("DVC_STAGE", "merge@clip_b32-8")
+    monkeypatch.delenv(resident.FORKED, raising=False)
+    for line in (["stage", "gather", "x"], ["stage", "results", "x"], ["stage"], ["merge", "average"], [], ["--version"]):
+        assert resident.stage(line) is None
+    assert resident.stage(["stage", "merge", "clip_b32-8"]) == resident.stage(["stage", "page", "table01"]) == 0
+    (merge, torch), (page, papermill) = asked
+    assert merge == "merge" and set(resident.TORCH) < torch and page == "page" and "papermill" in papermill
+    assert not papermill & set(resident.TORCH)
+
+
+def test_the_program_gives_a_stage_away_and_runs_all_else(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["featcal", "--version"])
+    monkeypatch.setattr(start.resident, "stage", lambda arguments: 7 if arguments[0] == "stage" else None)
+    assert start.main() == 0 and capsys.readouterr().out.startswith("featcal ")
+    monkeypatch.setattr(sys, "argv", ["featcal", "stage", "merge", "clip_b32-8"])
+    assert start.main() == 7
 
 
 def test_the_socket_lies_in_a_folder_of_this_user(tmp_path, monkeypatch):

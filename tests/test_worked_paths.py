@@ -46,7 +46,7 @@ def run(part: str, skip: int = 0) -> None:
 
 def command(arguments: list[str]) -> int:
     """One command; where it draws samples, as many as there are."""
-    return cli.main([*arguments, *(["--samples", str(SAMPLES)] if arguments[0] in ("calibrate", "plan") else [])])
+    return cli.main([*arguments, *(["--samples", str(SAMPLES)] if arguments[0] in ("calibrate", "tune", "plan") else [])])
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:

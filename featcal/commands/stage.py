@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from typer import Argument, Exit
+from typer import Argument
 
 EPILOG = """Examples:
 
@@ -16,12 +16,6 @@ def stage(
     key: Annotated[str | None, Argument(help="For what: a key of params.yaml, or role and pool.")] = None,
 ) -> None:
     """Run one stage of dvc.yaml; `dvc repro` calls this in the right order."""
-    from featcal.stages.resident import ask, wanted
-    from featcal.stages.run import imports_of, run_stage
+    from featcal.stages.run import run_stage
 
-    imports = imports_of(verb)
-    if imports and wanted():
-        code = ask(["stage", verb, *([key] if key else [])], imports)
-        if code is not None:
-            raise Exit(code)
     run_stage(verb, key)

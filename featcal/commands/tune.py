@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from featcal.commands.allocator import give_back_large_blocks
-from featcal.commands.arguments import device_named, dtype_named, existing_folder, named_folders, named_places
+from featcal.commands.arguments import device_named, dtype_named, existing_folder, named_places
 from featcal.commands.calibrate import DATA, MODULES, PICTURES, TEXT, block_count
 from featcal.commands.model_folders import require_alike, skeleton
+from featcal.commands.recipe import EXPERT, HELP, named_models, whole_experts
 from featcal.commands.sizes import bytes_of
 from featcal.commands.terminal import Json, Quiet, counted, note, say, say_json, table
 from featcal.settings import require
@@ -27,19 +28,22 @@ EPILOG = f"""Pictures, for CLIP, ViT, DINOv2 and SigLIP: {PICTURES}, or a data s
 
 Text, for Llama, T5, BERT and others: {TEXT}, a folder that holds train.jsonl, or a data set of the hub.
 
-Example:
+Examples:
 
 featcal tune --base base --merged merged --expert mnist=m --data mnist=images/mnist --out settings.yaml
+
+featcal tune --recipe merge.yaml --merged merged --data math=math.jsonl --data code=code.jsonl --out settings.yaml
 
 Exit codes: 0 done; 2 a mistake in arguments or files; 130 interrupted, and the same command then goes on where it was."""
 
 
 def tune(
     merged: Annotated[Path, Option(help="Folder of the merged model.")],
-    base: Annotated[Path, Option(help="Folder of the model all experts were fine-tuned from, with processor or tokenizer.")],
-    expert: Annotated[list[str], Option(metavar="NAME=FOLDER", help="An expert; once for each.")],
     data: Annotated[list[str], Option(metavar="NAME=PLACE", help=DATA)],
     out: Annotated[Path, Option(help="File to write the settings and all trials to: .json or .yaml.")],
+    base: Annotated[Path | None, Option(help="Folder of the model all experts were fine-tuned from.")] = None,
+    expert: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help=EXPERT)] = None,
+    recipe: Annotated[Path | None, Option(metavar="FILE", help=HELP)] = None,
     trials: Annotated[int, Option(min=1, help="Calibrations to try.")] = 16,
     holdout: Annotated[float, Option(help="Share of every task's samples on which trials are compared.")] = 0.25,
     ridge: Annotated[float, Option(help="λ of the first trial.")] = 0.05,
@@ -65,38 +69,44 @@ def tune(
     from featcal.settings import Calibration
 
     start = Calibration(ridge, anchor_blend, interpolation, modules=tuple(module or ()) or None)
-    models = {"base": existing_folder("--base", base), "merged": existing_folder("--merged", merged)}
-    experts, places = named_folders("--expert", expert), named_places("--data", data)
+    existing_folder("--merged", merged)
+    named, places = named_models(base, expert or (), recipe, merged), named_places("--data", data)
     require(out.suffix in WRITTEN, "--out", str(out), f"must end with {', '.join(WRITTEN)}")
     require(not out.exists(), "--out", str(out), "names something that exists; name a new file")
     given: dict[str, Any] = {"device": device_named(device), "dtype": dtype_named(dtype), "resume": resume}
     given |= {"host_memory": bytes_of("--host-memory", host_memory) if host_memory else None}
     from featcal.blocks.batches import check_tasks
     from featcal.data.calibration import Draw, drawn
+    from featcal.merging.dense import check_adapter
     from featcal.models.products import onednn_products
     from featcal.tuning.proposals import imported
 
     imported()
-    check_tasks(experts, {name: [place] for name, place in places.items()})
-    folders = models | {f"expert {name!r}": folder for name, folder in experts.items()}
+    check_tasks(named.experts, {name: [place] for name, place in places.items()})
+    folders = {"base": named.base, "merged": merged} | {f"expert {name!r}": folder for name, folder in named.shaped.items()}
     student = [skeleton(folder) for folder in folders.values()][1]
     require_alike(folders)
+    for name, folder in named.under.items():
+        check_adapter(folder, named.experts[name])
     block_count(student, start.modules)
-    given["batches"] = drawn(student, (base, merged), places, Draw(samples, seed, batch, split, tokens, dtype_named(dtype)))
+    given["batches"] = drawn(student, (named.base, merged), places, Draw(samples, seed, batch, split, tokens, dtype_named(dtype)))
     if clip is not None:
         given |= zero_shot(existing_folder("--clip", clip), places, split, template or ["a photo of a {}."])
     if given["device"].type == "cpu":
         give_back_large_blocks()
     unfinished = out.with_name(f".{out.name}.trials.json")
     given |= {"trials": trials, "holdout": holdout, "seed": seed, "kept_in": unfinished}
-    with onednn_products(), counted(trials + 1, "tuning") as progress:
+    whole = whole_experts(named, out.with_name(f".{out.name}.models"), list(named.experts))
+    with onednn_products(), whole as given["experts"], counted(trials + 1, "tuning") as progress:
         try:
-            found = featcal.tune(merged, base=base, experts=experts, settings=start, progress=progress, **given)
+            found = featcal.tune(merged, base=named.base, settings=start, progress=progress, **given)
         except KeyboardInterrupt:
             note("the same command goes on behind the last finished trial")
             raise
-    same = {"samples": samples, "seed": seed, "batch": batch, "split": split, "device": device, "dtype": dtype}
-    told = as_mapping(found) | {"calibrate": command(found, merged, base, expert, data, module, same | {"tokens": tokens})}
+    same: dict[str, Any] = {"samples": samples, "seed": seed, "batch": batch, "split": split, "device": device, "dtype": dtype}
+    models = {"--recipe": named.recipe.file if named.recipe else None, "--base": base}
+    same |= {"tokens": tokens}
+    told = as_mapping(found) | {"calibrate": command(found, merged, models, expert or (), data, module, same)}
     write(out, told)
     unfinished.unlink(missing_ok=True)
     show(found, told, out, as_json)
@@ -126,14 +136,16 @@ def zero_shot(clip: Path, places: "Mapping[str, Place]", split: str, templates: 
 def command(
     found: "Tuned",
     merged: Path,
-    base: Path,
+    models: Mapping[str, Path | None],
     expert: Sequence[str],
     data: Sequence[str],
     module: Sequence[str] | None,
     same: Mapping[str, Any],
 ) -> str:
     """The command that calibrates with the chosen settings, on all samples."""
-    words = ["featcal", "calibrate", "--merged", str(merged), "--base", str(base)]
+    words = ["featcal", "calibrate", "--merged", str(merged)]
+    for option, value in models.items():
+        words += [option, str(value)] if value is not None else []
     for option, values in (("--expert", expert), ("--data", data), ("--module", module or ())):
         words += [word for value in values for word in (option, value)]
     chosen = {name: f"{getattr(found.settings, name):g}" for name in ("ridge", "anchor_blend", "interpolation")}

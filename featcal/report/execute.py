@@ -37,9 +37,9 @@ def execute_page(name: str, parameters: Mapping[str, Any], source_folder: Path, 
             raise UnknownKey(f"{name}.ipynb", key, known)
     with tempfile.TemporaryDirectory() as scratch:
         ran = Path(scratch) / source.name
-        papermill.execute_notebook(
-            source, ran, parameters=dict(parameters), kernel_name=KERNEL["name"], progress_bar=False, cwd=str(source.parent)
-        )
+        kernel: dict[str, Any] = {"kernel_name": KERNEL["name"], "extra_arguments": ["--log-level=CRITICAL"]}
+        given: dict[str, Any] = {"parameters": dict(parameters), "cwd": str(source.parent)}
+        papermill.execute_notebook(source, ran, progress_bar=False, **given, **kernel)
         page = stable(nbformat.read(ran, as_version=4))
     return _keep(page, Path(out_folder) / source.name)
 

@@ -22,11 +22,17 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from runpy import run_module
 from typing import Any
 
 import featcal
 
+TORCH = (
+    "featcal", "featcal.baselines.pool", "featcal.calibration.calibrate", "featcal.models.load", "featcal.suites.load_task",
+    "safetensors.torch", "transformers.models.clip.modeling_clip",
+)  # fmt: skip
+PAGES = ("featcal.report.execute", "featcal.stages.page", "papermill")
+COMMANDS = "featcal.cli"
+AT_ONCE = ("pretrain", "gather", "results")  # stages that import next to nothing
 FORKED = "FEATCAL_FORKED_STAGE"  # set where a stage runs, so that it asks nobody again
 IDLE = 20.0  # seconds without a stage after which the process ends
 PATIENCE = 60.0  # seconds for the imports
@@ -42,6 +48,13 @@ def forked() -> bool:
 def wanted() -> bool:
     """Whether to ask for a fork: in a stage that DVC runs, on Linux, which can fork threads' parents and pass descriptors."""
     return sys.platform == "linux" and "DVC_STAGE" in os.environ and not forked()
+
+
+def stage(arguments: Sequence[str]) -> int | None:
+    """The exit code of a command line, run in a fork; None, with nothing run, where it is no stage that gains by it."""
+    if not wanted() or list(arguments[:1]) != ["stage"] or len(arguments) < 2 or arguments[1] in AT_ONCE:
+        return None
+    return ask(arguments, (COMMANDS, *(PAGES if arguments[1] == "page" else TORCH)))
 
 
 def address(imports: Sequence[str]) -> Path:
@@ -145,11 +158,8 @@ def _stage(asked: Mapping[str, Any], descriptors: Sequence[int]) -> int:
 
 def command_line() -> int:
     """Run the arguments of this process as if it had been started with them."""
-    try:
-        run_module("featcal.cli", run_name="__main__")
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 0
-    return 0
+    code: int = import_module(COMMANDS).main()
+    return code
 
 
 def _end(job: tuple[int, int, socket.socket]) -> None:

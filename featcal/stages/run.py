@@ -4,7 +4,6 @@ from collections.abc import Callable
 from importlib import import_module
 
 from featcal.errors import BadSetting, UnknownKey
-from featcal.stages.workers import IMPORTED
 from featcal.studies import STUDIES
 
 VERBS = (
@@ -13,16 +12,7 @@ VERBS = (
     "prepare_texts", "prepare_language", "merge_language", "calibrate_language", "adapt_language", "evaluate_language",
     *STUDIES, "gather", "results", "page",
 )  # fmt: skip
-AT_ONCE = ("pretrain", "gather", "results")  # what imports next to nothing
-PAGE_IMPORTS = ("featcal.report.execute", "featcal.stages.page", "papermill")
 WITHOUT_KEY = ("prepare_data", "prepare_texts")
-
-
-def imports_of(verb: str) -> tuple[str, ...]:
-    """The modules that a stage spends seconds on importing, itself or in its workers."""
-    if verb not in VERBS or verb in AT_ONCE:
-        return ()
-    return PAGE_IMPORTS if verb == "page" else IMPORTED
 
 
 def run_stage(verb: str, key: str | None) -> None:

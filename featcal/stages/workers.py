@@ -21,15 +21,11 @@ from typing import Any
 
 from rich.console import Console
 
-from featcal.stages.resident import forked
+from featcal.stages.resident import TORCH, forked
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # glibc's names for when freed memory goes back, and from where on it always does
 _LIFE_LONG = ExitStack()  # what a worker enters and never leaves
 console = Console(stderr=True, highlight=False)
-IMPORTED = (
-    "featcal", "featcal.baselines.pool", "featcal.calibration.calibrate", "featcal.models.load", "featcal.suites.load_task",
-    "safetensors.torch", "transformers.models.clip.modeling_clip",
-)  # fmt: skip
 
 
 def from_a_server() -> Any:
@@ -38,7 +34,7 @@ def from_a_server() -> Any:
         return get_context("fork")
     context: Any = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
     if hasattr(context, "set_forkserver_preload"):
-        context.set_forkserver_preload(list(IMPORTED))
+        context.set_forkserver_preload(list(TORCH))
     return context
 
 
