@@ -132,18 +132,23 @@ def test_the_address_follows_files_and_variables(tmp_path, monkeypatch):
     assert resident.address(()) != first
 
 
-def test_only_stages_that_dvc_runs_ask(monkeypatch):
+def test_only_stages_that_dvc_runs_without_a_gpu_ask(monkeypatch, tmp_path):
+    monkeypatch.setattr(resident, "GPUS", (str(tmp_path / "gpu"),))
     monkeypatch.delenv(resident.FORKED, raising=False)
     monkeypatch.delenv("DVC_STAGE", raising=False)
     assert not resident.wanted()
     monkeypatch.setenv("DVC_STAGE", "merge@clip_b32-8")
     assert resident.wanted()
+    (tmp_path / "gpu").touch()
+    assert not resident.wanted()
+    (tmp_path / "gpu").unlink()
     monkeypatch.setenv(resident.FORKED, "1")
     assert not resident.wanted() and resident.forked()
 
 
 def test_stages_that_import_little_and_other_commands_are_run_where_they_are(monkeypatch):
     asked = []
+    monkeypatch.setattr(resident, "GPUS", ())
     monkeypatch.setattr(resident, "ask", lambda arguments, imports: asked.append((arguments[1], set(imports))) or 0)
     monkeypatch.setenv("DVC_STAGE", "merge@clip_b32-8")
     monkeypatch.delenv(resident.FORKED, raising=False)

@@ -32,6 +32,7 @@ TORCH = (
 )  # fmt: skip
 PAGES = ("featcal.report.execute", "featcal.stages.page", "papermill")
 COMMANDS = "featcal.cli"
+GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of NVIDIA, of AMD, of either in WSL
 AT_ONCE = ("pretrain", "gather", "results")  # stages that import next to nothing
 FORKED = "FEATCAL_FORKED_STAGE"  # set where a stage runs, so that it asks nobody again
 IDLE = 20.0  # seconds without a stage after which the process ends
@@ -46,8 +47,12 @@ def forked() -> bool:
 
 
 def wanted() -> bool:
-    """Whether to ask for a fork: in a stage that DVC runs, on Linux, which can fork threads' parents and pass descriptors."""
-    return sys.platform == "linux" and "DVC_STAGE" in os.environ and not forked()
+    """Whether to ask for a fork: in a stage that DVC runs, on Linux, which can pass descriptors.
+
+    Not where there is a GPU: some import may look for it, and no fork of a process that has looked can use it.
+    """
+    gpu = any(Path(file).exists() for file in GPUS)
+    return sys.platform == "linux" and "DVC_STAGE" in os.environ and not gpu and not forked()
 
 
 def stage(arguments: Sequence[str]) -> int | None:
