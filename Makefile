@@ -15,8 +15,8 @@ BASES    := images/dvc.yaml:pretrain@clip_b32 images/dvc.yaml:pretrain@clip_l14 
             language/dvc.yaml:pretrain_t5@flan_t5_base language/dvc.yaml:pretrain_t5@flan_t5_large \
             language/dvc.yaml:pretrain_llama@llama_3b language/dvc.yaml:pretrain_llama@llama_8b
 
-# Tests that take minutes, of the browser, of DVC and of the paper's suite.
-SLOW := tests/test_book.py tests/test_recomputed.py tests/test_dress_rehearsal.py
+# Tests that take minutes, of the browser, of DVC, of the paper's suite and of the whole graph.
+SLOW := tests/test_book.py tests/test_recomputed.py tests/test_dress_rehearsal.py tests/test_smoke.py
 
 # Stages say `featcal` and `python`, which must be those of the environment.
 export PATH := $(BIN):$(PATH)

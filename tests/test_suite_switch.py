@@ -3,9 +3,13 @@
 That DVC then runs none of it again is tried on a chain of stages in test_smoke.py; here every stage is held to its conditions.
 """
 
+import re
+import shutil
+
 import pytest
 
 import pipeline
+from pipeline import ROOT, files
 
 # cheap, with files in git among their outputs, which DVC does not cache: they run again behind a switch
 LIGHT = ("prepare_data", "prepare_texts", "gather_", "results", "page", "playground", "book")
@@ -50,3 +54,25 @@ def test_settings_of_another_suite_are_no_setting_of_a_stage():
         words = [entry for entry in STAGES[name].get("params", ()) if isinstance(entry, str)]
         own = all(word.endswith((".${suite}", ".method")) for word in words)
         assert own, (name, words)
+
+
+@pytest.mark.parametrize("suite", sorted(file.stem for file in (ROOT / "suites").glob("*.yaml")))
+def test_dvc_finds_every_setting_that_a_stage_names_whatever_the_suite(suite, tmp_path):
+    """DVC ends where a key is missing, in params.yaml or in the suite's file; a role that is not played is there as null."""
+    from dvc.dependency.param import MissingParamsError, ParamsDependency
+    from dvc.repo import Repo
+
+    for file in (*files(), ROOT / "params.yaml", *(ROOT / "suites").glob("*.yaml")):
+        (tmp_path / file.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, tmp_path / file.relative_to(ROOT))
+    params = tmp_path / "params.yaml"
+    params.write_text(re.sub("^suite: mini", f"suite: {suite}", params.read_text(), flags=re.M))
+    Repo.init(str(tmp_path), no_scm=True).close()
+    missing = []
+    with Repo(str(tmp_path)) as repo:
+        for dep in (dep for stage in repo.index.stages for dep in stage.deps if isinstance(dep, ParamsDependency)):
+            try:
+                dep.get_hash()
+            except MissingParamsError as error:
+                missing.append(str(error))
+    assert not missing
