@@ -10,7 +10,11 @@ from featcal.stages import resident
 
 def main() -> int:
     """Run this process's arguments and return the exit code."""
-    code = resident.stage(sys.argv[1:])
+    try:
+        code = resident.stage(sys.argv[1:])
+    except KeyboardInterrupt:  # before the stage was begun
+        print("featcal: interrupted; nothing half-written is left", file=sys.stderr)
+        return 130
     if code is not None:
         return code
     from featcal.cli import main

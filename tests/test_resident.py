@@ -15,7 +15,7 @@ from featcal.stages import resident
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="stages are forked on Linux only")
 # A server without the imports, whose command tells what it was given, sleeps, or returns the number it is asked for.
 SERVER = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from featcal.stages import resident
 
@@ -29,13 +29,15 @@ def command_line():
         return 130
     return int(arguments[0])
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background it is ignored
 resident.command_line, resident.IDLE = command_line, float(sys.argv[2])
 sys.exit(resident.serve(Path(sys.argv[1]), ()))
 """
 CLIENT = """
-import sys
+import signal, sys
 from pathlib import Path
 from featcal.stages import resident
+signal.signal(signal.SIGINT, signal.default_int_handler)
 resident.address = lambda imports: Path(sys.argv[1])
 print("code", resident.ask(sys.argv[2:], ()))
 """
@@ -166,6 +168,14 @@ def test_the_program_gives_a_stage_away_and_runs_all_else(monkeypatch, capsys):
     assert start.main() == 0 and capsys.readouterr().out.startswith("featcal ")
     monkeypatch.setattr(sys, "argv", ["featcal", "stage", "merge", "clip_b32-8"])
     assert start.main() == 7
+
+
+def test_ctrl_c_before_the_stage_has_begun_is_one_message(monkeypatch, capsys):
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(start.resident, "stage", interrupted)
+    assert start.main() == 130 and "interrupted" in capsys.readouterr().err
 
 
 def test_the_socket_lies_in_a_folder_of_this_user(tmp_path, monkeypatch):
