@@ -72,12 +72,13 @@ class Files:
             self.peak = max(self.peak, self.sizes() - before)
 
     def sizes(self) -> int:
-        total = 0
+        found = {}  # by inode: a file that is renamed meanwhile may be met twice
         for place, _, names in os.walk(self.folder):  # does not mind folders that are gone since they were listed
             for name in names:
                 with suppress(FileNotFoundError):
-                    total += os.stat(os.path.join(place, name)).st_size
-        return total
+                    told = os.stat(os.path.join(place, name))
+                    found[told.st_ino] = told.st_size
+        return sum(found.values())
 
     def __enter__(self) -> "Files":
         self.thread.start()
