@@ -84,6 +84,23 @@ def test_the_exit_code_comes_back(server, code):
     assert client(server, str(code), "0").communicate(timeout=60)[0].splitlines()[-1] == f"code {code}"
 
 
+def test_a_fork_that_ends_leaves_nothing_undone(tmp_path):
+    """Threads have ended, handlers were called, and what was printed has arrived; the interpreter is not taken apart."""
+    code = """
+import atexit, sys, threading, time
+from featcal.stages import resident
+class Held:
+    def __del__(self): print("taken apart", file=sys.stderr)
+held = Held()
+atexit.register(print, "handler")
+threading.Thread(target=lambda: (time.sleep(0.3), print("thread"))).start()
+print("printed")
+resident.leave(3)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (3, ["printed", "thread", "handler"], "")
+
+
 def test_two_stages_run_side_by_side(server):
     first, second = client(server, "3", "2"), client(server, "4", "0")
     assert second.communicate(timeout=60)[0].splitlines()[-1] == "code 4"
