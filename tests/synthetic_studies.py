@@ -60,15 +60,15 @@ def write_choices(folder: Path, suite: str) -> None:
 
 
 def write_tune(folder: Path, suite: str) -> None:
-    """Searches of four models: less divergence is a better score but for the last candidate, which is chosen and second best."""
-    tasks = {"8": ("mnist", "dtd"), "glue": ("rte",), "mergebench": ("gsm8k",)}
-    for role, pool in (("clip_b32", "8"), ("clip_l14", "8"), ("flan_t5_base", "glue"), ("llama_3b", "mergebench")):
-        key, rows = f"{role}-{pool}", []
+    """Searches of six models: less divergence is a better score but for the last candidate, which is chosen and second best."""
+    texts = {"flan_t5_base-glue": ("rte",), "llama_3b-mergebench": ("gsm8k",)}
+    for key in ("clip_b32-8", "clip_l14-8", "clip_b32-14", "clip_b32-20", *texts):
+        (role, pool), rows = key.split("-"), []
         for trial, (origin, divergence, value) in enumerate(TRIED):
             one = {"suite": suite, "role": role, "pool": pool, "upstream": "task_arithmetic", "method": "featcal"}
             one |= {"setting": "tuned", "trial": trial, "origin": origin, "chosen": int(trial == 2), "divergence": divergence}
             one |= {"ridge": 10.0**-trial, "anchor_blend": 2, "interpolation": 0.3, "metric": "accuracy", "seed": 42}
-            rows += [one | {"task": task, "value": value, "count": 400} for task in tasks[pool]]
+            rows += [one | {"task": task, "value": value, "count": 400} for task in texts.get(key, ("mnist", "dtd"))]
         write_rows(folder / f"{key}.tune.csv", rows, TUNE)
         used = {"samples": 256, "holdout": 0.25, "trials": 3, "seed": 42}
         _json(folder / f"{key}.tune.settings.json", {"study": used, "path": 1e-3})

@@ -18,9 +18,12 @@ from featcal.report.tuned import SYMBOLS, Tried, found, tried
 MODELS = {
     ("clip_b32", "8"): "CLIP ViT-B/32, 8 tasks",
     ("clip_l14", "8"): "CLIP ViT-L/14, 8 tasks",
+    ("clip_b32", "14"): "CLIP ViT-B/32, 14 tasks",
+    ("clip_b32", "20"): "CLIP ViT-B/32, 20 tasks",
     ("flan_t5_base", "glue"): "FLAN-T5-base on GLUE",
     ("llama_3b", "mergebench"): "Llama-3B on MergeBench",
 }
+ACROSS = 2  # drawings side by side
 ORIGINS = {"start": "the paper’s", "path": "the path’s λ", "search": "search", "reference": "chosen on labels"}
 
 
@@ -81,8 +84,12 @@ def _panel(suite: str) -> Figure | None:
     if not every:
         return None
     with drawing():
-        figure = Figure(figsize=(WIDTH, 0.6 + 2.6 * len(every)), layout="constrained")
-        for axes, (name, it) in zip(figure.subplots(len(every), squeeze=False)[:, 0], every.items(), strict=True):
+        lines = -(-len(every) // ACROSS)
+        figure = Figure(figsize=(WIDTH, 0.6 + 2.6 * lines), layout="constrained")
+        spots = figure.subplots(lines, ACROSS, squeeze=False).flatten()
+        for axes in spots[len(every) :]:
+            axes.remove()
+        for axes, (name, it) in zip(spots, every.items(), strict=False):
             rest = [one for one in it.candidates if one not in (it.chosen, it.best, it.start)]
             groups: list[tuple[list[Tried | None], str, str, str]] = [
                 (list(rest), "o", COLOURS["expert"], "candidate"), ([it.start], "s", COLOURS["merged"], "the paper’s settings"),
@@ -96,12 +103,23 @@ def _panel(suite: str) -> Figure | None:
                 if not there:
                     continue
                 axes.scatter([one.divergence for one in there], [one.score.mean for one in there], **look)
-            axes.set(xscale="log", ylabel="average score (%)", title=name)
-        axes.set_xlabel("divergence from the experts, without labels")
+            axes.set(xscale="log", ylabel="average score (%)" if axes in spots[::ACROSS] else "", title=name)
+            plain_ticks(axes)
+        figure.supxlabel("divergence from the experts, without labels", fontsize="medium")
         handles, words_of_them = axes.get_legend_handles_labels()
         if handles:  # above, where it hides no mark
             figure.legend(handles, words_of_them, loc="outside upper center", ncols=3, fontsize="small")
         return figure
+
+
+def plain_ticks(axes: Any) -> None:
+    """A few numbers written out along a logarithmic axis, whether it spans decades or a part of one."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
+
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator() if high > 10 * low else MaxNLocator(4, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def trials(suite: str) -> Shown:

@@ -21,7 +21,7 @@ from featcal.storage.results import write_json, write_rows
 from featcal.tunings import TuneStudy
 
 REFERENCE = "reference"  # origin of the suite's own settings, which are no candidate
-Job = tuple[Context, str, TuneStudy, Calibration, Path]
+Job = tuple[Context, str, TuneStudy, Calibration | None, Path]  # None: the path of every site
 
 
 def run(key: str) -> None:
@@ -48,21 +48,24 @@ def searched(
     from featcal.tuning.settings import Candidate, Search, best
 
     search, known = Search(study.trials, study.holdout, study.seed, study.at_once), list[Candidate]()
-    ((_, (path, seconds)),) = fan_out(f"tune {key}", path_of, {"path": (context, study)}, context.suite.workers)
+    workers = context.suite.workers
+    first: dict[str, Job] = {"path": (context, key, study, None, folder / "path")}
+    if study.suite is not None:  # beside the path, which one core is busy with
+        first[REFERENCE] = (context, key, study, study.suite, folder / REFERENCE)
+    begun = dict(fan_out(f"tune {key}", part, first, workers))
+    path, seconds = begun["path"]
     cost = {"path": seconds}
     for numbers in rounds(search):
         proposed = {str(one.number): one for one in proposals(search, numbers, study.paper, path, known)}
         jobs: dict[str, Job] = {n: (context, key, study, one.settings, folder / n) for n, one in proposed.items()}
-        for number, (divergence, seconds) in fan_out(f"tune {key}", tried, jobs, context.suite.workers):
+        for number, (divergence, seconds) in fan_out(f"tune {key}", part, jobs, workers):
             one = proposed[number]
             known.append(Candidate(one.number, one.origin, one.settings, divergence))
             cost[number] = seconds
         known.sort(key=lambda one: one.number)
     chosen = best(known).number
     if study.suite is not None:
-        reference: dict[str, Job] = {REFERENCE: (context, key, study, study.suite, folder / REFERENCE)}
-        for _, (divergence, _) in fan_out(f"tune {key}", tried, reference, context.suite.workers):
-            known.append(Candidate(len(known), "search", study.suite, divergence))
+        known.append(Candidate(len(known), "search", study.suite, begun[REFERENCE][0]))
     rows = list(scored_rows(context, key, study, known, chosen, folder))
     return rows, {"study": asdict(study), "path": path}, cost
 
@@ -88,6 +91,11 @@ def score_of(pool: Pool) -> Any:
     return evaluate_language.score if isinstance(pool, str) else evaluate.score
 
 
+def part(context: Context, key: str, study: TuneStudy, calibration: Calibration | None, out: Path) -> tuple[Any, float]:
+    """What one worker does: the path where no settings are given, else one candidate."""
+    return path_of(context, study) if calibration is None else tried(context, study, calibration, out)
+
+
 def path_of(context: Context, study: TuneStudy) -> tuple[float, float]:
     """λ of the path, and seconds."""
     from time import perf_counter
@@ -104,7 +112,7 @@ def path_of(context: Context, study: TuneStudy) -> tuple[float, float]:
     return ridge_of(gains), round(perf_counter() - begin, 2)
 
 
-def tried(context: Context, key: str, study: TuneStudy, calibration: Calibration, out: Path) -> tuple[dict[str, float], float]:
+def tried(context: Context, study: TuneStudy, calibration: Calibration, out: Path) -> tuple[dict[str, float], float]:
     """One candidate as the folder `out`: its divergence by task, and seconds."""
     from time import perf_counter
 
