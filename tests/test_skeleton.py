@@ -1,5 +1,6 @@
 """The files around the package: what a newcomer reads and types agrees with what there is."""
 
+import importlib
 import re
 import shutil
 import subprocess
@@ -154,6 +155,11 @@ def test_tracked_files_name_neither_this_machine_nor_a_registry():
             if machine.search(line):
                 found.append(f"{path.relative_to(ROOT)}:{number}")
     assert not found
+
+
+def test_dvc_reads_yaml_by_libyaml():
+    """After each of its stages it reads params.yaml and a lock of thousands of lines several times."""
+    assert importlib.import_module("ruamel.yaml").__with_libyaml__
 
 
 def test_constraints_pin_every_package_exactly_and_take_the_cpu_wheel_where_one_is_offered():

@@ -4,7 +4,10 @@ Knows result rows and statistics; knows nothing of claims, tables or the paper.
 """
 
 import math
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from statistics import stdev
+from typing import Any
 
 import pandas as pd
 
@@ -41,14 +44,28 @@ def estimate(rows: pd.DataFrame, measure: str = "value") -> Estimate | None:
     """
     if rows.empty or measure not in rows:
         return None
-    seeds = rows["seed"] if "seed" in rows else pd.Series("", index=rows.index)
-    means = rows[measure].groupby(seeds).mean()
-    spread = float(means.std(ddof=1)) if len(means) > 1 else None
-    drawn = sum(1 for seed in means.index if seed != "")
+    seeds = rows["seed"].tolist() if "seed" in rows else [""] * len(rows)
+    means = {seed: mean(values) for seed, values in by(seeds, rows[measure].tolist()).items()}
+    spread = stdev(means.values()) if len(means) > 1 else None
+    drawn = sum(1 for seed in means if seed != "")
     variance = image_variance(rows, measure)
     if spread is not None:
         variance += spread**2 / len(means)
-    return Estimate(float(means.mean()), variance, spread, drawn)
+    return Estimate(mean(means.values()), variance, spread, drawn)
+
+
+def by(keys: Iterable[Hashable], values: Iterable[Any]) -> dict[Hashable, list[Any]]:
+    """Values by key. A page asks thousands of times for a few rows, which pandas' own groups are made for less."""
+    found: dict[Hashable, list[Any]] = {}
+    for key, value in zip(keys, values, strict=True):
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def mean(values: Iterable[float]) -> float:
+    """The mean, summed exactly."""
+    several = list(values)
+    return math.fsum(several) / len(several)
 
 
 def image_variance(rows: pd.DataFrame, measure: str = "value") -> float:
@@ -59,16 +76,17 @@ def image_variance(rows: pd.DataFrame, measure: str = "value") -> float:
     """
     if "count" not in rows or "task" not in rows:
         return 0.0
-    tasks = rows.groupby("task").first()
+    tasks = rows["task"].tolist()
+    counts = {task: those[0] for task, those in by(tasks, rows["count"].tolist()).items()}
     if f"{measure}_sd" in rows:
-        each = tasks[f"{measure}_sd"] ** 2 / tasks["count"]
+        deviations = by(tasks, rows[f"{measure}_sd"].tolist())
+        each = [deviations[task][0] ** 2 / count for task, count in counts.items()]
     elif measure == "value" and "metric" in rows and set(rows["metric"]) <= set(VARIANCES):
-        value = rows.groupby("task")["value"].mean()
-        counted = zip(tasks["metric"], value, tasks["count"], strict=True)
-        each = pd.Series([VARIANCES[metric](one, count) for metric, one, count in counted])
+        values, metrics = by(tasks, rows["value"].tolist()), by(tasks, rows["metric"].tolist())
+        each = [VARIANCES[metrics[task][0]](mean(values[task]), count) for task, count in counts.items()]
     else:
         return 0.0
-    return float(each.sum()) / len(tasks) ** 2
+    return math.fsum(each) / len(counts) ** 2
 
 
 def of_accuracy(value: float, count: int) -> float:

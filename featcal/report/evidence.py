@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from featcal.report.root import results_folder
@@ -159,8 +160,7 @@ def suite_record(suite: str, folder: Path | None = None) -> dict[str, Any]:
 
 def select(frame: pd.DataFrame, wanted: dict[str, Any]) -> pd.DataFrame:
     """Rows whose columns equal the wanted values (compared as text where the column is text); no such column, no rows."""
-    for column, value in wanted.items():
-        if column not in frame:
-            return frame.iloc[:0]
-        frame = frame[frame[column] == (str(value) if column in KEYS else value)]
-    return frame
+    if not all(column in frame for column in wanted):
+        return frame.iloc[:0]
+    hits = [(frame[column] == (str(value) if column in KEYS else value)).to_numpy(bool) for column, value in wanted.items()]
+    return frame[np.logical_and.reduce(hits)] if hits else frame
