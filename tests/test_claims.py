@@ -59,6 +59,13 @@ def test_accuracies_and_a_rank_correlation_share_one_variance():
     assert estimate(frame).variance == pytest.approx((80 * 20 / 500 + alone) / 4)
 
 
+def test_a_mean_is_that_of_what_was_measured():
+    measured = estimate(rows((80.0, 90.0), (500, 500)).assign(energy=[float("nan"), 3.0]), "energy")
+    assert (measured.mean, measured.variance) == (3.0, 0.0)
+    assert math.isnan(estimate(rows((80.0,), (500,)).assign(energy=float("nan")), "energy").mean)
+    assert estimate(rows((0.1, 0.2, 0.3, 0.4), (5,) * 4)).mean == 0.25  # exactly, in whatever order
+
+
 def test_more_seeds_shrink_their_own_part_only():
     one = estimate(rows((80.0,), (500,), seeds=("1",)))
     frame = pd.concat([rows((80.0 + d,), (500,), seeds=(str(d),)) for d in (-1, 0, 1)])

@@ -63,9 +63,9 @@ def by(keys: Iterable[Hashable], values: Iterable[Any]) -> dict[Hashable, list[A
 
 
 def mean(values: Iterable[float]) -> float:
-    """The mean, summed exactly."""
-    several = list(values)
-    return math.fsum(several) / len(several)
+    """The mean of what was measured, summed exactly; NaN where nothing was."""
+    several = [value for value in values if not math.isnan(value)]
+    return math.fsum(several) / len(several) if several else math.nan
 
 
 def image_variance(rows: pd.DataFrame, measure: str = "value") -> float:
