@@ -63,6 +63,8 @@ def test_a_mean_is_that_of_what_was_measured():
     measured = estimate(rows((80.0, 90.0), (500, 500)).assign(energy=[float("nan"), 3.0]), "energy")
     assert (measured.mean, measured.variance) == (3.0, 0.0)
     assert math.isnan(estimate(rows((80.0,), (500,)).assign(energy=float("nan")), "energy").mean)
+    spread = rows((80.0, 90.0), (4, 4)).assign(energy=1.0, energy_sd=[float("nan"), 2.0])
+    assert estimate(spread, "energy").variance == 2.0**2 / 4 / 2**2  # what is unknown of one task adds nothing
     assert estimate(rows((0.1, 0.2, 0.3, 0.4), (5,) * 4)).mean == 0.25  # exactly, in whatever order
 
 

@@ -62,6 +62,11 @@ def by(keys: Iterable[Hashable], values: Iterable[Any]) -> dict[Hashable, list[A
     return found
 
 
+def firsts(keys: Iterable[Hashable], values: Iterable[Any]) -> dict[Hashable, Any]:
+    """Of every key the first value that is not NaN; NaN where there is none."""
+    return {key: next((v for v in several if v == v), math.nan) for key, several in by(keys, values).items()}
+
+
 def mean(values: Iterable[float]) -> float:
     """The mean of what was measured, summed exactly; NaN where nothing was."""
     several = [value for value in values if not math.isnan(value)]
@@ -77,16 +82,15 @@ def image_variance(rows: pd.DataFrame, measure: str = "value") -> float:
     if "count" not in rows or "task" not in rows:
         return 0.0
     tasks = rows["task"].tolist()
-    counts = {task: those[0] for task, those in by(tasks, rows["count"].tolist()).items()}
+    counts = firsts(tasks, rows["count"].tolist())
     if f"{measure}_sd" in rows:
-        deviations = by(tasks, rows[f"{measure}_sd"].tolist())
-        each = [deviations[task][0] ** 2 / count for task, count in counts.items()]
+        each = [sd**2 / counts[task] for task, sd in firsts(tasks, rows[f"{measure}_sd"].tolist()).items()]
     elif measure == "value" and "metric" in rows and set(rows["metric"]) <= set(VARIANCES):
-        values, metrics = by(tasks, rows["value"].tolist()), by(tasks, rows["metric"].tolist())
-        each = [VARIANCES[metrics[task][0]](mean(values[task]), count) for task, count in counts.items()]
+        values, metrics = by(tasks, rows["value"].tolist()), firsts(tasks, rows["metric"].tolist())
+        each = [VARIANCES[metrics[task]](mean(several), counts[task]) for task, several in values.items()]
     else:
         return 0.0
-    return math.fsum(each) / len(counts) ** 2
+    return math.fsum(part for part in each if not math.isnan(part)) / len(counts) ** 2
 
 
 def of_accuracy(value: float, count: int) -> float:
