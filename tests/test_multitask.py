@@ -13,6 +13,8 @@ from featcal.suites.experts import write_base_and_heads
 from featcal.suites.recipe import FineTune
 
 TASKS = ("mnist", "svhn", "dtd")
+# Softmax does not see a shift of its scores, so this gradient is nothing but rounding, and on some processors nothing at all.
+NO_GRADIENT = "self_attn.k_proj.bias"
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,8 @@ def test_the_same_seed_gives_the_same_bytes_and_what_is_frozen_stays_the_base(fo
     assert (tmp_path / "a/model/model.safetensors").read_bytes() == (tmp_path / "b/model/model.safetensors").read_bytes()
     base = load_file(folders[1] / "base/model.safetensors")
     stayed = {name for name in base if torch.equal(once[name], base[name])}
-    assert stayed == {name for name in base if name.startswith(FineTune().frozen)} and again.keys() == base.keys()
+    frozen = {name for name in base if name.startswith(FineTune().frozen)}
+    assert frozen <= stayed <= frozen | {name for name in base if name.endswith(NO_GRADIENT)} and again.keys() == base.keys()
     assert any(not torch.equal(once[name], other[name]) for name in base)
 
 
