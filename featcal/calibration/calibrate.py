@@ -59,7 +59,7 @@ def calibrate(
             and kept for models with several stacks (T5: {"input_ids": i, "attention_mask": m, "labels": l}).
         settings: λ, ρ, α and which parts are on.
         out: a folder to write instead of returning the model: the merged folder's files with calibrated numbers in its own
-            precision, where that was a folder.
+            precision, where that was a folder; else the base folder's tokenizer and the like beside them, where that was one.
         plan: which blocks the model has; looked up or inferred where None.
         token_weights: (module name, last block?, (batch, tokens)) -> weights of that shape; the family's rule where None.
         device: where blocks of folders are loaded to, the CPU where None; modules stay where they are, and batches follow them.

@@ -29,7 +29,9 @@ def write_calibrated(
 ) -> Path:
     """The folder of a student that is in memory, or of one that was streamed: the merged folder with the solved numbers in it.
 
-    Raises: DiskFull.
+    What lies beside the weights, such as the tokenizer, is the merged folder's; the base folder's where the merged model came
+    as a module, and nothing where both did.
+    Raises: DiskFull; BadFile as copy_beside.
     """
     record = {"settings": asdict(settings), "blocks": [asdict(block) for block in blocks]}
     text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
@@ -37,7 +39,7 @@ def write_calibrated(
         if isinstance(models.student, Streamed):
             copy_with(models.student, place, solved_tensors(models, folder))
         else:
-            save_model(models.student.module, place)
+            save_model(models.student.module, place, like=models.base.folder if isinstance(models.base, Streamed) else None)
         (place / "featcal.json").write_text(text, encoding="utf-8")
         write_card(place, card)
     return Path(out)

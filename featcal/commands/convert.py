@@ -6,6 +6,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from featcal.commands.arguments import existing_folder, new_folder
+from featcal.commands.evaluate import TOKENIZERS
 from featcal.commands.terminal import Json, Quiet, say, say_json
 
 EPILOG = """Examples:
@@ -43,5 +44,5 @@ def convert(
     if as_json:
         return say_json({"folder": str(out), "form": "transformers"})
     say(f"in transformers' form: {out}")
-    if not (out / "tokenizer_config.json").is_file():
+    if not any((out / name).is_file() for name in TOKENIZERS):
         say("no tokenizer lay beside it; featcal evaluate needs CLIP's tokenizer files in the folder")

@@ -21,7 +21,9 @@ from featcal.models.load import load_tokenizer
 
 # BERT and T5 were trained on no longer ones, and what calibration keeps of a sample grows with it
 USUAL = 512
-VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
+VOCABULARIES = (
+    "tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model",
+)  # fmt: skip
 IGNORED = -100  # transformers' label of a token without a target
 
 

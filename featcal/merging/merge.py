@@ -48,7 +48,8 @@ def merge(method: str, base: Model, experts: Mapping[str, Model] | Sequence[Mode
               adapter_model.safetensors) is an expert too: base plus adapter.
     more:     the method's own settings (featcal/merging/settings.py; those left out are the paper's), such as scale=0.3, and
       out:        a folder to write instead of returning a module, with a model card, and merge.json where the method keeps a
-                  record.
+                  record. What lies beside the weights (tokenizer, processor, modules of a SentenceTransformer) is the base
+                  folder's, never an expert's; nothing where the base is a module.
       batches:    for methods that need data: per task an iterable of keyword dictionaries for the model's forward.
       head:       for adamerging: a heads.safetensors, or its tensors: visual_projection, logit_scale, head/<task>.
       embeddings: "merge", or "base": tables of words are the base's, so that experts may have other vocabularies.

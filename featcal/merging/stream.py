@@ -44,7 +44,7 @@ def _counter(name: str, job: Job) -> Tensor:
 
 @dataclass(frozen=True)
 class Target:
-    """What a merged folder holds beside its tensors: configuration, class name, processor files of `like`; and its size."""
+    """What a merged folder holds beside its tensors: configuration, class name, what `copy_beside` takes of `like`; its size."""
 
     config: PretrainedConfig
     architecture: str

@@ -1,24 +1,33 @@
 """Modules to checkpoint folders that transformers and other tools can load; the same weights give the same bytes."""
 
 import copy
+import json
+import os
 import shutil
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 from torch import Tensor, nn
 from transformers import CLIPConfig, PretrainedConfig
 
+from featcal.errors import BadFile
 from featcal.storage.writer import LIMIT, ShardWriter
 
-# what makes a folder usable beyond its weights; generation_config.json is for language models
-BESIDE = (
-    "preprocessor_config.json", "processor_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt",
-    "special_tokens_map.json", "added_tokens.json", "spiece.model", "tokenizer.model", "chat_template.jinja",
-    "generation_config.json",
+# what other libraries keep weights and states of training in; an index tells of shards
+WEIGHTS = (
+    ".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack", ".ot", ".gguf",
+    ".onnx", ".onnx_data", ".pb", ".tflite",
 )  # fmt: skip
+# what a folder says of its own model; of what is made of it other things hold, and who writes a folder writes these
+OF_ITS_OWN = (
+    "config.json", "open_clip_config.json", "adapter_config.json", "mergekit_config.yml", "merge.json", "featcal.json",
+    "featcal.run.json",
+)  # fmt: skip
+MODULES = "modules.json"  # the parts of a SentenceTransformer, each a sub-folder
 
 
 def save_model(module: nn.Module, folder: str | Path, like: str | Path | None = None, limit: int = LIMIT) -> Path:
-    """Writes config.json and safetensors, and copies processor and tokenizer files from the folder `like`.
+    """Writes config.json and safetensors, and copies what lies beside the weights of the folder `like`.
 
     The folder appears complete or not at all. Tensors that share memory (tied embeddings) are written once.
     Returns: the folder. Raises: DiskFull.
@@ -56,8 +65,47 @@ def write_config(config: PretrainedConfig, architecture: str, folder: Path) -> N
 
 
 def copy_beside(like: str | Path | None, folder: Path) -> None:
-    """Copies processor and tokenizer files, where there are any."""
-    for name in BESIDE if like is not None else ():
-        source = Path(like or ".") / name
-        if source.is_file():
-            shutil.copyfile(source, folder / name)
+    """Copies what makes a folder usable beyond its weights: tokenizer, processor, prompts, modules, whatever their names.
+
+    These are all files of `like`, sub-folders too, that are no weights, no card and no record of how `like` itself was made. A
+    sub-folder that holds weights is another form of the model (onnx/, checkpoint-500/) and stays, unless modules.json names it:
+    then it is a part that the model cannot do without, such as a dense layer behind the pooling, and comes as it is. Hidden files
+    stay, and links to folders are not followed.
+    Raises: BadFile for a modules.json that tells no parts.
+    """
+    if like is not None:
+        for file in beside(Path(like)):
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(Path(like) / file, folder / file)
+
+
+def beside(like: Path) -> Iterator[Path]:
+    """What `copy_beside` copies, relative to the folder."""
+    parts = _parts(like)
+    for place, folders, files in os.walk(like):
+        here = Path(place).relative_to(like)
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
+        whole = here.as_posix() in parts
+        if here.name and not whole and any(map(is_weights, files)):
+            folders.clear()
+            continue
+        for name in sorted(files):
+            own = not here.name and (name in OF_ITS_OWN or Path(name).stem.lower() == "readme")
+            if not (name.startswith(".") or own or (is_weights(name) and not whole)) and (like / here / name).is_file():
+                yield here / name
+
+
+def is_weights(name: str) -> bool:
+    """Whether a file of this name holds weights, or tells where they lie."""
+    return name.lower().endswith(WEIGHTS)
+
+
+def _parts(like: Path) -> set[str]:
+    """Sub-folders that a SentenceTransformer is made of; its first part, the model itself, lies in the folder and has none."""
+    file = like / MODULES
+    if not file.is_file():
+        return set()
+    try:
+        return {PurePosixPath(part["path"]).as_posix() for part in json.loads(file.read_text("utf-8"))} - {"."}
+    except (ValueError, TypeError, KeyError):
+        raise BadFile(file, "tells no parts of a SentenceTransformer", "copy or download it again, or remove it") from None
