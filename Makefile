@@ -27,10 +27,10 @@ export DVC_NO_ANALYTICS = 1
 unexport JUPYTER_PATH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup project repro test book pretrain verify rehearsal accept clean
+.PHONY: help setup project repro test processors book pretrain verify rehearsal accept clean
 
 help:
-	@awk -F ' *## *' '/^[a-z]+:.*## / {sub(/:.*/, "", $$1); printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ' *## *' '/^[a-z]+:.*## / {sub(/:.*/, "", $$1); printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## create the virtual environment and install everything into it
 
@@ -69,6 +69,14 @@ test: project  ## run the tests and re-execute the pages of the book against wha
 	wait $$pages; executed=$$?; wait $$slow; built=$$?; \
 	echo 'pages of the book, executed again:'; cat "$$reports/pages"; echo '$(SLOW):'; cat "$$reports/slow"; \
 	exit $$((tested ? tested : executed ? executed : built))
+
+# Kernels that another processor would get, from torch, oneDNN and MKL: of one with AVX2, then the plainest there are. MKL follows
+# MKL_CBWR on every processor, MKL_ENABLE_INSTRUCTIONS on Intel's alone.
+processors: project  ## run make test twice more, rounding as processors with AVX2 and with less would (about forty minutes)
+	@failed=0; for kind in 'ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2' 'ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE'; do \
+	  echo "as with $$kind ONEDNN_MAX_CPU_ISA=AVX2:"; \
+	  env $$kind ONEDNN_MAX_CPU_ISA=AVX2 $(MAKE) --no-print-directory test || failed=1; \
+	done; exit $$failed
 
 pretrain: project  ## train the mini suite's base models anew (frozen otherwise; up to an hour)
 	set -e; for base in $(BASES); do $(BIN)/featcal stage pretrain $${base#*@}; $(BIN)/dvc commit --force pipeline/$$base; done

@@ -134,14 +134,15 @@ def test_the_first_to_ask_starts_it_and_none_is_asked_in_vain(tmp_path, monkeypa
     assert resident.ask(["--version"], ()) is None
 
 
-def test_the_address_follows_files_and_variables(tmp_path, monkeypatch):
+@pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR"])
+def test_the_address_follows_files_and_variables(variable, tmp_path, monkeypatch):
     package = tmp_path / "featcal"
     package.mkdir()
     (package / "__init__.py").write_text("a = 1")
     monkeypatch.setattr(resident.featcal, "__file__", str(package / "__init__.py"))
     first = resident.address(())
     assert resident.address(()) == first
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv(variable, "7")
     assert resident.address(()) != first
     monkeypatch.undo()
     monkeypatch.setattr(resident.featcal, "__file__", str(package / "__init__.py"))

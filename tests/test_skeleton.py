@@ -13,7 +13,7 @@ import yaml
 from featcal.language.requirements import ANTLR_FOLDER, ANTLR_PACKAGE, ANTLR_PIN, antlr_way_out
 
 ROOT = Path(__file__).parents[1]
-TARGETS = {"setup", "repro", "test", "book", "pretrain", "verify", "accept", "clean", "rehearsal"}
+TARGETS = {"setup", "repro", "test", "processors", "book", "pretrain", "verify", "accept", "clean", "rehearsal"}
 
 
 def text(name: str) -> str:

@@ -39,7 +39,7 @@ AT_ONCE = ("pretrain", "gather", "results")  # stages that import next to nothin
 FORKED = "FEATCAL_FORKED_STAGE"  # set where a stage runs, so that it asks nobody again
 IDLE = 20.0  # seconds without a stage after which the process ends
 PATIENCE = 60.0  # seconds for the imports
-READ_AT_IMPORT = ("PYTHON", "OMP_", "MKL_", "KMP_", "MALLOC_", "TORCH", "LD_", "HF_")
+READ_AT_IMPORT = ("PYTHON", "ATEN_", "ONEDNN_", "DNNL_", "OMP_", "MKL_", "KMP_", "MALLOC_", "TORCH", "LD_", "HF_")
 LONGEST = 1 << 20  # bytes that are read of a question: arguments, folder and variables
 
 
