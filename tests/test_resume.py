@@ -10,11 +10,13 @@ import families
 import pytest
 import tiny
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from tiny import PAPER, clip, images
 
 from featcal import calibrate
 from featcal.calibration.run_folder import RunFolder
-from featcal.errors import BadBatches, BadSetting
+from featcal.errors import BadBatches, BadFile, BadSetting
 from featcal.models.save import save_model
 
 DEEP = {"num_hidden_layers": 4}
@@ -77,6 +79,57 @@ def test_models_with_several_stacks_go_on_in_the_middle_of_any(tmp_path, monkeyp
     for blocks in range(1, len(lines)):
         killed_behind(monkeypatch, blocks, tmp_path / "out", given())
         assert finished(tmp_path / "out", given())[0] == undisturbed
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+def altered(file):
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+
+
+def emptied(file):
+    file.write_bytes(b"")
+
+
+def of_another_kind(file):
+    save_file({"x": torch.zeros(2)}, file)
+
+
+def with_another_record(file):
+    tensors, record = load_file(file), read_record(file)
+    record["record"] = record["record"].replace("vision.01", "vision.11")
+    save_file(tensors, file, metadata=record)
+
+
+def read_record(file):
+    with safe_open(file, framework="pt") as opened:
+        return opened.metadata()
+
+
+@pytest.mark.parametrize("damage", [cut, altered, emptied, of_another_kind, with_another_record])
+def test_a_solved_block_that_was_damaged_is_solved_anew(tmp_path, monkeypatch, damage):
+    undisturbed, _ = finished(tmp_path / "whole", experiment())
+    killed_behind(monkeypatch, 3, tmp_path / "out", experiment())
+    damage(tmp_path / ".out.unfinished/blocks/vision.01.safetensors")
+    again, lines = finished(tmp_path / "out", experiment())
+    assert again == undisturbed
+    assert [line.endswith("(solved before)") for line in lines] == [True, False, True, False]
+
+
+def test_a_block_that_is_gone_when_the_result_is_written_is_one_message(tmp_path, monkeypatch):
+    given = experiment()
+    given["merged"] = save_model(given["merged"], tmp_path / "merged")
+    whole = RunFolder.keep
+    monkeypatch.setattr(RunFolder, "keep", lambda run, name, *rest: name == "vision.02" or whole(run, name, *rest))
+    with pytest.raises(BadFile, match=r"lost block vision\.02.*\n.*start the same run again"):
+        finished(tmp_path / "out", given)
+    monkeypatch.undo()
+    _, lines = finished(tmp_path / "out", given)
+    assert [line.endswith("(solved before)") for line in lines] == [True, True, False, True]
 
 
 def changed_model():

@@ -17,8 +17,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from featcal.blocks.plan import Stack
+from featcal.calibration.fingerprint import Digest
 from featcal.calibration.record import BlockRecord
-from featcal.errors import BadSetting, TruncatedFile
+from featcal.errors import BadSetting
 from featcal.storage.atomic import atomic_path
 from featcal.storage.results import read_json, write_json
 
@@ -39,6 +40,13 @@ def block_name(stack: Stack, index: int) -> str:
 def beside(out: Path) -> Path:
     """Where a run keeps its blocks unless told otherwise: a hidden folder beside the result."""
     return out.with_name(f".{out.name}.unfinished")
+
+
+def check_sum(parameters: Mapping[str, Tensor], record: str) -> str:
+    """Of all that a solved block's file holds; a disk that filled up or a hand that edited changes it."""
+    digest = Digest()
+    digest.add(record, *(part for item in sorted(parameters.items()) for part in item))
+    return str(digest)
 
 
 class RunFolder(AbstractContextManager["RunFolder"]):
@@ -85,16 +93,19 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             write_json(stamp, dict(fingerprints))
 
     def solved(self, block: str) -> Solved | None:
-        """Parameters and record of a block that an earlier run has solved. Raises: TruncatedFile."""
+        """Parameters and record of a block that an earlier run has solved; None where there is none, or one that was damaged."""
         path = self._file(block)
         if not path.is_file():
             return None
         try:
             with safe_open(path, framework="pt") as file:
-                record = BlockRecord(**json.loads(file.metadata()["record"]))
-                return Solved({name: file.get_tensor(name) for name in file.keys()}, record)  # noqa: SIM118
-        except SafetensorError as error:
-            raise TruncatedFile(path, error) from None
+                told = file.metadata() or {}
+                parameters = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError:
+            return None
+        if told.get("sum") != check_sum(parameters, told.get("record", "")):
+            return None
+        return Solved(parameters, BlockRecord(**json.loads(told["record"])))
 
     def keep(self, block: str, parameters: Mapping[str, Tensor], record: BlockRecord) -> None:
         """Write a solved block; it appears whole or not at all. Raises: DiskFull."""
@@ -102,7 +113,8 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             return
         with atomic_path(self._file(block), sum(p.nbytes for p in parameters.values())) as part:
             tensors = {name: p.detach().cpu().contiguous() for name, p in parameters.items()}
-            save_file(tensors, part, metadata={"record": json.dumps(asdict(record))})
+            text = json.dumps(asdict(record))
+            save_file(tensors, part, metadata={"record": text, "sum": check_sum(tensors, text)})
 
     def remove(self) -> None:
         """Nothing is left to go on from: the result is written."""

@@ -15,6 +15,7 @@ from featcal.blocks.plan import blocks_of
 from featcal.calibration.models import Models
 from featcal.calibration.record import BlockRecord
 from featcal.calibration.run_folder import RunFolder, block_name
+from featcal.errors import BadFile
 from featcal.models.save import copy_beside, save_model
 from featcal.models.streamed import Streamed
 from featcal.settings import Calibration
@@ -46,11 +47,12 @@ def write_calibrated(
 
 
 def solved_tensors(models: Models, folder: RunFolder) -> Iterator[tuple[str, Tensor]]:
-    """Every solved parameter by its name in the model, one block in memory at a time."""
+    """Every solved parameter by its name in the model, one block in memory at a time. Raises: BadFile for one that is gone."""
     for stack in models.plan.stacks:
         for index in range(len(blocks_of(models.student.module, stack))):
             solved = folder.solved(block_name(stack, index))
-            assert solved is not None
+            if solved is None:
+                raise BadFile(folder.path, f"lost block {stack.name}.{index:02d} to something else", "start the same run again")
             for name, tensor in solved.parameters.items():
                 yield f"{stack.blocks}.{index}.{name}", tensor
 
