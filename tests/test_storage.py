@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import subprocess
+import sys
 
 import checkpoints
 import pytest
@@ -58,6 +60,42 @@ def test_an_interrupted_folder_leaves_the_older_one(tmp_path):
         (hidden / "second").write_text("2")
         raise KeyboardInterrupt
     assert os.listdir(tmp_path) == ["model"] and os.listdir(tmp_path / "model") == ["first"]
+
+
+KILLED = """
+import os, signal, sys
+from featcal.storage.atomic import atomic_folder
+from featcal.storage.writer import ShardWriter
+with atomic_folder(sys.argv[1]) as place, ShardWriter(place) as inside:
+    (inside.folder / "half").write_text("x")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("name", ["model", "model.v2"])
+def test_what_a_killed_process_has_left_goes_with_the_next_write_and_nothing_else(tmp_path, name):
+    (tmp_path / name).mkdir()  # an older one
+    subprocess.run([sys.executable, "-c", KILLED, tmp_path / name], check=False)
+    left = {path.name for path in tmp_path.iterdir()} - {name}
+    assert len(left) == 2 and all(path.startswith(".") for path in left)
+    others = {f".{name}.unfinished", ".model2.7-0.part", "model.7-0.part"}
+    for other in others:
+        (tmp_path / other).mkdir()
+    with atomic_folder(tmp_path / name) as mine, atomic_folder(tmp_path / name):  # the second leaves the first alone
+        assert mine.is_dir()
+    assert {path.name for path in tmp_path.iterdir()} == {name, *others}
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_older_folder_is_removed_only_where_a_newer_one_has_its_place(tmp_path, there):
+    """A process that dies between the two renames leaves the older one as all there is."""
+    older = tmp_path / ".model.7-0.old"
+    older.mkdir()
+    if there:
+        (tmp_path / "model").mkdir()
+    with pytest.raises(KeyboardInterrupt), atomic_folder(tmp_path / "model"):
+        raise KeyboardInterrupt
+    assert older.exists() is not there
 
 
 def test_a_full_disk_is_one_error_naming_the_file_and_its_size(tmp_path):

@@ -1,15 +1,17 @@
 """Files and folders that appear complete or not at all.
 
 Written under a hidden name beside the target and renamed at the end; on any exception, Ctrl-C too, the hidden one is removed.
-Knows nothing of what is written.
+Folders of a process that was killed are removed by the next one that writes to the same place. Knows nothing of what is written.
 """
 
 import errno
+import fcntl
 import itertools
 import os
+import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from featcal.errors import DiskFull
@@ -30,15 +32,18 @@ def atomic_path(path: str | Path, needed: int | None = None) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: str | Path, needed: int | None = None) -> Iterator[Path]:
-    """A temporary folder beside `path`; takes its place when the block ends (an older folder goes), removed when it fails."""
+    """A temporary folder beside `path`; takes its place when the block ends (an older folder goes), removed when it fails.
+
+    What killed processes have left of `path` goes first, so that the disk has its space again.
+    """
     path = Path(path)
-    with _replacing(path, needed) as hidden:
-        hidden.mkdir()
+    remove_abandoned(path)
+    with _replacing(path, needed) as hidden, _locked(hidden):
         yield hidden
         if not path.exists():
             hidden.rename(path)
             return
-        old = _hidden(path)
+        old = _hidden(path, "old")
         path.rename(old)
         try:
             hidden.rename(path)
@@ -64,9 +69,39 @@ def _replacing(path: Path, needed: int | None) -> Iterator[Path]:
         raise
 
 
-def _hidden(path: Path) -> Path:
+def remove_abandoned(path: Path) -> None:
+    """Removes folders that killed processes have left beside `path`: unfinished ones, and the older one of a finished one."""
+    stem, suffix = re.escape(path.stem), re.escape(path.suffix)
+    ours = re.compile(rf"\.+{stem}(\.\d+-\d+|\.part|\.old)+{suffix}")  # of a folder written inside of another, too
+    older = re.compile(rf"\.{stem}\.\d+-\d+\.old{suffix}")  # all there is, if the process died between two renames
+    for left in path.parent.iterdir() if path.parent.is_dir() else ():
+        kept = older.fullmatch(left.name) and not path.exists()
+        if ours.fullmatch(left.name) and left.is_dir() and not kept:
+            with suppress(OSError):  # of a folder that is in use the lock cannot be had
+                lock = os.open(left, os.O_RDONLY)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(left, ignore_errors=True)
+                finally:
+                    os.close(lock)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Makes the folder and keeps others from removing it; the system lets go of the lock however this process ends."""
+    folder.mkdir()
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a disk without locks grants none to those who would remove it, either
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _hidden(path: Path, kind: str = "part") -> Path:
     # the suffix stays last because writers such as savefig choose their format by it
-    return path.with_name(f".{path.stem}.{os.getpid()}-{next(_counter)}.part{path.suffix}")
+    return path.with_name(f".{path.stem}.{os.getpid()}-{next(_counter)}.{kind}{path.suffix}")
 
 
 def _final(inner: Path, hidden: Path, path: Path) -> Path:
@@ -85,4 +120,3 @@ def _is_disk_full(error: BaseException) -> bool:
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     # safetensors reports the operating system's error only inside its own message
     return type(error).__name__ == "SafetensorError" and ("StorageFull" in str(error) or "No space left" in str(error))
-
