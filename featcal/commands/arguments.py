@@ -71,6 +71,8 @@ def new_folder(out: Path, force: bool, inputs: Iterable[Path]) -> Path:
 
     Raises: BadSetting, also for a place where no folder can be made.
     """
+    if out.is_symlink() and not out.exists():
+        raise BadSetting("--out", str(out), f"is a link to {out.readlink()}, which is not there; remove it, or name a folder")
     place = out.resolve()
     taken = [path.resolve() for path in inputs]
     if any(place in (path, *path.parents) for path in taken):
