@@ -1,12 +1,15 @@
 """The command `featcal`: a table of commands, and one place that turns what went wrong into a message and an exit code.
 
-0: done. 2: a mistake in arguments, files or settings, told in one message. 130: Ctrl-C. Anything else is a fault of this package
-and leaves its traceback, with exit code 1.
+0: done. 2: a mistake in arguments, files or settings, told in one message. 130: Ctrl-C, SIGTERM. Anything else is a fault of this
+package and leaves its traceback, with exit code 1.
 """
 
 import errno
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -21,8 +24,8 @@ MISTAKE, INTERRUPTED = 2, 130
 # a path that cannot be written: who may, what lies there, how it is mounted, how long its name is
 PATH_TROUBLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
-EXIT_CODES = """Exit codes: 0 done; 2 a mistake in arguments, files or settings, told in one message; 130 interrupted (Ctrl-C);
-1 a fault of featcal itself."""
+EXIT_CODES = """Exit codes: 0 done; 2 a mistake in arguments, files or settings, told in one message; 130 interrupted (Ctrl-C,
+SIGTERM); 1 a fault of featcal itself."""
 EPILOG = f"""Examples:
 
 featcal merge task_arithmetic --base base --expert mnist=models/mnist --expert dtd=models/dtd --out merged
@@ -66,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plain_without_terminal()
     hush(False)  # what an earlier command of this process was told
     try:
-        with started():
+        with ended_as_by_ctrl_c(), started():
             code = get_command(app).main(arguments, prog_name="featcal", standalone_mode=False)
     except FoundElsewhere:  # by another process of this run, which tells it
         return MISTAKE
@@ -93,6 +96,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED:
         complain("interrupted; nothing half-written is left")
     return code if isinstance(code, int) else 0
+
+
+@contextmanager
+def ended_as_by_ctrl_c() -> Iterator[None]:
+    """Inside, SIGTERM (a time limit, a scheduler) does what Ctrl-C does; where it is ignored or handled it stays so."""
+    here = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if here:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if here:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def no_memory(error: BaseException) -> bool:

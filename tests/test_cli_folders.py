@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -103,8 +104,23 @@ def test_a_path_that_cannot_be_written_is_one_message(models, capsys, monkeypatc
     assert os.strerror(number).lower() in refused(MERGE, models, capsys)
 
 
+@pytest.mark.parametrize("command", [MERGE, CALIBRATE, ["convert", "base"]])
+def test_a_link_to_nothing_is_refused_as_out_at_once(models, capsys, command):  # noqa: F811
+    Path("link").symlink_to("nowhere")
+    Path("loop").symlink_to("loop")
+    for link in ("link", "loop"):
+        assert "is a link to" in refused([*command, "--out", link], models, capsys)
+
+
+def test_sigterm_is_as_it_was_after_a_command(models, capsys):  # noqa: F811
+    before = signal.getsignal(signal.SIGTERM)
+    assert cli.main(MERGE) == 0
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 INTERRUPTED_AT_THE_FIRST_BLOCK = """
 import signal, sys
+sent = getattr(signal, sys.argv.pop(1))
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has it ignored
 from featcal import cli
 from featcal.commands import terminal
@@ -112,15 +128,16 @@ say = terminal.progress.print
 def told(*words, **more):
     say(*words, **more)
     if "drift" in str(words[0]):
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(sent)
 terminal.progress.print = told
 sys.exit(cli.main(sys.argv[1:]))
 """
 
 
-def test_a_real_ctrl_c_in_the_middle_of_calibration_ends_with_130_and_the_same_command_goes_on(models, capsys):  # noqa: F811
+@pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM"])
+def test_a_real_ctrl_c_in_the_middle_of_calibration_ends_with_130_and_the_same_command_goes_on(models, capsys, sent):  # noqa: F811
     before = tree(models)
-    program = [sys.executable, "-c", INTERRUPTED_AT_THE_FIRST_BLOCK, *CALIBRATE]
+    program = [sys.executable, "-c", INTERRUPTED_AT_THE_FIRST_BLOCK, sent, *CALIBRATE]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == cli.INTERRUPTED and "vision.00" in done.stderr and "vision.01" not in done.stderr
     assert "the same command goes on" in done.stderr and "Traceback" not in done.stderr

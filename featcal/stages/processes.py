@@ -48,7 +48,8 @@ def alone(
 
 def _work(tell: Connection, threads: int | None, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     """What a process does: its one job."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides, and ends it by SIGTERM
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if threads is not None:
         import torch
 

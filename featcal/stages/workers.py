@@ -51,8 +51,9 @@ def keep_freed_memory() -> None:
 
 
 def _start_worker() -> None:
-    """One thread, no share in Ctrl-C (the parent decides), and freed memory kept for the next tensor."""
+    """One thread, no share in Ctrl-C (the parent decides, and ends it by SIGTERM), and freed memory kept for the next tensor."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     keep_freed_memory()
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
