@@ -13,7 +13,8 @@ from featcal.errors import UnknownKey
 from featcal.runs import ADAPTERS, SETTINGS, STREAMS, AdaptRun, CalibrateRun, MergeRun, Pool
 from featcal.settings import require
 
-MERGERS = ("average", "task_arithmetic", "adamerging", "wudi")  # in the order of the paper's tables
+MERGERS = ("average", "task_arithmetic", "adamerging", "wudi", "wudi_closed_form")  # as in the paper's tables, and one more
+_METHODS = {"wudi_closed_form": "wudi"}  # of a second model by one method
 TEXT_MERGERS = ("task_arithmetic",)
 TEXT_ADAPTERS = ("surgery", "prob_surgery")
 PARTS = ("mergers", "featcal", *ADAPTERS)
@@ -82,13 +83,14 @@ def _part(place: str, groups: Any, suite: str) -> Entry:
 
 
 def _merge(place: str, chosen: Entry, words: Mapping[str, Any], mergers: tuple[str, ...]) -> dict[str, MergeRun]:
-    for method in chosen:
-        if method not in mergers:
-            raise UnknownKey(place, str(method), list(mergers))
+    for name in chosen:
+        if name not in mergers:
+            raise UnknownKey(place, str(name), list(mergers))
     found = {}
-    for method in mergers:
-        options, draw = merge_settings(f"{place}.{method}", method, chosen.get(method), method in STREAMS)
-        found[_key(words, method)] = MergeRun(**words, method=method, upstream=method, options=options, draw=draw)
+    for name in mergers:
+        method = _METHODS.get(name, name)
+        options, draw = merge_settings(f"{place}.{name}", method, chosen.get(name), method in STREAMS)
+        found[_key(words, name)] = MergeRun(**words, method=method, upstream=name, options=options, draw=draw)
     return found
 
 

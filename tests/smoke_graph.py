@@ -13,6 +13,7 @@ from pages import without_kernels
 
 import pipeline
 from featcal.pools import PARTS, TEXT_PARTS
+from featcal.runs import ADAPTERS
 from featcal.stages.run import run_stage
 from featcal.studies import STUDIES
 
@@ -126,7 +127,7 @@ def keep_a_chain(work: Path) -> None:
     params = yaml.safe_load((work / "params.yaml").read_text())
     kept = {
         "merge": ["average", "task_arithmetic"], "merge_with_data": ["regmean"],
-        "adapt": ["task_arithmetic-surgery", "task_arithmetic-prob_surgery"],
+        "adapt": [f"task_arithmetic-{method}" for method in ADAPTERS],
         "calibrate": [f"{u}-{s}" for u in ("average", "task_arithmetic") for s in ("suite", "paper")],
         "ablate": ["task_arithmetic"],
     }  # fmt: skip

@@ -81,10 +81,10 @@ def test_the_methods_that_stand_apart_in_params_yaml_are_those_that_need_data():
 
 def test_a_second_model_of_one_method_has_a_name_of_its_own():
     made = load_experiments(ROOT / "params.yaml").merge
-    assert {(run.method, run.upstream) for run in made.values() if run.method == "wudi"} == {
-        ("wudi", "wudi"),
-        ("wudi", "wudi_closed_form"),
-    }
+    for method, second in (("wudi", "wudi_closed_form"), ("adamerging", "adamerging_1000")):
+        assert {run.upstream for run in made.values() if run.method == method} == {method, second}
+    closed = made["clip_b32-14-wudi_closed_form"]  # of a larger pool
+    assert (closed.method, closed.options) == ("wudi", {"variant": "closed_form"})
 
 
 @pytest.mark.parametrize("suite", ["mini", "paper", "files"])
@@ -96,7 +96,7 @@ def test_every_setting_of_params_yaml_is_valid_in_every_suite(tmp_path, suite):
         assert {run.method for run in found.merged_in(role, 8).values()} == set(METHODS)
         assert {(run.upstream, run.method) for run in found.adapted_in(role, 8).values()} == {
             (upstream, method)
-            for upstream in ("average", "task_arithmetic", "adamerging", "wudi")
+            for upstream in ("average", "task_arithmetic", "adamerging", "wudi", "wudi_closed_form")
             for method in ADAPTERS
         }
 
