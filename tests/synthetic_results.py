@@ -34,13 +34,15 @@ LEVELS |= {("task_arithmetic", "surgery", setting): 70 for setting in ("suite", 
 LEVELS |= {("task_arithmetic", "anchor", ""): 58, ("task_arithmetic", "rescaled", ""): 66}
 LEVELS |= {("task_arithmetic", "featcal", "without_bias"): 79, ("regmean", "merged", ""): 65}
 LEVELS |= {("", "multitask", ""): 88}
+LEVELS |= {("task_arithmetic", "mean_shift", "suite"): 68, ("task_arithmetic", "mean_shift", "suite_train"): 69}
+LEVELS |= {("wudi_closed_form", *key): level for key, level in {("merged", ""): 84, ("featcal", "suite"): 74}.items()}
 LARGER_TASKS = {14: ["oxford_flowers102", "pcam", "fer2013", "oxford-iiit-pet", "stl10", "cifar100"]}
 LARGER_TASKS[20] = [*LARGER_TASKS[14], "cifar10", "food101", "fashion_mnist", "emnist_letters", "kmnist", "rendered-sst2"]
 LARGER_LEVELS = {("", "base", ""): 50, ("", "expert", ""): 90}
 for _upstream, _level in (("average", 60), ("task_arithmetic", 64), ("adamerging", 72), ("wudi", 76)):
     LARGER_LEVELS |= {(_upstream, "merged", ""): _level, (_upstream, "featcal", "suite"): 80}
     LARGER_LEVELS |= {(_upstream, method, "suite"): _level + 3 for method in ("surgery", "prob_surgery")}
-SEEDS = {"task_arithmetic": ("42", "43", "44"), "average": ("42",)}
+SEEDS = {"task_arithmetic": ("42", "43", "44"), "average": ("42",), "wudi_closed_form": ("42",)}
 
 
 def write_project(root: Path, suite: str = "mini", empty: bool = False, tasks: list[str] | None = None) -> Path:
@@ -109,7 +111,7 @@ def write_larger_pool(folder: Path, suite: str, role: str, pool: int) -> None:
 def _scores(suite, role, pool, key, level, tasks, seeds=None):
     upstream, method, setting = key
     shared = {"suite": suite, "role": role, "pool": pool, "metric": "accuracy", "count": 500}
-    drawn = method in ("featcal", "surgery", "prob_surgery")
+    drawn = method in ("featcal", "surgery", "prob_surgery", "mean_shift")
     for step, seed in enumerate((seeds or SEEDS[upstream]) if drawn else ("",)):
         for i, task in enumerate(tasks):
             value = float(level + 0.5 * i + 0.2 * step)

@@ -18,6 +18,7 @@ PIECES = {
     "values": lambda suite: sweeps.values("figure5", suite),
     "settings": lambda suite: sweeps.settings("figure5", suite),
     "questions": gain.questions,
+    "told": gain.told,
     "dots": lambda suite: gain.dots("wudi", suite),
 }
 
@@ -104,6 +105,24 @@ def test_a_curve_rises_in_its_values_and_knows_what_was_chosen(project):
 def test_questions_are_answered_with_margins(project):
     line = next(line for line in gain.questions("mini").text.splitlines() if line.startswith("On the same images: FeatCal"))
     assert line.split()[-8:-4] == ["+10.0", "above", "+10.0", "above"]
+
+
+def test_sentences_say_what_a_mean_shift_reaches_and_what_becomes_of_a_merger_that_featcal_lowers(project):
+    shift, closed = gain.told("mini").text.splitlines()[:2]
+    assert "takes task arithmetic from 65.8 to 71.0 (+5.2   above); FeatCal against it: +11.0   above." in shift
+    assert "FeatCal takes WUDI in closed form from 85.8 to 75.8 (-10.0   below)" in closed
+    assert closed.endswith("What this merger has gained is not preserved.")
+
+
+@pytest.mark.parametrize(("level", "said"), [(95, "is kept."), (86, "Noise can explain the change")])
+def test_a_merger_that_featcal_raises_keeps_its_gain_and_noise_is_no_change(project, level, said):
+    path = project / "clip_b32-8.csv"
+    rows = [line.split(",") for line in path.read_text().splitlines()]
+    for row in rows:
+        if row[3:5] == ["wudi_closed_form", "featcal"]:
+            row[9] = f"{level:.4f}"
+    path.write_text("".join(",".join(row) + "\n" for row in rows))
+    assert said in gain.told("mini").text.splitlines()[1]
 
 
 def test_a_study_page_names_its_own_files(project):

@@ -138,7 +138,7 @@ def test_adapters_of_the_suite_have_the_settings_of_the_facts(experiments, metho
             assert {name: getattr(own.training, name) for name in fact["values"]} == fact["values"], key
             assert {name: getattr(own.draw, name) for name in fact["draw"]} == fact["draw"], key
             seen += 1
-    assert seen == 6 * 4, "four mergers of two sizes and three pools"
+    assert seen == 6 * 5, "four mergers and WUDI in closed form, of two sizes and three pools"
 
 
 def test_featcal_of_the_suite_has_the_settings_of_the_facts(experiments):

@@ -12,7 +12,7 @@ from featcal.errors import FeatCalError
 from featcal.experiments import load_experiments
 from featcal.merging.methods import METHODS
 from featcal.merging.settings import SETTINGS
-from featcal.runs import STREAMS, Draw
+from featcal.runs import ADAPTERS, STREAMS, Draw
 
 SUITE = yaml.safe_load((ROOT / "tests/smoke/smoke.yaml").read_text())
 
@@ -76,15 +76,15 @@ def test_a_method_that_looks_at_images_sees_those_of_its_source_unless_told_othe
 
 
 def test_the_methods_that_stand_apart_in_params_yaml_are_those_that_need_data():
-    assert {name for name, method in METHODS.items() if method.data} == set(STREAMS) - {"surgery", "prob_surgery"}
+    assert {name for name, method in METHODS.items() if method.data} == set(STREAMS) - set(ADAPTERS)
 
 
 def test_a_second_model_of_one_method_has_a_name_of_its_own():
     made = load_experiments(ROOT / "params.yaml").merge
-    assert {(run.method, run.upstream) for run in made.values() if run.method == "wudi"} == {
-        ("wudi", "wudi"),
-        ("wudi", "wudi_closed_form"),
-    }
+    for method, second in (("wudi", "wudi_closed_form"), ("adamerging", "adamerging_1000")):
+        assert {run.upstream for run in made.values() if run.method == method} == {method, second}
+    closed = made["clip_b32-14-wudi_closed_form"]  # of a larger pool
+    assert (closed.method, closed.options) == ("wudi", {"variant": "closed_form"})
 
 
 @pytest.mark.parametrize("suite", ["mini", "paper", "files"])
@@ -96,8 +96,8 @@ def test_every_setting_of_params_yaml_is_valid_in_every_suite(tmp_path, suite):
         assert {run.method for run in found.merged_in(role, 8).values()} == set(METHODS)
         assert {(run.upstream, run.method) for run in found.adapted_in(role, 8).values()} == {
             (upstream, method)
-            for upstream in ("average", "task_arithmetic", "adamerging", "wudi")
-            for method in ("surgery", "prob_surgery")
+            for upstream in ("average", "task_arithmetic", "adamerging", "wudi", "wudi_closed_form")
+            for method in ADAPTERS
         }
 
 

@@ -1,7 +1,7 @@
 """What the gain is made of: the controls beside a merger, as rows of a table and against FeatCal.
 
-Adapters on other images and of another size, FeatCal without each ingredient, its anchor alone, the merger at its best scale, and
-the mergers that look at the same training images.
+Adapters on other images and of another size, a constant vector per task as the plainest of them, FeatCal without each ingredient,
+its anchor alone, the merger at its best scale, and the mergers that look at the same training images.
 """
 
 from featcal.report.claims import main_setting
@@ -9,10 +9,11 @@ from featcal.report.estimate import Estimate, estimate, noise
 from featcal.report.evidence import Evidence, select
 from featcal.report.markup import Shown, accuracy_table, estimated, fold, note, table
 from featcal.report.show import evidence, label
-from featcal.report.tables import MERGERS, METHODS, Row, measured_cells, with_changes
+from featcal.report.tables import MERGERS, METHODS, SETTING_LABELS, SHIFT, Row, measured_cells, settings_shown, with_changes
 from featcal.report.values import SIZES
 
-UPSTREAMS = ("task_arithmetic", "wudi")  # those that have controls
+UPSTREAMS = ("task_arithmetic", "wudi")  # those that have every control
+OTHERS = ("wudi_closed_form", "adamerging_1000", "average", "adamerging")  # those that have adapters on other images
 INGREDIENTS = {
     "without_bias": "w/ FeatCal, biases left", "without_norm": "w/ FeatCal, LayerNorms left",
     "without_task_weights": "w/ FeatCal, tasks not weighted", "without_forward_order": "w/ FeatCal, on the merger’s features",
@@ -22,16 +23,22 @@ ADAPTERS = {
     "suite": "in proportion, test images", "suite_train": "in proportion, training images",
     "paper": "as printed, test images", "paper_train": "as printed, training images",
 }  # fmt: skip
+SHIFTED = "w/ mean shift, one constant vector per task"
 Key = tuple[str, str, str]  # upstream, method, setting
 
 
 def controls_of(suite: str, upstream: str) -> dict[Key, str]:
     """What stands beside one merger, and how a row is called; the merger itself and FeatCal come first."""
-    rows = {(upstream, "merged", ""): MERGERS[upstream], (upstream, "featcal", main_setting(suite)): "w/ FeatCal"}
-    rows |= {(upstream, "anchor", ""): "The anchor alone, ρ times the merger’s change"}
-    rows |= {(upstream, "rescaled", ""): f"{MERGERS[upstream]} at its best scale"}
-    rows |= {(name, "merged", ""): f"{MERGERS[name]}, FeatCal’s images" for name in ("regmean", "regmean_plus_plus")}
-    rows |= {(upstream, "featcal", name): words for name, words in INGREDIENTS.items()}
+    main, *others = settings_shown(suite)
+    rows = {(upstream, "merged", ""): MERGERS[upstream], (upstream, "featcal", main): "w/ FeatCal"}
+    rows |= {(upstream, "featcal", name): f"w/ FeatCal, {SETTING_LABELS[name]}" for name in others}
+    if upstream in UPSTREAMS:
+        rows |= {(upstream, "anchor", ""): "The anchor alone, ρ times the merger’s change"}
+        rows |= {(upstream, "rescaled", ""): f"{MERGERS[upstream]} at its best scale"}
+        rows |= {(name, "merged", ""): f"{MERGERS[name]}, FeatCal’s images" for name in ("regmean", "regmean_plus_plus")}
+        rows |= {(upstream, "featcal", name): words for name, words in INGREDIENTS.items()}
+    rows |= {(upstream, SHIFT, main): f"{SHIFTED}, test images"}
+    rows |= {(upstream, SHIFT, f"{main}_train"): f"{SHIFTED}, training images"}
     for method in ("surgery", "prob_surgery"):
         rows |= {(upstream, method, name): f"{METHODS[method]}, {words}" for name, words in ADAPTERS.items()}
     return rows
@@ -50,7 +57,7 @@ def block(ours: Evidence, upstream: str) -> list[Row]:
 def folded(page: str, suite: str) -> Shown:
     """The page's controls, one click away."""
     ours = evidence(page, suite)
-    rows = [row for upstream in UPSTREAMS for row in block(ours, upstream)]
+    rows = [row for upstream in (*UPSTREAMS, *OTHERS) for row in block(ours, upstream)]
     if not rows:
         return Shown(fold("Controls that the paper lacks", note(f"○ not run: no controls in the results of the {label(suite)}.")))
     caption = f"Controls, top-1 accuracy (%) on test images — {label(suite)}. Arrows: against the block’s merger. sd: over seeds."
@@ -60,18 +67,21 @@ def folded(page: str, suite: str) -> Shown:
 
 def summary(suite: str) -> Shown:
     """Averages of all controls, both sizes, and where each stands against FeatCal at the suite's main settings."""
-    parts = []
-    for upstream in UPSTREAMS:
-        rows = []
-        for key, name in controls_of(suite, upstream).items():
-            cells = [name]
-            for role in SIZES:
-                cells += _against(Evidence(suite, role, "8"), key, upstream)
-            rows.append(("fc-merger" if key[1] == "merged" and key[0] == upstream else "", cells))
-        head = ["", *(cell for size in SIZES.values() for cell in (size.capitalize(), "against FeatCal"))]
-        caption = f"{MERGERS[upstream]}: average top-1 accuracy (%) of its controls — {label(suite)}"
-        parts.append(table(head, rows, caption, "fc-long"))
-    return Shown("".join(parts) + scales(suite))
+    own, others = ("".join(_averages(suite, upstream) for upstream in group) for group in (UPSTREAMS, OTHERS))
+    return Shown(own + (fold("The same of the other mergers", others) if others else "") + scales(suite))
+
+
+def _averages(suite: str, upstream: str) -> str:
+    """The table of one merger; of OTHERS only what was run."""
+    rows = []
+    for key, name in controls_of(suite, upstream).items():
+        places = [Evidence(suite, role, "8") for role in SIZES]
+        if upstream in UPSTREAMS or any(average(ours, key) for ours in places):
+            cells = [cell for ours in places for cell in _against(ours, key, upstream)]
+            rows.append(("fc-merger" if key[1] == "merged" and key[0] == upstream else "", [name, *cells]))
+    head = ["", *(cell for size in SIZES.values() for cell in (size.capitalize(), "against FeatCal"))]
+    caption = f"{MERGERS[upstream]}: average top-1 accuracy (%) of its controls — {label(suite)}"
+    return table(head, rows, caption, "fc-long") if rows else ""
 
 
 def _against(ours: Evidence, key: Key, upstream: str) -> list[str]:

@@ -10,12 +10,12 @@ from matplotlib.figure import Figure
 
 from featcal.report import study
 from featcal.report.claims import main_setting
-from featcal.report.controls import SIZES, UPSTREAMS, Key, average, controls_of, margin
-from featcal.report.estimate import noise
+from featcal.report.controls import INGREDIENTS, SIZES, UPSTREAMS, Key, average, controls_of, margin, standing
+from featcal.report.estimate import Estimate, noise
 from featcal.report.evidence import Evidence
-from featcal.report.markup import Shown, link, table
+from featcal.report.markup import Shown, link, note, table
 from featcal.report.show import commands, label, run_rows
-from featcal.report.tables import MERGERS
+from featcal.report.tables import MERGERS, SETTING_LABELS, SHIFT, settings_shown
 
 SHORT = {
     "anchor": "anchor alone", "rescaled": "merger at best scale", "regmean": "RegMean, same images",
@@ -23,8 +23,10 @@ SHORT = {
     "without_task_weights": "tasks not weighted", "without_forward_order": "merger’s features", "without_interpolation": "α = 1",
     "without_extrapolation": "ρ = 1", "surgery": "Surgery", "prob_surgery": "ProbSurgery",
     "suite": "in proportion, test", "suite_train": "in proportion, train",
-    "paper": "printed, test", "paper_train": "printed, train",
+    "paper": "printed, test", "paper_train": "printed, train", "mean_shift": "mean shift",
 }  # fmt: skip
+CLOSED = "wudi_closed_form"
+TOLD = {"task_arithmetic": "task arithmetic", CLOSED: "WUDI in closed form"}  # mergers in sentences
 LOOKS: dict[str, dict[str, Any]] = {
     "clip_b32": {"color": "#0072B2", "marker": "o"}, "clip_l14": {"color": "#D55E00", "marker": "s", "markerfacecolor": "white"},
 }  # fmt: skip  # Okabe and Ito; filled and hollow
@@ -46,6 +48,41 @@ def questions(suite: str) -> Shown:
     return Shown(table(head, rows, caption, "fc-words fc-long"))
 
 
+def told(suite: str) -> Shown:
+    """In sentences: what a mean shift alone reaches, and what FeatCal does to the merger whose objective is at its minimum."""
+    found = [line for role, size in SIZES.items() for line in _sentences(Evidence(suite, role, "8"), size.capitalize())]
+    return Shown("".join(map(note, found)) or note(f"○ not run: no mean shift and no WUDI in closed form in the {label(suite)}."))
+
+
+def _sentences(ours: Evidence, size: str) -> list[str]:
+    main, *others = settings_shown(ours.suite)
+    found = []
+    for upstream, name in TOLD.items():
+        same = (upstream, SHIFT, f"{main}_train")
+        start, shift, featcal = (average(ours, key) for key in ((upstream, "merged", ""), same, (upstream, "featcal", main)))
+        if start and shift:
+            against = f"; FeatCal against it: {standing(featcal, shift)}" if featcal else ""
+            words = "a mean shift, one constant vector per task from the training images that FeatCal sees,"
+            found.append(f"{size}: {words} {_taken(name, start, shift)}{against}.")
+        if start and featcal and upstream == CLOSED:
+            there = {words: average(ours, (upstream, "featcal", words)) for words in others}
+            also = "".join(f"; at the {SETTING_LABELS[words]}: {standing(e, start)}" for words, e in there.items() if e)
+            found.append(f"{size}: FeatCal {_taken(name, start, featcal)}{also}. {_kept(start, featcal)}")
+    return found
+
+
+def _kept(start: Estimate, featcal: Estimate) -> str:
+    """Whether FeatCal keeps what the merger it starts from has gained."""
+    change, room = featcal.mean - start.mean, noise(featcal, start)
+    if abs(change) <= room:
+        return "Noise can explain the change of what this merger has gained."
+    return "What this merger has gained is kept." if change > 0 else "What this merger has gained is not preserved."
+
+
+def _taken(name: str, start: Estimate, end: Estimate) -> str:
+    return f"takes {name} from {start.mean:.1f} to {end.mean:.1f} ({standing(end, start)})"
+
+
 def _pairs(main: str) -> list[tuple[str, Key, Key]]:
     """What is asked, and the two rows that answer; an empty upstream is the block's own merger."""
     featcal, same = ("", "featcal", main), f"{main}_train"
@@ -54,6 +91,8 @@ def _pairs(main: str) -> list[tuple[str, Key, Key]]:
         ("More than a better scale? FeatCal against the merger at its best one", featcal, ("", "rescaled", "")),
         ("More than a regression? FeatCal against RegMean on the same images", featcal, ("regmean", "merged", "")),
         ("And against RegMean++", featcal, ("regmean_plus_plus", "merged", "")),
+        ("More than a shift of each task’s mean? FeatCal against the mean shift on the same images", featcal, ("", SHIFT, same)),
+        ("And the mean shift against the merger it stands behind", ("", SHIFT, same), ("", "merged", "")),
         ("Is forward order needed? FeatCal against solving on the merger’s features", featcal,
          ("", "featcal", "without_forward_order")),
         ("Does the extrapolated anchor help? FeatCal against ρ = 1", featcal, ("", "featcal", "without_extrapolation")),
@@ -105,7 +144,9 @@ def _name(key: Key) -> str:
     if method == "merged":
         return SHORT[upstream]
     if method == "featcal":
-        return f"FeatCal, {SHORT[setting]}" if setting.startswith("without") else "FeatCal"
+        return f"FeatCal, {SHORT[setting] if setting in INGREDIENTS else SETTING_LABELS[setting]}"
+    if method == SHIFT:
+        return f"{SHORT[method]}, {'train' if setting.endswith('_train') else 'test'}"
     return f"{SHORT[method]}, {SHORT[setting]}" if setting else SHORT[method]
 
 

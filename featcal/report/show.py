@@ -131,7 +131,7 @@ def settings(page: str, suite: str) -> Shown:
         if run.get("calibration"):
             values = run["calibration"] | run
             shared = (run["setting"], *(compact(values[key]) for key in SYMBOLS), ", ".join(map(str, run["seeds"])))
-            alike.setdefault(shared, []).append(tables.UPSTREAMS.get(run["upstream"], run["upstream"]))
+            alike.setdefault(shared, []).append(tables.MERGERS.get(run["upstream"], run["upstream"]))
     rows = [
         ("", [f"{', '.join(mergers)}<small>{tables.SETTING_LABELS[setting]}</small>", *cells])
         for (setting, *cells), mergers in alike.items()

@@ -19,9 +19,10 @@ UPSTREAMS = {
 }  # fmt: skip
 MERGERS = UPSTREAMS | {
     "ties": "TIES-Merging", "regmean": "RegMean", "regmean_plus_plus": "RegMean++", "lot": "LOT Merging, from its formula",
-    "wudi_closed_form": "WUDI-Merging, closed form",
+    "wudi_closed_form": "WUDI-Merging, closed form", "adamerging_1000": "AdaMerging, 1,000 steps",
 }  # fmt: skip
 METHODS = {"surgery": "w/ Surgery", "prob_surgery": "w/ ProbSurgery", "featcal": "w/ FeatCal"}
+SHIFT = "mean_shift"  # an adapter that the paper has no row for
 SETTING_LABELS = {"suite": "suite’s settings", "paper": "paper’s settings"}
 ADAPTER_LABELS = {"suite": "adapters in proportion", "paper": "adapters as printed"}  # of texts: FeatCal has one setting there
 LARGER = ("14", "20")  # pools that every suite runs at its main settings only
@@ -132,7 +133,7 @@ def cells_of(evidence: Evidence, model: dict[str, str]) -> tuple[dict[str, Cell]
 
 def model_key(upstream: str, method: str, setting: str) -> dict[str, str]:
     """The columns of a result file that name one model."""
-    return {"upstream": upstream, "method": method, "setting": setting if method in METHODS else ""}
+    return {"upstream": upstream, "method": method, "setting": setting if method in (*METHODS, SHIFT) else ""}
 
 
 def with_changes(row: Row, merger: Row) -> Row:

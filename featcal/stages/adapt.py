@@ -1,4 +1,4 @@
-"""Stage `adapt`: Surgery and ProbSurgery behind one merged model, at every setting and seed of params.yaml."""
+"""Stage `adapt`: Surgery, ProbSurgery and a mean shift behind one merged model, at every setting and seed of params.yaml."""
 
 from featcal.errors import UnknownKey
 from featcal.runs import AdaptRun

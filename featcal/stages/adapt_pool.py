@@ -1,4 +1,4 @@
-"""Stage `adapt_pool`: Surgery and ProbSurgery behind the four merged models of a larger pool, next to each other."""
+"""Stage `adapt_pool`: Surgery, ProbSurgery and a mean shift behind the merged models of a larger pool, next to each other."""
 
 from featcal.stages.context import load_context, pick, recorded
 from featcal.stages.streams import images_of

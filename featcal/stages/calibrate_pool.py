@@ -1,4 +1,4 @@
-"""Stage `calibrate_pool`: FeatCal on the four merged models of a larger pool, next to each other."""
+"""Stage `calibrate_pool`: FeatCal on the merged models of a larger pool, next to each other."""
 
 from featcal.stages.calibrate import calibrate_one
 from featcal.stages.calibrations import calibrate_all

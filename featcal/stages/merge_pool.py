@@ -1,4 +1,4 @@
-"""Stage `merge_pool`: the four merged models of a larger pool, with images or without."""
+"""Stage `merge_pool`: the merged models of a larger pool, with images or without."""
 
 from collections.abc import Mapping
 
