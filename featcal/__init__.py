@@ -18,13 +18,26 @@ _HOMES = {
     "tune": "featcal.tuning.tune",
     "surgery": "featcal.baselines.surgery",
     "prob_surgery": "featcal.baselines.prob_surgery",
+    "mean_shift": "featcal.baselines.mean_shift",
     "Calibration": "featcal.settings",
     "BlockPlan": "featcal.blocks.plan",
     "Stack": "featcal.blocks.plan",
 }
-__all__ = ["BlockPlan", "Calibration", "Stack", "__version__", "calibrate", "merge", "prob_surgery", "surgery", "tune"]
+__all__ = [
+    "BlockPlan",
+    "Calibration",
+    "Stack",
+    "__version__",
+    "calibrate",
+    "mean_shift",
+    "merge",
+    "prob_surgery",
+    "surgery",
+    "tune",
+]
 
 if TYPE_CHECKING:
+    from featcal.baselines.mean_shift import mean_shift
     from featcal.baselines.prob_surgery import prob_surgery
     from featcal.baselines.surgery import surgery
     from featcal.blocks.plan import BlockPlan, Stack

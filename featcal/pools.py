@@ -1,4 +1,4 @@
-"""A whole pool of params.yaml: its mergers, FeatCal and both adapters on each, as the runs that single experiments are.
+"""A whole pool of params.yaml: its mergers, FeatCal and the adapters on each, as the runs that single experiments are.
 
 Larger pools of images, and pools of texts. One group of settings per part and suite, because the models of a part are made by one
 stage. Knows nothing of torch, models or where results go.
@@ -15,7 +15,9 @@ from featcal.settings import require
 
 MERGERS = ("average", "task_arithmetic", "adamerging", "wudi")  # in the order of the paper's tables
 TEXT_MERGERS = ("task_arithmetic",)
+TEXT_ADAPTERS = ("surgery", "prob_surgery")
 PARTS = ("mergers", "featcal", *ADAPTERS)
+TEXT_PARTS = ("mergers", "featcal", *TEXT_ADAPTERS)
 
 
 @dataclass(frozen=True)
@@ -31,27 +33,27 @@ class WholePool:
 
 def larger_pool(place: str, entry: Entry, suite: str) -> WholePool:
     """One entry of `larger_pools`."""
-    return _whole_pool(place, entry, suite, MERGERS)
+    return _whole_pool(place, entry, suite, MERGERS, PARTS)
 
 
 def language_pool(place: str, entry: Entry, suite: str) -> WholePool:
     """One entry of `language_pools`, whose one merger is task arithmetic, as in the paper."""
-    return _whole_pool(place, entry, suite, TEXT_MERGERS)
+    return _whole_pool(place, entry, suite, TEXT_MERGERS, TEXT_PARTS)
 
 
-def _whole_pool(place: str, entry: Entry, suite: str, mergers: tuple[str, ...]) -> WholePool:
+def _whole_pool(place: str, entry: Entry, suite: str, mergers: tuple[str, ...], parts: tuple[str, ...]) -> WholePool:
     """Everything made of one role and pool.
 
-    mergers: settings by merger. featcal, surgery, prob_surgery: by the word of the settings; each is run on every merger.
+    mergers: settings by merger. featcal and the adapters: by the word of the settings; each is run on every merger.
     Raises: UnknownKey for a misspelt merger or word; BadSetting.
     """
     require(isinstance(entry, dict), place, entry, "must be a mapping")
     for key in entry:
-        if key not in ("role", "pool", *PARTS):
-            raise UnknownKey(place, str(key), ["role", "pool", *PARTS])
+        if key not in ("role", "pool", *parts):
+            raise UnknownKey(place, str(key), ["role", "pool", *parts])
     words = {key: entry[key] for key in ("role", "pool") if key in entry}
     for_suite(place, {**words, suite: None}, suite, ("role", "pool"))  # the entry's name
-    chosen = {part: _part(f"{place}.{part}", entry.get(part), suite) for part in PARTS}
+    chosen = {part: _part(f"{place}.{part}", entry.get(part), suite) for part in parts}
     merge = _merge(f"{place}.mergers.{suite}", chosen["mergers"], words, mergers)
     upstreams = {run.upstream: run.options is not None for run in merge.values()}
     return WholePool(
@@ -61,6 +63,7 @@ def _whole_pool(place: str, entry: Entry, suite: str, mergers: tuple[str, ...]) 
         adapt={
             _key(words, upstream, method): adapt
             for method in ADAPTERS
+            if method in parts
             for upstream, adapt in _adapt(f"{place}.{method}.{suite}", method, chosen[method], words, upstreams).items()
         },
     )

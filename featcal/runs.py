@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from featcal.baselines.settings import ProbSurgery, Surgery, Training
+from featcal.baselines.settings import AdapterMethod, MeanShift, ProbSurgery, Surgery
 from featcal.settings import Calibration, number, require, text, whole_number
 
 SETTINGS = ("suite", "paper")
 # `suite` keeps the paper's proportion of an adapter to the width of the features, `paper` its absolute size; both on the stream
-# of the method's own source, the others on the training images that FeatCal sees.
+# of the method's own source, the others on the training images that FeatCal sees. A mean shift has no size, only a stream.
 ADAPTER_SETTINGS = ("suite", "paper", "suite_train", "paper_train")
-ADAPTERS: dict[str, type[Training]] = {"surgery": Surgery, "prob_surgery": ProbSurgery}
+ADAPTERS: dict[str, type[AdapterMethod]] = {"surgery": Surgery, "prob_surgery": ProbSurgery, "mean_shift": MeanShift}
 # Which images a method sees where params.yaml leaves `stream` out: those that the paper's comparison gave it.
 STREAMS = {
     "adamerging": "test_unlabelled", "surgery": "test_unlabelled", "prob_surgery": "test_unlabelled",
-    "regmean": "train", "regmean_plus_plus": "train", "lot": "train",
+    "mean_shift": "test_unlabelled", "regmean": "train", "regmean_plus_plus": "train", "lot": "train",
 }  # fmt: skip
 Pool = int | str  # of images by the number of tasks, of texts by name
 TEXT_POOLS = GLUE_POOL, DOMAIN_POOL = "glue", "mergebench"
@@ -108,9 +108,9 @@ class CalibrateRun:
 
 @dataclass(frozen=True)
 class AdapterSetting:
-    """One way to train the adapters of a method: its settings, its images, and one training per seed."""
+    """One way to make the adapters of a method: its settings, its images, and one training per seed."""
 
-    training: Training
+    training: AdapterMethod
     draw: Draw
     seeds: tuple[int, ...]
 

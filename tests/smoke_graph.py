@@ -12,7 +12,7 @@ import yaml
 from pages import without_kernels
 
 import pipeline
-from featcal.pools import PARTS
+from featcal.pools import PARTS, TEXT_PARTS
 from featcal.stages.run import run_stage
 from featcal.studies import STUDIES
 
@@ -24,7 +24,7 @@ SHORT = {"wudi": {"variant": "fusion_bench", "steps": 2}, "adamerging": {"steps"
 # One of each kind is run, the others are null: their stages run too, and leave an empty folder.
 RUN = {
     "calibrate": [f"{r}-8-{u}-{s}" for r in ROLES for u in ("average", "task_arithmetic") for s in ("suite", "paper")],
-    "adapt": ["clip_b32-8-task_arithmetic-surgery", "clip_b32-8-average-prob_surgery"],
+    "adapt": [f"clip_b32-8-{a}" for a in ("task_arithmetic-surgery", "task_arithmetic-mean_shift", "average-prob_surgery")],
     "ablate": ["clip_b32-8-task_arithmetic"],
     "larger_pools": ["clip_b32-14"],
     "language_pools": ["flan_t5_base-glue", "llama_3b-mergebench"],
@@ -45,7 +45,8 @@ STUDIED: dict[str, dict] = {
     "choices": {"samples": 16, "batch": 8, "seeds": [42, 43], "vary": {"split": ["validation"], "samples": [8]}},
     "tune": {"samples": 16, "batch": 8, "trials": 3},
 }  # fmt: skip
-ADAPTED = {"samples": 16, "steps": 3, "seeds": [42]}
+UNTRAINED = {"samples": 16, "seeds": [42]}
+ADAPTED = {**UNTRAINED, "steps": 3}
 
 
 def smoke_params(root: Path = ROOT) -> dict:
@@ -59,7 +60,8 @@ def smoke_params(root: Path = ROOT) -> dict:
     for key, entry in params["calibrate"].items():
         entry["smoke"] = {**entry["mini"], **FEW} if key in RUN["calibrate"] else None
     for key, entry in params["adapt"].items():
-        entry["smoke"] = {name: {**group, **ADAPTED} for name, group in entry["mini"].items()} if key in RUN["adapt"] else None
+        few = UNTRAINED if entry["method"] == "mean_shift" else ADAPTED
+        entry["smoke"] = {name: {**group, **few} for name, group in entry["mini"].items()} if key in RUN["adapt"] else None
     for key, entry in params["ablate"].items():
         rescale = {"factors": [0.5, 1.0], "split": "validation", "samples": 24}
         entry["smoke"] = {**entry["mini"], **FEW, "rescale": rescale} if key in RUN["ablate"] else None
@@ -73,7 +75,7 @@ def smoke_params(root: Path = ROOT) -> dict:
             smoke = _smoke_part(part, entry[part]["mini"]) if key in RUN["larger_pools"] else None
             entry[part] = {**entry[part], "smoke": smoke}  # pools share their groups by YAML's anchors
     for key, entry in params["language_pools"].items():
-        for part in PARTS:
+        for part in TEXT_PARTS:
             smoke = _smoke_text(part, entry[part]["mini"]) if key in RUN["language_pools"] else None
             entry[part] = {**entry[part], "smoke": smoke}
     for entry in params["multitask"].values():
@@ -85,7 +87,7 @@ def smoke_params(root: Path = ROOT) -> dict:
 
 def _smoke_part(part: str, group: dict) -> dict:
     """The smoke group of one part of a larger pool."""
-    few = {"mergers": {}, "featcal": {**FEW, "seeds": [42]}}.get(part, ADAPTED)
+    few = {"mergers": {}, "featcal": {**FEW, "seeds": [42]}, "mean_shift": UNTRAINED}.get(part, ADAPTED)
     short = {**SHORT, "task_arithmetic": {"scale": 0.3}}  # of four tasks, a quarter would be the average
     return {name: {**inner, **few, **short.get(name, {})} for name, inner in group.items()}
 

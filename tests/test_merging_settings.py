@@ -12,7 +12,7 @@ from featcal.errors import FeatCalError
 from featcal.experiments import load_experiments
 from featcal.merging.methods import METHODS
 from featcal.merging.settings import SETTINGS
-from featcal.runs import STREAMS, Draw
+from featcal.runs import ADAPTERS, STREAMS, Draw
 
 SUITE = yaml.safe_load((ROOT / "tests/smoke/smoke.yaml").read_text())
 
@@ -76,7 +76,7 @@ def test_a_method_that_looks_at_images_sees_those_of_its_source_unless_told_othe
 
 
 def test_the_methods_that_stand_apart_in_params_yaml_are_those_that_need_data():
-    assert {name for name, method in METHODS.items() if method.data} == set(STREAMS) - {"surgery", "prob_surgery"}
+    assert {name for name, method in METHODS.items() if method.data} == set(STREAMS) - set(ADAPTERS)
 
 
 def test_a_second_model_of_one_method_has_a_name_of_its_own():
@@ -97,7 +97,7 @@ def test_every_setting_of_params_yaml_is_valid_in_every_suite(tmp_path, suite):
         assert {(run.upstream, run.method) for run in found.adapted_in(role, 8).values()} == {
             (upstream, method)
             for upstream in ("average", "task_arithmetic", "adamerging", "wudi")
-            for method in ("surgery", "prob_surgery")
+            for method in ADAPTERS
         }
 
 

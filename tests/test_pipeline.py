@@ -80,6 +80,7 @@ def imported(file: str) -> frozenset[str]:
         "featcal.merge(": "featcal/merging/merge.py",
         "featcal.surgery(": "featcal/baselines/surgery.py",
         "featcal.prob_surgery(": "featcal/baselines/prob_surgery.py",
+        "featcal.mean_shift(": "featcal/baselines/mean_shift.py",
     }
     found |= {target for word, target in lazy.items() if word in (ROOT / file).read_text()}
     return frozenset(f for f in found if f and not only_a_docstring(f))

@@ -14,6 +14,7 @@ from smoke_graph import RUN, keep_a_chain, lay_out, run_smoke_graph, smoke_param
 from featcal import playground
 from featcal.cli import main
 from featcal.pools import MERGERS, PARTS
+from featcal.runs import ADAPTERS
 from featcal.stages.columns import (
     ALIGNMENT,
     AUDIT,
@@ -54,17 +55,17 @@ def test_every_model_of_the_pool_has_a_score_on_every_task(graph):
     assert len(rows) == 3 * models
     assert {row["task"] for row in rows} == {"mnist", "svhn", "dtd"}
     assert all(0 <= row["value"] <= 100 and row["count"] == 60 for row in rows)
-    methods = {"base", "expert", "multitask", "merged", "featcal", "surgery", "prob_surgery", "anchor", "rescaled"}
+    methods = {"base", "expert", "multitask", "merged", "featcal", *ADAPTERS, "anchor", "rescaled"}
     assert {row["method"] for row in rows} == methods
     named = [tuple(row[column] for column in ("upstream", "method", "setting", "seed", "task")) for row in rows]
     assert len(set(named)) == len(named)
 
 
-def test_a_larger_pool_scores_four_mergers_and_each_with_the_three_calibrations(graph):
+def test_a_larger_pool_scores_every_merger_and_each_with_what_calibrates_it(graph):
     work, _ = graph
     rows = read_rows(work / "results/smoke/clip_b32-14.csv", SCORES)
     models = [(row["upstream"], row["method"], row["setting"]) for row in rows if row["task"] == "eurosat"]
-    made = [("merged", ""), ("featcal", "suite"), ("surgery", "suite"), ("prob_surgery", "suite")]
+    made = [("merged", ""), *((method, "suite") for method in ("featcal", *ADAPTERS)), ("mean_shift", "suite_train")]
     expected = [(upstream, *kind) for upstream in MERGERS for kind in made]
     assert sorted(models) == sorted([("", "base", ""), ("", "expert", ""), *expected]) and len(rows) == 4 * len(models)
     record = json.loads((work / "results/smoke/clip_b32-14.run.json").read_text())

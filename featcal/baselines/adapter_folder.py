@@ -16,15 +16,15 @@ from torch import Tensor
 
 from featcal.baselines.adapters import Adapters
 from featcal.baselines.corrections import correction_of
-from featcal.baselines.settings import ProbSurgery, Surgery, Training
+from featcal.baselines.settings import AdapterMethod, MeanShift, ProbSurgery, Surgery
 from featcal.errors import AdapterMisfit, BadFile, MissingPath, MissingTensor, NotFinite, TruncatedFile
 from featcal.settings import from_mapping
 from featcal.storage.atomic import atomic_folder
 from featcal.storage.results import read_json, write_json
 
 WEIGHTS, RECORD, CARD = "adapters.safetensors", "adapters.json", "README.md"
-METHODS: dict[str, type[Training]] = {"surgery": Surgery, "prob_surgery": ProbSurgery}
-TITLES = {"surgery": "Representation Surgery", "prob_surgery": "ProbSurgery"}
+METHODS: dict[str, type[AdapterMethod]] = {"surgery": Surgery, "prob_surgery": ProbSurgery, "mean_shift": MeanShift}
+TITLES = {"surgery": "Representation Surgery", "prob_surgery": "ProbSurgery", "mean_shift": "Mean shift"}
 DIGITS = 6  # of a loss; beyond them the rounding of the machine shows
 NOTE = (
     "These adapters correct the last feature of one merged model. **They need the task's identity at test time**: every task\n"
@@ -60,12 +60,9 @@ def card(adapters: Adapters) -> str:
     """README.md of the folder."""
     lines = [f"# {TITLES[adapters.settings.name]} adapters", "", NOTE, "", "| setting | value |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in {**asdict(adapters.settings), "seed": adapters.seed}.items()]
-    lines += [
-        f"| width of the features | {adapters.width} |",
-        "",
-        "| task | loss at the first step | at the last |",
-        "|---|---|---|",
-    ]
+    lines += [f"| width of the features | {adapters.width} |"]
+    if adapters.losses:
+        lines += ["", "| task | loss at the first step | at the last |", "|---|---|---|"]
     lines += [f"| {task} | {curve[0]:.5f} | {curve[-1]:.5f} |" for task, curve in adapters.losses.items()]
     return "\n".join([*lines, ""])
 

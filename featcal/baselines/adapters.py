@@ -1,4 +1,4 @@
-"""Trained adapters, one per task: applied to features, or set before the head of a language model.
+"""Adapters, one per task: applied to features, or set before the head of a language model.
 
 Which task a picture or text belongs to must be known at test time. d width of a feature.
 """
@@ -14,18 +14,19 @@ from torch import Tensor, nn
 
 from featcal.baselines.corrections import Weights, correction_of
 from featcal.baselines.features import output_embeddings
-from featcal.baselines.settings import Training
+from featcal.baselines.settings import AdapterMethod
 from featcal.errors import AdapterMisfit, BadPlan, BadSetting, UnknownKey
 
 
 @dataclass(frozen=True)
 class Adapters:
-    """What `surgery` and `prob_surgery` return.
+    """What `surgery`, `prob_surgery` and `mean_shift` return.
 
-    settings: of the method.   seed: of every draw.   weights: by task and name, on the CPU.   losses: by task, one per step.
+    settings: of the method.   seed: of every draw.   weights: by task and name, on the CPU.   losses: by task, one per step;
+              empty where nothing is trained.
     """
 
-    settings: Training
+    settings: AdapterMethod
     seed: int
     weights: Mapping[str, Weights]
     losses: Mapping[str, list[float]] = field(default_factory=dict)
@@ -49,7 +50,7 @@ class Adapters:
     def apply(self, task: str, features: Tensor) -> Tensor:
         """The merged model's features (…, d) as the task's adapter corrects them.
 
-        Features are divided by their norm first where the adapters were trained on such; the result is not.
+        Features are divided by their norm first where the adapters are made for such; the result is not.
         Raises: UnknownKey, AdapterMisfit.
         """
         weights = {name: weight.to(features) for name, weight in self.of(task).items()}

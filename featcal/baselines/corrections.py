@@ -1,4 +1,4 @@
-"""The two corrections of a feature: what is learnt, what it does to a feature, what its training minimises.
+"""The corrections of a feature: what is learnt, what it does to a feature, what its training minimises.
 
 T tasks · n rows (pictures or tokens) · d width of a feature · r rank · H hidden width.  Weights are given by name, those of one
 task or those of all tasks stacked in front: the products are the same. Knows no models and no files.
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from featcal.baselines.settings import ProbSurgery, Surgery, Training
+from featcal.baselines.settings import AdapterMethod, MeanShift, ProbSurgery, Surgery, Training
 from featcal.settings import require
 
 Weights = Mapping[str, Tensor]
@@ -36,14 +36,19 @@ class Stacked:
 
 
 class Correction(Protocol):
-    """What training and application need of a method."""
+    """What application needs of a method."""
 
     @property
-    def settings(self) -> Training: ...
+    def settings(self) -> AdapterMethod: ...
+    def shapes(self, width: int) -> dict[str, tuple[int, int]]: ...
+    def correction(self, weights: Weights, features: Tensor) -> Tensor: ...
+
+
+class Trained(Correction, Protocol):
+    """What training needs besides; of the shapes the first is drawn, the others start at zero."""
+
     @property
     def noisy(self) -> bool: ...
-    def shapes(self, width: int) -> dict[str, tuple[int, int]]: ...  # the first is drawn, the others start at zero
-    def correction(self, weights: Weights, features: Tensor) -> Tensor: ...
     def loss(self, weights: Weights, batch: Stacked, noise: Tensor | None) -> Tensor: ...
 
 
@@ -105,8 +110,27 @@ class Gaussian:
         return torch.relu(features @ weights["hidden"].mT)
 
 
-def correction_of(settings: Training) -> Correction:
+@dataclass(frozen=True)
+class Constant:
+    """Mean shift: f' = f + s, the same vector s for every feature of a task."""
+
+    settings: MeanShift
+
+    def shapes(self, width: int) -> dict[str, tuple[int, int]]:
+        return {"shift": (1, width)}
+
+    def correction(self, weights: Weights, features: Tensor) -> Tensor:
+        """What is taken off every row of features (…, d): the same for all, (d,)."""
+        return -weights["shift"][0]
+
+
+def correction_of(settings: AdapterMethod) -> Correction:
     """The method that these are the settings of."""
+    return Constant(settings) if isinstance(settings, MeanShift) else trained_correction(settings)
+
+
+def trained_correction(settings: Training) -> Trained:
+    """The same of a method that is trained."""
     if isinstance(settings, ProbSurgery):
         return Gaussian(settings)
     assert isinstance(settings, Surgery)

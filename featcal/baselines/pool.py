@@ -9,7 +9,8 @@ from torch import nn
 
 from featcal.baselines.adapters import Adapters
 from featcal.baselines.features import Batch, Head, Pair, output_embeddings, paired_features
-from featcal.baselines.settings import Training
+from featcal.baselines.settings import AdapterMethod, MeanShift
+from featcal.baselines.shifts import shifts
 from featcal.baselines.steps import encoded_steps, kept_steps
 from featcal.baselines.training import Audit, train
 from featcal.blocks.batches import check_tasks
@@ -22,7 +23,7 @@ Model = nn.Module | str | Path
 
 
 def adapters_for(
-    settings: Training,
+    settings: AdapterMethod,
     merged: Model,
     experts: Mapping[str, Model],
     batches: Mapping[str, Iterable[Batch]],
@@ -32,13 +33,13 @@ def adapters_for(
     progress: Callable[[str], None] | None,
     audit: Audit | None = None,
 ) -> Adapters:
-    """Train one adapter per task behind the merged model, as the settings say; `audit` as in `train`."""
+    """One adapter per task behind the merged model, as the settings say; `audit` as in `train`."""
     check_tasks(experts, batches)
     whole_number(f"{settings.name}.seed", seed, least=0)
     module = as_module(merged, device)
     if settings.features == "unit" and output_embeddings(module) is not None:
         raise BadSetting(f"{settings.name}.features", "unit", "must be raw for a language model, whose head reads the length too")
-    if settings.encode == "each_step":
+    if not isinstance(settings, MeanShift) and settings.encode == "each_step":
         modules = {task: as_module(experts[task], device) for task in sorted(experts)}
         with evaluation_mode([module, *modules.values()]):
             steps = encoded_steps(module, modules, batches, head, settings, seed)
@@ -47,16 +48,18 @@ def adapters_for(
 
 
 def adapters_from(
-    settings: Training,
+    settings: AdapterMethod,
     pairs: Mapping[str, Pair],
     seed: int,
     progress: Callable[[str], None] | None = None,
     audit: Audit | None = None,
 ) -> Adapters:
-    """Train one adapter per task from features that have been computed; they may serve several settings of both methods.
+    """One adapter per task from features that have been computed; they may serve several settings of every method.
 
     Raises: BadSetting for settings that ask for features of every batch anew.
     """
+    if isinstance(settings, MeanShift):
+        return shifts(settings, pairs, seed)
     if settings.encode != "once":
         raise BadSetting(f"{settings.name}.encode", settings.encode, "must be once where features are given")
     return train(settings, islice(kept_steps(pairs, settings, seed), settings.steps), seed, progress, audit)

@@ -1,4 +1,4 @@
-"""Settings of the two adapter methods, checked when they are made; what the published versions chose, by name.
+"""Settings of the adapter methods, checked when they are made; what the published versions chose, by name.
 
 Knows nothing of torch, models or files.
 """
@@ -73,6 +73,24 @@ class ProbSurgery(Training):
         require(self.kl_weight >= 0, "prob_surgery.kl_weight", self.kl_weight, "must be >= 0 (official: 1.0e-4)")
         require(self.loss in ("l1", "mse", "smooth_l1"), "prob_surgery.loss", self.loss, "must be l1, mse or smooth_l1")
 
+
+@dataclass(frozen=True)
+class MeanShift:
+    """One constant vector per task, which nothing is trained for.
+
+    features:   "unit" divides both sides by their norm before the shift, "raw" leaves them.
+    """
+
+    name: ClassVar[str] = "mean_shift"
+    steps: ClassVar[int] = 0
+    encode: ClassVar[str] = "once"
+    features: Literal["unit", "raw"] = "raw"
+
+    def __post_init__(self) -> None:
+        require(self.features in ("unit", "raw"), "mean_shift.features", self.features, "must be unit or raw")
+
+
+AdapterMethod = Training | MeanShift
 
 # "paper" is what FeatCal's comparison states (1,000 steps of 16 samples at 1e-3, in FusionBench's interface); what it leaves open
 # is taken from the named repositories. ProbSurgery's noise has σ = 1 at the start and would bury features of unit length, so

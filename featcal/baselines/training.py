@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from featcal.baselines.adapters import Adapters, unit
-from featcal.baselines.corrections import Correction, Stacked, correction_of
+from featcal.baselines.corrections import Stacked, Trained, trained_correction
 from featcal.baselines.draws import generator
 from featcal.baselines.settings import Training
 from featcal.baselines.steps import Step
@@ -39,7 +39,7 @@ def train(
     first = next(steps, None)
     if first is None:
         raise BadBatches("*", "holds no step to train on")
-    method, tasks = correction_of(settings), list(first)
+    method, tasks = trained_correction(settings), list(first)
     weights = first_weights(method, first, seed)
     noise = {task: generator(task, "noise", seed) for task in tasks}
     losses = []
@@ -71,7 +71,7 @@ def own_adapters(
     return Adapters(settings, seed, own, {task: curves[i].tolist() for i, task in enumerate(tasks)})
 
 
-def first_weights(method: Correction, step: Step, seed: int) -> dict[str, nn.Parameter]:
+def first_weights(method: Trained, step: Step, seed: int) -> dict[str, nn.Parameter]:
     """Weights of all tasks, (T, …): the first of a method uniform in ±1/√d, the others zero, so nothing is corrected yet."""
     like = next(iter(step.values())).merged
     shapes = method.shapes(like.shape[-1])

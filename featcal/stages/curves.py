@@ -24,14 +24,14 @@ def curves(context: Context, role: str, pool: Pool) -> Iterator[dict[str, Any]]:
         for setting, chosen in (adapt.settings or {}).items():
             for seed in chosen.seeds:
                 by_task = read_json(context.layout.adapted(key, setting, seed) / "adapters.json")["loss"].values()
-                mean = [sum(losses) / len(losses) for losses in zip(*by_task, strict=True)]
+                mean = [sum(losses) / len(losses) for losses in zip(*by_task, strict=True)]  # none where nothing is trained
                 named = {"upstream": adapt.upstream, "method": adapt.method, "setting": setting, "seed": seed}
                 yield from ({**words, **named, **point} for point in shortened(mean))
 
 
 def shortened(losses: Sequence[float]) -> Iterator[dict[str, Any]]:
     """At most POINTS means over stretches of equal length; step: the last of each."""
-    length = -(-len(losses) // POINTS)
+    length = -(-len(losses) // POINTS) or 1
     for start in range(0, len(losses), length):
         part = losses[start : start + length]
         yield {"step": start + len(part), "loss": float(sum(part) / len(part))}

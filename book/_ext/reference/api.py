@@ -5,12 +5,13 @@ from pathlib import Path
 
 from reference.markdown import block, docstring, escaped
 
-# heading → file and name; the first eight are `featcal.<name>`, a test holds them against featcal.__all__
+# heading → file and name; the first nine are `featcal.<name>`, a test holds them against featcal.__all__
 PUBLIC = {
     "featcal.calibrate": "featcal/calibration/calibrate.py",
     "featcal.merge": "featcal/merging/merge.py",
     "featcal.surgery": "featcal/baselines/surgery.py",
     "featcal.prob_surgery": "featcal/baselines/prob_surgery.py",
+    "featcal.mean_shift": "featcal/baselines/mean_shift.py",
     "featcal.tune": "featcal/tuning/tune.py",
     "featcal.Calibration": "featcal/settings.py",
     "featcal.BlockPlan": "featcal/blocks/plan.py",
