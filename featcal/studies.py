@@ -103,8 +103,8 @@ class CorruptedStudy(Study):
 class TaskCountsStudy:
     """The gap that the rivals recover by the number of tasks: drawn parts of the pool, each merged anew.
 
-    counts:    of tasks that are merged.   shuffles: the pool is shuffled so often, and each time cut into parts of every count, so
-               that every task is in as many of them as any other.
+    counts:    of tasks that are merged.   shuffles: the pool is shuffled so often, and cut each time into parts of every count:
+               every task is in as many of them as any other.
     samples:   of each task. Adapters are trained on test images and, apart from those, on the training images that FeatCal sees;
                everything is scored on the test images that none of them has seen.
     at_papers: FeatCal at the paper's settings too, where those of `rivals` are the suite's own.

@@ -1,4 +1,4 @@
-"""Stage `task_counts`: FeatCal and the adapters on drawn parts of a pool, each merged anew, and what of the drift is one shift.
+"""Stage `task_counts`: FeatCal and adapters on drawn parts of a pool, each merged anew, and what of the drift is one shift.
 
 Every image is encoded once by each model. Everything is scored on the test images that no adapter has seen: among the task's own
 classes, and among those of all tasks of the pool, where an adapter is still the known task's. n images · p width of a feature.
@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+from featcal.baselines.settings import MeanShift
 from featcal.settings import require
 from featcal.stages.columns import TASK_COUNTS
 from featcal.stages.context import Context, load_context, pick, recorded
@@ -50,6 +51,41 @@ class Chosen:
         return self.images.batches(self.indices, size)
 
 
+@dataclass(frozen=True)
+class Judge:
+    """How the unseen images of one task are scored.
+
+    head:   class vectors of all tasks, (K, p).   span: the first and the one behind the last row of this task's.
+    labels: of the images within their task, (n,).   expert: its unit-length features of them, (n, p).
+    """
+
+    task: str
+    head: "Tensor"
+    span: tuple[int, int]
+    labels: "Tensor"
+    expert: "Tensor"
+
+    def row(self, features: "Tensor") -> Row:
+        """Percent right among the task's own classes and among all, and the drift of unit-length features from the expert's.
+
+        drift: mean over images of the squared difference.   mean_drift: squared length of the mean difference, which is the part
+        that one constant vector would undo.
+        """
+        from featcal.evaluation.features import require_finite, unit_length
+
+        require_finite(features, f"features of {self.task}")
+        unit, (start, end), count = unit_length(features.cpu()), self.span, len(self.labels)
+        answers = unit @ self.head.T  # (n, K)
+        right = (answers[:, start:end].argmax(1) == self.labels).sum()
+        of_all = (answers.argmax(1) == self.labels + start).sum()
+        difference = (unit - self.expert).double()  # (n, p)
+        return {
+            "task": self.task, "value": 100 * float(right) / count, "union": 100 * float(of_all) / count,
+            "drift": float(difference.square().sum(1).mean()), "mean_drift": float(difference.mean(0).square().sum()),
+            "count": count,
+        }  # fmt: skip
+
+
 def run(key: str) -> None:
     """Write outputs/<suite>/task_counts/<key>/task_counts.csv; no rows where the suite does not run it."""
     context = load_context()
@@ -64,6 +100,7 @@ def run(key: str) -> None:
             with room(context, "task_counts") as kept:
                 rows = rows_of(context, key, study, parts, kept)
             told = {"study": asdict(study), "parts": {f"{len(p.tasks)}-{p.draw}": p.tasks for p in parts}}
+            told["mergers"] = {u: context.experiments.merge[f"{key}-{u}"].options for u in study.upstreams}
             told["classes"] = {task: end - start for task, (start, end) in _spans(context, study)[1].items()}
         write_rows(folder / "task_counts.csv", rows, TASK_COUNTS)
         write_json(folder / "task_counts.settings.json", told)
@@ -123,7 +160,7 @@ def encode_expert(context: Context, study: TaskCountsStudy, task: str, out: Path
     own = _encoded(context, study, expert, task, f"expert of {task}")
     save_file({name: features.contiguous() for name, features in own.items()}, out)
     words = {"upstream": "", "method": "expert", "setting": "", "seed": ""}
-    return words | _scored(context, study, task, own[UNSEEN], own[UNSEEN])
+    return words | _judge(context, study, task, own[UNSEEN]).row(own[UNSEEN])
 
 
 def recover(context: Context, study: TaskCountsStudy, part: Part, upstream: str, folder: Path) -> list[Row]:
@@ -139,12 +176,13 @@ def recover(context: Context, study: TaskCountsStudy, part: Part, upstream: str,
     base, experts = layout.base(role, pool), {task: layout.expert(role, pool, task) for task in part.tasks}
     merge = context.experiments.merge[f"{role}-{pool}-{upstream}"]
     own = {task: load_file(folder / f"{task}.safetensors") for task in part.tasks}
+    judges = {task: _judge(context, study, task, own[task][UNSEEN]) for task in part.tasks}
     draw = study.rivals.draw("featcal", study.samples, study.seed)
     rows = []
 
     def row(task: str, features: "Tensor", method: str, setting: str = "", seed: int | str = study.seed) -> None:
         words = {"upstream": upstream, "method": method, "setting": setting, "seed": seed}
-        rows.append(words | _scored(context, study, task, features, own[task][UNSEEN]))
+        rows.append(words | judges[task].row(features))
 
     with TemporaryDirectory(dir=folder) as models:
         start = Path(models, "merged")
@@ -173,7 +211,7 @@ def recover(context: Context, study: TaskCountsStudy, part: Part, upstream: str,
 def _trained(
     study: TaskCountsStudy, ours: Mapping[str, Mapping[str, "Tensor"]], own: Mapping[str, Mapping[str, "Tensor"]], device: Any
 ) -> Iterator[tuple[str, str, Any]]:
-    """Method, setting and adapters of all tasks, by both methods from every stream."""
+    """Method, setting and adapters of all tasks, by every method from every stream."""
     import torch
 
     from featcal.baselines.features import Pair
@@ -185,8 +223,8 @@ def _trained(
             sides = (ours[task][stream].to(device), own[task][stream].to(device))
             pairs[task] = Pair(*sides, torch.ones(len(sides[0]), dtype=torch.long))
         setting = study.rivals.setting + ("_train" if stream == "train" else "")
-        for method, training in (("surgery", study.rivals.surgery), ("prob_surgery", study.rivals.prob_surgery)):
-            yield method, setting, adapters_from(training, pairs, study.seed)
+        for settings in (study.rivals.surgery, study.rivals.prob_surgery, MeanShift()):
+            yield settings.name, setting, adapters_from(settings, pairs, study.seed)
 
 
 def _images(context: Context, study: TaskCountsStudy, task: str) -> dict[str, Chosen]:
@@ -231,31 +269,16 @@ def _encoded(
     return {name: projected(model, projection, those, ADAPTER_BATCH, named) for name, those in chosen.items()}  # type: ignore[arg-type]
 
 
-def _scored(context: Context, study: TaskCountsStudy, task: str, features: "Tensor", expert: "Tensor") -> Row:
-    """Percent right among the task's own classes and among all, and the drift of unit-length features from the expert's.
-
-    drift: mean over images of the squared difference.   mean_drift: squared length of the mean difference, the part of it that one
-    constant vector would undo.
-    """
+def _judge(context: Context, study: TaskCountsStudy, task: str, expert: "Tensor") -> Judge:
+    """What scores features (n, p) of the unseen images of a task; expert: its own, (n, p)."""
     import torch
 
-    from featcal.evaluation.features import require_finite, unit_length
+    from featcal.evaluation.features import unit_length
 
-    require_finite(features, f"features of {task}")
     head, spans = _spans(context, study)
-    start, end = spans[task]
     unseen = _images(context, study, task)[UNSEEN]
-    truth = torch.as_tensor(unseen.images.labels[unseen.indices])
-    unit = unit_length(features.cpu())
-    answers = unit @ head.T  # (n, classes of all tasks)
-    right = (answers[:, start:end].argmax(1) == truth).sum()
-    of_all = (answers.argmax(1) == truth + start).sum()
-    difference = (unit - unit_length(expert.cpu())).double()
-    return {
-        "task": task, "value": 100 * float(right) / len(truth), "union": 100 * float(of_all) / len(truth),
-        "drift": float(difference.square().sum(1).mean()), "mean_drift": float(difference.mean(0).square().sum()),
-        "count": len(truth),
-    }  # fmt: skip
+    labels = torch.as_tensor(unseen.images.labels[unseen.indices])
+    return Judge(task, head, spans[task], labels, unit_length(expert.cpu()))
 
 
 def _spans(context: Context, study: TaskCountsStudy) -> tuple["Tensor", dict[str, tuple[int, int]]]:
