@@ -183,9 +183,7 @@ def recovered(evidence: Evidence) -> list[Recovered]:
     return found
 
 
-def paper_recovered(
-    table: str, upstream: str, corrected: bool = False, model: str = "", method: str = "featcal"
-) -> float | None:
+def paper_recovered(table: str, upstream: str, corrected: bool = False, model: str = "", method: str = "featcal") -> float | None:
     """The same share from the paper's averages, as printed or corrected where that can be told; None where a cell is missing.
 
     method: the row whose share it is, featcal or an adapter's.

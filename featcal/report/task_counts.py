@@ -1,7 +1,7 @@
 """Shares of the gap that are recovered, by number of tasks, task and classes; and final drift split into its mean and the rest.
 
 Numbers only: ours out of the study task_counts and the results of the larger pools, the paper's out of its printed tables. Pages
-and sentences are in why_adapters.py.
+and sentences are in why_adapters.py and task_leads.py.
 """
 
 import math
@@ -30,6 +30,7 @@ class Share:
     """Which part of the way from the merged model to the experts one model goes, in percent, all of averages over tasks.
 
     tasks: how many were merged.   least, most: among the drawn parts; the share itself where there is one.
+    mean:  of the model's accuracy, behind the share; None for the paper's, whose error is not known.
     """
 
     source: str
@@ -40,6 +41,7 @@ class Share:
     share: float
     least: float
     most: float
+    mean: Estimate | None = None
 
 
 def studied(suite: str) -> pd.DataFrame:
@@ -61,7 +63,7 @@ def series(suite: str) -> list[tuple[str, str]]:
 
 
 def shares(suite: str) -> list[Share]:
-    """Every share there is: of drawn parts, of the larger pools, and of the paper's printed tables."""
+    """Every share there is: of drawn parts, of the larger pools, and of the paper's tables, corrected where that can be told."""
     found = []
     for upstream in MERGERS:
         for method, setting in series(suite):
@@ -69,7 +71,7 @@ def shares(suite: str) -> list[Share]:
             found += [one for pool in LARGER for one in _of_pool(Evidence(suite, ROLE, pool), upstream, method, setting)]
         for method in ("featcal", *TRAINED):
             for (role, pool), number in PRINTED.items():
-                share = paper_recovered(number, upstream, method=method) if role == ROLE else None
+                share = paper_recovered(number, upstream, corrected=True, method=method) if role == ROLE else None
                 if share is not None:
                     found.append(Share(PAPER, upstream, method, "", int(pool), share, share, share))
     return found
@@ -84,7 +86,7 @@ def _of_parts(rows: pd.DataFrame, upstream: str, method: str, setting: str) -> l
         whole = _share(*(side["value"].mean() for side in sides))
         each = [_share(*(select(side, {"draw": draw})["value"].mean() for side in sides)) for draw in sorted(set(here["draw"]))]
         if not math.isnan(whole):
-            found.append(Share(STUDY, upstream, method, setting, int(count), whole, min(each), max(each)))
+            found.append(Share(STUDY, upstream, method, setting, int(count), whole, min(each), max(each), estimate(sides[0])))
     return found
 
 
@@ -95,7 +97,7 @@ def _of_pool(ours: Evidence, upstream: str, method: str, setting: str) -> list[S
     if any(mean is None for mean in means):
         return []
     share = _share(*(mean.mean for mean in means if mean))
-    return [Share(POOLS, upstream, method, setting, int(ours.pool), share, share, share)]
+    return [Share(POOLS, upstream, method, setting, int(ours.pool), share, share, share, means[0])]
 
 
 def _sides(rows: pd.DataFrame, upstream: str, method: str, setting: str) -> list[pd.DataFrame]:

@@ -119,7 +119,14 @@ def by_classes(suite: str) -> Shown:
     methods = ("featcal", *TRAINED, "mean_shift")
     own = {task: [share_of_task(suite, method, task) for method in methods] for task in tasks_of(suite)}
     rows = [
-        ("", [escape(ours.title(task)), str(counts.get(task, "–")), *(f"{share:.0f}" for share in own[task])])
+        (
+            "",
+            [
+                escape(ours.title(task)),
+                str(counts.get(task, "–")),
+                *(f"{share:.0f}" if share == share else "–" for share in own[task]),
+            ],
+        )
         for task in sorted(own, key=lambda task: counts.get(task, 0))
     ]
     caption = f"Share of each task’s gap recovered (%), tasks by number of classes — {label(suite)}"
@@ -163,7 +170,7 @@ def crowded(suite: str) -> str:
     ]
     word = "larger" if leads[1][0] > leads[0][0] else "smaller"
     return (
-        f"The better trained adapter stands against FeatCal by {told[0]} among the task’s own classes and by {told[1]} among all: "
+        f"The better trained adapter stands at {told[0]} against FeatCal among the task’s own classes, at {told[1]} among all: "
         f"the margin is {word} where the adapter’s knowledge of the task can also rule out the classes of the others."
     )
 

@@ -3,38 +3,31 @@
 Every sentence is made from the results it speaks of; where something was not run, it is said instead.
 """
 
-import math
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from featcal.report import study
 from featcal.report.claims import main_setting
 from featcal.report.evidence import Evidence
 from featcal.report.markup import Shown, link, note, table
 from featcal.report.show import commands, label, run_rows
 from featcal.report.studies import RIVALS, STREAMS
-from featcal.report.tables import LARGER, SETTING_LABELS, UPSTREAMS
+from featcal.report.tables import LARGER, SETTING_LABELS, UPSTREAMS, paper_recovered
 from featcal.report.task_counts import (
     MERGERS,
     PAPER,
     POOL,
-    POOLS,
     ROLE,
-    STUDY,
     TRAINED,
     Share,
+    lead,
     series,
     shares,
     studied,
 )
+from featcal.report.values import PRINTED
 
 NAMES = RIVALS | {"mean_shift": "Mean shift", "merged": "Task arithmetic", "expert": "Experts"}
 KIND = "task_counts"
-MARKS: dict[str, dict[str, Any]] = {  # of Okabe and Ito; told apart in grey by marker and line
-    STUDY: {"color": "#0072B2", "marker": "o"}, POOLS: {"color": "#0072B2", "marker": "o", "markerfacecolor": "white"},
-    PAPER: {"color": "#444444", "marker": "X", "ls": (0, (1, 2))},
-}  # fmt: skip
+MISPRINT = 5  # points of share from which a correction of the paper’s averages is told
 
 
 def missing(suite: str) -> Shown:
@@ -58,34 +51,61 @@ def headline(suite: str) -> Shown:
     """What the page comes to: FeatCal's share beside the paper's, and the adapters' beside theirs."""
     if not ran(suite):
         return missing(suite)
-    found = shares(suite)
-    lines = []
+    found, lines = shares(suite), []
     for upstream in MERGERS:
-        ours, printed = (by_tasks(found, upstream, "featcal", main_setting(suite), paper) for paper in (False, True))
+        (ours, printed), (best, other) = (
+            [share_by_tasks(of(found, upstream, suite, paper)) for paper in (False, True)] for of in (featcals, better)
+        )
         counts = sorted(set(ours) & set(printed))
         if counts:
             apart = max(abs(ours[n] - printed[n]) for n in counts)
+            ahead = [sum(side[n] > theirs[n] for n in counts) for side, theirs in ((best, ours), (other, printed))]
             told = (
                 f"From {UPSTREAMS[upstream].lower()} with {listed(counts)} tasks FeatCal recovers {percent(ours, counts)} of the "
             )
-            told += f"gap to the experts here, and {percent(printed, counts)} in the paper: {apart:.0f} points apart at most. "
-            best, other = (better(found, upstream, suite, paper) for paper in (False, True))
-            ahead = [sum(side[n] > theirs[n] for n in counts) for side, theirs in ((best, ours), (other, printed))]
-            told += f"It is ahead of FeatCal at {ahead[0]} of these {len(counts)} numbers of tasks here, and at {ahead[1]} there."
-            lines.append(note(told))
+            told += (
+                f"gap here and {percent(printed, counts)} in the paper: {apart:.0f} points apart at most. The better of Surgery "
+            )
+            told += f"and ProbSurgery recovers {percent(best, counts)} here and {percent(other, counts)} there; of these "
+            told += f"{len(counts)} numbers of tasks it is ahead of FeatCal at {ahead[0]} here, and at {ahead[1]} there."
+            lines.append(note(told + misprinted(upstream)))
     return Shown("".join(lines)) if lines else missing(suite)
 
 
-def by_tasks(found: list[Share], upstream: str, method: str, setting: str, paper: bool = False) -> dict[int, float]:
-    """Shares by number of tasks: ours at one setting, or the paper's."""
+def misprinted(upstream: str) -> str:
+    """Shares that the paper's averages give as printed, where corrected ones give quite another."""
+    told = ""
+    for (role, pool), number in PRINTED.items():
+        for method in ("featcal", *TRAINED) if role == ROLE else ():
+            printed, mended = (paper_recovered(number, upstream, corrected, method=method) for corrected in (False, True))
+            if printed is not None and mended is not None and abs(printed - mended) > MISPRINT:
+                told += f" As printed, the paper’s averages would give {NAMES[method]} {printed:.0f} % with {pool} tasks "
+                told += f"instead of {mended:.0f} %."
+    return told
+
+
+def featcals(found: list[Share], upstream: str, suite: str, paper: bool = False) -> dict[int, Share]:
+    """FeatCal's share by number of tasks at the main settings: ours, or the paper's."""
+    return _own(found, upstream, "featcal", main_setting(suite), paper)
+
+
+def better(found: list[Share], upstream: str, suite: str, paper: bool = False) -> dict[int, Share]:
+    """The larger share of the two trained adapters by number of tasks: ours, or the paper's."""
+    best: dict[int, Share] = {}
+    for method in TRAINED:
+        for count, one in _own(found, upstream, method, main_setting(suite), paper).items():
+            best[count] = max(best.get(count, one), one, key=lambda share: share.share)
+    return best
+
+
+def _own(found: list[Share], upstream: str, method: str, setting: str, paper: bool) -> dict[int, Share]:
     key = (upstream, method, "" if paper else setting)
-    return {s.tasks: s.share for s in found if (s.upstream, s.method, s.setting) == key and (s.source == PAPER) == paper}
+    return {s.tasks: s for s in found if (s.upstream, s.method, s.setting) == key and (s.source == PAPER) == paper}
 
 
-def better(found: list[Share], upstream: str, suite: str, paper: bool = False) -> dict[int, float]:
-    """The larger share of the two trained adapters by number of tasks."""
-    both = [by_tasks(found, upstream, method, main_setting(suite), paper) for method in TRAINED]
-    return {n: max(own.get(n, -math.inf) for own in both) for n in sorted(set(both[0]) | set(both[1]))}
+def share_by_tasks(those: dict[int, Share]) -> dict[int, float]:
+    """The bare numbers."""
+    return {count: one.share for count, one in those.items()}
 
 
 def percent(values: dict[int, float], counts: list[int]) -> str:
@@ -111,9 +131,8 @@ def by_number(suite: str) -> Shown:
             here = {one.tasks: one for one in found if (one.upstream, one.method, one.setting) == (upstream, method, setting)}
             rows.append(("", [way(method, setting), *(cell(here.get(n)) for n in counts)]))
         for method in ("featcal", *TRAINED):
-            own = by_tasks(found, upstream, method, "", paper=True)
-            cells = [f"{own[n]:.0f}" if n in own else "–" for n in counts]
-            rows.append(("fc-reference", [f"{NAMES[method]}, in the paper", *cells]))
+            own = _own(found, upstream, method, "", paper=True)
+            rows.append(("fc-reference", [f"{NAMES[method]}, in the paper", *(cell(own.get(n)) for n in counts)]))
         caption = (
             f"{UPSTREAMS[upstream]}: share of the gap recovered (%) by number of tasks; small: least and most of the drawn parts"
         )
@@ -132,69 +151,21 @@ def cell(one: Share | None) -> str:
 
 
 def trend(found: list[Share], upstream: str, suite: str) -> str:
-    """In words, what FeatCal's share and the better adapter's do from the fewest tasks to the most."""
-    ours, best = by_tasks(found, upstream, "featcal", main_setting(suite)), better(found, upstream, suite)
+    """In words, what FeatCal's share and the better adapter's do from the fewest tasks to the most, and who is ahead where."""
+    ours, best = featcals(found, upstream, suite), better(found, upstream, suite)
     counts = sorted(set(ours) & set(best))
     if len(counts) < 2:
         return "○ not run: one number of tasks only."
     few, many = counts[0], counts[-1]
-    told = [
-        f"{name} from {own[few]:.0f} to {own[many]:.0f} %" for name, own in (("FeatCal’s", ours), ("the better adapter’s", best))
-    ]
-    change = (best[many] - ours[many]) - (best[few] - ours[few])
-    word = "grows" if change > 0 else "shrinks"
-    behind = [n for n in counts if ours[n] > best[n]]
-    where = f"at {listed(behind)} tasks" if behind else "at no number of tasks"
-    told_lead = f"the adapter’s lead {word} by {abs(change):.0f} points of share"
-    return f"From {few} to {many} tasks the share goes: {told[0]}, {told[1]}; {told_lead}. FeatCal is ahead {where}."
-
-
-def panels(suite: str) -> Shown:
-    """The shares drawn: a row per method, a column per merger."""
-    return study.drawn(_panels(suite), "shares of the gap by number of tasks", suite)
-
-
-def _panels(suite: str) -> Figure | None:
-    from featcal.report.figures import WIDTH, drawing
-
-    found = shares(suite) if ran(suite) else []
-    if not found:
-        return None
-    methods = ("featcal", *TRAINED, "mean_shift")
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 9.6))
-        grid = figure.subplots(len(methods), len(MERGERS), sharex=True, sharey=True, squeeze=False)
-        for line, method in zip(grid, methods, strict=True):
-            for axes, upstream in zip(line, MERGERS, strict=True):
-                for number, setting in enumerate([s for m, s in series(suite) if m == method]):
-                    own = [s for s in found if (s.upstream, s.method, s.setting) == (upstream, method, setting)]
-                    _curve(axes, own, "-" if number == 0 else "--")
-                _points(axes, [s for s in found if (s.upstream, s.method, s.source) == (upstream, method, PAPER)], PAPER)
-                axes.set_title(f"{NAMES[method]},\n{UPSTREAMS[upstream]}", fontsize=12)
-                axes.axhline(0, color="#333333", lw=1)
-        counts = sorted({one.tasks for one in found})
-        for axes in grid[-1]:
-            axes.set(xscale="log", xlabel="tasks")
-            axes.set_xticks(counts, list(map(str, counts)))
-            axes.minorticks_off()
-        for axes in grid[:, 0]:
-            axes.set_ylabel("share (%)")
-        figure.tight_layout()
-        return figure
-
-
-def _curve(axes: Any, own: list[Share], dashes: str) -> None:
-    """One setting of ours through drawn parts and larger pools; bars reach from the least part to the most."""
-    axes.plot([s.tasks for s in own], [s.share for s in own], dashes, color=MARKS[STUDY]["color"], lw=1.8)
-    for source in (STUDY, POOLS):
-        _points(axes, [s for s in own if s.source == source], source)
-
-
-def _points(axes: Any, those: list[Share], source: str) -> None:
-    if those:
-        bars = [[s.share - s.least for s in those], [s.most - s.share for s in those]]
-        look = {"ls": "", "markersize": 7, "elinewidth": 1.0, "zorder": 3} | MARKS[source]
-        axes.errorbar([s.tasks for s in those], [s.share for s in those], yerr=bars, **look)
+    both = {"FeatCal’s": ours, "the better adapter’s": best}
+    told = [f"{name} from {own[few].share:.0f} to {own[many].share:.0f} %" for name, own in both.items()]
+    ahead: dict[str, list[int]] = {"FeatCal": [], "the better adapter": [], "neither": []}
+    for count in counts:
+        margin, room = lead(ours[count].mean, best[count].mean)
+        ahead["FeatCal" if margin > room else "the better adapter" if margin < -room else "neither"].append(count)
+    where = [f"{name} at {listed(those)}" for name, those in ahead.items() if those]
+    clear = f"Ahead by more than two standard errors: {'; '.join(where)} tasks."
+    return f"From {few} to {many} tasks the share goes: {listed(told)}. {clear}"
 
 
 def provenance(suite: str) -> Shown:
