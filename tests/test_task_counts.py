@@ -9,7 +9,8 @@ import torch
 from featcal.baselines.settings import ProbSurgery, Surgery
 from featcal.errors import BadSetting
 from featcal.settings import Calibration
-from featcal.stages.task_counts import Judge, parts_of
+from featcal.stages.task_counts import parts_of
+from featcal.stages.unseen import Judge
 from featcal.studies import Rivals, TaskCountsStudy
 
 TASKS = ("a", "b", "c", "d", "e", "f", "g", "h")

@@ -5,7 +5,7 @@ classes, and among those of all tasks of the pool, where an adapter is still the
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -16,20 +16,14 @@ from featcal.settings import require
 from featcal.stages.columns import TASK_COUNTS
 from featcal.stages.context import Context, load_context, pick, recorded
 from featcal.stages.trials import room
+from featcal.stages.unseen import STREAMS, UNSEEN, Row, encoded, images_of, judge_of, spans_of
 from featcal.stages.workers import console, fan_out
 from featcal.storage.atomic import atomic_folder
 from featcal.storage.results import write_json, write_rows
-from featcal.studies import ADAPTER_BATCH, TaskCountsStudy
+from featcal.studies import TaskCountsStudy
 
 if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor, nn
-
-    from featcal.data.images import ImageSet
-
-STREAMS = ("test_unlabelled", "train")  # those that adapters are trained on, in the order of their rows
-UNSEEN = "unseen"  # test images that are in no adapter's draw
-Row = dict[str, Any]
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -38,52 +32,6 @@ class Part:
 
     draw: int
     tasks: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """Some images of a set, in the order of their indices."""
-
-    images: "ImageSet"
-    indices: "np.ndarray[Any, np.dtype[np.int64]]"
-
-    def batches(self, _: None, size: int) -> Iterator[dict[str, "Tensor"]]:
-        return self.images.batches(self.indices, size)
-
-
-@dataclass(frozen=True)
-class Judge:
-    """How the unseen images of one task are scored.
-
-    head:   class vectors of all tasks, (K, p).   span: the first and the one behind the last row of this task's.
-    labels: of the images within their task, (n,).   expert: its unit-length features of them, (n, p).
-    """
-
-    task: str
-    head: "Tensor"
-    span: tuple[int, int]
-    labels: "Tensor"
-    expert: "Tensor"
-
-    def row(self, features: "Tensor") -> Row:
-        """Percent right among the task's own classes and among all, and the drift of unit-length features from the expert's.
-
-        drift: mean over images of the squared difference.   mean_drift: squared length of the mean difference, which is the part
-        that one constant vector would undo.
-        """
-        from featcal.evaluation.features import require_finite, unit_length
-
-        require_finite(features, f"features of {self.task}")
-        unit, (start, end), count = unit_length(features.cpu()), self.span, len(self.labels)
-        answers = unit @ self.head.T  # (n, K)
-        right = (answers[:, start:end].argmax(1) == self.labels).sum()
-        of_all = (answers.argmax(1) == self.labels + start).sum()
-        difference = (unit - self.expert).double()  # (n, p)
-        return {
-            "task": self.task, "value": 100 * float(right) / count, "union": 100 * float(of_all) / count,
-            "drift": float(difference.square().sum(1).mean()), "mean_drift": float(difference.mean(0).square().sum()),
-            "count": count,
-        }  # fmt: skip
 
 
 def run(key: str) -> None:
@@ -101,7 +49,7 @@ def run(key: str) -> None:
                 rows = rows_of(context, key, study, parts, kept)
             told = {"study": asdict(study), "parts": {f"{len(p.tasks)}-{p.draw}": p.tasks for p in parts}}
             told["mergers"] = {u: context.experiments.merge[f"{key}-{u}"].options for u in study.upstreams}
-            told["classes"] = {task: end - start for task, (start, end) in _spans(context, study)[1].items()}
+            told["classes"] = {task: end - start for task, (start, end) in spans_of(context, study)[1].items()}
         write_rows(folder / "task_counts.csv", rows, TASK_COUNTS)
         write_json(folder / "task_counts.settings.json", told)
 
@@ -157,10 +105,10 @@ def encode_expert(context: Context, study: TaskCountsStudy, task: str, out: Path
 
     device = torch_device(context.suite.device)
     expert = load_vision(context.layout.expert(study.role, study.pool, task)).to(device)
-    own = _encoded(context, study, expert, task, f"expert of {task}")
+    own = encoded(context, study, expert, task, f"expert of {task}")
     save_file({name: features.contiguous() for name, features in own.items()}, out)
     words = {"upstream": "", "method": "expert", "setting": "", "seed": ""}
-    return words | _judge(context, study, task, own[UNSEEN]).row(own[UNSEEN])
+    return words | judge_of(context, study, task, own[UNSEEN]).row(own[UNSEEN])
 
 
 def recover(context: Context, study: TaskCountsStudy, part: Part, upstream: str, folder: Path) -> list[Row]:
@@ -176,7 +124,7 @@ def recover(context: Context, study: TaskCountsStudy, part: Part, upstream: str,
     base, experts = layout.base(role, pool), {task: layout.expert(role, pool, task) for task in part.tasks}
     merge = context.experiments.merge[f"{role}-{pool}-{upstream}"]
     own = {task: load_file(folder / f"{task}.safetensors") for task in part.tasks}
-    judges = {task: _judge(context, study, task, own[task][UNSEEN]) for task in part.tasks}
+    judges = {task: judge_of(context, study, task, own[task][UNSEEN]) for task in part.tasks}
     draw = study.rivals.draw("featcal", study.samples, study.seed)
     rows = []
 
@@ -189,7 +137,7 @@ def recover(context: Context, study: TaskCountsStudy, part: Part, upstream: str,
         featcal.merge(merge.method, base, experts, out=start, **(merge.options or {}))
         merged = load_vision(start).to(device)
         place = f"{upstream} of {', '.join(part.tasks)}"
-        ours = {task: _encoded(context, study, merged, task, place) for task in part.tasks}
+        ours = {task: encoded(context, study, merged, task, place) for task in part.tasks}
         for task in part.tasks:
             row(task, ours[task][UNSEEN], "merged", seed="")
         for setting, settings in study.calibrations.items():
@@ -200,8 +148,8 @@ def recover(context: Context, study: TaskCountsStudy, part: Part, upstream: str,
             )
             model = load_vision(out).to(device)
             for task in part.tasks:
-                images = {UNSEEN: _images(context, study, task)[UNSEEN]}
-                row(task, _encoded(context, study, model, task, f"FeatCal on {place}", images)[UNSEEN], "featcal", setting)
+                images = {UNSEEN: images_of(context, study, task)[UNSEEN]}
+                row(task, encoded(context, study, model, task, f"FeatCal on {place}", images)[UNSEEN], "featcal", setting)
     for method, setting, adapters in _trained(study, ours, own, device):
         for task in part.tasks:
             row(task, adapters.apply(task, ours[task][UNSEEN]), method, setting)
@@ -225,70 +173,3 @@ def _trained(
         setting = study.rivals.setting + ("_train" if stream == "train" else "")
         for settings in (study.rivals.surgery, study.rivals.prob_surgery, MeanShift()):
             yield settings.name, setting, adapters_from(settings, pairs, study.seed)
-
-
-def _images(context: Context, study: TaskCountsStudy, task: str) -> dict[str, Chosen]:
-    """The images of one task that are encoded: both draws, as `adapt` makes them, and the test images outside of the first.
-
-    Raises: BadSetting where no test image is left.
-    """
-    import numpy as np
-
-    from featcal.data.sampling import draw_indices
-    from featcal.suites.load_task import load_task
-
-    base = context.layout.base(study.role, study.pool)
-    found = {}
-    for name in STREAMS:
-        split = replace(study.rivals, stream=name).draw("surgery", study.samples, study.seed).split  # type: ignore[arg-type]
-        images = load_task(context.layout.data, task, split, base)
-        found[name] = Chosen(images, draw_indices(task, len(images.labels), study.samples, study.seed))
-    test = found["test_unlabelled"]
-    left = np.setdiff1d(np.arange(len(test.images.labels)), test.indices)
-    fewer = f"must be less than {len(test.images.labels)}, the number of test images of {task}: some have to be left to score"
-    require(len(left) > 0, f"task_counts.{study.role}-{study.pool}.samples", study.samples, fewer)
-    return found | {UNSEEN: Chosen(test.images, left)}
-
-
-def _encoded(
-    context: Context,
-    study: TaskCountsStudy,
-    model: "nn.Module",
-    task: str,
-    place: str,
-    images: Mapping[str, Chosen] | None = None,
-) -> dict[str, "Tensor"]:
-    """Features (n, p) of a model as they leave the projection, by the name of the images; of all there are."""
-    from safetensors.torch import load_file
-
-    from featcal.stages.final_features import projected
-
-    projection = load_file(context.layout.heads(study.role, study.pool))["visual_projection"]
-    chosen = _images(context, study, task) if images is None else images
-    named = f"{place}, images of {task}"
-    return {name: projected(model, projection, those, ADAPTER_BATCH, named) for name, those in chosen.items()}  # type: ignore[arg-type]
-
-
-def _judge(context: Context, study: TaskCountsStudy, task: str, expert: "Tensor") -> Judge:
-    """What scores features (n, p) of the unseen images of a task; expert: its own, (n, p)."""
-    import torch
-
-    from featcal.evaluation.features import unit_length
-
-    head, spans = _spans(context, study)
-    unseen = _images(context, study, task)[UNSEEN]
-    labels = torch.as_tensor(unseen.images.labels[unseen.indices])
-    return Judge(task, head, spans[task], labels, unit_length(expert.cpu()))
-
-
-def _spans(context: Context, study: TaskCountsStudy) -> tuple["Tensor", dict[str, tuple[int, int]]]:
-    """The class vectors of all tasks below each other, and which rows are a task's."""
-    import torch
-    from safetensors.torch import load_file
-
-    tensors = load_file(context.layout.heads(study.role, study.pool))
-    heads = {task: tensors[f"head/{task}"] for task in context.suite.pool(study.pool)}
-    ends = torch.tensor([len(head) for head in heads.values()]).cumsum(0).tolist()
-    return torch.cat(list(heads.values())), {
-        task: (end - len(head), end) for (task, head), end in zip(heads.items(), ends, strict=True)
-    }
