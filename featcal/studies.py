@@ -12,7 +12,7 @@ from featcal.baselines.settings import ProbSurgery, Surgery
 from featcal.choices import ChoicesStudy
 from featcal.entries import Entry, for_suite
 from featcal.runs import SETTINGS, Draw, Reading
-from featcal.settings import Calibration, from_mapping, require, several, whole_number
+from featcal.settings import Calibration, from_mapping, require, several, text, whole_number
 from featcal.sweeps import Sweep, SweepStudy
 from featcal.tunings import TuneStudy
 
@@ -100,6 +100,44 @@ class CorruptedStudy(Study):
 
 
 @dataclass(frozen=True)
+class TaskCountsStudy:
+    """The gap that the rivals recover by the number of tasks: drawn parts of the pool, each merged anew.
+
+    counts:    of tasks that are merged.   shuffles: the pool is shuffled so often, and cut each time into parts of every count:
+               every task is in as many of them as any other.
+    samples:   of each task. Adapters are trained on test images and, apart from those, on the training images that FeatCal sees;
+               everything is scored on the test images that none of them has seen.
+    at_papers: FeatCal at the paper's settings too, where those of `rivals` are the suite's own.
+    """
+
+    role: str
+    pool: int
+    upstreams: tuple[str, ...]
+    rivals: Rivals
+    counts: tuple[int, ...]
+    shuffles: int
+    samples: int
+    seed: int
+    at_papers: Calibration | None = None
+
+    def __post_init__(self) -> None:
+        for upstream in self.upstreams:
+            text("task_counts.upstreams", upstream)
+        several("task_counts.counts", self.counts)
+        whole_number("task_counts.shuffles", self.shuffles)
+        whole_number("task_counts.samples", self.samples)
+        whole_number("task_counts.seed", self.seed, least=0)
+        twice = self.at_papers is not None and self.rivals.setting == "paper"
+        require(not twice, "task_counts.at_papers", self.at_papers, "must be left out where the rivals' settings are the paper's")
+
+    @property
+    def calibrations(self) -> dict[str, Calibration]:
+        """FeatCal's settings by their word in results."""
+        also = {"paper": self.at_papers} if self.at_papers else {}
+        return {self.rivals.setting: self.rivals.featcal} | also
+
+
+@dataclass(frozen=True)
 class CostStudy(Study):
     """Table 5: time and memory of each rival, alone in a process of its own.
 
@@ -148,7 +186,7 @@ class TheoryStudy(Study):
 
 STUDIES: dict[str, type[Any]] = {
     "samples": SamplesStudy, "corrupted": CorruptedStudy, "cost": CostStudy, "sweep": SweepStudy, "theory": TheoryStudy,
-    "choices": ChoicesStudy, "tune": TuneStudy,
+    "choices": ChoicesStudy, "tune": TuneStudy, "task_counts": TaskCountsStudy,
 }  # fmt: skip
 NESTED: dict[str, type[Any]] = {
     "rivals": Rivals, "featcal": Calibration, "surgery": Surgery, "prob_surgery": ProbSurgery, "around": Sweep,

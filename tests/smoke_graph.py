@@ -42,6 +42,7 @@ STUDIED: dict[str, dict] = {
         "upstreams": ["task_arithmetic"], "samples": 16, "batch": 8,
         "around": [{"setting": "suite", "featcal": AT, "ridge": [1.0e-6, 1.0], "interpolation": [0.9]}],
     },
+    "task_counts": {"counts": [2, 3], "shuffles": 1, "samples": 16},
     "theory": {"samples": 16, "batch": 8, "images": 6, "traced": 2, "nodes": [2, 4]},
     "choices": {"samples": 16, "batch": 8, "seeds": [42, 43], "vary": {"split": ["validation"], "samples": [8]}},
     "tune": {"samples": 16, "batch": 8, "trials": 3},

@@ -1,11 +1,11 @@
-"""Invented results of three studies, damaged images, sweeps and unstated choices, with known relations between the methods."""
+"""Invented results of studies, with known relations between methods: damaged images, sweeps, drawn parts, unstated choices."""
 
 import json
 from pathlib import Path
 
 from PIL import Image
 
-from featcal.stages.columns import CHOICES, CORRUPTED, EXAMPLES, SWEEP, TUNE
+from featcal.stages.columns import CHOICES, CORRUPTED, EXAMPLES, SWEEP, TASK_COUNTS, TUNE
 from featcal.storage.results import write_rows
 
 DAMAGE = ("gaussian_noise", "motion_blur", "fog")
@@ -18,6 +18,17 @@ SWEPT = {
 CHOSEN = [(("", ""), str(seed), value) for seed, value in ((42, 79.0), (43, 80.0), (44, 81.0))]  # mean 80, deviation 1
 CHOSEN += [(("tokens", "12"), "42", 70.0), (("modules", "attention"), "42", 79.5), (("samples", "64"), "42", 82.0)]
 
+# Merged 50, experts 90: FeatCal recovers 75, 50 and 40 % of the gap with 2, 4 and 8 tasks, ProbSurgery 60, Surgery 50.
+RECOVERED = {
+    ("featcal", "suite"): {2: 80.0, 4: 70.0, 8: 66.0}, ("featcal", "paper"): dict.fromkeys((2, 4, 8), 60.0),
+    ("surgery", "suite"): dict.fromkeys((2, 4, 8), 70.0), ("prob_surgery", "suite"): dict.fromkeys((2, 4, 8), 74.0),
+    ("mean_shift", "suite"): dict.fromkeys((2, 4, 8), 62.0), ("merged", ""): dict.fromkeys((2, 4, 8), 50.0),
+}  # fmt: skip
+DRIFTS = {  # squared, and the part of the mean
+    "merged": (0.4, 0.3), "featcal": (0.2, 0.15), "surgery": (0.1, 0.0), "prob_surgery": (0.06, 0.0), "mean_shift": (0.1, 0.0),
+    "expert": (0.0, 0.0),
+}  # fmt: skip
+
 TRIED = [("start", 0.4, 60.0), ("path", 0.2, 75.0), ("search", 0.1, 74.0), ("reference", 0.3, 70.0)]
 
 
@@ -28,10 +39,19 @@ def write_studies(folder: Path, suite: str, role: str, tasks: list[str]) -> None
     shown = [{"task": tasks[1], "index": 7, "corruption": kind, "row": 0, "column": i} for i, kind in enumerate(kinds)]
     write_rows(folder / f"{role}-8.corrupted.examples.csv", shown, EXAMPLES)
     Image.linear_gradient("L").resize((32, 8)).convert("RGB").save(folder / f"{role}-8.corrupted.examples.png")
+    write_task_counts(folder, suite, role, tasks)
     _json(folder / f"{role}-8.corrupted.settings.json", {"strengths": dict.fromkeys(DAMAGE, "Invented.")})
     write_rows(folder / f"{role}-8.sweep.csv", list(_sweep(suite, role, tasks)), SWEEP)
     around = {"setting": "suite", "featcal": {"ridge": 1e-6, "anchor_blend": 2.0, "interpolation": 0.9}}
     _json(folder / f"{role}-8.sweep.settings.json", {"study": {"samples": 256, "seed": 42, "around": [around]}})
+
+
+def write_task_counts(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
+    """The study of drawn parts of one role with 8 tasks: the pool is cut once, in its own order."""
+    write_rows(folder / f"{role}-8.task_counts.csv", list(_task_counts(suite, role, tasks)), TASK_COUNTS)
+    told = {"study": {"samples": 256, "seed": 42}, "classes": {task: 10 + 2 * i for i, task in enumerate(tasks)}}
+    _json(folder / f"{role}-8.task_counts.settings.json", told)
+    _json(folder / f"{role}-8.task_counts.run.json", {"seconds": {f"task_counts@{role}-8": 90.0}, "host": {"cpu": "invented"}})
 
 
 def write_choices(folder: Path, suite: str) -> None:
@@ -83,6 +103,24 @@ def _corrupted(suite, role, tasks):
         for kind in DAMAGE:
             row = shared | {"method": method, "setting": setting, "corruption": kind, "seed": "42"}
             yield from (row | {"task": task, "value": level + 0.5 * i} for i, task in enumerate(tasks))
+
+
+def _task_counts(suite, role, tasks):
+    """Among all classes the adapters keep their accuracy, everything else loses 20 points; the last part is 4 points better."""
+    shared = {"suite": suite, "role": role, "pool": 8, "metric": "accuracy", "count": 244}
+    for count in (2, 4, 8):
+        parts = [tasks[start : start + count] for start in range(0, len(tasks), count)]
+        for draw, part in enumerate(parts):
+            for upstream in ("", "average", "task_arithmetic"):
+                models = RECOVERED if upstream else {("expert", ""): {count: 90.0}}
+                for (method, setting), levels in models.items():
+                    better = 4.0 if method == "featcal" and draw and draw == len(parts) - 1 else 0.0
+                    value = levels[count] + better
+                    own = {"method": method, "setting": setting, "seed": "42" if setting else "", "tasks": count, "draw": draw}
+                    drift, mean = DRIFTS[method]
+                    own |= {"upstream": upstream, "value": value, "drift": drift, "mean_drift": mean}
+                    own |= {"union": value - (0 if method in ("surgery", "prob_surgery") else 20)}
+                    yield from (shared | own | {"task": task} for task in part)
 
 
 def _sweep(suite, role, tasks):

@@ -13,7 +13,7 @@ from featcal.experiments import load_experiments
 from featcal.suites.suite import load_suite
 
 ROOT = Path(__file__).parents[1]
-STUDIES = ("samples", "cost", "corrupted", "sweep", "theory", "choices", "tune")
+STUDIES = ("samples", "cost", "corrupted", "sweep", "theory", "choices", "tune", "task_counts")
 STAGES = (
     "prepare_data", "prepare", "merge", "merge_with_data", "calibrate", "adapt", "ablate", "multitask", "merge_pool",
     "calibrate_pool", "adapt_pool", "evaluate", "evaluate_pool", "measure", *STUDIES,

@@ -91,7 +91,7 @@ def of_others(group: str, key: str) -> set[str]:
 
 def test_every_kind_of_experiment_is_looked_at():
     groups = {group for group, _ in EXPERIMENTS}
-    counted = {"samples", "corrupted", "cost", "sweep", "choices", "larger_pools", "language_pools"}
+    counted = {"samples", "corrupted", "cost", "sweep", "choices", "task_counts", "larger_pools", "language_pools"}
     assert counted <= groups, "params.yaml: no experiment with samples or a seed in these groups"
 
 

@@ -120,6 +120,10 @@ IN_PARAMS: list[tuple[str, Any, str]] = [
     ("sweep/clip_b32-8/smoke/around/0/rigde", [1.0e-6], "did you mean 'ridge'"),
     ("sweep/clip_b32-8/smoke/around", [], "must name each setting once"),
     ("sweep/clip_b32-8/smoke/upstreams", ["wdi"], "must be one of the merged models"),
+    ("task_counts/clip_b32-8/smoke/counts", [2, 2], "must name each number once"),
+    ("task_counts/clip_b32-8/smoke/shuffles", 0, "task_counts.clip_b32-8.smoke.shuffles: 0"),
+    ("task_counts/clip_b32-8/smoke/upstreams", ["wdi"], "must be one of the merged models"),
+    ("task_counts/clip_b32-8/smoke/rivals/setting", "paper", "must be left out"),
 ]
 IN_SUITE: list[tuple[str, Any, str]] = [
     ("worker", 2, "did you mean 'workers'"),

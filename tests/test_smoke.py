@@ -27,6 +27,7 @@ from featcal.stages.columns import (
     SCALES,
     SIMILARITY,
     SWEEP,
+    TASK_COUNTS,
     THEORY,
     TUNE,
     VECTORS,
@@ -131,6 +132,22 @@ def test_damaged_images_leave_scores_of_every_method_and_examples(graph):
     assert [(row["task"], row["corruption"]) for row in shown] == [("svhn", kind) for kind in ("clean", "motion_blur", "fog")]
     with Image.open(work / "results/smoke/clip_b32-8.corrupted.examples.png") as sheet:
         assert sheet.size == (3 * 32, 32)
+
+
+def test_drawn_parts_are_scored_where_no_adapter_has_looked(graph):
+    """The smoke suite has 60 test images and three tasks: 16 images are drawn, two tasks make one part, all three another."""
+    work, _ = graph
+    rows = read_rows(work / "results/smoke/clip_b32-8.task_counts.csv", TASK_COUNTS)
+    assert {row["count"] for row in rows} == {60 - 16}
+    told = {(row["upstream"], row["method"], row["setting"]) for row in rows}
+    made = [("merged", ""), ("featcal", "suite"), ("featcal", "paper")]
+    made += [(method, setting) for method in ("surgery", "prob_surgery", "mean_shift") for setting in ("suite", "suite_train")]
+    assert told == {("", "expert", ""), *((upstream, *kind) for upstream in ("average", "task_arithmetic") for kind in made)}
+    assert len(rows) == (2 + 3) * len(told) and {(row["tasks"], row["draw"]) for row in rows} == {("2", "0"), ("3", "0")}
+    assert all(float(row["union"]) <= row["value"] and float(row["mean_drift"]) <= float(row["drift"]) for row in rows)
+    assert all(float(row["drift"]) == 0 for row in rows if row["method"] == "expert")
+    classes = json.loads((work / "results/smoke/clip_b32-8.task_counts.settings.json").read_text())["classes"]
+    assert classes == {"mnist": 10, "svhn": 10, "dtd": 10}
 
 
 def test_a_model_on_two_curves_of_a_sweep_is_made_once_and_told_twice(graph):

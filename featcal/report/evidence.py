@@ -31,6 +31,7 @@ COLUMNS = {
     "corrupted": "suite role pool upstream method setting corruption task metric seed value count",
     "corrupted.examples": "task index corruption row column",
     "sweep": "suite role pool upstream method setting parameter at chosen task metric seed value count",
+    "task_counts": "suite role pool upstream method setting tasks draw task metric seed value union drift mean_drift count",
     "choices": "suite role pool upstream method setting choice option default task metric seed value count",
     "tune": "suite role pool upstream method setting trial origin chosen ridge anchor_blend interpolation divergence task metric "
     "seed value count",

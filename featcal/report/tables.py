@@ -184,12 +184,15 @@ def recovered(evidence: Evidence) -> list[Recovered]:
     return found
 
 
-def paper_recovered(table: str, upstream: str, corrected: bool = False, model: str = "") -> float | None:
-    """The same share from the paper's averages, as printed or corrected where that can be told; None where a cell is missing."""
+def paper_recovered(table: str, upstream: str, corrected: bool = False, model: str = "", method: str = "featcal") -> float | None:
+    """The same share from the paper's averages, as printed or corrected where that can be told; None where a cell is missing.
+
+    method: the row whose share it is, featcal or an adapter's.
+    """
     whole = corrected_table(table) if corrected else paper_table(table)
     whole = whole[whole["model"] == model] if model else whole
     frame = select(whole, {"task": AVERAGE}).set_index(["upstream", "method"])["value"]
-    keys = [("", "expert"), (upstream, "merged"), (upstream, "featcal")]
+    keys = [("", "expert"), (upstream, "merged"), (upstream, method)]
     if any(key not in frame.index for key in keys):
         return None
     expert, merged, ours = (float(frame[key]) for key in keys)

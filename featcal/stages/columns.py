@@ -17,6 +17,10 @@ SWEEP = (
     "suite", "role", "pool", "upstream", "method", "setting", "parameter", "at", "chosen", "task", "metric", "seed", "value",
     "count",
 )  # fmt: skip
+TASK_COUNTS = (  # value: among the task's own classes, union: among those of all tasks; drift, mean_drift: of final features
+    "suite", "role", "pool", "upstream", "method", "setting", "tasks", "draw", "task", "metric", "seed", "value", "union",
+    "drift", "mean_drift", "count",
+)  # fmt: skip
 CHOICES = (
     "suite", "role", "pool", "upstream", "method", "setting", "choice", "option", "default", "task", "metric", "seed", "value",
     "count",
