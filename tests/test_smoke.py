@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
 import yaml
 from PIL import Image
@@ -13,7 +14,9 @@ from smoke_graph import RUN, keep_a_chain, lay_out, run_smoke_graph, smoke_param
 
 from featcal import playground
 from featcal.cli import main
+from featcal.data.sampling import draw_indices
 from featcal.pools import MERGERS, PARTS
+from featcal.report.correct import bits
 from featcal.stages.columns import (
     ALIGNMENT,
     AUDIT,
@@ -23,13 +26,14 @@ from featcal.stages.columns import (
     EXAMPLES,
     SAMPLES,
     SCALES,
+    SEEN,
     SIMILARITY,
     SWEEP,
     THEORY,
     TUNE,
     VECTORS,
 )  # fmt: skip
-from featcal.storage.results import DRIFT, PROJECTION, SCORES, read_rows
+from featcal.storage.results import DRIFT, PROJECTION, SCORES, correct_columns, read_rows
 from featcal.studies import STUDIES
 
 ALONE = ("figure3", "landing", "rankings", "table05", "table12", "table13", "tasks")  # pages with a stage of their own
@@ -60,11 +64,49 @@ def test_every_model_of_the_pool_has_a_score_on_every_task(graph):
     assert len(set(named)) == len(named)
 
 
+def test_of_every_score_that_is_an_accuracy_the_right_samples_are_kept(graph):
+    work, _ = graph
+    columns = {"": SCORES, "samples": SAMPLES, "cost": AUDIT, "sweep": SWEEP, "corrupted": CORRUPTED, "choices": CHOICES}
+    columns["tune"] = TUNE
+    files = [path for path in (work / "results/smoke").glob("*.correct.csv")]
+    assert {path.name.split(".")[1] for path in files} - {"correct"} == set(columns) - {""}
+    for path in files:
+        _, *study, _, _ = path.name.split(".")
+        own = columns["".join(study)]
+        scores = read_rows(path.with_name(path.name.replace(".correct", "")), own)
+        kept = read_rows(path, correct_columns(own))
+        assert len(kept) == len(scores)
+        for row, right in zip(scores, kept, strict=True):
+            assert all(str(row[c]) == str(right[c]) for c in own if c not in ("value", "count"))
+            if row["metric"] == "accuracy":
+                assert row["value"] == round(100 * bits(right["correct"], row["count"]).mean(), 4), (path.name, row)
+            else:
+                assert right["correct"] == ""
+
+
+def test_what_an_adapter_saw_of_the_test_images_is_its_draw(graph):
+    work, _ = graph
+    rows = read_rows(work / "results/smoke/clip_b32-8.seen.csv", SEEN)
+    told = {(row["stream"], row["samples"], row["seed"]) for row in rows}
+    assert told == {("test_unlabelled", "16", "42"), ("test_unlabelled", "", "42")}, "the adapters' draw, and AdaMerging's"
+    for row in rows:
+        seen = bits(row["seen"], row["count"])
+        drawn = range(60) if row["samples"] == "" else sorted(draw_indices(row["task"], 60, 16, 42))
+        assert list(np.flatnonzero(seen)) == list(drawn)
+    budgets = read_rows(work / "results/smoke/clip_b32-8.samples.seen.csv", SEEN)
+    assert {(r["samples"], int(bits(r["seen"], r["count"]).sum())) for r in budgets} == {("16", 16), ("64", 60)}
+    damaged = read_rows(work / "results/smoke/clip_b32-8.corrupted.seen.csv", SEEN)
+    assert damaged == [row for row in rows if row["samples"] == "16"]
+    assert read_rows(work / "results/smoke/clip_l14-8.seen.csv", SEEN) == []
+    assert not list((work / "results/smoke").glob("*glue.seen.csv"))
+
+
 def test_a_larger_pool_scores_four_mergers_and_each_with_the_three_calibrations(graph):
     work, _ = graph
     rows = read_rows(work / "results/smoke/clip_b32-14.csv", SCORES)
     models = [(row["upstream"], row["method"], row["setting"]) for row in rows if row["task"] == "eurosat"]
-    made = [("merged", ""), ("featcal", "suite"), ("surgery", "suite"), ("prob_surgery", "suite")]
+    made = [("merged", ""), ("featcal", "suite")]
+    made += [(method, setting) for method in ("surgery", "prob_surgery") for setting in ("suite", "suite_train")]
     expected = [(upstream, *kind) for upstream in MERGERS for kind in made]
     assert sorted(models) == sorted([("", "base", ""), ("", "expert", ""), *expected]) and len(rows) == 4 * len(models)
     record = json.loads((work / "results/smoke/clip_b32-14.run.json").read_text())
