@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from PIL import Image
+from synthetic_correct import write_correct, write_seen
 
 from featcal.stages.columns import CHOICES, CORRUPTED, EXAMPLES, SWEEP, TUNE
 from featcal.storage.results import write_rows
@@ -23,7 +24,10 @@ TRIED = [("start", 0.4, 60.0), ("path", 0.2, 75.0), ("search", 0.1, 74.0), ("ref
 
 def write_studies(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     """Damaged calibration images and sweeps of one role with 8 tasks."""
-    write_rows(folder / f"{role}-8.corrupted.csv", list(_corrupted(suite, role, tasks)), CORRUPTED)
+    damaged = list(_corrupted(suite, role, tasks))
+    write_rows(folder / f"{role}-8.corrupted.csv", damaged, CORRUPTED)
+    write_correct(folder / f"{role}-8.corrupted.csv", damaged, CORRUPTED)
+    write_seen(folder / f"{role}-8.corrupted.seen.csv", suite, role, 8, tasks, [(256, 42)])
     kinds = ("clean", *DAMAGE)
     shown = [{"task": tasks[1], "index": 7, "corruption": kind, "row": 0, "column": i} for i, kind in enumerate(kinds)]
     write_rows(folder / f"{role}-8.corrupted.examples.csv", shown, EXAMPLES)

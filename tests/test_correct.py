@@ -27,7 +27,7 @@ def test_what_is_read_back_is_what_was_packed(count):
 
 @pytest.mark.parametrize(("text", "count"), [("9880", 8), ("98", 9), ("9881", 9), ("xy", 8), ("", 1)])
 def test_another_number_of_samples_or_no_text_of_them_is_refused(text, count):
-    with pytest.raises(BadData, match=f"is not the hexadecimal text of {count} samples"):
+    with pytest.raises(BadData, match=f"not the hexadecimal text of {count} samples"):
         bits(text, count)
 
 

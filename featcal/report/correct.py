@@ -16,6 +16,6 @@ def bits(text: str, count: int) -> NDArray[np.bool_]:
     except ValueError:
         whole = np.zeros(0, bool)
     if len(whole) != count + -count % 8 or whole[count:].any():
-        problem = f"is not the hexadecimal text of {count} samples"
+        problem = f"not the hexadecimal text of {count} samples"
         raise BadData(f"correctness {text[:16]!r}…", problem, "write the result files again: dvc repro")
     return whole[:count]
