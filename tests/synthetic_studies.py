@@ -81,9 +81,11 @@ def write_tune(folder: Path, suite: str) -> None:
 
 
 def _corrupted(suite, role, tasks):
-    """FeatCal loses 4 points in every kind of damage, 1 at the paper's settings; Surgery 12."""
+    """FeatCal loses 4 points in every kind of damage, 1 at the paper's settings; Surgery 12, on training images 13."""
     shared = {"suite": suite, "role": role, "pool": 8, "upstream": "task_arithmetic", "metric": "accuracy", "count": 500}
-    for method, setting, level in (("featcal", "suite", 76.0), ("featcal", "paper", 71.0), ("surgery", "suite", 58.0)):
+    levels = {("featcal", "suite"): 76.0, ("featcal", "paper"): 71.0}
+    levels |= {("surgery", "suite"): 58.0, ("surgery", "suite_train"): 57.0}
+    for (method, setting), level in levels.items():
         for kind in DAMAGE:
             row = shared | {"method": method, "setting": setting, "corruption": kind, "seed": "42"}
             yield from (row | {"task": task, "value": level + 0.5 * i} for i, task in enumerate(tasks))

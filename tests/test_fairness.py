@@ -120,6 +120,16 @@ def test_numbers_on_a_page_are_those_of_the_flags_on_file(tmp_path, monkeypatch)
     assert ours.table("correct").columns.tolist() == [*ours.table("scores").columns[:-2], "correct"]
 
 
+def test_damaged_images_are_held_against_adapters_on_damaged_training_images(tmp_path, monkeypatch):
+    write_project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    blocks = {block.name: block for block in fairness.blocks_of(Evidence("mini", "clip_b32", "8"), "corrupted")}
+    assert list(blocks) == ["Clean", "Gaussian noise", "Motion blur", "Fog"]
+    trained = {name: block.trained["surgery"].mean for name, block in blocks.items()}
+    assert trained == pytest.approx({"Clean": 71.75, "Gaussian noise": 58.75, "Motion blur": 58.75, "Fog": 58.75})
+    assert blocks["Fog"].parts("surgery").whole == pytest.approx(59.75, abs=0.1)
+
+
 def test_what_is_not_there_is_not_run(tmp_path, monkeypatch):
     folder = write_project(tmp_path)
     monkeypatch.chdir(tmp_path)

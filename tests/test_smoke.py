@@ -166,7 +166,9 @@ def test_damaged_images_leave_scores_of_every_method_and_examples(graph):
     work, _ = graph
     rows = read_rows(work / "results/smoke/clip_b32-8.corrupted.csv", CORRUPTED)
     told = {(row["method"], row["setting"], row["corruption"], row["task"]) for row in rows}
-    assert len(told) == len(rows) == 4 * 2 * 3 and {row["method"] for row in rows} == {"featcal", "surgery", "prob_surgery"}
+    assert len(told) == len(rows) == 6 * 2 * 3 and {row["method"] for row in rows} == {"featcal", "surgery", "prob_surgery"}
+    trained = {row["method"] for row in rows if row["setting"] == "suite_train"}
+    assert trained == {"surgery", "prob_surgery"}, "adapters on FeatCal's images, too"
     shown = read_rows(work / "results/smoke/clip_b32-8.corrupted.examples.csv", EXAMPLES)
     assert [(row["task"], row["corruption"]) for row in shown] == [("svhn", kind) for kind in ("clean", "motion_blur", "fog")]
     with Image.open(work / "results/smoke/clip_b32-8.corrupted.examples.png") as sheet:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from featcal.report.claims import main_setting
 from featcal.report.controls import average
 from featcal.report.correct import bits
-from featcal.report.estimate import Estimate
+from featcal.report.estimate import Estimate, estimate
 from featcal.report.evidence import Evidence, read_json, select
 from featcal.report.markup import Shown, estimated, fold, note, table
 from featcal.report.show import PLACES, label
@@ -184,13 +184,15 @@ def _damaged(ours: Evidence) -> Iterator[Block]:
 
     rows, seen = select(ours.table("corrupted.correct"), {"upstream": STUDIED}), ours.table("corrupted.seen")
     whole, seeds = select(ours.table("correct"), {"upstream": STUDIED}), set(rows["seed"])
+    trained = select(ours.table("corrupted"), {"upstream": STUDIED, "setting": f"{main_setting(ours.suite)}_train"})
     budgets = sorted(set(seen["samples"]))
     for kind, name in KINDS.items() if budgets else ():
         clean = kind == "clean"
         own = whole[whole["seed"].isin(seeds)] if clean else rows[rows["corruption"] == kind]
         right = _right(ours, pd.concat([whole[whole["method"] == "merged"], own]), seen)
         shown = dict.fromkeys(ADAPTERS, of_budget(seen, budgets[0]))
-        yield Block(name, right, shown, _trained(ours, STUDIED) if clean else {})
+        damaged = select(trained, {"corruption": kind})
+        yield Block(name, right, shown, {method: estimate(select(damaged, {"method": method})) for method in ADAPTERS})
 
 
 def drawn(ours: Evidence, upstream: str, method: str) -> Draws:

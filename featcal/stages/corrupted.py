@@ -1,7 +1,7 @@
 """Stage `corrupted`: FeatCal and the adapters from damaged calibration images, scored on clean test images."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,8 @@ def scores(context: Context, key: str, study: CorruptedStudy, folder: Path) -> l
                 damage[name] = corruption
             for draw, ways in by_draw(study, seed).items():
                 outs = {way: folder / f"{corruption}-{'-'.join(way)}-{seed}" for way in ways}
-                jobs[f"{corruption}, {draw.stream}, seed {seed}"] = (context, study, corruption, draw, outs)
+                methods = " and ".join(dict.fromkeys(method for method, _ in ways))
+                jobs[f"{corruption}, {methods}, {draw.stream}, seed {seed}"] = (context, study, corruption, draw, outs)
     jobs = dict(sorted(jobs.items(), key=lambda job: ("featcal", study.rivals.setting) not in job[1][4]))  # the longest first
     for _ in fan_out(f"corrupted {key}", calibrate_on, jobs, context.suite.workers):
         pass
@@ -75,10 +76,12 @@ def scores(context: Context, key: str, study: CorruptedStudy, folder: Path) -> l
 
 
 def by_draw(study: CorruptedStudy, seed: int) -> dict[Draw, list[Way]]:
-    """The ways to calibrate by the images they see: FeatCal's settings, and both adapters."""
+    """The ways to calibrate by the images they see: FeatCal's settings, both adapters, and both on training images."""
     found: dict[Draw, list[Way]] = {}
-    for way in study.ways:
-        found.setdefault(study.rivals.draw(way[0], study.samples, seed), []).append(way)
+    for method, setting in study.ways:
+        draw = study.rivals.draw(method, study.samples, seed)
+        draw = replace(draw, stream="train") if setting.endswith("_train") else draw
+        found.setdefault(draw, []).append((method, setting))
     return found
 
 
