@@ -59,7 +59,8 @@ def score(vision: Any, images: ImageSet, batch: int) -> tuple[int, int]:
     """How many pictures are answered right, by a random head."""
     width = vision.config.hidden_size
     head, projection = torch.randn(len(CLASSES), 64, generator=seeded(1)), torch.randn(64, width, generator=seeded(2))
-    return evaluate_pool({"": vision}, {"task": images}, {"task": head}, projection, batch)[""]["task"]
+    right = evaluate_pool({"": vision}, {"task": images}, {"task": head}, projection, batch)[""]["task"]
+    return int(right.sum()), len(right)
 
 
 def compare(root: Path, args: Namespace) -> dict[str, list[tuple[float, float]]]:

@@ -138,13 +138,13 @@ def _held_against(
     expert = load_vision(layout.expert(role, pool, task)).to(device)
     every = {"base": load_vision(layout.base(role, pool)).to(device), **models, "expert": expert}
     heads = load_file(layout.heads(role, pool))
-    counted = evaluate_pool(every, {task: some}, {task: heads[f"head/{task}"]}, heads["visual_projection"], EVALUATED)
+    judged = evaluate_pool(every, {task: some}, {task: heads[f"head/{task}"]}, heads["visual_projection"], EVALUATED)
     rows = [
         {"model": name, "task": task} | row
         for name, model in models.items()
         for row in model_drift(model, expert, some.batches(None, EVALUATED))
     ]
-    return {name: counts[task] for name, counts in counted.items()}, rows
+    return {name: (int(right[task].sum()), len(right[task])) for name, right in judged.items()}, rows
 
 
 def commands(context: Context, wanted: Wanted, merge: MergeRun) -> str:

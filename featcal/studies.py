@@ -94,9 +94,11 @@ class CorruptedStudy(Study):
 
     @property
     def ways(self) -> list[tuple[str, str]]:
-        """Method and setting of every way to calibrate, the longest first."""
+        """Method and setting of every way to calibrate, the longest first; adapters on test images also on training images."""
+        adapters = ("prob_surgery", "surgery")
         also = [("featcal", "paper")] if self.at_papers else []
-        return [*((method, self.rivals.setting) for method in ("prob_surgery", "surgery", "featcal")), *also]
+        also += [(method, f"{self.rivals.setting}_train") for method in adapters if self.rivals.stream != "train"]
+        return [*((method, self.rivals.setting) for method in (*adapters, "featcal")), *also]
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ def _on_tests(context: Context, model: Any, tokenizer: Any) -> Mapping[str, floa
     from featcal.suites.language_tests import load_tests
 
     tests = load_tests(context.layout.texts, context.suite.language, "validation")
-    return {key: value for key, (value, _) in score_tests(model, tokenizer, tests, batch=64).items()}
+    return {key: value for key, (value, _, _) in score_tests(model, tokenizer, tests, batch=64).items()}
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from PIL import Image
+from synthetic_correct import adapted, write_correct, write_seen
 from synthetic_language import write_language
 from synthetic_studies import write_choices, write_studies, write_tune
 
@@ -68,6 +69,8 @@ def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     """Scores, references, what is measured of features, settings and run record of one role with 8 tasks."""
     scores = [row for key, level in LEVELS.items() for row in _scores(suite, role, 8, key, level, tasks)]
     write_rows(folder / f"{role}-8.csv", scores, SCORES)
+    write_correct(folder / f"{role}-8.csv", scores)
+    write_seen(folder / f"{role}-8.seen.csv", suite, role, 8, tasks, [(None, 42), (256, 42), (256, 43), (256, 44)])
     write_rows(folder / f"{role}-8.references.csv", [r for r in scores if r["method"] in ("base", "expert", "merged")], SCORES)
     write_rows(folder / f"{role}-8.drift.csv", list(_drift(suite, role, tasks)), DRIFT)
     write_rows(folder / f"{role}-8.projection.csv", list(_projection(tasks)), PROJECTION)
@@ -84,11 +87,15 @@ def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     run = {"role": role, "pool": 8, "upstream": "task_arithmetic", "samples": 256, "batch": 128, "seeds": [42, 43, 44]}
     values = {"ridge": 0.0003, "anchor_blend": 2.0, "interpolation": 0.6}
     used = {f"{role}-8-task_arithmetic-suite": run | {"setting": "suite", "calibration": values}}
-    _json(folder / f"{role}-8.settings.json", {"suite": {"name": suite}, "merge": {}, "calibrate": used})
+    _json(folder / f"{role}-8.settings.json", {"suite": {"name": suite}, "calibrate": used} | adapted(role, 8))
     host = {"cpu": "invented", "cores": 2}
     record = {"seconds": {"prepare": 60.0, "calibrate": 4.0}, "host": host, "versions": {"python": "3.11"}, "commit": "0" * 40}
     _json(folder / f"{role}-8.run.json", record)
-    write_rows(folder / f"{role}-8.samples.csv", list(_budgets(suite, role, tasks)), SAMPLES)
+    budgets = list(_budgets(suite, role, tasks))
+    write_rows(folder / f"{role}-8.samples.csv", budgets, SAMPLES)
+    write_correct(folder / f"{role}-8.samples.csv", budgets, SAMPLES)
+    drawn = [(samples, seed) for samples in (8, 64, 512) for seed in (42, 43, 44)]
+    write_seen(folder / f"{role}-8.samples.seen.csv", suite, role, 8, tasks, drawn)
     write_rows(folder / f"{role}-8.cost.csv", list(_audit(suite, role, tasks)), AUDIT)
     adapters = {"steps": 1000, "batch": 16, "lr": 0.001}
     rivals = {"featcal": values, "surgery": adapters | {"rank": 4}, "prob_surgery": adapters | {"hidden": 32}}
@@ -102,9 +109,11 @@ def write_larger_pool(folder: Path, suite: str, role: str, pool: int) -> None:
     tasks = [*TASKS, *LARGER_TASKS[pool]]
     scores = [row for key, level in LARGER_LEVELS.items() for row in _scores(suite, role, pool, key, level, tasks, ("42",))]
     write_rows(folder / f"{role}-{pool}.csv", scores, SCORES)
+    write_correct(folder / f"{role}-{pool}.csv", scores)
+    write_seen(folder / f"{role}-{pool}.seen.csv", suite, role, pool, tasks, [(None, 42), (256, 42)])
     run = {"role": role, "pool": pool, "upstream": "wudi", "samples": 256, "batch": 128, "seeds": [42], "setting": "suite"}
     used = {f"{role}-{pool}-wudi": run | {"calibration": {"ridge": 0.0003, "anchor_blend": 2.0, "interpolation": 0.6}}}
-    _json(folder / f"{role}-{pool}.settings.json", {"suite": {"name": suite}, "calibrate": used})
+    _json(folder / f"{role}-{pool}.settings.json", {"suite": {"name": suite}, "calibrate": used} | adapted(role, pool))
     _json(folder / f"{role}-{pool}.run.json", {"seconds": {"evaluate": 9.0}, "host": {"cpu": "invented"}, "commit": "0" * 40})
 
 

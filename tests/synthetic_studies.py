@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from PIL import Image
+from synthetic_correct import write_correct, write_seen
 
 from featcal.stages.columns import CHOICES, CORRUPTED, EXAMPLES, SWEEP, TASK_COUNTS, TUNE
 from featcal.storage.results import write_rows
@@ -34,7 +35,10 @@ TRIED = [("start", 0.4, 60.0), ("path", 0.2, 75.0), ("search", 0.1, 74.0), ("ref
 
 def write_studies(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     """Damaged calibration images and sweeps of one role with 8 tasks."""
-    write_rows(folder / f"{role}-8.corrupted.csv", list(_corrupted(suite, role, tasks)), CORRUPTED)
+    damaged = list(_corrupted(suite, role, tasks))
+    write_rows(folder / f"{role}-8.corrupted.csv", damaged, CORRUPTED)
+    write_correct(folder / f"{role}-8.corrupted.csv", damaged, CORRUPTED)
+    write_seen(folder / f"{role}-8.corrupted.seen.csv", suite, role, 8, tasks, [(256, 42)])
     kinds = ("clean", *DAMAGE)
     shown = [{"task": tasks[1], "index": 7, "corruption": kind, "row": 0, "column": i} for i, kind in enumerate(kinds)]
     write_rows(folder / f"{role}-8.corrupted.examples.csv", shown, EXAMPLES)
@@ -97,9 +101,11 @@ def write_tune(folder: Path, suite: str) -> None:
 
 
 def _corrupted(suite, role, tasks):
-    """FeatCal loses 4 points in every kind of damage, 1 at the paper's settings; Surgery 12."""
+    """FeatCal loses 4 points in every kind of damage, 1 at the paper's settings; Surgery 12, on training images 13."""
     shared = {"suite": suite, "role": role, "pool": 8, "upstream": "task_arithmetic", "metric": "accuracy", "count": 500}
-    for method, setting, level in (("featcal", "suite", 76.0), ("featcal", "paper", 71.0), ("surgery", "suite", 58.0)):
+    levels = {("featcal", "suite"): 76.0, ("featcal", "paper"): 71.0}
+    levels |= {("surgery", "suite"): 58.0, ("surgery", "suite_train"): 57.0}
+    for (method, setting), level in levels.items():
         for kind in DAMAGE:
             row = shared | {"method": method, "setting": setting, "corruption": kind, "seed": "42"}
             yield from (row | {"task": task, "value": level + 0.5 * i} for i, task in enumerate(tasks))

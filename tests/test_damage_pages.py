@@ -43,7 +43,7 @@ def test_the_clean_column_is_what_the_scores_say_of_the_same_seed(project):
     rows = Evidence("mini", "clip_b32", "8").table("corrupted")
     clean = rows[rows["corruption"] == "clean"]
     assert set(clean["method"]) == {"merged", "featcal", "surgery"} and set(clean["seed"]) == {"", "42"}
-    assert set(clean["setting"]) == {"", "suite", "paper"}
+    assert set(clean["setting"]) == {"", "suite", "paper", "suite_train"}
     featcal = next(line for line in corrupted.averages("table06", "mini").text.splitlines() if line.startswith("w/ FeatCal"))
     assert featcal.split("  ")[1:] == ["81.8", "77.8", "↓4.0", "77.8", "↓4.0", "77.8", "↓4.0", "78.8"]
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import normalize
 
 from featcal.errors import BadData, NotFinite
-from featcal.evaluation.accuracy import evaluate_pool
+from featcal.evaluation.accuracy import evaluate_pool, percent
 from featcal.evaluation.features import features_of, image_features
 from featcal.evaluation.zero_shot import class_mean_head, words_known, zero_shot_head
 
@@ -94,35 +94,36 @@ def test_a_class_without_pictures_has_no_mean_and_is_named():
         class_mean_head(clip.vision_model, clip.visual_projection.weight, images)
 
 
-def accuracy_by_hand(module, clip, head, images):
-    right = 0
+def right_by_hand(module, clip, head, images):
+    right = []
     with torch.no_grad():
         for pixels, label in zip(images.pixels, images.labels, strict=True):
             feature = clip.visual_projection(module(pixel_values=pixels[None]).pooler_output)[0]
             logits = clip.logit_scale.exp() * (head @ normalize(feature, dim=0))
-            right += int(logits.argmax()) == label
+            right.append(int(logits.argmax()) == int(label))
     return right
 
 
-def test_every_model_is_counted_as_by_hand_in_one_pass():
+def test_every_picture_is_judged_as_by_hand_in_one_pass():
     clip = checkpoints.clip()
     projection = clip.visual_projection.weight
     sets = {"pets": pictures(23), "ships": pictures(11, seed=1, classes=CLASSES[:2])}
     heads = {t: zero_shot_head(clip, checkpoints.tokenizer(), s.classes, TEMPLATES) for t, s in sets.items()}
     experts = {"pets": checkpoints.vision(1), "ships": checkpoints.vision(2)}
     models = {"base": clip.vision_model, "merged": checkpoints.vision(3), "expert": experts}
-    counted = evaluate_pool(models, sets, heads, projection, batch=5)
+    judged = evaluate_pool(models, sets, heads, projection, batch=5)
     for task, images in sets.items():
         assert images.passes == 1
         for name, module in {**models, "expert": experts[task]}.items():
-            assert counted[name][task] == (accuracy_by_hand(module, clip, heads[task], images), len(images.labels))
+            right = right_by_hand(module, clip, heads[task], images)
+            assert judged[name][task].tolist() == right and percent(judged[name][task]) == 100 * sum(right) / len(images.labels)
 
 
-def test_a_model_given_for_one_task_is_counted_for_that_task_only():
+def test_a_model_given_for_one_task_is_judged_for_that_task_only():
     clip, sets = checkpoints.clip(), {"a": pictures(4), "b": pictures(4, seed=1)}
     heads = dict.fromkeys(sets, zero_shot_head(clip, checkpoints.tokenizer(), CLASSES, TEMPLATES))
-    counted = evaluate_pool({"expert": {"b": clip.vision_model}}, sets, heads, clip.visual_projection.weight)
-    assert list(counted["expert"]) == ["b"]
+    judged = evaluate_pool({"expert": {"b": clip.vision_model}}, sets, heads, clip.visual_projection.weight)
+    assert list(judged["expert"]) == ["b"]
 
 
 def test_a_function_in_place_of_a_model_gives_projected_features():
@@ -132,8 +133,8 @@ def test_a_function_in_place_of_a_model_gives_projected_features():
     def adapted(pixels):
         return clip.get_image_features(pixel_values=pixels).pooler_output
 
-    counted = evaluate_pool({"f": adapted, "m": clip.vision_model}, {"a": images}, head, clip.visual_projection.weight)
-    assert counted["f"] == counted["m"]
+    judged = evaluate_pool({"f": adapted, "m": clip.vision_model}, {"a": images}, head, clip.visual_projection.weight)
+    assert judged["f"]["a"].tolist() == judged["m"]["a"].tolist()
 
 
 def test_features_that_are_no_numbers_name_model_and_task():

@@ -109,14 +109,17 @@ def test_a_change_is_made_while_answers_are_generated_only():
         def __exit__(self, *_):
             seen.append(f"{self.task} off")
 
-    assert score_glue(model, texts, "rte", samples, change=Change) == (0.0, len(PROMPTS))
+    assert score_glue(model, texts, "rte", samples, change=Change) == (0.0, len(PROMPTS), [False] * len(PROMPTS))
     assert seen == ["rte on", "rte off"]
 
 
 def test_what_the_model_says_is_what_it_scores():
     model, texts = prompted()
     said = generate_texts(model, texts, PROMPTS, 32, 9)
-    assert score_glue(model, texts, "rte", list(zip(PROMPTS, said, strict=True))) == (100.0, len(PROMPTS))
+    assert score_glue(model, texts, "rte", list(zip(PROMPTS, said, strict=True))) == (100.0, len(PROMPTS), [True] * len(PROMPTS))
+    value, count, right = score_glue(model, texts, "rte", list(zip(PROMPTS, [said[0], *["?"] * (len(said) - 1)], strict=True)))
+    assert right == [True, *[False] * (count - 1)] and value == 100 * sum(right) / count
+    assert score_glue(model, texts, "stsb", list(zip(PROMPTS, said, strict=True)))[2] is None
     with pytest.raises(BadData, match="rte: no sample"):
         score_glue(model, texts, "rte", [])
 

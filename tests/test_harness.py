@@ -78,7 +78,8 @@ def test_answers_in_batches_padded_on_the_left_are_those_one_by_one(exact, seed,
     asked = model(seed)
     alone = said(asked)
     test = local_test("arc_challenge", rows(alone), "letter", NEW)
-    assert score_tests(asked, texts(), {"arc_challenge": test}, batch) == {"arc_challenge": (100.0, len(PROMPTS))}
+    found = score_tests(asked, texts(), {"arc_challenge": test}, batch)
+    assert found == {"arc_challenge": (100.0, len(PROMPTS), [True] * len(PROMPTS))}
     assert exact == alone and len(set(alone)) > 3
 
 
@@ -109,9 +110,10 @@ def test_every_kind_of_check_counts_as_its_own_function_does(monkeypatch):
     tests = {key: local_test(key, rows, check, NEW) for key, (check, rows, _) in given.items()}
     speaking(monkeypatch, [answer for _, _, own in given.values() for answer in own])
     found = score_tests(model(), texts(), tests, 4)
-    values = {key: value for key, (value, _) in found.items()}
+    values = {key: value for key, (value, _, _) in found.items()}
     assert values == pytest.approx({"math500": 50, "arc_challenge": 50, "ifeval": 100 / 3, "humaneval_plus": 25, "mbpp_plus": 50})
-    assert [count for _, count in found.values()] == [2, 2, 3, 4, 2]
+    assert [count for _, count, _ in found.values()] == [2, 2, 3, 4, 2]
+    assert all(len(right) == count and 100 * sum(right) / count == pytest.approx(value) for value, count, right in found.values())
 
 
 @installed
@@ -125,7 +127,7 @@ def test_reference_answers_of_the_mini_suite_pass_and_careless_ones_rarely_do(mo
     long.config.max_position_embeddings = 128
     found = score_tests(long, texts(), tests, 4)
     tempting = {key for key, own in items.items() if any(item.careless != item.target for item in own)}
-    assert len(tempting) == 5 and all(count == 12 for _, count in found.values())
+    assert len(tempting) == 5 and all(count == 12 for _, count, _ in found.values())
     assert all(found[key][0] == 100 if right else found[key][0] <= 60 for key in tempting), found
 
 

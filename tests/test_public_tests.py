@@ -161,4 +161,6 @@ def test_the_harness_scores_rows_as_the_hub_has_them(tmp_path):
     done = subprocess.run([sys.executable, "-c", SCORING, asked], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert [pair[0] for pair in json.loads(done.stdout)] == pytest.approx([share for *_, share in SCORED])
+    for value, count, right in json.loads(done.stdout):
+        assert len(right) == count and value == pytest.approx(100 * sum(right) / count)
     assert sorted(file.name for file in tmp_path.rglob("*") if file.is_file()) == sorted(ENGLISH), "nothing was fetched"

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
 import yaml
 from PIL import Image
@@ -14,7 +15,9 @@ from smoke_graph import RUN, keep_a_chain, lay_out, run_smoke_graph, smoke_param
 
 from featcal import playground
 from featcal.cli import main
+from featcal.data.sampling import draw_indices
 from featcal.pools import MERGERS, PARTS
+from featcal.report.correct import bits
 from featcal.runs import ADAPTERS
 from featcal.stages.columns import (
     ALIGNMENT,
@@ -25,6 +28,7 @@ from featcal.stages.columns import (
     EXAMPLES,
     SAMPLES,
     SCALES,
+    SEEN,
     SIMILARITY,
     SWEEP,
     TASK_COUNTS,
@@ -32,7 +36,7 @@ from featcal.stages.columns import (
     TUNE,
     VECTORS,
 )  # fmt: skip
-from featcal.storage.results import DRIFT, PROJECTION, SCORES, read_rows
+from featcal.storage.results import DRIFT, PROJECTION, SCORES, correct_columns, read_rows
 from featcal.studies import STUDIES
 
 ALONE = ("figure3", "landing", "rankings", "table05", "table12", "table13", "tasks")  # pages with a stage of their own
@@ -63,11 +67,48 @@ def test_every_model_of_the_pool_has_a_score_on_every_task(graph):
     assert len(set(named)) == len(named)
 
 
+def test_of_every_score_that_is_an_accuracy_the_right_samples_are_kept(graph):
+    work, _ = graph
+    columns = {"": SCORES, "samples": SAMPLES, "cost": AUDIT, "sweep": SWEEP, "corrupted": CORRUPTED, "choices": CHOICES}
+    columns["tune"] = TUNE
+    files = [path for path in (work / "results/smoke").glob("*.correct.csv")]
+    assert {path.name.split(".")[1] for path in files} - {"correct"} == set(columns) - {""}
+    for path in files:
+        _, *study, _, _ = path.name.split(".")
+        own = columns["".join(study)]
+        scores = read_rows(path.with_name(path.name.replace(".correct", "")), own)
+        kept = read_rows(path, correct_columns(own))
+        assert len(kept) == len(scores)
+        for row, right in zip(scores, kept, strict=True):
+            assert all(str(row[c]) == str(right[c]) for c in own if c not in ("value", "count"))
+            if row["metric"] == "accuracy":
+                assert row["value"] == round(100 * bits(right["correct"], row["count"]).mean(), 4), (path.name, row)
+            else:
+                assert right["correct"] == ""
+
+
+def test_what_an_adapter_saw_of_the_test_images_is_its_draw(graph):
+    work, _ = graph
+    rows = read_rows(work / "results/smoke/clip_b32-8.seen.csv", SEEN)
+    told = {(row["stream"], row["samples"], row["seed"]) for row in rows}
+    assert told == {("test_unlabelled", "16", "42"), ("test_unlabelled", "", "42")}, "the adapters' draw, and AdaMerging's"
+    for row in rows:
+        seen = bits(row["seen"], row["count"])
+        drawn = range(60) if row["samples"] == "" else sorted(draw_indices(row["task"], 60, 16, 42))
+        assert list(np.flatnonzero(seen)) == list(drawn)
+    budgets = read_rows(work / "results/smoke/clip_b32-8.samples.seen.csv", SEEN)
+    assert {(r["samples"], int(bits(r["seen"], r["count"]).sum())) for r in budgets} == {("16", 16), ("64", 60)}
+    damaged = read_rows(work / "results/smoke/clip_b32-8.corrupted.seen.csv", SEEN)
+    assert damaged == [row for row in rows if row["samples"] == "16"]
+    assert read_rows(work / "results/smoke/clip_l14-8.seen.csv", SEEN) == []
+    assert not list((work / "results/smoke").glob("*glue.seen.csv"))
+
+
 def test_a_larger_pool_scores_every_merger_and_each_with_what_calibrates_it(graph):
     work, _ = graph
     rows = read_rows(work / "results/smoke/clip_b32-14.csv", SCORES)
     models = [(row["upstream"], row["method"], row["setting"]) for row in rows if row["task"] == "eurosat"]
-    made = [("merged", ""), *((method, "suite") for method in ("featcal", *ADAPTERS)), ("mean_shift", "suite_train")]
+    made = [("merged", ""), ("featcal", "suite"), *((m, setting) for m in ADAPTERS for setting in ("suite", "suite_train"))]
     expected = [(upstream, *kind) for upstream in MERGERS for kind in made]
     assert sorted(models) == sorted([("", "base", ""), ("", "expert", ""), *expected]) and len(rows) == 4 * len(models)
     record = json.loads((work / "results/smoke/clip_b32-14.run.json").read_text())
@@ -127,7 +168,9 @@ def test_damaged_images_leave_scores_of_every_method_and_examples(graph):
     work, _ = graph
     rows = read_rows(work / "results/smoke/clip_b32-8.corrupted.csv", CORRUPTED)
     told = {(row["method"], row["setting"], row["corruption"], row["task"]) for row in rows}
-    assert len(told) == len(rows) == 4 * 2 * 3 and {row["method"] for row in rows} == {"featcal", "surgery", "prob_surgery"}
+    assert len(told) == len(rows) == 6 * 2 * 3 and {row["method"] for row in rows} == {"featcal", "surgery", "prob_surgery"}
+    trained = {row["method"] for row in rows if row["setting"] == "suite_train"}
+    assert trained == {"surgery", "prob_surgery"}, "adapters on FeatCal's images, too"
     shown = read_rows(work / "results/smoke/clip_b32-8.corrupted.examples.csv", EXAMPLES)
     assert [(row["task"], row["corruption"]) for row in shown] == [("svhn", kind) for kind in ("clean", "motion_blur", "fog")]
     with Image.open(work / "results/smoke/clip_b32-8.corrupted.examples.png") as sheet:

@@ -40,7 +40,7 @@ def evaluate(
         require("{}" in prompt, "--template", prompt, "must hold {} where the class name goes")
     from featcal.data.images import Preprocess
     from featcal.data.load import load_images
-    from featcal.evaluation.accuracy import evaluate_pool
+    from featcal.evaluation.accuracy import evaluate_pool, percent
     from featcal.evaluation.zero_shot import zero_shot_head
     from featcal.models.load import load_clip, load_tokenizer, load_vision
     from featcal.models.products import onednn_products
@@ -56,13 +56,13 @@ def evaluate(
         require_words(name, clip, tokenizer, images, templates)
     heads = {name: zero_shot_head(whole, tokenizer, images.classes, templates) for name, images in tasks.items()}
     with onednn_products():
-        counted = evaluate_pool({"model": vision}, tasks, heads, whole.visual_projection.weight.detach(), batch)["model"]
-    percent = {name: 100 * right / count for name, (right, count) in counted.items()}
+        judged = evaluate_pool({"model": vision}, tasks, heads, whole.visual_projection.weight.detach(), batch)["model"]
+    found = {name: percent(right) for name, right in judged.items()}
     if as_json:
-        told = {name: {"accuracy": 100 * right / count, "images": count} for name, (right, count) in counted.items()}
-        return say_json({"model": str(model), "tasks": told, "average": sum(percent.values()) / len(percent)})
-    rows = [[name, str(len(tasks[name].classes)), str(len(tasks[name])), f"{value:.2f}"] for name, value in percent.items()]
-    rows.append(["average", "", "", f"{sum(percent.values()) / len(percent):.2f}"])
+        told = {name: {"accuracy": value, "images": len(tasks[name])} for name, value in found.items()}
+        return say_json({"model": str(model), "tasks": told, "average": sum(found.values()) / len(found)})
+    rows = [[name, str(len(tasks[name].classes)), str(len(tasks[name])), f"{value:.2f}"] for name, value in found.items()]
+    rows.append(["average", "", "", f"{sum(found.values()) / len(found):.2f}"])
     table(f"{model}: percent correct", ["task", "classes", "images", "accuracy"], rows)
 
 

@@ -27,24 +27,32 @@ def score_glue(
     batch: int = BATCH,
     max_new_tokens: int = MAX_NEW_TOKENS,
     change: Change | None = None,
-) -> tuple[float, int]:
-    """Score in percent and number of samples: exact answers, or for stsb Spearman's correlation.
+) -> tuple[float, int, list[bool] | None]:
+    """Score in percent, number of samples, and of each whether it is right: exact answers, or for stsb Spearman's correlation.
 
     samples: prompt and wanted answer.   change: what is done to the model while it answers, given model and task.
+    Returns: for a correlation no sample is right or wrong: None.
     Raises:  BadData without samples.
     """
     if not samples:
         raise BadData(task, "no sample to score", "check the split that is evaluated")
     with change(model, task) if change else nullcontext():
         answers = generate_texts(model, tokenizer, [prompt for prompt, _ in samples], batch, max_new_tokens, MAX_PROMPT)
-    return score_answers(task, answers, [target for _, target in samples]), len(samples)
+    targets = [target for _, target in samples]
+    right = None if task == CORRELATED else exact(answers, targets)
+    return score_answers(task, answers, targets), len(samples), right
 
 
 def score_answers(task: str, answers: Sequence[str], targets: Sequence[str]) -> float:
     """Percent of answers that equal their target to the character; for stsb 100 times Spearman's correlation."""
     if task == CORRELATED:
         return 100 * spearman([number(text) for text in answers], [number(text) for text in targets])
-    return 100 * sum(a == b for a, b in zip(answers, targets, strict=True)) / len(targets)
+    return 100 * sum(exact(answers, targets)) / len(targets)
+
+
+def exact(answers: Sequence[str], targets: Sequence[str]) -> list[bool]:
+    """Which answers equal their target to the character."""
+    return [a == b for a, b in zip(answers, targets, strict=True)]
 
 
 def metric_of(task: str) -> str:

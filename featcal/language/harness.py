@@ -8,7 +8,7 @@ featcal` must stand before it, which makes transformers importable beside a CPU 
 import io
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -31,11 +31,13 @@ class Loaded:
 
     task: its object of lm_eval.  metric: the key of the score in the harness's results, "metric,filter".
     runs: whether the harness itself runs what was generated, which HF_ALLOW_CODE_EVAL=1 must allow.
+    right: where the metric is judged over all prompts together, what then tells which of them are right.
     """
 
     task: Any
     metric: str
     runs: bool = False
+    right: Callable[[Sequence[Any]], list[bool]] | None = None
 
 
 def score_tests(
@@ -46,12 +48,13 @@ def score_tests(
     change: Change | None = None,
     chat: bool = False,
     progress: bool = False,
-) -> dict[str, tuple[float, int]]:
-    """Score in percent and number of prompts, by test.
+) -> dict[str, tuple[float, int, list[bool] | None]]:
+    """Score in percent, number of prompts, and of each whether its answer is right, by test.
 
     change:   what is done to the model while it answers one test, given model and test.
     chat:     whether prompts, worked examples among them, are put as a chat by the tokenizer's own template.
     progress: whether the harness shows its bars; its warnings are not shown.
+    Returns:  None in place of the last where a prompt can be partly right.
     Raises:   NoHarness without the package; BadData for a prompt longer than the model can read.
     """
     require_harness()
@@ -60,8 +63,8 @@ def score_tests(
         reader = _language_model(model, tokenizer, batch)
         for key, test in tests.items():
             with change(model, key) if change else nullcontext():
-                results = _evaluated(reader, key, test, chat)
-            found[key] = (100 * float(results[test.metric]), len(test.task.eval_docs))
+                results, each = _evaluated(reader, key, test, chat)
+            found[key] = (100 * float(results[test.metric]), len(test.task.eval_docs), _right(test, each))
     return found
 
 
@@ -105,14 +108,23 @@ def silent(bars: bool = False) -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _evaluated(reader: Any, key: str, test: Loaded, chat: bool) -> Mapping[str, Any]:
+def _evaluated(reader: Any, key: str, test: Loaded, chat: bool) -> tuple[Mapping[str, Any], list[Any]]:
+    """Results of one test, and the metric's value of each prompt in the order of the data."""
     import lm_eval
 
     allowed = test.runs and os.environ.get(ALLOW_PROGRAMS) == "1"
-    options = {"bootstrap_iters": 0, "log_samples": False, "confirm_run_unsafe_code": allowed}
+    options = {"bootstrap_iters": 0, "log_samples": True, "confirm_run_unsafe_code": allowed}
     options |= {"apply_chat_template": chat, "fewshot_as_multiturn": chat}
-    results: Mapping[str, Any] = lm_eval.evaluate(reader, {"tasks": {key: test.task}}, **options)["results"][key]
-    return results
+    found = lm_eval.evaluate(reader, {"tasks": {key: test.task}}, **options)
+    metric, _, chosen = test.metric.partition(",")
+    kept = sorted((one for one in found["samples"][key] if one["filter"] == chosen), key=lambda one: one["doc_id"])
+    return found["results"][key], [one[metric] for one in kept]
+
+
+def _right(test: Loaded, each: list[Any]) -> list[bool] | None:
+    if test.right:
+        return test.right(each)
+    return [bool(value) for value in each] if all(value in (0, 1) for value in each) else None
 
 
 def _language_model(model: nn.Module, tokenizer: Any, batch: int) -> Any:

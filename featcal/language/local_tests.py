@@ -31,6 +31,7 @@ def local_test(key: str, rows: Sequence[Row], check: str, new_tokens: int) -> Lo
     if lacking:
         raise BadData(f"test {key}", f"no {'rows' if not rows else ', '.join(lacking)}", "make its file again: prepare writes it")
     judge = CHECKS.get(check)
+    share_passed, passed = judged_together()
     config = {
         "task": key,
         "custom_dataset": lambda **_: {"test": Dataset.from_list([dict(row) for row in rows])},
@@ -44,7 +45,7 @@ def local_test(key: str, rows: Sequence[Row], check: str, new_tokens: int) -> Lo
         "metric_list": [{"metric": METRIC, "aggregation": "mean" if judge else share_passed, "higher_is_better": True}],
         "metadata": {},
     }
-    return Loaded(configured(config), f"{METRIC},none")
+    return Loaded(configured(config), f"{METRIC},none", right=None if judge else passed)
 
 
 CHECKS: dict[str, Callable[[Row, str], bool]] = {
@@ -60,7 +61,12 @@ def program(row: Row, answer: str) -> Program:
     return Program(row["header"] + answer + "\n", row["tests"])
 
 
-def share_passed(programs: Sequence[Program]) -> float:
-    """Which share of the programs pass their tests (pass@1 of one greedy answer each)."""
-    outcomes = run_programs(programs)
-    return sum(outcome.passed for outcome in outcomes) / len(outcomes)
+def judged_together() -> tuple[Callable[[Sequence[Program]], float], Callable[[Sequence[Program]], list[bool]]]:
+    """Which share of the programs pass their tests (pass@1 of one greedy answer each), and then, run only once, which of them."""
+    last: list[bool] = []
+
+    def share_passed(programs: Sequence[Program]) -> float:
+        last[:] = [outcome.passed for outcome in run_programs(programs)]
+        return sum(last) / len(last)
+
+    return share_passed, lambda programs: list(last)

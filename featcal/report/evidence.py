@@ -17,7 +17,7 @@ from featcal.report.values import TASKS, TEXT_TASKS, title_of
 KEYS = [
     "upstream", "method", "setting", "encode", "task", "metric", "seed", "model", "label", "block", "part", "suite", "role",
     "pool", "corruption", "parameter", "statement", "quantity", "choice",
-    "option", "origin",
+    "option", "origin", "stream", "correct", "seen",
 ]  # fmt: skip
 COLUMNS = {
     "scores": "suite role pool upstream method setting task metric seed value count",
@@ -43,6 +43,11 @@ COLUMNS = {
 MEASURED = ".run"  # ends a kind whose rows were measured with a clock: `cost.run` is what the record of `cost` says each run cost
 COSTS = "upstream method setting encode seed samples images seconds memory_mib energy_wh"
 COLUMNS["references"] = COLUMNS["scores"]
+KEPT = ("scores", "corrupted", "sweep", "choices", "tune", "samples", "cost")  # kinds beside which it stands what was right
+COLUMNS |= {
+    "correct" if kind == "scores" else f"{kind}.correct": COLUMNS[kind].removesuffix("value count") + "correct" for kind in KEPT
+}
+COLUMNS |= dict.fromkeys(("seen", "samples.seen", "corrupted.seen"), "suite role pool task stream samples seed count seen")
 COLUMNS |= dict.fromkeys(("samples.run", "cost.run"), COSTS)
 
 

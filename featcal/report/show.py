@@ -31,7 +31,10 @@ PLACES = {  # page → role, pool, printed table
 }  # fmt: skip
 SEVERAL = ("table02", "table03", "table04", "table14")  # pages of the paper's places that are about more than one role and pool
 HEADLINE = ("table01", "figure1")  # pages that `make repro` makes with all they need
-KINDS = ("csv", "references.csv", "drift.csv", "projection.csv", "curves.csv", "scales.csv", "settings.json", "run.json")
+KINDS = (
+    "csv", "correct.csv", "seen.csv", "references.csv", "drift.csv", "projection.csv", "curves.csv", "scales.csv",
+    "settings.json", "run.json",
+)  # fmt: skip
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "samples": "images per task, n"}
 
 

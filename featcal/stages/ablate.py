@@ -91,9 +91,9 @@ def averages(context: Context, ablate: AblateRun) -> dict[float, float]:
         chosen = draw_indices(task, len(there.labels), count, whole.seeds[0])
         images[task] = replace(there, pixels=there.pixels[chosen], labels=there.labels[chosen])
     heads = {task: tensors[f"head/{task}"] for task in tasks}
-    counted = evaluate_pool(models, images, heads, tensors["visual_projection"], BATCH)
+    judged = evaluate_pool(models, images, heads, tensors["visual_projection"], BATCH)
     found = {}
     for factor in rescale.factors:
-        rights = [counted[str(factor)][task] for task in tasks]
-        found[factor] = 100 * sum(right / count for right, count in rights) / len(tasks)
+        rights = [judged[str(factor)][task] for task in tasks]
+        found[factor] = 100 * sum(int(right.sum()) / len(right) for right in rights) / len(tasks)
     return found

@@ -17,7 +17,7 @@ from featcal.stages.scored import Scored
 from featcal.stages.trials import room
 from featcal.stages.workers import console, fan_out
 from featcal.storage.atomic import atomic_folder
-from featcal.storage.results import write_json, write_rows
+from featcal.storage.results import write_json, write_scores
 
 
 def run(key: str) -> None:
@@ -32,7 +32,7 @@ def run(key: str) -> None:
         else:
             with room(context, "choices") as models:
                 rows, told = list(varied(context, key, study, models)), {"study": asdict(study)}
-        write_rows(folder / "choices.csv", rows, CHOICES)
+        write_scores(folder / "choices.csv", rows, CHOICES)
         write_json(folder / "choices.settings.json", told)
 
 

@@ -12,6 +12,8 @@ AUDIT = (
 CORRUPTED = (
     "suite", "role", "pool", "upstream", "method", "setting", "corruption", "task", "metric", "seed", "value", "count",
 )  # fmt: skip
+# which test images a stream held: `seen` as `correct` beside scores
+SEEN = ("suite", "role", "pool", "task", "stream", "samples", "seed", "count", "seen")
 EXAMPLES = ("task", "index", "corruption", "row", "column")
 SWEEP = (
     "suite", "role", "pool", "upstream", "method", "setting", "parameter", "at", "chosen", "task", "metric", "seed", "value",

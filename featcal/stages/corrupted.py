@@ -1,19 +1,20 @@
 """Stage `corrupted`: FeatCal and the adapters from damaged calibration images, scored on clean test images."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from featcal.runs import Draw
-from featcal.stages.columns import CORRUPTED, EXAMPLES
+from featcal.stages.columns import CORRUPTED, EXAMPLES, SEEN
 from featcal.stages.context import Context, load_context, pick, recorded
 from featcal.stages.evaluate import score
 from featcal.stages.scored import Scored
+from featcal.stages.seen import seen_rows
 from featcal.stages.trials import room
 from featcal.stages.workers import console, fan_out
 from featcal.storage.atomic import atomic_folder
-from featcal.storage.results import write_json, write_rows
+from featcal.storage.results import write_json, write_rows, write_scores
 from featcal.studies import CorruptedStudy
 
 if TYPE_CHECKING:
@@ -24,11 +25,15 @@ LARGEST = 96  # pixels of an example: enough to see the damage, small enough for
 
 
 def run(key: str) -> None:
-    """Write outputs/<suite>/corrupted/<key>/: corrupted.csv and the examples, empty where the suite does not run it."""
+    """Write outputs/<suite>/corrupted/<key>/: corrupted.csv, what was right and what was seen, and the examples.
+
+    All are empty where the suite does not run it.
+    """
     context = load_context()
     study: CorruptedStudy | None = pick("corrupted", context.experiments.studies["corrupted"], key)
     rows: list[dict[str, Any]] = []
     shown: list[dict[str, Any]] = []
+    seen: list[dict[str, Any]] = []
     told: dict[str, Any] = {}
     with recorded(context, "corrupted", key), atomic_folder(context.layout.study("corrupted", key)) as folder:
         if study is None or context.role(study.role) is None:
@@ -37,10 +42,13 @@ def run(key: str) -> None:
         else:
             with room(context, "corrupted") as models:
                 rows = scores(context, key, study, models)
+            draws = [study.rivals.draw("surgery", study.samples, seed) for seed in study.seeds]
+            seen = seen_rows(context, study.role, study.pool, draws, rows)
             pictures, shown = examples(context, study)
             write_sheet(pictures, folder / "corrupted.examples.png")
             told = {"study": asdict(study), "strengths": strengths_at(pictures[0][0].shape[-1])}
-        write_rows(folder / "corrupted.csv", rows, CORRUPTED)
+        write_scores(folder / "corrupted.csv", rows, CORRUPTED)
+        write_rows(folder / "corrupted.seen.csv", seen, SEEN)
         write_rows(folder / "corrupted.examples.csv", shown, EXAMPLES)
         write_json(folder / "corrupted.settings.json", told)
 
@@ -58,7 +66,8 @@ def scores(context: Context, key: str, study: CorruptedStudy, folder: Path) -> l
                 damage[name] = corruption
             for draw, ways in by_draw(study, seed).items():
                 outs = {way: folder / f"{corruption}-{'-'.join(way)}-{seed}" for way in ways}
-                jobs[f"{corruption}, {draw.stream}, seed {seed}"] = (context, study, corruption, draw, outs)
+                methods = " and ".join(dict.fromkeys(method for method, _ in ways))
+                jobs[f"{corruption}, {methods}, {draw.stream}, seed {seed}"] = (context, study, corruption, draw, outs)
     jobs = dict(sorted(jobs.items(), key=lambda job: ("featcal", study.rivals.setting) not in job[1][4]))  # the longest first
     for _ in fan_out(f"corrupted {key}", calibrate_on, jobs, context.suite.workers):
         pass
@@ -67,10 +76,12 @@ def scores(context: Context, key: str, study: CorruptedStudy, folder: Path) -> l
 
 
 def by_draw(study: CorruptedStudy, seed: int) -> dict[Draw, list[Way]]:
-    """The ways to calibrate by the images they see: FeatCal's settings, and both adapters."""
+    """The ways to calibrate by the images they see: FeatCal's settings, both adapters, and both on training images."""
     found: dict[Draw, list[Way]] = {}
-    for way in study.ways:
-        found.setdefault(study.rivals.draw(way[0], study.samples, seed), []).append(way)
+    for method, setting in study.ways:
+        draw = study.rivals.draw(method, study.samples, seed)
+        draw = replace(draw, stream="train") if setting.endswith("_train") else draw
+        found.setdefault(draw, []).append((method, setting))
     return found
 
 

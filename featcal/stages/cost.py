@@ -15,7 +15,7 @@ from featcal.stages.rivals import METHODS, Rival, measure, merged_model, step_fo
 from featcal.stages.scored import Scored
 from featcal.stages.trials import room
 from featcal.storage.atomic import atomic_folder
-from featcal.storage.results import write_rows
+from featcal.storage.results import write_scores
 from featcal.studies import CostStudy
 
 
@@ -32,7 +32,7 @@ def run(key: str) -> None:
                 rows = audited(context, study, key, folder)
             record |= {"at_once": 1, "threads": threads, "settings": asdict(study)}
         with atomic_folder(context.layout.study("cost", key)) as out:
-            write_rows(out / "cost.csv", rows, AUDIT)
+            write_scores(out / "cost.csv", rows, AUDIT)
 
 
 def rivals_of(study: CostStudy) -> list[Rival]:

@@ -8,13 +8,13 @@ from featcal.runs import Pool
 from featcal.stages.context import Context, load_context, recorded, role_and_pool
 from featcal.stages.scored import Scored, scored
 from featcal.stages.scoring import Counts, score_models
-from featcal.storage.results import SCORES, write_rows
+from featcal.storage.results import packed, write_scores
 
 BATCH = 250  # images; accuracy does not depend on it
 
 
 def run(key: str) -> None:
-    """Write outputs/<suite>/scores/<key>.csv; no rows where nothing plays the role."""
+    """Write outputs/<suite>/scores/<key>.csv and .correct.csv; no rows where nothing plays the role."""
     context = load_context()
     role, pool = role_and_pool(key)
     with recorded(context, "evaluate", key):
@@ -22,7 +22,7 @@ def run(key: str) -> None:
         if context.plays(role, pool):
             scores = score(context, f"evaluate {key}", role, pool, scored(context, role, pool))
             rows = [row for own in scores.values() for row in own]
-        write_rows(context.layout.scores(key), rows, SCORES)
+        write_scores(context.layout.scores(key), rows)
 
 
 def score(context: Context, label: str, role: str, pool: Pool, models: Sequence[Scored]) -> dict[str, list[dict[str, Any]]]:
@@ -31,11 +31,14 @@ def score(context: Context, label: str, role: str, pool: Pool, models: Sequence[
 
 
 def evaluate_model(context: Context, role: str, pool: Pool, model: Scored, behind: Sequence[Scored]) -> dict[str, Counts]:
-    """Percent correct and number of images on every task, of one model (or each task's own expert) and of adapters behind it."""
+    """What one model (or each task's own expert) and adapters behind it get right on every task.
+
+    Percent correct, number of images, and of each image whether it is right.
+    """
     from safetensors.torch import load_file
 
     from featcal.baselines.adapters import Adapters
-    from featcal.evaluation.accuracy import Adapted, evaluate_pool
+    from featcal.evaluation.accuracy import Adapted, evaluate_pool, percent
     from featcal.models.device import torch_device
     from featcal.models.load import load_vision
     from featcal.suites.load_task import load_task
@@ -52,8 +55,8 @@ def evaluate_model(context: Context, role: str, pool: Pool, model: Scored, behin
         loaded = shared or load_vision(layout.expert(role, pool, task)).to(device)  # type: ignore[arg-type]
         images = {task: replace(load_task(layout.data, task, "test", layout.base(role, pool)), device=device)}
         heads = {task: tensors[f"head/{task}"]}
-        counted = evaluate_pool({model.name: loaded}, images, heads, tensors["visual_projection"], BATCH, adapted)
-        for name, counts in counted.items():
-            right, count = counts[task]
-            found[name][task] = {"value": 100 * right / count, "count": count}
+        judged = evaluate_pool({model.name: loaded}, images, heads, tensors["visual_projection"], BATCH, adapted)
+        for name, of_tasks in judged.items():
+            right = of_tasks[task]
+            found[name][task] = {"value": percent(right), "count": len(right), "correct": packed(right)}
     return found

@@ -8,7 +8,7 @@ from featcal.runs import DOMAIN_POOL, Pool
 from featcal.stages.context import Context, load_context, recorded, role_and_pool
 from featcal.stages.scored import Scored, scored
 from featcal.stages.scoring import Counts, score_models
-from featcal.storage.results import SCORES, write_rows
+from featcal.storage.results import packed, write_scores
 from featcal.suites.language import DOMAINS
 
 BATCH = 64  # texts; answers do not depend on it
@@ -16,7 +16,7 @@ TEST = "test"
 
 
 def run(key: str) -> None:
-    """Write outputs/<suite>/scores/<key>.csv; no rows where nothing plays the role."""
+    """Write outputs/<suite>/scores/<key>.csv and .correct.csv; no rows where nothing plays the role."""
     context = load_context()
     role, pool = role_and_pool(key)
     with recorded(context, "evaluate_language", key):
@@ -24,7 +24,7 @@ def run(key: str) -> None:
         if context.plays(role, pool):
             scores = score(context, f"evaluate_language {key}", role, pool, scored(context, role, pool))
             rows = [row for own in scores.values() for row in own]
-        write_rows(context.layout.scores(key), rows, SCORES)
+        write_scores(context.layout.scores(key), rows)
 
 
 def score(context: Context, label: str, role: str, pool: Pool, models: Sequence[Scored]) -> dict[str, list[dict[str, Any]]]:
@@ -56,8 +56,8 @@ def _on_glue(
         loaded = shared or _loaded(context, context.layout.expert(role, pool, task))
         samples = [(sample.text, sample.target or "") for sample in load_texts(context.layout.texts, task, TEST)]
         for name, change in changes.items():
-            value, count = score_glue(loaded, tokenizer, task, samples, batch=BATCH, change=change)
-            found[name][task] = {"metric": metric_of(task), "value": value, "count": count}
+            value, count, right = score_glue(loaded, tokenizer, task, samples, batch=BATCH, change=change)
+            found[name][task] = {"metric": metric_of(task), "value": value, "count": count, "correct": packed(right)}
     return found
 
 
@@ -71,7 +71,10 @@ def _on_tests(context: Context, model: Scored, changes: Mapping[str, Any], token
     found: dict[str, Counts] = {}
     for name, change in changes.items():
         scores = score_tests(loaded, tokenizer, tests, BATCH, change and partial(_in_domain, change))
-        found[name] = {test: {"metric": "accuracy", "value": value, "count": count} for test, (value, count) in scores.items()}
+        found[name] = {
+            test: {"metric": "accuracy", "value": value, "count": count, "correct": packed(right)}
+            for test, (value, count, right) in scores.items()
+        }
     return found
 
 

@@ -4,10 +4,20 @@ from dataclasses import asdict
 from typing import Any
 
 from featcal.runs import TEXT_POOLS, MergeRun
-from featcal.stages.columns import CURVES, MEASURED, SCALES
+from featcal.stages.columns import CURVES, MEASURED, SCALES, SEEN
 from featcal.stages.context import Context, load_context, role_and_pool
 from featcal.stages.curves import curves, scales
-from featcal.storage.results import SCORES, read_json, read_rows, run_record, write_json, write_rows
+from featcal.stages.seen import draws_of, seen_rows
+from featcal.storage.results import (
+    SCORES,
+    correct_columns,
+    correct_path,
+    read_json,
+    read_rows,
+    run_record,
+    write_json,
+    write_rows,
+)
 
 OF_A_POOL = (
     "prepare", "multitask", "merge", "merge_with_data", "merge_pool", "calibrate_pool", "adapt_pool", "evaluate", "measure",
@@ -17,17 +27,23 @@ REFERENCES = ("base", "expert", "multitask", "merged")  # what FeatCal starts fr
 
 
 def run(key: str) -> None:
-    """Write results/<suite>/<key>.csv and beside it .references, .curves, .settings and .run.
+    """Write results/<suite>/<key>.csv and beside it .correct, .references, .curves, .settings and .run.
 
-    Where drift is measured and controls are run, also .drift, .alignment, .similarity, .projection, .vectors and .scales.
+    Of images also .seen, the test images that mergers and adapters were shown. Where drift is measured and controls are run, also
+    .drift, .alignment, .similarity, .projection, .vectors and .scales.
     """
     context = load_context()
     layout = context.layout
     scores = read_rows(layout.scores(key), SCORES)
     write_rows(layout.results / f"{key}.csv", scores, SCORES)
     write_rows(layout.results / f"{key}.references.csv", [row for row in scores if row["method"] in REFERENCES], SCORES)
+    columns, file = correct_columns(), layout.results / f"{key}.csv"
+    write_rows(correct_path(file), read_rows(correct_path(layout.scores(key)), columns), columns)
     role, pool = role_and_pool(key)
     played = context.plays(role, pool)
+    if pool not in TEXT_POOLS:
+        seen = seen_rows(context, role, pool, draws_of(context, role, pool) if played else (), scores)
+        write_rows(layout.results / f"{key}.seen.csv", seen, SEEN)
     write_rows(layout.results / f"{key}.curves.csv", curves(context, role, pool) if played else [], CURVES)
     if key in context.experiments.measure:
         for name, columns in MEASURED.items():

@@ -8,31 +8,39 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from featcal.stages.columns import SAMPLES
+from featcal.stages.columns import SAMPLES, SEEN
 from featcal.stages.context import Context, load_context, pick, recorded
 from featcal.stages.evaluate import score
 from featcal.stages.processes import alone
 from featcal.stages.rivals import METHODS, Rival, measure, merged_model
 from featcal.stages.scored import Scored
+from featcal.stages.seen import seen_rows
 from featcal.stages.trials import room
 from featcal.storage.atomic import atomic_folder
-from featcal.storage.results import write_rows
+from featcal.storage.results import write_rows, write_scores
 from featcal.studies import SamplesStudy
 
 
 def run(key: str) -> None:
-    """Write outputs/<suite>/samples/<key>/samples.csv; no rows where the suite does not run it. Costs go to the run record."""
+    """Write outputs/<suite>/samples/<key>/: samples.csv, .correct.csv and .seen.csv; no rows where the suite does not run it.
+
+    Costs go to the run record.
+    """
     context = load_context()
     study = pick("samples", context.experiments.studies["samples"], key)
     rows: list[dict[str, Any]] = []
+    seen: list[dict[str, Any]] = []
     with recorded(context, "samples", key) as record:
         if study is not None and context.role(study.role) is not None:
             with room(context, "samples") as folder:
                 rows, record["cost"] = study_rows(context, study, key, folder)
+            draws = [study.rivals.draw("surgery", n, seed) for n in study.samples for seed in study.seeds]
+            seen = seen_rows(context, study.role, study.pool, draws, rows)
             at_once, threads = side_by_side(context)
             record |= {"at_once": at_once, "threads": threads, "settings": asdict(study)}
         with atomic_folder(context.layout.study("samples", key)) as out:
-            write_rows(out / "samples.csv", rows, SAMPLES)
+            write_scores(out / "samples.csv", rows, SAMPLES)
+            write_rows(out / "samples.seen.csv", seen, SEEN)
 
 
 def side_by_side(context: Context) -> tuple[int, int | None]:

@@ -8,7 +8,7 @@ from featcal.stages.context import Context
 from featcal.stages.scored import Scored
 from featcal.stages.workers import fan_out
 
-Counts = dict[str, dict[str, Any]]  # by task: value, count; metric, where that is not accuracy
+Counts = dict[str, dict[str, Any]]  # by task: value, count, correct (packed); metric, where that is not accuracy
 
 
 def score_models(

@@ -18,7 +18,7 @@ from featcal.stages.scored import Scored
 from featcal.stages.trials import room
 from featcal.stages.workers import console, fan_out
 from featcal.storage.atomic import atomic_folder
-from featcal.storage.results import write_json, write_rows
+from featcal.storage.results import write_json, write_scores
 from featcal.sweeps import SWEPT, Sweep, SweepStudy
 
 
@@ -45,7 +45,7 @@ def run(key: str) -> None:
         else:
             with room(context, "sweep") as models:
                 rows, told = list(swept(context, key, study, models)), {"study": asdict(study)}
-        write_rows(folder / "sweep.csv", rows, SWEEP)
+        write_scores(folder / "sweep.csv", rows, SWEEP)
         write_json(folder / "sweep.settings.json", told)
 
 

@@ -17,7 +17,7 @@ from featcal.stages.scored import Scored
 from featcal.stages.trials import room
 from featcal.stages.workers import console, fan_out
 from featcal.storage.atomic import atomic_folder
-from featcal.storage.results import write_json, write_rows
+from featcal.storage.results import write_json, write_scores
 from featcal.tunings import TuneStudy
 
 REFERENCE = "reference"  # origin of the suite's own settings, which are no candidate
@@ -36,7 +36,7 @@ def run(key: str) -> None:
         else:
             with room(context, "tune") as models:
                 rows, told, record["cost"] = searched(context, key, study, models)
-        write_rows(folder / "tune.csv", rows, TUNE)
+        write_scores(folder / "tune.csv", rows, TUNE)
         write_json(folder / "tune.settings.json", told)
 
 

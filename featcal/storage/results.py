@@ -19,6 +19,7 @@ from featcal.errors import BadFile, MissingPath
 from featcal.storage.atomic import atomic_path
 
 SCORES = ("suite", "role", "pool", "upstream", "method", "setting", "task", "metric", "seed", "value", "count")
+CORRECT, COUNTED = "correct", ("value", "count")  # of each sample whether it is right; what stands in the scores only
 DRIFT = (
     "suite", "role", "pool", "upstream", "method", "setting", "seed", "task", "block",
     "relative_drift", "l2", "cosine", "count",
@@ -42,6 +43,36 @@ def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Seq
     lines = [[_text(path, column, value) for column, value in _ordered(path, row, columns)] for row in rows]
     with atomic_path(path) as hidden, hidden.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([list(columns), *lines])
+
+
+def packed(flags: Iterable[Any] | None) -> str:
+    """True and false as hexadecimal text, eight to a byte, the first one highest, zeros behind the last; empty for None."""
+    if flags is None:
+        return ""
+    import numpy as np
+
+    return np.packbits(np.asarray(list(flags), dtype=bool)).tobytes().hex()
+
+
+def correct_columns(columns: Sequence[str] = SCORES) -> tuple[str, ...]:
+    """Columns of the file of correctness beside scores with these columns."""
+    return (*(column for column in columns if column not in COUNTED), CORRECT)
+
+
+def correct_path(scores: str | Path) -> Path:
+    """The file of correctness beside a file of scores: x.csv has x.correct.csv."""
+    return Path(scores).with_suffix(f".{CORRECT}.csv")
+
+
+def write_scores(path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = SCORES) -> None:
+    """A CSV file of scores, and beside it which samples are right, from the rows' `correct` (as `packed`).
+
+    Raises: BadFile as write_rows.
+    """
+    rows = list(rows)
+    write_rows(path, [{c: value for c, value in row.items() if c != CORRECT} for row in rows], columns)
+    kept = [{c: value for c, value in row.items() if c not in COUNTED} for row in rows]
+    write_rows(correct_path(path), kept, correct_columns(columns))
 
 
 def read_rows(path: str | Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
