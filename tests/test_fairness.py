@@ -11,7 +11,7 @@ import pipeline
 from featcal.experiments import load_experiments
 from featcal.report import fairness
 from featcal.report.evidence import Evidence
-from featcal.report.fairness import Block, margin
+from featcal.report.seen_images import Block, margin
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
