@@ -23,7 +23,7 @@ SHORT = {
     "without_task_weights": "tasks not weighted", "without_forward_order": "merger’s features", "without_interpolation": "α = 1",
     "without_extrapolation": "ρ = 1", "surgery": "Surgery", "prob_surgery": "ProbSurgery",
     "suite": "in proportion, test", "suite_train": "in proportion, train",
-    "paper": "printed, test", "paper_train": "printed, train",
+    "paper": "published size, test", "paper_train": "published size, train",
 }  # fmt: skip
 LOOKS: dict[str, dict[str, Any]] = {
     "clip_b32": {"color": "#0072B2", "marker": "o"}, "clip_l14": {"color": "#D55E00", "marker": "s", "markerfacecolor": "white"},
