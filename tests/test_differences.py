@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import yaml
@@ -73,6 +74,13 @@ def test_twenty_tasks_miss_the_ranges_as_it_is_said():
     assert all(run["average"] - run["base"] < 8 for several in runs.values() for run in several)
     assert all(run["base"] < 40 for run in runs["clip_l14"]) and all(40 <= run["base"] <= 55 for run in runs["clip_b32"])
     assert "averaging gains less" in said("mini", "ranges with 20 tasks")[1]
+
+
+def test_the_larger_t5_misses_its_range_as_it_is_said():
+    found = json.loads((ROOT / "results/mini/language_choice.json").read_text("utf-8"))
+    experts = {role: mean(found[role]["experts"].values()) for role in ("flan_t5_base", "flan_t5_large")}
+    assert experts["flan_t5_large"] < 85 <= experts["flan_t5_base"]
+    assert "below the 85 points" in said("mini", "range of the larger T5", "language")[1]
 
 
 def test_the_sizes_of_models_and_adapters():
