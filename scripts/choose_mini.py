@@ -1,6 +1,7 @@
 """How the mini suite was chosen, on validation images only. Writes featcal/mini/choice.json.
 
-`suite` chooses the strength of the domain shift, then the scale of task arithmetic; it knows no calibration and no adapter:
+`suite` chooses the strength of the domain shift, then the scale of task arithmetic; it knows no calibration and no adapter. (What
+is not chosen here, the tasks, the frozen embeddings and the models' shapes, comes from a prototype whose scores were seen.)
   1. One strength for both roles, from .35 ... .65: base averages over the 8 tasks lie in 40-55 for both, and the sum of their
      distances to the paper's 48.2 is smallest. If a check of 2 fails, the next nearest strength is tried.
   2. Checks, per role, 8 tasks: experts at least 85; simple averaging and task arithmetic 8-20 points above the base and at

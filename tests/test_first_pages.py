@@ -5,8 +5,9 @@ from synthetic_results import write_project
 
 from featcal.report import doubts, errata_page, explained, scoreboard
 from featcal.report.claims import claims
-from featcal.report.errata import errata
+from featcal.report.errata import errata, passages
 from featcal.report.evidence import Evidence
+from featcal.report.values import paper_table
 
 
 @pytest.fixture
@@ -16,9 +17,13 @@ def project(tmp_path, monkeypatch):
     return Evidence("mini", "clip_b32", "8", tmp_path / "results" / "mini")
 
 
+def by_id(name):
+    return next(entry for entry in errata() if entry.id == name)
+
+
 def told(name):
     """The evidence beside one erratum."""
-    return " ".join(doubts.evidence_of(next(entry for entry in errata() if entry.id == name)))
+    return " ".join(doubts.evidence_of(by_id(name)))
 
 
 def test_evidence_is_computed_from_the_printed_tables():
@@ -44,6 +49,35 @@ def test_every_cell_in_doubt_is_listed_with_its_kind():
     assert set(errata_page.MEANING) >= {entry.kind for entry in errata()}
     assert "Known differences, language models" in errata_page.differences("mini").text
     assert "paper suite" in errata_page.other_suites("mini").text and "smoke" not in errata_page.other_suites("mini").text
+
+
+def test_every_sentence_that_is_contradicted_is_listed():
+    text = errata_page.contradicted("mini").text
+    assert all(entry.where in text and entry.says in text for entry in passages()) and "Eq. 35" in text
+
+
+def test_typed_words_of_errata_are_what_the_printed_tables_say():
+    """Reasons are prose; the numbers in those that were wrong once are held against the tables."""
+    rows = paper_table("table11").set_index(["upstream", "method", "task"])["value"].sort_index()
+    apart = (rows["task_arithmetic", "featcal"] - rows["task_arithmetic", "prob_surgery"]).drop("average").abs()
+    assert set(apart[apart > 2.0 + 1e-9].index) == {"emnist_letters", "kmnist"} and apart.max() == pytest.approx(13.6)
+    gtsrb = paper_table("table01").set_index(["upstream", "method", "task"])["value"].sort_index()
+    assert gtsrb["task_arithmetic", "featcal", "gtsrb"] - gtsrb["task_arithmetic", "prob_surgery", "gtsrb"] == pytest.approx(5.9)
+    changes = ["82.4 − 70.5 = 11.9.", "69.1 − 57.8 = 11.3.", "81.2 − 92.3 = -11.1.", "92.5 − 77.8 = 14.7."]
+    assert doubts.evidence_of(by_id("t3_change_prob_surgery")) == changes
+    quoted = [gtsrb["task_arithmetic", "surgery", "average"], doubts.printed_row(by_id("t6_surgery"))["clean"]]
+    assert [*quoted, doubts.printed_row(by_id("t12_surgery"))["256"]] == [77.0, 76.8, 76.8]
+
+
+@pytest.mark.parametrize(("table", "others"), [("table01", ("table08", "table10")), ("table07", ("table09", "table11"))])
+def test_another_vintage_is_told_of_exactly_the_cells_that_differ(table, others):
+    here = paper_table(table).set_index(["upstream", "method", "task"])["value"].sort_index()["", "base"].drop("average")
+    there = [
+        paper_table(other).set_index(["upstream", "method", "task"])["value"].sort_index()["", "base"][here.index]
+        for other in others
+    ]
+    differing = {cell for cell in here.index if any(values[cell] != here[cell] for values in there)}
+    assert set(by_id(f"t{int(table[-2:])}_vintage").cells) == differing
 
 
 def test_all_claims_are_listed_and_say_their_verdict(project):

@@ -14,7 +14,7 @@ from PIL import Image
 from synthetic_results import TASKS, write_project
 
 from featcal.errors import MissingPath
-from featcal.report import accuracies, choice, extended, figures, overview, show
+from featcal.report import accuracies, choice, cost, extended, figures, overview, shares, show
 from featcal.report.evidence import Evidence
 from featcal.report.markup import SIGNS, arrow, compact, plain, table
 from featcal.report.root import project_root
@@ -39,6 +39,9 @@ PAGES = {
     "abstract": overview.abstract,
     "counts": overview.verdict_counts,
     "runs": overview.runs,
+    "procedures": lambda s: cost.procedures("table05", s),
+    "shares": shares.by_tasks,
+    "checkpoints": overview.own_checkpoints,
     "tasks": overview.task_list,
     "sheet": overview.contact_sheet,
     "ranges": overview.ranges,
@@ -86,7 +89,7 @@ def test_every_piece_of_a_page_is_shown_without_results(tmp_path, monkeypatch, n
 
 
 def test_mini_numbers_are_labelled_mini_wherever_they_stand(project):
-    pages = [piece for name, piece in PAGES.items() if name not in ("paper", "choice", "sheet", "figure", "gains")]
+    pages = [piece for name, piece in PAGES.items() if name not in ("paper", "choice", "sheet", "figure", "gains", "checkpoints")]
     assert all("mini suite" in piece("mini").text for piece in pages)
 
 
@@ -146,8 +149,8 @@ def test_a_large_contact_sheet_becomes_small_enough_for_a_page(project):
 
 def test_ranges_name_what_lies_outside(project):
     assert "✓ all met" in overview.ranges("mini").text
-    assert overview._met(60.0, 70.0, 70.0, 95.0) == "✗ outside: base"
-    assert overview._met(50.0, 60.0, 75.0, 84.0) == "✗ outside: experts, task arithmetic"
+    assert choice.ranges_met([60.0], [70.0], [70.0], [95.0]) == "✗ outside: base"
+    assert choice.ranges_met([50.0], [60.0], [75.0], [84.0]) == "✗ outside: experts, task arithmetic"
 
 
 def test_the_project_is_found_by_climbing_and_otherwise_named(tmp_path):

@@ -21,7 +21,7 @@ def measured(suite: str) -> Shown:
     listed = ", ".join(f"{scale:g} for {pool} tasks" for pool, scale in scales)
     html = note(f"Strength of the shift {chosen['strength']:g}; scale of task arithmetic {listed}; the same for both models.")
     html += table(
-        ["Validation images", "Seeds", "Base", "Simple averaging", "Task arithmetic", "Experts"],
+        ["Validation images", "Seeds", "Base", "Simple averaging", "Task arithmetic", "Experts", "Ranges"],
         [row for pool, _ in scales for row in _pool_rows(pool, found["pools"][pool], chosen)],
         "Average top-1 accuracy (%) on validation images; lowest and highest over the seeds of expert training",
     )
@@ -36,7 +36,21 @@ def _pool_rows(pool: str, by_role: Mapping[str, Any], chosen: Mapping[str, Any])
         runs = list(seeds.values())
         columns = [[r["base"] for r in runs], [r["average"] for r in runs]]
         columns += [[r["task_arithmetic"][scale] for r in runs], [r["experts"] for r in runs]]
-        yield "", [f"{pool} tasks, {ROLES.get(role, role)}", str(len(runs)), *map(_range, columns)]
+        yield "", [f"{pool} tasks, {ROLES.get(role, role)}", str(len(runs)), *map(_range, columns), ranges_met(*columns)]
+
+
+def ranges_met(base: list[float], average: list[float], arithmetic: list[float], experts: list[float]) -> str:
+    """Which of the rule's ranges hold with every seed, in words."""
+    missed = []
+    if not all(40 <= value <= 55 for value in base):
+        missed.append("base")
+    if min(experts) < 85:
+        missed.append("experts")
+    for name, merged in (("averaging", average), ("task arithmetic", arithmetic)):
+        seeds = zip(base, merged, experts, strict=True)
+        if not all(8 <= value - start <= 20 and end - value >= 20 for start, value, end in seeds):
+            missed.append(name)
+    return "✓ all met" if not missed else f"✗ outside: {', '.join(missed)}"
 
 
 def _range(values: list[float]) -> str:

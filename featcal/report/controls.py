@@ -21,7 +21,7 @@ INGREDIENTS = {
 }  # fmt: skip
 ADAPTERS = {
     "suite": "in proportion, test images", "suite_train": "in proportion, training images",
-    "paper": "as printed, test images", "paper_train": "as printed, training images",
+    "paper": "published code’s size, test images", "paper_train": "published code’s size, training images",
 }  # fmt: skip
 SHIFTED = "w/ mean shift, one constant vector per task"
 Key = tuple[str, str, str]  # upstream, method, setting

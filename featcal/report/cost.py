@@ -38,6 +38,28 @@ def single(page: str, suite: str) -> Shown:
     return _costs(found, ROWS["surgery", "each_step"], caption, ours, "cost.run", _paper("table05", "seconds", "cpu_rss_gib"))
 
 
+def procedures(page: str, suite: str) -> Shown:
+    """The abstract's cost by both procedures of the adapters: seconds and how many times FeatCal's, here and as printed."""
+    runs = select(evidence(page, suite).table("cost.run"), {"setting": main_setting(suite)})
+    here = {(m, e): _means(select(runs, {"method": m, "encode": e})).get("seconds", math.nan) for m, e in ROWS}
+    paper = paper_table("table05").set_index("method")["seconds"]
+    there = {(m, e): float(paper[m]) if m == "featcal" or e == "each_step" else math.nan for m, e in ROWS}
+    rows = []
+    for key, name in ROWS.items():
+        cells = [cell for found in (here, there) for cell in _times(found[key], found["featcal", "once"])]
+        rows.append(("", [name, *cells]))
+    head = ["", "Seconds, here", "Times FeatCal’s, here", "Seconds, the paper", "Times FeatCal’s, the paper"]
+    caption = f"What one calibration with 256 images per task costs — {label(suite)}. One run each, at the suite’s main settings."
+    return Shown(table(head, rows, caption, "fc-long"))
+
+
+def _times(seconds: float, featcal: float) -> list[str]:
+    """Seconds, and how many times FeatCal's."""
+    if math.isnan(seconds):
+        return ["–", "–"]
+    return [f"{seconds:.1f}" if seconds < 100 else f"{seconds:.0f}", "–" if math.isnan(featcal) else f"{seconds / featcal:.1f}×"]
+
+
 def averages(page: str, suite: str) -> Shown:
     """Table 13: means over all numbers of images and seeds."""
     ours = evidence(page, suite)

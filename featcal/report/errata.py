@@ -1,11 +1,12 @@
 """What cannot be right in the paper as printed, each with its reason.
 
-Judges nothing: the list stands in errata.yaml; here it is checked for shape and looked up by cell.
+Judges nothing: cells stand in errata.yaml, sentences in passages.yaml; here they are checked for shape and looked up by cell.
 """
 
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 import pandas as pd
 import yaml
@@ -34,11 +35,29 @@ class Erratum:
     model: str = ""
 
 
+@dataclass(frozen=True)
+class Passage:
+    """A sentence or formula of the paper that another place of it, or a fact, contradicts."""
+
+    where: str
+    says: str
+    but: str
+
+
+@cache
+def passages() -> tuple[Passage, ...]:
+    """Every entry of passages.yaml. Raises: UnknownKey or BadSetting for an entry of another shape."""
+    return tuple(from_mapping(Passage, entry, f"passages.yaml {entry.get('where')}") for entry in _read("passages.yaml"))
+
+
 @cache
 def errata() -> tuple[Erratum, ...]:
     """Every entry of errata.yaml. Raises: UnknownKey or BadSetting for an entry of another shape."""
-    text = files("featcal.report").joinpath("errata.yaml").read_text(encoding="utf-8")
-    return tuple(from_mapping(Erratum, entry, f"errata.yaml {entry.get('id')}") for entry in yaml.safe_load(text))
+    return tuple(from_mapping(Erratum, entry, f"errata.yaml {entry.get('id')}") for entry in _read("errata.yaml"))
+
+
+def _read(name: str) -> list[dict[str, Any]]:
+    return yaml.safe_load(files("featcal.report").joinpath(name).read_text(encoding="utf-8"))
 
 
 def reason(table: str, upstream: str, method: str, cell: str, model: str = "") -> str:

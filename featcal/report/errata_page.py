@@ -1,6 +1,6 @@
 """The page of known differences and errata: cells of the paper in doubt with reason and evidence, and how suites differ.
 
-The evidence is computed in doubts.py; the lists stand in errata.yaml and differences.yaml.
+The evidence is computed in doubts.py; the lists stand in errata.yaml, passages.yaml and differences.yaml.
 """
 
 from collections import Counter
@@ -8,7 +8,7 @@ from html import escape
 
 from featcal.report import show
 from featcal.report.doubts import column_title, evidence_of, printed_row, row_name
-from featcal.report.errata import Erratum, errata
+from featcal.report.errata import Erratum, errata, passages
 from featcal.report.markup import Shown, fold, table
 from featcal.report.overview import place_link
 
@@ -19,7 +19,7 @@ MEANING = {
     "foreign": "the row looks like another method’s",
     "unattainable": "no number of right answers gives the value",
     "contradiction": "two places of the paper disagree",
-    "change": "the printed change against the merger is not the difference of the two values, which are right",
+    "change": "the printed change against the merger is not the difference of the two printed values",
 }
 
 
@@ -40,6 +40,13 @@ def cells(suite: str) -> Shown:
         rows.append(("", [place, entry.kind, _values(entry), escape(entry.reason) + evidence]))
     head = ["Row", "Kind", "Cells: printed, what would fit", "Why, and what the tables say"]
     return Shown(table(head, rows, "Cells that cannot be right — the paper’s tables", "fc-words"))
+
+
+def contradicted(suite: str) -> Shown:
+    """Every sentence or formula of the paper that another place of it, or a fact, contradicts."""
+    rows = [("", [escape(entry.where), escape(entry.says), escape(entry.but)]) for entry in passages()]
+    caption = "Sentences and formulas that cannot be right — the paper’s text"
+    return Shown(table(["Where", "What it says", "What contradicts it"], rows, caption, "fc-words"))
 
 
 def _row_of(entry: Erratum) -> str:
@@ -75,7 +82,8 @@ def other_suites(suite: str) -> Shown:
 
 
 def provenance(suite: str) -> Shown:
-    """Where the two lists stand, and what makes this page."""
-    lists = "<code>featcal/report/differences.yaml</code>, <code>featcal/report/errata.yaml</code>"
+    """Where the lists stand, and what makes this page."""
+    names = ("differences", "errata", "passages")
+    lists = ", ".join(f"<code>featcal/report/{name}.yaml</code>" for name in names)
     rows = [("", ["Lists", lists]), ("", ["The paper’s values", "<code>featcal/report/paper/</code>"])]
     return Shown(table(["", ""], rows + show.commands("differences"), f"Provenance — {show.label(suite)}", "fc-words"))

@@ -23,7 +23,7 @@ SHORT = {
     "without_task_weights": "tasks not weighted", "without_forward_order": "merger’s features", "without_interpolation": "α = 1",
     "without_extrapolation": "ρ = 1", "surgery": "Surgery", "prob_surgery": "ProbSurgery",
     "suite": "in proportion, test", "suite_train": "in proportion, train",
-    "paper": "printed, test", "paper_train": "printed, train", "mean_shift": "mean shift",
+    "paper": "published size, test", "paper_train": "published size, train", "mean_shift": "mean shift",
 }  # fmt: skip
 CLOSED = "wudi_closed_form"
 TOLD = {"task_arithmetic": "task arithmetic", CLOSED: "WUDI in closed form"}  # mergers in sentences

@@ -1,6 +1,7 @@
 """The one-liners of the pages of language models, Tables 3, 4 and 14: both sizes of a model as blocks of one table.
 
-At the suite's settings λ and α are those that validation texts of mini chose, and adapters have the paper's proportion.
+At the suite's settings λ and α are those that validation texts of mini chose, and adapters have the published code's proportion
+to the width of the features.
 """
 
 from collections.abc import Callable

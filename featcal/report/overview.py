@@ -7,14 +7,16 @@ import base64
 import io
 from html import escape
 
-from featcal.report import tables
+from featcal.report import shares, tables
+from featcal.report.choice import ranges_met
 from featcal.report.claims import claims, main_setting
 from featcal.report.estimate import estimate
 from featcal.report.evidence import Evidence, read_json, select, suite_record
+from featcal.report.language import MERGER
 from featcal.report.markup import Shown, chip, estimated, fold, link, note, table
 from featcal.report.root import results_folder
 from featcal.report.show import PLACES, SEVERAL, commands, counts, label, origin, suites, verdict_table
-from featcal.report.values import TASKS, TEXT_PRINTED, paper_value, place_name
+from featcal.report.values import PRINTED, TASKS, TEXT_PRINTED, paper_value, place_name
 from featcal.report.verdicts import WORDS, judged
 from featcal.report.verdicts import tables as count_table
 
@@ -63,46 +65,52 @@ def place_link(place: str) -> str:
 
 
 def runs(suite: str) -> Shown:
-    """What was re-run: per role, the references, every merger before and after, and the share of the gap recovered."""
-    rows = []
+    """What was re-run: of every experiment the references, its mergers before and after, each row at a setting of its own."""
+    rows, shown = [], tables.settings_shown
     for (role, pool), name in RUNS.items():
-        scores = Evidence(suite, role, pool).table("scores")
-        base, expert = (estimate(select(scores, {"method": method})) for method in ("base", "expert"))
-        shares = {(r.upstream, r.setting): r for r in tables.recovered(Evidence(suite, role, pool))}
-        for upstream in tables.UPSTREAMS:
-            merged = estimate(select(scores, {"upstream": upstream, "method": "merged"}))
-            for setting in tables.settings_shown(suite):
-                ours = estimate(select(scores, {"upstream": upstream, "method": "featcal", "setting": setting}))
-                cells = [estimated(e) for e in (base, merged, ours, expert)]
-                share = shares.get((upstream, setting))
-                line = f"{tables.UPSTREAMS[upstream]}<small>{name}, {tables.SETTING_LABELS[setting]}</small>"
-                seeds = str(ours.seeds) if ours else '<span class="fc-none">not run</span>'
-                rows.append(("", [line, *cells, f"{share.share:.0f} %" if share else "–", seeds]))
-    rows += [text_run(suite, role, pool) for role, pool in TEXT_PRINTED]
+        rows += [_run(suite, role, pool, upstream, at, name) for upstream in tables.UPSTREAMS for at in shown(suite, pool)]
+    for role, pool in TEXT_PRINTED:
+        name = place_name(role, pool)
+        rows += [_run(suite, role, pool, MERGER, at, name) for at in shown(suite, pool)]
     head = ["Merger", "Base", "Merged", "FeatCal", "Experts", "Gap recovered", "Seeds"]
     return Shown(table(head, rows, f"Average score (%) on test images and texts — {label(suite)}", "fc-long"))
 
 
-def text_run(suite: str, role: str, pool: str) -> tuple[str, list[str]]:
-    """The same of a language model; its experts' average only where each has one task."""
-    evidence = Evidence(suite, role, pool)
-    scores = evidence.table("scores")
-    keys = [
-        {"method": "base"},
-        {"method": "merged"},
-        {"method": "featcal", "setting": "paper"},
-        {"method": "expert", "setting": ""},
-    ]
+def _run(suite: str, role: str, pool: str, upstream: str, setting: str, name: str) -> tuple[str, list[str]]:
+    """One merger with FeatCal at one setting; experts only where each has one task, and the share from this row's own cells."""
+    scores = Evidence(suite, role, pool).table("scores")
+    ours = {"upstream": upstream, "method": "featcal", "setting": setting}
+    keys = [{"method": "base"}, {"upstream": upstream, "method": "merged"}, ours, {"method": "expert", "setting": ""}]
     found = [estimate(select(scores, key)) for key in keys]
-    shares = tables.recovered(evidence)
+    share = tables.share(*(e and e.mean for e in found[1:]))
+    line = f"{tables.UPSTREAMS[upstream]}<small>{name}, {tables.SETTING_LABELS[setting]}</small>"
     seeds = str(found[2].seeds) if found[2] else '<span class="fc-none">not run</span>'
-    line = f"{tables.UPSTREAMS['task_arithmetic']}<small>{place_name(role, pool)}, {tables.SETTING_LABELS['paper']}</small>"
-    return "", [line, *map(estimated, found), f"{shares[0].share:.0f} %" if shares else "–", seeds]
+    return "", [line, *map(estimated, found), "–" if share is None else f"{share:.0f} %", seeds]
+
+
+def own_checkpoints(suite: str) -> Shown:
+    """Whether any number of the paper's own checkpoints was re-run, in this suite or another, and what that takes."""
+    scored = [f"{role}-{pool}.csv" for role, pool in PRINTED | TEXT_PRINTED]
+    if any((results_folder("paper") / name).is_file() for name in scored):
+        return Shown(note("Numbers of the paper’s own checkpoints are in the results of the suite <code>paper</code>."))
+    text = (
+        "<strong>No number of the paper’s own checkpoints has been re-run here</strong>, so nothing in this book confirms or "
+        "refutes a printed value. Those checkpoints and the public data sets are downloaded from the Hugging Face hub, which was "
+        "out of reach of the runs behind this book, and models of that size want a GPU. What it takes: <code>suite: paper</code> "
+        "as the first line of <code>params.yaml</code>, a connection, a GPU, and for the Llamas their publisher’s consent; "
+        "<code>featcal doctor --suite paper</code> says what is missing on a machine."
+    )
+    return Shown(note(text))
 
 
 def provenance(suite: str) -> Shown:
-    """Files, run records and commands behind the landing page."""
-    return Shown(origin("landing", suite, [*RUNS, *TEXT_PRINTED]))
+    """Files, run records and commands behind the landing page, and the files of the studies that the abstract is about."""
+    pools = [(shares.ROLE, pool) for pool in shares.POOLS]
+    studies = sorted({Evidence(suite, c.role, c.pool).path(c.file).name for c in claims() if c.abstract and c.file != "scores"})
+    named = [name.replace(".run.csv", ".run.json") for name in studies]
+    there = [link(f"../results/{suite}/{name}", name) for name in named if (results_folder(suite) / name).is_file()]
+    listed = note(f"Of the abstract’s claims about images and cost: {', '.join(there)}.") if there else ""
+    return Shown(origin("landing", suite, list(dict.fromkeys([*RUNS, *pools, *TEXT_PRINTED]))) + listed)
 
 
 def task_provenance(suite: str) -> Shown:
@@ -166,7 +174,7 @@ def ranges(suite: str) -> Shown:
         keys = [("", "base"), ("average", "merged"), ("task_arithmetic", "merged"), ("", "expert")]
         found = [estimate(select(frame, {"upstream": u, "method": m})) for u, m in keys]
         cells = [estimated(e) for e in found]
-        rows.append(("", [name, *cells, _met(*(e.mean for e in found if e)) if chosen and None not in found else "–"]))
+        rows.append(("", [name, *cells, ranges_met(*([e.mean] for e in found if e)) if chosen and None not in found else "–"]))
         printed = "table01" if role == "clip_b32" else "table07"
         values = [paper_value(printed, u, m) for u, m in keys]
         shown = ["–" if v is None else f"{v:.1f}" for v in values]
@@ -174,16 +182,3 @@ def ranges(suite: str) -> Shown:
     head = ["", "Base", "Simple averaging", "Task arithmetic", "Experts", "Ranges"]
     rule = f"Ranges: {RULE}" if chosen else "Its models were not chosen by ranges."
     return Shown(table(head, rows, f"Average top-1 accuracy (%) on test images — {label(suite)}. {rule}"))
-
-
-def _met(base: float, average: float, arithmetic: float, expert: float) -> str:
-    """Which of the rule's ranges hold, in words."""
-    missed = []
-    if not 40 <= base <= 55:
-        missed.append("base")
-    if expert < 85:
-        missed.append("experts")
-    for name, value in (("averaging", average), ("task arithmetic", arithmetic)):
-        if not (8 <= value - base <= 20 and expert - value >= 20):
-            missed.append(name)
-    return "✓ all met" if not missed else f"✗ outside: {', '.join(missed)}"

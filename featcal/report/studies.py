@@ -12,7 +12,7 @@ from featcal.report.show import PLACES, SYMBOLS, commands, evidence, label, run_
 from featcal.report.values import PAPER_SETTINGS
 
 RIVALS = {"featcal": "FeatCal", "surgery": "Surgery", "prob_surgery": "ProbSurgery"}
-PAPERS_RIVALS = {  # Appendix K and Section 5.1 of the paper; hidden width: the official code
+PAPERS_RIVALS = {  # Appendix K of the paper; rank and hidden width, which it does not tell, from the published code
     "surgery": {"rank": 16, "steps": 1000, "batch": 16, "lr": 1e-3},
     "prob_surgery": {"hidden": 128, "steps": 1000, "batch": 16, "lr": 1e-3},
 }
@@ -32,9 +32,8 @@ def settings(kind: str, page: str, suite: str) -> Shown:
     for method, printed in PAPERS_RIVALS.items():
         words = {name: WORDS[name] for name in printed}
         rows.append(("", [RIVALS[method], _listed(rivals[method], words), STREAMS[rivals["stream"]], _listed(printed, words)]))
-    return Shown(
-        table(["Method", "Settings here", "Images it sees", "In the paper"], rows, f"Settings — {label(suite)}", "fc-words")
-    )
+    head = ["Method", "Settings here", "Images it sees", "In the paper (rank and hidden width: published code)"]
+    return Shown(table(head, rows, f"Settings — {label(suite)}", "fc-words"))
 
 
 def _listed(values: dict[str, Any], words: dict[str, str]) -> str:

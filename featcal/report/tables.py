@@ -24,7 +24,7 @@ MERGERS = UPSTREAMS | {
 METHODS = {"surgery": "w/ Surgery", "prob_surgery": "w/ ProbSurgery", "featcal": "w/ FeatCal"}
 SHIFT = "mean_shift"  # an adapter that the paper has no row for
 SETTING_LABELS = {"suite": "suite’s settings", "paper": "paper’s settings"}
-ADAPTER_LABELS = {"suite": "adapters in proportion", "paper": "adapters as printed"}  # of texts: FeatCal has one setting there
+ADAPTER_LABELS = {"suite": "adapters in proportion", "paper": "adapters of the published code’s size"}
 LARGER = ("14", "20")  # pools that every suite runs at its main settings only
 
 
@@ -167,6 +167,13 @@ class Recovered:
     one_run: bool
 
 
+def share(merged: float | None, ours: float | None, expert: float | None) -> float | None:
+    """(ours − merged) / (expert − merged), in percent; None where one is unknown or there is no way to go."""
+    if merged is None or ours is None or expert is None or expert <= merged:
+        return None
+    return 100 * (ours - merged) / (expert - merged)
+
+
 def recovered(evidence: Evidence) -> list[Recovered]:
     """(FeatCal − merger) / (experts − merger) of the averages, per merger and settings that were run."""
     scores = evidence.table("scores")
@@ -176,11 +183,11 @@ def recovered(evidence: Evidence) -> list[Recovered]:
         merged = estimate(select(scores, {"upstream": upstream, "method": "merged"}))
         for setting in settings_shown(evidence.suite, evidence.pool):
             ours = estimate(select(scores, {"upstream": upstream, "method": "featcal", "setting": setting}))
-            if not (expert and merged and ours) or expert.mean <= merged.mean:
+            went = share(*(e and e.mean for e in (merged, ours, expert)))
+            if went is None or not (expert and merged and ours):
                 continue
-            share = 100 / (expert.mean - merged.mean)
-            spread = None if ours.spread is None else ours.spread * share
-            found.append(Recovered(upstream, setting, (ours.mean - merged.mean) * share, spread, ours.one_run))
+            spread = None if ours.spread is None else 100 * ours.spread / (expert.mean - merged.mean)
+            found.append(Recovered(upstream, setting, went, spread, ours.one_run))
     return found
 
 
@@ -196,4 +203,4 @@ def paper_recovered(table: str, upstream: str, corrected: bool = False, model: s
     if any(key not in frame.index for key in keys):
         return None
     expert, merged, ours = (float(frame[key]) for key in keys)
-    return 100 * (ours - merged) / (expert - merged)
+    return share(merged, ours, expert)
