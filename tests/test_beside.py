@@ -5,6 +5,7 @@ import json
 import os
 from pathlib import Path
 
+import checkpoints
 import pytest
 import sentencepiece
 import torch
@@ -218,6 +219,18 @@ def test_the_card_of_the_source_is_not_the_card_of_the_result(folders):
     assert not Path("saved/README.md").exists()
     assert cli.main(["merge", "average", "--base", "base", *EXPERTS, "--out", "merged"]) == 0
     assert "a card of the base" not in Path("merged/README.md").read_text()
+
+
+def test_a_clip_converted_there_and_back_keeps_its_tokenizer_and_takes_no_configuration_of_the_other_form(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    checkpoints.clip_folder(Path("clip"))
+    Path("clip/LICENSE").write_text("terms")
+    Path("clip/README.md").write_text("a card of the source")
+    assert cli.main(["convert", "clip", "--out", "there"]) == cli.main(["convert", "there", "--out", "back"]) == 0
+    names = {folder: {file.name for file in Path(folder).iterdir()} for folder in ("clip", "there", "back")}
+    assert names["back"] == names["clip"] - {"README.md"}
+    assert names["there"] & {"config.json", "README.md"} == set() and {"tokenizer.json", "LICENSE"} <= names["there"]
+    assert load_tokenizer("there")(SAID)["input_ids"] == load_tokenizer("clip")(SAID)["input_ids"]
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '[{"idx": 0}]', '[{"path": 3}]', "3"])

@@ -71,14 +71,14 @@ def test_sums_are_cut_into_pieces(d, sizes):
     assert found[0][0] == 0 and found[-1][1] == d and all(a[1] == b[0] for a, b in zip(found, found[1:], strict=False))
 
 
-def test_long_sums_round_no_worse_than_torch_alone():
-    x = drawn(2176, 128) + 1
+def test_long_sums_round_no_worse_than_torch_alone(computed):
+    x = drawn(2176, 256) + 1
     exact = x.double().T @ x.double()
     off = lambda G: float((G - exact).abs().mean())  # noqa: E731
     alone = off(x.T @ x)
     with onednn_products():
         ours = off(x.T @ x)
-    assert ours < 1.5 * alone
+    assert ours < 1.5 * alone and len(computed) == 1
 
 
 def test_gradients_go_through(computed):
