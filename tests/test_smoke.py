@@ -187,7 +187,8 @@ def test_drawn_parts_are_scored_where_no_adapter_has_looked(graph):
     made += [(method, setting) for method in ("surgery", "prob_surgery", "mean_shift") for setting in ("suite", "suite_train")]
     assert told == {("", "expert", ""), *((upstream, *kind) for upstream in ("average", "task_arithmetic") for kind in made)}
     assert len(rows) == (2 + 3) * len(told) and {(row["tasks"], row["draw"]) for row in rows} == {("2", "0"), ("3", "0")}
-    assert all(float(row["union"]) <= row["value"] and float(row["mean_drift"]) <= float(row["drift"]) for row in rows)
+    assert all(float(row["union"]) <= row["value"] + 1e-4 for row in rows)  # as written, to four decimals and to six
+    assert all(float(row["mean_drift"]) <= float(row["drift"]) for row in rows)
     assert all(float(row["drift"]) == 0 for row in rows if row["method"] == "expert")
     classes = json.loads((work / "results/smoke/clip_b32-8.task_counts.settings.json").read_text())["classes"]
     assert classes == {"mnist": 10, "svhn": 10, "dtd": 10}

@@ -171,7 +171,7 @@ def crowded(suite: str) -> str:
     word = "larger" if leads[1][0] > leads[0][0] else "smaller"
     return (
         f"The better trained adapter stands at {told[0]} against FeatCal among the task’s own classes, at {told[1]} among all: "
-        f"the margin is {word} where the adapter’s knowledge of the task can also rule out the classes of the others."
+        f"the margin is {word} where being told the task also keeps an adapter from the classes of the others."
     )
 
 
