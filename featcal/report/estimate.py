@@ -30,6 +30,11 @@ class Estimate:
         """Whether something was drawn, but only once: its spread is unknown."""
         return self.seeds == 1
 
+    @property
+    def seed_variance(self) -> float:
+        """The part of the variance that the seeds have, s²/S; 0 where it is unknown."""
+        return 0.0 if self.spread is None else self.spread**2 / self.seeds
+
 
 def estimate(rows: pd.DataFrame, measure: str = "value") -> Estimate | None:
     """The mean of a column, first over what was measured under one seed, then over seeds.
@@ -74,23 +79,28 @@ def mean(values: Iterable[float]) -> float:
 
 
 def image_variance(rows: pd.DataFrame, measure: str = "value") -> float:
-    """Variance of a mean over tasks due to the choice of test images, in the measure's square; 0 where none is known.
+    """Variance of a mean over tasks due to the choice of test images, in the measure's square; 0 where none is known."""
+    return math.fsum(image_variances(rows, measure).values())
+
+
+def image_variances(rows: pd.DataFrame, measure: str = "value") -> dict[Hashable, float]:
+    """What every task adds to that variance; no tasks where none is known.
 
     Known of an accuracy and of a rank correlation, from their own size, and of a measure with its deviation from image to image
     in a column beside it.
     """
     if "count" not in rows or "task" not in rows:
-        return 0.0
+        return {}
     tasks = rows["task"].tolist()
     counts = firsts(tasks, rows["count"].tolist())
     if f"{measure}_sd" in rows:
-        each = [sd**2 / counts[task] for task, sd in firsts(tasks, rows[f"{measure}_sd"].tolist()).items()]
+        each = {task: sd**2 / counts[task] for task, sd in firsts(tasks, rows[f"{measure}_sd"].tolist()).items()}
     elif measure == "value" and "metric" in rows and set(rows["metric"]) <= set(VARIANCES):
         values, metrics = by(tasks, rows["value"].tolist()), firsts(tasks, rows["metric"].tolist())
-        each = [VARIANCES[metrics[task]](mean(several), counts[task]) for task, several in values.items()]
+        each = {task: VARIANCES[metrics[task]](mean(several), counts[task]) for task, several in values.items()}
     else:
-        return 0.0
-    return math.fsum(part for part in each if not math.isnan(part)) / len(counts) ** 2
+        return {}
+    return {task: 0.0 if math.isnan(part) else part / len(counts) ** 2 for task, part in each.items()}
 
 
 def of_accuracy(value: float, count: int) -> float:
@@ -114,7 +124,7 @@ VARIANCES = {"accuracy": of_accuracy, "spearman": of_correlation}  # of one task
 def noise(left: Estimate, right: Estimate) -> float:
     """Two standard errors of the difference of two means.
 
-    The two variances are added although both models see the same test images. Their errors mostly agree, so the true error of the
-    difference is smaller: this errs on the side of "within noise".
+    The two variances are added as if the models had seen other images. Where both saw the same, their errors mostly agree and the
+    true error is smaller: paired.py has it, for models whose correctness row by row is kept.
     """
     return 2 * math.sqrt(left.variance + right.variance)
