@@ -65,7 +65,8 @@ def with_correct(scores: pd.DataFrame, correct: pd.DataFrame, path: Path) -> pd.
 class Difference:
     """A weighted sum of means, Σ wₖ·meanₖ.
 
-    means: of the parts.   variance: of the sum.   known: whether any part of its error is known.   one_run: whether something
+    means: of the parts.   variance: of the sum.   known: whether its error is, be it of the test rows or of all that was
+    drawn.   one_run: whether something
     was drawn, but only once.   pairing: "unpaired" where errors were added as if the models had seen other rows, "partly unpaired" where
     that is so of some tasks, else empty.
     """
@@ -106,7 +107,7 @@ def difference(parts: Sequence[Part], measure: str = "value") -> Difference | No
             together = math.fsum(w**2 * variances.get(task, 0.0) for (w, _), variances in zip(parts, apart, strict=True))
         images += together
     value = math.fsum(weight * one.mean for (weight, _), one in zip(parts, known, strict=True))
-    sure = bool(tasks) or any(one.spread is not None for one in known)
+    sure = bool(tasks) or (any(one.spread is not None for one in known) and not any(one.one_run for one in known))
     one_run = any(one.one_run for one in known)
     pairing = "" if not unpaired else "unpaired" if unpaired == len(tasks) else "partly unpaired"
     return Difference([one.mean for one in known], value, images + seeds, sure, one_run, pairing)

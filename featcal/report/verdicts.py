@@ -176,7 +176,7 @@ def _told(claim: Claim, compared: Difference, machine: str) -> str:
     ours, theirs = compared.means[:2]
     if claim.times != 1:
         detail += f": {theirs / ours:.1f} times, asked for {claim.times:g}"
-    elif claim.direction == "lower" and theirs:
+    elif claim.direction == "lower" and ours != theirs != 0:
         detail += f", {abs(1 - ours / theirs):.0%} {'lower' if ours < theirs else 'higher'}"
     if claim.by:
         detail += f": {compared.value:+.1f}, asked for {claim.by:+g}"
