@@ -86,13 +86,13 @@ class Claim:
         role, pool = choice.get("place", (self.role, self.pool))
         upstream = {"upstream": choice["upstream"]} if "upstream" in choice else {}
         against = {"method": choice["against"]} if "against" in choice else {}
-        sides = {"left": named(self.left) | upstream, "right": named(self.right) | upstream | against}
-        return replace(self, role=role, pool=str(pool), over=None, **sides)
+        left, right = named(self.left) | upstream, named(self.right) | upstream | against
+        return replace(self, role=role, pool=str(pool), over=None, left=left, right=right)
 
 
 def _names(choice: dict[str, Any]) -> list[str]:
-    titles = {"upstream": UPSTREAMS.get, "against": lambda method: METHODS[method].removeprefix("w/ ")}
-    return [place_name(value[0], str(value[1])) if word == "place" else str(titles[word](value)) for word, value in choice.items()]
+    titles = UPSTREAMS | {method: label.removeprefix("w/ ") for method, label in METHODS.items()}
+    return [place_name(value[0], str(value[1])) if word == "place" else titles[value] for word, value in choice.items()]
 
 
 @cache

@@ -1,12 +1,11 @@
-"""Differences between models that were scored on the same test rows: which rows each got right, and the paired error.
+"""Which test rows every model got right, and what that says of the error of a difference between models.
 
 Two models that mostly stumble over the same images differ by less than their own errors say. Knows bits and result rows; knows
-nothing of claims or pages.
+nothing of seeds' spread, claims or pages.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import numpy.typing as npt
 import pandas as pd
 
 from featcal.errors import BadFile
-from featcal.report.estimate import estimate, image_variances
 
 Bits = npt.NDArray[np.bool_]
 Part = tuple[float, pd.DataFrame]  # a weight, and the rows of one model
@@ -61,68 +59,16 @@ def with_correct(scores: pd.DataFrame, correct: pd.DataFrame, path: Path) -> pd.
     return found
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A weighted sum of means, Σ wₖ·meanₖ.
+def paired_variance(parts: Sequence[Part], task: object) -> float | None:
+    """What the test rows of one task add to the variance of Σ wₖ·meanₖ, where all models were scored on the same rows.
 
-    means: of the parts.   variance: of the sum.   known: whether its error is, be it of the test rows or of all that was
-    drawn.   one_run: whether something
-    was drawn, but only once.   pairing: "unpaired" where errors were added as if the models had seen other rows, "partly unpaired" where
-    that is so of some tasks, else empty.
+    With cᵢ = Σ wₖ·xₖᵢ/Tₖ, where xₖᵢ in percent says whether model k got row i right (its mean over seeds) and Tₖ is how many
+    tasks the model's mean is over: s²(c)/n. For two models of one seed each, c counts discordant rows only (McNemar).
+
+    Args:    parts: weights and all rows of each model, with the column `correct`.   task: one of their tasks.
+    Returns: the variance; None where the correctness of some row is unknown, or the models have other numbers of rows.
     """
-
-    means: list[float]
-    value: float
-    variance: float
-    known: bool
-    one_run: bool
-    pairing: str
-
-    @property
-    def noise(self) -> float:
-        """Two standard errors."""
-        return 2 * math.sqrt(self.variance)
-
-
-def difference(parts: Sequence[Part], measure: str = "value") -> Difference | None:
-    """A weighted sum of the means of several models, with the error of the sum.
-
-    Test rows: with cₜᵢ = Σ wₖ·xₖₜᵢ/Tₖ, where xₖₜᵢ in percent says whether model k got row i of task t right (its mean over seeds)
-    and Tₖ is its number of tasks, the sum is Σₜ meanᵢ cₜᵢ, with variance Σₜ s²(cₜ)/nₜ. For two models and one seed cₜᵢ counts the
-    discordant rows (McNemar). Tasks where the correctness of some model is unknown add Σₖ wₖ² times each model's own variance.
-    Seeds: Σ wₖ²·s²ₖ/Sₖ, as `estimate` has it.
-    """
-    found = [estimate(rows, measure) for _, rows in parts]
-    known = [one for one in found if one is not None]
-    if len(known) < len(found):
-        return None
-    seeds = sum(weight**2 * one.seed_variance for (weight, _), one in zip(parts, known, strict=True))
-    apart = [image_variances(rows, measure) for _, rows in parts]
-    tasks = dict.fromkeys(task for variances in apart for task in variances)
-    images, unpaired = 0.0, 0
-    for task in tasks:
-        together = _paired(parts, task) if measure == "value" else None
-        if together is None:
-            unpaired += 1
-            together = math.fsum(w**2 * variances.get(task, 0.0) for (w, _), variances in zip(parts, apart, strict=True))
-        images += together
-    value = math.fsum(weight * one.mean for (weight, _), one in zip(parts, known, strict=True))
-    sure = bool(tasks) or (any(one.spread is not None for one in known) and not any(one.one_run for one in known))
-    one_run = any(one.one_run for one in known)
-    pairing = "" if not unpaired else "unpaired" if unpaired == len(tasks) else "partly unpaired"
-    return Difference([one.mean for one in known], value, images + seeds, sure, one_run, pairing)
-
-
-def noise_of(left: pd.DataFrame, right: pd.DataFrame) -> float:
-    """Two standard errors of the difference of two models' means, paired where that is known. Both must have rows."""
-    found = difference([(1.0, left), (-1.0, right)])
-    assert found is not None
-    return found.noise
-
-
-def _paired(parts: Sequence[Part], task: object) -> float | None:
-    """s²(c)/n of one task; None where the correctness of some row is unknown or the rows are not of the same test set."""
-    sums: npt.NDArray[np.float64] | None = None
+    total: npt.NDArray[np.float64] | None = None
     for weight, rows in parts:
         own = rows[rows["task"] == task]
         if own.empty:
@@ -133,7 +79,27 @@ def _paired(parts: Sequence[Part], task: object) -> float | None:
         for seed, text, count in zip(own["seed"], own["correct"], own["count"], strict=True):
             share = weight / (len(set(drawn)) * drawn.count(seed))  # of this row in the mean over seeds of means over tasks
             right = 100 * share * bits(text, int(count))
-            if sums is not None and len(sums) != len(right):
+            if total is not None and len(total) != len(right):
                 return None
-            sums = right if sums is None else sums + right
-    return None if sums is None or len(sums) < 2 else float(sums.var(ddof=1)) / len(sums)
+            total = right if total is None else total + right
+    return None if total is None or len(total) < 2 else float(total.var(ddof=1)) / len(total)
+
+
+def split_by_seen(scores: pd.DataFrame, seen: pd.DataFrame) -> pd.DataFrame:
+    """Scores of adapters split into the test rows that their stream contained and those it did not.
+
+    Args:    scores: rows of one stream and number of samples, with the column `correct`.   seen: those of the file `seen`.
+    Returns: task, seed, seen (how many rows), value_seen and value_unseen in percent, NaN where there is no such row. Rows whose
+             correctness or stream is unknown are left out.
+    """
+    found = []
+    for row in scores.merge(seen[["task", "seed", "seen"]], on=["task", "seed"]).to_dict("records"):
+        if row.get("correct"):
+            right, known = (bits(row[column], int(row["count"])) for column in ("correct", "seen"))
+            values = {f"value_{name}": 100 * right[at].mean() if at.any() else math.nan for name, at in _sides(known)}
+            found.append({"task": row["task"], "seed": row["seed"], "seen": int(known.sum())} | values)
+    return pd.DataFrame(found, columns=["task", "seed", "seen", "value_seen", "value_unseen"])
+
+
+def _sides(known: Bits) -> list[tuple[str, Bits]]:
+    return [("seen", known), ("unseen", ~known)]

@@ -4,6 +4,7 @@ Every function takes the page's name and the suite, and works without results. A
 pages in overview.py.
 """
 
+import math
 from dataclasses import asdict
 from functools import cache
 from html import escape
@@ -31,7 +32,17 @@ PLACES = {  # page → role, pool, printed table
 }  # fmt: skip
 SEVERAL = ("table02", "table03", "table04", "table14")  # pages of the paper's places that are about more than one role and pool
 HEADLINE = ("table01", "figure1")  # pages that `make repro` makes with all they need
-KINDS = ("csv", "references.csv", "drift.csv", "projection.csv", "curves.csv", "scales.csv", "settings.json", "run.json")
+KINDS = (
+    "csv",
+    "correct.csv",
+    "references.csv",
+    "drift.csv",
+    "projection.csv",
+    "curves.csv",
+    "scales.csv",
+    "settings.json",
+    "run.json",
+)
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "samples": "images per task, n"}
 
 
@@ -68,6 +79,13 @@ def counts(found: list[Verdict]) -> str:
     return " ".join(f'<span class="fc-count">{chip(word)} {count}</span>' for word, count in number.items() if count)
 
 
+def verdict_chip(verdict: Verdict) -> str:
+    """A verdict as a chip; beside it which way an unsure one points, or that a side was drawn with one seed only."""
+    if verdict.word == "one run":
+        return chip(verdict.word, "as claimed" if verdict.met else "not as claimed")
+    return chip(verdict.word, "one seed" if verdict.one_run and verdict.word != "not run" else "")
+
+
 def verdicts(page: str, suite: str) -> Shown:
     """The page's claims, each with what was measured, what the paper prints, and the verdict at every setting of FeatCal."""
     chosen = [c for c in claims() if c.place == page]
@@ -78,7 +96,7 @@ def verdicts(page: str, suite: str) -> Shown:
 
 def verdict_table(chosen: list[Claim], suite: str, caption: str) -> str:
     """Claims with the paper's own numbers, what was measured here, and the verdict at each setting that all of them have."""
-    pools = {str(pool) for claim in chosen for _, pool in claim.over or [[claim.role, claim.pool]]} or {"8"}
+    pools = {part.pool for claim in chosen for part in (claim.parts.values() or [claim])} or {"8"}
     first, *others = [s for s in tables.settings_shown(suite) if all(s in tables.settings_shown(suite, pool) for pool in pools)]
     head = ["Claim", f"Verdict, {tables.setting_label(first)}", "The paper’s numbers", "Measured here"]
     head += [f"Verdict, {tables.setting_label(s)}" for s in others]
@@ -87,8 +105,8 @@ def verdict_table(chosen: list[Claim], suite: str, caption: str) -> str:
     for claim, *found in zip(chosen, *columns, strict=True):
         doubts = "".join(f"<p>{escape(reason)}</p>" for reason in in_doubt(claim))
         printed = escape(paper_says(claim)) + (f" {fold('in doubt', doubts)}" if doubts else "")
-        cells = [f"{escape(claim.sentence)}<small>{escape(claim.source)}</small>", chip(found[0].word, found[0].one_run), printed]
-        rows.append(("", [*cells, measured(found[0]), *(chip(v.word, v.one_run) for v in found[1:])]))
+        cells = [f"{escape(claim.sentence)}<small>{escape(claim.source)}</small>", verdict_chip(found[0]), printed]
+        rows.append(("", [*cells, measured(found[0]), *map(verdict_chip, found[1:])]))
     return table(head, rows, f"{caption} — {label(suite)}", "fc-claims")
 
 
@@ -97,9 +115,11 @@ def measured(verdict: Verdict) -> str:
     if verdict.word == "not run":
         return '<span class="fc-none">–</span>'
     margin = ""
-    if verdict.claim.kind not in ("spreads", "together", "apart"):
+    if not math.isnan(verdict.margin):
         digits = DIGITS.get(verdict.claim.measure, 3)
-        within = f"<small>2 SE {verdict.noise:.{digits}f}</small>" if verdict.noise else ""
+        pairing = f", {verdict.pairing}" if verdict.pairing else ""
+        within = f"<small>2 SE {verdict.noise:.{digits}f}{pairing}</small>" if verdict.noise else ""
+        within = "<small>one run, no error known</small>" if verdict.word == "one run" else within
         margin = f"<small>margin {verdict.margin:+.{digits}f}</small>{within}"
     return escape(verdict.detail) + margin
 

@@ -1,6 +1,6 @@
 """What the results say of each claim: holds, does not hold, within noise, one run, not run; of a theorem also vacuous.
 
-A margin decides only when it exceeds two standard errors (paired.py). Our numbers are never compared with the paper's.
+A margin decides only when it exceeds two standard errors (estimate.py). Our numbers are never compared with the paper's.
 """
 
 from collections import Counter
@@ -14,9 +14,9 @@ import pandas as pd
 
 from featcal.report import gains
 from featcal.report.claims import DIGITS, GROUPS, INSIDE, OTHER, Claim, claims, main_setting
+from featcal.report.estimate import Difference, Estimate, difference, estimate
 from featcal.report.evidence import Evidence, select
 from featcal.report.margins import named, told
-from featcal.report.paired import Difference, difference
 from featcal.report.tables import UPSTREAMS
 
 WORDS = ("holds", "does not hold", "within noise", "one run", "vacuous", "not run")
@@ -91,20 +91,24 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
     else:
         word = _word(margin, compared.noise) if compared.known else "one run"
     detail = _told(claim, compared, evidence.machine(claim.file))
-    return Verdict(claim, word, margin, compared.noise, compared.one_run, compared.pairing, detail)
+    drawn = compared.one_run and claim.kind != "checked"
+    return Verdict(claim, word, margin, compared.noise, drawn, compared.pairing, detail)
 
 
 def _parts(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[str, Claim] | None:
     """A claim about several as one claim about each, by name; None for a claim about one thing."""
     if claim.over:
-        return claim.parts
+        inner = {name: (part, _parts(part, suite, setting, folder)) for name, part in claim.parts.items()}
+        return {
+            ", ".join(filter(None, (name, n))): p for name, (part, own) in inner.items() for n, p in (own or {"": part}).items()
+        }
     evidence = Evidence(suite, claim.role, claim.pool, folder)
     if claim.kind in ("order", "weaker"):
         return _pairs(claim, suite, setting, folder)
     if not claim.each:
         return None
     if claim.each in ("task", OTHER):
-        values, title = evidence.tasks, evidence.title
+        values, title = evidence.tasks, evidence.title  # type: list[Any], Callable[[Any], str]
     else:
         rows = [_rows(claim, side, setting, evidence) for _, side in claim.terms if claim.each not in side]
         values, title = list(dict.fromkeys(v for one in rows for v in one[claim.each])), _titled[claim.each]
@@ -122,24 +126,25 @@ def _pairs(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[
         if before.word == "not run":
             return {}
         better, worse = ((u, "featcal") for u in ((one, other) if before.met else (other, one)))
-        sides = {"left": better, "right": worse} if claim.kind == "order" else {"left": worse, "right": better}
+        left, right = (better, worse) if claim.kind == "order" else (worse, better)
         if before.word != "within noise":
             kind = "above" if claim.kind == "order" else "gain"
-            names = [UPSTREAMS[side[0]] for side in (sides["left"], sides["right"])]
-            found[" over ".join(names)] = replace(claim, kind=kind, **sides)
+            found[f"{UPSTREAMS[left[0]]} over {UPSTREAMS[right[0]]}"] = replace(claim, kind=kind, left=left, right=right)
     return found
 
 
 def _sum(claim: Claim, setting: str, evidence: Evidence) -> Difference | None:
     """The claim's weighted sum of means; None where a model has no rows, or two of an experiment have other tasks."""
-    found, tasks = [], {}
+    found: list[tuple[float, Estimate]] = []
+    tasks: dict[Any, set[str]] = {}
     for weight, side in claim.terms:
         rows = _rows(claim, side, setting, evidence)
         place = (side.get("role"), side.get("pool"), "task" in rows and "task" not in side)
-        if rows.empty or (place[2] and tasks.setdefault(place, set(rows["task"])) != set(rows["task"])):
+        one = estimate(rows, claim.measure)
+        if one is None or (place[2] and tasks.setdefault(place, set(rows["task"])) != set(rows["task"])):
             return None
-        found.append((weight, rows))
-    return difference(found, claim.measure)
+        found.append((weight, one))
+    return difference(found)
 
 
 def _rows(claim: Claim, side: dict[str, Any], setting: str, evidence: Evidence) -> pd.DataFrame:
@@ -207,7 +212,7 @@ def _every(claim: Claim, parts: dict[str, Verdict]) -> Verdict:
     counted += [f"fails on {words['does not hold']}"] if words["does not hold"] else []
     counted += [f"{words['within noise']} within noise"] if words["within noise"] else []
     least = "least clear" if whole == "holds" else "least" if whole == "one run" else "decided by"
-    detail = f"{', '.join(counted)}; {least}: {name}, {part.margin:+.{DIGITS.get(claim.measure, 3)}f}"
+    detail = f"{', '.join(counted)}; {least}: {name}"
     one_run, pairings = any(v.one_run for v in parts.values()), {v.pairing for v in parts.values()}
     pairing = pairings.pop() if len(pairings) == 1 else "partly unpaired"
     return Verdict(claim, whole, part.margin, part.noise, one_run, pairing, detail)
