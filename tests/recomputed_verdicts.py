@@ -153,7 +153,9 @@ class Results:
         kind, nan = claim["kind"], math.nan
         if kind == "spreads":
             rows = self.chosen(claim, side(claim["left"]))
-            groups = {block: [float(r[claim["measure"]]) for r in rows if r["block"] == block] for block in {r["block"] for r in rows}}
+            groups = {
+                block: [float(r[claim["measure"]]) for r in rows if r["block"] == block] for block in {r["block"] for r in rows}
+            }
             sizes = [np.mean(values) for values in groups.values()]
             seen = sum(size >= 0.1 * max(sizes) for size in sizes)
             return ("one run", seen - len(sizes) / 2, 0.0) if rows else ("not run", nan, nan)

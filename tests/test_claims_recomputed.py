@@ -1,4 +1,4 @@
-"""Every verdict of every claim, held against a second computation that shares no code with the report (recomputed_verdicts.py)."""
+"""Every verdict, held against a second computation that shares no code with the report (recomputed_verdicts.py)."""
 
 import csv
 import math
