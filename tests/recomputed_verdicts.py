@@ -90,6 +90,8 @@ class Results:
         found, wanted = self.rows(role, pool, file), claim["where"] | own
         if wanted.get("task") == "shown":
             wanted["task"] = next((row["task"] for row in self._csv(f"{role}-{pool}.similarity")), None)
+        if wanted.get("setting") == "main":
+            wanted["setting"] = "paper" if self.folder.name == "paper" else "suite"
         if wanted.get("method") in CALIBRATED and found and "setting" in found[0] and "setting" not in wanted:
             wanted["setting"] = self.setting
         blocks = wanted.pop("block", None)

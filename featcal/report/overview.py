@@ -14,8 +14,9 @@ from featcal.report.estimate import estimate
 from featcal.report.evidence import Evidence, read_json, select, suite_record
 from featcal.report.markup import Shown, chip, estimated, fold, link, note, table
 from featcal.report.root import results_folder
-from featcal.report.show import PLACES, SEVERAL, commands, counts, label, origin, suites, verdict_table
+from featcal.report.show import PLACES, SEVERAL, commands, label, origin, suites
 from featcal.report.values import TASKS, TEXT_PRINTED, paper_value, place_name
+from featcal.report.verdict_table import counts, verdict_table
 from featcal.report.verdicts import WORDS, judged
 from featcal.report.verdicts import groups as count_groups
 from featcal.report.verdicts import tables as count_table
@@ -38,7 +39,7 @@ def headline(suite: str) -> Shown:
 def abstract(suite: str) -> Shown:
     """The abstract's claims with the paper's numbers, beside what the suite shows."""
     chosen = [c for c in claims() if c.abstract]
-    return Shown(verdict_table(chosen, suite, "The abstract’s claims"))
+    return Shown(verdict_table(chosen, suite, f"The abstract’s claims — {label(suite)}"))
 
 
 def group_counts(suite: str) -> Shown:
@@ -54,7 +55,9 @@ def group_counts(suite: str) -> Shown:
 def headlines(suite: str) -> Shown:
     """The headline set one by one, group after group."""
     chosen = sorted((claim for claim in claims() if claim.headline), key=lambda claim: GROUPS.index(claim.group))
-    return Shown(fold(f"The {len(chosen)} claims, one by one", verdict_table(chosen, suite, "The headline set")))
+    return Shown(
+        fold(f"The {len(chosen)} claims, one by one", verdict_table(chosen, suite, f"The headline set — {label(suite)}"))
+    )
 
 
 def _numbers(found: Iterable[int]) -> list[str]:

@@ -9,7 +9,8 @@ from featcal.report.claims import claims, main_setting
 from featcal.report.markup import Shown, table
 from featcal.report.overview import place_link
 from featcal.report.printed import paper_says
-from featcal.report.show import commands, counts, label, measured, verdict_chip
+from featcal.report.show import commands, label
+from featcal.report.verdict_table import counts, measured, verdict_chip
 from featcal.report.verdicts import judged
 
 

@@ -13,14 +13,14 @@ from typing import Any
 import pandas as pd
 
 from featcal.report import gains
-from featcal.report.claims import DIGITS, GROUPS, INSIDE, OTHER, Claim, claims, main_setting
-from featcal.report.estimate import Difference, Estimate, difference, estimate
+from featcal.report.claims import DIGITS, GROUPS, OTHER, Claim, claims, main_setting
+from featcal.report.estimate import Difference
 from featcal.report.evidence import Evidence, select
 from featcal.report.margins import named, told
+from featcal.report.sums import measured_sum, rows_of
 from featcal.report.tables import UPSTREAMS
 
 WORDS = ("holds", "does not hold", "within noise", "one run", "vacuous", "not run")
-CALIBRATED = ("featcal", "surgery", "prob_surgery")
 _titled: dict[str, Callable[[Any], str]] = {"samples": "n = {:g}".format, "corruption": lambda kind: str(kind).replace("_", " ")}
 SHARE = 0.1  # "drift appears in a block": at least a tenth of the largest, so that no single block carries it
 
@@ -79,10 +79,10 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
         return _every(claim, {name: judge(part, suite, setting, folder) for name, part in parts.items()})
     evidence = Evidence(suite, claim.role, claim.pool, folder)
     if claim.kind == "spreads":
-        return _spreads(claim, _rows(claim, named(claim.left), setting, evidence))
+        return _spreads(claim, rows_of(claim, named(claim.left), setting, evidence))
     if claim.kind in ("together", "apart"):
         return _gains(claim, evidence, setting)
-    compared = _sum(claim, setting, evidence)
+    compared = measured_sum(claim, setting, evidence)
     if compared is None:
         return Verdict(claim, "not run")
     margin = (claim.within - abs(compared.value)) if claim.kind == "level" else compared.value - claim.by
@@ -110,13 +110,13 @@ def _parts(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[
     if claim.each in ("task", OTHER):
         values, title = evidence.tasks, evidence.title  # type: list[Any], Callable[[Any], str]
     else:
-        rows = [_rows(claim, side, setting, evidence) for _, side in claim.terms if claim.each not in side]
+        rows = [rows_of(claim, side, setting, evidence) for _, side in claim.terms if claim.each not in side]
         values, title = list(dict.fromkeys(v for one in rows for v in one[claim.each])), _titled[claim.each]
     return {title(value): claim.of(value) for value in values if claim.is_about(value)}
 
 
 def _pairs(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[str, Claim]:
-    """Pairs of mergers that are clearly unequal before calibration, each with what is claimed of it; none where one is missing.
+    """Pairs of mergers that are clearly unequal before calibration, each with what is claimed of it; none where one was not run.
 
     order: the better merger is the better one after calibration.   weaker: the worse one gains more.
     """
@@ -131,44 +131,6 @@ def _pairs(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[
             kind = "above" if claim.kind == "order" else "gain"
             found[f"{UPSTREAMS[left[0]]} over {UPSTREAMS[right[0]]}"] = replace(claim, kind=kind, left=left, right=right)
     return found
-
-
-def _sum(claim: Claim, setting: str, evidence: Evidence) -> Difference | None:
-    """The claim's weighted sum of means; None where a model has no rows, or two of an experiment have other tasks."""
-    found: list[tuple[float, Estimate]] = []
-    tasks: dict[Any, set[str]] = {}
-    for weight, side in claim.terms:
-        rows = _rows(claim, side, setting, evidence)
-        place = (side.get("role"), side.get("pool"), "task" in rows and "task" not in side)
-        one = estimate(rows, claim.measure)
-        if one is None or (place[2] and tasks.setdefault(place, set(rows["task"])) != set(rows["task"])):
-            return None
-        found.append((weight, one))
-    return difference(found)
-
-
-def _rows(claim: Claim, side: dict[str, Any], setting: str, evidence: Evidence) -> pd.DataFrame:
-    """The rows of one side, of the experiment and file it names (default: the claim's).
-
-    FeatCal and adapters are told apart by their settings where the file has them, unless the side or the claim names one.
-    """
-    own = dict(side)
-    place = (own.pop("role", evidence.role), own.pop("pool", evidence.pool))
-    kind = own.pop("file", claim.file)
-    if place != (evidence.role, evidence.pool):
-        evidence = Evidence(evidence.suite, *place, evidence.folder)
-    frame = evidence.table(kind)
-    wanted = claim.where | own
-    if wanted.get("task") == "shown":
-        wanted["task"] = evidence.shown
-    if wanted.get("block") == "last":
-        wanted["block"] = max((b for b in frame["block"].unique() if b not in INSIDE), default="")
-    if wanted.get("method") in CALIBRATED and "setting" in frame:
-        wanted.setdefault("setting", setting)
-    rows = select(frame, {column: value for column, value in wanted.items() if value != "all"})
-    if wanted.get("block") == "all":
-        rows = rows[~rows["block"].isin(INSIDE)]
-    return rows.dropna(subset=[claim.measure]) if claim.measure in rows else rows.iloc[:0]  # energy without a GPU: not measured
 
 
 def _word(margin: float, allowed: float) -> str:
