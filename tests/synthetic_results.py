@@ -3,16 +3,20 @@
 No number here was measured: base 50, merged 60, Surgery 70, FeatCal 80, experts 90 with small regular steps from task to task.
 """
 
+import csv
 import json
+import random
 import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 from synthetic_correct import adapted, write_correct, write_seen
 from synthetic_language import write_language
 from synthetic_studies import write_choices, write_studies, write_tune
 
+from featcal.report.paired import text_of
 from featcal.stages.columns import (
     ALIGNMENT,
     AUDIT,
@@ -242,6 +246,44 @@ def write_suite(folder: Path, suite: str, tasks: list[str]) -> None:
         column, row = place % 20, place // 20
         sheet.paste((12 * column, 20 * (row % 12), 128), (16 * column, 16 * row, 16 * column + 16, 16 * row + 16))
     sheet.save(folder / "contact_sheet.png")
+
+
+KEPT = ("scores", "samples", "sweep", "corrupted", "choices", "tune")  # files beside which correctness is kept
+
+
+def draw_correct(folder: Path) -> None:
+    """Which test rows each model got right, beside every file of scores: an accuracy's number of them, drawn per task and model.
+
+    A row is right where its difficulty, which all models share, plus something of the model's own is among the least.
+    """
+    for path in sorted(folder.glob("*.csv")):
+        kind = path.stem.partition(".")[2] or "scores"
+        with path.open(newline="") as text:
+            rows = list(csv.DictReader(text))
+        if kind in KEPT and rows:
+            keys = [key for key in rows[0] if key not in ("value", "count")]
+            for row in rows:  # invented values are no whole numbers of right rows
+                row["value"] = f"{100 * _right(row) / int(row['count']):.4f}"
+            with path.open("w", newline="") as text:
+                csv.writer(text, lineterminator="\n").writerows([list(rows[0]), *(row.values() for row in rows)])
+            lines = [[row[key] for key in keys] + [_correct(row, keys)] for row in rows]
+            with path.with_suffix(".correct.csv").open("w", newline="") as text:
+                csv.writer(text, lineterminator="\n").writerows([[*keys, "correct"], *lines])
+
+
+def _right(row: dict[str, str]) -> int:
+    return round(float(row["value"]) * int(row["count"]) / 100)
+
+
+def _correct(row: dict[str, str], keys: list[str]) -> str:
+    if row["metric"] != "accuracy":
+        return ""
+    count = int(row["count"])
+    shared = random.Random(f"difficulty of {row['task']}")
+    own = random.Random("/".join(row[key] for key in keys))
+    harder = [shared.random() + 0.3 * own.random() for _ in range(count)]
+    easiest = set(sorted(range(count), key=harder.__getitem__)[: _right(row)])
+    return text_of(np.array([i in easiest for i in range(count)]))
 
 
 def _json(path: Path, content: object) -> None:

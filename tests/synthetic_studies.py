@@ -136,9 +136,10 @@ def _sweep(suite, role, tasks):
         for parameter, (chosen, values) in SWEPT.items():
             for at in values:
                 level = 80.0 if at == chosen or (parameter == "ridge" and at < 1) else 80.0 - lost
-                row = shared | {"upstream": upstream, "setting": "suite", "parameter": parameter}
-                row |= {"at": f"{at:g}", "chosen": int(at == chosen)}
-                yield from (row | {"task": task, "value": level + 0.5 * i} for i, task in enumerate(tasks))
+                row = shared | {"upstream": upstream, "parameter": parameter, "at": f"{at:g}", "chosen": int(at == chosen)}
+                for setting in ("suite", "paper"):
+                    values_of = {"setting": setting}
+                    yield from (row | values_of | {"task": task, "value": level + 0.5 * i} for i, task in enumerate(tasks))
 
 
 def _json(path: Path, content: object) -> None:

@@ -57,4 +57,4 @@ def test_a_claim_about_every_column_fails_with_one_and_names_it(tmp_path):
     frame.to_csv(folder / "clip_l14-20.csv", index=False)
     verdict = judge(one, "mini", "suite", folder)
     assert verdict.word == "does not hold"
-    assert verdict.detail.startswith("clear of noise on 1 of 2 columns; least clear: 20 tasks, larger model")
+    assert verdict.detail == "1 of 2 columns, fails on 1; decided by: 20 tasks, larger model"

@@ -3,8 +3,7 @@
 from featcal.report.claims import claims
 from featcal.report.errata import corrected_table
 from featcal.report.extended import COLUMNS
-from featcal.report.margins import MARGINS
-from featcal.report.printed import in_doubt, paper_margin, paper_says
+from featcal.report.printed import in_doubt, is_printed, paper_margin, paper_says
 from featcal.report.values import AVERAGE, PRINTED, paper_table
 
 
@@ -13,9 +12,10 @@ def claim(name):
 
 
 def test_what_fails_in_the_papers_own_numbers_fails_only_as_printed():
-    """Two claims about every task meet rows with shifted cells; nothing else is contradicted, and nothing once corrected."""
-    read = [c for c in claims() if not c.paper and (c.table or c.over or c.kind in MARGINS)]
-    assert {c.id for c in read if paper_margin(c) <= 0} == {"t8_ta_every_task", "t11_ta_every_task"}
+    """Two claims about every task meet rows with shifted cells, two losses a misprinted average; nothing is, once corrected."""
+    read = [c for c in claims() if is_printed(c)]
+    failing = {"t8_ta_every_task", "t11_ta_every_task", "t10_average_surgery", "t10_average_prob_surgery"}
+    assert {c.id for c in read if paper_margin(c) <= 0} == failing
     assert not [c.id for c in read if paper_margin(c, corrected_table) <= 0]
 
 
@@ -24,6 +24,9 @@ def test_the_paper_is_quoted_as_printed_and_corrected_where_a_claim_depends_on_i
     assert paper_says(claim("t10_average_upstream")) == "87.3 against 61.1 as printed, 73.2 against 61.1 corrected"
     assert paper_says(claim("t1_gain_ta_wudi")) == "18.0 against 4.3 points gained"
     assert paper_says(claim("t2_ta_surgery")) == "5 of 5 columns"
+    assert paper_says(claim("t2_adapters")) == "20 of 20 comparisons"
+    assert paper_says(claim("t4_8b_gain_ifeval")) == "5 of 5 other tasks"
+    assert paper_says(claim("t10_average_surgery")) == "75.5 against 87.3 as printed, 75.5 against 73.2 corrected"
 
 
 def test_a_claim_is_in_doubt_only_where_nothing_better_can_be_told():

@@ -38,6 +38,8 @@ PAGES = {
     "task origin": overview.task_provenance,
     "abstract": overview.abstract,
     "counts": overview.verdict_counts,
+    "headline counts": overview.group_counts,
+    "headline set": overview.headlines,
     "runs": overview.runs,
     "procedures": lambda s: cost.procedures("table05", s),
     "shares": shares.by_tasks,
@@ -101,7 +103,7 @@ def test_doubtful_cells_of_the_paper_carry_a_mark_and_its_reason():
 
 def test_signs_can_be_read_without_colour():
     assert [plain(arrow(change)) for change in (4.25, -0.81, 0.04)] == ["↑4.2", "↓0.8", "±0.0"]
-    assert len(set(SIGNS.values())) == 4
+    assert len(set(SIGNS.values())) == len(SIGNS)
 
 
 def test_a_row_of_words_names_the_column_of_every_cell():

@@ -4,7 +4,7 @@ document.addEventListener("DOMContentLoaded", () => {
   if (!table) return;
   const rows = [...table.tBodies[0].rows], box = table.closest(".fc-box");
   const verdictOf = (row) => [...row.classList].find((name) => name.startsWith("fc-is-")).slice("fc-is-".length);
-  const words = ["holds", "does-not-hold", "within-noise", "not-run"].filter((word) => rows.some((row) => verdictOf(row) === word));
+  const words = ["holds", "does-not-hold", "within-noise", "one-run", "vacuous", "not-run"].filter((word) => rows.some((row) => verdictOf(row) === word));
 
   const form = document.createElement("form");
   form.className = "fc-filter";

@@ -50,7 +50,7 @@ def recovered(page: str, suite: str) -> Shown:
     rows = []
     for item in found:
         spread = f" <small>sd {item.spread:.1f}</small>" if item.spread is not None else ""
-        one = ' <small class="fc-run">one run</small>' if item.one_run else ""
+        one = ' <small class="fc-run">one seed</small>' if item.one_run else ""
         name = f"{tables.UPSTREAMS[item.upstream]}, {tables.SETTING_LABELS[item.setting]}"
         rows.append(("", [name, f"{item.share:.0f} %{spread}{one}", _paper_share(PLACES[page][2], item.upstream)]))
     caption = f"Share of the gap between merger and experts that FeatCal recovers — {label(suite)}"

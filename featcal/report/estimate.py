@@ -4,12 +4,14 @@ Knows result rows and statistics; knows nothing of claims, tables or the paper.
 """
 
 import math
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from statistics import stdev
 from typing import Any
 
 import pandas as pd
+
+from featcal.report.paired import paired_variance
 
 
 @dataclass(frozen=True)
@@ -17,18 +19,26 @@ class Estimate:
     """A mean over tasks (and blocks) and seeds.
 
     mean: in the unit of the column.  variance: of that mean, in its square.  spread: standard deviation over seeds, None with
-    fewer than two.  seeds: how many distinct seeds; 0 where nothing was drawn, so that repeating would change nothing.
+    fewer than two.  seeds: how many distinct seeds; 0 where nothing was drawn, so that repeating would change nothing.  rows,
+    measure: what the mean is of, if known.
     """
 
     mean: float
     variance: float
     spread: float | None
     seeds: int
+    rows: pd.DataFrame | None = field(default=None, repr=False, compare=False)
+    measure: str = "value"
 
     @property
     def one_run(self) -> bool:
         """Whether something was drawn, but only once: its spread is unknown."""
         return self.seeds == 1
+
+    @property
+    def seed_variance(self) -> float:
+        """The part of the variance that the seeds have, s²/S; 0 where it is unknown."""
+        return 0.0 if self.spread is None else self.spread**2 / self.seeds
 
 
 def estimate(rows: pd.DataFrame, measure: str = "value") -> Estimate | None:
@@ -51,7 +61,7 @@ def estimate(rows: pd.DataFrame, measure: str = "value") -> Estimate | None:
     variance = image_variance(rows, measure)
     if spread is not None:
         variance += spread**2 / len(means)
-    return Estimate(mean(means.values()), variance, spread, drawn)
+    return Estimate(mean(means.values()), variance, spread, drawn, rows, measure)
 
 
 def by(keys: Iterable[Hashable], values: Iterable[Any]) -> dict[Hashable, list[Any]]:
@@ -74,23 +84,28 @@ def mean(values: Iterable[float]) -> float:
 
 
 def image_variance(rows: pd.DataFrame, measure: str = "value") -> float:
-    """Variance of a mean over tasks due to the choice of test images, in the measure's square; 0 where none is known.
+    """Variance of a mean over tasks due to the choice of test images, in the measure's square; 0 where none is known."""
+    return math.fsum(image_variances(rows, measure).values())
+
+
+def image_variances(rows: pd.DataFrame, measure: str = "value") -> dict[Hashable, float]:
+    """What every task adds to that variance; no tasks where none is known.
 
     Known of an accuracy and of a rank correlation, from their own size, and of a measure with its deviation from image to image
     in a column beside it.
     """
     if "count" not in rows or "task" not in rows:
-        return 0.0
+        return {}
     tasks = rows["task"].tolist()
     counts = firsts(tasks, rows["count"].tolist())
     if f"{measure}_sd" in rows:
-        each = [sd**2 / counts[task] for task, sd in firsts(tasks, rows[f"{measure}_sd"].tolist()).items()]
+        each = {task: sd**2 / counts[task] for task, sd in firsts(tasks, rows[f"{measure}_sd"].tolist()).items()}
     elif measure == "value" and "metric" in rows and set(rows["metric"]) <= set(VARIANCES):
         values, metrics = by(tasks, rows["value"].tolist()), firsts(tasks, rows["metric"].tolist())
-        each = [VARIANCES[metrics[task]](mean(several), counts[task]) for task, several in values.items()]
+        each = {task: VARIANCES[metrics[task]](mean(several), counts[task]) for task, several in values.items()}
     else:
-        return 0.0
-    return math.fsum(part for part in each if not math.isnan(part)) / len(counts) ** 2
+        return {}
+    return {task: 0.0 if math.isnan(part) else part / len(counts) ** 2 for task, part in each.items()}
 
 
 def of_accuracy(value: float, count: int) -> float:
@@ -111,10 +126,52 @@ def of_correlation(value: float, count: int) -> float:
 VARIANCES = {"accuracy": of_accuracy, "spearman": of_correlation}  # of one task's value, by metric
 
 
-def noise(left: Estimate, right: Estimate) -> float:
-    """Two standard errors of the difference of two means.
+@dataclass(frozen=True)
+class Difference:
+    """A weighted sum of means, Σ wₖ·meanₖ.
 
-    The two variances are added although both models see the same test images. Their errors mostly agree, so the true error of the
-    difference is smaller: this errs on the side of "within noise".
+    means: of the parts.   variance: of the sum.   known: whether its error is, be it of the test rows or of all that was drawn.
+    one_run: whether something was drawn, but only once.   pairing: "unpaired" where errors were added as if the models had seen
+    other test rows, "partly unpaired" where that is so of some tasks, else empty.
     """
-    return 2 * math.sqrt(left.variance + right.variance)
+
+    means: list[float]
+    value: float
+    variance: float
+    known: bool
+    one_run: bool
+    pairing: str
+
+    @property
+    def noise(self) -> float:
+        """Two standard errors."""
+        return 2 * math.sqrt(self.variance)
+
+
+def difference(parts: Sequence[tuple[float, Estimate]]) -> Difference:
+    """A weighted sum of the means of several models, with the error of the sum.
+
+    Test rows: tasks add `paired_variance` where every model's correctness is known row by row, else Σ wₖ² times each model's own
+    variance, as if the models had seen other rows. Seeds: Σ wₖ²·s²ₖ/Sₖ, as `estimate` has it.
+    """
+    rows = [(weight, one.rows) for weight, one in parts if one.rows is not None]
+    apart = [(w**2, image_variances(one.rows, one.measure)) for w, one in parts if one.rows is not None]
+    images, unpaired = [], 0
+    tasks = dict.fromkeys(task for _, variances in apart for task in variances)
+    for task in tasks:
+        paired = paired_variance(rows, task) if all(one.measure == "value" for _, one in parts) else None
+        unpaired += paired is None
+        images.append(math.fsum(w * variances.get(task, 0.0) for w, variances in apart) if paired is None else paired)
+    images += [weight**2 * one.variance for weight, one in parts if one.rows is None]
+    seeds = [weight**2 * one.seed_variance for weight, one in parts if one.rows is not None]
+    one_run = any(one.one_run for _, one in parts)
+    known = bool(tasks) or (any(one.spread is not None for _, one in parts) and not one_run)
+    whole = unpaired == len(tasks) or len(rows) < len(parts)
+    pairing = ("unpaired" if whole else "partly unpaired") if unpaired else ""
+    value = math.fsum(weight * one.mean for weight, one in parts)
+    return Difference([one.mean for _, one in parts], value, math.fsum([*images, *seeds]), known, one_run, pairing)
+
+
+def noise(left: Estimate, right: Estimate) -> float:
+    """Two standard errors of the difference of two means, paired where their correctness row by row is known."""
+    return difference([(1.0, left), (-1.0, right)]).noise

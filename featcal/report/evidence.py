@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from featcal.report.paired import with_correct
 from featcal.report.root import results_folder
 from featcal.report.values import TASKS, TEXT_TASKS, title_of
 
@@ -81,10 +82,14 @@ class Evidence:
         path = self.path(kind).resolve()
         if kind.endswith(MEASURED):
             rows = self.record(kind).get("cost", [])
+            if isinstance(rows, dict):  # a search: seconds of every trial, which one pays for together
+                searched = self.table(kind.removesuffix(MEASURED))[["upstream", "method", "setting"]].drop_duplicates()
+                rows = [row | {"seconds": sum(rows.values())} for row in searched.to_dict("records")]
             if rows:
                 return _numeric(pd.DataFrame(rows).astype({key: str for key in KEYS if key in rows[0]}))
         elif path.is_file():
-            return _numbers(path, path.stat().st_mtime_ns)
+            beside = path.with_suffix(".correct.csv")
+            return _numbers(path, *(file.stat().st_mtime_ns if file.is_file() else 0 for file in (path, beside)))
         return pd.DataFrame(columns=COLUMNS.get(kind, "").split())
 
     def _with_clean(self, damaged: pd.DataFrame) -> pd.DataFrame:
@@ -95,7 +100,7 @@ class Evidence:
         wanted = damaged[names].drop_duplicates()
         mergers = wanted[["upstream"]].drop_duplicates().assign(method="merged", setting="", seed="")
         clean = self.table("scores").merge(pd.concat([mergers, wanted]), on=names).assign(corruption="clean")
-        return pd.concat([clean[damaged.columns], damaged], ignore_index=True)
+        return pd.concat([clean.reindex(columns=damaged.columns), damaged], ignore_index=True)
 
     @property
     def run_record(self) -> dict[str, Any]:
@@ -142,9 +147,16 @@ class Evidence:
 
 
 @lru_cache(maxsize=64)
-def _numbers(path: Path, written: int) -> pd.DataFrame:
-    """A file of rows, read once for all claims of a page; `written` tells an old file from a new one."""
-    return _numeric(pd.read_csv(path, dtype=dict.fromkeys(KEYS, str), keep_default_na=False))
+def _numbers(path: Path, written: int, beside: int) -> pd.DataFrame:
+    """A file of rows, read once for all claims of a page, with which test rows were right where a file beside it says so.
+
+    written, beside: when both files were written, 0 where the second is missing; tells old files from new ones.
+    """
+    frame = _numeric(pd.read_csv(path, dtype=dict.fromkeys(KEYS, str), keep_default_na=False))
+    if not beside:
+        return frame
+    correct = path.with_suffix(".correct.csv")
+    return with_correct(frame, _numeric(pd.read_csv(correct, dtype=dict.fromkeys(KEYS, str), keep_default_na=False)), correct)
 
 
 def _numeric(frame: pd.DataFrame) -> pd.DataFrame:

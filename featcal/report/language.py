@@ -100,7 +100,7 @@ def recovered(page: str, suite: str) -> Shown:
     rows = []
     for ours in experiments(page, suite):
         for item in tables.recovered(ours):
-            one = ' <small class="fc-run">one run</small>' if item.one_run else ""
+            one = ' <small class="fc-run">one seed</small>' if item.one_run else ""
             said = tables.paper_recovered(page, MERGER, model=PAPER_MODELS[ours.role])
             rows.append(("", [player(ours.role, suite), f"{item.share:.0f} %{one}", "–" if said is None else f"{said:.0f} %"]))
     if not rows:

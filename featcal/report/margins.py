@@ -1,17 +1,17 @@
-"""Margins of claims that are about more than two models: a gain against another gain, and near one model rather than another.
+"""What a claim compares, as a weighted sum of models' means that is to exceed a threshold.
 
-Knows how many models a claim of a kind names and what to do with their means; knows nothing of files or of verdicts.
+Knows the kinds of claims that are such a sum, and which models each names; knows nothing of files, of errors or of verdicts.
 """
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
-from featcal.report.estimate import Estimate
 from featcal.report.values import AVERAGE
 
-Side = Any  # [upstream, method], or a mapping with these and more columns, role, pool and task among them
+Side = Any  # [upstream, method], or a mapping with these and more columns, role, pool, file and task among them
+Term = tuple[float, dict[str, Any]]  # a weight, and the columns that name one model's rows
+SUMS = ("above", "level", "checked", "gain", "closer", "falls")  # kinds of claims that are a sum of means
 
 
 def named(side: Side) -> dict[str, Any]:
@@ -19,24 +19,42 @@ def named(side: Side) -> dict[str, Any]:
     return dict(side) if isinstance(side, dict) else dict(zip(("upstream", "method"), side, strict=True))
 
 
-@dataclass(frozen=True)
-class Margin:
-    """A kind of claim: a weighted sum of means that is positive where the claim is met.
+def terms(kind: str, left: Side, right: Side, than: Side = (), times: float = 1.0, direction: str = "higher") -> list[Term]:
+    """The sum Σ wₖ·meanₖ of a claim, positive where it is met (before its threshold).
 
-    models: the sides to look up, from left, right and than.   weights: of their means, in that order.   words: the means, told.
+    above, level, checked: times·left − right.   gain: (left − its merger) − (right − its merger).
+    closer: (left − than) − (right − left), right the better model and than the worse one: left is nearer to right.
+    falls: (left's curve where it was chosen − left) − (the same of right), two points of a sweep.
     """
+    ours, theirs = named(left), named(right)
+    if kind == "gain":
+        found = [(1.0, ours), (-1.0, merger_of(ours)), (-1.0, theirs), (1.0, merger_of(theirs))]
+    elif kind == "closer":
+        found = [(2.0, ours), (-1.0, theirs), (-1.0, named(than))]
+    elif kind == "falls":
+        found = [(1.0, _chosen(ours)), (-1.0, ours), (-1.0, _chosen(theirs)), (1.0, theirs)]
+    else:
+        found = [(times, ours), (-1.0, theirs)]
+    return [(-weight, side) for weight, side in found] if direction == "lower" else found
 
-    models: Callable[[Side, Side, Side], list[Side]]
-    weights: tuple[float, ...]
-    words: Callable[[Sequence[float]], str]
 
-    def margin(self, means: Sequence[float]) -> float:
-        """Σ wₖ·meanₖ."""
-        return sum(weight * mean for weight, mean in zip(self.weights, means, strict=True))
+def told(kind: str, means: Sequence[float], digits: int = 1) -> str:
+    """The means behind a claim in words."""
+    if kind in ("gain", "falls"):
+        verb = "points gained" if kind == "gain" else "points lost"
+        return f"{means[0] - means[1]:.1f} against {means[2] - means[3]:.1f} {verb}"
+    if kind == "closer":
+        return f"{means[0] - means[2]:.1f} points above the lower model against {means[1] - means[0]:.1f} below the upper"
+    return f"{means[0]:.{digits}f} against {means[1]:.{digits}f}"
 
-    def noise(self, estimates: Sequence[Estimate]) -> float:
-        """Two standard errors, 2·√(Σ wₖ²·varianceₖ), all errors taken as independent, which is cautious (see estimate.noise)."""
-        return 2 * math.sqrt(sum(w**2 * e.variance for w, e in zip(self.weights, estimates, strict=True)))
+
+def merger_of(side: Side) -> dict[str, Any]:
+    """The merged model that a calibrated one starts from."""
+    return {column: value for column, value in named(side).items() if column != "setting"} | {"method": "merged"}
+
+
+def _chosen(side: dict[str, Any]) -> dict[str, Any]:
+    return {column: value for column, value in side.items() if column != "at"} | {"chosen": 1}
 
 
 def column_of(side: Side) -> str:
@@ -44,24 +62,10 @@ def column_of(side: Side) -> str:
     return str(named(side).get("task", AVERAGE))
 
 
-def merger_of(side: Side) -> Side:
-    """The merged model that a calibrated one starts from."""
-    return named(side) | {"method": "merged"}
+def combinations_of(over: Any) -> list[dict[str, Any]]:
+    """What a claim about several experiments or models is about each of: one choice of every list.
 
-
-MARGINS = {
-    # (left − its merger) − (right − its merger)
-    "gain": Margin(
-        models=lambda left, right, than: [left, merger_of(left), right, merger_of(right)],
-        weights=(1, -1, -1, 1),
-        words=lambda means: f"{means[0] - means[1]:.1f} against {means[2] - means[3]:.1f} points gained",
-    ),
-    # (left − than) − (right − left): right is the better model, than the worse one; left is meant to be nearer to right
-    "closer": Margin(
-        models=lambda left, right, than: [left, right, than],
-        weights=(2, -1, -1),
-        words=lambda means: (
-            f"{means[0] - means[2]:.1f} points above the lower model against {means[1] - means[0]:.1f} below the upper"
-        ),
-    ),
-}
+    over: a list of [role, pool], or lists by word: place, upstream (of both sides), against (the right side's method).
+    """
+    lists = over if isinstance(over, dict) else {"place": over}
+    return [dict(zip(lists, values, strict=True)) for values in product(*lists.values())]

@@ -13,7 +13,7 @@ from featcal.report.tables import Cell, Row
 from featcal.report.values import AVERAGE
 
 STACKED = ("fc-claims", "fc-words")  # tables of words: a narrow screen shows a row as a card
-SIGNS = {"holds": "✓", "does not hold": "✗", "within noise": "≈", "not run": "○"}
+SIGNS = {"holds": "✓", "does not hold": "✗", "within noise": "≈", "one run": "◇", "vacuous": "∅", "not run": "○"}
 
 
 class Shown:
@@ -67,11 +67,10 @@ def note(text: str, kind: str = "") -> str:
     return f'<p class="fc-note {kind}">{text}</p>'
 
 
-def chip(word: str, one_run: bool = False) -> str:
-    """A verdict as a word with a sign and a colour."""
-    name = word.replace(" ", "-")
-    mark = ' <small class="fc-run">one run</small>' if one_run and word != "not run" else ""
-    return f'<span class="fc-chip {name}">{SIGNS[word]} {word}</span>{mark}'
+def chip(word: str, mark: str = "") -> str:
+    """A verdict as a word with a sign and a colour, and a small word beside it."""
+    small = f' <small class="fc-run">{mark}</small>' if mark else ""
+    return f'<span class="fc-chip {word.replace(" ", "-")}">{SIGNS[word]} {word}</span>{small}'
 
 
 def link(href: str, text: str) -> str:
@@ -122,7 +121,7 @@ def accuracy_table(
         if row.kind == "heading":
             body.append(("fc-merger", [escape(row.label), f'<td colspan="{len(columns)}"></td>']))
             continue
-        label = escape(row.label) + (' <small class="fc-run">one run</small>' if row.one_run else "")
+        label = escape(row.label) + (' <small class="fc-run">one seed</small>' if row.one_run else "")
         empty = [f'<td class="fc-none" colspan="{len(columns)}">not run</td>']
         cells = [number(row.cells.get(column), marks) for column in columns] if row.cells else empty
         body.append((f"fc-{row.kind}", [label, *cells]))

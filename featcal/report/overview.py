@@ -5,40 +5,65 @@ Like show.py, every function works without results.
 
 import base64
 import io
+from collections.abc import Iterable
 from html import escape
 
 from featcal.report import shares, tables
 from featcal.report.choice import ranges_met
-from featcal.report.claims import claims, main_setting
+from featcal.report.claims import GROUPS, claims, main_setting
 from featcal.report.estimate import estimate
 from featcal.report.evidence import Evidence, read_json, select, suite_record
 from featcal.report.language import MERGER
 from featcal.report.markup import Shown, chip, estimated, fold, link, note, table
 from featcal.report.root import results_folder
-from featcal.report.show import PLACES, SEVERAL, commands, counts, label, origin, suites, verdict_table
+from featcal.report.show import PLACES, SEVERAL, commands, label, origin, suites
 from featcal.report.values import PRINTED, TASKS, TEXT_PRINTED, paper_value, place_name
+from featcal.report.verdict_table import counts, verdict_table
 from featcal.report.verdicts import WORDS, judged
+from featcal.report.verdicts import groups as count_groups
 from featcal.report.verdicts import tables as count_table
 
 RUNS = {("clip_b32", "8"): "smaller model, 8 tasks", ("clip_l14", "8"): "larger model, 8 tasks"}
-KINDS = ("Table", "Figure", "Theory")  # order in which places of the paper are counted
+KINDS = ("Section", "Table", "Figure", "Theory", "Appendix")  # order in which places of the paper are counted
 SHEET_BYTES = 150_000  # a page may have 300 KB, and base64 adds a third
 RULE = "base 40–55 · experts at least 85 · mergers 8–20 above the base and at least 20 below the experts"
 
 
 def headline(suite: str) -> Shown:
-    """What this book's numbers are, and every verdict counted."""
-    found = judged(claims(), suite, main_setting(suite))
+    """What this book's numbers are, and the verdicts of the headline set counted."""
+    found = judged([claim for claim in claims() if claim.headline], suite, main_setting(suite))
     about = suites().get(suite, {}).get("about", f"The suite {suite}.")
     text = f"<p><strong>Numbers in this book: {label(suite)}.</strong> {about}</p>"
-    text += f"<p>{len(found)} claims listed: {counts(found)}</p>"
+    text += f"<p>{len(found)} claims of the paper’s text: {counts(found)}</p>"
     return Shown(f'<div class="fc-card">{text}</div>')
 
 
 def abstract(suite: str) -> Shown:
     """The abstract's claims with the paper's numbers, beside what the suite shows."""
     chosen = [c for c in claims() if c.abstract]
-    return Shown(verdict_table(chosen, suite, "The abstract’s claims"))
+    return Shown(verdict_table(chosen, suite, f"The abstract’s claims — {label(suite)}"))
+
+
+def group_counts(suite: str) -> Shown:
+    """Verdicts of the headline set by group, and of the theorems checked numerically."""
+    frame = count_groups(suite)
+    rows = [(name, frame.loc[name]) for name in frame.index]
+    theory = rows.pop()
+    rows.append(("headline set", frame.iloc[:-1].sum()))
+    body = [("fc-total" if name == "headline set" else "", [name, *_numbers(found)]) for name, found in [*rows, theory]]
+    return Shown(table(["Claims", *map(chip, WORDS)], body, f"The headline set, counted — {label(suite)}", "fc-counts"))
+
+
+def headlines(suite: str) -> Shown:
+    """The headline set one by one, group after group."""
+    chosen = sorted((claim for claim in claims() if claim.headline), key=lambda claim: GROUPS.index(claim.group))
+    return Shown(
+        fold(f"The {len(chosen)} claims, one by one", verdict_table(chosen, suite, f"The headline set — {label(suite)}"))
+    )
+
+
+def _numbers(found: Iterable[int]) -> list[str]:
+    return [str(n) if n else "·" for n in found]
 
 
 def verdict_counts(suite: str) -> Shown:
@@ -46,7 +71,7 @@ def verdict_counts(suite: str) -> Shown:
     frame = count_table(suite)
     rows = []
     for place in sorted(frame.index, key=_order):
-        rows.append(("", [place_link(place), *(str(n) if n else "·" for n in frame.loc[place])]))
+        rows.append(("", [place_link(place), *_numbers(frame.loc[place])]))
     rows.append(("fc-total", ["all", *(str(n) for n in frame.sum())]))
     return Shown(table(["In the paper", *map(chip, WORDS)], rows, f"Verdicts counted — {label(suite)}", "fc-counts"))
 

@@ -76,7 +76,7 @@ def _ranking(suite: str, role: str) -> str:
         clear = (
             "–" if following is None else "✓" if row.ours.mean - following.ours.mean > noise(row.ours, following.ours) else "≈"
         )
-        one = ' <small class="fc-run">one run</small>' if row.ours.one_run else ""
+        one = ' <small class="fc-run">one seed</small>' if row.ours.one_run else ""
         cells = [escape(row.name) + one, str(here[i]), estimated(row.ours), clear, str(there[i]), f"{row.paper:.1f}"]
         body.append(("fc-merger" if row.method == "merged" else "", cells))
     head = ["Method", "Rank here", "Average here (%)", "Clear of the next", "Rank in the paper", "Its average (%)"]

@@ -6,10 +6,11 @@ The filter itself is book/_static/filter.js; a row says of itself what its verdi
 from html import escape
 
 from featcal.report.claims import claims, main_setting
-from featcal.report.markup import Shown, chip, table
+from featcal.report.markup import Shown, table
 from featcal.report.overview import place_link
 from featcal.report.printed import paper_says
-from featcal.report.show import commands, counts, label, measured
+from featcal.report.show import commands, label
+from featcal.report.verdict_table import counts, measured, verdict_chip
 from featcal.report.verdicts import judged
 
 
@@ -25,7 +26,7 @@ def board(suite: str) -> Shown:
     for verdict in judged(claims(), suite, main_setting(suite)):
         claim = verdict.claim
         words = f"{escape(claim.sentence)}<small>{place_link(claim.place)} · {escape(claim.source)}</small>"
-        cells = [words, chip(verdict.word, verdict.one_run), escape(paper_says(claim)) or "–", measured(verdict)]
+        cells = [words, verdict_chip(verdict), escape(paper_says(claim)) or "–", measured(verdict)]
         rows.append((f"fc-is-{verdict.word.replace(' ', '-')}", cells))
     head = ["Claim", "Verdict", "The paper’s numbers", "Measured here"]
     return Shown(table(head, rows, f"All claims — {label(suite)}", "fc-claims fc-filtered"))

@@ -14,13 +14,13 @@ from typing import Any
 import yaml
 
 from featcal.report import tables
-from featcal.report.claims import DIGITS, Claim, claims, main_setting
+from featcal.report.claims import claims, main_setting
 from featcal.report.evidence import Evidence, read_json
-from featcal.report.markup import Shown, chip, compact, fold, link, note, table
-from featcal.report.printed import in_doubt, paper_says
+from featcal.report.markup import Shown, compact, fold, link, note, table
 from featcal.report.reproduced import counted
 from featcal.report.values import PAPER_SETTINGS, PRINTED, place_name
-from featcal.report.verdicts import WORDS, Verdict, judged
+from featcal.report.verdict_table import counts, verdict_table
+from featcal.report.verdicts import judged
 
 PLACES = {  # page → role, pool, printed table
     "figure1": ("clip_b32", "8", "table01"), "figure2": ("clip_b32", "8", "table01"), "figure6": ("clip_b32", "8", "table01"),
@@ -65,46 +65,12 @@ def banner(page: str, suite: str) -> Shown:
     return Shown(f'<div class="fc-card">{head}{counted(page, suite)}</div>')
 
 
-def counts(found: list[Verdict]) -> str:
-    """Chips with how many verdicts there are of each kind."""
-    number = {word: sum(v.word == word for v in found) for word in WORDS}
-    return " ".join(f'<span class="fc-count">{chip(word)} {count}</span>' for word, count in number.items() if count)
-
-
 def verdicts(page: str, suite: str) -> Shown:
     """The page's claims, each with what was measured, what the paper prints, and the verdict at every setting of FeatCal."""
     chosen = [c for c in claims() if c.place == page]
     words = {v.claim.id: v.word for v in judged(chosen, suite, main_setting(suite))}
     chosen.sort(key=lambda claim: words[claim.id] == "not run")  # what was run first, otherwise the paper's order
-    return Shown(verdict_table(chosen, suite, "What the paper claims here"))
-
-
-def verdict_table(chosen: list[Claim], suite: str, caption: str) -> str:
-    """Claims with the paper's own numbers, what was measured here, and the verdict at each setting that all of them have."""
-    pools = {str(pool) for claim in chosen for _, pool in claim.over or [[claim.role, claim.pool]]} or {"8"}
-    first, *others = [s for s in tables.settings_shown(suite) if all(s in tables.settings_shown(suite, pool) for pool in pools)]
-    head = ["Claim", f"Verdict, {tables.setting_label(first)}", "The paper’s numbers", "Measured here"]
-    head += [f"Verdict, {tables.setting_label(s)}" for s in others]
-    columns = [judged(chosen, suite, setting) for setting in (first, *others)]
-    rows = []
-    for claim, *found in zip(chosen, *columns, strict=True):
-        doubts = "".join(f"<p>{escape(reason)}</p>" for reason in in_doubt(claim))
-        printed = escape(paper_says(claim)) + (f" {fold('in doubt', doubts)}" if doubts else "")
-        cells = [f"{escape(claim.sentence)}<small>{escape(claim.source)}</small>", chip(found[0].word, found[0].one_run), printed]
-        rows.append(("", [*cells, measured(found[0]), *(chip(v.word, v.one_run) for v in found[1:])]))
-    return table(head, rows, f"{caption} — {label(suite)}", "fc-claims")
-
-
-def measured(verdict: Verdict) -> str:
-    """The numbers behind a verdict: both sides, the margin, two standard errors."""
-    if verdict.word == "not run":
-        return '<span class="fc-none">–</span>'
-    margin = ""
-    if verdict.claim.kind not in ("spreads", "together", "apart"):
-        digits = DIGITS.get(verdict.claim.measure, 3)
-        within = f"<small>2 SE {verdict.noise:.{digits}f}</small>" if verdict.noise else ""
-        margin = f"<small>margin {verdict.margin:+.{digits}f}</small>{within}"
-    return escape(verdict.detail) + margin
+    return Shown(verdict_table(chosen, suite, f"What the paper claims here — {label(suite)}"))
 
 
 def figure(panel: str, page: str, suite: str) -> Shown:

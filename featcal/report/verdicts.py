@@ -1,27 +1,27 @@
-"""What the results say of each claim: holds, does not hold, within noise, not run.
+"""What the results say of each claim: holds, does not hold, within noise, one run, not run; of a theorem also vacuous.
 
 A margin decides only when it exceeds two standard errors (estimate.py). Our numbers are never compared with the paper's.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from featcal.report import gains
-from featcal.report.claims import DIGITS, INSIDE, Claim, claims, main_setting
-from featcal.report.estimate import estimate, noise
+from featcal.report.claims import DIGITS, GROUPS, OTHER, Claim, claims, main_setting
+from featcal.report.estimate import Difference
 from featcal.report.evidence import Evidence, select
-from featcal.report.margins import MARGINS, Side, named
-from featcal.report.values import place_name
+from featcal.report.margins import named, told
+from featcal.report.sums import measured_sum, rows_of
+from featcal.report.tables import UPSTREAMS
 
-WORDS = ("holds", "does not hold", "within noise", "not run")
-CALIBRATED = ("featcal", "surgery", "prob_surgery")
-PARTS = {"task": "tasks", "samples": "numbers of images"}  # what a claim may be about each of
+WORDS = ("holds", "does not hold", "within noise", "one run", "vacuous", "not run")
+_titled: dict[str, Callable[[Any], str]] = {"samples": "n = {:g}".format, "corruption": lambda kind: str(kind).replace("_", " ")}
 SHARE = 0.1  # "drift appears in a block": at least a tenth of the largest, so that no single block carries it
 
 
@@ -29,7 +29,9 @@ SHARE = 0.1  # "drift appears in a block": at least a tenth of the largest, so t
 class Verdict:
     """What the results say of one claim.
 
-    margin: left minus right, positive where the claim's direction is met.  noise: two standard errors.  detail: the numbers.
+    margin: positive where the claim is met.   noise: two standard errors.   one_run: whether a side was drawn with one seed only.
+    pairing: says where errors of models with the same test rows were added as if the rows were others.   detail: the numbers.
+    Of the word `one run` no error is known; which way the margin points is all there is.
     """
 
     claim: Claim
@@ -37,7 +39,13 @@ class Verdict:
     margin: float = float("nan")
     noise: float = float("nan")
     one_run: bool = False
+    pairing: str = ""
     detail: str = ""
+
+    @property
+    def met(self) -> bool:
+        """Whether the margin points the claimed way, whatever its error."""
+        return self.margin > 0
 
 
 def judged(chosen: Iterable[Claim], suite: str, setting: str, folder: Path | None = None) -> list[Verdict]:
@@ -46,154 +54,145 @@ def judged(chosen: Iterable[Claim], suite: str, setting: str, folder: Path | Non
 
 
 def tables(suite: str, folder: Path | None = None) -> pd.DataFrame:
-    """How many claims of each place of the paper hold, do not hold, are within noise, were not run."""
+    """How many claims of each place of the paper there are of each verdict."""
+    return _counted((v.claim.place, v.word) for v in judged(claims(), suite, main_setting(suite), folder))
+
+
+def groups(suite: str, folder: Path | None = None) -> pd.DataFrame:
+    """The same of the headline set, by its groups, and of the theorems that were checked numerically."""
+    chosen = [claim for claim in claims() if claim.group]
+    found = _counted((v.claim.group, v.word) for v in judged(chosen, suite, main_setting(suite), folder))
+    return found.reindex(list(GROUPS), fill_value=0)
+
+
+def _counted(pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
     counts: dict[str, Counter[str]] = {}
-    for verdict in judged(claims(), suite, main_setting(suite), folder):
-        counts.setdefault(verdict.claim.place, Counter())[verdict.word] += 1
-    return pd.DataFrame([[counts[p][w] for w in WORDS] for p in counts], index=list(counts), columns=list(WORDS))
+    for row, word in pairs:
+        counts.setdefault(row, Counter())[word] += 1
+    return pd.DataFrame([[counts[row][w] for w in WORDS] for row in counts], index=list(counts), columns=list(WORDS))
 
 
 def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) -> Verdict:
     """The verdict on one claim from the result files of one suite, with FeatCal at one of its settings."""
-    if claim.over:
-        return _everywhere(claim, suite, setting, folder)
-    if claim.kind in MARGINS:
-        return _of_several(claim, suite, setting, folder)
+    parts = _parts(claim, suite, setting, folder)
+    if parts is not None:
+        return _every(claim, {name: judge(part, suite, setting, folder) for name, part in parts.items()})
     evidence = Evidence(suite, claim.role, claim.pool, folder)
-    frame = select(evidence.table(claim.file), _where(claim, evidence))
-    if claim.measure in frame:
-        frame = frame.dropna(subset=[claim.measure])  # energy without a GPU: not measured
-    if claim.where.get("block") == "all" and not frame.empty:
-        frame = frame[~frame["block"].isin(INSIDE)]
-    left, right = (select(frame, _selector(side, setting, frame)) for side in (claim.left, claim.right))
-    if left.empty or right.empty or ("task" in frame and set(left["task"]) != set(right["task"])):
-        return Verdict(claim, "not run")
     if claim.kind == "spreads":
-        return _spreads(claim, left)
-    if claim.kind == "falls":
-        return _falls(claim, frame, left, right)
-    if claim.kind == "level":
-        return _level(_compare(claim, left, right))
+        return _spreads(claim, rows_of(claim, named(claim.left), setting, evidence))
     if claim.kind in ("together", "apart"):
-        return _gains(claim, evidence, *(_selector(side, setting, frame) for side in (claim.left, claim.right)))
-    if not claim.each:
-        whole, machine = _compare(claim, left, right), evidence.machine(claim.file)
-        return replace(whole, detail=f"{whole.detail}; {machine}") if machine else whole
-    column = claim.each
-    parts = {part: _compare(claim, left[left[column] == part], right[right[column] == part]) for part in left[column].unique()}
-    return _every(claim, parts, PARTS[column], evidence.title if column == "task" else "n = {}".format)
-
-
-def _selector(side: Side, setting: str, frame: pd.DataFrame) -> dict[str, Any]:
-    """Column values of one side; FeatCal and adapters are told apart by their settings where the file has them."""
-    wanted = named(side)
-    if wanted["method"] in CALIBRATED and "setting" in frame:
-        wanted["setting"] = setting
-    return wanted
-
-
-def _where(claim: Claim, evidence: Evidence) -> dict[str, Any]:
-    """The claim's extra columns, with `shown` and `last` filled in from the files and `all` left out."""
-    wanted = dict(claim.where)
-    if wanted.get("task") == "shown":
-        wanted["task"] = evidence.shown
-    if wanted.get("block") == "last":
-        blocks = [b for b in evidence.table(claim.file)["block"].unique() if b not in INSIDE]
-        wanted["block"] = max(blocks, default="")
-    return {column: value for column, value in wanted.items() if value != "all"}
-
-
-def _compare(claim: Claim, left: pd.DataFrame, right: pd.DataFrame) -> Verdict:
-    ours, theirs = estimate(left, claim.measure), estimate(right, claim.measure)
-    if ours is None or theirs is None:
+        return _gains(claim, evidence, setting)
+    compared = measured_sum(claim, setting, evidence)
+    if compared is None:
         return Verdict(claim, "not run")
-    margin = (ours.mean - theirs.mean) * (-1 if claim.direction == "lower" else 1)
-    allowed = noise(ours, theirs)
-    digits = DIGITS.get(claim.measure, 3)
-    detail = f"{ours.mean:.{digits}f} against {theirs.mean:.{digits}f}"
-    if claim.direction == "lower" and theirs.mean:
-        detail += f", {abs(1 - ours.mean / theirs.mean):.0%} {'lower' if ours.mean < theirs.mean else 'higher'}"
-    return Verdict(claim, _word(margin, allowed), margin, allowed, ours.one_run or theirs.one_run, detail)
+    margin = (claim.within - abs(compared.value)) if claim.kind == "level" else compared.value - claim.by
+    if claim.kind == "checked":
+        word = "vacuous" if _never_applies(claim, evidence) else "holds" if margin >= 0 else "does not hold"
+    else:
+        word = _word(margin, compared.noise) if compared.known else "one run"
+    detail = _told(claim, compared, evidence.machine(claim.file))
+    drawn = compared.one_run and claim.kind != "checked"
+    return Verdict(claim, word, margin, compared.noise, drawn, compared.pairing, detail)
+
+
+def _parts(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[str, Claim] | None:
+    """A claim about several as one claim about each, by name; None for a claim about one thing."""
+    if claim.over:
+        inner = {name: (part, _parts(part, suite, setting, folder)) for name, part in claim.parts.items()}
+        return {
+            ", ".join(filter(None, (name, n))): p for name, (part, own) in inner.items() for n, p in (own or {"": part}).items()
+        }
+    evidence = Evidence(suite, claim.role, claim.pool, folder)
+    if claim.kind in ("order", "weaker"):
+        return _pairs(claim, suite, setting, folder)
+    if not claim.each:
+        return None
+    if claim.each in ("task", OTHER):
+        values, title = evidence.tasks, evidence.title  # type: list[Any], Callable[[Any], str]
+    else:
+        rows = [rows_of(claim, side, setting, evidence) for _, side in claim.terms if claim.each not in side]
+        values, title = list(dict.fromkeys(v for one in rows for v in one[claim.each])), _titled[claim.each]
+    return {title(value): claim.of(value) for value in values if claim.is_about(value)}
+
+
+def _pairs(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[str, Claim]:
+    """Pairs of mergers that are clearly unequal before calibration, each with what is claimed of it; none where one was not run.
+
+    order: the better merger is the better one after calibration.   weaker: the worse one gains more.
+    """
+    found = {}
+    for one, other in combinations(UPSTREAMS, 2):
+        before = judge(replace(claim, kind="above", left=[one, "merged"], right=[other, "merged"]), suite, setting, folder)
+        if before.word == "not run":
+            return {}
+        better, worse = ((u, "featcal") for u in ((one, other) if before.met else (other, one)))
+        left, right = (better, worse) if claim.kind == "order" else (worse, better)
+        if before.word != "within noise":
+            kind = "above" if claim.kind == "order" else "gain"
+            found[f"{UPSTREAMS[left[0]]} over {UPSTREAMS[right[0]]}"] = replace(claim, kind=kind, left=left, right=right)
+    return found
 
 
 def _word(margin: float, allowed: float) -> str:
     return "holds" if margin > allowed else "does not hold" if margin < -allowed else "within noise"
 
 
-def _of_several(claim: Claim, suite: str, setting: str, folder: Path | None) -> Verdict:
-    """A claim about more than two models, each read from the experiment that its side names (default: the claim's)."""
-    margin_of = MARGINS[claim.kind]
-    found, tasks = [], []
-    for side in margin_of.models(claim.left, claim.right, claim.than):
-        place = {"role": claim.role, "pool": claim.pool} | named(side)
-        frame = Evidence(suite, place["role"], place["pool"], folder).table(claim.file)
-        rows = select(frame, _selector(place, setting, frame))
-        found.append(estimate(rows, claim.measure))
-        if "task" not in place:
-            tasks.append((place["role"], str(place["pool"]), frozenset(rows["task"])))
-    known = [e for e in found if e is not None]
-    if len(known) < len(found) or len(set(tasks)) > len({t[:2] for t in tasks}):
-        return Verdict(claim, "not run")
-    margin = margin_of.margin([e.mean for e in known])
-    allowed = margin_of.noise(known)
-    detail = margin_of.words([e.mean for e in known])
-    return Verdict(claim, _word(margin, allowed), margin, allowed, any(e.one_run for e in known), detail)
+def _told(claim: Claim, compared: Difference, machine: str) -> str:
+    """The means in words, what was asked for beyond them, and the machine of a measured file."""
+    detail = told(claim.kind, compared.means, DIGITS.get(claim.measure, 3))
+    ours, theirs = compared.means[:2]
+    if claim.times != 1:
+        detail += f": {theirs / ours:.1f} times, asked for {claim.times:g}"
+    elif claim.direction == "lower" and ours != theirs != 0:
+        detail += f", {abs(1 - ours / theirs):.0%} {'lower' if ours < theirs else 'higher'}"
+    if claim.by:
+        detail += f": {compared.value:+.1f}, asked for {claim.by:+g}"
+    if claim.kind == "level":
+        detail += f": {compared.value:+.1f}, allowed ±{claim.within:g}"
+    return f"{detail}; {machine}" if machine else detail
 
 
-def _everywhere(claim: Claim, suite: str, setting: str, folder: Path | None) -> Verdict:
-    """A claim about several experiments: holds when it holds in each, does not hold when one clearly says so."""
-    parts = {
-        place_name(role, str(pool)): judge(replace(claim, role=role, pool=str(pool), over=[]), suite, setting, folder)
-        for role, pool in claim.over
-    }
-    if any(part.word == "not run" for part in parts.values()):
-        return Verdict(claim, "not run")
-    return _every(claim, parts, claim.parts, str)
+def _never_applies(claim: Claim, evidence: Evidence) -> bool:
+    """Whether a statement's condition was looked for and met in no case at all."""
+    wanted = {"statement": claim.where.get("statement", ""), "quantity": "applies", "method": named(claim.left).get("method")}
+    share = select(evidence.table(claim.file), wanted)
+    return bool(len(share)) and not share["value"].any()
 
 
-def _every(claim: Claim, parts: dict[Any, Verdict], unit: str, title: Callable[[Any], str]) -> Verdict:
-    """Holds when it holds in every part, does not hold when one part clearly says so."""
+def _every(claim: Claim, parts: dict[str, Verdict]) -> Verdict:
+    """Holds when it holds in every part, does not hold when one part clearly says so; shown is the part that decided it."""
     words = Counter(part.word for part in parts.values())
-    whole = "does not hold" if words["does not hold"] else "holds" if words["holds"] == len(parts) else "within noise"
-    name, worst = min(parts.items(), key=lambda item: item[1].margin - item[1].noise)
-    digits = DIGITS.get(claim.measure, 3)
-    least = f"{title(name)}, {worst.margin:+.{digits}f}"
-    detail = f"clear of noise on {words['holds']} of {len(parts)} {unit}; least clear: {least}"
-    return Verdict(claim, whole, worst.margin, worst.noise, any(part.one_run for part in parts.values()), detail)
-
-
-def _level(compared: Verdict) -> Verdict:
-    """Holds when the two sides differ by no more than noise, either way."""
-    return replace(compared, word="holds" if compared.word == "within noise" else "does not hold")
-
-
-def _falls(claim: Claim, frame: pd.DataFrame, left: pd.DataFrame, right: pd.DataFrame) -> Verdict:
-    """Holds when the left point of a sweep lies further below its curve's chosen value than the right one below its own."""
-    ends = []
-    for rows in (left, right):
-        curve = select(frame, {name: rows[name].iloc[0] for name in ("upstream", "setting", "parameter")})
-        ends += [estimate(select(curve, {"chosen": 1})), estimate(rows)]
-    found = [end for end in ends if end is not None]
-    if len(found) < len(ends):
-        return Verdict(claim, "not run")
-    ours, theirs = found[0].mean - found[1].mean, found[2].mean - found[3].mean
-    margin, allowed = ours - theirs, 2 * math.sqrt(sum(end.variance for end in found))
-    one_run = any(end.one_run for end in found)
-    return Verdict(claim, _word(margin, allowed), margin, allowed, one_run, f"falls by {ours:.1f} against {theirs:.1f}")
+    whole = next((w for w in ("not run", "does not hold", "within noise", "one run", "holds") if words[w]), "not run")
+    if whole == "not run":
+        return Verdict(claim, whole)
+    deciding = {name: part for name, part in parts.items() if part.word == whole}
+    sign = 1 if whole == "does not hold" else -1  # the clearest failure, or the part that is least clear
+    name, part = min(deciding.items(), key=lambda item: item[1].margin + sign * item[1].noise)
+    unit = "pairs of mergers" if claim.kind in ("order", "weaker") else claim.unit
+    counted = [f"{words['holds']} of {len(parts)} {unit}"] if words["holds"] or not words["one run"] else []
+    counted += [f"as claimed on {sum(v.met for v in parts.values())} of {len(parts)} {unit}"] if words["one run"] else []
+    counted += [f"fails on {words['does not hold']}"] if words["does not hold"] else []
+    counted += [f"{words['within noise']} within noise"] if words["within noise"] else []
+    least = "least clear" if whole == "holds" else "least" if whole == "one run" else "decided by"
+    detail = f"{', '.join(counted)}; {least}: {name}"
+    one_run, pairings = any(v.one_run for v in parts.values()), {v.pairing for v in parts.values()}
+    pairing = pairings.pop() if len(pairings) == 1 else "partly unpaired"
+    return Verdict(claim, whole, part.margin, part.noise, one_run, pairing, detail)
 
 
 def _spreads(claim: Claim, rows: pd.DataFrame) -> Verdict:
-    """Holds when more than half of the blocks have at least a tenth of the largest block's drift."""
+    """Whether more than half of the blocks have at least a tenth of the largest block's drift."""
+    if rows.empty:
+        return Verdict(claim, "not run")
     blocks = rows.groupby("block")[claim.measure].mean()
     seen = int((blocks >= SHARE * blocks.max()).sum())
-    word = "holds" if 2 * seen > len(blocks) else "does not hold"
-    return Verdict(claim, word, seen - len(blocks) / 2, 0.0, False, f"{seen} of {len(blocks)} blocks")
+    return Verdict(claim, "one run", seen - len(blocks) / 2, 0.0, False, "", f"{seen} of {len(blocks)} blocks")
 
 
-def _gains(claim: Claim, evidence: Evidence, left: dict[str, Any], right: dict[str, Any]) -> Verdict:
+def _gains(claim: Claim, evidence: Evidence, setting: str) -> Verdict:
     """Of two gains, cosine and accuracy: whether they go together over tasks, or one comes without the other."""
-    found = gains.gains(evidence, left, right)
+    found = gains.gains(evidence, *(named(side) | {"setting": setting} for side in (claim.left, claim.right)))
     if found.empty:
         return Verdict(claim, "not run")
     word, margin, allowed, detail = gains.together(found) if claim.kind == "together" else gains.apart(found, evidence)
-    return Verdict(claim, word, margin, allowed, True, detail)
+    return Verdict(claim, word, margin, allowed, True, "", detail)
