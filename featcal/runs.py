@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from featcal.baselines.settings import ProbSurgery, Surgery, Training
+from featcal.errors import UnknownKey
 from featcal.settings import Calibration, number, require, text, whole_number
 
 SETTINGS = ("suite", "paper")
@@ -22,9 +23,23 @@ STREAMS = {
     "regmean": "train", "regmean_plus_plus": "train", "lot": "train",
 }  # fmt: skip
 Pool = int | str  # of images by the number of tasks, of texts by name
+HEADLINE_POOL = 8  # of Tables 1 and 7, with every merger and all controls
 TEXT_POOLS = GLUE_POOL, DOMAIN_POOL = "glue", "mergebench"
 ANCHOR, RESCALED = "anchor", "rescaled"  # methods of the controls, as results call them
 SPLITS = {"train": "train", "test_unlabelled": "test"}
+
+
+def role_and_pool(key: str, place: str = "role and pool") -> tuple[str, Pool]:
+    """`clip_b32-8` as ("clip_b32", 8), `llama_3b-mergebench` as ("llama_3b", "mergebench"). Raises: UnknownKey."""
+    role, _, pool = str(key).rpartition("-")
+    if not role or not (pool.isdigit() or pool in TEXT_POOLS):
+        raise UnknownKey(place, str(key), ["clip_b32-8", "clip_l14-8", "flan_t5_base-glue", "llama_3b-mergebench"])
+    return role, int(pool) if pool.isdigit() else pool
+
+
+def keys_of(run: Any) -> tuple[str, str]:
+    """What a run belongs to: its role and pool (`clip_b32-14`), and one merged model of them (`clip_b32-8-wudi`)."""
+    return f"{run.role}-{run.pool}", f"{run.role}-{run.pool}-{run.upstream}"
 
 
 @dataclass(frozen=True)
