@@ -1,10 +1,11 @@
 """One entry of params.yaml into runs: the chosen suite's group of settings, checked, with errors that name the place.
 
-An entry is called <role>-<pool>. Null instead of a group means that the suite does not run the experiment. What starts from merged
-models tells under `from` what differs there from the group. Knows single entries; what refers to what is checked in experiments.py.
+An entry is called <role>-<pool>. Null instead of a group means that the suite does not run the experiment. What starts from
+merged models tells under `from` what differs there from the group. Knows single entries; what refers to what is checked in
+experiments.py.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -88,25 +89,30 @@ def starts(place: str, entry: Any, made: Mapping[str, MergeRun]) -> dict[str, An
     for upstream, row in rows.items():
         if upstream not in there:
             raise UnknownKey(f"{place}.{FROM}", str(upstream), list(there))
-        require(row is None or isinstance(row, dict), f"{place}.{FROM}.{upstream}", row, "must be a mapping of what differs, or null")
+        fine = row is None or isinstance(row, dict)
+        require(fine, f"{place}.{FROM}.{upstream}", row, "must be a mapping of what differs, or null")
     return {upstream: row if there[upstream] else None for upstream, row in rows.items()}
 
 
-def differing(place: str, group: Entry, row: Entry, words: tuple[str, ...]) -> Iterator[tuple[str, Entry]]:
-    """Settings by word, in the order of `words`: those of the group with what the row changes.
+def differing(group: tuple[str, Entry], row: tuple[str, Entry], words: tuple[str, ...]) -> dict[str, tuple[str, Entry]]:
+    """Settings by word, in the order of `words`, with their place: those of the group with what the row changes.
 
     A word that is null in the group is not run, whatever the row says; one that is null in the row is not run there; one that the
-    group does not name is the row's alone. Raises: UnknownKey for another word.
+    group does not name is the row's alone. group, row: the place of each and what it holds. Raises: UnknownKey for another word.
     """
-    for where, mapping in ((place, group), (f"{place} at {FROM}", row)):
-        for word, settings in mapping.items():
+    for place, held in (group, row):
+        for word, settings in held.items():
             if word not in words:
-                raise UnknownKey(where, str(word), list(words))
-            require(settings is None or isinstance(settings, dict), f"{where}.{word}", settings, "must be a mapping of settings, or null")
+                raise UnknownKey(place, str(word), list(words))
+            fine = settings is None or isinstance(settings, dict)
+            require(fine, f"{place}.{word}", settings, "must be a mapping of settings, or null")
+    found: dict[str, tuple[str, Entry]] = {}
     for word in words:
-        both = [mapping[word] for mapping in (group, row) if word in mapping]
-        if both and None not in both:
-            yield word, {key: value for settings in both for key, value in settings.items()}
+        both = [(place, held[word]) for place, held in (group, row) if word in held]
+        if both and all(settings is not None for _, settings in both):
+            merged = {key: value for _, settings in both for key, value in settings.items()}
+            found[word] = (f"{both[-1][0]}.{word}", merged)
+    return found
 
 
 def calibrate_runs(key: str, entry: Any, suite: str, made: Mapping[str, MergeRun]) -> dict[str, CalibrateRun]:
@@ -116,13 +122,12 @@ def calibrate_runs(key: str, entry: Any, suite: str, made: Mapping[str, MergeRun
     group = for_suite(f"calibrate.{key}", entry, suite, (FROM,))
     found = {}
     for upstream, row in starts(f"calibrate.{key}", entry, made).items():
-        chosen = {} if group is None or row is None else dict(differing(place, group, row, SETTINGS))
+        own = (f"calibrate.{key}.{FROM}.{upstream}", row)
+        chosen = {} if group is None or row is None else differing((place, group), own, SETTINGS)
         for setting in SETTINGS:
-            words = {"role": role, "pool": pool, "upstream": upstream, "setting": setting}
+            words: dict[str, Any] = {"role": role, "pool": pool, "upstream": upstream, "setting": setting}
             found[f"{key}-{upstream}-{setting}"] = (
-                calibration(f"{place}.{setting}", chosen[setting], words)
-                if setting in chosen
-                else CalibrateRun(**words, calibration=None)
+                calibration(*chosen[setting], words) if setting in chosen else CalibrateRun(**words, calibration=None)
             )
     return found
 
@@ -145,21 +150,21 @@ def adapt_runs(key: str, entry: Any, suite: str, made: Mapping[str, MergeRun]) -
         settings = None
         if own is not None and row is not None:
             require(isinstance(own, dict), f"{place}.{method}", own, "must be a mapping of settings by their word")
-            changes = row.get(method) or {}
-            chosen = dict(differing(f"{place}.{method}", own, changes, ADAPTER_SETTINGS))
-            settings = adapter_settings(f"{place}.{method}", method, chosen, texts=isinstance(pool, str)) or None
+            changes = (f"adapt.{key}.{FROM}.{upstream}.{method}", row.get(method, {}))
+            require(isinstance(changes[1], dict), *changes, "must be a mapping of what differs")
+            chosen = differing((f"{place}.{method}", own), changes, ADAPTER_SETTINGS)
+            settings = adapter_settings(method, chosen, texts=isinstance(pool, str)) or None
         found[f"{key}-{upstream}-{method}"] = AdaptRun(role, pool, upstream, method, settings)
     return found
 
 
-def adapter_settings(place: str, method: str, chosen: Entry, texts: bool = False) -> dict[str, AdapterSetting]:
-    """Trainings of one method's adapters by the word of their settings.
+def adapter_settings(method: str, chosen: Mapping[str, tuple[str, Entry]], texts: bool) -> dict[str, AdapterSetting]:
+    """Trainings of one method's adapters by the word of their settings, each given with its place.
 
     texts: of language models, whose adapters are trained where an answer is read, which unlabelled texts do not have.
     """
     settings = {}
-    for name, group in chosen.items():
-        where = f"{place}.{name}"
+    for name, (where, group) in chosen.items():
         settings[name] = _adapter_setting(where, method, group, texts)
         streams = "train" if texts or name.endswith("_train") else "test_unlabelled"
         require(settings[name].draw.stream == streams, f"{where}.stream", settings[name].draw.stream, f"must be {streams}")

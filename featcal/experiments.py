@@ -1,6 +1,7 @@
 """params.yaml read and checked once: which models are merged, calibrated, adapted, evaluated and measured, with which settings.
 
-Every entry carries one group of settings per suite; only the chosen suite's is used, and null means that the suite does not run it. Knows nothing of torch, models or where results go.
+Every entry carries one group of settings per suite; only the chosen suite's is used, and null means that the suite does not run
+it. Knows nothing of torch, models or where results go.
 """
 
 from collections.abc import Callable, Mapping
@@ -136,8 +137,8 @@ def _require_seeds(place: str, measured: MeasureRun, found: Experiments) -> None
     merged = f"{key}-{measured.upstream}"
     made: dict[str, tuple[int, ...]] = {}
     for name in measured.settings:
-        wanted = f"{merged}-{name}"
-        made[f"calibrate.{key} from {measured.upstream} at {name}"] = found.calibrate[wanted].seeds if wanted in found.calibrate else ()
+        calibrated = found.calibrate.get(f"{merged}-{name}")
+        made[f"calibrate.{key} from {measured.upstream} at {name}"] = calibrated.seeds if calibrated else ()
         trained = {a.method: a.settings or {} for k, a in found.adapt.items() if k.startswith(f"{merged}-")}
         for method, settings in trained.items():
             if name in settings:

@@ -83,7 +83,7 @@ def pick(place: str, entries: Mapping[str, T], key: str) -> T:
 
 
 def runs_of(section: str, runs: Mapping[str, T], key: str) -> dict[str, T]:
-    """The runs of a role and pool (`clip_b32-14`), or of one merged model (`clip_b32-8-wudi`). Raises: UnknownKey with the nearest."""
+    """The runs of a role and pool (`clip_b32-14`), or of one merged model (`clip_b32-8-wudi`). Raises: UnknownKey."""
     found = {name: run for name, run in runs.items() if key in keys_of(run)}
     if not found:
         raise UnknownKey(section, key, list(dict.fromkeys(one for run in runs.values() for one in keys_of(run))))
