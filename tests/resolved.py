@@ -10,19 +10,19 @@ from typing import Any
 import networkx
 import yaml
 
-from pipeline import ROOT, files
+from pipeline import PAGES, ROOT, files
 
 PARAMS = "params.yaml"
 
 
 @cache
 def resolved() -> networkx.DiGraph:
-    """The names of all stages, each with an edge to those it needs, the entries of params.yaml that it reads, and its file."""
+    """The names of all stages, each with an edge to those it needs, its command, the entries of params.yaml it reads, its file."""
     from dvc.repo import Repo
 
     graph = networkx.DiGraph()
     with tempfile.TemporaryDirectory() as work:
-        for file in (*files(), ROOT / PARAMS):
+        for file in (*files(), PAGES, ROOT / PARAMS):
             copied = Path(work) / file.relative_to(ROOT)
             copied.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copied)
@@ -30,9 +30,8 @@ def resolved() -> networkx.DiGraph:
         with Repo(work) as repo:
             for stage in repo.index.graph:
                 reads = [entry for dep in stage.params if Path(dep.def_path).name == PARAMS for entry in dep.params]
-                graph.add_node(
-                    stage.name, reads=tuple(reads), file=str(Path(stage.path).resolve().relative_to(Path(work).resolve()))
-                )
+                file = Path(stage.path).resolve().relative_to(Path(work).resolve())
+                graph.add_node(stage.name, cmd=stage.cmd, reads=tuple(reads), file=str(file))
             graph.add_edges_from((stage.name, needed.name) for stage, needed in repo.index.graph.edges)
     return graph
 
