@@ -45,7 +45,7 @@ ADAPTED = {"samples": 16, "steps": 3, "seeds": [42]}
 
 
 def smoke_params(root: Path = ROOT) -> dict:
-    """params.yaml, its groups written out wherever they are meant, with a smoke group in every entry, made from the mini group."""
+    """params.yaml, groups written out wherever they are meant, with a smoke group in every entry, made from the mini group."""
     params = json.loads(json.dumps(yaml.safe_load((root / "params.yaml").read_text())))
     params["suite"] = "smoke"
     for key, mergers in params["merge"].items():
@@ -75,8 +75,9 @@ def smoke_params(root: Path = ROOT) -> dict:
 def _merger(key: str, name: str, group: dict) -> dict:
     """The smoke group of a merger."""
     if key.endswith("-14"):
-        return {**group, **SHORT.get(name, {}), **({"scale": 0.3} if name == "task_arithmetic" else {})}  # a quarter is the average
-    if name == "adamerging" or name == "wudi":
+        scale = {"scale": 0.3} if name == "task_arithmetic" else {}  # of four tasks, a quarter would be the average
+        return {**group, **SHORT.get(name, {}), **scale}
+    if name in SHORT:
         return SHORT[name]
     return {"samples": 16, "batch": 8} if "stream" in group else group
 

@@ -305,7 +305,8 @@ def switch_to_a_suite_without_roles(work: Path) -> None:
     start, end = text.index("roles:"), text.index("fine_tune:")
     (work / "suites/bare.yaml").write_text(text[:start] + "roles: {clip_b32: null}\n" + text[end:])
     params = yaml.safe_load((work / "params.yaml").read_text())
-    groups = [entry for section, entries in params.items() if section not in ("suite", "methods", "merge") for entry in entries.values()]
+    sections = [entries for name, entries in params.items() if name not in ("suite", "methods", "merge")]
+    groups = [entry for entries in sections for entry in entries.values()]
     for group in (*groups, *(group for mergers in params["merge"].values() for group in mergers.values())):
         group["bare"] = None
     (work / "params.yaml").write_text(yaml.safe_dump(params | {"suite": "bare"}, sort_keys=False))
