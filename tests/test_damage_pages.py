@@ -108,4 +108,4 @@ def test_questions_are_answered_with_margins(project):
 
 def test_a_study_page_names_its_own_files(project):
     text = study.provenance("table06", "mini", "corrupted").text
-    assert "clip_b32-8.corrupted.csv" in text and "sweep" not in text and "dvc repro page_table06" in text
+    assert "clip_b32-8.corrupted.csv" in text and "sweep" not in text and "dvc repro page@table06" in text
