@@ -1,11 +1,12 @@
 """params.yaml read and checked once: which models are merged, calibrated, adapted, evaluated and measured, with which settings.
 
-Every experiment carries one group of settings per suite; only the chosen suite's is used, and null means that the suite does not
-run it. Knows nothing of torch, models or where results go.
+Every entry carries one group of settings per suite; only the chosen suite's is used, and null means that the suite does not run
+it. Knows nothing of torch, models or where results go.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,17 +14,14 @@ import yaml
 
 from featcal import entries
 from featcal.errors import BadFile, MissingPath, UnknownKey
-from featcal.pools import WholePool, language_pool, larger_pool
-from featcal.runs import AblateRun, AdaptRun, CalibrateRun, MeasureRun, MergeRun, MultitaskRun, Pool
+from featcal.runs import AblateRun, AdaptRun, CalibrateRun, MeasureRun, MergeRun, MultitaskRun, Pool, role_and_pool
 from featcal.settings import require
 from featcal.studies import STUDIES, study_run
 
 T = TypeVar("T")
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # LibYAML's, where PyYAML was built with it, is six times as fast
-SECTIONS = (
-    "suite", "anchors", "merge", "merge_with_data", "upstreams", "calibrate", "adapt", "ablate", "multitask", "larger_pools",
-    "language_pools", "prepare", "measure", *STUDIES, "page",
-)  # fmt: skip
+METHODS = "methods"  # settings with names, for the experiments to share; not experiments
+SECTIONS = ("suite", METHODS, "merge", "calibrate", "adapt", "ablate", "multitask", "measure", *STUDIES)
 
 
 @dataclass(frozen=True)
@@ -31,20 +29,18 @@ class Experiments:
     """What params.yaml asks for, in the chosen suite."""
 
     suite: str
-    merge: Mapping[str, MergeRun]  # with and without data; of larger pools too, as calibrate and adapt
+    merge: Mapping[str, MergeRun]  # with and without data
     calibrate: Mapping[str, CalibrateRun]
     adapt: Mapping[str, AdaptRun]
     ablate: Mapping[str, AblateRun | None]  # None: not run in this suite
     multitask: Mapping[str, MultitaskRun | None]
-    pools: Mapping[str, WholePool]  # larger pools of images, and pools of texts
     measure: Mapping[str, MeasureRun | None]
     studies: Mapping[str, Mapping[str, Any]]  # by kind, by key; None: not run in this suite
     prepared: tuple[tuple[str, Pool], ...]  # roles and pools
-    raw: Mapping[str, Any] = field(repr=False)
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """All that `prepare` names."""
+        """All that have merged models."""
         return tuple(dict.fromkeys(role for role, _ in self.prepared))
 
     def merged_in(self, role: str, pool: Pool) -> dict[str, MergeRun]:
@@ -94,41 +90,37 @@ def load_experiments(path: Path, suite: str | None = None) -> Experiments:
         raise UnknownKey("suite", suite, there)
 
     def read(name: str, kind: Callable[[str, Any, str], T]) -> dict[str, T]:
-        return {key: kind(f"{name}.{key}", entry, suite) for key, entry in _section(raw, name).items()}
+        return {key: kind(key, entry, suite) for key, entry in _section(raw, name).items()}
 
-    alone, with_data = read("merge", entries.merge_run), read("merge_with_data", entries.merge_run)
-    for key in set(alone) & set(with_data):
-        require(False, f"merge_with_data.{key}", key, "is a merged model of `merge` already")
-    whole = read("larger_pools", larger_pool) | read("language_pools", language_pool)
+    merged = read("merge", entries.merge_runs)
+
+    def read_from(name: str, kind: Callable[..., Mapping[str, T]]) -> dict[str, T]:
+        found: dict[str, T] = {}
+        for key, entry in _section(raw, name).items():
+            if key not in merged:
+                raise UnknownKey(name, str(key), list(merged))
+            found |= kind(key, entry, suite, merged[key])
+        return found
+
     found = Experiments(
         suite=suite,
-        merge=alone | with_data | _pooled(whole, "merge"),
-        calibrate=read("calibrate", entries.calibrate_run) | _pooled(whole, "calibrate"),
-        adapt=read("adapt", entries.adapt_run) | _pooled(whole, "adapt"),
-        ablate=read("ablate", entries.ablate_run),
+        merge={key: run for runs in merged.values() for key, run in runs.items()},
+        calibrate=read_from("calibrate", entries.calibrate_runs),
+        adapt=read_from("adapt", entries.adapt_runs),
+        ablate=read_from("ablate", entries.ablate_runs),
         multitask=read("multitask", entries.multitask_run),
-        pools=whole,
         measure=read("measure", entries.measure_run),
-        studies={kind: read(kind, study_run) for kind in STUDIES},
-        prepared=(*_prepared(raw), *((pool.role, pool.pool) for pool in whole.values() if isinstance(pool.pool, str))),
-        raw=raw,
+        studies={kind: read(kind, partial(study_run, kind)) for kind in STUDIES},
+        prepared=tuple(role_and_pool(key) for key in merged),
     )
     _check_references(found)
     return found
 
 
-def _pooled(pools: Mapping[str, WholePool], part: str) -> dict[str, Any]:
-    """The runs of one part of every whole pool, by key."""
-    return {key: run for pool in pools.values() for key, run in getattr(pool, part).items()}
-
-
 def _check_references(found: Experiments) -> None:
-    """Whatever starts from a merged model names one that is made in this suite, and what is measured has been calibrated."""
-    runs: dict[str, Any] = {f"calibrate.{k}": v for k, v in found.calibrate.items()}
-    runs |= {f"adapt.{k}": v for k, v in found.adapt.items()}
-    runs |= {f"ablate.{k}": v.whole for k, v in found.ablate.items() if v}
-    runs |= {f"measure.{k}": v for k, v in found.measure.items() if v}
-    runs |= {f"{kind}.{k}": v for kind, studies in found.studies.items() for k, v in studies.items() if v}
+    """Whatever a study starts from is a merged model, and what is measured has been calibrated."""
+    runs: dict[str, Any] = {f"measure.{k}.{found.suite}": v for k, v in found.measure.items() if v}
+    runs |= {f"{kind}.{k}.{found.suite}": v for kind, studies in found.studies.items() for k, v in studies.items() if v}
     for place, run in runs.items():
         for name in getattr(run, "upstreams", None) or (run.upstream,):
             upstream = f"{run.role}-{run.pool}-{name}"
@@ -141,27 +133,19 @@ def _check_references(found: Experiments) -> None:
 
 def _require_seeds(place: str, measured: MeasureRun, found: Experiments) -> None:
     """Every calibrated model that is measured must be made in this suite, and adapters where the suite trains them at all."""
-    merged = f"{measured.role}-{measured.pool}-{measured.upstream}"
+    key = f"{measured.role}-{measured.pool}"
+    merged = f"{key}-{measured.upstream}"
     made: dict[str, tuple[int, ...]] = {}
     for name in measured.settings:
-        wanted = f"{merged}-{name}"
-        made[f"calibrate.{wanted}"] = found.calibrate[wanted].seeds if wanted in found.calibrate else ()
-        trained = {k: a.settings or {} for k, a in found.adapt.items() if k.startswith(f"{merged}-")}
-        made |= {f"adapt.{k}.{name}": settings[name].seeds for k, settings in trained.items() if name in settings}
+        calibrated = found.calibrate.get(f"{merged}-{name}")
+        made[f"calibrate.{key} from {measured.upstream} at {name}"] = calibrated.seeds if calibrated else ()
+        trained = {a.method: a.settings or {} for k, a in found.adapt.items() if k.startswith(f"{merged}-")}
+        for method, settings in trained.items():
+            if name in settings:
+                made[f"adapt.{key} from {measured.upstream}, {method} at {name}"] = settings[name].seeds
     for run, seeds in made.items():
         words = f"must be one of the seeds of {run} ({', '.join(map(str, seeds)) or 'none in this suite'})"
         require(measured.seed in seeds, place, measured.seed, words)
-
-
-def _prepared(raw: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
-    """Roles and pools that are prepared, each under the name <role>-<pool>."""
-    found = []
-    for key, entry in _section(raw, "prepare").items():
-        role, _, pool = str(key).rpartition("-")
-        fine = isinstance(entry, dict) and entry == {"role": role} and pool.isdigit()
-        require(fine, f"prepare.{key}", entry, "must hold `role:` and nothing else, and be called <role>-<pool>")
-        found.append((role, int(pool)))
-    return tuple(found)
 
 
 def _section(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -9,22 +9,38 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from featcal.baselines.settings import AdapterMethod, MeanShift, ProbSurgery, Surgery
+from featcal.errors import UnknownKey
 from featcal.settings import Calibration, number, require, text, whole_number
 
 SETTINGS = ("suite", "paper")
-# `suite` keeps the paper's proportion of an adapter to the width of the features, `paper` its absolute size; both on the stream
-# of the method's own source, the others on the training images that FeatCal sees. A mean shift has no size, only a stream.
+# `suite` keeps the published code's proportion of an adapter to the width of the features, `paper` its absolute size; both on the
+# stream of the method's own source, the others on the training images that FeatCal sees. A mean shift has no size, only a stream.
 ADAPTER_SETTINGS = ("suite", "paper", "suite_train", "paper_train")
 ADAPTERS: dict[str, type[AdapterMethod]] = {"surgery": Surgery, "prob_surgery": ProbSurgery, "mean_shift": MeanShift}
+TEXT_ADAPTERS = ("surgery", "prob_surgery")  # those that stand before a language head
 # Which images a method sees where params.yaml leaves `stream` out: those that the paper's comparison gave it.
 STREAMS = {
     "adamerging": "test_unlabelled", "surgery": "test_unlabelled", "prob_surgery": "test_unlabelled",
     "mean_shift": "test_unlabelled", "regmean": "train", "regmean_plus_plus": "train", "lot": "train",
 }  # fmt: skip
 Pool = int | str  # of images by the number of tasks, of texts by name
+HEADLINE_POOL = 8  # of Tables 1 and 7, with every merger and all controls
 TEXT_POOLS = GLUE_POOL, DOMAIN_POOL = "glue", "mergebench"
 ANCHOR, RESCALED = "anchor", "rescaled"  # methods of the controls, as results call them
 SPLITS = {"train": "train", "test_unlabelled": "test"}
+
+
+def role_and_pool(key: str, place: str = "role and pool") -> tuple[str, Pool]:
+    """`clip_b32-8` as ("clip_b32", 8), `llama_3b-mergebench` as ("llama_3b", "mergebench"). Raises: UnknownKey."""
+    role, _, pool = str(key).rpartition("-")
+    if not role or not (pool.isdigit() or pool in TEXT_POOLS):
+        raise UnknownKey(place, str(key), ["clip_b32-8", "clip_l14-8", "flan_t5_base-glue", "llama_3b-mergebench"])
+    return role, int(pool) if pool.isdigit() else pool
+
+
+def keys_of(run: Any) -> tuple[str, str]:
+    """What a run belongs to: its role and pool (`clip_b32-14`), and one merged model of them (`clip_b32-8-wudi`)."""
+    return f"{run.role}-{run.pool}", f"{run.role}-{run.pool}-{run.upstream}"
 
 
 @dataclass(frozen=True)

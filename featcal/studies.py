@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from featcal.baselines.settings import ProbSurgery, Surgery
 from featcal.choices import ChoicesStudy
-from featcal.entries import Entry, for_suite
-from featcal.runs import SETTINGS, Draw, Reading
+from featcal.entries import for_suite
+from featcal.runs import SETTINGS, Draw, Reading, role_and_pool
 from featcal.settings import Calibration, from_mapping, require, several, text, whole_number
 from featcal.sweeps import Sweep, SweepStudy
 from featcal.tunings import TuneStudy
@@ -196,13 +196,11 @@ NESTED: dict[str, type[Any]] = {
 }  # fmt: skip
 
 
-def study_run(place: str, entry: Entry, suite: str) -> Any:
+def study_run(kind: str, key: str, entry: Any, suite: str) -> Any:
     """One entry of a study's section, as its dataclass; None where the suite does not run it."""
-    chosen = for_suite(place, entry, suite, ("role", "pool"))
-    if chosen is None:
-        return None
-    kind = STUDIES[place.partition(".")[0]]
-    return _filled(kind, {"role": entry["role"], "pool": entry["pool"], **chosen}, f"{place}.{suite}")
+    role, pool = role_and_pool(key, kind)
+    chosen = for_suite(f"{kind}.{key}", entry, suite)
+    return None if chosen is None else _filled(STUDIES[kind], {"role": role, "pool": pool, **chosen}, f"{kind}.{key}.{suite}")
 
 
 def _filled(kind: type[Any], mapping: Mapping[str, Any], place: str) -> Any:

@@ -11,7 +11,10 @@ SWEPT = ("ridge", "anchor_blend", "interpolation")
 
 @dataclass(frozen=True)
 class Sweep:
-    """One of λ, ρ and α varied at a time, the other two as in `featcal`; an empty list leaves one out."""
+    """One of λ, ρ and α varied at a time, the other two as in `featcal`; an empty list leaves one out.
+
+    The value of `featcal`, which the others are compared with, is always among them.
+    """
 
     setting: str
     featcal: Calibration
@@ -26,7 +29,9 @@ class Sweep:
             if values != ():
                 several(f"around.{name}", values, number)
                 own = getattr(self.featcal, name)
-                require(own in values, f"around.{name}", values, f"must hold {own:g}, which is what the others are compared with")
+                if own not in values:
+                    values = tuple(sorted((*values, own)))
+                    object.__setattr__(self, name, values)
                 for value in values:
                     self.at(name, value)
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import featcal  # before transformers
 from featcal.models.load import load_model, load_tokenizer
-from featcal.runs import DOMAIN_POOL, Draw
-from featcal.stages.context import Context, load_context, role_and_pool
+from featcal.runs import DOMAIN_POOL, Draw, role_and_pool
+from featcal.stages.context import Context, load_context
 from featcal.stages.text_streams import text_stream
 from featcal.stages.workers import fan_out
 from featcal.storage.results import read_json, write_json

@@ -5,6 +5,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "pipeline/pages.yaml"  # what the stage `page` is repeated for
 
 
 def files(root: Path = ROOT, name: str = "dvc.yaml") -> list[Path]:

@@ -36,7 +36,8 @@ RECORD = "rehearsal.json"
 def rehearsal_params(root: Path = ROOT) -> dict[str, Any]:
     """params.yaml with `suite: paper` and fewer samples, steps, seeds and swept values; every experiment stays."""
     params: dict[str, Any] = yaml.safe_load((root / "params.yaml").read_text())
-    del params["anchors"]
+    params = json.loads(json.dumps(params))  # groups written out wherever they are meant
+    del params["methods"]
     return {name: fewer(section) for name, section in params.items()} | {"suite": SUITE}
 
 

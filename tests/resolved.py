@@ -10,19 +10,19 @@ from typing import Any
 import networkx
 import yaml
 
-from pipeline import ROOT, files
+from pipeline import PAGES, ROOT, files
 
 PARAMS = "params.yaml"
 
 
 @cache
 def resolved() -> networkx.DiGraph:
-    """The names of all stages, each with an edge to those it needs, the entries of params.yaml that it reads, and its file."""
+    """The names of all stages, each with an edge to those it needs, with its command, file, paths and entries of params.yaml."""
     from dvc.repo import Repo
 
     graph = networkx.DiGraph()
     with tempfile.TemporaryDirectory() as work:
-        for file in (*files(), ROOT / PARAMS):
+        for file in (*files(), PAGES, ROOT / PARAMS):
             copied = Path(work) / file.relative_to(ROOT)
             copied.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copied)
@@ -30,11 +30,16 @@ def resolved() -> networkx.DiGraph:
         with Repo(work) as repo:
             for stage in repo.index.graph:
                 reads = [entry for dep in stage.params if Path(dep.def_path).name == PARAMS for entry in dep.params]
-                graph.add_node(
-                    stage.name, reads=tuple(reads), file=str(Path(stage.path).resolve().relative_to(Path(work).resolve()))
-                )
+                file, *paths = (Path(path).resolve().relative_to(Path(work).resolve()) for path in _paths(stage))
+                outs, deps = {str(path) for path in paths[: len(stage.outs)]}, {str(path) for path in paths[len(stage.outs) :]}
+                graph.add_node(stage.name, cmd=stage.cmd, reads=tuple(reads), file=str(file), outs=outs, deps=deps)
             graph.add_edges_from((stage.name, needed.name) for stage, needed in repo.index.graph.edges)
     return graph
+
+
+def _paths(stage: Any) -> list[str]:
+    """The file that a stage stands in, what it writes, and what it reads."""
+    return [stage.path, *(out.fs_path for out in stage.outs), *(dep.fs_path for dep in stage.deps)]
 
 
 def params() -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The graph of dvc.yaml on the smoke suite: the same stages, resolved by DVC itself, run one after the other in this process."""
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,8 +13,7 @@ import yaml
 from pages import without_kernels
 
 import pipeline
-from featcal.pools import PARTS, TEXT_PARTS
-from featcal.runs import ADAPTERS
+from featcal.runs import ADAPTER_SETTINGS, ADAPTERS
 from featcal.stages.run import run_stage
 from featcal.studies import STUDIES
 
@@ -21,15 +21,18 @@ ROOT = Path(__file__).parents[1]
 LAID_OUT = ("dvc.yaml", "pipeline", "featcal", "notebooks", "book", "suites")
 ROLES = ("clip_b32", "clip_l14")  # the smoke suite has no model for the second
 FEW = {"samples": 16, "batch": 8, "seeds": [42, 43]}
-SHORT = {"wudi": {"variant": "fusion_bench", "steps": 2}, "adamerging": {"steps": 3, "samples": None, "batch": 8}}
+BRIEFLY = {"steps": 3, "samples": None, "batch": 8}
+SHORT: dict[str, dict] = {
+    "wudi": {"variant": "fusion_bench", "steps": 2},
+    "adamerging": BRIEFLY,
+    "adamerging_1000": {"method": "adamerging", **BRIEFLY},
+}
 # One of each kind is run, the others are null: their stages run too, and leave an empty folder.
 RUN = {
-    "calibrate": [f"{r}-8-{u}-{s}" for r in ROLES for u in ("average", "task_arithmetic") for s in ("suite", "paper")],
-    "adapt": [f"clip_b32-8-{a}" for a in ("task_arithmetic-surgery", "task_arithmetic-mean_shift", "average-prob_surgery")],
-    "ablate": ["clip_b32-8-task_arithmetic"],
-    "larger_pools": ["clip_b32-14"],
-    "language_pools": ["flan_t5_base-glue", "llama_3b-mergebench"],
+    "calibrate": ("average", "task_arithmetic"),
+    "adapt": {"task_arithmetic": ("surgery", "mean_shift"), "average": ("prob_surgery",)},
 }
+POOLS = ("clip_b32-8", "clip_l14-8", "clip_b32-14", "flan_t5_base-glue", "llama_3b-mergebench")
 BRIEF = {"steps": 3}
 RIVALS = {"batch": 8, "surgery": {"rank": 4, **BRIEF}, "prob_surgery": {"hidden": 32, "kl_weight": 1.0e-4, **BRIEF}}
 AT = {"ridge": 1.0e-6, "anchor_blend": 2.0, "interpolation": 0.9}
@@ -52,34 +55,26 @@ ADAPTED = {**UNTRAINED, "steps": 3}
 
 
 def smoke_params(root: Path = ROOT) -> dict:
-    """params.yaml with a smoke group in every experiment, made from the mini group."""
-    params = yaml.safe_load((root / "params.yaml").read_text())
+    """params.yaml, groups written out wherever they are meant, with a smoke group in every entry, made from the mini group."""
+    params = json.loads(json.dumps(yaml.safe_load((root / "params.yaml").read_text())))
     params["suite"] = "smoke"
-    for key, entry in params["merge"].items():
-        entry["smoke"] = entry["mini"] if "closed_form" in key else SHORT.get(entry["method"], entry["mini"])
-    for entry in params["merge_with_data"].values():
-        entry["smoke"] = SHORT.get(entry["method"], {"samples": 16, "batch": 8})
-    for key, entry in params["calibrate"].items():
-        entry["smoke"] = {**entry["mini"], **FEW} if key in RUN["calibrate"] else None
-    for key, entry in params["adapt"].items():
-        few = UNTRAINED if entry["method"] == "mean_shift" else ADAPTED
-        entry["smoke"] = {name: {**group, **few} for name, group in entry["mini"].items()} if key in RUN["adapt"] else None
+    for key, mergers in params["merge"].items():
+        for name, groups in mergers.items():
+            groups["smoke"] = _merger(key, name, groups["mini"]) if key in POOLS else None
+    for section in ("calibrate", "adapt"):
+        for key, entry in params[section].items():
+            entry["smoke"] = FEWER[section](key, entry["mini"]) if key in POOLS else None
+            if key.endswith("-8"):
+                entry["from"] = {name: ROWS[section](name, row) for name, row in entry["from"].items()}
     for key, entry in params["ablate"].items():
         rescale = {"factors": [0.5, 1.0], "split": "validation", "samples": 24}
-        entry["smoke"] = {**entry["mini"], **FEW, "rescale": rescale} if key in RUN["ablate"] else None
+        entry["smoke"] = {**entry["mini"], **FEW, "rescale": rescale} if key == "clip_b32-8" else None
+        entry["from"] = {"task_arithmetic": {}, "wudi": None}
     for study in STUDIES:
         for entry in params[study].values():
             entry["smoke"] = {**entry["mini"], **STUDIED[study]} if study in STUDIED else None
             if entry["smoke"] and "rivals" in entry["smoke"]:
                 entry["smoke"]["rivals"] = {**entry["mini"]["rivals"], **RIVALS}
-    for key, entry in params["larger_pools"].items():
-        for part in PARTS:
-            smoke = _smoke_part(part, entry[part]["mini"]) if key in RUN["larger_pools"] else None
-            entry[part] = {**entry[part], "smoke": smoke}  # pools share their groups by YAML's anchors
-    for key, entry in params["language_pools"].items():
-        for part in TEXT_PARTS:
-            smoke = _smoke_text(part, entry[part]["mini"]) if key in RUN["language_pools"] else None
-            entry[part] = {**entry[part], "smoke": smoke}
     for entry in params["multitask"].values():
         entry["smoke"] = {"steps": 4}
     for entry in params["measure"].values():
@@ -87,19 +82,45 @@ def smoke_params(root: Path = ROOT) -> dict:
     return params
 
 
-def _smoke_part(part: str, group: dict) -> dict:
-    """The smoke group of one part of a larger pool."""
-    few = {"mergers": {}, "featcal": {**FEW, "seeds": [42]}, "mean_shift": UNTRAINED}.get(part, ADAPTED)
-    short = {**SHORT, "task_arithmetic": {"scale": 0.3}}  # of four tasks, a quarter would be the average
-    return {name: {**inner, **few, **short.get(name, {})} for name, inner in group.items()}
+def _merger(key: str, name: str, group: dict | None) -> dict | None:
+    """The smoke group of a merger."""
+    if key.endswith("-14"):
+        scale = {"scale": 0.3} if name == "task_arithmetic" else {}  # of four tasks, a quarter would be the average
+        return {**group, **SHORT.get(name, {}), **scale}
+    if group is None or name in SHORT:
+        return group and SHORT[name]
+    return {"samples": 16, "batch": 8} if "stream" in group else group
 
 
-def _smoke_text(part: str, group: dict) -> dict:
-    """The smoke group of one part of a pool of texts: one setting of each."""
-    if part == "mergers":
-        return group
-    few = {"samples": 16, "seeds": [42]} | ({"batch": 8} if part == "featcal" else BRIEF)
-    return {"paper": {**group["paper"], **few}}
+def _calibrations(key: str, group: dict) -> dict:
+    """The smoke group of FeatCal; of texts at one setting."""
+    if key.endswith(("-8", "-14")):
+        return {word: {**own, **FEW, "seeds": FEW["seeds"] if key.endswith("-8") else [42]} for word, own in group.items()}
+    return {"paper": {**group["paper"], "samples": 16, "seeds": [42], "batch": 8}}
+
+
+def _adapters(key: str, group: dict) -> dict:
+    """The smoke group of adapters; of texts at one setting."""
+    words = ADAPTER_SETTINGS if key.endswith(("-8", "-14")) else ("paper",)
+    return {method: _few(method, {word: own[word] for word in words if word in own}) for method, own in group.items()}
+
+
+def _few(method: str, settings: dict) -> dict:
+    few = UNTRAINED if method == "mean_shift" else ADAPTED
+    return {word: own and {**own, **few} for word, own in settings.items()}
+
+
+def _adapted(name: str, row: dict | None) -> dict | None:
+    """The row of a merged model: adapters behind each of two, with the settings that are the row's alone."""
+    run, left_out = RUN["adapt"].get(name), dict.fromkeys(ADAPTER_SETTINGS)
+    if run is None or row is None:
+        return None
+    alone = {method: {word: own for word, own in row.get(method, {}).items() if "stream" in own} for method in run}
+    return {method: _few(method, alone[method]) if method in run else left_out for method in ADAPTERS}
+
+
+FEWER = {"calibrate": _calibrations, "adapt": _adapters}
+ROWS = {"calibrate": lambda name, row: {} if name in RUN["calibrate"] else None, "adapt": _adapted}
 
 
 def copied(work: Path, root: Path = ROOT) -> None:
@@ -126,27 +147,23 @@ def lay_out(work: Path, root: Path = ROOT) -> None:
 def keep_a_chain(work: Path) -> None:
     """Leave out, of params.yaml and of the pipeline, every experiment but a few: each stage that DVC runs starts a process."""
     params = yaml.safe_load((work / "params.yaml").read_text())
-    kept = {
-        "merge": ["average", "task_arithmetic"], "merge_with_data": ["regmean"],
-        "adapt": [f"task_arithmetic-{method}" for method in ADAPTERS],
-        "calibrate": [f"{u}-{s}" for u in ("average", "task_arithmetic") for s in ("suite", "paper")],
-        "ablate": ["task_arithmetic"],
-    }  # fmt: skip
-    folders = {"merge": "merged", "merge_with_data": "merged", "calibrate": "calibrated", "adapt": "adapted", "ablate": "ablated"}
-    lines = {file: file.read_text().splitlines() for file in pipeline.files(work)}
-    for section, names in kept.items():
-        for key in list(params[section]):
-            role, pool, name = key.split("-", 2)
-            if name not in names:
-                del params[section][key]
-                gone = {f"outputs/${{suite}}/{folders[section]}/${{key}}-{name}"}
-                gone |= {f"{section}.${{key}}-{name}.{part}" for part in ("method", "${suite}")}
-                lines = {f: [line for line in old if line.strip().removeprefix("- ") not in gone] for f, old in lines.items()}
-    starts = {f"{c['role']}-{c['pool']}-{c['upstream']}" for c in params["calibrate"].values()}
-    params["upstreams"] = {key: entry for key, entry in params["upstreams"].items() if key in starts}
-    for file, kept_lines in lines.items():
-        file.write_text("\n".join(kept_lines) + "\n")
+    kept = ("average", "task_arithmetic")
+    gone = [name for name in params["merge"]["clip_b32-8"] if name not in kept]
+    for section in ("calibrate", "adapt", "ablate"):
+        for entry in (entry for key, entry in params[section].items() if key.endswith("-8")):
+            entry["from"] = {name: row for name, row in entry["from"].items() if name in kept}
+    for key in ("clip_b32-8", "clip_l14-8"):
+        params["merge"][key] = {name: params["merge"][key][name] for name in kept}
     (work / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    for file in pipeline.files(work):
+        content = yaml.safe_load(file.read_text())
+        for name, block in content["stages"].items():
+            stage = block.get("do", block)
+            if name in ("merge", "calibrate", "adapt", "ablate"):
+                block["matrix"]["merger"] = list(kept)
+            elif name in ("evaluate", "results", "measure", *STUDIES):
+                stage["deps"] = [dep for dep in stage["deps"] if not any(f"${{key}}-{name}" in dep for name in gone)]
+        file.write_text(yaml.safe_dump(content, sort_keys=False))
 
 
 def commands(work: Path) -> list[list[str]]:

@@ -30,8 +30,8 @@ NOISE = [2 * math.sqrt(DRAWN + tested) for tested in TESTED]
 
 
 def study(**more) -> ChoicesStudy:
-    entry = {"role": "flan_t5_base", "pool": "glue", "mini": GIVEN | more}
-    return study_run("choices.flan_t5_base-glue", entry, "mini")
+    entry = {"mini": GIVEN | more}
+    return study_run("choices", "flan_t5_base-glue", entry, "mini")
 
 
 def test_every_option_changes_one_thing_and_the_default_stands_at_every_seed():

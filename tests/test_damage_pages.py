@@ -127,4 +127,4 @@ def test_a_merger_that_featcal_raises_keeps_its_gain_and_noise_is_no_change(proj
 
 def test_a_study_page_names_its_own_files(project):
     text = study.provenance("table06", "mini", "corrupted").text
-    assert "clip_b32-8.corrupted.csv" in text and "sweep" not in text and "dvc repro page_table06" in text
+    assert "clip_b32-8.corrupted.csv" in text and "sweep" not in text and "dvc repro page@table06" in text

@@ -36,7 +36,8 @@ def project(tmp_path):
     """A project whose suite `paper` has one role and two tasks."""
     folder = tmp_path / "project"
     shutil.copytree(ROOT / "suites", folder / "suites")
-    for name in ("params.yaml", "dvc.yaml"):
+    (folder / "pipeline").mkdir()
+    for name in ("params.yaml", "pipeline/pages.yaml"):
         shutil.copyfile(ROOT / name, folder / name)
     file = folder / "suites/paper.yaml"
     suite = yaml.safe_load(file.read_text())
@@ -147,8 +148,7 @@ def test_hours_grow_with_models_and_fall_with_speed(project):
 
 
 def test_every_table_of_scores_names_its_roles_and_pools():
-    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-    found = tables(stages, yaml.safe_load((ROOT / "params.yaml").read_text())["page"])
+    found = tables(yaml.safe_load((ROOT / "pipeline/pages.yaml").read_text())["pages"])
     assert found["table01"] == ["clip_b32-8"] and "clip_l14-20" in found["table02"]
     assert found["table04"] == ["llama_3b-mergebench", "llama_8b-mergebench"]
 

@@ -26,11 +26,10 @@ from featcal.language.requirements import ANTLR, antlr_version
 from featcal.models.load import load_model, load_vision
 from featcal.storage.results import SCORES, read_rows
 
-EXPERIMENTS = {
-    "merge": ["clip_b32-8-task_arithmetic"], "upstreams": ["clip_b32-8-task_arithmetic"],
-    "calibrate": ["clip_b32-8-task_arithmetic-paper"], "multitask": ["clip_b32-8"], "prepare": ["clip_b32-8"],
-    "language_pools": ["flan_t5_large-glue", "llama_3b-mergebench"],
-}  # fmt: skip
+LANGUAGE = ["flan_t5_large-glue", "llama_3b-mergebench"]
+ONE = ["clip_b32-8"]
+EXPERIMENTS = {"merge": [*ONE, *LANGUAGE], "calibrate": [*ONE, *LANGUAGE], "adapt": LANGUAGE, "multitask": ONE}
+MERGER = "task_arithmetic"
 ROLES = ("clip_b32", "flan_t5_large", "llama_3b")
 # One loads a metric from the hub and runs programs, one needs nltk's data, and one the antlr4 that stands apart.
 SCORED = ("humaneval_plus", "ifeval", *(["math500"] if antlr_version().startswith(ANTLR) else []))
@@ -44,11 +43,12 @@ def short_project(folder: Path) -> Path:
     copied(folder)
     params = rehearsal_params()
     for section, entries in params.items():
-        if isinstance(entries, dict) and section != "page":
+        if isinstance(entries, dict):
             params[section] = {key: entries[key] for key in EXPERIMENTS.get(section, ())}
-    for key in EXPERIMENTS["language_pools"]:
-        for part in ("surgery", "prob_surgery"):
-            params["language_pools"][key][part] = {**params["language_pools"][key][part], "paper": None}
+    params["merge"]["clip_b32-8"] = {MERGER: params["merge"]["clip_b32-8"][MERGER]}
+    params["calibrate"]["clip_b32-8"]["from"] = {MERGER: {}}
+    for key in LANGUAGE:
+        params["adapt"][key] = {**params["adapt"][key], "paper": None}
     (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     suite = yaml.safe_load((folder / "suites/paper.yaml").read_text())
     for part in (suite, suite["language"]):
@@ -155,13 +155,13 @@ def test_image_models_are_the_ones_served_and_all_of_them_are_scored(images):
 
 def test_language_models_with_adapters_in_shards_and_behind_terms_are_scored(rehearsal):
     rehearsal.done("prepare_texts")
-    complaint = rehearsal.refused("prepare_language", "llama_3b-mergebench")
+    complaint = rehearsal.refused("prepare", "llama_3b-mergebench")
     assert "meta-llama/Llama-3.2-3B-Instruct" in complaint and "hf auth login" in complaint
     (rehearsal.project.parent / "home").mkdir(exist_ok=True)
     (rehearsal.project.parent / "home/token").write_text(TOKEN)  # what `hf auth login` does
-    for key in EXPERIMENTS["language_pools"]:
+    for key in LANGUAGE:
         for verb in ("prepare", "merge", "calibrate", "adapt", "evaluate"):
-            rehearsal.done(f"{verb}_language", key)
+            rehearsal.done(verb, key)
         rows = read_rows(rehearsal.project / f"outputs/paper/scores/{key}.csv", SCORES)
         assert {row["method"] for row in rows} == {"base", "expert", "merged", "featcal", "anchor"}
     assert {row["task"] for row in rows} == set(SCORED) and not any(".bin" in r or ".pth" in r for r in rehearsal.hub.seen)

@@ -17,15 +17,15 @@ from featcal.runs import ADAPTERS, STREAMS, Draw
 SUITE = yaml.safe_load((ROOT / "tests/smoke/smoke.yaml").read_text())
 
 
+POOL = "clip_b32-8"
+
+
 def asked(folder, method, settings):
-    """params.yaml with one more merged model, read."""
-    key = f"clip_b32-8-{method}"
-    section, draw = ("merge_with_data", {"samples": 16, "batch": 8}) if method in STREAMS else ("merge", {})
-    entry = {"role": "clip_b32", "pool": 8, "method": method, "smoke": settings and settings | draw, "mini": None}
-    if settings == {}:
-        entry["smoke"] = draw
-    project(folder, put(smoke_params(), f"{section}/{key}", entry), SUITE)
-    return load_experiments(folder / "params.yaml").merge[key]
+    """A merged model of params.yaml with other settings, read."""
+    draw = {"samples": 16, "batch": 8} if method in STREAMS else {}
+    entry = {"smoke": None if settings is None else settings | draw, "mini": None}
+    project(folder, put(smoke_params(), f"merge/{POOL}/{method}", entry), SUITE)
+    return load_experiments(folder / "params.yaml").merge[f"{POOL}-{method}"]
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,11 @@ def test_every_methods_settings_are_taken(tmp_path, method, settings):
 @pytest.mark.parametrize(
     ("method", "settings", "said"),
     [
-        ("ties", {"desnity": 0.1}, "merge.clip_b32-8-ties.smoke: 'desnity' is not known here; did you mean 'density'"),
-        ("ties", {"density": 2}, "merge.clip_b32-8-ties.smoke.density: 2"),
-        ("average", {"scale": 0.3}, "merge.clip_b32-8-average.smoke: 'scale'"),
-        ("wdi", {}, "merge.clip_b32-8-wdi.*method: 'wdi' is not known here; did you mean 'wudi'"),
-        ("wdi", None, "merge.clip_b32-8-wdi.method"),
+        ("ties", {"desnity": 0.1}, "merge.clip_b32-8.ties.smoke: 'desnity' is not known here; did you mean 'density'"),
+        ("ties", {"density": 2}, "merge.clip_b32-8.ties.smoke.density: 2"),
+        ("average", {"scale": 0.3}, "merge.clip_b32-8.average.smoke: 'scale'"),
+        ("wdi", {}, "merge.clip_b32-8.wdi: 'wdi' is not known here; did you mean 'wudi'"),
+        ("wdi", None, "merge.clip_b32-8.wdi: 'wdi'"),
     ],
 )
 def test_a_mistake_names_the_entry(tmp_path, method, settings, said):
@@ -69,13 +69,10 @@ def test_a_mistake_names_the_entry(tmp_path, method, settings, said):
     ],
 )
 def test_a_method_that_looks_at_images_sees_those_of_its_source_unless_told_otherwise(tmp_path, method, draw):
-    params = smoke_params()
-    entry = {"role": "clip_b32", "pool": 8, "method": method, "smoke": {"samples": 16, "batch": 8}}
-    folder = project(tmp_path, put(params, f"merge_with_data/clip_b32-8-{method}", entry), SUITE)
-    assert load_experiments(folder / "params.yaml").merge[f"clip_b32-8-{method}"].draw == draw
+    assert asked(tmp_path, method, {}).draw == draw
 
 
-def test_the_methods_that_stand_apart_in_params_yaml_are_those_that_need_data():
+def test_the_methods_that_are_given_images_are_those_that_need_data():
     assert {name for name, method in METHODS.items() if method.data} == set(STREAMS) - set(ADAPTERS)
 
 

@@ -7,16 +7,19 @@ from pathlib import Path
 
 import pytest
 import yaml
+from resolved import resolved
 
 import pipeline
 from featcal.experiments import load_experiments
+from featcal.runs import HEADLINE_POOL
+from featcal.stages.run import module_of
 from featcal.suites.suite import load_suite
 
 ROOT = Path(__file__).parents[1]
 STUDIES = ("samples", "cost", "corrupted", "sweep", "theory", "choices", "tune", "task_counts")
 STAGES = (
-    "prepare_data", "prepare", "merge", "merge_with_data", "calibrate", "adapt", "ablate", "multitask", "merge_pool",
-    "calibrate_pool", "adapt_pool", "evaluate", "evaluate_pool", "measure", *STUDIES,
+    "prepare_data", "prepare", "merge", "calibrate", "adapt", "ablate", "multitask", "merge_pool", "calibrate_pool", "adapt_pool",
+    "evaluate", "evaluate_pool", "measure", *STUDIES, "gather", "gather_more", "gather_corrupted",
     "results", "results_pool", "page", "prepare_texts", "prepare_language", "merge_language", "calibrate_language",
     "adapt_language", "evaluate_language", "results_language",
 )  # fmt: skip
@@ -31,7 +34,6 @@ EXEMPT = {
     "featcal/experiments.py",
     "featcal/entries.py",
     "featcal/runs.py",
-    "featcal/pools.py",
     "featcal/studies.py",
     "featcal/sweeps.py",
     "featcal/choices.py",
@@ -49,7 +51,7 @@ EXEMPT = {
 }
 # How many decimals a score has is storage/results.py's business.
 WRITES_SCORES = (
-    "ablate", "evaluate", "evaluate_pool", "evaluate_language", "measure", *STUDIES,
+    "ablate", "evaluate", "evaluate_pool", "evaluate_language", "measure", *STUDIES, "gather", "gather_more", "gather_corrupted",
     "results", "results_pool", "results_language",
 )  # fmt: skip
 
@@ -118,8 +120,9 @@ def dependencies(stage: str) -> list[str]:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_depends_on_the_code_that_can_change_its_numbers(stage):
-    verb = definition(stage)["cmd"].split()[2]  # a stage of larger pools may run the same code
-    needed = closure(f"featcal/stages/{verb}.py", frozenset(EXEMPT)) - EXEMPT
+    verb = definition(stage)["cmd"].split()[2]  # a stage of larger pools or texts may run the same code
+    module = module_of(verb, "flan_t5_base-glue" if stage.endswith("_language") else "clip_b32-8")
+    needed = closure(f"featcal/stages/{module}.py", frozenset(EXEMPT)) - EXEMPT
     if stage in WRITES_SCORES:
         needed.add("featcal/storage/results.py")
     deps = dependencies(stage)
@@ -140,54 +143,62 @@ def test_every_dependency_on_code_exists(stage):
     assert all((ROOT / dep).exists() for dep in named)
 
 
-def test_every_experiment_of_params_yaml_is_evaluated():
-    params = yaml.safe_load((ROOT / "params.yaml").read_text())
-    deps = definition("evaluate")["deps"]
-    folders = {"merge": "merged", "merge_with_data": "merged", "calibrate": "calibrated", "adapt": "adapted", "ablate": "ablated"}
-    for section, folder in folders.items():
-        for key in params[section]:
-            name = key.split("-", 2)[2]
-            assert f"outputs/${{suite}}/{folder}/${{key}}-{name}" in deps, key
+MODELS = {"merge": "merged", "calibrate": "calibrated", "adapt": "adapted"}  # by what makes them, the folder they lie in
 
 
-def made_by(stage: str, keys: list[str]) -> list[str]:
-    """Folders of models that the stages of one block write, for these keys."""
-    written = [out for out in definition(stage)["outs"] if isinstance(out, str) and "/run/" not in out]
-    return [out.replace("${key}", key) for out in written for key in keys]
+def stages_of(pool: object) -> str:
+    """How the names of the stages of a pool end."""
+    return "_language" if isinstance(pool, str) else "" if pool == HEADLINE_POOL else "_pool"
 
 
-@pytest.mark.parametrize(
-    ("stage", "folder"),
-    [("merge", "merged"), ("merge_with_data", "merged"), ("calibrate", "calibrated"), ("adapt", "adapted")],
-)
-def test_every_model_of_params_yaml_is_made_by_one_stage_which_knows_its_settings(stage, folder):
-    params = yaml.safe_load((ROOT / "params.yaml").read_text())
-    keys = list(params[BLOCKS[stage]["foreach"].strip("${}")])
-    made = made_by(stage, keys)
-    assert sorted(made) == sorted(f"outputs/${{suite}}/{folder}/{key}" for key in params[stage])
-    known = {name.replace("${key}", key) for name in definition(stage)["params"] if isinstance(name, str) for key in keys}
-    assert {f"{stage}.{key}.${{suite}}" for key in params[stage]} <= known
+@pytest.mark.parametrize("section", MODELS)
+def test_every_model_of_params_yaml_is_made_by_one_stage_and_evaluated(section):
+    graph, folder = resolved(), f"outputs/mini/{MODELS[section]}"
+    for key, run in getattr(load_experiments(ROOT / "params.yaml"), section).items():
+        stage = f"{section}{stages_of(run.pool)}@{run.role}-{run.pool}"
+        stage += f"-{run.upstream}" if run.pool == HEADLINE_POOL else ""
+        assert f"{folder}/{key}" in graph.nodes[stage]["outs"], key
+        evaluate = f"evaluate{stages_of(run.pool)}@{run.role}-{run.pool}"
+        assert f"{folder}/{key}" in graph.nodes[evaluate]["deps"], key
+        if section == "adapt":
+            results = f"results{stages_of(run.pool)}@{run.role}-{run.pool}"
+            assert f"{folder}/{key}" in graph.nodes[results]["deps"], key
 
 
-def test_every_model_of_a_larger_pool_is_made_and_evaluated():
-    made = {"merge": ("merge_pool", "merged"), "calibrate": ("calibrate_pool", "calibrated"), "adapt": ("adapt_pool", "adapted")}
-    deps = definition("evaluate_pool")["deps"]
-    pools = load_experiments(ROOT / "params.yaml").pools
-    for key, pool in ((key, pool) for key, pool in pools.items() if isinstance(pool.pool, int)):
-        for part, (stage, folder) in made.items():
-            wanted = {f"outputs/${{suite}}/{folder}/${{key}}{name.removeprefix(key)}" for name in getattr(pool, part)}
-            assert wanted == {out for out in definition(stage)["outs"] if f"/{folder}/" in out} <= set(deps), (stage, key)
+def test_every_control_is_made_and_evaluated():
+    graph = resolved()
+    for key, run in load_experiments(ROOT / "params.yaml").ablate.items():
+        assert f"outputs/mini/ablated/{key}" in graph.nodes[f"ablate@{key}"]["outs"]
+        assert f"outputs/mini/ablated/{key}" in graph.nodes[f"evaluate@{run.whole.role}-{run.whole.pool}"]["deps"]
 
 
-@pytest.mark.parametrize("stage", ["merge_pool", "calibrate_pool", "adapt_pool", "evaluate_pool"])
-def test_a_larger_pool_depends_on_every_folder_it_reads_experts_from(stage):
-    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+def test_every_study_is_gathered():
+    """A study by its key is made by the stage of its name, and its files go to results by one that gathers them."""
+    graph = resolved()
+    cmds = {cmd: name for name, cmd in graph.nodes.data("cmd")}
+    for study, runs in load_experiments(ROOT / "params.yaml").studies.items():
+        for key in runs:
+            gather = cmds[f"featcal stage gather {study}-{key}"]
+            assert f"outputs/mini/{study}/{key}" in graph.nodes[f"{study}@{key}"]["outs"]
+            assert graph.nodes[gather]["deps"] & graph.nodes[f"{study}@{key}"]["outs"] == {f"outputs/mini/{study}/{key}"}
+            assert f"results/mini/{key}.{study}.run.json" in graph.nodes[gather]["outs"]
+
+
+@pytest.mark.parametrize("stage", ["merge_pool"])
+def test_a_larger_pool_is_merged_from_every_folder_with_its_experts(stage):
     suite = load_suite(ROOT, "mini")
-    for key, pool in params["larger_pools"].items():
-        role, size = pool["role"], pool["pool"]
-        given = {d.replace("${item.role}", role).replace("${item.pool}", str(size)) for d in definition(stage)["deps"]}
+    for role, size in ((role, size) for role, size in load_experiments(ROOT / "params.yaml").prepared if size in (14, 20)):
         for smaller in [n for n in suite.pools if n <= size]:
-            assert f"outputs/${{suite}}/prepared/{role}-{smaller}" in given, key
+            assert f"outputs/mini/prepared/{role}-{smaller}" in resolved().nodes[f"{stage}@{role}-{size}"]["deps"]
+
+
+def test_every_page_shows_files_that_the_pipeline_writes():
+    """And every notebook is a page with a stage, by its own name where it shows results."""
+    written = set().union(*(outs for _, outs in resolved().nodes.data("outs")))
+    pages = yaml.safe_load(pipeline.PAGES.read_text())["pages"]
+    shown = {file for files in pages.values() for file in files.values()} - {"."}
+    assert not {f"results/mini/{file}" for file in shown} - written
+    assert {source.stem for source in (ROOT / "notebooks").glob("*.ipynb")} == {*pages, "method", "playground"}
 
 
 def locked_outputs() -> dict[str, str]:

@@ -9,10 +9,11 @@ from smoke_graph import ROOT, lay_out, smoke_params, working_in
 
 from featcal.errors import BadFile, BadSetting, FeatCalError, MissingPath, UnknownKey
 from featcal.experiments import load_experiments
+from featcal.runs import role_and_pool
 from featcal.settings import Calibration, from_mapping
 from featcal.suites.suite import load_suite
 
-KEY = "clip_b32-8-task_arithmetic-suite"
+KEY = "clip_b32-8"
 
 
 def changed(tmp_path: Path, change) -> Path:
@@ -25,8 +26,8 @@ def changed(tmp_path: Path, change) -> Path:
 
 
 def test_a_misspelt_setting_is_named_with_its_nearest_neighbour(tmp_path):
-    path = changed(tmp_path, lambda p: p["calibrate"][KEY]["smoke"].update(rigde=0.1))
-    with pytest.raises(UnknownKey, match=rf"calibrate.{KEY}.smoke: 'rigde' .* did you mean 'ridge'"):
+    path = changed(tmp_path, lambda p: p["calibrate"][KEY]["smoke"]["suite"].update(rigde=0.1))
+    with pytest.raises(UnknownKey, match=rf"calibrate.{KEY}.smoke.suite: 'rigde' .* did you mean 'ridge'"):
         load_experiments(path)
 
 
@@ -43,20 +44,20 @@ def test_a_misspelt_setting_is_named_with_its_nearest_neighbour(tmp_path):
     ],
 )
 def test_a_value_out_of_range_is_refused_with_the_range(tmp_path, name, value):
-    path = changed(tmp_path, lambda p: p["calibrate"][KEY]["smoke"].update({name: value}))
+    path = changed(tmp_path, lambda p: p["calibrate"][KEY]["smoke"]["suite"].update({name: value}))
     with pytest.raises(BadSetting, match=name):
         load_experiments(path)
 
 
 def test_a_missing_setting_is_named(tmp_path):
-    path = changed(tmp_path, lambda p: p["calibrate"][KEY]["smoke"].pop("anchor_blend"))
+    path = changed(tmp_path, lambda p: p["calibrate"][KEY]["smoke"]["suite"].pop("anchor_blend"))
     with pytest.raises(BadSetting, match="anchor_blend"):
         load_experiments(path)
 
 
 def test_a_calibration_of_a_model_that_is_not_merged_is_refused(tmp_path):
-    path = changed(tmp_path, lambda p: p["calibrate"][KEY].update(upstream="wudi"))
-    with pytest.raises(BadSetting, match="clip_b32-8-wudi"):
+    path = changed(tmp_path, lambda p: p["calibrate"][KEY]["from"].update(wdi={}))
+    with pytest.raises(UnknownKey, match=rf"calibrate.{KEY}.from: 'wdi' .* did you mean 'wudi'"):
         load_experiments(path)
 
 
@@ -119,15 +120,32 @@ def test_the_mini_suite_in_force_is_the_one_that_was_chosen():
     choice = json.loads((ROOT / "featcal/mini/choice.json").read_text())
     suite, params = load_suite(ROOT, "mini"), yaml.safe_load((ROOT / "params.yaml").read_text())
     assert suite.data.strength == choice["chosen"]["strength"]
-    for key, merge in params["merge"].items():
-        if merge["method"] == "task_arithmetic":
-            assert merge["mini"]["scale"] == choice["chosen"]["scale"][merge["role"]][str(merge["pool"])], key
-    for key, calibrate in params["calibrate"].items():
-        if calibrate["setting"] == "suite":
-            for name in ("ridge", "anchor_blend", "interpolation"):
-                assert calibrate["mini"][name] == choice["chosen"]["settings"][name], key
-    for key, pool in params["larger_pools"].items():
-        mergers = pool["mergers"]["mini"]
-        scale = choice["chosen"]["scale"][pool["role"]][str(pool["pool"])]
-        assert mergers["task_arithmetic"]["scale"] == mergers["adamerging"]["start"] == scale, key
-        assert choice["chosen"]["settings"].items() <= pool["featcal"]["mini"]["suite"].items(), key
+    for key, mergers in params["merge"].items():
+        role, pool = role_and_pool(key)
+        if isinstance(pool, int):
+            scale = choice["chosen"]["scale"][role][str(pool)]
+            assert mergers["task_arithmetic"]["mini"]["scale"] == scale, key
+            assert mergers["adamerging"]["mini"].get("start", scale) == scale, key
+    for key, run in load_experiments(ROOT / "params.yaml", "mini").calibrate.items():
+        if run.setting == "suite" and run.calibration and isinstance(run.pool, int):
+            assert choice["chosen"]["settings"].items() <= asdict(run.calibration).items(), key
+
+
+def test_what_differs_at_one_merged_model_is_told_under_from(tmp_path):
+    """Settings of a group hold for every merged model; a row changes some, leaves a setting out, or adds one of its own."""
+
+    def change(p):
+        entry = p["calibrate"][KEY]
+        entry["smoke"]["paper"], printed = None, entry["smoke"]["paper"]
+        entry["from"] = {
+            "average": {"suite": {"samples": 5}, "paper": {"samples": 7}}, "ties": {"suite": None}, "lot": None, "wudi": {},
+        }  # fmt: skip
+        p["calibrate"]["clip_l14-8"]["smoke"] = {"suite": p["calibrate"]["clip_l14-8"]["smoke"]["suite"]}
+        p["calibrate"]["clip_l14-8"]["from"] = {"wudi": {"paper": printed}, "average": {}}
+        p["measure"] = {}
+    runs = load_experiments(changed(tmp_path, change)).calibrate
+    samples = {key: run.samples for key, run in runs.items() if run.calibration and run.pool == 8}
+    assert samples == {
+        "clip_b32-8-average-suite": 5, "clip_b32-8-wudi-suite": 16,
+        "clip_l14-8-wudi-suite": 16, "clip_l14-8-wudi-paper": 16, "clip_l14-8-average-suite": 16,
+    }  # fmt: skip

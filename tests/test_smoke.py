@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from hashlib import sha256
+from itertools import product
 from pathlib import Path
 
 import nbformat
@@ -11,12 +13,11 @@ import numpy as np
 import pytest
 import yaml
 from PIL import Image
-from smoke_graph import RUN, keep_a_chain, lay_out, run_smoke_graph, smoke_params, working_in
+from smoke_graph import FEW, RUN, keep_a_chain, lay_out, run_smoke_graph, smoke_params, working_in
 
 from featcal import playground
 from featcal.cli import main
 from featcal.data.sampling import draw_indices
-from featcal.pools import MERGERS, PARTS
 from featcal.report.correct import bits
 from featcal.runs import ADAPTERS
 from featcal.stages.columns import (
@@ -37,7 +38,6 @@ from featcal.stages.columns import (
     VECTORS,
 )  # fmt: skip
 from featcal.storage.results import DRIFT, PROJECTION, SCORES, correct_columns, read_rows
-from featcal.studies import STUDIES
 
 ALONE = ("figure3", "landing", "rankings", "table05", "table12", "table13", "tasks")  # pages with a stage of their own
 
@@ -52,12 +52,11 @@ def graph(tmp_path_factory):
 def test_every_model_of_the_pool_has_a_score_on_every_task(graph):
     work, _ = graph
     rows = read_rows(work / "results/smoke/clip_b32-8.csv", SCORES)
-    params = smoke_params()
-    merged = [m for s in ("merge", "merge_with_data") for m in params[s].values() if m["role"] == "clip_b32"]
-    calibrated = sum(len(params["calibrate"][key]["smoke"]["seeds"]) for key in RUN["calibrate"] if "b32" in key)
-    adapted = sum(len(params["adapt"][key]["smoke"]) for key in RUN["adapt"])
-    controls = sum(2 + len(params["ablate"][key]["smoke"]["without"]) for key in RUN["ablate"])
-    models = 3 + len(merged) + calibrated + adapted + controls
+    params, key = smoke_params(), "clip_b32-8"
+    calibrated = len(RUN["calibrate"]) * len(params["calibrate"][key]["smoke"]) * len(FEW["seeds"])
+    adapted = 4 + 2 + 3  # settings of two adapters behind one merged model, and of the third behind another
+    controls = 2 + len(params["ablate"][key]["smoke"]["without"])
+    models = 3 + len(params["merge"][key]) + calibrated + adapted + controls
     assert len(rows) == 3 * models
     assert {row["task"] for row in rows} == {"mnist", "svhn", "dtd"}
     assert all(0 <= row["value"] <= 100 and row["count"] == 60 for row in rows)
@@ -109,10 +108,11 @@ def test_a_larger_pool_scores_every_merger_and_each_with_what_calibrates_it(grap
     rows = read_rows(work / "results/smoke/clip_b32-14.csv", SCORES)
     models = [(row["upstream"], row["method"], row["setting"]) for row in rows if row["task"] == "eurosat"]
     made = [("merged", ""), ("featcal", "suite"), *((m, setting) for m in ADAPTERS for setting in ("suite", "suite_train"))]
-    expected = [(upstream, *kind) for upstream in MERGERS for kind in made]
+    mergers = smoke_params()["merge"]["clip_b32-14"]
+    expected = [(upstream, *kind) for upstream in mergers for kind in made]
     assert sorted(models) == sorted([("", "base", ""), ("", "expert", ""), *expected]) and len(rows) == 4 * len(models)
     record = json.loads((work / "results/smoke/clip_b32-14.run.json").read_text())
-    assert len(record["cost"]) == len(MERGERS) and {"merge_pool@clip_b32-14", "adapt_pool@clip_b32-14"} <= set(record["seconds"])
+    assert len(record["cost"]) == len(mergers) and {"merge@clip_b32-14", "adapt@clip_b32-14"} <= set(record["seconds"])
     for key in ("clip_b32-20", "clip_l14-14"):  # the suite has no such pool, no such role
         assert read_rows(work / f"results/smoke/{key}.csv", SCORES) == []
 
@@ -149,7 +149,7 @@ def test_the_anchor_of_task_arithmetic_is_task_arithmetic_at_a_larger_scale(grap
             "ablated/clip_b32-8-task_arithmetic/anchor",
         )
     )
-    blend = smoke_params()["ablate"]["clip_b32-8-task_arithmetic"]["smoke"]["anchor_blend"]
+    blend = smoke_params()["ablate"]["clip_b32-8"]["smoke"]["anchor_blend"]
     for name, weight in anchor.items():
         expected = base[name].double() + blend * (merged[name].double() - base[name].double())
         assert (weight - expected).abs().max() <= 1e-6 * max(1.0, float(expected.abs().max()))
@@ -295,11 +295,17 @@ def test_the_playground_is_played_and_its_commands_write_the_model_it_shows(grap
 def test_what_each_calibration_cost_lies_beside_the_results(graph):
     work, _ = graph
     record = json.loads((work / "results/smoke/clip_b32-8.run.json").read_text())
-    for key, run in smoke_params()["calibrate"].items():
-        if run["role"] == "clip_b32" and run["smoke"]:
-            costs = record["cost"][f"calibrate@{key}"]
-            assert list(costs) == [f"seed {seed}" for seed in run["smoke"]["seeds"]]
-            assert all(cost["flops"] > 0 and cost["seconds"] > 0 and cost["peak_host_bytes"] > 0 for cost in costs.values())
+    for upstream, setting in product(RUN["calibrate"], smoke_params()["calibrate"]["clip_b32-8"]["smoke"]):
+        costs = record["cost"][f"calibrate@clip_b32-8-{upstream}-{setting}"]
+        assert list(costs) == [f"seed {seed}" for seed in FEW["seeds"]]
+        assert all(cost["flops"] > 0 and cost["seconds"] > 0 and cost["peak_host_bytes"] > 0 for cost in costs.values())
+
+
+def test_a_run_record_tells_the_bytes_of_every_file_that_was_written_with_it(graph):
+    work, _ = graph
+    folder = work / "results/smoke"
+    told = {n: d for record in folder.glob("*-*.run.json") for n, d in json.loads(record.read_text())["files"].items()}
+    assert told == {file.name: sha256(file.read_bytes()).hexdigest() for file in folder.glob("*-*") if ".run." not in file.name}
 
 
 def test_a_study_with_the_numbers_of_the_pipeline_finds_the_scores_of_the_pipeline(graph):
@@ -332,7 +338,7 @@ def test_a_calibrated_folder_explains_itself_and_loads(graph):
 
     folder = work / "outputs/smoke/calibrated/clip_b32-8-task_arithmetic-suite/seed42"
     told = json.loads((folder / "featcal.json").read_text())
-    ridge = smoke_params()["calibrate"]["clip_b32-8-task_arithmetic-suite"]["smoke"]["ridge"]
+    ridge = smoke_params()["calibrate"]["clip_b32-8"]["smoke"]["suite"]["ridge"]
     assert told["settings"]["ridge"] == ridge
     assert CLIPVisionModel.from_pretrained(folder).config.num_hidden_layers == len(told["blocks"]) == 6
 
@@ -367,12 +373,10 @@ def switch_to_a_suite_without_roles(work: Path) -> None:
     start, end = text.index("roles:"), text.index("fine_tune:")
     (work / "suites/bare.yaml").write_text(text[:start] + "roles: {clip_b32: null}\n" + text[end:])
     params = yaml.safe_load((work / "params.yaml").read_text())
-    for section in ("merge", "merge_with_data", "calibrate", "adapt", "ablate", "multitask", "measure", *STUDIES):
-        for entry in params[section].values():
-            entry["bare"] = None
-    for entry in (*params["larger_pools"].values(), *params["language_pools"].values()):
-        for part in set(PARTS) & set(entry):
-            entry[part]["bare"] = None
+    sections = [entries for name, entries in params.items() if name not in ("suite", "methods", "merge")]
+    groups = [entry for entries in sections for entry in entries.values()]
+    for group in (*groups, *(group for mergers in params["merge"].values() for group in mergers.values())):
+        group["bare"] = None
     (work / "params.yaml").write_text(yaml.safe_dump(params | {"suite": "bare"}, sort_keys=False))
 
 
@@ -383,7 +387,7 @@ def test_editing_one_ridge_or_the_suite_and_back_reruns_what_it_must_and_nothing
     dvc(tmp_path, "repro", target)
     assert "Running stage" not in dvc(tmp_path, "repro", target)
     params = yaml.safe_load((tmp_path / "params.yaml").read_text())
-    params["calibrate"]["clip_b32-8-average-suite"]["smoke"]["ridge"] = 0.7
+    params["calibrate"]["clip_b32-8"]["from"]["average"] = {"suite": {"ridge": 0.7}}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     assert stages_run(dvc(tmp_path, "repro", target)) == [
         "pipeline/images/dvc.yaml:calibrate@clip_b32-8-average",

@@ -30,10 +30,10 @@ def results(tmp_path, monkeypatch):
 
 def test_the_studies_of_params_begin_at_the_papers_settings_and_read_texts_as_the_calibration_does():
     for key in ("clip_b32-8", "flan_t5_base-glue"):
-        study = study_run(f"tune.{key}", entry(key), "mini")
+        study = study_run("tune", key, entry(key), "mini")
         assert (study.paper.ridge, study.suite.ridge) == ((0.05, 1e-6) if "clip" in key else (1e-5, 1.0))
         assert (study.reading is None) == ("clip" in key)
-        assert study_run(f"tune.{key}", entry(key), "files") is None
+        assert study_run("tune", key, entry(key), "files") is None
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_the_studies_of_params_begin_at_the_papers_settings_and_read_texts_as_th
 )
 def test_what_a_study_cannot_be_is_refused_by_name(key, changed, words):
     with pytest.raises(BadSetting, match=words):
-        study_run(f"tune.{key}", entry(key, **changed), "mini")
+        study_run("tune", key, entry(key, **changed), "mini")
 
 
 def test_distance_and_gain_are_differences_of_averages_with_their_standard_errors(results):

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from featcal.experiments import Experiments
 from featcal.runs import Pool
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from featcal.calibration.needs import Needs
 
 BATCH_OF_TEXTS = 32
+OF_A_POOL = re.compile(r"(\w+-(?:\d+|glue|mergebench))\.run\.json")
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class RoleNeeds:
 def played(chosen: Chosen) -> list[tuple[str, Pool]]:
     """Roles and pools that the suite runs."""
     experiments, suite = chosen.experiments, chosen.suite
-    pairs = dict.fromkeys([*experiments.prepared, *((p.role, p.pool) for p in experiments.pools.values())])
+    pairs = experiments.prepared
     return [(role, pool) for role, pool in pairs if role in suite.every_role and pool in suite.every_pool]
 
 
@@ -110,12 +111,7 @@ def _work(chosen: Chosen, role: str, pool: Pool) -> float:
     return work
 
 
-def tables(stages: Mapping[str, Any], pages: Mapping[str, str]) -> dict[str, list[str]]:
-    """The `role-pool` that every table's page shows, from dvc.yaml and the pages of params.yaml."""
-    found = {page: [key] for page, key in pages.items() if page.startswith("table")}
-    for stage, definition in stages.items():
-        page = stage.removeprefix("page_")
-        if stage.startswith("page_table"):
-            deps = " ".join(str(dep) for dep in definition.get("deps", []))
-            found[page] = sorted(set(re.findall(r"results/\$\{suite\}/(\w+-(?:\d+|glue|mergebench))\.csv", deps)))
-    return {page: found[page] for page in sorted(found)}
+def tables(pages: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
+    """The `role-pool` that every table's page shows, from pipeline/pages.yaml."""
+    tables = {page: files.values() for page, files in sorted(pages.items()) if page.startswith("table")}
+    return {page: sorted({found[1] for file in files if (found := OF_A_POOL.fullmatch(file))}) for page, files in tables.items()}

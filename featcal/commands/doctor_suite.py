@@ -79,8 +79,7 @@ def _count(chosen: "Chosen", rate: float, found: Checkup) -> None:
             told = f"{size_text(needs.gpu)} of GPU memory for {needs.role}; the GPU has {size_text(found.gpu)}"
             found.missing.append(told)
     by_pool = hours(chosen, rate)
-    graph = read_yaml(chosen.root / "dvc.yaml").get("stages", {})
-    for page, keys in tables(graph, chosen.experiments.raw.get("page") or {}).items():
+    for page, keys in tables(read_yaml(chosen.root / "pipeline/pages.yaml").get("pages", {})).items():
         if keys:
             found.hours[page] = sum(by_pool.get(key, 0.0) for key in keys)
     if not found.gpu:

@@ -151,10 +151,8 @@ def result_files(page: str, ours: Evidence) -> list[Path]:
 def commands(page: str) -> list[tuple[str, list[str]]]:
     """The page's source, and what makes its numbers again."""
     source = link(f"../notebooks/{page}.ipynb", f"notebooks/{page}.ipynb")
-    headline = page in HEADLINE
-    stage = f"page@{page}" if headline else f"page_{page}"
-    whole = "make repro" if headline else "dvc repro"
-    again = {"Make everything again": f"<code>{whole}</code>", "This page only": f"<code>dvc repro {stage}</code>"}
+    whole = "make repro" if page in HEADLINE else "dvc repro"
+    again = {"Make everything again": f"<code>{whole}</code>", "This page only": f"<code>dvc repro page@{page}</code>"}
     return [("", [name, cell]) for name, cell in ({"Source of this page": source} | again).items()]
 
 

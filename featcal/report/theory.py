@@ -101,5 +101,5 @@ def provenance(suite: str) -> Shown:
     record: dict[str, Any] = read_json(ours.folder / f"{'-'.join(KEY)}.theory.run.json")
     body = [("", ["Results", listed]), *run_rows(record)]
     body += [("", ["Source of this page", link("../notebooks/theory.ipynb", "notebooks/theory.ipynb")])]
-    body += [("", ["This page only", "<code>dvc repro page_theory</code>"])]
+    body += [("", ["This page only", "<code>dvc repro page@theory</code>"])]
     return Shown(table(["", ""], body, f"Provenance — {label(suite)}", "fc-words"))

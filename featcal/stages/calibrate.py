@@ -1,21 +1,20 @@
-"""Stage `calibrate`: FeatCal on one merged model of images, once per setting and seed of the calibration draw."""
+"""Stage `calibrate`: FeatCal on merged models of images, once per setting and seed of the calibration draw.
+
+Of language models: calibrate_language.py.
+"""
 
 from pathlib import Path
 from typing import Any
 
-from featcal.errors import UnknownKey
 from featcal.runs import CalibrateRun, Draw
 from featcal.stages.calibrations import calibrate_all, calibrated
-from featcal.stages.context import Context, load_context
+from featcal.stages.context import Context, load_context, runs_of
 
 
 def run(key: str) -> None:
-    """For `clip_b32-8-wudi`: the entries of `calibrate` that start from this merged model, as calibrate_all writes them."""
+    """Write outputs/<suite>/calibrated/<merged>-<setting>/seed<NN>/ for a role and pool, or for one merged model of them."""
     context = load_context()
-    runs = {name: run for name, run in context.experiments.calibrate.items() if run.merged == key}
-    if not runs:
-        raise UnknownKey("calibrate", key, sorted({run.merged for run in context.experiments.calibrate.values()}))
-    calibrate_all(context, "calibrate", key, runs, calibrate_one)
+    calibrate_all(context, key, runs_of("calibrate", context.experiments.calibrate, key), calibrate_one)
 
 
 def calibrate_one(context: Context, name: str, run: CalibrateRun, seed: int, out: Path) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""Stage `calibrate_language`: FeatCal on the merged language model of a role, once per setting, and its anchors alone."""
+"""Stage `calibrate` of texts: FeatCal on the merged language model of a role, once per setting, and its anchors alone."""
 
 from pathlib import Path
 from typing import Any
 
 from featcal.runs import ANCHOR, CalibrateRun, Draw
 from featcal.stages.calibrations import calibrate_all, calibrated
-from featcal.stages.context import Context, load_context, pick
+from featcal.stages.context import Context, load_context, runs_of
 from featcal.stages.text_streams import text_stream
 from featcal.stages.workers import fan_out
 from featcal.storage.atomic import atomic_folder
@@ -14,11 +14,11 @@ from featcal.storage.atomic import atomic_folder
 def run(key: str) -> None:
     """Write calibrated/<key>-<merger>-<setting>/seed<NN>/ and ablated/<key>-<merger>-<setting>/anchor/ of outputs/<suite>/."""
     context = load_context()
-    runs = pick("language_pools", context.experiments.pools, key).calibrate
+    runs = runs_of("calibrate", context.experiments.calibrate, key)
     jobs = {name: (context, run, context.layout.ablated(name)) for name, run in runs.items()}
     for _ in fan_out(f"anchors {key}", write_anchor, jobs, context.suite.workers):
         pass
-    calibrate_all(context, "calibrate_language", key, runs, calibrate_one)
+    calibrate_all(context, key, runs, calibrate_one)
 
 
 def write_anchor(context: Context, run: CalibrateRun, out: Path) -> None:

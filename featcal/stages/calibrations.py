@@ -12,23 +12,23 @@ from featcal.stages.workers import console, fan_out
 from featcal.storage.atomic import atomic_folder
 
 
-def calibrate_all(context: Context, verb: str, key: str, runs: Mapping[str, CalibrateRun], one: Callable[..., Any]) -> None:
+def calibrate_all(context: Context, key: str, runs: Mapping[str, CalibrateRun], one: Callable[..., Any]) -> None:
     """Write outputs/<suite>/calibrated/<name>/seed<NN>/ for every run; empty folders where the suite does not run it.
 
     one: calibrates one model and tells what that cost.
     """
-    with recorded(context, verb, key) as record:
+    with recorded(context, "calibrate", key) as record:
         jobs = {}
         for name, run in runs.items():
             if run.calibration is None or not context.plays(run.role, run.pool):
                 with atomic_folder(context.layout.calibrated(name, 0).parent):
-                    console.print(f"{verb} {name}: not run in suite {context.suite.name}")
+                    console.print(f"calibrate {name}: not run in suite {context.suite.name}")
                 continue
             for seed in run.seeds:
                 told = f"{name} seed {seed}"
                 jobs[told] = (context, told, run, seed, context.layout.calibrated(name, seed))
         costs: dict[str, dict[str, Any]] = {}
-        for told, cost in sorted(fan_out(f"{verb} {key}", one, jobs, context.suite.workers)):
+        for told, cost in sorted(fan_out(f"calibrate {key}", one, jobs, context.suite.workers)):
             name, _, drawn = told.partition(" ")
             costs.setdefault(f"calibrate@{name}", {})[drawn] = cost
         record["cost"] = costs

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from featcal.errors import UnknownKey
 from featcal.experiments import Experiments, load_experiments
-from featcal.runs import TEXT_POOLS, Pool
+from featcal.runs import HEADLINE_POOL, Pool, keys_of
 from featcal.settings import project_root, require
 from featcal.stages.layout import Layout
 from featcal.storage.results import run_record, write_json
@@ -40,7 +40,7 @@ class Context:
         """Whether the suite has a model for the role, and the pool. Raises: UnknownKey for a pair that no experiment has."""
         role = self.role(name)
         if (name, pool) not in self.experiments.prepared:
-            raise UnknownKey("prepare", f"{name}-{pool}", [f"{role}-{size}" for role, size in self.experiments.prepared])
+            raise UnknownKey("merge", f"{name}-{pool}", [f"{role}-{size}" for role, size in self.experiments.prepared])
         return role is not None and pool in self.suite.every_pool
 
 
@@ -55,10 +55,10 @@ def load_context(root: Path | None = None) -> Context:
     for key, measured in experiments.measure.items():
         if measured is not None and measured.task not in suite.pool(measured.pool):
             raise UnknownKey(f"measure.{key}.{suite.name}.task", measured.task, list(suite.pool(measured.pool)))
-    for key, pool in experiments.pools.items():
-        if suite.every_role.get(pool.role) and any(run.options is not None for run in pool.merge.values()):
-            section = "language_pools" if isinstance(pool.pool, str) else "larger_pools"
-            require(pool.pool in suite.every_pool, f"{section}.{key}.mergers.{suite.name}", pool.pool, _no_pool(suite))
+    for run in experiments.merge.values():
+        if suite.every_role.get(run.role) and run.options is not None and run.pool != HEADLINE_POOL:
+            place = f"merge.{run.role}-{run.pool}.{run.upstream}.{suite.name}"
+            require(run.pool in suite.every_pool, place, run.pool, _no_pool(suite))
     return Context(Layout(root, experiments.suite, _prepared(experiments, suite)), experiments, suite)
 
 
@@ -72,7 +72,7 @@ def _prepared(experiments: Experiments, suite: Suite) -> dict[str, dict[Pool, tu
 
 
 def _no_pool(suite: Suite) -> str:
-    return f"is not among the pools of suites/{suite.name}.yaml; write `{suite.name}: null` to leave these mergers out"
+    return f"is not among the pools of suites/{suite.name}.yaml; write `{suite.name}: null` to leave this merger out"
 
 
 def pick(place: str, entries: Mapping[str, T], key: str) -> T:
@@ -82,12 +82,12 @@ def pick(place: str, entries: Mapping[str, T], key: str) -> T:
     return entries[key]
 
 
-def role_and_pool(key: str) -> tuple[str, Pool]:
-    """`clip_b32-8` as ("clip_b32", 8), `llama_3b-mergebench` as ("llama_3b", "mergebench")."""
-    role, _, pool = key.rpartition("-")
-    if not role or not (pool.isdigit() or pool in TEXT_POOLS):
-        raise UnknownKey("role and pool", key, ["clip_b32-8", "clip_l14-8", "flan_t5_base-glue", "llama_3b-mergebench"])
-    return role, int(pool) if pool.isdigit() else pool
+def runs_of(section: str, runs: Mapping[str, T], key: str) -> dict[str, T]:
+    """The runs of a role and pool (`clip_b32-14`), or of one merged model (`clip_b32-8-wudi`). Raises: UnknownKey."""
+    found = {name: run for name, run in runs.items() if key in keys_of(run)}
+    if not found:
+        raise UnknownKey(section, key, list(dict.fromkeys(one for run in runs.values() for one in keys_of(run))))
+    return found
 
 
 @contextmanager

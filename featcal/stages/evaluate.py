@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from featcal.runs import Pool
-from featcal.stages.context import Context, load_context, recorded, role_and_pool
+from featcal.runs import Pool, role_and_pool
+from featcal.stages.context import Context, load_context, recorded
 from featcal.stages.scored import Scored, scored
 from featcal.stages.scoring import Counts, score_models
 from featcal.storage.results import packed, write_scores

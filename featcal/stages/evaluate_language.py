@@ -1,11 +1,11 @@
-"""Stage `evaluate_language`: scores of every model of a role and pool of texts, from what it generates."""
+"""Stage `evaluate` of texts: scores of every model of a role and pool of texts, from what it generates."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from featcal.runs import DOMAIN_POOL, Pool
-from featcal.stages.context import Context, load_context, recorded, role_and_pool
+from featcal.runs import DOMAIN_POOL, Pool, role_and_pool
+from featcal.stages.context import Context, load_context, recorded
 from featcal.stages.scored import Scored, scored
 from featcal.stages.scoring import Counts, score_models
 from featcal.storage.results import packed, write_scores
@@ -19,10 +19,10 @@ def run(key: str) -> None:
     """Write outputs/<suite>/scores/<key>.csv and .correct.csv; no rows where nothing plays the role."""
     context = load_context()
     role, pool = role_and_pool(key)
-    with recorded(context, "evaluate_language", key):
+    with recorded(context, "evaluate", key):
         rows: list[dict[str, Any]] = []
         if context.plays(role, pool):
-            scores = score(context, f"evaluate_language {key}", role, pool, scored(context, role, pool))
+            scores = score(context, f"evaluate {key}", role, pool, scored(context, role, pool))
             rows = [row for own in scores.values() for row in own]
         write_scores(context.layout.scores(key), rows)
 

@@ -6,7 +6,7 @@ A study's own files never vary between two runs; seconds and machine go to <key>
 from featcal.errors import UnknownKey
 from featcal.stages.context import load_context, pick
 from featcal.storage.atomic import atomic_path
-from featcal.storage.results import read_json, write_json
+from featcal.storage.results import digests, read_json, write_json
 from featcal.studies import STUDIES
 
 
@@ -18,7 +18,9 @@ def run(name: str) -> None:
     context = load_context()
     pick(kind, context.experiments.studies[kind], key)
     layout = context.layout
-    for file in sorted(layout.study(kind, key).iterdir()):
-        with atomic_path(layout.results / f"{key}.{file.name}") as hidden:
+    copies = {file: layout.results / f"{key}.{file.name}" for file in sorted(layout.study(kind, key).iterdir())}
+    for file, copy in copies.items():
+        with atomic_path(copy) as hidden:
             hidden.write_bytes(file.read_bytes())
-    write_json(layout.results / f"{key}.{kind}.run.json", read_json(layout.run(kind, key)))
+    record = read_json(layout.run(kind, key)) | {"files": digests(copies.values())}
+    write_json(layout.results / f"{key}.{kind}.run.json", record)

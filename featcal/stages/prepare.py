@@ -9,7 +9,8 @@ from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
-from featcal.stages.context import Context, load_context, recorded, role_and_pool
+from featcal.runs import role_and_pool
+from featcal.stages.context import Context, load_context, recorded
 from featcal.stages.workers import console, fan_out
 from featcal.storage.atomic import atomic_folder
 from featcal.suites import experts as making

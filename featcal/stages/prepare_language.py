@@ -1,4 +1,4 @@
-"""Stage `prepare_language`: base and experts of a language model.
+"""Stage `prepare` of texts: base and experts of a language model.
 
 An expert that is finished stays finished: it lies outside the stage's outputs until all are, so that an interrupted run goes on.
 """
@@ -9,7 +9,8 @@ from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
-from featcal.stages.context import Context, load_context, recorded, role_and_pool
+from featcal.runs import role_and_pool
+from featcal.stages.context import Context, load_context, recorded
 from featcal.stages.workers import console, fan_out
 from featcal.storage.atomic import atomic_folder
 from featcal.suites import text_experts as making
@@ -22,10 +23,10 @@ def run(key: str) -> None:
     context = load_context()
     name, pool = role_and_pool(key)
     role, out = context.suite.language.roles.get(name), context.layout.prepared(name, pool)
-    with recorded(context, "prepare_language", key):
+    with recorded(context, "prepare", key):
         if role is None or not context.plays(name, pool):
             with atomic_folder(out):
-                console.print(f"prepare_language {key}: suite {context.suite.name} has no {name if role is None else pool}")
+                console.print(f"prepare {key}: suite {context.suite.name} has no {name if role is None else pool}")
             return
         tasks = context.suite.pool(pool)
         store = context.layout.unfinished(f"{key}-{_fingerprint(context, role, tasks)}")

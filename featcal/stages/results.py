@@ -3,26 +3,25 @@
 from dataclasses import asdict
 from typing import Any
 
-from featcal.runs import TEXT_POOLS, MergeRun
+from featcal.runs import TEXT_POOLS, MergeRun, role_and_pool
 from featcal.stages.columns import CURVES, MEASURED, SCALES, SEEN
-from featcal.stages.context import Context, load_context, role_and_pool
+from featcal.stages.context import Context, load_context
 from featcal.stages.curves import curves, scales
 from featcal.stages.seen import draws_of, seen_rows
 from featcal.storage.results import (
     SCORES,
     correct_columns,
     correct_path,
+    digests,
     read_json,
     read_rows,
     run_record,
     write_json,
     write_rows,
 )
+from featcal.studies import STUDIES
 
-OF_A_POOL = (
-    "prepare", "multitask", "merge", "merge_with_data", "merge_pool", "calibrate_pool", "adapt_pool", "evaluate", "measure",
-    "prepare_language", "merge_language", "calibrate_language", "adapt_language", "evaluate_language",
-)  # fmt: skip
+OF_A_POOL = ("prepare", "multitask", "merge", "calibrate", "adapt", "evaluate", "measure")
 REFERENCES = ("base", "expert", "multitask", "merged")  # what FeatCal starts from and is held against
 
 
@@ -50,7 +49,8 @@ def run(key: str) -> None:
             write_rows(layout.results / f"{key}.{name}.csv", read_rows(layout.drift(key) / f"{name}.csv", columns), columns)
         write_rows(layout.results / f"{key}.scales.csv", scales(context, role, pool) if played else [], SCALES)
     write_json(layout.results / f"{key}.settings.json", _settings(context, key))
-    write_json(layout.results / f"{key}.run.json", _gathered(context, key))
+    own = [file for file in layout.results.glob(f"{key}.*") if file.name.split(".")[1] not in (*STUDIES, "run")]
+    write_json(layout.results / f"{key}.run.json", _gathered(context, key) | {"files": digests(own)})
 
 
 def _settings(context: Context, key: str) -> dict[str, Any]:
@@ -77,6 +77,7 @@ def _gathered(context: Context, key: str) -> dict[str, Any]:
     role, pool = role_and_pool(key)
     drawn = "prepare_texts" if pool in TEXT_POOLS else "prepare_data"
     names: list[tuple[str, str | None]] = [(drawn, None), *((verb, key) for verb in OF_A_POOL)]
+    names += [("merge", k) for k in context.experiments.merged_in(role, pool)]  # of one merger, where each has a stage of its own
     names += [("calibrate", k) for k in dict.fromkeys(c.merged for c in context.experiments.calibrated_in(role, pool).values())]
     names += [("adapt", k) for k in dict.fromkeys(a.merged for a in context.experiments.adapted_in(role, pool).values())]
     names += [("ablate", k) for k in context.experiments.ablated_in(role, pool)]

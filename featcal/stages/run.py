@@ -4,15 +4,15 @@ from collections.abc import Callable
 from importlib import import_module
 
 from featcal.errors import BadSetting, UnknownKey
+from featcal.runs import TEXT_POOLS
 from featcal.studies import STUDIES
 
 VERBS = (
-    "pretrain", "prepare_data", "prepare", "merge", "merge_with_data", "calibrate", "adapt", "ablate", "multitask",
-    "merge_pool", "calibrate_pool", "adapt_pool", "evaluate", "measure",
-    "prepare_texts", "prepare_language", "merge_language", "calibrate_language", "adapt_language", "evaluate_language",
-    *STUDIES, "gather", "results", "page",
+    "pretrain", "prepare_data", "prepare_texts", "prepare", "merge", "calibrate", "adapt", "ablate", "multitask", "evaluate",
+    "measure", *STUDIES, "gather", "results", "page",
 )  # fmt: skip
 WITHOUT_KEY = ("prepare_data", "prepare_texts")
+OF_TEXTS = ("prepare", "calibrate", "evaluate")  # verbs whose work is another one for language models: <verb>_language.py
 
 
 def run_stage(verb: str, key: str | None) -> None:
@@ -24,5 +24,11 @@ def run_stage(verb: str, key: str | None) -> None:
         raise UnknownKey("stage", verb, list(VERBS))
     if (key is None) != (verb in WITHOUT_KEY):
         raise BadSetting(f"stage {verb}", key, "takes no key" if verb in WITHOUT_KEY else "needs a key, for example clip_b32-8")
-    run: Callable[..., None] = import_module(f"featcal.stages.{verb}").run
+    run: Callable[..., None] = import_module(f"featcal.stages.{module_of(verb, key)}").run
     run(*([] if key is None else [key]))
+
+
+def module_of(verb: str, key: str | None) -> str:
+    """The file of featcal/stages/ that does it."""
+    of_texts = verb in OF_TEXTS and any(part in TEXT_POOLS for part in (key or "").split("-"))
+    return f"{verb}_language" if of_texts else verb

@@ -11,6 +11,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ _DECIMALS = {"value": 4, "similarity": 4, "x": 4, "y": 4}  # other fractions get
 _FRACTIONS = {"value", "relative_drift", "l2", "cosine", "cosine_sd", "similarity", "size", "x", "y"}
 _WHOLE = {"count", "index"}
 # Results, pages and dvc.lock change by being made.
-_SOURCES = ("featcal", "notebooks", "suites", "params.yaml", "dvc.yaml", "pipeline/*/dvc.yaml")
+_SOURCES = ("featcal", "notebooks", "suites", "params.yaml", "dvc.yaml", "pipeline/*.yaml", "pipeline/*/dvc.yaml")
 _VERSIONED = ("featcal", "torch", "transformers", "datasets", "safetensors", "numpy")
 
 
@@ -123,6 +124,11 @@ def run_record(seconds: Mapping[str, float], **more: Any) -> dict[str, Any]:
         "dirty": bool(_git("status", "--porcelain", "--", *_SOURCES)),
         **more,
     }
+
+
+def digests(files: Iterable[Path]) -> dict[str, str]:
+    """sha256 of files by name: what a run record tells of those beside it, so that who depends on the record depends on them."""
+    return {file.name: sha256(file.read_bytes()).hexdigest() for file in sorted(files)}
 
 
 def _ordered(path: object, row: Mapping[str, Any], columns: Sequence[str]) -> list[tuple[str, Any]]:
