@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from pipeline import PAGES, ROOT, files
 
 from featcal.experiments import load_experiments
+from pipeline import PAGES, ROOT, files
 
 TEXT = (ROOT / "book/change.md").read_text("utf-8")
 EDITS = dict(re.findall(r"<!-- edit: (\w+) -->\n```diff\n(.*?)```", TEXT, re.S))

@@ -52,7 +52,7 @@ def test_what_takes_time_depends_on_nothing_that_a_switch_writes_anew(name):
 def test_settings_of_another_suite_are_no_setting_of_a_stage():
     for name in HEAVY:
         words = [entry for entry in STAGES[name].get("params", ()) if isinstance(entry, str)]
-        own = all(word.endswith(".${suite}") or ".from" in word for word in words)  # what differs at a merged model, in every suite
+        own = all(word.endswith(".${suite}") or ".from" in word for word in words)  # what differs at a merged model
         assert own, (name, words)
 
 
