@@ -27,7 +27,9 @@ from featcal.models.load import load_model, load_vision
 from featcal.storage.results import SCORES, read_rows
 
 LANGUAGE = ["flan_t5_large-glue", "llama_3b-mergebench"]
-EXPERIMENTS = {"merge": ["clip_b32-8", *LANGUAGE], "calibrate": ["clip_b32-8", *LANGUAGE], "adapt": LANGUAGE, "multitask": ["clip_b32-8"]}
+EXPERIMENTS = {
+    "merge": ["clip_b32-8", *LANGUAGE], "calibrate": ["clip_b32-8", *LANGUAGE], "adapt": LANGUAGE, "multitask": ["clip_b32-8"],
+}  # fmt: skip
 MERGER = "task_arithmetic"
 ROLES = ("clip_b32", "flan_t5_large", "llama_3b")
 # One loads a metric from the hub and runs programs, one needs nltk's data, and one the antlr4 that stands apart.
