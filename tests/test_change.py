@@ -12,7 +12,6 @@ from pipeline import PAGES, ROOT, files
 
 TEXT = (ROOT / "book/change.md").read_text("utf-8")
 EDITS = dict(re.findall(r"<!-- edit: (\w+) -->\n```diff\n(.*?)```", TEXT, re.S))
-IMAGES = "pipeline/images/dvc.yaml:"
 
 
 def edited(name: str) -> tuple[str, str]:
@@ -33,7 +32,8 @@ def settings(folder: Path) -> dict[str, dict]:
 
     with Repo(str(folder)) as repo:
         stages = repo.index.stages
-        return {s.addressing: {str(d): d.read_params(flatten=False) for d in s.deps if hasattr(d, "params")} for s in stages}
+        told = {s.name: [d for d in s.deps if hasattr(d, "params")] for s in stages}
+        return {name: {Path(d.def_path).name: d.read_params(flatten=False) for d in deps} for name, deps in told.items()}
 
 
 def project(folder: Path) -> Path:
@@ -57,7 +57,7 @@ def changed(name: str, before: dict[str, dict], folder: Path) -> set[str]:
     (project(folder) / file).write_text(text, "utf-8")
     load_experiments(folder / "params.yaml")
     after = settings(folder)
-    return {stage.rpartition(":")[2] for stage, values in after.items() if values != before[stage]}
+    return {stage for stage, values in after.items() if values != before[stage]}
 
 
 def test_every_edit_is_tried():
