@@ -35,6 +35,13 @@ def _easiest(task: str, model: str, right: int, count: int) -> str:
     return packed(np.argsort(np.argsort(shared + 0.3 * own)) < right)
 
 
+def forget_answers(folder: Path) -> Path:
+    """The folder of results without which samples were right: scores may be changed then, and differences are unpaired."""
+    for path in folder.glob("*.correct.csv"):
+        path.unlink()
+    return folder
+
+
 def write_seen(
     path: Path, suite: str, role: str, pool: int, tasks: list[str], draws: list[tuple[int | None, int]], count: int = COUNT
 ) -> None:

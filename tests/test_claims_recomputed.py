@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from recomputed_verdicts import Results, all_claims
+from synthetic_correct import forget_answers
 from synthetic_results import write_project
 
 from featcal.report.claims import claims
@@ -45,8 +46,7 @@ def test_every_verdict_on_the_results_in_git_is_what_other_code_computes(suite, 
 def test_every_verdict_is_the_same_where_correctness_is_kept(tmp_path):
     folder = write_project(tmp_path)
     kept = {path: path.read_bytes() for path in folder.glob("*.correct.csv")}
-    for path in kept:
-        path.unlink()
+    forget_answers(folder)
     unpaired, _ = compare(folder, "mini", "suite")
     before = {c.id: judge(c, "mini", "suite", folder) for c in claims()}
     for path, content in kept.items():
