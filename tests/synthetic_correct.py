@@ -1,5 +1,6 @@
 """Which samples invented scores got right, and which test images invented adapters were shown."""
 
+from functools import cache
 from pathlib import Path
 from zlib import crc32
 
@@ -7,27 +8,42 @@ import numpy as np
 
 from featcal.data.sampling import draw_indices
 from featcal.stages.columns import SEEN
-from featcal.storage.results import COUNTED, SCORES, correct_columns, correct_path, packed, write_rows
+from featcal.storage.results import COUNTED, SCORES, packed, write_rows, write_scores
 
+COUNT = 1000  # test samples of a task: a tenth of a percent is a whole one
 UPSTREAMS = ("average", "task_arithmetic", "adamerging", "wudi")
 
 
-def write_correct(path: Path, rows: list[dict], columns: tuple[str, ...] = SCORES) -> None:
-    """The share of right samples beside every score, to a whole sample: better models are right wherever worse ones are."""
-    kept = [
-        {c: v for c, v in row.items() if c not in COUNTED} | {"correct": packed(right(row["task"], row["value"], row["count"]))}
-        for row in rows
-    ]
-    write_rows(correct_path(path), kept, correct_columns(columns))
+def write_answers(path: Path, rows: list[dict], columns: tuple[str, ...] = SCORES) -> None:
+    """Scores, and beside them which samples are right: as many as an accuracy says, which has to be a whole number of samples."""
+    write_scores(path, [row | {"correct": _correct(row)} for row in rows], columns)
 
 
-def right(task: str, value: float, count: int) -> np.ndarray:
-    """So many percent of the samples, the first of an order that is the task's own."""
-    return np.random.default_rng(crc32(task.encode())).permutation(count) < round(value * count / 100)
+def _correct(row: dict) -> str:
+    if row["metric"] != "accuracy":
+        return ""
+    share = row["value"] * row["count"] / 100
+    assert abs(share - round(share)) < 1e-6, f"{row['value']} % of {row['count']} samples is no whole number: {row}"
+    model = "/".join(str(value) for key, value in row.items() if key not in (*COUNTED, "task"))
+    return _easiest(row["task"], model, round(share), row["count"])
+
+
+@cache
+def _easiest(task: str, model: str, right: int, count: int) -> str:
+    """So many samples, those of least difficulty: what all models share, and something of the model's own."""
+    shared, own = (np.random.default_rng(crc32(name.encode())).random(count) for name in (task, f"{model} on {task}"))
+    return packed(np.argsort(np.argsort(shared + 0.3 * own)) < right)
+
+
+def forget_answers(folder: Path) -> Path:
+    """The folder of results without which samples were right: scores may be changed then, and differences are unpaired."""
+    for path in folder.glob("*.correct.csv"):
+        path.unlink()
+    return folder
 
 
 def write_seen(
-    path: Path, suite: str, role: str, pool: int, tasks: list[str], draws: list[tuple[int | None, int]], count: int = 500
+    path: Path, suite: str, role: str, pool: int, tasks: list[str], draws: list[tuple[int | None, int]], count: int = COUNT
 ) -> None:
     """Draws of (samples, seed) from the test images of every task; None is all of them."""
     rows = []

@@ -7,6 +7,8 @@ and 10 below it elsewhere. The larger models have 2 more of everything but gain 
 import json
 from pathlib import Path
 
+from synthetic_correct import write_answers
+
 from featcal.stages.columns import CURVES
 from featcal.storage.results import SCORES, write_rows
 
@@ -37,7 +39,7 @@ def write_language(folder: Path, suite: str) -> None:
 
 def write_text_role(folder: Path, suite: str, role: str, pool: str) -> None:
     scores = list(_scores(suite, role, pool))
-    write_rows(folder / f"{role}-{pool}.csv", scores, SCORES)
+    write_answers(folder / f"{role}-{pool}.csv", scores)
     references = [row for row in scores if row["method"] in ("base", "expert", "merged")]
     write_rows(folder / f"{role}-{pool}.references.csv", references, SCORES)
     curve = {"suite": suite, "role": role, "pool": pool, "upstream": TA, "method": "surgery", "setting": "suite", "seed": 42}
@@ -68,7 +70,7 @@ def _scores(suite, role, pool):
         drawn = method in ("featcal", "surgery", "prob_surgery")
         words = {"suite": suite, "role": role, "pool": pool, "upstream": upstream, "method": method, "setting": setting}
         metric = "spearman" if task == "stsb" else "accuracy"
-        yield words | {"task": task, "metric": metric, "seed": 42 if drawn else "", "value": float(value), "count": 300}
+        yield words | {"task": task, "metric": metric, "seed": 42 if drawn else "", "value": float(value), "count": 400}
 
 
 def _choice(pool):

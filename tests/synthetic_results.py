@@ -3,20 +3,16 @@
 No number here was measured: base 50, merged 60, Surgery 70, FeatCal 80, experts 90 with small regular steps from task to task.
 """
 
-import csv
 import json
-import random
 import re
 import shutil
 from pathlib import Path
 
-import numpy as np
 from PIL import Image
-from synthetic_correct import adapted, write_correct, write_seen
+from synthetic_correct import COUNT, adapted, write_answers, write_seen
 from synthetic_language import write_language
 from synthetic_studies import write_choices, write_studies, write_tune
 
-from featcal.report.paired import text_of
 from featcal.stages.columns import (
     ALIGNMENT,
     AUDIT,
@@ -69,11 +65,17 @@ def write_project(root: Path, suite: str = "mini", empty: bool = False, tasks: l
     return folder
 
 
+def text_without_results(piece, suite: str, root: Path, monkeypatch) -> str:
+    """What a piece of a page says in a project where nothing was run."""
+    write_project(root, suite, empty=True)
+    monkeypatch.chdir(root)
+    return piece(suite).text
+
+
 def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     """Scores, references, what is measured of features, settings and run record of one role with 8 tasks."""
     scores = [row for key, level in LEVELS.items() for row in _scores(suite, role, 8, key, level, tasks)]
-    write_rows(folder / f"{role}-8.csv", scores, SCORES)
-    write_correct(folder / f"{role}-8.csv", scores)
+    write_answers(folder / f"{role}-8.csv", scores)
     write_seen(folder / f"{role}-8.seen.csv", suite, role, 8, tasks, [(None, 42), (256, 42), (256, 43), (256, 44)])
     write_rows(folder / f"{role}-8.references.csv", [r for r in scores if r["method"] in ("base", "expert", "merged")], SCORES)
     write_rows(folder / f"{role}-8.drift.csv", list(_drift(suite, role, tasks)), DRIFT)
@@ -96,11 +98,10 @@ def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     record = {"seconds": {"prepare": 60.0, "calibrate": 4.0}, "host": host, "versions": {"python": "3.11"}, "commit": "0" * 40}
     _json(folder / f"{role}-8.run.json", record)
     budgets = list(_budgets(suite, role, tasks))
-    write_rows(folder / f"{role}-8.samples.csv", budgets, SAMPLES)
-    write_correct(folder / f"{role}-8.samples.csv", budgets, SAMPLES)
+    write_answers(folder / f"{role}-8.samples.csv", budgets, SAMPLES)
     drawn = [(samples, seed) for samples in (8, 64, 512) for seed in (42, 43, 44)]
-    write_seen(folder / f"{role}-8.samples.seen.csv", suite, role, 8, tasks, drawn)
-    write_rows(folder / f"{role}-8.cost.csv", list(_audit(suite, role, tasks)), AUDIT)
+    write_seen(folder / f"{role}-8.samples.seen.csv", suite, role, 8, tasks, drawn, 500)
+    write_answers(folder / f"{role}-8.cost.csv", list(_audit(suite, role, tasks)), AUDIT)
     adapters = {"steps": 1000, "batch": 16, "lr": 0.001}
     rivals = {"featcal": values, "surgery": adapters | {"rank": 4}, "prob_surgery": adapters | {"hidden": 32}}
     studied = {"at_once": 2, "threads": 1, "settings": {"rivals": rivals | {"stream": "test_unlabelled"}}}
@@ -112,8 +113,7 @@ def write_larger_pool(folder: Path, suite: str, role: str, pool: int) -> None:
     """Scores, settings and run record of one role with 14 or 20 tasks: every merger and all that calibrates it, one seed."""
     tasks = [*TASKS, *LARGER_TASKS[pool]]
     scores = [row for key, level in LARGER_LEVELS.items() for row in _scores(suite, role, pool, key, level, tasks, ("42",))]
-    write_rows(folder / f"{role}-{pool}.csv", scores, SCORES)
-    write_correct(folder / f"{role}-{pool}.csv", scores)
+    write_answers(folder / f"{role}-{pool}.csv", scores)
     write_seen(folder / f"{role}-{pool}.seen.csv", suite, role, pool, tasks, [(None, 42), (256, 42)])
     run = {"role": role, "pool": pool, "upstream": "wudi", "samples": 256, "batch": 128, "seeds": [42], "setting": "suite"}
     used = {f"{role}-{pool}-wudi": run | {"calibration": {"ridge": 0.0003, "anchor_blend": 2.0, "interpolation": 0.6}}}
@@ -123,7 +123,7 @@ def write_larger_pool(folder: Path, suite: str, role: str, pool: int) -> None:
 
 def _scores(suite, role, pool, key, level, tasks, seeds=None):
     upstream, method, setting = key
-    shared = {"suite": suite, "role": role, "pool": pool, "metric": "accuracy", "count": 500}
+    shared = {"suite": suite, "role": role, "pool": pool, "metric": "accuracy", "count": COUNT}
     drawn = method in ("featcal", "surgery", "prob_surgery", "mean_shift")
     for step, seed in enumerate((seeds or SEEDS[upstream]) if drawn else ("",)):
         for i, task in enumerate(tasks):
@@ -246,44 +246,6 @@ def write_suite(folder: Path, suite: str, tasks: list[str]) -> None:
         column, row = place % 20, place // 20
         sheet.paste((12 * column, 20 * (row % 12), 128), (16 * column, 16 * row, 16 * column + 16, 16 * row + 16))
     sheet.save(folder / "contact_sheet.png")
-
-
-KEPT = ("scores", "samples", "sweep", "corrupted", "choices", "tune")  # files beside which correctness is kept
-
-
-def draw_correct(folder: Path) -> None:
-    """Which test rows each model got right, beside every file of scores: an accuracy's number of them, drawn per task and model.
-
-    A row is right where its difficulty, which all models share, plus something of the model's own is among the least.
-    """
-    for path in sorted(folder.glob("*.csv")):
-        kind = path.stem.partition(".")[2] or "scores"
-        with path.open(newline="") as text:
-            rows = list(csv.DictReader(text))
-        if kind in KEPT and rows:
-            keys = [key for key in rows[0] if key not in ("value", "count")]
-            for row in rows:  # invented values are no whole numbers of right rows
-                row["value"] = f"{100 * _right(row) / int(row['count']):.4f}"
-            with path.open("w", newline="") as text:
-                csv.writer(text, lineterminator="\n").writerows([list(rows[0]), *(row.values() for row in rows)])
-            lines = [[row[key] for key in keys] + [_correct(row, keys)] for row in rows]
-            with path.with_suffix(".correct.csv").open("w", newline="") as text:
-                csv.writer(text, lineterminator="\n").writerows([[*keys, "correct"], *lines])
-
-
-def _right(row: dict[str, str]) -> int:
-    return round(float(row["value"]) * int(row["count"]) / 100)
-
-
-def _correct(row: dict[str, str], keys: list[str]) -> str:
-    if row["metric"] != "accuracy":
-        return ""
-    count = int(row["count"])
-    shared = random.Random(f"difficulty of {row['task']}")
-    own = random.Random("/".join(row[key] for key in keys))
-    harder = [shared.random() + 0.3 * own.random() for _ in range(count)]
-    easiest = set(sorted(range(count), key=harder.__getitem__)[: _right(row)])
-    return text_of(np.array([i in easiest for i in range(count)]))
 
 
 def _json(path: Path, content: object) -> None:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from PIL import Image
-from synthetic_correct import write_correct, write_seen
+from synthetic_correct import COUNT, write_answers, write_seen
 
 from featcal.stages.columns import CHOICES, CORRUPTED, EXAMPLES, SWEEP, TASK_COUNTS, TUNE
 from featcal.storage.results import write_rows
@@ -35,9 +35,7 @@ TRIED = [("start", 0.4, 60.0), ("path", 0.2, 75.0), ("search", 0.1, 74.0), ("ref
 
 def write_studies(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     """Damaged calibration images and sweeps of one role with 8 tasks."""
-    damaged = list(_corrupted(suite, role, tasks))
-    write_rows(folder / f"{role}-8.corrupted.csv", damaged, CORRUPTED)
-    write_correct(folder / f"{role}-8.corrupted.csv", damaged, CORRUPTED)
+    write_answers(folder / f"{role}-8.corrupted.csv", list(_corrupted(suite, role, tasks)), CORRUPTED)
     write_seen(folder / f"{role}-8.corrupted.seen.csv", suite, role, 8, tasks, [(256, 42)])
     kinds = ("clean", *DAMAGE)
     shown = [{"task": tasks[1], "index": 7, "corruption": kind, "row": 0, "column": i} for i, kind in enumerate(kinds)]
@@ -45,7 +43,7 @@ def write_studies(folder: Path, suite: str, role: str, tasks: list[str]) -> None
     Image.linear_gradient("L").resize((32, 8)).convert("RGB").save(folder / f"{role}-8.corrupted.examples.png")
     write_task_counts(folder, suite, role, tasks)
     _json(folder / f"{role}-8.corrupted.settings.json", {"strengths": dict.fromkeys(DAMAGE, "Invented.")})
-    write_rows(folder / f"{role}-8.sweep.csv", list(_sweep(suite, role, tasks)), SWEEP)
+    write_answers(folder / f"{role}-8.sweep.csv", list(_sweep(suite, role, tasks)), SWEEP)
     around = {"setting": "suite", "featcal": {"ridge": 1e-6, "anchor_blend": 2.0, "interpolation": 0.9}}
     _json(folder / f"{role}-8.sweep.settings.json", {"study": {"samples": 256, "seed": 42, "around": [around]}})
 
@@ -73,12 +71,12 @@ def write_choices(folder: Path, suite: str) -> None:
             "method": "featcal",
             "setting": "paper",
         }
-        shared |= {"task": task, "metric": "accuracy", "count": 300}
+        shared |= {"task": task, "metric": "accuracy", "count": 400}
         rows = [
             shared | {"choice": c, "option": o, "default": int(not c), "seed": seed, "value": value}
             for (c, o), seed, value in CHOSEN
         ]
-        write_rows(folder / f"{key}.choices.csv", rows, CHOICES)
+        write_answers(folder / f"{key}.choices.csv", rows, CHOICES)
         _json(folder / f"{key}.choices.settings.json", {"study": used | {"role": role, "pool": pool}})
         _json(folder / f"{key}.choices.run.json", {"seconds": {f"choices@{key}": 30.0}, "host": {"cpu": "invented"}})
 
@@ -93,7 +91,7 @@ def write_tune(folder: Path, suite: str) -> None:
             one |= {"setting": "tuned", "trial": trial, "origin": origin, "chosen": int(trial == 2), "divergence": divergence}
             one |= {"ridge": 10.0**-trial, "anchor_blend": 2, "interpolation": 0.3, "metric": "accuracy", "seed": 42}
             rows += [one | {"task": task, "value": value, "count": 400} for task in texts.get(key, ("mnist", "dtd"))]
-        write_rows(folder / f"{key}.tune.csv", rows, TUNE)
+        write_answers(folder / f"{key}.tune.csv", rows, TUNE)
         used = {"samples": 256, "holdout": 0.25, "trials": 3, "seed": 42}
         _json(folder / f"{key}.tune.settings.json", {"study": used, "path": 1e-3})
         cost = {"path": 5.0, "0": 4.0, "1": 4.0, "2": 7.0}
@@ -102,7 +100,7 @@ def write_tune(folder: Path, suite: str) -> None:
 
 def _corrupted(suite, role, tasks):
     """FeatCal loses 4 points in every kind of damage, 1 at the paper's settings; Surgery 12, on training images 13."""
-    shared = {"suite": suite, "role": role, "pool": 8, "upstream": "task_arithmetic", "metric": "accuracy", "count": 500}
+    shared = {"suite": suite, "role": role, "pool": 8, "upstream": "task_arithmetic", "metric": "accuracy", "count": COUNT}
     levels = {("featcal", "suite"): 76.0, ("featcal", "paper"): 71.0}
     levels |= {("surgery", "suite"): 58.0, ("surgery", "suite_train"): 57.0}
     for (method, setting), level in levels.items():
@@ -131,7 +129,7 @@ def _task_counts(suite, role, tasks):
 
 def _sweep(suite, role, tasks):
     """Accuracy 80 where chosen, elsewhere 4 points lower on task arithmetic and 8 on WUDI; the small λ all do alike."""
-    shared = {"suite": suite, "role": role, "pool": 8, "method": "featcal", "metric": "accuracy", "seed": "42", "count": 500}
+    shared = {"suite": suite, "role": role, "pool": 8, "method": "featcal", "metric": "accuracy", "seed": "42", "count": COUNT}
     for upstream, lost in (("task_arithmetic", 4.0), ("wudi", 8.0)):
         for parameter, (chosen, values) in SWEPT.items():
             for at in values:

@@ -8,6 +8,7 @@ from importlib.resources import files
 import numpy as np
 import pandas as pd
 import pytest
+from synthetic_correct import forget_answers
 from synthetic_results import write_project
 
 from featcal.report.claims import GROUPS, claims
@@ -85,7 +86,7 @@ def test_noise_is_two_standard_errors_of_a_difference():
 
 @pytest.mark.parametrize(("ours", "word"), [(70.0, "holds"), (65.9, "within noise"), (60.0, "does not hold")])
 def test_a_verdict_needs_a_margin_above_noise(tmp_path, ours, word):
-    folder = write_project(tmp_path)
+    folder = forget_answers(write_project(tmp_path))
     frame = pd.read_csv(folder / "clip_b32-8.csv", keep_default_na=False)
     chosen = (frame["upstream"] == "task_arithmetic") & (frame["method"] == "featcal") & (frame["setting"] == "suite")
     frame.loc[chosen, "value"] = ours  # the merger's average is 65.75
@@ -94,7 +95,7 @@ def test_a_verdict_needs_a_margin_above_noise(tmp_path, ours, word):
 
 
 def test_a_claim_about_every_task_fails_with_one_task(tmp_path):
-    folder = write_project(tmp_path)
+    folder = forget_answers(write_project(tmp_path))
     frame = pd.read_csv(folder / "clip_b32-8.csv", keep_default_na=False)
     frame.loc[(frame["method"] == "featcal") & (frame["task"] == "dtd"), "value"] = 30.0
     frame.to_csv(folder / "clip_b32-8.csv", index=False)
@@ -110,7 +111,7 @@ def changed(folder, name, where, value):
 
 
 def test_the_part_that_decided_is_shown_and_not_the_one_with_the_least_margin_minus_noise(tmp_path):
-    folder = write_project(tmp_path)
+    folder = forget_answers(write_project(tmp_path))
 
     def ours(task):
         return lambda f: (f["method"] == "featcal") & (f["upstream"] == "task_arithmetic") & (f["task"] == task)
@@ -131,7 +132,7 @@ def test_the_part_that_decided_is_shown_and_not_the_one_with_the_least_margin_mi
 @pytest.mark.parametrize(("change", "word"), [(0.0, "holds"), (0.9, "within noise"), (4.0, "does not hold")])
 def test_level_is_an_equivalence_test_with_a_margin_of_its_own(tmp_path, change, word):
     """Two standard errors of the difference are about 1.7 points here; where fewer are allowed it cannot hold."""
-    folder = write_project(tmp_path)
+    folder = forget_answers(write_project(tmp_path))
     frame = pd.read_csv(folder / "clip_b32-8.sweep.csv", keep_default_na=False)
     point = (frame["parameter"] == "ridge") & (frame["at"] == 0.05) & (frame["upstream"] == "task_arithmetic")
     frame.loc[point, "value"] += change
@@ -143,7 +144,7 @@ def test_level_is_an_equivalence_test_with_a_margin_of_its_own(tmp_path, change,
 
 
 def test_a_theorem_whose_condition_is_never_met_is_vacuous(tmp_path):
-    folder = write_project(tmp_path)
+    folder = forget_answers(write_project(tmp_path))
     assert judge(claim("th_p5"), "mini", "suite", folder).word == "holds"
     changed(folder, "clip_b32-8.theory.csv", lambda f: f["quantity"] == "applies", 0.0)
     assert judge(claim("th_p5"), "mini", "suite", folder).word == "vacuous"
@@ -168,7 +169,7 @@ def test_every_level_names_its_margin_and_nothing_else_does():
 
 
 def test_drift_claims_read_the_shown_task_and_the_last_block(tmp_path):
-    folder = write_project(tmp_path)
+    folder = forget_answers(write_project(tmp_path))
     final = judge(claim("f1_final_drift"), "mini", "suite", folder)
     assert (final.word, final.met) == ("one run", True), "no error of a drift is known"
     assert final.margin == pytest.approx(3 * 6 * (0.10 - 0.05) * 1.05)  # block 05 of stanford-cars, by hand
@@ -176,7 +177,7 @@ def test_drift_claims_read_the_shown_task_and_the_last_block(tmp_path):
 
 
 def test_one_seed_is_marked_and_three_are_not(tmp_path):
-    folder = write_project(tmp_path)
+    folder = forget_answers(write_project(tmp_path))
     assert judge(claim("t1_average_upstream"), "mini", "suite", folder).one_run
     assert not judge(claim("t1_ta_upstream"), "mini", "suite", folder).one_run
 

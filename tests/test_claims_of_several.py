@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from synthetic_correct import forget_answers
 from synthetic_results import write_project
 
 from featcal.report.claims import claims
@@ -17,7 +18,7 @@ def claim(name):
 
 
 def test_a_gain_is_held_against_a_gain_with_the_noise_of_four_averages(tmp_path):
-    folder = write_project(tmp_path)
+    folder = forget_answers(write_project(tmp_path))
     verdict = judge(claim("t2_gain_weaker"), "mini", "suite", folder)
     assert verdict.word == "not run", "the larger model with eight tasks has no WUDI here"
     verdict = judge(replace(claim("t2_gain_weaker"), over=[["clip_b32", 20]]), "mini", "suite", folder)
@@ -30,7 +31,7 @@ def test_a_gain_is_held_against_a_gain_with_the_noise_of_four_averages(tmp_path)
 
 
 def test_a_gain_may_be_held_against_one_of_another_pool(tmp_path):
-    folder = write_project(tmp_path)
+    folder = forget_answers(write_project(tmp_path))
     frame = pd.read_csv(folder / "clip_b32-20.csv", keep_default_na=False)
     frame.loc[(frame["upstream"] == "wudi") & (frame["method"] == "featcal"), "value"] += 9
     frame.to_csv(folder / "clip_b32-20.csv", index=False)
@@ -40,7 +41,7 @@ def test_a_gain_may_be_held_against_one_of_another_pool(tmp_path):
 
 @pytest.mark.parametrize(("ours", "word"), [(0, "holds"), (-5, "within noise"), (-9, "does not hold")])
 def test_nearer_to_the_experts_means_more_than_half_of_the_way(tmp_path, ours, word):
-    folder = write_project(tmp_path)
+    folder = forget_answers(write_project(tmp_path))
     frame = pd.read_csv(folder / "clip_l14-14.csv", keep_default_na=False)
     frame.loc[(frame["upstream"] == "task_arithmetic") & (frame["method"] == "featcal"), "value"] += ours + 2
     frame.to_csv(folder / "clip_l14-14.csv", index=False)  # the merger has 64, the experts 90, half of the way is 77
@@ -49,7 +50,7 @@ def test_nearer_to_the_experts_means_more_than_half_of_the_way(tmp_path, ours, w
 
 
 def test_a_claim_about_every_column_fails_with_one_and_names_it(tmp_path):
-    folder = write_project(tmp_path)
+    folder = forget_answers(write_project(tmp_path))
     one = replace(claim("t2_ta_surgery"), over=[["clip_b32", 14], ["clip_l14", 20]])
     assert judge(one, "mini", "suite", folder).word == "holds"
     frame = pd.read_csv(folder / "clip_l14-20.csv", keep_default_na=False)

@@ -1,7 +1,8 @@
 """Damaged calibration images, sweeps and the controls' gains on invented results, checked against numbers counted by hand."""
 
 import pytest
-from synthetic_results import write_project
+from synthetic_correct import forget_answers
+from synthetic_results import text_without_results, write_project
 
 from featcal.report import corrupted, gain, study, sweeps
 from featcal.report.claims import claims
@@ -33,9 +34,7 @@ def project(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", PIECES)
 @pytest.mark.parametrize("suite", ["mini", "paper", "files", "smoke"])
 def test_every_piece_says_when_it_was_not_run(tmp_path, monkeypatch, name, suite):
-    write_project(tmp_path, suite, empty=True)
-    monkeypatch.chdir(tmp_path)
-    text = PIECES[name](suite).text
+    text = text_without_results(PIECES[name], suite, tmp_path, monkeypatch)
     assert "not run" in text and "nan" not in text.split()
 
 
@@ -122,6 +121,7 @@ def test_a_merger_that_featcal_raises_keeps_its_gain_and_noise_is_no_change(proj
         if row[3:5] == ["wudi_closed_form", "featcal"]:
             row[9] = f"{level:.4f}"
     path.write_text("".join(",".join(row) + "\n" for row in rows))
+    forget_answers(path.parent)
     assert said in gain.told("mini").text.splitlines()[1]
 
 

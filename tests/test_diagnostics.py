@@ -5,6 +5,7 @@ import math
 import pandas as pd
 import pytest
 import torch
+from synthetic_correct import forget_answers
 from synthetic_results import TASKS, write_project
 from torch import nn
 
@@ -25,7 +26,7 @@ SURGERY, FEATCAL = ({"upstream": "task_arithmetic", "method": m, "setting": "sui
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """Invented results, with ProbSurgery one point above Surgery everywhere."""
-    file = write_project(tmp_path) / "clip_b32-8.csv"
+    file = forget_answers(write_project(tmp_path)) / "clip_b32-8.csv"
     scores = read_rows(file, SCORES)
     rival = [row | {"method": "prob_surgery", "value": row["value"] + 1} for row in scores if row["method"] == "surgery"]
     write_rows(file, [*scores, *rival], SCORES)

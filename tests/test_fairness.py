@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from synthetic_correct import COUNT
 from synthetic_results import write_project
 
 import pipeline
@@ -28,34 +29,40 @@ def flags(**tasks):
 
 
 def block(**changed):
+    """The first two of the four images of task a were shown, and of the six of task b."""
     right = {
-        "merged": {"": flags(a="0000", b="1111")},
-        "surgery": {"42": flags(a="1100", b="1001")},
-        "featcal": {"42": flags(a="1011", b="1010")},
+        "merged": {"": flags(a="0000", b="111111")},
+        "surgery": {"42": flags(a="1100", b="100100")},
+        "featcal": {"42": flags(a="1011", b="101011")},
     }
-    return Block("TA", right | changed, {"surgery": {"42": flags(a="1100", b="1000")}}, {})
+    return Block("TA", right | changed, {"surgery": {"42": flags(a="1100", b="110000")}}, {})
 
 
 def test_seen_other_and_all_images_are_means_over_tasks_of_their_own_numbers():
     surgery, featcal, merged = (block().parts(method) for method in ("surgery", "featcal", "merged"))
-    assert (surgery.seen, surgery.others, surgery.whole) == pytest.approx((100, 100 / 6, 50))
-    assert (featcal.seen, featcal.others, featcal.whole) == pytest.approx((75, 100 * (1 + 1 / 3) / 2, 62.5))
+    assert (surgery.seen, surgery.others, surgery.whole) == pytest.approx((75, 12.5, 100 * (1 / 2 + 2 / 6) / 2))
+    assert (featcal.seen, featcal.others, featcal.whole) == pytest.approx((50, 87.5, 100 * (3 / 4 + 4 / 6) / 2))
     assert (merged.seen, merged.others, merged.whole) == (50, 50, 50)
     assert block().parts("prob_surgery") is None
 
 
 def test_differences_are_paired_image_by_image():
     mean, room = block().difference("surgery")
-    variance_b = 100**2 * (2 / 3) / 3  # differences 0, 1, -1 of three images; those of the other task are all 1
-    assert (mean, room) == pytest.approx((50, 2 * math.sqrt(variance_b / 4)))
+    variance_b = 100**2 * 1 / 4  # s²/n of the differences 1, -1, 1, 1; those of the other task are all 1
+    assert (mean, room) == pytest.approx((75, 2 * math.sqrt(variance_b / 4)))
     worth, room = block().worth("surgery")
-    variance_seen = 100**2 * 0.25 / 2  # 0, 1 of two images; of the other task there is one
-    assert (worth, room) == pytest.approx((25 + 50, 2 * math.sqrt(variance_seen / 4 + variance_b / 4)))
+    variance_seen = 100**2 * 0.5 / 2  # differences 0, 1; those of the other task are all 0
+    assert (worth, room) == pytest.approx((25 + 75, 2 * math.sqrt(variance_seen / 4 + variance_b / 4)))
     assert block().difference("prob_surgery") is None
 
 
+def test_one_image_of_a_task_tells_no_error():
+    single = Block("TA", block().right, {"surgery": {"42": flags(a="1100", b="100000")}}, {})
+    assert single.worth("surgery") is None and single.difference("surgery") is not None
+
+
 def test_equal_answers_leave_no_difference_and_no_noise():
-    same = block(featcal={"42": flags(a="1100", b="1001")})
+    same = block(featcal={"42": flags(a="1100", b="100100")})
     assert same.difference("surgery") == same.worth("surgery") == (0, 0)
 
 
@@ -66,20 +73,20 @@ def test_seeds_add_their_spread_and_do_not_make_images_more():
 
 
 def test_where_all_images_were_shown_nothing_is_left_to_compare():
-    whole = Block("TA", block().right, {"surgery": {"42": flags(a="1111", b="1111")}}, {})
-    assert whole.parts("surgery").others is None and whole.parts("surgery").seen == 50
+    whole = Block("TA", block().right, {"surgery": {"42": flags(a="1111", b="111111")}}, {})
+    assert whole.parts("surgery").others is None and whole.parts("surgery").seen == pytest.approx(100 * (1 / 2 + 2 / 6) / 2)
     assert whole.difference("surgery") is whole.worth("surgery") is None
     assert "none is left" in fairness.sentence([whole])
 
 
 def test_only_seeds_that_both_have_are_compared():
-    other = block(featcal={"43": flags(a="1011", b="1010")})
+    other = block(featcal={"43": flags(a="1011", b="101011")})
     assert other.difference("surgery") is None and other.parts("featcal") is None
 
 
 def test_the_sentence_says_what_the_table_says():
     said = fairness.sentence([block()])
-    assert "is worth +75.0 ± 58.9 points to Surgery" in said and "ProbSurgery" not in said
+    assert "is worth +100.0 ± 70.7 points to Surgery" in said and "ProbSurgery" not in said
     assert "above the adapter in 1 of 1, below in 0, and within two standard errors in 0" in said
 
 
@@ -112,12 +119,12 @@ def test_numbers_on_a_page_are_those_of_the_flags_on_file(tmp_path, monkeypatch)
             own = rows[(rows.upstream == "task_arithmetic") & (rows.method == "surgery") & (rows.setting == "suite")]
             text = own[(own.seed == seed) & (own.task == task)].correct.item()
             mask = seen[(seen.samples == 256) & (seen.seed == seed) & (seen.task == task)].seen.item()
-            right, shown = (f"{int(one, 16):0{4 * len(one)}b}"[:500] for one in (text, mask))
+            right, shown = (f"{int(one, 16):0{4 * len(one)}b}"[:COUNT] for one in (text, mask))
             each.append(100 * sum(r == "1" for r, s in zip(right, shown, strict=True) if s == "0") / shown.count("0"))
         wanted.append(sum(each) / len(each))
     assert found.parts("surgery").others == pytest.approx(sum(wanted) / 3)
     assert found.trained["surgery"].mean == pytest.approx(70 + 0.5 * 3.5 + 0.2)
-    assert ours.table("correct").columns.tolist() == [*ours.table("scores").columns[:-2], "correct"]
+    assert ours.table("correct").columns.tolist() == [c for c in ours.table("scores") if c not in ("value", "count")]
 
 
 def test_damaged_images_are_held_against_adapters_on_damaged_training_images(tmp_path, monkeypatch):
@@ -128,6 +135,17 @@ def test_damaged_images_are_held_against_adapters_on_damaged_training_images(tmp
     trained = {name: block.trained["surgery"].mean for name, block in blocks.items()}
     assert trained == pytest.approx({"Clean": 71.75, "Gaussian noise": 58.75, "Motion blur": 58.75, "Fog": 58.75})
     assert blocks["Fog"].parts("surgery").whole == pytest.approx(59.75, abs=0.1)
+
+
+def test_the_budget_of_the_main_results_borrows_their_adapters_on_training_images(tmp_path, monkeypatch):
+    path = write_project(tmp_path) / "clip_b32-8.settings.json"
+    monkeypatch.chdir(tmp_path)
+    assert "of Table 1" not in fairness.folded("table12", "mini").text
+    path.write_text(path.read_text().replace('"samples": 256', '"samples": 64'))
+    blocks = {block.name: block for block in fairness.blocks_of(Evidence("mini", "clip_b32", "8"), "samples")}
+    assert blocks["64 images per task"].trained["surgery"].mean == pytest.approx(70 + 0.5 * 3.5 + 0.2)
+    assert blocks["8 images per task"].trained == blocks["512 images per task"].trained == {}
+    assert "at 64 images per task those of Table 1, this study trains none" in fairness.folded("table12", "mini").text
 
 
 def test_what_is_not_there_is_not_run(tmp_path, monkeypatch):
@@ -142,9 +160,10 @@ def test_what_is_not_there_is_not_run(tmp_path, monkeypatch):
 @pytest.mark.parametrize("suite", ["mini", "paper"])
 def test_every_adapter_on_test_images_has_a_twin_on_training_images(suite):
     main = {"mini": "suite", "paper": "paper"}[suite]
-    compared = [run for run in load_experiments(ROOT / "params.yaml", suite).adapt.values() if isinstance(run.pool, int)]
-    assert len(compared) == 6 * 4 * 2
-    for run in compared:
-        own, twin = run.settings[main], run.settings[f"{main}_train"]
+    runs = load_experiments(ROOT / "params.yaml", suite).adapt.values()
+    compared = [run.settings for run in runs if isinstance(run.pool, int) and run.settings]
+    assert len(compared) == 6 * 5 * 3  # sizes and pools, mergers, adapters and the mean shift
+    for settings in compared:
+        own, twin = settings[main], settings[f"{main}_train"]
         assert (own.draw.split, twin.draw.split) == ("test", "train") and own.training == twin.training
         assert own.draw.samples == twin.draw.samples and set(twin.seeds) <= set(own.seeds)

@@ -1,6 +1,7 @@
 """The page for first readers, the list of all claims, and the page of differences and errata: what they show is computed."""
 
 import pytest
+from synthetic_correct import forget_answers
 from synthetic_results import write_project
 
 from featcal.report import doubts, errata_page, explained, scoreboard
@@ -106,4 +107,5 @@ def test_without_a_gap_there_is_no_share_of_it(project, tmp_path):
     value = lines[0].index("value")
     level = [lines[0], *([*line[:value], "50.0", *line[value + 1 :]] for line in lines[1:])]
     file.write_text("".join(",".join(line) + "\n" for line in level))
+    forget_answers(file.parent)
     assert "no way to go" in explained.outcome("mini").text

@@ -2,7 +2,7 @@
 
 import pandas as pd
 import pytest
-from synthetic_results import write_project
+from synthetic_results import text_without_results, write_project
 
 from featcal.report import anchors, domain_experts, language, language_settings, language_tasks, overview
 from featcal.report.claims import claims
@@ -57,9 +57,7 @@ def test_a_block_has_the_papers_rows_in_its_order(project, role, pool):
 @pytest.mark.parametrize("name", PIECES)
 @pytest.mark.parametrize("suite", ["mini", "paper", "files", "smoke"])
 def test_every_piece_is_shown_without_results(tmp_path, monkeypatch, name, suite):
-    write_project(tmp_path, suite, empty=True)
-    monkeypatch.chdir(tmp_path)
-    text = PIECES[name](suite).text
+    text = text_without_results(PIECES[name], suite, tmp_path, monkeypatch)
     assert text.strip() and "nan" not in text.split()
     assert name in ("origin", "differences", "ranges") or "not run" in text
 

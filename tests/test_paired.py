@@ -1,19 +1,20 @@
-"""Paired errors: the text of which rows were right, the variance of a difference by simulation, and where it is not known."""
+"""Paired errors: the variance of a difference by simulation, and where it is not known."""
 
 import csv
-import math
 
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_results import draw_correct, write_project
+from synthetic_results import write_project
 
 from featcal.errors import BadFile
 from featcal.report.claims import claims
+from featcal.report.correct import bits
 from featcal.report.estimate import difference, estimate, noise
 from featcal.report.evidence import Evidence
-from featcal.report.paired import bits, paired_variance, split_by_seen, text_of
+from featcal.report.paired import paired_variance
 from featcal.report.verdicts import judge
+from featcal.storage.results import packed
 
 
 def rows(answers, seeds=("42",)):
@@ -21,26 +22,13 @@ def rows(answers, seeds=("42",)):
     found = []
     for task, several in answers.items():
         for seed, right in zip(seeds, several, strict=True):
-            told = {"task": task, "seed": seed, "metric": "accuracy", "correct": text_of(right)}
+            told = {"task": task, "seed": seed, "metric": "accuracy", "correct": packed(right)}
             found.append(told | {"value": 100 * right.mean(), "count": len(right)})
     return pd.DataFrame(found)
 
 
 def against(left, right):
     return difference([(1.0, estimate(left)), (-1.0, estimate(right))])
-
-
-@pytest.mark.parametrize("count", [1, 7, 8, 9, 500])
-def test_which_rows_were_right_survives_its_text(count):
-    right = np.random.default_rng([1, count]).random(count) < 0.6
-    assert (bits(text_of(right), count) == right).all() and len(text_of(right)) == 2 * math.ceil(count / 8)
-
-
-def test_a_text_of_another_number_of_rows_is_refused():
-    assert text_of(np.array([True, False, True])) == "a0"
-    for text, count in (("a0", 9), ("a0a0", 8), ("a1", 3)):
-        with pytest.raises(ValueError, match="do not hold"):
-            bits(text, count)
 
 
 def test_the_paired_variance_is_that_of_simulated_test_sets():
@@ -111,9 +99,7 @@ def test_tasks_without_answers_are_added_unpaired_and_said():
 
 @pytest.fixture
 def folder(tmp_path):
-    found = write_project(tmp_path)
-    draw_correct(found)
-    return found
+    return write_project(tmp_path)
 
 
 def test_kept_answers_make_verdicts_paired_and_their_noise_smaller(folder, tmp_path):
@@ -145,12 +131,3 @@ def test_answers_of_another_run_are_refused(folder):
     path.write_text("".join(",".join(line) + "\n" for line in lines))
     with pytest.raises(BadFile, match=r"clip_b32-8\.correct\.csv"):
         Evidence("mini", "clip_b32", "8", folder).table("scores")
-
-
-def test_scores_are_split_by_what_a_stream_contained():
-    right, seen = np.array([1, 1, 0, 0, 1], bool), np.array([1, 1, 1, 0, 0], bool)
-    stream = pd.DataFrame([{"task": "t", "seed": "42", "count": 5, "seen": text_of(seen)}])
-    row = split_by_seen(rows({"t": [right]}), stream).iloc[0]
-    assert (row["seen"], row["value_seen"], row["value_unseen"]) == (3, pytest.approx(200 / 3), 50)
-    every = pd.DataFrame([{"task": "t", "seed": "42", "count": 5, "seen": text_of(np.ones(5, bool))}])
-    assert math.isnan(split_by_seen(rows({"t": [right]}), every)["value_unseen"].iloc[0])

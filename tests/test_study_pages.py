@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from synthetic_correct import forget_answers
 from synthetic_results import write_project
 
 from featcal.report import budget, claims, cost, verdicts
@@ -62,6 +63,7 @@ def test_a_claim_about_every_number_of_images_fails_with_one(folder):
         ",".join([*line.split(",")[:-2], "40.0000", "500"]) if ",featcal," in line and ",64," in line else line for line in lines
     ]
     path.write_text("\n".join(low) + "\n")
+    forget_answers(folder)
     verdict = judged("t12_surgery", folder)
     assert verdict.word == "does not hold" and "n = 64" in verdict.detail
 

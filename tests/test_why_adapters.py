@@ -1,7 +1,7 @@
 """Why adapters win here: shares, drift, classes and the paper's lead on invented results, against numbers counted by hand."""
 
 import pytest
-from synthetic_results import write_project
+from synthetic_results import text_without_results, write_project
 
 from featcal.report import share_panels, task_counts, task_leads, why_adapters
 
@@ -33,9 +33,7 @@ def share(method, tasks, upstream="average", setting="suite", source=task_counts
 @pytest.mark.parametrize("name", PIECES)
 @pytest.mark.parametrize("suite", ["mini", "paper", "files", "smoke"])
 def test_every_piece_says_when_it_was_not_run(tmp_path, monkeypatch, name, suite):
-    write_project(tmp_path, suite, empty=True)
-    monkeypatch.chdir(tmp_path)
-    text = PIECES[name](suite).text
+    text = text_without_results(PIECES[name], suite, tmp_path, monkeypatch)
     assert "not run" in text and "nan" not in text.split()
 
 

@@ -9,13 +9,11 @@ from html import escape
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from featcal.report.claims import main_setting
 from featcal.report.controls import average
-from featcal.report.correct import bits
+from featcal.report.correct import Bits, bits
 from featcal.report.estimate import Estimate, estimate
 from featcal.report.evidence import Evidence, read_json, select
 from featcal.report.markup import Shown, estimated, fold, note, table
@@ -41,7 +39,8 @@ def folded(page: str, suite: str) -> Shown:
         ours = Evidence(suite, role, pool)
         blocks = [block for block in blocks_of(ours, STUDIES.get(page, "")) if any(block.parts(m) for m in ADAPTERS)]
         words = f"{place_name(role, pool)} — {label(suite)}"
-        html += _table(blocks, words) + note(sentence(blocks)) if blocks else note(f"○ not run: {words}.")
+        said = _table(blocks, words) + note(sentence(blocks) + _borrowed(blocks, page)) if blocks else ""
+        html += said or note(f"○ not run: {words}.")
     return Shown(fold(SUMMARY, html))
 
 
@@ -66,11 +65,12 @@ def _merger(ours: Evidence, upstream: str) -> Block:
 
 def _budgets(ours: Evidence) -> Iterator[Block]:
     rows, seen = select(ours.table("samples.correct"), {"upstream": STUDIED}), ours.table("samples.seen")
-    merged = rows[rows["method"] == "merged"]
+    merged, trained = rows[rows["method"] == "merged"], {m: _draw(ours, STUDIED, m).get("samples") for m in ADAPTERS}
     for samples in sorted(set(rows["samples"]) - {0}):
         own = pd.concat([merged, rows[rows["samples"] == samples]])
         shown = dict.fromkeys(ADAPTERS, of_budget(seen, samples))
-        yield Block(f"{int(samples)} images per task", _right(ours, own, seen), shown, {})
+        same = {method: found for method, found in _trained(ours, STUDIED).items() if trained[method] == samples}
+        yield Block(f"{int(samples)} images per task", _right(ours, own, seen), shown, same)
 
 
 def _damaged(ours: Evidence) -> Iterator[Block]:
@@ -92,9 +92,14 @@ def _damaged(ours: Evidence) -> Iterator[Block]:
 
 def drawn(ours: Evidence, upstream: str, method: str) -> Draws:
     """What an adapter of the main setting was shown; nothing where none was trained."""
+    draw = _draw(ours, upstream, method)
+    return of_budget(ours.table("seen"), draw["samples"]) if draw else {}
+
+
+def _draw(ours: Evidence, upstream: str, method: str) -> dict[str, Any]:
+    """How the images of an adapter of the main setting were drawn; empty where none was trained."""
     adapted = _settings(ours).get("adapt", {}).get(f"{ours.role}-{ours.pool}-{upstream}-{method}", {})
-    chosen = (adapted.get("settings") or {}).get(main_setting(ours.suite))
-    return of_budget(ours.table("seen"), chosen["draw"]["samples"]) if chosen else {}
+    return (adapted.get("settings") or {}).get(main_setting(ours.suite), {}).get("draw") or {}
 
 
 def of_budget(seen: pd.DataFrame, samples: float | None) -> Draws:
@@ -106,7 +111,7 @@ def of_budget(seen: pd.DataFrame, samples: float | None) -> Draws:
 
 def flags_of(rows: pd.DataFrame, column: str, counts: Mapping[str, int]) -> Draws:
     """Flags of every task by seed, from a column of hexadecimal text."""
-    found: dict[str, dict[str, NDArray[np.bool_]]] = {}
+    found: dict[str, dict[str, Bits]] = {}
     for seed, task, text in zip(rows["seed"], rows["task"], rows[column], strict=True):
         found.setdefault(seed, {})[task] = bits(text, counts[task])
     return dict(found)
@@ -150,6 +155,14 @@ def _table(blocks: list[Block], words: str) -> str:
             rows.append(("fc-calibrated", [escape(name), *_shares(found), cell, *margins]))
     caption = f"Average top-1 accuracy (%) on parts of the test images; ±: two standard errors, images paired. {words}"
     return table(head, rows, caption, "fc-long")
+
+
+def _borrowed(blocks: Sequence[Block], page: str) -> str:
+    """Where a study of budgets, which trains no adapter on training images, shows those of the main results."""
+    named = [block.name for block in blocks if any(block.trained.values())]
+    if STUDIES.get(page) != "samples" or not named:
+        return ""
+    return f" Adapters trained on training images: at {' and '.join(named)} those of Table 1, this study trains none."
 
 
 def _shares(found: Parts | None) -> list[str]:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from statistics import fmean, variance
 
 import numpy as np
-from numpy.typing import NDArray
 
+from featcal.report.correct import Bits
 from featcal.report.estimate import Estimate
+from featcal.report.paired import mean_variance
 
-Flags = Mapping[str, NDArray[np.bool_]]  # by task, one per test image
+Flags = Mapping[str, Bits]  # by task, one per test image
 Draws = Mapping[str, Flags]  # by seed
 Margin = tuple[float, float]  # points, and their variance or, where it says so, two standard errors
 
@@ -95,13 +96,12 @@ def share(right: Flags, where: Flags) -> float | None:
 def paired(left: Flags, right: Flags, where: Flags) -> Margin | None:
     """Mean over tasks of the difference of two accuracies on the same images, in percent, and its variance.
 
-    With dᵢ ∈ {−1, 0, 1} the difference of both answers to image i, a task's mean has the variance Var(d)/n over its n images.
-    None where a task has no such image.
+    With dᵢ ∈ {−1, 0, 1} the difference of both answers to image i, a task's mean has the variance s²(d)/n over its n images.
+    None where a task has fewer than two such images.
     """
-    if not all(where[task].any() for task in left):
-        return None
     each = [100 * (left[task].astype(float) - right[task])[where[task]] for task in left]
-    return fmean(float(d.mean()) for d in each), math.fsum(float(d.var()) / len(d) for d in each) / len(each) ** 2
+    known = [found for d in each if (found := mean_variance(d)) is not None]
+    return (fmean(float(d.mean()) for d in each), math.fsum(known) / len(each) ** 2) if len(known) == len(each) else None
 
 
 def margin(found: Sequence[Margin | None]) -> Margin | None:
