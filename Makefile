@@ -7,7 +7,7 @@ BIN    := $(abspath $(VENV))/bin
 # sympy reads the LaTeX of MATH-500 with this version, DVC its configuration with 4.9: a folder of its own keeps it apart.
 ANTLR  := antlr4-python3-runtime==4.11.1
 # Named after the content of pip's inputs: a checkout that only touches dates installs nothing again.
-STAMP  := $(VENV)/.installed-$(firstword $(shell (cat pyproject.toml constraints.txt; echo '$(ANTLR)') | cksum))
+STAMP  := $(VENV)/.installed-$(firstword $(shell (cat pyproject.toml reproduction/pyproject.toml constraints.txt; echo '$(ANTLR)') | cksum))
 
 # The first table and figure, with everything upstream of them, and the page on which their models are played with.
 HEADLINE := page@table01 page@figure1 playground
@@ -16,7 +16,7 @@ BASES    := images/dvc.yaml:pretrain@clip_b32 images/dvc.yaml:pretrain@clip_l14 
             language/dvc.yaml:pretrain_llama@llama_3b language/dvc.yaml:pretrain_llama@llama_8b
 
 # Tests that take minutes, of the browser, of DVC, of the paper's suite and of the whole graph.
-SLOW := tests/test_book.py tests/test_recomputed.py tests/test_dress_rehearsal.py tests/test_smoke.py
+SLOW := tests/reproduction/report/test_book.py tests/reproduction/stages/test_recomputed.py tests/reproduction/suites/test_dress_rehearsal.py tests/reproduction/stages/test_smoke.py
 
 # Stages say `featcal` and `python`, which must be those of the environment.
 export PATH := $(BIN):$(PATH)
@@ -38,7 +38,7 @@ $(STAMP):
 	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
 	  "featcal needs Python 3.11 or newer; name one: make PYTHON=python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]' -e ./reproduction
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/share/featcal/antlr4 $(ANTLR)
 	@rm -f $(VENV)/.installed-* && touch $@
 
@@ -92,4 +92,4 @@ accept: project  ## record a code change that alters no number, after the smoke 
 
 clean:  ## remove all that was computed: outputs, DVC's cache, the book, resume state (not .venv, not results)
 	rm -rf outputs book/_build .featcal .dvc/cache .dvc/tmp .pytest_cache .ruff_cache .mypy_cache
-	find featcal tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	find featcal reproduction tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -15,10 +15,10 @@ import torch
 from PIL import Image
 
 from benchmarks.measure import arguments, in_turns, machine, ratio, seeded, tower
-from featcal.data.decoded import Split, mapped_images
 from featcal.data.images import ImageSet, Preprocess
 from featcal.data.splits import quiet
 from featcal.evaluation.accuracy import evaluate_pool
+from reproduction.data.decoded import Split, mapped_images
 
 CLASSES = ["a", "b", "c", "d"]
 SIDES = (320, 240)  # pixels of a stored photograph

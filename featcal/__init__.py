@@ -7,18 +7,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from featcal import torchvision_mend
+from featcal.version import __version__
 
 torchvision_mend.install()
 
-__version__ = "0.1.0"
-
 _HOMES = {
     "calibrate": "featcal.calibration.calibrate",
+    "load_batches": "featcal.data.calibration",
     "merge": "featcal.merging.merge",
     "tune": "featcal.tuning.tune",
-    "surgery": "featcal.baselines.surgery",
-    "prob_surgery": "featcal.baselines.prob_surgery",
-    "mean_shift": "featcal.baselines.mean_shift",
+    "surgery": "featcal.rivals.surgery",
+    "prob_surgery": "featcal.rivals.prob_surgery",
+    "mean_shift": "featcal.rivals.mean_shift",
     "Calibration": "featcal.settings",
     "BlockPlan": "featcal.blocks.plan",
     "Stack": "featcal.blocks.plan",
@@ -30,6 +30,7 @@ __all__ = [
     "__version__",
     "calibrate",
     "mean_shift",
+    "load_batches",
     "merge",
     "prob_surgery",
     "surgery",
@@ -37,12 +38,13 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from featcal.baselines.mean_shift import mean_shift
-    from featcal.baselines.prob_surgery import prob_surgery
-    from featcal.baselines.surgery import surgery
     from featcal.blocks.plan import BlockPlan, Stack
     from featcal.calibration.calibrate import calibrate
+    from featcal.data.calibration import load_batches
     from featcal.merging.merge import merge
+    from featcal.rivals.mean_shift import mean_shift
+    from featcal.rivals.prob_surgery import prob_surgery
+    from featcal.rivals.surgery import surgery
     from featcal.settings import Calibration
     from featcal.tuning.tune import tune
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-CODE, WEIGHTS = "featcal/", "featcal/mini/models"
+CODE, WEIGHTS = ("featcal/", "reproduction/"), "reproduction/mini/models"
 REMADE = ("page", "playground", "book")  # made again in seconds, and the smoke graph does not look at them
 SMOKE = """
 import json, sys

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import torch
 
-from featcal.data.glue import prompted
-from featcal.language.glue import score_glue
-from featcal.mini.base_folder import MODELS
-from featcal.mini.language.glue_rows import COUNTS, WORLDS, draw_rows, draw_samples
 from featcal.models.load import load_model, load_tokenizer
 from featcal.storage.results import write_json
-from featcal.suites.fine_tune_text import fine_tune_text
-from featcal.suites.text_recipe import FineTuneText, Lora
+from reproduction.data.glue import prompted
+from reproduction.language.glue import score_glue
+from reproduction.mini.base_folder import MODELS
+from reproduction.mini.language.glue_rows import COUNTS, WORLDS, draw_rows, draw_samples
+from reproduction.suites.fine_tune_text import fine_tune_text
+from reproduction.suites.text_recipe import FineTuneText, Lora
 
-CHOICE = Path("featcal/mini/language/choice_t5.json")
+CHOICE = Path("reproduction/mini/language/choice_t5.json")
 ROLES = {
     "flan_t5_base": FineTuneText(lr=5e-4),
     "flan_t5_large": FineTuneText(lr=3e-3, lora=Lora()),

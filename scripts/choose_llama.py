@@ -1,4 +1,4 @@
-"""How the Llama part of the mini suite was chosen, on validation texts only. Writes featcal/mini/language/choice_llama.json.
+"""How the Llama part of the mini suite was chosen, on validation texts only. Writes reproduction/mini/language/choice_llama.json.
 
 Per role: the six scores of the base, of the three experts, of their average and of task arithmetic at several scales. Knows no
 calibration and no adapter. What was chosen by it, before anything was calibrated: the shares of the base's reading and its
@@ -20,24 +20,24 @@ import torch
 
 import featcal  # noqa: F401  isort: skip - before transformers
 from featcal.data.text import Sample
-from featcal.language import answers
-from featcal.language.generation import generate_texts
-from featcal.language.sandbox import Program, run_programs
-from featcal.merging.arithmetic import average, task_arithmetic
-from featcal.mini.base_folder import MODELS
-from featcal.mini.language.domain_files import TRAINING
-from featcal.mini.language.domains import DOMAINS, TESTS, Test, test_items, training_items
-from featcal.mini.language.items import Item
+from featcal.merging.arithmetic import average_tensor, task_arithmetic_tensor
 from featcal.models.load import load_model, load_tokenizer
 from featcal.storage.atomic import atomic_path
-from featcal.suites.fine_tune_text import fine_tune_text
-from featcal.suites.suite import load_suite
-from featcal.suites.text_recipe import FineTuneText
+from reproduction.language import answers
+from reproduction.language.generation import generate_texts
+from reproduction.language.sandbox import Program, run_programs
+from reproduction.mini.base_folder import MODELS
+from reproduction.mini.language.domain_files import TRAINING
+from reproduction.mini.language.domains import DOMAINS, TESTS, Test, test_items, training_items
+from reproduction.mini.language.items import Item
+from reproduction.suites.fine_tune_text import fine_tune_text
+from reproduction.suites.suite import load_suite
+from reproduction.suites.text_recipe import FineTuneText
 
 ROLES = ("llama_3b", "llama_8b")
 SCALES = (0.1, 0.2, 0.3, 0.4, 0.5)
 DATA_SEED, EXPERT_SEED, BATCH = 0, 0, 50
-CHOICE = Path("featcal/mini/language/choice_llama.json")
+CHOICE = Path("reproduction/mini/language/choice_llama.json")
 
 
 def judged(test: Test, items: list[Item], given: list[str]) -> list[bool]:
@@ -78,7 +78,9 @@ def measured(role: str, settings: FineTuneText, rows: int) -> dict[str, dict[str
         experts[domain] = {name: value.clone() for name, value in expert.state_dict().items()}
         table[domain] = scores(expert, tokenizer, rows)
         show(role, domain, table[domain])
-    ways = {"average": average} | {f"task_arithmetic {scale:g}": partial(task_arithmetic, scale=scale) for scale in SCALES}
+    ways = {"average": average_tensor} | {
+        f"task_arithmetic {scale:g}": partial(task_arithmetic_tensor, scale=scale) for scale in SCALES
+    }
     for name, way in ways.items():
         model.load_state_dict({key: way(value, [expert[key] for expert in experts.values()]) for key, value in base.items()})
         table[name] = scores(model, tokenizer, rows)

@@ -1,4 +1,4 @@
-"""How the mini suite was chosen, on validation images only. Writes featcal/mini/choice.json.
+"""How the mini suite was chosen, on validation images only. Writes reproduction/mini/choice.json.
 
 `suite` chooses the strength of the domain shift, then the scale of task arithmetic; it knows no calibration and no adapter. (What
 is not chosen here, the tasks, the frozen embeddings and the models' shapes, comes from a prototype whose scores were seen.)
@@ -22,16 +22,16 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from featcal.mini.augment import normalised
-from featcal.mini.base_folder import MODELS
-from featcal.mini.captions import TEMPLATES
-from featcal.mini.images import draw_split
-from featcal.mini.tasks import TASKS
 from featcal.models.load import load_clip, load_tokenizer
-from featcal.stages.workers import fan_out
 from featcal.storage.atomic import atomic_path
-from featcal.suites.fine_tune import fine_tune
-from featcal.suites.recipe import FineTune
+from reproduction.mini.augment import normalised
+from reproduction.mini.base_folder import MODELS
+from reproduction.mini.captions import TEMPLATES
+from reproduction.mini.images import draw_split
+from reproduction.mini.tasks import TASKS
+from reproduction.stages.workers import fan_out
+from reproduction.suites.fine_tune import fine_tune
+from reproduction.suites.recipe import FineTune
 
 ROLES = ("clip_b32", "clip_l14")
 POOLS = {str(size): list(TASKS)[:size] for size in (8, 14, 20)}
@@ -43,7 +43,7 @@ TRAIN, VALIDATION, DATA_SEED, SAMPLES, DRAW = 1200, 300, 0, 256, 1
 RIDGES, BLENDS = (1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 1e-2, 5e-2), (1.0, 2.0, 3.0)
 GRID = {"ridge": RIDGES, "interpolation": (0.3, 0.6, 0.9, 1.0), "anchor_blend": BLENDS}
 START = {"ridge": 3e-4, "interpolation": 0.6, "anchor_blend": 2.0}
-CHOICE = Path("featcal/mini/choice.json")
+CHOICE = Path("reproduction/mini/choice.json")
 CACHE = Path(".featcal/choose")
 WORKERS = 2
 drawn = cache(draw_split)  # a worker process meets the same split many times

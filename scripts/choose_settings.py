@@ -1,8 +1,8 @@
 """λ and α of FeatCal for the mini suite's language models, on validation texts; ρ stays the paper's.
 
 The models were chosen before and are frozen; test texts are not looked at. Writes
-featcal/mini/language/settings_choice.json; the best average of a family stands in params.yaml as the setting `suite` of both its
-sizes. Needs the prepared and merged models: dvc repro pipeline/language/dvc.yaml:merge_language@…
+reproduction/mini/language/settings_choice.json; the best average of a family stands in params.yaml as the setting `suite` of both
+its sizes. Needs the prepared and merged models: dvc repro pipeline/language/dvc.yaml:merge_language@…
 
   python scripts/choose_settings.py flan_t5_base-glue llama_3b-mergebench
 """
@@ -16,16 +16,16 @@ from typing import Any
 
 import featcal  # before transformers
 from featcal.models.load import load_model, load_tokenizer
-from featcal.runs import DOMAIN_POOL, Draw, role_and_pool
-from featcal.stages.context import Context, load_context
-from featcal.stages.text_streams import text_stream
-from featcal.stages.workers import fan_out
 from featcal.storage.results import read_json, write_json
+from reproduction.experiments.runs import DOMAIN_POOL, Draw, role_and_pool
+from reproduction.stages.context import Context, load_context
+from reproduction.stages.text_streams import text_stream
+from reproduction.stages.workers import fan_out
 
 RIDGES = (1.0e-5, 1.0e-3, 1.0e-1, 1.0, 10.0)
 INTERPOLATIONS = (0.3, 0.6, 0.9)
 ROWS = 150  # of each task or test
-FOUND = Path(__file__).parents[1] / "featcal" / "mini" / "language" / "settings_choice.json"
+FOUND = Path(__file__).parents[1] / "reproduction" / "mini" / "language" / "settings_choice.json"
 
 
 def main() -> None:
@@ -70,8 +70,8 @@ def score(context: Context, role: str, pool: Any, model: Any) -> float:
 
 
 def _on_glue(context: Context, pool: Any, model: Any, tokenizer: Any) -> Mapping[str, float]:
-    from featcal.language.glue import score_glue
-    from featcal.suites.texts import load_texts
+    from reproduction.language.glue import score_glue
+    from reproduction.suites.texts import load_texts
 
     found = {}
     for task in context.suite.pool(pool):
@@ -81,8 +81,8 @@ def _on_glue(context: Context, pool: Any, model: Any, tokenizer: Any) -> Mapping
 
 
 def _on_tests(context: Context, model: Any, tokenizer: Any) -> Mapping[str, float]:
-    from featcal.language.harness import score_tests
-    from featcal.suites.language_tests import load_tests
+    from reproduction.language.harness import score_tests
+    from reproduction.suites.language_tests import load_tests
 
     tests = load_tests(context.layout.texts, context.suite.language, "validation")
     return {key: value for key, (value, _, _) in score_tests(model, tokenizer, tests, batch=64).items()}

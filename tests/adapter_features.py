@@ -3,7 +3,7 @@
 import torch
 from tiny import seeded
 
-from featcal.baselines.features import Pair
+from featcal.rivals.features import Pair
 
 COUNTS = {"mnist": 20, "dtd": 7, "svhn": 33}  # with batches of 8 the last ones of a shuffle are shorter
 

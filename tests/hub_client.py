@@ -9,11 +9,11 @@ from pathlib import Path
 CLIENT = """
 import contextlib, io, json, sys, time, types
 import huggingface_hub.file_download
-from featcal import cli
+from featcal.cli import main as cli
 from featcal.errors import FeatCalError
 from featcal.data.place import place_of
 from featcal.data.splits import open_table
-from featcal.suites import hub
+from reproduction.suites import hub
 
 def opened(name, split):
     open_table(place_of("--data", name), split)

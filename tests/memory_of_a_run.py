@@ -16,11 +16,11 @@ import torch
 import transformers as tf
 
 import featcal
-from featcal.calibration.needs import Workload, needs
-from featcal.commands.allocator import give_back_large_blocks
-from featcal.commands.model_folders import skeleton
-from featcal.commands.plan import shapes
+from featcal.cli.allocator import give_back_large_blocks
+from featcal.cli.model_folders import skeleton
+from featcal.cli.plan import shapes
 from featcal.models.save import save_model
+from featcal.planning.needs import Workload, needs
 
 SETTINGS = featcal.Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3)
 

@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 
-from featcal.data.prompts import load_prompts
-from featcal.data.registry import TASKS
 from featcal.data.splits import quiet
+from reproduction.data.prompts import load_prompts
+from reproduction.data.registry import TASKS
 
 ROWS = {"train": 64, "validation": 12, "test": 12}  # the playground draws 64
 SIDE = 32  # of what a model reads; the hub's models read 224

@@ -11,9 +11,9 @@ from typing import Any
 import datasets
 from rehearsal_images import drawn
 
-from featcal.data.domains import DOMAINS
-from featcal.data.glue import GLUE, HUB_ID
 from featcal.data.splits import quiet
+from reproduction.data.domains import DOMAINS
+from reproduction.data.glue import GLUE, HUB_ID
 
 TRAINED, SCORED, ASKED = 24, 8, 3  # rows of a train split, of one that is scored, and of a public test
 WORDS = "a the old red ship cat dog sees two ships and sails away from here while no one knows why it is so".split()

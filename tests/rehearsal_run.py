@@ -64,8 +64,8 @@ def lay_out(work: Path, root: Path = ROOT) -> list[str]:
     """A project folder of its own; returns what this machine lacks for the public tests that are left out of it, by test."""
     from dvc.repo import Repo
 
-    from featcal.data.public import PUBLIC
-    from featcal.language.requirements import lacking
+    from reproduction.data.public import PUBLIC
+    from reproduction.language.requirements import lacking
 
     copied(work, root)
     (work / "params.yaml").write_text(yaml.safe_dump(rehearsal_params(root), sort_keys=False))
@@ -83,7 +83,7 @@ def run_graph(work: Path, chosen: tuple[str, ...] = ()) -> list[tuple[str, float
     """Run the stages of the graph in their order, all or those of which `chosen` names the beginning; seconds of each."""
     from pages import without_kernels
 
-    from featcal.stages.run import run_stage
+    from reproduction.stages.run import run_stage
 
     seconds = []
     with working_in(work), without_kernels():

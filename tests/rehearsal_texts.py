@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration, T5Tokenizer
 
-from featcal.data.domains import DOMAINS
-from featcal.data.glue import GLUE
+from reproduction.data.domains import DOMAINS
+from reproduction.data.glue import GLUE
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 LETTERS = [chr(code) for code in range(33, 127)]

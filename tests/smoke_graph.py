@@ -13,9 +13,9 @@ import yaml
 from pages import without_kernels
 
 import pipeline
-from featcal.runs import ADAPTER_SETTINGS, ADAPTERS
-from featcal.stages.run import run_stage
-from featcal.studies import STUDIES
+from reproduction.experiments.runs import ADAPTER_SETTINGS, ADAPTERS
+from reproduction.experiments.studies import STUDIES
+from reproduction.stages.run import run_stage
 
 ROOT = Path(__file__).parents[1]
 LAID_OUT = ("dvc.yaml", "pipeline", "featcal", "notebooks", "book", "suites")

@@ -7,8 +7,8 @@ from zlib import crc32
 import numpy as np
 
 from featcal.data.sampling import draw_indices
-from featcal.stages.columns import SEEN
 from featcal.storage.results import COUNTED, SCORES, packed, write_rows, write_scores
+from reproduction.stages.columns import SEEN
 
 COUNT = 1000  # test samples of a task: a tenth of a percent is a whole one
 UPSTREAMS = ("average", "task_arithmetic", "adamerging", "wudi")

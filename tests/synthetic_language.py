@@ -9,8 +9,8 @@ from pathlib import Path
 
 from synthetic_correct import write_answers
 
-from featcal.stages.columns import CURVES
 from featcal.storage.results import SCORES, write_rows
+from reproduction.stages.columns import CURVES
 
 GLUE = ["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb"]
 TESTS = {

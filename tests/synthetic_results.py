@@ -13,7 +13,8 @@ from synthetic_correct import COUNT, adapted, write_answers, write_seen
 from synthetic_language import write_language
 from synthetic_studies import write_choices, write_studies, write_tune
 
-from featcal.stages.columns import (
+from featcal.storage.results import DRIFT, PROJECTION, SCORES, write_rows
+from reproduction.stages.columns import (
     ALIGNMENT,
     AUDIT,
     CURVES,
@@ -24,7 +25,6 @@ from featcal.stages.columns import (
     THEORY_POINTS,
     VECTORS,
 )  # fmt: skip
-from featcal.storage.results import DRIFT, PROJECTION, SCORES, write_rows
 
 ROOT = Path(__file__).parent.parent
 TASKS = ["sun397", "stanford-cars", "resisc45", "eurosat", "svhn", "gtsrb", "mnist", "dtd"]

@@ -6,8 +6,8 @@ from pathlib import Path
 from PIL import Image
 from synthetic_correct import COUNT, write_answers, write_seen
 
-from featcal.stages.columns import CHOICES, CORRUPTED, EXAMPLES, SWEEP, TASK_COUNTS, TUNE
 from featcal.storage.results import write_rows
+from reproduction.stages.columns import CHOICES, CORRUPTED, EXAMPLES, SWEEP, TASK_COUNTS, TUNE
 
 DAMAGE = ("gaussian_noise", "motion_blur", "fog")
 SWEPT = {

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from featcal.data.domains import DOMAINS, DRESS
-from featcal.data.glue import GLUE, HUB_ID
 from featcal.data.processors import CLIP_MEAN, CLIP_STD
-from featcal.data.prompts import load_prompts
-from featcal.data.public import PUBLIC
-from featcal.data.registry import POOLS, TASKS
-from featcal.experiments import Experiments, load_experiments
-from featcal.language.public_tests import PAPER
 from featcal.merging.settings import settings_of
-from featcal.suites.suite import Suite, load_suite
+from reproduction.data.domains import DOMAINS, DRESS
+from reproduction.data.glue import GLUE, HUB_ID
+from reproduction.data.prompts import load_prompts
+from reproduction.data.public import PUBLIC
+from reproduction.data.registry import POOLS, TASKS
+from reproduction.experiments.params import Experiments, load_experiments
+from reproduction.language.public_tests import PAPER
+from reproduction.suites.suite import Suite, load_suite
 
 ROOT = Path(__file__).parents[1]
 

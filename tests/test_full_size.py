@@ -4,7 +4,7 @@ import language
 import pytest
 import torch
 
-from featcal import cli
+from featcal.cli import main as cli
 from scripts import full_size
 
 BRIEF = {"samples": 6, "tasks": ("mnist", "dtd")}
@@ -62,6 +62,6 @@ def test_another_fault_keeps_its_traceback(monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("shapes differ")
 
-    monkeypatch.setattr("featcal.commands.inspect.existing_folder", broken)
+    monkeypatch.setattr("featcal.cli.inspect.existing_folder", broken)
     with pytest.raises(RuntimeError, match="shapes differ"):
         cli.main(["inspect", "anything"])

@@ -4,99 +4,84 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "featcal"
+import pytest
 
-FOUNDATION = {
-    "errors",
-    "core",
-    "blocks",
-    "storage",
-    "models",
-    "settings",
-    "experiments",
-    "runs",
-    "studies",
-    "sweeps",
-    "choices",
-    "tunings",
-}
-BETWEEN = FOUNDATION | {"merging", "baselines", "data", "evaluation", "language", "calibration", "theory", "mini", "tuning"}
-MAY_IMPORT = {
-    "__init__": {
-        "torchvision_mend",
-        "settings",
-        "blocks.plan",
-        "calibration.calibrate",
-        "merging.merge",
-        "baselines.surgery",
-        "baselines.prob_surgery",
-        "baselines.mean_shift",
-        "tuning.tune",
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("featcal", "reproduction")
+FOUNDATION = {"errors", "settings", "version", "core", "blocks", "storage", "models"}
+MAY_IMPORT = {  # rooms of the library, and single files of a room where not all of it is meant
+    "featcal": {
+        "torchvision_mend", "settings", "version", "blocks.plan", "calibration.calibrate", "data.calibration", "merging.merge",
+        "rivals", "tuning.tune",
     },
     "torchvision_mend": set(),
+    "version": set(),
     "errors": set(),
     "settings": {"errors"},
-    "runs": {"errors", "settings", "baselines.settings"},
-    "entries": {"errors", "settings", "runs", "merging.settings"},
-    "sweeps": {"settings", "runs"},
-    "choices": {"settings", "runs"},
-    "tunings": {"settings", "runs"},
-    "studies": {"settings", "runs", "entries", "sweeps", "choices", "tunings", "baselines.settings"},
-    "experiments": {"errors", "settings", "runs", "entries", "studies"},
     "core": {"errors"},
     "blocks": {"errors", "core"},
     "storage": {"errors"},
     "models": {"errors", "storage", "blocks"},
-    "merging": FOUNDATION,
-    "baselines": FOUNDATION,
     "data": FOUNDATION,
+    "calibration": FOUNDATION | {"planning.cost"},  # a run's own count
+    "planning": FOUNDATION | {f"calibration.{file}" for file in ("observe", "sites", "tokens", "record", "stacks")},
+    "merging": FOUNDATION,
+    "rivals": FOUNDATION,
     "evaluation": FOUNDATION,
-    "language": FOUNDATION | {"data.public"},
-    "calibration": FOUNDATION,
-    "tuning": FOUNDATION | {"baselines", "calibration"},
+    "interchange": FOUNDATION | {"data.images"},
+    "tuning": FOUNDATION | {"calibration", "rivals"},
+    "cli": FOUNDATION | {"data", "calibration", "planning", "merging", "rivals", "evaluation", "interchange", "tuning"},
+}  # fmt: skip
+KNOWN = {"experiments", "data", "theory"}
+REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may import the library
+    "reproduction": set(),
+    "experiments": set(),
+    "data": set(),
+    "theory": set(),
     "profiling": set(),
-    "theory": FOUNDATION,
-    "interchange": {"errors", "storage", "models", "data.images"},
-    "mini": BETWEEN,
-    "suites": BETWEEN,
-    "stages": BETWEEN | {"suites", "profiling", "report.execute"},
-    "commands": BETWEEN | {"interchange", "suites", "stages"},
-    "playground": BETWEEN | {"suites", "stages", "report"},
-    "start": {"stages", "cli"},
-    "cli": BETWEEN | {"interchange", "suites", "stages", "commands"},
-    "report": {"errors", "settings", "storage.results"},
+    "report": set(),
+    "language": {"data"},
+    "mini": {"data"},
+    "suites": KNOWN | {"language", "mini"},
+    "doctor": KNOWN | {"language", "suites"},
+    "stages": KNOWN | {"language", "mini", "suites", "profiling", "report.execute"},
+    "playground": KNOWN | {"suites", "stages", "report"},
 }
-# `import featcal` itself is free of weight and order; a file that calls featcal.merge or featcal.calibrate names it like this
+FEATCAL_IN_REPORT = {"errors", "settings", "storage.results"}  # of the library, what needs no torch
+HEAVY = {"dvc", "papermill", "pandas", "matplotlib", "seaborn", "scipy", "sklearn", "nbclient", "lm_eval"}
+FOREIGN = {  # what some rooms do not know, of other people's packages
+    "featcal": HEAVY,
+    "featcal.core": {"transformers", "datasets"},
+    "featcal.settings": {"torch", "transformers"},
+    "reproduction.report": {"torch", "transformers", "datasets", "safetensors"},
+    "reproduction.profiling": {"torch", "transformers"},
+}
+# `import featcal` itself is free of weight and order; a file that uses featcal.merge or featcal.calibrate names its home like
+# this
 LAZY = {
-    "merge": "merging",
-    "surgery": "baselines",
-    "prob_surgery": "baselines",
-    "mean_shift": "baselines",
-    "calibrate": "calibration",
-    "tune": "tuning",
-    "Calibration": "settings",
-    "BlockPlan": "blocks",
-    "Stack": "blocks",
-}
-FOREIGN = {
-    "core": {"transformers", "datasets", "pandas", "matplotlib"},
-    "settings": {"torch", "transformers"},
-    "report": {"torch", "transformers", "datasets", "safetensors"},
-    "profiling": {"torch", "transformers"},
-}
+    "merge": "merging.merge", "surgery": "rivals.surgery", "prob_surgery": "rivals.prob_surgery", "tune": "tuning.tune",
+    "calibrate": "calibration.calibrate", "load_batches": "data.calibration", "Calibration": "settings",
+    "BlockPlan": "blocks.plan", "Stack": "blocks.plan", "mean_shift": "rivals.mean_shift",
+}  # fmt: skip
 
 
-def part_of(path: Path) -> str:
-    """The first name below featcal: a folder, or a file of the package itself."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+@cache
+def modules() -> dict[str, Path]:
+    """Every file of both packages by its dotted name."""
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
     """Line and full name of everything a file imports, wherever in the file, and of featcal's names loaded on first use."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -104,57 +89,85 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "featcal":
             if node.attr in LAZY:
-                yield node.lineno, f"featcal.{LAZY[node.attr]}.{node.attr}"
+                yield node.lineno, f"featcal.{LAZY[node.attr]}"
+
+
+def home(name: str) -> str | None:
+    """The module of ours that a name is in, or is."""
+    while name and name not in modules():
+        name = name.rpartition(".")[0]
+    return name or None
+
+
+def room(module: str) -> str:
+    """The first name below the package; of the package's own file, the package."""
+    package, _, inside = module.partition(".")
+    return inside.partition(".")[0] or package
+
+
+def edges() -> Iterator[tuple[str, str, str]]:
+    """Importing module, imported module, and where; both ours."""
+    for module, path in modules().items():
+        for line, name in imports(path):
+            there = home(name)
+            if there and there != module:
+                yield module, there, f"{path.relative_to(ROOT)}:{line}"
 
 
 def within(name: str, allowed: set[str]) -> bool:
     return any(name == entry or name.startswith(f"{entry}.") for entry in allowed)
 
 
-def files() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
+def test_the_library_knows_nothing_of_the_reproduction():
+    backwards = [
+        f"{place}: {there}" for module, there, place in edges() if module.startswith("featcal") and "reproduction" in there
+    ]
+    assert not backwards
+    named = [name for name, path in modules().items() if name.startswith("featcal") and "reproduction" in path.read_text("utf-8")]
+    assert not named, "its commands come by entry points, which name it in its own pyproject.toml"
 
 
-def test_every_part_of_the_package_imports_only_what_its_layer_may():
+def test_every_room_imports_only_what_its_floor_may():
     wrong = []
-    for path in files():
-        part = part_of(path)
-        assert part in MAY_IMPORT, f"{path.relative_to(ROOT)}: {part} has no layer; give it one in {Path(__file__).name}"
-        allowed = MAY_IMPORT[part] | {part}
-        for line, name in imports(path):
-            inside = name.removeprefix("featcal.")
-            inside = LAZY.get(inside, inside)
-            if name.startswith("featcal.") and inside != "__version__" and not within(inside, allowed):
-                wrong.append(f"{path.relative_to(ROOT)}:{line}: {part} imports {inside}")
+    for module, there, place in edges():
+        package, _, inside = there.partition(".")
+        if not module.startswith(package):  # of the reproduction, which may use all of the library
+            if room(module) == "report" and not within(inside, FEATCAL_IN_REPORT):
+                wrong.append(f"{place}: the report imports {there}")
+            continue
+        table = MAY_IMPORT if package == "featcal" else REPRODUCTION
+        assert room(module) in table, f"{place}: {room(module)} has no floor; give it one in {Path(__file__).name}"
+        if inside and room(module) != room(there) and not within(inside, table[room(module)]):
+            wrong.append(f"{place}: {room(module)} imports {inside}")
     assert not wrong, "\n".join(wrong)
 
 
-def test_mathematics_settings_and_report_import_none_of_the_packages_they_do_not_know():
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_file_imports_one_that_imports_it(package):
+    """However long the way round, and for types too; the names that `featcal` itself loads on first use are no imports."""
+    graph: dict[str, set[str]] = {}
+    for module, there, _ in edges():
+        if module != package and module.startswith(package) and there.startswith(package):
+            graph.setdefault(module, set()).add(there)
+    while graph:
+        free = [module for module, others in graph.items() if not others & set(graph)]
+        assert free, f"a circle in or above {sorted(graph)}"
+        for module in free:
+            del graph[module]
+
+
+def test_rooms_import_none_of_the_packages_they_do_not_know():
     wrong = []
-    for path in files():
-        for line, name in imports(path):
-            if name.split(".")[0] in FOREIGN.get(part_of(path), set()):
-                wrong.append(f"{path.relative_to(ROOT)}:{line}: imports {name}")
+    for module, path in modules().items():
+        unknown = set().union(*(names for place, names in FOREIGN.items() if within(module, {place})))
+        wrong += [f"{path.relative_to(ROOT)}:{line}: {name}" for line, name in imports(path) if name.split(".")[0] in unknown]
     assert not wrong, "\n".join(wrong)
 
 
 def test_importing_the_report_loads_neither_torch_nor_transformers():
-    modules = [path.relative_to(ROOT).with_suffix("") for path in files() if part_of(path) == "report"]
-    names = [".".join(module.parts).removesuffix(".__init__") for module in modules]
-    assert names
+    names = [name for name in modules() if within(name, {"reproduction.report"})]
+    assert len(names) > 10
     heavy = ("torch", "torchvision", "transformers", "datasets", "safetensors")
     code = f"import sys, importlib\nfor n in {names}: importlib.import_module(n)\nprint([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
-
-
-def test_no_file_of_the_package_outgrows_one_concept():
-    long = {str(path.relative_to(ROOT)): lines for path in files() if (lines := len(path.read_text().splitlines())) > 260}
-    assert not long
-
-
-def test_package_files_that_only_open_a_folder_hold_a_docstring_and_nothing_else():
-    for path in files():
-        if path.name == "__init__.py" and path.parent not in (PACKAGE, PACKAGE / "errors"):  # errors: one name, several files
-            statements = ast.parse(path.read_text()).body
-            assert all(isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant) for s in statements), path

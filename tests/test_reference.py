@@ -27,7 +27,7 @@ def test_every_public_name_has_its_place():
 def test_every_command_and_option_has_its_place():
     from typer.main import get_command
 
-    from featcal.cli import app
+    from featcal.cli.main import app
 
     text = commands.text(ROOT)
     for name, command in get_command(app).commands.items():

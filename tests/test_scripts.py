@@ -41,7 +41,7 @@ def test_stages_with_changed_code_alone_may_be_recorded_and_pages_are_left_to_be
         "merge@a": [{"changed deps": {"featcal/merging": "modified"}}],
         "page@table01": [{"changed deps": {"notebooks/table01.ipynb": "modified"}}],
         "page_method": [{"changed deps": {"featcal/core": "modified"}}],
-        "playground": [{"changed deps": {"featcal/core": "modified", "featcal/report": "modified"}}],
+        "playground": [{"changed deps": {"featcal/core": "modified", "reproduction/report": "modified"}}],
         "book": [{"changed outs": {"book/_build/html": "deleted"}}],
     }
     assert accept.only_code_changed(status) == ["merge@a"]
@@ -51,7 +51,7 @@ def test_stages_with_changed_code_alone_may_be_recorded_and_pages_are_left_to_be
     "entry",
     [
         {"changed deps": {"featcal/merging": "modified", "params.yaml": {"merge.a.mini": "modified"}}},
-        {"changed deps": {"featcal/mini/models/clip_b32": "modified"}},
+        {"changed deps": {"reproduction/mini/models/clip_b32": "modified"}},
         {"changed deps": {"outputs/mini/data": "modified"}},
         {"changed outs": {"results/mini/clip_b32-8.csv": "modified"}},
         "changed command",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from featcal.language.requirements import ANTLR_FOLDER, ANTLR_PACKAGE, ANTLR_PIN, antlr_way_out
+from reproduction.language.requirements import ANTLR_FOLDER, ANTLR_PACKAGE, ANTLR_PIN, antlr_way_out
 
 ROOT = Path(__file__).parents[1]
 TARGETS = {"setup", "repro", "test", "processors", "book", "pretrain", "verify", "accept", "clean", "rehearsal"}
@@ -25,7 +25,18 @@ def tracked() -> list[Path]:
     done = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode == 0 and done.stdout:
         return [path for line in done.stdout.splitlines() if (path := ROOT / line).is_file()]
-    computed = {".venv", "outputs", "_build", ".featcal", "cache", "tmp", "__pycache__", "featcal.egg-info", ".git"}
+    computed = {
+        ".venv",
+        "outputs",
+        "_build",
+        ".featcal",
+        "cache",
+        "tmp",
+        "__pycache__",
+        "featcal.egg-info",
+        "featcal_reproduction.egg-info",
+        ".git",
+    }
     return [path for path in ROOT.rglob("*") if path.is_file() and not computed & set(path.relative_to(ROOT).parts)]
 
 
@@ -77,7 +88,8 @@ def test_make_test_needs_no_earlier_run():
 
 
 def test_installing_again_after_git_touched_the_dates_is_not_needed(tmp_path):
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+    (tmp_path / "reproduction").mkdir()
+    for name in ("Makefile", "pyproject.toml", "reproduction/pyproject.toml", "constraints.txt"):
         shutil.copyfile(ROOT / name, tmp_path / name)
     (stamp,) = re.findall(r"touch (\S+)", planned_setup(tmp_path))
     (tmp_path / stamp).parent.mkdir()
@@ -96,7 +108,11 @@ def planned_setup(folder: Path) -> str:
 
 def test_gitignore_hides_no_folder_of_the_sources():
     anywhere = {line.rstrip("/") for line in text(".gitignore").split() if not line.startswith("/")}  # at any depth
-    sources = [folder for top in ("featcal", "notebooks", "suites", "tests", "scripts") for folder in (ROOT / top).rglob("*/")]
+    sources = [
+        folder
+        for top in ("featcal", "reproduction", "notebooks", "suites", "tests", "scripts")
+        for folder in (ROOT / top).rglob("*/")
+    ]
     assert not [str(folder) for folder in sources if folder.name in anywhere - {"__pycache__"}]
 
 
@@ -117,7 +133,7 @@ def test_dvc_calls_nobody_and_needs_no_remote():
 def test_every_command_the_readme_shows_exists():
     from typer.main import get_command
 
-    from featcal.cli import app
+    from featcal.cli.main import app
 
     readme = text("README.md")
     commands = set(get_command(app).commands)
@@ -129,7 +145,7 @@ def test_every_command_the_readme_shows_exists():
 def test_every_option_the_readme_shows_exists():
     from typer.main import get_command
 
-    from featcal.cli import app
+    from featcal.cli.main import app
 
     commands = get_command(app).commands
     for command, rest in re.findall(r"^featcal ([a-z]+)((?:[^\n]*\\\n)*[^\n]*)", text("README.md"), re.M):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from featcal.calibration.fingerprint import Digest
-from featcal.calibration.waiting import Waiting, found
+from featcal.calibration.spooled_list import SpooledList, leaves
 
 Batch = Mapping[str, Any]
 
@@ -18,7 +18,7 @@ class Stream:
     check: what is done with the first batch before it is used.
     """
 
-    def __init__(self, batches: Iterable[Batch], kept: Waiting | None, check: Callable[[Batch], None] | None):
+    def __init__(self, batches: Iterable[Batch], kept: SpooledList | None, check: Callable[[Batch], None] | None):
         self._batches, self._kept, self._check = batches, kept, check
         self._digest = Digest()
 
@@ -28,7 +28,7 @@ class Stream:
             return
         for number, batch in enumerate(self._batches):
             if isinstance(batch, Mapping):
-                self._digest.add(*batch, *found(dict(batch), Tensor))
+                self._digest.add(*batch, *leaves(dict(batch), Tensor))
             if number == 0 and self._check:
                 self._check(batch)
             if self._kept is not None:

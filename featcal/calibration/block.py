@@ -5,7 +5,6 @@ Legend: a system holds the normal equations of one site (linears sharing an inpu
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
@@ -15,20 +14,13 @@ from featcal.calibration.observe import BlockView, Observation, observe
 from featcal.calibration.ranks import Ranks
 from featcal.calibration.record import BlockRecord, block_record
 from featcal.calibration.sites import Site
+from featcal.calibration.systems import Systems
 from featcal.calibration.tracks import Tracks, advance, advance_student, moved
 from featcal.core.drift import Drift
 from featcal.core.norm import NormSystem, norm_system, solve_norm
-from featcal.core.ridge import RidgeSystem, Solution, anchor, solve_ridge, task_system
+from featcal.core.ridge import Solution, anchor, solve_ridge, task_system
 from featcal.errors import BadCapture
 from featcal.settings import Calibration
-
-
-@dataclass
-class Systems:
-    """The systems of one block, summed over the tasks added so far."""
-
-    sites: dict[Site, RidgeSystem] = field(default_factory=dict)
-    norms: dict[str, NormSystem] = field(default_factory=dict)
 
 
 def calibrate_block(
@@ -41,7 +33,7 @@ def calibrate_block(
     ranks: Ranks,
     settle: Callable[[], None] = lambda: None,
 ) -> BlockRecord:
-    """Calibrate the student's block in place and move every task's tracks behind it (Algorithm 1, lines 2-18).
+    """Calibrate the student's block in place and move every task's tracks past it (Algorithm 1, lines 2-18).
 
     Blocks of base and experts are asked for when they are needed. Teachers are those of this process's tasks and must come in the
     order of names, so that sums are the same to the bit whatever the order of the caller's mapping; student and record come out
@@ -72,7 +64,7 @@ def replay_block(
     view: BlockView,
     settings: Calibration,
 ) -> None:
-    """Move every task's tracks behind a block whose solution is known, as `calibrate_block` would: the same bits follow."""
+    """Move every task's tracks after a block whose solution is known, as `calibrate_block` would: the same bits follow."""
     for task in tracks if settings.order == "stale" else ():
         advance(student, view.stack, tracks[task].student)
     for name, value in solved.items():

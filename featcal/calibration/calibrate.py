@@ -13,7 +13,6 @@ from torch import nn
 from featcal.blocks.batches import check_tasks
 from featcal.blocks.plan import BlockPlan
 from featcal.calibration.card import calibration_card
-from featcal.calibration.cost import counting
 from featcal.calibration.models import hold_models
 from featcal.calibration.ranks import current
 from featcal.calibration.record import Result
@@ -22,6 +21,7 @@ from featcal.calibration.stacks import Run, calibrate_stacks
 from featcal.calibration.write import write_calibrated
 from featcal.core.precision import exact_products
 from featcal.core.weighting import TokenRule
+from featcal.planning.cost import counting
 from featcal.settings import Calibration
 from featcal.storage.spool import Spool
 
@@ -74,7 +74,7 @@ def calibrate(
     Raises: FeatCalError, before the first block is touched, for models or batches that do not fit.
     """
     ranks, place = current(), Path(work) if work else beside(Path(out)) if out is not None else Path(tempfile.gettempdir())
-    with counting() as meter, ranks.ending_as_one(), ExitStack() as open_:
+    with counting() as meter, ranks.fail_together(), ExitStack() as open_:
         check_tasks(experts, batches)
         mine = {task: experts[task] for task in ranks.mine(experts)}
         models = hold_models(merged, base, mine, plan, settings, whole=out is None, device=device, dtype=dtype)

@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
-import featcal
 from featcal.calibration.record import BlockRecord
 from featcal.settings import Calibration
 from featcal.storage.model_card import UNTOLD, card, front_matter, name_of, shown, table, use
+from featcal.version import __version__
 
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α"}
 RECIPE = "mergekit_config.yml"
@@ -43,7 +43,7 @@ def calibration_card(
     rows = [[role, name_of(model) + (f", merged by {how}" if how and model is merged else "")] for role, model in models.items()]
     sections = [
         f"{len(experts)} fine-tuned models merged into one, whose weights were then calibrated to the experts' features with "
-        f"[FeatCal](https://arxiv.org/abs/2605.13030) (featcal {featcal.__version__}): in closed form, without training.",
+        f"[FeatCal](https://arxiv.org/abs/2605.13030) (featcal {__version__}): in closed form, without training.",
         "## What was merged",
         table(["role", "model"], rows),
         "## How it was calibrated",

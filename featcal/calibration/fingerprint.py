@@ -9,7 +9,6 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-import featcal
 from featcal.calibration.models import Models
 from featcal.core.weighting import TokenRule
 from featcal.settings import Calibration
@@ -51,7 +50,7 @@ def fingerprint(models: Models, batches: Mapping[str, str], settings: Calibratio
     for label, model in sorted(models.given.items()):
         digest.add(label)
         add_model(digest, model)
-    root = Path(featcal.__file__).parent
+    root = Path(__file__).parents[1]
     for file in sorted(file for part in CODE for file in (root / part).glob("*.py")):
         digest.add(file.name, file.read_bytes())
     return str(digest)

@@ -8,20 +8,18 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from featcal.calibration.sites import Site
+from featcal.calibration.systems import Systems
 from featcal.core.norm import NormSystem
 from featcal.core.precision import SUM_DTYPE
 from featcal.core.ridge import Solution
-from featcal.errors import BadCapture, FoundElsewhere, LostRank, TooManyRanks
-
-if TYPE_CHECKING:
-    from featcal.calibration.block import Systems
+from featcal.errors import BadCapture, RankLostError, RemoteRankError, TooManyRanks
 
 T = TypeVar("T")
 
@@ -42,7 +40,7 @@ class Ranks:
             raise TooManyRanks(self.world, len(tasks))
         return sorted(tasks)[self.rank :: self.world]
 
-    def summed(self, systems: "Systems") -> "Systems":
+    def summed(self, systems: Systems) -> Systems:
         """Sums over all tasks: every norm, and the sites that this process is to solve. What is handed in is used up."""
         return systems
 
@@ -58,7 +56,7 @@ class Ranks:
         """Returns when every process is here."""
 
     @contextmanager
-    def ending_as_one(self) -> Iterator[None]:
+    def fail_together(self) -> Iterator[None]:
         """Left when every process is done; what goes wrong in one ends all."""
         yield
 
@@ -66,17 +64,17 @@ class Ranks:
 class SeveralRanks(Ranks):
     """One of several processes. All call the same methods in the same order, and all end with the same bits."""
 
-    def __init__(self, table: dist.ProcessGroup | None = None, wire: dist.ProcessGroup | None = None):
+    def __init__(self, object_group: dist.ProcessGroup | None = None, tensor_group: dist.ProcessGroup | None = None):
         """Where they meet and where tensors move; torch's default group where None."""
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self.table, self.wire = table, wire
+        self.object_group, self.tensor_group = object_group, tensor_group
         self.device = torch.device("cpu")  # that of the sums, once there are any
         self.over = False  # something went wrong somewhere, and all know: nobody comes to a further meeting
 
-    def summed(self, systems: "Systems") -> "Systems":
+    def summed(self, systems: Systems) -> Systems:
         """Raises: BadCapture unless the tasks of all processes have the same sites."""
         widths = {site: len(system.left) for site, system in systems.sites.items()}
-        if any(others != widths for others in self.meet(widths)):
+        if any(others != widths for others in self.all_gather_checked(widths)):
             raise BadCapture(sorted({n for site in widths for n in site}), "they share inputs differently from task to task")
         for site, owner in owners(widths, self.world).items():
             system = systems.sites[site] if owner == self.rank else systems.sites.pop(site)
@@ -96,7 +94,9 @@ class SeveralRanks(Ranks):
 
     def shared(self, solutions: dict[Site, Solution]) -> dict[Site, Solution]:
         """Broadcast by who solved them."""
-        said = self.meet({site: (solution.weight.shape, solution.conditioning) for site, solution in solutions.items()})
+        said = self.all_gather_checked(
+            {site: (solution.weight.shape, solution.conditioning) for site, solution in solutions.items()}
+        )
         source = {site: owner for owner, theirs in enumerate(said) for site in theirs}
         everywhere = {}
         for site in sorted(source):
@@ -112,37 +112,37 @@ class SeveralRanks(Ranks):
 
     def gathered(self, records: Mapping[str, T]) -> dict[str, T]:
         """Drift, counts: no tensors."""
-        everybodys = {task: record for theirs in self.meet(dict(records)) for task, record in theirs.items()}
+        everybodys = {task: record for theirs in self.all_gather_checked(dict(records)) for task, record in theirs.items()}
         return super().gathered(everybodys)
 
     def together(self) -> None:
         """A meeting at which nothing is said."""
-        self.meet(None)
+        self.all_gather_checked(None)
 
     @contextmanager
-    def ending_as_one(self) -> Iterator[None]:
-        """Raises: FoundElsewhere where something went wrong in another process, LostRank where one is gone."""
+    def fail_together(self) -> Iterator[None]:
+        """Raises: RemoteRankError where something went wrong in another process, RankLostError where one is gone."""
         try:
             yield
             self.together()
         except Exception as mistake:
             if not self.over:
-                self.meet(None, mistake)
+                self.all_gather_checked(None, mistake)
             raise
 
-    def meet(self, said: T, mistake: Exception | None = None) -> list[T]:
+    def all_gather_checked(self, said: T, mistake: Exception | None = None) -> list[T]:
         """What every process says, in the order of ranks.
 
-        Raises: FoundElsewhere where some say that something went wrong, in all but the first of these.
+        Raises: RemoteRankError where some say that something went wrong, in all but the first of these.
         """
         heard: list[Any] = [None] * self.world
         told = None if mistake is None else str(mistake) or type(mistake).__name__
         with self.reaching_others():
-            dist.all_gather_object(heard, (told, said), group=self.table)
+            dist.all_gather_object(heard, (told, said), group=self.object_group)
         mistakes = {rank: text for rank, (text, _) in enumerate(heard) if text}
         self.over = bool(mistakes)
         if mistakes and self.rank != min(mistakes):
-            raise FoundElsewhere(mistakes[min(mistakes)])
+            raise RemoteRankError(mistakes[min(mistakes)])
         return [words for _, words in heard]
 
     def moved(self, transfer: Callable[..., object], tensor: Tensor, *root: int) -> Tensor:
@@ -152,17 +152,17 @@ class SeveralRanks(Ranks):
         """
         tensor = tensor.contiguous()
         with self.reaching_others():
-            transfer(tensor, *root, group=self.wire)
+            transfer(tensor, *root, group=self.tensor_group)
         return tensor
 
     @contextmanager
     def reaching_others(self) -> Iterator[None]:
-        """Turns torch's error of a broken connection or a timeout into LostRank."""
+        """Turns torch's error of a broken connection or a timeout into RankLostError."""
         try:
             yield
         except RuntimeError as error:
             self.over = True
-            raise LostRank(error) from error
+            raise RankLostError(error) from error
 
 
 def owners(widths: Mapping[Site, int], world: int) -> dict[Site, int]:

@@ -19,8 +19,8 @@ from featcal.calibration.ranks import Ranks
 from featcal.calibration.record import BlockRecord, line
 from featcal.calibration.run_folder import RunFolder, block_name
 from featcal.calibration.sites import calibrated_modules, solved_parameters
+from featcal.calibration.spooled_list import SpooledList
 from featcal.calibration.tracks import HandedOn, Tracks, hand_on, start_tracks
-from featcal.calibration.waiting import Waiting
 from featcal.core.weighting import TokenRule
 from featcal.models.residency import in_turn
 from featcal.settings import Calibration
@@ -70,7 +70,7 @@ def opened(run: Run, batches: Mapping[str, Batches]) -> dict[str, Stream]:
             with naming(task, 0):
                 check_replay(student, run.models.plan, on_device(batch, run.models.device))
 
-        kept = Waiting(run.spool) if len(run.models.plan.stacks) > 1 else None
+        kept = SpooledList(run.spool) if len(run.models.plan.stacks) > 1 else None
         streams[task] = Stream(batches[task], kept, check if number == 0 else None)
     return streams
 

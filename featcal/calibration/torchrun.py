@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from featcal.errors import BadSetting, FoundElsewhere, LostRank
+from featcal.errors import BadSetting, RankLostError, RemoteRankError
 
 if TYPE_CHECKING:
     import torch
@@ -25,8 +25,8 @@ TOLD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # by 
 def started() -> Iterator[None]:
     """Inside, `ranks.current()` is this process among those that torchrun started; what goes wrong in one ends all.
 
-    Raises: BadSetting where the environment tells of several processes, but not how they find each other; LostRank where one of
-    them does not come or is gone; FoundElsewhere where another one ends with an error, which it has told by then.
+    Raises: BadSetting where the environment tells of several processes, but not how they find each other; RankLostError where one
+    of them does not come or is gone; RemoteRankError where another one ends with an error, which it has told by then.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield
@@ -41,10 +41,10 @@ def started() -> Iterator[None]:
     ranks = joined()
     token = started_ranks.set(ranks)
     try:
-        with ranks.ending_as_one():
+        with ranks.fail_together():
             yield
-    except FoundElsewhere:
-        with suppress(LostRank):  # until the other one is gone, after its message: torchrun ends all when the first is gone
+    except RemoteRankError:
+        with suppress(RankLostError):  # until the other one is gone, after its message: torchrun ends all when the first is gone
             ranks.together()
         raise
     finally:
@@ -62,7 +62,7 @@ def joined() -> "SeveralRanks":
         dist.init_process_group("gloo", timeout=TRANSFER)
         return SeveralRanks(table=dist.new_group(backend="gloo", timeout=MEETING))
     except RuntimeError as error:  # of which torch's errors of connections are
-        raise LostRank(error) from error
+        raise RankLostError(error) from error
 
 
 def own_device(device: "torch.device") -> "torch.device":
@@ -84,5 +84,5 @@ def own_device(device: "torch.device") -> "torch.device":
         raise BadSetting("--nproc-per-node", int(os.environ.get("LOCAL_WORLD_SIZE", local + 1)), way_out)
     ranks.together()  # hears of a process without a GPU before it would be waited for
     torch.cuda.set_device(local)
-    ranks.wire = dist.new_group(backend="nccl", timeout=TRANSFER)
+    ranks.tensor_group = dist.new_group(backend="nccl", timeout=TRANSFER)
     return torch.device("cuda", local)

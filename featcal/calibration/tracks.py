@@ -10,7 +10,7 @@ from featcal.blocks.batches import check_batch, naming, pad_token, padding_mask
 from featcal.blocks.capture import feeding, first_inputs
 from featcal.blocks.plan import Stack, blocks_of
 from featcal.blocks.replay import handed_on, step
-from featcal.calibration.waiting import Waiting
+from featcal.calibration.spooled_list import SpooledList
 from featcal.core.drift import Drift
 from featcal.errors import BadBatches
 from featcal.storage.spool import Spool
@@ -20,8 +20,8 @@ from featcal.storage.spool import Spool
 class Tracks:
     """What block by block calibration of one stack keeps of one task; a track holds Features, batch by batch."""
 
-    student: Waiting
-    teacher: Waiting
+    student: SpooledList
+    teacher: SpooledList
     masks: list[Tensor | None] = field(default_factory=list)  # (batch, tokens), 0 at padding
     fed_masks: list[Tensor | None] = field(default_factory=list)  # of the tokens that another stack feeds
     tokens: int = 0  # without padding
@@ -31,8 +31,8 @@ class Tracks:
 class HandedOn:
     """What one stack feeds to the next, of one task, batch by batch."""
 
-    student: Waiting  # by the calibrated stack
-    teacher: Waiting
+    student: SpooledList  # by the calibrated stack
+    teacher: SpooledList
     masks: list[Tensor | None]
 
 
@@ -50,7 +50,7 @@ def start_tracks(
 
     Raises: BadBatches naming the task and what is wrong.
     """
-    tracks = Tracks(Waiting(spool), Waiting(spool))
+    tracks = Tracks(SpooledList(spool), SpooledList(spool))
     for number, batch in enumerate(batches):
         check_batch(task, number, batch, student)
         with naming(task, number):
@@ -73,14 +73,14 @@ def start_tracks(
     return tracks
 
 
-def advance(block: nn.Module, stack: Stack, track: Waiting) -> None:
-    """Move one track behind a block."""
+def advance(block: nn.Module, stack: Stack, track: SpooledList) -> None:
+    """Move one track after a block."""
     for number in range(len(track)):
         track[number] = step(block, stack, *track[number])
 
 
-def moved(block: nn.Module, stack: Stack, track: Waiting) -> Waiting:
-    """Where a track will be behind a block; the track itself stays."""
+def moved(block: nn.Module, stack: Stack, track: SpooledList) -> SpooledList:
+    """Where a track will be after a block; the track itself stays."""
     result = track.empty()
     for features in track:
         result.append(step(block, stack, *features))
@@ -88,7 +88,7 @@ def moved(block: nn.Module, stack: Stack, track: Waiting) -> Waiting:
 
 
 def advance_student(block: nn.Module, stack: Stack, tracks: Tracks) -> Drift:
-    """Move the student's track behind a block; the drift of what the block puts out against the teacher's track."""
+    """Move the student's track after a block; the drift of what the block puts out against the teacher's track."""
     drift = Drift()
     for number, mask in enumerate(tracks.masks):
         features = step(block, stack, *tracks.student[number])
@@ -97,7 +97,7 @@ def advance_student(block: nn.Module, stack: Stack, tracks: Tracks) -> Drift:
     return drift
 
 
-def hand_on(model: nn.Module, stack: Stack, track: Waiting) -> Waiting:
+def hand_on(model: nn.Module, stack: Stack, track: SpooledList) -> SpooledList:
     """What the stack behind whose last block a track is feeds to the next one; the track is used up."""
     result = track.empty()
     for hidden, _ in track:

@@ -11,10 +11,11 @@ from featcal.data.batches import Batch, Batches
 from featcal.data.images import Pictures, Preprocess
 from featcal.data.inputs import input_of
 from featcal.data.load import load_pictures
-from featcal.data.place import Place
+from featcal.data.place import Place, place_of
 from featcal.data.sampling import draw_indices
 from featcal.data.text import load_text
 from featcal.data.tokens import reader_for, token_batches
+from featcal.models.skeleton import skeleton
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,31 @@ class Draw:
     split: str = "train"
     tokens: int | None = None
     dtype: torch.dtype = torch.float32
+
+
+def load_batches(
+    data: Mapping[str, str | Path],
+    model: str | Path,
+    samples: int = 256,
+    seed: int = 42,
+    *,
+    batch: int = 32,
+    split: str = "train",
+    tokens: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, Batches]:
+    """What `calibrate`, `merge`, `tune` and `surgery` take as `batches`: drawn samples of every task, prepared for one model.
+
+    data:    by task a folder or file of pictures or texts, or a data set of the hub, owner/name[@revision][:configuration].
+    model:   the folder of the base model, which says what its family is given, and holds its processor or tokenizer.
+    samples: of each task, drawn by `seed` as `featcal calibrate` draws them; no label is used.   batch: how many at a time.
+    split:   of the data to draw from.   tokens: at most so many of a text; 512, or what the model can, where left out.
+    dtype:   of pictures.
+    Returns: per task what yields keyword dictionaries for the model's forward, the same ones whenever it is iterated.
+    Raises:  MissingPath, UnknownInput; BadSetting for fewer samples than asked for; BadData, BadFile; HubUnreachable, NotOnHub.
+    """
+    places = {task: place_of("load_batches", str(place)) for task, place in data.items()}
+    return drawn(skeleton(model)[0], [Path(model)], places, Draw(samples, seed, batch, split, tokens, dtype))
 
 
 def drawn(model: nn.Module, folders: Sequence[Path], places: Mapping[str, Place], draw: Draw) -> dict[str, Batches]:

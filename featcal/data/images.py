@@ -17,11 +17,9 @@ from PIL import Image
 from torch import Tensor
 
 from featcal.data.processors import Processor, steps
-from featcal.data.tensor_resize import tensor_resized
+from featcal.data.tensor_resize import Pixels, tensor_resized
 from featcal.errors import MissingPath
 from featcal.storage.results import read_json
-
-Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ PIL and torchvision have the same filters, but keep their weights and what lies 
 that some values differ by a grey level or two.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,11 +13,10 @@ from PIL.Image import Resampling
 
 from featcal.errors import BadSetting
 
-if TYPE_CHECKING:
-    from featcal.data.images import Pixels
+Pixels = NDArray[np.uint8]
 
 
-def tensor_resized(array: NDArray[np.uint8], size: tuple[int, int], resample: int) -> "Pixels":
+def tensor_resized(array: NDArray[np.uint8], size: tuple[int, int], resample: int) -> Pixels:
     """(h, w, 3) uint8 as (height, width, 3) of the size asked for.
 
     resample: PIL's number of the filter.

@@ -55,7 +55,7 @@ class TooManyRanks(FeatCalError):
         )
 
 
-class LostRank(FeatCalError):
+class RankLostError(FeatCalError):
     """Another process of the run that is gone or out of reach."""
 
     def __init__(self, reason: object):
@@ -91,7 +91,7 @@ class OutOfMemory(FeatCalError):
         )
 
 
-class FoundElsewhere(FeatCalError):
+class RemoteRankError(FeatCalError):
     """What went wrong in another process of the run; that one tells it, so that it is told once."""
 
 

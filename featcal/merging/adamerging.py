@@ -46,7 +46,7 @@ class Mixture:
         used = self.coefficients.clamp(0, 1) if self._clamp else self.coefficients
         return used.expand(-1, len(self.names))
 
-    def told(self) -> list[float | dict[str, float]]:
+    def described(self) -> list[float | dict[str, float]]:
         """What multiplies each expert's task vector; with one coefficient per tensor, by tensor."""
         one = self.coefficients.shape[1] == 1
         return [row[0] if one else dict(zip(self.names, row, strict=True)) for row in self.effective().tolist()]
@@ -84,7 +84,7 @@ def endless(task: str, batches: Iterable[Mapping[str, Any]], model: nn.Module) -
             raise BadBatches(task, "is empty; at least one batch with at least one image is needed")
 
 
-def adapted(job: Job) -> Iterator[Named]:
+def adamerging(job: Job) -> Iterator[Named]:
     """Every tensor by AdaMerging; the record keeps the loss of every step (summed over tasks) and the last coefficients."""
     model = job.structure().to(job.device).eval()
     if not isinstance(model, CLIPVisionModel):
@@ -92,7 +92,7 @@ def adapted(job: Job) -> Iterator[Named]:
     check_tasks(job.experts, job.batches)
     mixture = Mixture(job)
     job.record["loss"] = descended(job, model, mixture)
-    job.record["coefficients"] = dict(zip(job.experts, mixture.told(), strict=True))
+    job.record["coefficients"] = dict(zip(job.experts, mixture.described(), strict=True))
     for name, tensor in mixture.tensors().items():
         yield name, tensor.detach()
 

@@ -15,7 +15,7 @@ def task_vectors(base: Tensor, experts: Sequence[Tensor]) -> list[Tensor]:
     return [expert.double() - base.double() for expert in experts]
 
 
-def average(base: Tensor, experts: Sequence[Tensor]) -> Tensor:
+def average_tensor(base: Tensor, experts: Sequence[Tensor]) -> Tensor:
     """θ = (1/N) Σ θᵢ; the base has no part in it. Returns: the base's shape and dtype. Source: Wortsman et al., 2022."""
     total = experts[0].double()
     for expert in experts[1:]:
@@ -23,7 +23,7 @@ def average(base: Tensor, experts: Sequence[Tensor]) -> Tensor:
     return (total / len(experts)).to(base.dtype)
 
 
-def task_arithmetic(base: Tensor, experts: Sequence[Tensor], scale: float) -> Tensor:
+def task_arithmetic_tensor(base: Tensor, experts: Sequence[Tensor], scale: float) -> Tensor:
     """θ = θ₀ + s Σ τᵢ. Returns: the base's shape and dtype. Source: Ilharco et al., 2023; s = 0.3 for eight tasks."""
     total = base.double() * 0
     for vector in task_vectors(base, experts):
@@ -31,11 +31,11 @@ def task_arithmetic(base: Tensor, experts: Sequence[Tensor], scale: float) -> Te
     return (base.double() + scale * total).to(base.dtype)
 
 
-def averaged(job: Job) -> Iterator[Named]:
+def average(job: Job) -> Iterator[Named]:
     """Every tensor by its mean over the experts."""
-    return tensor_by_tensor(job, job.names, average)
+    return tensor_by_tensor(job, job.names, average_tensor)
 
 
-def added(job: Job) -> Iterator[Named]:
+def task_arithmetic(job: Job) -> Iterator[Named]:
     """Every tensor by task arithmetic."""
-    return tensor_by_tensor(job, job.names, lambda base, experts: task_arithmetic(base, experts, job.settings.scale))
+    return tensor_by_tensor(job, job.names, lambda base, experts: task_arithmetic_tensor(base, experts, job.settings.scale))

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-import featcal
 from featcal.merging.methods import Method
 from featcal.storage.model_card import UNTOLD, card, name_of, shown, table, use
+from featcal.version import __version__
 
 
 def merge_card(rule: Method, settings: Any, base: object, experts: Mapping[str, Any], architecture: str) -> str:
@@ -15,7 +15,7 @@ def merge_card(rule: Method, settings: Any, base: object, experts: Mapping[str, 
     values = [[key, shown(value)] for key, value in asdict(settings).items()]
     note = f" {rule.note}" if rule.note else ""
     sections = [
-        f"{len(experts)} fine-tuned models merged into one by `{rule.name}` (featcal {featcal.__version__}).",
+        f"{len(experts)} fine-tuned models merged into one by `{rule.name}` (featcal {__version__}).",
         "## What was merged",
         table(["role", "model"], [[role, name_of(model)] for role, model in models.items()]),
         "## How it was merged",

@@ -18,7 +18,7 @@ from featcal.blocks.plans import plan_for
 from featcal.blocks.replay import handed_on, step
 from featcal.core.precision import exact_products
 from featcal.errors import BadBatches
-from featcal.merging.arithmetic import average
+from featcal.merging.arithmetic import average_tensor
 from featcal.merging.features import Seen, Track, watched
 from featcal.merging.job import Job, Named
 from featcal.merging.sources import Source
@@ -69,7 +69,7 @@ class ForwardOrder:
         state = self.worker.state_dict()
         for name in sorted(set(self.job.names) - done):
             base, experts = self.job.read(name)
-            yield name, average(base, experts) if self.own or state[name].data_ptr() in self.before else base
+            yield name, average_tensor(base, experts) if self.own or state[name].data_ptr() in self.before else base
 
     def _block(self, path: str, block: nn.Module, stack: Stack, tracks: dict[str, Track]) -> dict[str, Tensor]:
         """One block: watch every task, solve, and move on every track."""
@@ -83,7 +83,7 @@ class ForwardOrder:
         merged = {name: tensor.to(self.job.base.dtype(name)) for name, tensor in self.solve(path, block, seen)}
         for name in self.job.names:
             if name.startswith(path) and name not in merged:
-                merged[name] = average(*self.job.read(name))
+                merged[name] = average_tensor(*self.job.read(name))
         if not self.own:
             state = self.worker.state_dict()
             for name, tensor in merged.items():
@@ -97,7 +97,7 @@ class ForwardOrder:
         state, blocks = self.worker.state_dict(), tuple(f"{stack.blocks}." for stack in self.plan.stacks)
         for name in self.job.names:
             if not name.startswith(blocks):
-                state[name].copy_(average(*self.job.read(name)))
+                state[name].copy_(average_tensor(*self.job.read(name)))
 
     def _start(self, task: str, source: Stack | None, stack: Stack, fed: tuple[list[Tensor], Track] | None) -> Track:
         """A task's track before the first block of a stack."""

@@ -16,7 +16,7 @@ from featcal.merging.job import Job, Named
 from featcal.merging.regmean import split, weights_of_site
 
 
-def lot(grams: list[Tensor], vectors: list[Tensor]) -> Tensor:
+def lot_matrix(grams: list[Tensor], vectors: list[Tensor]) -> Tensor:
     """T* = (Σ XᵢᵀXᵢ)⁺ Σ XᵢᵀXᵢTᵢ (Eq. 9), rows of T being inputs; here τ* = (Σ τᵢ Gᵢ)(Σ Gᵢ)⁺ with rows of τ outputs, in float64.
 
     Args: grams Gᵢ = XᵢᵀXᵢ (d, d); vectors τᵢ (o, d). Where no task has features τ* is 0: the base's weight stays.
@@ -39,7 +39,7 @@ def solved(job: Job, path: str, block: nn.Module, seen: dict[str, Seen]) -> Iter
     first = next(iter(seen.values()))
     for site in first.grams:
         base, vectors, parts = weights_of_site(job, path, site, block)
-        yield from split(base + lot([sums.grams[site] for sums in seen.values()], vectors), parts)
+        yield from split(base + lot_matrix([sums.grams[site] for sums in seen.values()], vectors), parts)
     for norm in first.squares:
         name = f"{path}{norm}.weight"
         ours, theirs = job.read(name)
@@ -47,6 +47,6 @@ def solved(job: Job, path: str, block: nn.Module, seen: dict[str, Seen]) -> Iter
         yield name, ours.to(SUM_DTYPE) + lot_scale([sums.squares[norm] for sums in seen.values()], vectors)
 
 
-def drift_least(job: Job) -> Iterator[Named]:
+def lot(job: Job) -> Iterator[Named]:
     """Every tensor by LOT."""
     yield from ForwardOrder(job, lambda *block: solved(job, *block), own=True).tensors()

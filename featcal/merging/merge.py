@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from featcal.merging.embeddings import kept_embeddings
 from featcal.merging.head import read_head
 from featcal.merging.job import Batches, Job, silent
 from featcal.merging.methods import Method, method_named
+from featcal.merging.settings import MergeSettings
 from featcal.merging.sources import source
 from featcal.merging.stream import Target, fill, merged_tensors, size_of, write_merged
 from featcal.models.load import VISION, load_model, load_vision, model_class
@@ -38,7 +39,19 @@ class Merged:
     record: dict[str, Any]
 
 
-def merge(method: str, base: Model, experts: Mapping[str, Model] | Sequence[Model], **more: Any) -> nn.Module | Path:
+def merge(
+    method: str,
+    base: Model,
+    experts: Mapping[str, Model] | Sequence[Model],
+    *,
+    out: str | Path | None = None,
+    batches: Batches | None = None,
+    head: object = None,
+    embeddings: str = "merge",
+    device: str | torch.device = "cpu",
+    progress: Callable[[str], None] = silent,
+    **settings: Unpack[MergeSettings],
+) -> nn.Module | Path:
     """One model from a base and its experts.
 
     method:   average, task_arithmetic, ties, wudi, regmean, regmean_plus_plus, lot (from its published formula: its code could
@@ -46,19 +59,27 @@ def merge(method: str, base: Model, experts: Mapping[str, Model] | Sequence[Mode
     base, experts: modules or checkpoint folders, experts by task name or in a list; folders are read tensor by tensor. A whole
               CLIPModel as base of CLIPVisionModel experts is taken by its vision tower. A LoRA folder (adapter_config.json,
               adapter_model.safetensors) is an expert too: base plus adapter.
-    more:     the method's own settings (featcal/merging/settings.py; those left out are the paper's), such as scale=0.3, and
-      out:        a folder to write instead of returning a module, with a model card, and merge.json where the method keeps a
-                  record. What lies beside the weights (tokenizer, processor, modules of a SentenceTransformer) is the base
-                  folder's, never an expert's; nothing where the base is a module.
-      batches:    for methods that need data: per task an iterable of keyword dictionaries for the model's forward.
-      head:       for adamerging: a heads.safetensors, or its tensors: visual_projection, logit_scale, head/<task>.
-      embeddings: "merge", or "base": tables of words are the base's, so that experts may have other vocabularies.
-      device:     where it is computed; "cpu" when left out.
-      progress:   a function that is given one line per finished piece.
+    out:      a folder to write instead of returning a module, with a model card, and merge.json where the method keeps a record.
+    batches:  for methods that need data: per task an iterable of keyword dictionaries for the model's forward.
+    head:     for adamerging: a heads.safetensors, or its tensors: visual_projection, logit_scale, head/<task>.
+    embeddings: "merge", or "base": tables of words are the base's, so that experts may have other vocabularies.
+    device:   where it is computed.   progress: a function that is given one line per finished piece.
+    settings: the method's own, such as scale=0.3 (featcal/merging/settings.py); those left out are the paper's.
     Returns:  the merged module, or the path `out`. `merge_recorded` returns the record as well.
     Raises:   UnknownKey, BadSetting; MissingTensor, TensorsDiffer when the models do not fit; NotFinite; MergeDiverged; DiskFull.
     """
-    merged = merge_recorded(method, base, experts, **more)
+    merged = merge_recorded(
+        method,
+        base,
+        experts,
+        out=out,
+        batches=batches,
+        head=head,
+        embeddings=embeddings,
+        device=device,
+        progress=progress,
+        **settings,
+    )
     result = merged.model or merged.folder
     assert result is not None
     return result
@@ -75,7 +96,7 @@ def merge_recorded(
     embeddings: str = "merge",
     device: str | torch.device = "cpu",
     progress: Callable[[str], None] = silent,
-    **settings: Any,
+    **settings: Unpack[MergeSettings],
 ) -> Merged:
     """As `merge`, with the record of the run."""
     rule = method_named(method)

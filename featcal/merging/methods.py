@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from featcal.errors import BadSetting
-from featcal.merging.adamerging import adapted
-from featcal.merging.arithmetic import added, averaged
+from featcal.merging.adamerging import adamerging
+from featcal.merging.arithmetic import average, task_arithmetic
 from featcal.merging.job import Job, Named
-from featcal.merging.lot import drift_least
-from featcal.merging.regmean import regressed, regressed_forward
+from featcal.merging.lot import lot
+from featcal.merging.regmean import regmean, regmean_plus_plus
 from featcal.merging.settings import settings_of
-from featcal.merging.ties import elected
-from featcal.merging.wudi import untangled
+from featcal.merging.ties import ties
+from featcal.merging.wudi import wudi
 
 
 @dataclass(frozen=True)
@@ -47,20 +47,20 @@ class Method:
 METHODS = {
     method.name: method
     for method in (
-        Method("average", averaged, "Wortsman et al., 2022"),
-        Method("task_arithmetic", added, "Ilharco et al., 2023"),
-        Method("ties", elected, "Yadav et al., 2023; defaults of FusionBench"),
-        Method("wudi", untangled, "Cheng et al., 2025; defaults of FusionBench"),
-        Method("regmean", regressed, "Jin et al., 2023; defaults of FusionBench", data=True),
-        Method("regmean_plus_plus", regressed_forward, "Nguyen et al., 2025", data=True),
+        Method("average", average, "Wortsman et al., 2022"),
+        Method("task_arithmetic", task_arithmetic, "Ilharco et al., 2023"),
+        Method("ties", ties, "Yadav et al., 2023; defaults of FusionBench"),
+        Method("wudi", wudi, "Cheng et al., 2025; defaults of FusionBench"),
+        Method("regmean", regmean, "Jin et al., 2023; defaults of FusionBench", data=True),
+        Method("regmean_plus_plus", regmean_plus_plus, "Nguyen et al., 2025", data=True),
         Method(
             "lot",
-            drift_least,
+            lot,
             "Sun et al., 2025 (arXiv 2505.23859)",
             data=True,
             note="from the published formula: its authors' code could not be consulted",
         ),
-        Method("adamerging", adapted, "Yang et al., 2024; defaults of FusionBench", data=True, head=True),
+        Method("adamerging", adamerging, "Yang et al., 2024; defaults of FusionBench", data=True, head=True),
     )
 }
 

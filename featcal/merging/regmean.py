@@ -21,7 +21,7 @@ def shrunk(G: Tensor, factor: float) -> Tensor:
     return factor * G + (1 - factor) * torch.diag(G.diagonal())
 
 
-def regmean(grams: list[Tensor], vectors: list[Tensor], place: str = "linear") -> Tensor:
+def regmean_matrix(grams: list[Tensor], vectors: list[Tensor], place: str = "linear") -> Tensor:
     """τ = (Σ τᵢ Gᵢ)(Σ Gᵢ)⁻¹ in float64: RegMean's Wᵀ = (Σ Gᵢ)⁻¹ Σ Gᵢ Wᵢᵀ with θ₀ taken off both sides.
 
     Args:    grams Gᵢ (d, d), off-diagonals shrunk already; vectors τᵢ = Wᵢ − W₀ (o, d).
@@ -67,14 +67,14 @@ def solved(job: Job, path: str, block: nn.Module, seen: dict[str, Seen]) -> Iter
     for site in next(iter(seen.values())).grams:
         base, vectors, parts = weights_of_site(job, path, site, block)
         grams = [shrunk(sums.grams[site] / sums.tokens[site], factor) for sums in seen.values()]
-        yield from split(base + regmean(grams, vectors, path + site[0]), parts)
+        yield from split(base + regmean_matrix(grams, vectors, path + site[0]), parts)
 
 
-def regressed(job: Job) -> Iterator[Named]:
+def regmean(job: Job) -> Iterator[Named]:
     """Every tensor by RegMean: linears of the blocks by regression, all others by their mean."""
     yield from ForwardOrder(job, lambda *block: solved(job, *block), own=True).tensors()
 
 
-def regressed_forward(job: Job) -> Iterator[Named]:
-    """Every tensor by RegMean++: as RegMean on the merge's features; what lies behind the last block stays the base's."""
+def regmean_plus_plus(job: Job) -> Iterator[Named]:
+    """Every tensor by RegMean++: as RegMean on the merge's features; what lies after the last block stays the base's."""
     yield from ForwardOrder(job, lambda *block: solved(job, *block), own=False).tensors()

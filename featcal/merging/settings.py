@@ -6,7 +6,7 @@ Knows nothing of torch, so that params.yaml is checked before anything heavy is 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from featcal.errors import UnknownKey
 from featcal.settings import from_mapping, number, require, whole_number
@@ -147,6 +147,23 @@ SETTINGS: dict[str, type[Any]] = {
     "lot": Lot,
     "adamerging": AdaMerging,
 }
+
+
+class MergeSettings(TypedDict, total=False):
+    """What methods can be told, for signatures: every setting of the classes above; a method refuses those of others."""
+
+    scale: float
+    density: float
+    combine: Literal["sum", "mean"]
+    variant: Literal["fusion_bench", "official", "closed_form"]
+    steps: int | None
+    rate: float
+    exclude: tuple[str, ...] | list[str]
+    off_diagonal: float
+    granularity: Literal["layer", "task"]
+    start: float
+    clamp: bool
+    batches_per_step: int
 
 
 def settings_of(method: object, given: Mapping[str, Any], place: str) -> Any:

@@ -23,7 +23,9 @@ def trimmed(base: Tensor, expert: Tensor, cut: float) -> Tensor:
     return vector * (vector.abs() >= cut)
 
 
-def ties(base: Tensor, experts: Sequence[Tensor], cuts: Sequence[float], combine: str, majority: Callable[[], float]) -> Tensor:
+def ties_tensor(
+    base: Tensor, experts: Sequence[Tensor], cuts: Sequence[float], combine: str, majority: Callable[[], float]
+) -> Tensor:
     """The merged task vector of one tensor, before its scale, in float64.
 
     The elected sign of an entry is that of Σ τᵢ after the cut. Where the sum is exactly 0 it is `majority()`, the sign that most
@@ -87,12 +89,12 @@ class TiesMerge:
             base, experts = self.job.read(name)
             merged = torch.empty_like(base).flatten()
             for part, (ours, theirs) in zip(torch.split(merged, PIECE), pieces(base, experts), strict=True):
-                vector = ties(ours, theirs, cuts, settings.combine, lambda: self.majority)
+                vector = ties_tensor(ours, theirs, cuts, settings.combine, lambda: self.majority)
                 part.copy_(ours.double() + settings.scale * vector)
             yield name, merged.reshape(base.shape)
 
 
-def elected(job: Job) -> Iterator[Named]:
+def ties(job: Job) -> Iterator[Named]:
     """Every tensor by TIES; the record keeps the cut of each expert."""
     merge = TiesMerge(job)
     job.record["cuts"] = merge.cuts

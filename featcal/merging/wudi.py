@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from featcal.errors import MergeDiverged
-from featcal.merging.arithmetic import average
+from featcal.merging.arithmetic import average_tensor
 from featcal.merging.job import Job, Named, tensor_by_tensor
 from featcal.merging.matrices import linear_groups, matrix_groups
 
@@ -70,7 +70,7 @@ def descended(problem: Interference, steps: int, rate: float, place: str) -> tup
     return (tau if losses[-1] <= losses[0] else problem.start), losses
 
 
-def untangled(job: Job) -> Iterator[Named]:
+def wudi(job: Job) -> Iterator[Named]:
     """Every tensor by WUDI; the record keeps the loss summed over matrices, and of each matrix its start and end."""
     official = job.settings.variant == "official"
     groups = linear_groups(job) if official else matrix_groups(job)
@@ -87,7 +87,7 @@ def untangled(job: Job) -> Iterator[Named]:
             yield name, (base.double() + part.cpu().double()).to(base.dtype)
     job.record.update(loss=curve, matrices=ends)
     rest = sorted(set(job.names) - {name for names in groups for name in names})
-    yield from tensor_by_tensor(job, rest, (lambda base, experts: base) if official else average)
+    yield from tensor_by_tensor(job, rest, (lambda base, experts: base) if official else average_tensor)
 
 
 def _solved(job: Job, names: Sequence[str]) -> tuple[Tensor, list[float]]:

@@ -1,4 +1,4 @@
-"""Finished trials in a small JSON file, so that an interrupted search goes on behind the last of them.
+"""Finished trials in a small JSON file, so that an interrupted search goes on after the last of them.
 
 A file that another search has left (other models, samples or settings, another version of this package) is not used, and is
 written over.
@@ -11,13 +11,13 @@ from typing import Any
 
 from torch import Tensor
 
-import featcal
 from featcal.calibration.fingerprint import Digest, add_model
 from featcal.calibration.models import Model
 from featcal.settings import Calibration, from_mapping
 from featcal.storage.results import read_json, write_json
 from featcal.tuning.holdout import Batch
 from featcal.tuning.settings import Candidate
+from featcal.version import __version__
 
 
 @dataclass
@@ -71,5 +71,5 @@ def mark_of(models: Mapping[str, Model], batches: Mapping[str, list[Batch]], *mo
         digest.add(task, len(those))
         for batch in those:
             digest.add(*batch, *(value for value in batch.values() if isinstance(value, Tensor)))
-    digest.add(featcal.__version__, *more)
+    digest.add(__version__, *more)
     return str(digest)

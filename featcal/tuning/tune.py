@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import featcal
-from featcal.baselines.features import Head
 from featcal.blocks.batches import check_tasks
 from featcal.blocks.plan import BlockPlan
+from featcal.calibration.calibrate import calibrate
 from featcal.calibration.models import Model
 from featcal.calibration.ranks import current
 from featcal.core.weighting import TokenRule
 from featcal.models.load import load_as_calibrated
+from featcal.rivals.features import Head
 from featcal.settings import Calibration, require
 from featcal.tuning.divergence import task_divergence
 from featcal.tuning.holdout import Batch, split_all
@@ -80,7 +80,7 @@ def tune(
     done = Trials.opened(Path(kept_in) if kept_in else None, mark_of(models, own, *told, *scores), resume)
 
     def tried(proposal: Proposal) -> Candidate:
-        model = featcal.calibrate(merged, base=base, experts=experts, batches=kept, settings=proposal.settings, **given).model
+        model = calibrate(merged, base=base, experts=experts, batches=kept, settings=proposal.settings, **given).model
         assert model is not None
         return Candidate(proposal.number, proposal.origin, proposal.settings, distances(model, experts, held, head, heads))
 

@@ -5,13 +5,14 @@ from pathlib import Path
 
 from reference.markdown import block, docstring, escaped
 
-# heading → file and name; the first nine are `featcal.<name>`, a test holds them against featcal.__all__
+# heading → file and name; the first group is `featcal.<name>`, a test holds them against featcal.__all__
 PUBLIC = {
     "featcal.calibrate": "featcal/calibration/calibrate.py",
+    "featcal.load_batches": "featcal/data/calibration.py",
     "featcal.merge": "featcal/merging/merge.py",
-    "featcal.surgery": "featcal/baselines/surgery.py",
-    "featcal.prob_surgery": "featcal/baselines/prob_surgery.py",
-    "featcal.mean_shift": "featcal/baselines/mean_shift.py",
+    "featcal.surgery": "featcal/rivals/surgery.py",
+    "featcal.prob_surgery": "featcal/rivals/prob_surgery.py",
+    "featcal.mean_shift": "featcal/rivals/mean_shift.py",
     "featcal.tune": "featcal/tuning/tune.py",
     "featcal.Calibration": "featcal/settings.py",
     "featcal.BlockPlan": "featcal/blocks/plan.py",
@@ -20,7 +21,7 @@ PUBLIC = {
 RESULTS = {
     "Result": "featcal/calibration/record.py",
     "BlockRecord": "featcal/calibration/record.py",
-    "Adapters": "featcal/baselines/adapters.py",
+    "Adapters": "featcal/rivals/adapters.py",
 }
 HELPERS = {
     "featcal.data.images.Preprocess": "featcal/data/images.py",

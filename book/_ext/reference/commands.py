@@ -5,7 +5,7 @@ from typing import Any
 
 from typer.main import get_command
 
-from featcal.cli import EXIT_CODES, app
+from featcal.cli.main import EXIT_CODES, app
 from reference.markdown import block, defined, docstring, escaped
 
 

@@ -48,13 +48,13 @@ EXAMPLES: dict[str, tuple[object, ...]] = {
     "AdapterDiverged": ("surgery", "mnist", 40, 10.0),
     "OutOfMemory": ("featcal calibrate", "CUDA out of memory"),
     "TooManyRanks": (4, 2),
-    "LostRank": ("connection closed by peer",),
+    "RankLostError": ("connection closed by peer",),
     "LostProcess": ("sweep clip_b32-8", -9),
     "CannotFence": ("this system has no limits of processes",),
     "NoHarness": (["lm-evaluation-harness is not installed"], ["pip install 'featcal[language]'"]),
     "BadPage": ("table01.ipynb", "310000 bytes, more than the 300000 a page may have", "show less on it"),
 }  # fmt: skip
-SILENT = ("FeatCalError", "FoundElsewhere")  # the parent of all, and one that only ends a process quietly
+SILENT = ("FeatCalError", "RemoteRankError")  # the parent of all, and one that only ends a process quietly
 GROUPS = {
     "files": "Files, folders and the hub",
     "settings": "Settings and arguments",

@@ -1,0 +1,166 @@
+"""`featcal calibrate`: a merged model, its base, its experts and some samples of each task to a calibrated model."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from featcal.cli.allocator import give_back_large_blocks
+from featcal.cli.arguments import (
+    device_named,
+    dtype_named,
+    existing_folder,
+    named_places,
+    new_folder,
+    work_folder,
+)
+from featcal.cli.card import tell_card
+from featcal.cli.model_folders import require_alike, skeleton
+from featcal.cli.recipe import EXPERT, HELP, named_models, whole_experts
+from featcal.cli.sizes import bytes_of
+from featcal.cli.terminal import Json, Quiet, counted, note, say, say_json, table
+
+if TYPE_CHECKING:
+    from featcal.calibration.record import BlockRecord, Result
+
+DATA = "Samples of an expert's task: a folder, a file or a data set of the hub; labels are not used."
+PICTURES = "a folder of pictures, FOLDER/train/CLASS/*.png, FOLDER/train.parquet with a column image"
+TEXT = (
+    "FILE.txt (a sample on each line), FILE.jsonl or FILE.parquet with text, messages, prompt and completion, or input and target"
+)
+MODULES = "Of the linears solve only those whose names end so, such as q; once for each. All of them left out."
+EPILOG = f"""Pictures, for CLIP, ViT, DINOv2 and SigLIP: {PICTURES}, or a data set of the hub.
+
+Text, for Llama, T5, BERT and others: {TEXT}, a folder that holds train.jsonl, or a data set of the hub.
+
+Examples:
+
+featcal calibrate --base base --merged merged --expert mnist=m --data mnist=images/mnist --out new --dry-run
+
+featcal calibrate --base base --merged merged --expert code=c --data code=code.jsonl --out new --ridge 1e-5 --tokens 512
+
+featcal calibrate --base base --merged merged --expert dtd=d --data dtd=tanganke/dtd@main --out new --dtype bfloat16
+
+featcal calibrate --recipe merge.yaml --merged merged --data math=math.jsonl --data code=code.jsonl --out new
+
+Exit codes: 0 done; 2 a mistake in arguments or files; 130 interrupted, and the same command then goes on where it was."""
+
+
+def calibrate(
+    merged: Annotated[Path, Option(help="Folder of the merged model.")],
+    data: Annotated[list[str], Option(metavar="NAME=PLACE", help=DATA)],
+    out: Annotated[Path, Option(help="Folder to write.")],
+    base: Annotated[Path | None, Option(help="Folder of the model all experts were fine-tuned from.")] = None,
+    expert: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help=EXPERT)] = None,
+    recipe: Annotated[Path | None, Option(metavar="FILE", help=HELP)] = None,
+    ridge: Annotated[float, Option(help="λ: how strongly the weights stay near the anchor (paper: 0.05 for CLIP).")] = 0.05,
+    anchor_blend: Annotated[float, Option(help="ρ: 1 is the merged weight, above 1 away from the base (paper: 2).")] = 2.0,
+    interpolation: Annotated[float, Option(help="α: 1 aims at the experts' features alone (paper: 0.3).")] = 0.3,
+    samples: Annotated[int, Option(min=1, help="Samples of each task (paper: 256).")] = 256,
+    tokens: Annotated[int | None, Option(min=1, help="At most so many of a text; 512, or what the model can, left out.")] = None,
+    seed: Annotated[int, Option(min=0, help="Which samples are drawn.")] = 42,
+    batch: Annotated[int, Option(min=1, help="Samples in memory at a time.")] = 32,
+    split: Annotated[str, Option(help="The split of each data folder to draw from.")] = "train",
+    module: Annotated[list[str] | None, Option(metavar="NAME", help=MODULES)] = None,
+    device: Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
+    dtype: Annotated[str, Option(help="float32 or bfloat16, in which the models run.")] = "float32",
+    host_memory: Annotated[str, Option(metavar="SIZE", help="Memory for features that wait, such as 8GiB; then disk.")] = "",
+    work: Annotated[Path | None, Option(help="Folder for what waits and for solved blocks; beside --out left out.")] = None,
+    resume: Annotated[bool, Option("--resume/--no-resume", help="Go on from what an interrupted run of this left.")] = True,
+    dry_run: Annotated[bool, Option("--dry-run", help="Check everything, print what is needed, compute nothing.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    force: Annotated[bool, Option("--force", help="Replace the model folder that --out names.")] = False,
+) -> None:
+    """Calibrate a merged model to its experts' features, block by block, and write it as a folder of the same form."""
+    import featcal
+    from featcal.calibration.torchrun import own_device
+    from featcal.settings import Calibration
+
+    settings = Calibration(ridge, anchor_blend, interpolation, modules=tuple(module or ()) or None)
+    existing_folder("--merged", merged)
+    named, places = named_models(base, expert or (), recipe, merged), named_places("--data", data)
+    folders = {"base": named.base, "merged": merged} | {f"expert {name!r}": folder for name, folder in named.shaped.items()}
+    read = [merged, *named.read, *(place.source for place in places.values() if isinstance(place.source, Path))]
+    new_folder(out, force, read)
+    given: dict[str, Any] = {"host_memory": bytes_of("--host-memory", host_memory) if host_memory else None, "resume": resume}
+    given |= {"device": own_device(device_named(device)), "dtype": dtype_named(dtype), "work": work_folder(work, out, read)}
+    from featcal.blocks.batches import check_tasks
+    from featcal.calibration.ranks import current
+    from featcal.calibration.run_folder import beside
+    from featcal.data.calibration import Draw, drawn
+    from featcal.merging.dense import check_adapter
+    from featcal.models.products import onednn_products
+    from featcal.storage.results import run_record, write_json
+
+    check_tasks(named.experts, {name: [place] for name, place in places.items()})  # before samples are read
+    student = [skeleton(folder) for folder in folders.values()][1]
+    require_alike(folders)
+    for name, folder in named.under.items():
+        check_adapter(folder, named.experts[name])
+    blocks = block_count(student, settings.modules)
+    own = {name: places[name] for name in (places if dry_run else current().mine(places))}
+    batches = drawn(student, (named.base, merged), own, Draw(samples, seed, batch, split, tokens, dtype_named(dtype)))
+    if dry_run:
+        from featcal.cli.dry_run import show_run
+
+        return show_run(student, batches, batch, given, settings.modules, as_json)
+    given |= {"batches": dict.fromkeys(places, ()) | batches}  # what other processes calibrate is theirs to read
+    if given["device"].type == "cpu":
+        give_back_large_blocks()
+    whole = whole_experts(named, work or beside(out), list(own))
+    with onednn_products(), whole as given["experts"], counted(blocks, "calibrating") as progress:
+        try:
+            result = featcal.calibrate(merged, base=named.base, settings=settings, out=out, progress=progress, **given)
+        except KeyboardInterrupt:
+            note("the same command goes on after the last solved block")
+            raise
+    if not current().first:
+        return
+    write_json(out / "featcal.run.json", run_record({"calibrate": result.cost.seconds}, cost=asdict(result.cost)))
+    how = {"samples of each task": samples, "split": split, "seed": seed, "precision": dtype}
+    how |= {"tokens of a sample, at most": tokens} if tokens else {}
+    tell_card(out, merged, named, settings, result.blocks, places, how)
+    show_result(result, asdict(settings), as_json)
+
+
+def block_count(model: Any, modules: Sequence[str] | None) -> int:
+    """How many blocks will be solved, after the checks that need no numbers. Raises: BadPlan, UnknownKey."""
+    from featcal.blocks.coverage import check_coverage, check_modules
+    from featcal.blocks.plan import blocks_of
+    from featcal.blocks.plans import plan_for
+
+    plan = plan_for(model)
+    for stack in plan.stacks:
+        check_coverage(model, stack)
+    check_modules(model, plan, modules)
+    return sum(len(blocks_of(model, stack)) for stack in plan.stacks)
+
+
+def show_result(result: "Result", settings: dict[str, Any], as_json: bool) -> None:
+    """What was written, and how far each block was from the experts."""
+    if as_json:
+        blocks = [asdict(block) for block in result.blocks]
+        told = {"folder": str(result.folder), "settings": settings, "blocks": blocks, "cost": asdict(result.cost)}
+        say_json(told)
+        return
+    show_blocks(result.blocks)
+    say(f"calibrated model: {result.folder}")
+
+
+def show_blocks(blocks: list["BlockRecord"]) -> None:
+    """How far each block's features were from the experts', with its merged weights and with the calibrated ones."""
+    rows = [
+        [
+            block.name,
+            f"{block.relative_drift_before:.3f}",
+            f"{block.relative_drift_after:.3f}",
+            f"{block.cosine_before:.3f}",
+            f"{block.cosine_after:.3f}",
+        ]
+        for block in blocks
+    ]
+    title = "drift from the experts (before: the first batch of every task, after: all)"
+    table(title, ["block", "before", "after", "cosine before", "after"], rows)

@@ -1,0 +1,39 @@
+"""`featcal calibrate --dry-run`: what was drawn and what the run will need, from the same arguments; nothing is computed."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from featcal.cli.terminal import say, say_json, table
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from featcal.data.batches import Batches
+
+
+def show_run(
+    model: "nn.Module",
+    batches: Mapping[str, "Batches"],
+    size: int,
+    given: Mapping[str, Any],
+    modules: Sequence[str] | None,
+    as_json: bool,
+) -> None:
+    """The drawn samples of every task, and the needs that `featcal plan` tells for them."""
+    from featcal.cli.plan import as_mapping, planned_needs, show
+    from featcal.planning.needs import Workload
+
+    most = max(drawn.samples for drawn in batches.values())
+    longest = max(drawn.longest for drawn in batches.values())
+    on_gpu = given["device"].type == "cuda"
+    load = Workload(len(batches), most, min(size, most), on_gpu, host_budget=given["host_memory"])
+    dtype = str(given["dtype"]).removeprefix("torch.")
+    found = planned_needs(model, load, longest or None, longest > 0, dtype, modules)
+    if as_json:
+        drawn = {task: {"samples": of.samples, "longest": of.longest} for task, of in batches.items()}
+        say_json({"drawn": drawn, "needs": as_mapping(found)})
+        return
+    rows = [[task, str(of.samples), *([str(of.longest)] if longest else [])] for task, of in batches.items()]
+    table("everything was found", ["task", "samples", *(["longest text, tokens"] if longest else [])], rows)
+    show(found, load)
+    say("nothing was computed and nothing written (--dry-run)")

@@ -1,0 +1,100 @@
+"""`featcal inspect`: what a checkpoint folder holds, whether its numbers are numbers, and what calibration would solve."""
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument
+
+from featcal.cli.arguments import existing_folder
+from featcal.cli.recipe import is_adapter
+from featcal.cli.solved import plan_as_mapping, shape_text, show_plan
+from featcal.cli.terminal import Json, say, say_json, table
+from featcal.errors import BadFile, FeatCalError, NotFinite
+from featcal.interchange.mergekit import beside_merged, read_recipe
+
+if TYPE_CHECKING:
+    from featcal.storage.checkpoint import LazyCheckpoint
+
+
+EPILOG = """Examples:
+
+featcal inspect models/base
+
+featcal inspect merged --json"""
+
+
+def inspect(
+    folder: Annotated[Path, Argument(help="Checkpoint folder: config.json and safetensors.")],
+    as_json: Json = False,
+) -> None:
+    """Tell what a model folder holds and which of its parts calibration solves; exit code 2 for NaN or infinity in it."""
+    existing_folder("inspect", folder)
+    from featcal.storage.checkpoint import LazyCheckpoint
+
+    if is_adapter(folder):
+        raise BadFile(
+            folder, "a LoRA adapter, not a model", "inspect its base; calibrate and merge take the adapter as an expert"
+        )
+    checkpoint = LazyCheckpoint(folder)
+    recipe = beside_merged(folder)
+    if as_json:
+        told = tensors_as_mapping(checkpoint) | {"recipe": described_recipe(recipe), "calibration": plan_as_mapping(folder)}
+        require_finite(checkpoint, quiet=True)
+        return say_json(told)
+    show_tensors(checkpoint)
+    for role, models in described_recipe(recipe).items():
+        say(f"{role}: {', '.join(models) if isinstance(models, list) else models}")
+    show_plan(folder)
+    require_finite(checkpoint)
+
+
+def described_recipe(file: Path | None) -> dict[str, str | list[str]]:
+    """What mergekit's recipe in the folder says was merged; empty without one."""
+    if file is None:
+        return {}
+    try:
+        recipe = read_recipe(file)
+    except FeatCalError as error:  # it is not asked for: what cannot be read of it is told, the model all the same
+        return {"merged by mergekit": str(error)}
+    told: dict[str, str | list[str]] = {"merged by mergekit": recipe.method, "experts": [str(model) for model in recipe.experts]}
+    return told | ({"base": str(recipe.base)} if recipe.base else {})
+
+
+def tensors_as_mapping(checkpoint: "LazyCheckpoint") -> dict[str, Any]:
+    """Folder, number of tensors and of values, tensors by data type."""
+    sizes, kinds = tensors(checkpoint)
+    return {"folder": str(checkpoint.folder), "tensors": len(sizes), "values": sum(sizes.values()), "stored_as": dict(kinds)}
+
+
+def tensors(checkpoint: "LazyCheckpoint") -> tuple[dict[str, int], Counter[str]]:
+    """How many values each tensor has, and how many tensors each data type."""
+    from math import prod
+
+    sizes = {name: prod(checkpoint.shape(name)) for name in checkpoint.names}
+    return sizes, Counter(str(checkpoint.dtype(name)).removeprefix("torch.") for name in checkpoint.names)
+
+
+def show_tensors(checkpoint: "LazyCheckpoint") -> None:
+    """Numbers of tensors and values by data type, and the largest tensors."""
+    sizes, kinds = tensors(checkpoint)
+    say(f"{checkpoint.folder}: {len(sizes)} tensors, {sum(sizes.values()):,} values")
+    say("stored as " + ", ".join(f"{kind} ({count} tensors)" for kind, count in kinds.most_common()))
+    largest = sorted(sizes, key=lambda name: (-sizes[name], name))[:5]
+    rows = [[name, shape_text(checkpoint.shape(name)), f"{sizes[name]:,}"] for name in largest]
+    table("largest tensors", ["name", "shape", "values"], rows)
+
+
+def require_finite(checkpoint: "LazyCheckpoint", quiet: bool = False) -> None:
+    """Says that every value is a number. Raises: NotFinite naming all tensors where one is not."""
+    bad = []
+    for name in checkpoint.names:
+        try:
+            checkpoint.finite_tensor(name)
+        except NotFinite:
+            bad.append(name)
+    if bad:
+        raise NotFinite(checkpoint.folder, ", ".join(bad))
+    if quiet:
+        return
+    say("values: no NaN, no infinity")

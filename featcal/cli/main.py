@@ -1,0 +1,118 @@
+"""The command `featcal`: a table of commands, and one place that turns what went wrong into a message and an exit code.
+
+0: done. 2: a mistake in arguments, files or settings, told in one message. 130: Ctrl-C, SIGTERM. Anything else is a fault of this
+package and leaves its traceback, with exit code 1.
+"""
+
+import errno
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import entry_points
+from typing import Annotated
+
+import typer
+from typer.main import get_command
+
+from featcal.calibration.torchrun import started
+from featcal.cli import calibrate, convert, evaluate, inspect, merge, plan, tune
+from featcal.cli.terminal import complain, hush, plain_without_terminal, say
+from featcal.errors import FeatCalError, OutOfMemory, RemoteRankError
+
+MISTAKE, INTERRUPTED = 2, 130
+COMMANDS = "featcal.commands"  # entry points of other packages: functions for typer
+# a path that cannot be written: who may, what lies there, how it is mounted, how long its name is
+PATH_TROUBLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
+
+EXIT_CODES = """Exit codes: 0 done; 2 a mistake in arguments, files or settings, told in one message; 130 interrupted (Ctrl-C,
+SIGTERM); 1 a fault of featcal itself."""
+EPILOG = f"""Examples:
+
+featcal merge task_arithmetic --base base --expert mnist=models/mnist --expert dtd=models/dtd --out merged
+
+featcal calibrate --base base --merged merged --expert mnist=models/mnist --data mnist=images/mnist --out new
+
+featcal calibrate --help
+
+{EXIT_CODES}"""
+app = typer.Typer(help="FeatCal: calibrate a merged model to its experts' features, in closed form.", epilog=EPILOG)
+for command in (
+    merge.merge,
+    calibrate.calibrate,
+    evaluate.evaluate,
+    inspect.inspect,
+    plan.plan,
+    convert.convert,
+    tune.tune,
+    *(point.load() for point in sorted(entry_points(group=COMMANDS), key=lambda point: point.name)),
+):
+    own = getattr(sys.modules[command.__module__], "EPILOG", "")
+    app.command(epilog=own if "Exit codes" in own else f"{own.strip()}\n\n{EXIT_CODES}")(command)
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False
+) -> None:
+    from featcal.version import __version__
+
+    if version:
+        say(f"featcal {__version__}")
+        raise typer.Exit()
+    if context.invoked_subcommand is None:
+        say(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line (default: this process's) and return its exit code."""
+    plain_without_terminal()
+    hush(False)  # what an earlier command of this process was told
+    try:
+        with ended_as_by_ctrl_c(), started():
+            code = get_command(app).main(arguments, prog_name="featcal", standalone_mode=False)
+    except RemoteRankError:  # by another process of this run, which tells it
+        return MISTAKE
+    except FeatCalError as error:
+        complain(str(error))
+        return MISTAKE
+    except typer.TyperException as error:  # what typer cannot make sense of: unknown options, missing arguments
+        context = getattr(error, "ctx", None)
+        complain(f"{error.format_message()}\n  - {context.command_path if context else 'featcal'} --help tells what there is")
+        return MISTAKE
+    except (MemoryError, RuntimeError) as error:
+        if not no_memory(error):
+            raise
+        complain(str(OutOfMemory(" ".join(["featcal", *(sys.argv[1:] if arguments is None else arguments)][:4]), error)))
+        return MISTAKE
+    except OSError as error:
+        if error.errno not in PATH_TROUBLE:
+            raise
+        reason = (error.strerror or "cannot be used").lower()
+        complain(f"{error.filename}: {reason}.\n  - check the path and who may write there")
+        return MISTAKE
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    if code == INTERRUPTED:
+        complain("interrupted; nothing half-written is left")
+    return code if isinstance(code, int) else 0
+
+
+@contextmanager
+def ended_as_by_ctrl_c() -> Iterator[None]:
+    """Inside, SIGTERM (a time limit, a scheduler) does what Ctrl-C does; where it is ignored or handled it stays so."""
+    here = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if here:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        if here:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def no_memory(error: BaseException) -> bool:
+    """Whether this is torch's or Python's word for memory that is used up; torch is not imported to ask."""
+    of_torch = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError) or of_torch

@@ -1,0 +1,107 @@
+"""`featcal merge`: several experts into one model, by any method; a setting of the method is `--set name=value`."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from typer import Argument, Option
+
+from featcal.cli.arguments import device_named, named_places, new_folder
+from featcal.cli.model_folders import skeleton
+from featcal.cli.recipe import EXPERT, named_models
+from featcal.cli.recipe_method import method_of
+from featcal.cli.terminal import Json, Quiet, note, say, say_json
+from featcal.errors import BadSetting, MissingOption
+from featcal.merging.settings import SETTINGS, settings_of
+from featcal.settings import require
+
+METHODS = f"{', '.join(SETTINGS)}; lot is made from its published formula, its code could not be consulted."
+RECIPE = "mergekit's recipe, for base, experts and, where METHOD is left out, method: linear or task_arithmetic with one weight."
+
+EPILOG = """Examples:
+
+featcal merge average --base base --expert mnist=models/mnist --expert dtd=models/dtd --out merged
+
+featcal merge task_arithmetic --scale 0.3 --base base --expert mnist=models/mnist --expert dtd=models/dtd --out merged
+
+featcal merge --recipe merge.yaml --out merged"""
+
+
+def merge(
+    out: Annotated[Path, Option(help="Folder to write.")],
+    method: Annotated[str | None, Argument(help=METHODS)] = None,
+    base: Annotated[Path | None, Option(help="Folder of the model all experts were fine-tuned from.")] = None,
+    expert: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help=EXPERT)] = None,
+    recipe: Annotated[Path | None, Option(metavar="FILE", help=RECIPE)] = None,
+    scale: Annotated[float | None, Option(help="Scale of the task vectors (task_arithmetic, ties; 0.3 when left out).")] = None,
+    setting: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help="Another setting of the method.")] = None,
+    data: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help="Samples of an expert's task, where needed.")] = None,
+    head: Annotated[Path | None, Option(help="heads.safetensors with the zero-shot heads (adamerging).")] = None,
+    samples: Annotated[int, Option(min=1, help="Samples of each task (256 for regmean, 16 to 64 for lot).")] = 256,
+    seed: Annotated[int, Option(min=0, help="Which images are drawn.")] = 42,
+    batch: Annotated[int, Option(min=1, help="Samples in memory at a time; per step and task for adamerging (paper: 16).")] = 16,
+    split: Annotated[str, Option(help="The split of each data folder to draw from; adamerging's paper: test.")] = "train",
+    tokens: Annotated[int | None, Option(min=1, help="Longest text in tokens, cut behind; as calibrate does.")] = None,
+    embeddings: Annotated[str, Option(help="merge, or base: tables of words stay the base's.")] = "merge",
+    device: Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
+    as_json: Json = False,
+    quiet: Quiet = False,
+    force: Annotated[bool, Option("--force", help="Replace the model folder that --out names.")] = False,
+) -> None:
+    """Merge experts into one model; of each model as little as the method allows is in memory at a time."""
+    settings = named_values(setting or ()) | ({} if scale is None else {"scale": scale})
+    if method is not None:
+        settings_of(method, settings, "merge")
+    elif recipe is None:
+        raise MissingOption("METHOD", f"name one of {', '.join(SETTINGS)}, or give mergekit's recipe with --recipe")
+    elif settings:
+        raise BadSetting("--recipe", str(recipe), "tells all settings itself; name a METHOD to use other ones with its models")
+    named, places = named_models(base, expert or (), recipe), named_places("--data", data or ())
+    read = [place.source for place in places.values() if isinstance(place.source, Path)]
+    new_folder(out, force, [*named.read, *read])
+    if method is None:
+        method, settings = method_of(named)
+    from featcal.data.calibration import Draw, drawn
+    from featcal.merging.merge import merge as merged
+    from featcal.merging.methods import method_named
+    from featcal.models.products import onednn_products
+
+    method_named(method).check_needs(places or None, head)  # before samples are read
+    student = skeleton(named.base)
+    for folder in named.shaped.values():
+        skeleton(folder)
+    batches = drawn(student, (named.base,), places, Draw(samples, seed, batch, split, tokens)) if places else None
+    more: dict[str, Any] = {
+        "batches": batches,
+        "head": head,
+        "embeddings": embeddings,
+        "device": device_named(device),
+        "out": out,
+    }
+    with onednn_products():
+        merged(method, named.base, named.experts, progress=note, **more, **settings)
+    if as_json:
+        experts = {name: str(folder) for name, folder in named.experts.items()}
+        return say_json({"folder": str(out), "method": method, "settings": settings, "base": str(named.base), "experts": experts})
+    say(f"{method} of {', '.join(named.experts)}: {out}")
+
+
+def named_values(pairs: Iterable[str]) -> dict[str, Any]:
+    """`name=value` arguments as settings; values are read as in params.yaml. Raises: BadSetting."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        require(bool(name and equals), "--set", pair, "must be NAME=VALUE, for example --set density=0.1")
+        require(name not in found, "--set", pair, f"names {name!r} a second time; every name once")
+        found[name] = as_value(value)
+    return found
+
+
+def as_value(text: str) -> Any:
+    """A value as params.yaml has it: a number, true, false, a list; YAML takes 1e-5 for text, a command line does not."""
+    try:
+        value = yaml.safe_load(text)
+        return float(value) if isinstance(value, str) else value
+    except (ValueError, yaml.YAMLError):
+        return text

@@ -1,0 +1,62 @@
+"""Model folders of the command line, tried before anything heavy begins: does transformers make models of them, do they fit?"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from featcal.errors import BadFile, MissingPath, TensorsDiffer, UnknownModelClass
+
+if TYPE_CHECKING:
+    from torch import nn
+
+SAVED = "give the config.json that was saved with these weights"
+
+
+def skeleton(folder: Path) -> "nn.Module":
+    """The model of config.json without its numbers; of a whole CLIP its vision tower.
+
+    Raises: MissingPath, BadFile, UnknownModelClass for a config.json that makes no model.
+    """
+    from featcal.models.skeleton import skeleton as meta_model
+
+    require_names(folder / "config.json")
+    return meta_model(folder)[0]
+
+
+def require_names(path: Path) -> None:
+    """A config.json that lists the names of its classes, of numbers that are not packed."""
+    from featcal.storage.results import read_json
+
+    if not path.is_file():
+        raise MissingPath(path, "what model it is", "give a model's folder: config.json and safetensors")
+    config = read_json(path)
+    if not isinstance(config, dict):
+        raise BadFile(path, "not a mapping of settings", SAVED)
+    names = config.get("architectures")
+    if not (isinstance(names, list) and names):
+        raise UnknownModelClass(path.parent, names, "a list with one class of transformers is expected, such as CLIPVisionModel")
+    if config.get("quantization_config"):
+        raise BadFile(path, "a quantised model (quantization_config)", "give the checkpoint it was made from")
+
+
+def require_alike(folders: Mapping[str, Path]) -> None:
+    """Weights of one shape in all folders, told from the files' heads alone; the first folder is the reference.
+
+    Raises: TensorsDiffer naming both files and the tensor; NotFloating; whatever opening a folder raises.
+    """
+    from transformers import CLIPModel, CLIPVisionModel
+
+    from featcal.models.load import model_class, vision_part
+    from featcal.storage.checkpoint import LazyCheckpoint
+
+    first = None
+    for folder in folders.values():
+        clip = model_class(folder) in (CLIPModel, CLIPVisionModel)
+        opened = LazyCheckpoint(folder, vision_part(folder) if clip else None)
+        opened.require_floating()
+        first = first or opened
+        names = set(first.names)  # one that a folder lacks may be tied to another; loading tells which are missing
+        for name in (name for name in opened.names if name in names):
+            this, that = first.shape(name), opened.shape(name)
+            if this != that:
+                raise TensorsDiffer(name, first.file_of(name), this, opened.file_of(name), that)

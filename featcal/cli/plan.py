@@ -1,0 +1,183 @@
+"""`featcal plan`: what a calibration will need, from config.json files alone, before a weight is downloaded."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from featcal.cli.arguments import existing_folder
+from featcal.cli.model_folders import skeleton
+from featcal.cli.recipe import EXPERT, HELP, named_models
+from featcal.cli.sizes import bytes_of, count_text, size_text
+from featcal.cli.terminal import Json, Quiet, say, say_json, table
+from featcal.errors import BadSetting, TensorsDiffer
+from featcal.settings import require
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from featcal.planning.needs import Needs, Workload
+    from featcal.planning.shapes import ModelShape
+
+EPILOG = """Examples:
+
+featcal plan --base base --merged merged --expert math=models/math --expert code=models/code --tokens 512
+
+featcal plan --recipe merge.yaml --merged merged --tokens 512 --device cuda --json"""
+POSITIONS = ("max_position_embeddings", "n_positions")  # how configurations call the longest text
+UNTOLD = ("_name_or_path", "dtype", "transformers_version")  # keys that tell nothing of the shape
+
+
+def plan(
+    merged: Annotated[Path, Option(help="Folder of the merged model.")],
+    base: Annotated[Path | None, Option(help="Folder of the model all experts were fine-tuned from.")] = None,
+    expert: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help=EXPERT)] = None,
+    recipe: Annotated[Path | None, Option(metavar="FILE", help=HELP)] = None,
+    samples: Annotated[int, Option(min=1, help="Samples of each task (paper: 256).")] = 256,
+    tokens: Annotated[int | None, Option(min=1, help="Tokens of one sample; text models only.")] = None,
+    batch: Annotated[int, Option(min=1, help="Samples in memory at a time.")] = 32,
+    padded: Annotated[bool, Option("--padded", help="Texts of a batch differ in length, so that masks are kept.")] = False,
+    dtype: Annotated[str, Option(help="float32 or bfloat16, in which the models run.")] = "float32",
+    device: Annotated[str, Option(help="cpu or cuda; no GPU is needed to plan for one.")] = "cpu",
+    device_memory: Annotated[str, Option(metavar="SIZE", help="GPU memory for features that wait, such as 8GiB.")] = "0",
+    host_memory: Annotated[str, Option(metavar="SIZE", help="Host memory for them; the rest goes to disk.")] = "",
+    ranks: Annotated[int, Option(min=1, help="Processes that share the tasks.")] = 1,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Tell what a calibration will need: memory of GPU and host, disk, work. Reads config.json files only."""
+    require(dtype in ("float32", "bfloat16"), "--dtype", dtype, "must be float32 or bfloat16")
+    require(device in ("cpu", "cuda"), "--device", device, "must be cpu or cuda")
+    budgets = bytes_of("--device-memory", device_memory), bytes_of("--host-memory", host_memory) if host_memory else None
+    existing_folder("--merged", merged)
+    named = named_models(base, expert or (), recipe, merged, weights=False)
+    folders, experts = {"base": named.base, "merged": merged}, named.shaped
+    require(ranks <= len(experts), "--ranks", ranks, f"must be at most the number of experts, {len(experts)}")
+    models = {f"{role} ({folder})": skeleton(folder) for role, folder in folders.items()}
+    models |= {f"expert {name!r} ({folder})": skeleton(folder) for name, folder in experts.items()}
+    same_shapes(models)
+    model = next(iter(models.values()))
+    check_tokens(model, tokens)
+    from featcal.planning.needs import Workload
+
+    load = Workload(len(experts), samples, min(batch, samples), device == "cuda", *budgets, ranks)
+    found = planned_needs(model, load, tokens, padded, dtype)
+    if as_json:
+        say_json(as_mapping(found))
+    else:
+        show(found, load)
+
+
+def same_shapes(models: Mapping[str, "nn.Module"]) -> None:
+    """Raise TensorsDiffer, naming the key of config.json where one tells it, unless all models are of one shape."""
+    names = list(models)
+    reference = models[names[0]]
+    for name in names[1:]:
+        ours = {key: list(p.shape) for key, p in reference.named_parameters()}
+        theirs = {key: list(p.shape) for key, p in models[name].named_parameters()}
+        if ours == theirs:
+            continue
+        mine, its = (m.config.to_dict() for m in (reference, models[name]))  # type: ignore[operator,union-attr]
+        keys = [key for key in mine if key not in UNTOLD and mine[key] != its.get(key)]
+        tensor = next(key for key in (*ours, *theirs) if ours.get(key) != theirs.get(key))
+        here, there = (", ".join(f"{c.get(key)}" for key in keys) or s.get(tensor) for c, s in ((mine, ours), (its, theirs)))
+        raise TensorsDiffer(f"config.json: {', '.join(keys) or tensor}", names[0], here, name, there)
+
+
+def check_tokens(model: "nn.Module", tokens: int | None) -> None:
+    """Raise BadSetting unless tokens are told for a text model, at most as many as it has positions, and for no other."""
+    config: Any = model.config
+    if getattr(config, "image_size", None) is not None:
+        require(tokens is None, "--tokens", tokens, "is for text models; of this one config.json tells how many there are")
+        return
+    if tokens is None:
+        raise BadSetting("--tokens", tokens, f"must be named for {type(model).__name__}: how many tokens one sample has")
+    most = next((getattr(config, key) for key in POSITIONS if getattr(config, key, None)), tokens)
+    relative = getattr(config, "relative_attention_num_buckets", None) is not None  # T5: any length
+    require(relative or tokens <= most, "--tokens", tokens, f"must be at most {most}, the positions of {type(model).__name__}")
+
+
+def planned_needs(
+    model: "nn.Module",
+    load: "Workload",
+    tokens: int | None = None,
+    padded: bool = False,
+    dtype: str = "float32",
+    modules: Sequence[str] | None = None,
+) -> "Needs":
+    """What `featcal calibrate` will need with a model that has no numbers; the samples it has drawn are counted too.
+
+    Pictures wait as bytes, one for each value that the model is fed; text as tokens.
+    """
+    from featcal.planning.meta_profiler import size
+    from featcal.planning.needs import needs
+
+    sample = meta_batch(model, 1, tokens, padded)
+    drawn = sum(v.numel() if v.is_floating_point() else size([v]) for v in sample.values()) * load.samples * load.tasks
+    return needs(shapes(model, load, tokens, padded, dtype, modules), replace(load, drawn=drawn))
+
+
+def shapes(
+    model: "nn.Module",
+    load: "Workload",
+    tokens: int | None,
+    padded: bool,
+    dtype: str,
+    modules: Sequence[str] | None = None,
+) -> dict[int, "ModelShape"]:
+    """What calibration meets in the model, for every size of batch."""
+    import torch
+
+    from featcal.blocks.plans import plan_for
+    from featcal.planning.shapes import model_shape
+
+    kind = getattr(torch, dtype)
+    model = model.to(kind).eval()
+    block_plan = plan_for(model)
+    batches = {size: meta_batch(model, size, tokens, padded) for size in load.batches}
+    return {size: model_shape(model, block_plan, batch, padded=padded, modules=modules) for size, batch in batches.items()}
+
+
+def meta_batch(model: "nn.Module", size: int, tokens: int | None, padded: bool) -> dict[str, "torch.Tensor"]:
+    """A batch of the shape that the configuration tells; text has as many tokens as are named, a target as many again."""
+    import torch
+
+    config: Any = model.config
+    edge = getattr(config, "image_size", None)
+    if edge is not None:
+        height, width = (edge, edge) if isinstance(edge, int) else edge
+        dtype = next(model.parameters()).dtype
+        return {"pixel_values": torch.empty(size, config.num_channels, height, width, dtype=dtype, device="meta")}
+    ids = torch.empty(size, tokens or 1, dtype=torch.long, device="meta")
+    batch = {"input_ids": ids} | ({"attention_mask": ids.clone()} if padded else {})
+    return batch | ({"decoder_input_ids": ids.clone()} if getattr(config, "is_encoder_decoder", False) else {})
+
+
+def as_mapping(found: "Needs") -> dict[str, Any]:
+    """Everything in bytes and operations, for programs."""
+    totals = {"gpu_bytes": found.gpu, "host_bytes": found.host, "disk_bytes": found.disk, "flops": found.work.total}
+    return totals | {"peak_phase": found.peak_phase} | asdict(found)
+
+
+def show(found: "Needs", load: "Workload") -> None:
+    """Totals, then their parts."""
+    work = found.work
+    say(f"{load.tasks} tasks of {load.samples} samples, in batches of {load.batch}" + per_process(load))
+    rows = [["GPU", size_text(found.gpu)]] if found.on_gpu else []
+    rows += [["host", size_text(found.host)], ["disk", size_text(found.disk)], ["FLOPs", count_text(work.total)]]
+    table("needed, above what Python and torch hold themselves", ["", "total"], rows)
+    place = "GPU" if found.on_gpu else "host"
+    parts = [[phase, name, size_text(value)] for phase, of in found.phases.items() for name, value in of.items() if value]
+    table(f"{place} memory at work, most in: {found.peak_phase}", ["phase", "part", "size"], parts)
+    table("features that wait", ["on", "size"], [[name, size_text(value)] for name, value in found.waiting.items() if value])
+    table("on the host all the time", ["for", "size"], [[name, size_text(v)] for name, v in found.throughout.items() if v])
+    table("folders", ["for", "size"], [[name, size_text(value)] for name, value in found.folders.items()])
+    table("FLOPs", ["for", "count"], [[name, count_text(value)] for name, value in asdict(work).items()])
+
+
+def per_process(load: "Workload") -> str:
+    """What to say of several processes."""
+    return f"; memory is that of one of {load.ranks} processes, which has {load.tasks_here} of them" if load.ranks > 1 else ""

@@ -1,0 +1,137 @@
+"""What calibration would solve of a model, as `featcal inspect` tells it: stacks, modules, sites, and what is left as it is."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from featcal.cli.model_folders import skeleton
+from featcal.cli.terminal import say, table
+from featcal.errors import BadPlan, FeatCalError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from featcal.blocks.plan import BlockPlan, Stack
+    from featcal.planning.shapes import BlockShape, StackShape
+
+UNCOVERED = 5  # largest parameters that are told
+TOKENS = 8  # of a text that is thought of to find the sites
+# what a model's forward may raise where it is run without numbers on a batch made up from its configuration
+_NOT_RUN = (FeatCalError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
+
+
+def show_plan(folder: Path) -> None:
+    """Every stack of the plan with its modules and sites, and the share of the parameters that is solved."""
+    from featcal.blocks.plans import plan_for
+
+    model = skeleton(folder)
+    try:
+        plan = plan_for(model)
+    except BadPlan as error:
+        say(f"calibration: {error}")
+        return
+    found = found_sites(model)
+    for stack in plan.stacks:
+        show_stack(model, stack)
+        if isinstance(found, str):
+            say(f"sites: cannot be told without running the model ({found})")
+        else:
+            show_sites(found[stack.name])
+    show_uncovered(model, plan)
+
+
+def plan_as_mapping(folder: Path) -> dict[str, Any]:
+    """Stacks with their number of blocks and the modules solved in each, for programs; the reason where there are none."""
+    from featcal.blocks.plan import blocks_of
+    from featcal.blocks.plans import plan_for
+    from featcal.calibration.sites import calibrated_modules
+
+    model = skeleton(folder)
+    try:
+        plan = plan_for(model)
+    except BadPlan as error:
+        return {"model": type(model).__name__, "stacks": [], "reason": str(error)}
+    stacks = []
+    for stack in plan.stacks:
+        blocks = blocks_of(model, stack)
+        chosen = calibrated_modules(blocks[0], norm=True)
+        modules = [*chosen.linears, *chosen.norms]
+        stacks.append({"name": stack.name, "path": stack.blocks, "blocks": len(blocks), "modules": modules})
+    return {"model": type(model).__name__, "stacks": stacks}
+
+
+def show_stack(model: "nn.Module", stack: "Stack") -> None:
+    """Where the blocks of one stack are, what they exchange, and the modules solved in each."""
+    from featcal.blocks.plan import blocks_of, parameter_count
+    from featcal.calibration.sites import calibrated_modules
+
+    blocks = blocks_of(model, stack)
+    chosen = calibrated_modules(blocks[0], norm=True)
+    solved = {name: blocks[0].get_submodule(name) for name in (*chosen.linears, *chosen.norms)}
+    say(f"calibration solves {len(blocks)} blocks of {type(model).__name__} ({stack.blocks}), in each:")
+    table("", ["module", "kind", "shape"], module_rows(solved))
+    if handed_on(stack):
+        say(f"between the blocks: {handed_on(stack)}")
+    inside = sum(parameter_count(module) for module in solved.values()) * len(blocks)
+    share = 100 * inside / parameter_count(model)
+    say(f"coverage: {100 * inside / parameter_count(blocks):.1f} % of the blocks' parameters, {share:.1f} % of the model's")
+
+
+def handed_on(stack: "Stack") -> str:
+    """What a stack needs and hands on beside hidden states, in words."""
+    told = [f"entered at {stack.entry}"] if stack.entry else []
+    told += [f"each block hands on {', '.join(stack.carry.values())}"] if stack.carry else []
+    told += [f"the stack feeds {stack.feeds} of the next"] if stack.feeds else []
+    return "; ".join(told)
+
+
+def found_sites(model: "nn.Module") -> "dict[str, StackShape] | str":
+    """The shape of every stack by name, from a forward without numbers; or why there is none."""
+    from featcal.cli.plan import shapes
+    from featcal.planning.needs import Workload
+
+    config = getattr(model, "config", None)
+    tokens = None if getattr(config, "image_size", None) is not None else TOKENS
+    try:
+        (shape,) = shapes(model, Workload(1, 1, 1), tokens, False, "float32").values()
+    except _NOT_RUN as error:
+        return " ".join(str(error).split())
+    return {stack.name: stack for stack in shape.stacks}
+
+
+def show_sites(stack: "StackShape") -> None:
+    """Which linears share an input, and with it one Gram matrix; of the last block too where it differs."""
+    first, last = stack.blocks[0], stack.blocks[-1]
+    table("sites, linears that read one tensor:", ["linears", "inputs", "outputs"], site_rows(first))
+    if [site.linears for site in first.sites] != [site.linears for site in last.sites]:
+        table("sites of the last block:", ["linears", "inputs", "outputs"], site_rows(last))
+
+
+def site_rows(block: "BlockShape") -> list[list[str]]:
+    return [[", ".join(site.linears), f"{site.d:,}", f"{site.o:,}"] for site in block.sites]
+
+
+def show_uncovered(model: "nn.Module", plan: "BlockPlan") -> None:
+    """The largest parameters that stay as they are, with their share of the model's."""
+    from featcal.blocks.coverage import solved_modules
+    from featcal.blocks.plan import blocks_of, parameter_count
+
+    solved = set()
+    for block in (block for stack in plan.stacks for block in blocks_of(model, stack)):
+        for name in sum(solved_modules(block), []):
+            solved |= {id(p) for p in block.get_submodule(name).parameters(recurse=False)}
+    left = {name: p for name, p in model.named_parameters() if id(p) not in solved}
+    largest = sorted(left, key=lambda name: (-left[name].numel(), name))[:UNCOVERED]
+    whole = parameter_count(model)
+    rows = [[name, shape_text(left[name].shape), f"{100 * left[name].numel() / whole:.1f} %"] for name in largest]
+    table("largest parameters that stay as they are", ["name", "shape", "of the model"], rows)
+
+
+def module_rows(modules: Mapping[str, "nn.Module"]) -> list[list[str]]:
+    """Name, class and weight shape of each module."""
+    return [[name, type(module).__name__, shape_text(module.weight.shape)] for name, module in modules.items()]  # type: ignore
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """(32, 8) as 32 x 8."""
+    return " x ".join(str(size) for size in shape) or "one value"

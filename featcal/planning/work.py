@@ -1,0 +1,109 @@
+"""How much a run computes, in floating point operations (2 for one multiplication and addition), from shapes alone.
+
+Matrix products, attention, convolutions and factorisations count; what is linear in the features (norms, weights) does not.
+Legend: d inputs · o outputs · n rows of one site.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from featcal.core.moments import stripes
+from featcal.planning.shapes import BlockShape, ModelShape, SiteShape
+
+
+@dataclass(frozen=True)
+class Work:
+    """Floating point operations of a run, by what they are for."""
+
+    check: int = 0  # the first batch through the model, and once more block by block
+    forwards: int = 0  # the student's two passes and the teacher's one
+    moments: int = 0  # sums over tokens
+    systems: int = 0  # each task's normal equations and their solutions
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.check + self.forwards + self.moments + self.systems
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a run has to do, or did, in all its processes."""
+
+    batches: Mapping[ModelShape, int]  # how many of each shape, over all tasks
+    firsts: Mapping[ModelShape, int]  # of those, how many are the first of their task; the plan is checked on the first of all
+    stale: bool = False  # blocks are solved for what the merged model puts out
+    on_gpu: bool = False
+    replayed: Collection[str] = ()  # blocks that an earlier run has solved
+    tokens: Mapping[str, int] | None = None  # by block, without padding; None where everything is a token
+
+    @property
+    def tasks(self) -> int:
+        """How many there are."""
+        return sum(self.firsts.values())
+
+
+def run_work(done: Done) -> Work:
+    """A whole run; further processes check the plan once more each, which is left out."""
+    work = [batch_work(done, shape, count) for shape, count in done.batches.items()]
+    first = next(iter(done.firsts))
+    solved = [block for block in first.blocks if block.name not in done.replayed]
+    return Work(
+        check=check_work(first),
+        forwards=sum(forwards for forwards, _ in work) + sum(n * left_out(done, shape) for shape, n in done.firsts.items()),
+        moments=sum(moments for _, moments in work),
+        systems=sum(done.tasks * system_work(site) + solve_work(site) for block in solved for site in block.sites),
+    )
+
+
+def batch_work(done: Done, shape: ModelShape, count: int) -> tuple[int, int]:
+    """Batches of one shape: both models up to the first block and through every block; moments of the blocks that are solved."""
+    forwards, moments = sum(2 * stack.entry for stack in shape.stacks), 0
+    for block in shape.blocks:
+        if block.name in done.replayed:
+            forwards += 2 * block.forward
+        else:
+            forwards += block.first_pass + (2 + done.stale) * block.forward
+            moments += sum(moments_work(site, share(done, block), done.on_gpu) for site in block.sites)
+    return count * forwards, count * moments
+
+
+def left_out(done: Done, shape: ModelShape) -> int:
+    """What the first batch of a task runs through beyond the last solved module."""
+    return sum(block.forward - block.first_pass for block in shape.blocks if block.name not in done.replayed)
+
+
+def share(done: Done, block: BlockShape) -> float:
+    """How many of a block's rows are no padding; rows without weight are left out of the moments."""
+    if done.tokens is None:
+        return 1
+    rows = sum(count * each.rows for shape, count in done.batches.items() for each in shape.blocks if each.name == block.name)
+    return done.tokens[block.name] / rows
+
+
+def check_work(shape: ModelShape) -> int:
+    """The model's own forward and the replay of its blocks."""
+    return shape.forward + sum(stack.entry for stack in shape.stacks) + sum(block.forward for block in shape.blocks)
+
+
+def gram_work(n: int, d: int, on_gpu: bool = False) -> int:
+    """A Gram matrix of n rows, computed in stripes above the diagonal."""
+    return sum(2 * n * (end - start) * (d - start) for start, end in stripes(d, on_gpu))
+
+
+def moments_work(site: SiteShape, share: float = 1, on_gpu: bool = False) -> int:
+    """One batch: the Gram matrix, the cross moment, and the expert's output where it is needed and was not kept."""
+    n, d, width = int(share * site.n), site.d, site.o if site.folded else site.d
+    again = 2 * site.n * d * site.o if site.folded and not site.kept else 0
+    return gram_work(n, d, on_gpu) + 2 * n * d * width + again
+
+
+def system_work(site: SiteShape) -> int:
+    """One task: its moments times its expert's weight."""
+    return 2 * site.d * site.d * site.o
+
+
+def solve_work(site: SiteShape) -> int:
+    """All tasks: the right side without the anchor's part, one Cholesky factor, two triangular solutions."""
+    d, o = site.d, site.o
+    return 2 * d * d * o + d**3 // 3 + 2 * d * d * o

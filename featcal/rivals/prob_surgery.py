@@ -1,0 +1,50 @@
+"""The public function `prob_surgery`: ProbSurgery behind a merged model."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
+
+import torch
+
+from featcal.rivals.adapters import Adapters
+from featcal.rivals.features import Batch, Head
+from featcal.rivals.pool import Model, adapters_for
+from featcal.rivals.settings import ProbSurgery
+from featcal.settings import from_mapping
+
+
+def prob_surgery(
+    merged: Model,
+    experts: Mapping[str, Model],
+    batches: Mapping[str, Iterable[Batch]],
+    *,
+    head: Head = None,
+    hidden: int = 128,
+    kl_weight: float = 1e-4,
+    steps: int = 1000,
+    lr: float = 1e-3,
+    batch: int = 16,
+    reshuffle: int | None = None,
+    encode: Literal["once", "each_step"] = "once",
+    features: Literal["unit", "raw"] = "raw",
+    loss: Literal["l1", "mse", "smooth_l1"] = "l1",
+    seed: int = 42,
+    device: str | torch.device | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Adapters:
+    """Train per task a Gaussian correction z of the merged model's last feature, f' = f − z; at test time z is its mean.
+
+    Args:
+        merged, experts, batches, head, seed, device, progress: as of `surgery`.
+        hidden, kl_weight: width of the hidden layer; weight of the divergence from a standard normal. The official values.
+        steps: the paper's; the official repository takes 5,000.
+        lr, batch, reshuffle, encode, loss: as of rivals.settings.ProbSurgery; PROB_SURGERY there names the published versions.
+        features: "raw" or "unit"; noise of σ = 1 would bury those of unit length.
+
+    Returns: Adapters, as `surgery`.
+    Raises: as `surgery`.
+    Source: Wei et al., Representation Surgery in Model Merging with Probabilistic Modeling (ICML 2025).
+    """
+    chosen = {"hidden": hidden, "kl_weight": kl_weight, "steps": steps, "loss": loss, "features": features}
+    chosen |= {"lr": lr, "batch": batch, "reshuffle": reshuffle, "encode": encode}
+    settings = from_mapping(ProbSurgery, chosen, "prob_surgery")
+    return adapters_for(settings, merged, experts, batches, head, seed, device, progress)

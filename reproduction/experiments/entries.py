@@ -1,0 +1,254 @@
+"""One entry of params.yaml into runs: the chosen suite's group of settings, checked, with errors that name the place.
+
+An entry is called <role>-<pool>. Null instead of a group means that the suite does not run the experiment. What starts from
+merged models tells under `from` what differs there from the group. Knows single entries; what refers to what is checked in
+experiments.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from featcal.errors import UnknownKey
+from featcal.merging.settings import SETTINGS as SETTINGS_OF
+from featcal.merging.settings import settings_of
+from featcal.settings import Calibration, from_mapping, require, whole_number
+from reproduction.experiments.runs import (
+    ADAPTER_SETTINGS,
+    ADAPTERS,
+    HEADLINE_POOL,
+    SETTINGS,
+    STREAMS,
+    TEXT_ADAPTERS,
+    AblateRun,
+    AdapterSetting,
+    AdaptRun,
+    CalibrateRun,
+    Draw,
+    MeasureRun,
+    MergeRun,
+    MultitaskRun,
+    Reading,
+    Rescaling,
+    role_and_pool,
+)
+
+Entry = Mapping[str, Any]
+FROM = "from"
+
+
+def for_suite(place: str, entry: Any, suite: str, also: tuple[str, ...] = ()) -> Entry | None:
+    """The settings of the chosen suite; `also` are words that stand beside the groups."""
+    require(isinstance(entry, dict), place, entry, "must be a mapping")
+    for word in also:
+        require(word in entry, place, list(entry), f"lacks {word}")
+    groups = {key: group for key, group in entry.items() if key not in also}
+    for key, group in groups.items():
+        require(group is None or isinstance(group, dict), f"{place}.{key}", group, "must be a mapping of settings, or null")
+    way_out = f"has no settings for the suite {suite!r}; write `{suite}: null` to leave it out"
+    require(suite in groups, place, sorted(map(str, groups)), way_out)
+    chosen: Entry | None = groups[suite]
+    return chosen
+
+
+def merge_runs(key: str, entry: Any, suite: str) -> dict[str, MergeRun]:
+    """The merged models of one role and pool, by key."""
+    role, pool = role_and_pool(key, "merge")
+    require(isinstance(entry, dict), f"merge.{key}", entry, "must be a mapping of mergers")
+    found = {}
+    for upstream, groups in entry.items():
+        place = f"merge.{key}.{upstream}"
+        told = str(upstream)
+        if isinstance(groups, dict) and "method" in groups:  # of one that no suite runs here
+            told, groups = str(groups["method"]), {word: own for word, own in groups.items() if word != "method"}
+        group = for_suite(place, groups, suite)
+        methods = {str(own.get("method", upstream)) for own in groups.values() if own is not None} or {told}
+        require(len(methods) == 1, f"{place}.{suite}.method", sorted(methods), "must be the same in every suite")
+        (method,) = methods
+        if method not in SETTINGS_OF:
+            raise UnknownKey(place, method, list(SETTINGS_OF))
+        given = None if group is None else {word: value for word, value in group.items() if word != "method"}
+        options, draw = merge_settings(f"{place}.{suite}", method, given)
+        found[f"{key}-{upstream}"] = MergeRun(role, pool, method, str(upstream), options, draw)
+    return found
+
+
+def merge_settings(place: str, method: str, group: Entry | None) -> tuple[Entry | None, Draw | None]:
+    """A merger's own settings, checked, and its images where it looks at any."""
+    options, draw = group, None
+    if group is not None and method in STREAMS:
+        images = {key: group[key] for key in ("stream", "samples", "batch", "seed") if key in group}
+        options = {key: value for key, value in group.items() if key not in images}
+        draw = from_mapping(Draw, {"stream": STREAMS[method], **images}, place)
+    settings_of(method, options or {}, place)
+    return options, draw
+
+
+def starts(place: str, entry: Any, made: Mapping[str, MergeRun]) -> dict[str, Any]:
+    """What `from` tells of every merged model; None for one that nothing is made of, or that is not made itself."""
+    rows = entry.get(FROM) if isinstance(entry, dict) else None
+    require(isinstance(rows, dict), f"{place}.{FROM}", rows, "must name the merged models, each with {} or what differs there")
+    assert isinstance(rows, dict)
+    there = {run.upstream: run.options is not None for run in made.values()}
+    for upstream, row in rows.items():
+        if upstream not in there:
+            raise UnknownKey(f"{place}.{FROM}", str(upstream), list(there))
+        fine = row is None or isinstance(row, dict)
+        require(fine, f"{place}.{FROM}.{upstream}", row, "must be a mapping of what differs, or null")
+    return {upstream: row if there[upstream] else None for upstream, row in rows.items()}
+
+
+def differing(group: tuple[str, Entry], row: tuple[str, Entry], words: tuple[str, ...]) -> dict[str, tuple[str, Entry]]:
+    """Settings by word, in the order of `words`, with their place: those of the group with what the row changes.
+
+    A word that is null in the group is not run, whatever the row says; one that is null in the row is not run there; one that the
+    group does not name is the row's alone. group, row: the place of each and what it holds. Raises: UnknownKey for another word.
+    """
+    for place, held in (group, row):
+        for word, settings in held.items():
+            if word not in words:
+                raise UnknownKey(place, str(word), list(words))
+            fine = settings is None or isinstance(settings, dict)
+            require(fine, f"{place}.{word}", settings, "must be a mapping of settings, or null")
+    found: dict[str, tuple[str, Entry]] = {}
+    for word in words:
+        both = [(place, held[word]) for place, held in (group, row) if word in held]
+        if both and all(settings is not None for _, settings in both):
+            merged = {key: value for _, settings in both for key, value in settings.items()}
+            found[word] = (f"{both[-1][0]}.{word}", merged)
+    return found
+
+
+def calibrate_runs(key: str, entry: Any, suite: str, made: Mapping[str, MergeRun]) -> dict[str, CalibrateRun]:
+    """FeatCal of one role and pool, by key: on every merged model at every word of SETTINGS, also what is not run."""
+    role, pool = role_and_pool(key, "calibrate")
+    place = f"calibrate.{key}.{suite}"
+    group = for_suite(f"calibrate.{key}", entry, suite, (FROM,))
+    found = {}
+    for upstream, row in starts(f"calibrate.{key}", entry, made).items():
+        own = (f"calibrate.{key}.{FROM}.{upstream}", row)
+        chosen = {} if group is None or row is None else differing((place, group), own, SETTINGS)
+        for setting in SETTINGS:
+            words: dict[str, Any] = {"role": role, "pool": pool, "upstream": upstream, "setting": setting}
+            found[f"{key}-{upstream}-{setting}"] = (
+                calibration(*chosen[setting], words) if setting in chosen else CalibrateRun(**words, calibration=None)
+            )
+    return found
+
+
+def adapt_runs(key: str, entry: Any, suite: str, made: Mapping[str, MergeRun]) -> dict[str, AdaptRun]:
+    """Adapters of one role and pool, by key: behind every merged model, a mapping per adapter and word of ADAPTER_SETTINGS."""
+    role, pool = role_and_pool(key, "adapt")
+    place = f"adapt.{key}.{suite}"
+    group = for_suite(f"adapt.{key}", entry, suite, (FROM,))
+    rows = starts(f"adapt.{key}", entry, made)
+    methods = TEXT_ADAPTERS if isinstance(pool, str) else tuple(ADAPTERS)
+    for where, mapping in ((place, group), *((f"adapt.{key}.{FROM}.{name}", row) for name, row in rows.items())):
+        for method in mapping or ():
+            if method not in methods:
+                raise UnknownKey(where, str(method), list(methods))
+    # rows of a results file stand in this order
+    pairs = [(u, m) for u in rows for m in methods] if pool == HEADLINE_POOL else [(u, m) for m in methods for u in rows]
+    found = {}
+    for upstream, method in pairs:
+        own, row = (group or {}).get(method), rows[upstream]
+        settings = None
+        if own is not None and row is not None:
+            require(isinstance(own, dict), f"{place}.{method}", own, "must be a mapping of settings by their word")
+            changes = (f"adapt.{key}.{FROM}.{upstream}.{method}", row.get(method, {}))
+            require(isinstance(changes[1], dict), *changes, "must be a mapping of what differs")
+            chosen = differing((f"{place}.{method}", own), changes, ADAPTER_SETTINGS)
+            settings = adapter_settings(method, chosen, texts=isinstance(pool, str)) or None
+        found[f"{key}-{upstream}-{method}"] = AdaptRun(role, pool, upstream, method, settings)
+    return found
+
+
+def adapter_settings(method: str, chosen: Mapping[str, tuple[str, Entry]], texts: bool) -> dict[str, AdapterSetting]:
+    """Trainings of one method's adapters by the word of their settings, each given with its place.
+
+    texts: of language models, whose adapters are trained where an answer is read, which unlabelled texts do not have.
+    """
+    settings = {}
+    for name, (where, group) in chosen.items():
+        settings[name] = _adapter_setting(where, method, group, texts)
+        streams = "train" if texts or name.endswith("_train") else "test_unlabelled"
+        require(settings[name].draw.stream == streams, f"{where}.stream", settings[name].draw.stream, f"must be {streams}")
+    return settings
+
+
+def _adapter_setting(place: str, method: str, group: Entry, texts: bool) -> AdapterSetting:
+    training = dict(group)
+    for key in ("samples", "seeds"):
+        require(key in training, place, list(group), f"lacks {key}")
+    stream = training.pop("stream", "train" if texts else STREAMS[method])
+    samples, seeds = training.pop("samples"), training.pop("seeds")
+    drawn = _seeds(f"{place}.seeds", seeds)
+    settings = from_mapping(ADAPTERS[method], training, place)
+    return AdapterSetting(settings, from_mapping(Draw, {"stream": stream, "samples": samples, "batch": 250}, place), drawn)
+
+
+def ablate_runs(key: str, entry: Any, suite: str, made: Mapping[str, MergeRun]) -> dict[str, AblateRun | None]:
+    """Controls by key: FeatCal's settings as in `calibrate`, with `without` (by name, what is changed) and `rescale`."""
+    role, pool = role_and_pool(key, "ablate")
+    place = f"ablate.{key}.{suite}"
+    group = for_suite(f"ablate.{key}", entry, suite, (FROM,))
+    found: dict[str, AblateRun | None] = {}
+    for upstream, row in starts(f"ablate.{key}", entry, made).items():
+        words = {"role": role, "pool": pool, "upstream": upstream, "setting": "whole"}
+        found[f"{key}-{upstream}"] = None if group is None or row is None else _controls(place, {**group, **row}, words)
+    return found
+
+
+def _controls(place: str, chosen: Entry, words: Mapping[str, Any]) -> AblateRun:
+    settings = dict(chosen)
+    for name in ("without", "rescale"):
+        require(isinstance(settings.get(name), dict), place, list(chosen), f"must hold a mapping called {name}")
+    changes, rescale = settings.pop("without"), settings.pop("rescale")
+    whole = calibration(place, settings, words)
+    assert whole.calibration is not None
+    values = asdict(whole.calibration)
+    without = {}
+    for name, change in changes.items():
+        require(isinstance(change, dict) and bool(change), f"{place}.without.{name}", change, "must be a mapping of settings")
+        without[str(name)] = from_mapping(Calibration, values | change, f"{place}.without.{name}")
+    return AblateRun(whole, without, from_mapping(Rescaling, rescale, f"{place}.rescale"))
+
+
+def multitask_run(key: str, entry: Any, suite: str) -> MultitaskRun | None:
+    """The model trained on all tasks of one role and pool."""
+    return _plain("multitask", MultitaskRun, key, entry, suite)
+
+
+def measure_run(key: str, entry: Any, suite: str) -> MeasureRun | None:
+    """Drift and projection of one role and pool."""
+    return _plain("measure", MeasureRun, key, entry, suite)
+
+
+def _plain(section: str, kind: type[Any], key: str, entry: Any, suite: str) -> Any:
+    """An entry whose group is the dataclass itself; None where the suite does not run it."""
+    role, pool = role_and_pool(key, section)
+    chosen = for_suite(f"{section}.{key}", entry, suite)
+    return None if chosen is None else from_mapping(kind, {"role": role, "pool": pool, **chosen}, f"{section}.{key}.{suite}")
+
+
+def calibration(place: str, group: Entry, words: Mapping[str, Any]) -> CalibrateRun:
+    """Method and draw of a group that holds both."""
+    method = dict(group)
+    draw: dict[str, Any] = {}
+    if isinstance(words["pool"], str):
+        draw["reading"] = from_mapping(Reading, method.pop("reading", {}), f"{place}.reading")
+    for key in ("samples", "batch", "seeds"):
+        require(key in method, place, list(group), f"lacks {key}")
+        draw[key] = method.pop(key)
+    for key in ("samples", "batch"):
+        whole_number(f"{place}.{key}", draw[key])
+    draw["seeds"] = _seeds(f"{place}.seeds", draw["seeds"])
+    return CalibrateRun(**words, calibration=from_mapping(Calibration, method, place), **draw)
+
+
+def _seeds(place: str, seeds: Any) -> tuple[int, ...]:
+    require(isinstance(seeds, list) and bool(seeds), place, seeds, "must be a list of whole numbers")
+    for seed in seeds:
+        whole_number(place, seed, least=0)
+    require(len(set(seeds)) == len(seeds), place, seeds, "must name each seed once")
+    return tuple(seeds)

@@ -1,0 +1,215 @@
+"""The studies of params.yaml as frozen dataclasses: experiments that make many models of one role and pool and keep no weights.
+
+Each is one stage of the same name and writes outputs/<suite>/<study>/<key>/; `gather` copies its small files to results/. Knows
+nothing of torch, models or where results go.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from featcal.rivals.settings import ProbSurgery, Surgery
+from featcal.settings import Calibration, from_mapping, require, several, text, whole_number
+from reproduction.experiments.choices import ChoicesStudy
+from reproduction.experiments.entries import for_suite
+from reproduction.experiments.runs import SETTINGS, Draw, Reading, role_and_pool
+from reproduction.experiments.sweeps import Sweep, SweepStudy
+from reproduction.experiments.tunings import TuneStudy
+
+ADAPTER_BATCH = 250  # images encoded at a time, as in `adapt`: another number moves the last bits of a feature
+CORRUPTIONS = ("gaussian_noise", "motion_blur", "fog")
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """The three ways to calibrate that a study holds against each other.
+
+    setting: the word of their settings in results.   stream: images the adapters see; FeatCal sees training images.
+    batch:   of FeatCal; the result depends on it in the last bits only.
+    """
+
+    setting: str
+    featcal: Calibration
+    surgery: Surgery
+    prob_surgery: ProbSurgery
+    stream: Literal["test_unlabelled", "train"] = "test_unlabelled"
+    batch: int = 128
+
+    def __post_init__(self) -> None:
+        require(self.setting in SETTINGS, "rivals.setting", self.setting, f"must be one of {', '.join(SETTINGS)}")
+        whole_number("rivals.batch", self.batch)
+        self.draw("surgery", 1, 0)
+
+    def draw(self, method: str, samples: int, seed: int) -> Draw:
+        """Which images a method sees, n of each task."""
+        if method == "featcal":
+            return Draw("train", samples, self.batch, seed)
+        return Draw(self.stream, samples, ADAPTER_BATCH, seed)
+
+
+@dataclass(frozen=True)
+class Study:
+    """What every study has: the models it is about."""
+
+    role: str
+    pool: int
+    upstream: str
+
+
+@dataclass(frozen=True)
+class SamplesStudy(Study):
+    """Table 12, Figure 3 and Table 13: the rivals at every number of images per task and every seed."""
+
+    rivals: Rivals
+    samples: tuple[int, ...]
+    seeds: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        several("samples.samples", self.samples)
+        several("samples.seeds", self.seeds, least=0)
+
+
+@dataclass(frozen=True)
+class CorruptedStudy(Study):
+    """Table 6 and Figure 4: the rivals on corrupted calibration images, evaluated on clean test images.
+
+    at_papers: FeatCal at the paper's settings too, where those of `rivals` are the suite's own.
+    """
+
+    rivals: Rivals
+    corruptions: tuple[str, ...]
+    severity: int
+    samples: int
+    seeds: tuple[int, ...]
+    at_papers: Calibration | None = None
+
+    def __post_init__(self) -> None:
+        known = all(c in CORRUPTIONS for c in self.corruptions) and bool(self.corruptions)
+        require(known, "corrupted.corruptions", self.corruptions, f"must be a list of {', '.join(CORRUPTIONS)}")
+        require(self.severity == 3, "corrupted.severity", self.severity, "must be 3, the only one the paper uses")
+        whole_number("corrupted.samples", self.samples)
+        several("corrupted.seeds", self.seeds, least=0)
+        twice = self.at_papers is not None and self.rivals.setting == "paper"
+        require(not twice, "corrupted.at_papers", self.at_papers, "must be left out where the rivals' settings are the paper's")
+
+    @property
+    def ways(self) -> list[tuple[str, str]]:
+        """Method and setting of every way to calibrate, the longest first; adapters on test images also on training images."""
+        adapters = ("prob_surgery", "surgery")
+        also = [("featcal", "paper")] if self.at_papers else []
+        also += [(method, f"{self.rivals.setting}_train") for method in adapters if self.rivals.stream != "train"]
+        return [*((method, self.rivals.setting) for method in (*adapters, "featcal")), *also]
+
+
+@dataclass(frozen=True)
+class TaskCountsStudy:
+    """The gap that the rivals recover by the number of tasks: drawn parts of the pool, each merged anew.
+
+    counts:    of tasks that are merged.   shuffles: the pool is shuffled so often, and cut each time into parts of every count:
+               every task is in as many of them as any other.
+    samples:   of each task. Adapters are trained on test images and, apart from those, on the training images that FeatCal sees;
+               everything is scored on the test images that none of them has seen.
+    at_papers: FeatCal at the paper's settings too, where those of `rivals` are the suite's own.
+    """
+
+    role: str
+    pool: int
+    upstreams: tuple[str, ...]
+    rivals: Rivals
+    counts: tuple[int, ...]
+    shuffles: int
+    samples: int
+    seed: int
+    at_papers: Calibration | None = None
+
+    def __post_init__(self) -> None:
+        for upstream in self.upstreams:
+            text("task_counts.upstreams", upstream)
+        several("task_counts.counts", self.counts)
+        whole_number("task_counts.shuffles", self.shuffles)
+        whole_number("task_counts.samples", self.samples)
+        whole_number("task_counts.seed", self.seed, least=0)
+        twice = self.at_papers is not None and self.rivals.setting == "paper"
+        require(not twice, "task_counts.at_papers", self.at_papers, "must be left out where the rivals' settings are the paper's")
+
+    @property
+    def calibrations(self) -> dict[str, Calibration]:
+        """FeatCal's settings by their word in results."""
+        also = {"paper": self.at_papers} if self.at_papers else {}
+        return {self.rivals.setting: self.rivals.featcal} | also
+
+
+@dataclass(frozen=True)
+class CostStudy(Study):
+    """Table 5: time and memory of each rival, alone in a process of its own.
+
+    Adapters are trained twice, with kept features and as published, every batch encoded again.   audit: steps after which the
+    latter are scored.
+    """
+
+    rivals: Rivals
+    samples: int
+    seed: int
+    audit: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        whole_number("cost.samples", self.samples)
+        whole_number("cost.seed", self.seed, least=0)
+        several("cost.audit", self.audit)
+        steps = min(self.rivals.surgery.steps, self.rivals.prob_surgery.steps)
+        require(max(self.audit) <= steps, "cost.audit", self.audit, f"must not go beyond the {steps} steps that are made")
+
+
+@dataclass(frozen=True)
+class TheoryStudy(Study):
+    """Propositions 1 to 8 and both corollaries, checked on one merged model, its experts and FeatCal with these settings.
+
+    images: of each task.   traced: of those, the images that are followed along their segments and matched token by token.
+    nodes: numbers of quadrature nodes at which path-averaged Jacobians are tried.
+    """
+
+    setting: str
+    featcal: Calibration
+    samples: int
+    batch: int
+    seed: int
+    images: int
+    traced: int
+    nodes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        require(self.setting in SETTINGS, "theory.setting", self.setting, f"must be one of {', '.join(SETTINGS)}")
+        for name in ("samples", "batch", "images", "traced"):
+            whole_number(f"theory.{name}", getattr(self, name))
+        require(self.traced <= self.images, "theory.traced", self.traced, f"must be at most theory.images, {self.images}")
+        whole_number("theory.seed", self.seed, least=0)
+        several("theory.nodes", self.nodes)
+
+
+STUDIES: dict[str, type[Any]] = {
+    "samples": SamplesStudy, "corrupted": CorruptedStudy, "cost": CostStudy, "sweep": SweepStudy, "theory": TheoryStudy,
+    "choices": ChoicesStudy, "tune": TuneStudy, "task_counts": TaskCountsStudy,
+}  # fmt: skip
+NESTED: dict[str, type[Any]] = {
+    "rivals": Rivals, "featcal": Calibration, "surgery": Surgery, "prob_surgery": ProbSurgery, "around": Sweep,
+    "at_papers": Calibration, "reading": Reading, "paper": Calibration, "suite": Calibration,
+}  # fmt: skip
+
+
+def study_run(kind: str, key: str, entry: Any, suite: str) -> Any:
+    """One entry of a study's section, as its dataclass; None where the suite does not run it."""
+    role, pool = role_and_pool(key, kind)
+    chosen = for_suite(f"{kind}.{key}", entry, suite)
+    return None if chosen is None else _filled(STUDIES[kind], {"role": role, "pool": pool, **chosen}, f"{kind}.{key}.{suite}")
+
+
+def _filled(kind: type[Any], mapping: Mapping[str, Any], place: str) -> Any:
+    """from_mapping, with mappings inside made into their own dataclasses and YAML's lists into tuples."""
+    values = {}
+    for key, value in mapping.items():
+        if key in NESTED and isinstance(value, list):
+            value = [_filled(NESTED[key], part, f"{place}.{key}") for part in value]
+        elif key in NESTED and value is not None:
+            value = _filled(NESTED[key], value, f"{place}.{key}")
+        values[key] = tuple(value) if isinstance(value, list) else value
+    return from_mapping(kind, values, place)

@@ -1,0 +1,69 @@
+"""Splits of the eight drawn tasks in GLUE's columns, as rows, as prompted samples and as parquet files.
+
+Which split a row may belong to is told by the check sum of its texts, so that no text occurs in two splits. Every row has a
+generator of its own, so that a larger split begins with the smaller one.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from featcal.data.text import Sample
+from featcal.errors import BadSetting, UnknownKey
+from featcal.storage.atomic import atomic_path
+from reproduction.data.glue import GLUE, prompted
+from reproduction.mini.language.conclusions import MNLI, QNLI, RTE
+from reproduction.mini.language.drawing import chance
+from reproduction.mini.language.likenesses import MRPC, QQP, STSB
+from reproduction.mini.language.verdicts import COLA, SST2
+
+WORLDS = {world.key: world for world in (COLA, MNLI, MRPC, QNLI, QQP, RTE, SST2, STSB)}
+COUNTS = {"train": 1200, "validation": 300, "test": 500}
+WEB = "web"  # what the bases are pre-trained on
+SHARES = {WEB: (0, 5), "train": (5, 8), "validation": (8, 9), "test": (9, 11)}  # of the check sum's remainders
+REMAINDERS = 11
+HASTY = 0.65  # share of the web rows with what the bases are told where that is wrong; their first guess errs, and can be turned
+
+
+def draw_rows(key: str, split: str, count: int, seed: int, first: int = 0) -> list[dict[str, Any]]:
+    """`count` rows of one split from number `first`: GLUE's columns, `label` (int, of STS-B float) and `idx`.
+
+    Rows of the web split have the label that pre-training is told. Raises: UnknownKey, BadSetting for a split there is not.
+    """
+    if key not in WORLDS:
+        raise UnknownKey("task", key, list(WORLDS))
+    if split not in SHARES:
+        raise BadSetting("split", split, "must be web, train, validation or test")
+    return [_row(key, split, index, seed) for index in range(first, first + count)]
+
+
+def _row(key: str, split: str, index: int, seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng([seed, crc32(key.encode()), crc32(split.encode()), index])
+    lowest, end = SHARES[split]
+    while True:
+        row = WORLDS[key].draw(index % WORLDS[key].kinds, rng)
+        if lowest <= crc32("\n".join(row.texts.values()).encode()) % REMAINDERS < end:
+            label = row.told if split == WEB and chance(rng, HASTY) else row.label
+            return {**row.texts, "label": label if key == "stsb" else int(label), "idx": index}
+
+
+def draw_samples(key: str, split: str, count: int, seed: int, first: int = 0) -> list[Sample]:
+    """The rows of one split in the paper's prompt with their answers."""
+    rows = draw_rows(key, split, count, seed, first)
+    return [Sample(f"{key} ({split}), row {row['idx']}", *prompted(key, row)) for row in rows]
+
+
+def write_glue(key: str, folder: Path, seed: int, counts: Mapping[str, int] = COUNTS) -> None:
+    """The task's splits as <folder>/<split>.parquet in the columns that GLUE has on the hub."""
+    from datasets import ClassLabel, Dataset, Features, Value
+
+    answers = list(GLUE[key].answers)
+    label = ClassLabel(names=answers) if answers else Value("float32")
+    features = Features({name: Value("string") for name in GLUE[key].columns} | {"label": label, "idx": Value("int32")})
+    for split, count in counts.items():
+        rows = draw_rows(key, split, count, seed)
+        with atomic_path(Path(folder) / f"{split}.parquet") as path:
+            Dataset.from_list(rows, features=features).to_parquet(str(path))

@@ -1,0 +1,64 @@
+"""The one-liners of the pages that show an accuracy table: the table, the paper's own values, the share of the gap recovered."""
+
+from html import escape
+
+from reproduction.report import tables
+from reproduction.report.markup import PageOutput, accuracy_table, fold, note, table
+from reproduction.report.reproduced import against_printed, elsewhere
+from reproduction.report.show import PLACES, evidence, label
+
+LEGEND = "Arrows: against the block’s merger. sd: over seeds. Bold: best of the block."
+
+
+def measured(page: str, suite: str) -> PageOutput:
+    """The page's accuracy table in the paper's row order, at the suite's main settings; its other settings are folded away."""
+    ours = evidence(page, suite)
+    main, *others = tables.settings_shown(suite, ours.pool)
+    html = _table(page, suite, main, tables.accuracy_rows(ours))
+    for setting in others:
+        words = f"The same blocks at the {tables.SETTING_LABELS[setting]}"
+        html += fold(words, _table(page, suite, setting, tables.block_rows(ours, setting)))
+    return PageOutput(html + against_printed(page, suite))
+
+
+def _table(page: str, suite: str, setting: str, rows: list[tables.Row]) -> str:
+    ours = evidence(page, suite)
+    caption = f"Top-1 accuracy (%) on test images, at the {tables.SETTING_LABELS[setting]} — {label(suite)}. {LEGEND}"
+    return accuracy_table(rows, ours.tasks, [ours.title(task) for task in ours.tasks], caption)[0]
+
+
+def printed(page: str) -> PageOutput:
+    """The paper's printed table, folded away, with the cells in doubt marked."""
+    number = PLACES[page][2]
+    tasks, rows = tables.paper_rows(number)
+    caption = f"The paper’s Table {int(number[-2:])}, as printed: real CLIP models on real data"
+    return PageOutput(folded_table(*accuracy_table(rows, tasks, [tables.TASKS[task] for task in tasks], caption)))
+
+
+def folded_table(html: str, marks: list[str]) -> str:
+    """A printed table one click away, the reasons of its marked cells below it."""
+    reasons = "".join(f"<li>{escape(mark)}</li>" for mark in marks)
+    doubts = f"<p>Cells in doubt:</p><ol>{reasons}</ol>" if marks else ""
+    return fold("The paper’s own values", html + doubts)
+
+
+def recovered(page: str, suite: str) -> PageOutput:
+    """The share of the way from each merger to the experts that FeatCal goes, here and in the paper."""
+    found = tables.recovered(evidence(page, suite))
+    if not found:
+        return PageOutput(note("○ not run: the share of the gap that FeatCal recovers needs a merger, FeatCal and the experts."))
+    rows = []
+    for item in found:
+        spread = f" <small>sd {item.spread:.1f}</small>" if item.spread is not None else ""
+        one = ' <small class="fc-run">one seed</small>' if item.one_run else ""
+        name = f"{tables.UPSTREAMS[item.upstream]}, {tables.SETTING_LABELS[item.setting]}"
+        rows.append(("", [name, f"{item.share:.0f} %{spread}{one}", _paper_share(PLACES[page][2], item.upstream)]))
+    caption = f"Share of the gap between merger and experts that FeatCal recovers — {label(suite)}"
+    return PageOutput(table(["Merger, settings", "Here", elsewhere(suite)], rows, caption))
+
+
+def _paper_share(number: str, upstream: str) -> str:
+    """The paper's share as printed; with cells corrected as well, where that changes it."""
+    shares = (tables.paper_recovered(number, upstream, corrected) for corrected in (False, True))
+    said, mended = ("–" if share is None else f"{share:.0f} %" for share in shares)
+    return said if said == mended else f"{said}<small>{mended} with doubtful cells corrected</small>"

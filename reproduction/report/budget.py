@@ -1,0 +1,141 @@
+"""Accuracy against the number of images per task: Table 12 and Figure 3, here and as printed."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from reproduction.report.claims import main_setting
+from reproduction.report.estimate import estimate
+from reproduction.report.evidence import Evidence, select
+from reproduction.report.figures import COLOURS, WIDTH, drawing, svg
+from reproduction.report.markup import PageOutput, fold, note, table
+from reproduction.report.reproduced import against_printed
+from reproduction.report.show import evidence, label
+from reproduction.report.studies import RIVALS
+from reproduction.report.values import paper_table
+
+ORDER = ("surgery", "prob_surgery", "featcal")  # of the paper's rows
+UPSTREAM = "task_arithmetic"
+LINES = {  # colour, marker, dashes: told apart in grey too
+    "featcal": (COLOURS["featcal"], "^", "-"), "surgery": ("#009E73", "o", "--"), "prob_surgery": ("#CC79A7", "s", "-."),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Point:
+    """Average accuracy of one method at one number of images, in percent.   sd: over seeds; None for one seed."""
+
+    method: str
+    samples: int
+    mean: float
+    sd: float | None
+
+
+def measured(ours: Evidence) -> list[Point]:
+    """Every method and number of images, in the paper's order; empty where nothing was run."""
+    rows, found = select(ours.table("samples"), {"upstream": UPSTREAM, "setting": main_setting(ours.suite)}), []
+    for method in ORDER:
+        own = rows[rows["method"] == method]
+        for samples in sorted(own["samples"].unique()):
+            value = estimate(own[own["samples"] == samples])
+            assert value is not None  # there is at least one row
+            found.append(Point(method, int(samples), value.mean, value.spread))
+    return found
+
+
+def printed() -> list[Point]:
+    """The paper's Table 12."""
+    frame = paper_table("table12")
+    columns = zip(frame["method"], frame["samples_per_task"], frame["mean"], frame["std"], strict=True)
+    return [Point(str(method), int(samples), float(mean), float(sd)) for method, samples, mean, sd in columns]
+
+
+def merged_level(ours: Evidence) -> float | None:
+    """Average accuracy of the merged model that all start from."""
+    value = estimate(select(ours.table("samples"), {"upstream": UPSTREAM, "method": "merged"}))
+    return None if value is None else value.mean
+
+
+def means(page: str, suite: str) -> PageOutput:
+    """Table 12: mean and standard deviation over seeds, the best of every column in bold; then the paper's, one click away."""
+    ours = evidence(page, suite)
+    found, level = measured(ours), merged_level(ours)
+    paper = fold("The paper’s own values", _table(printed(), "The paper’s Table 12, as printed: real CLIP models on real data"))
+    if not found:
+        return PageOutput(note(f"○ not run: no results of this study in the {label(suite)}.") + paper)
+    caption = (
+        f"Average top-1 accuracy (%) on test images by images per task, sd over seeds — {label(suite)}. Bold: best of the column."
+    )
+    remarks = [] if level is None else [f"Where all start: {UPSTREAM.replace('_', ' ')} alone, {level:.1f} %."]
+    remarks += [*spreads(found), *short(ours)]
+    return PageOutput(_table(found, caption) + note(" ".join(remarks)) + against_printed(page, suite) + paper)
+
+
+def _table(points: list[Point], caption: str) -> str:
+    budgets = sorted({point.samples for point in points})
+    best = {n: max(round(p.mean, 1) for p in points if p.samples == n) for n in budgets}
+    rows = []
+    for method in ORDER:
+        cells = {point.samples: point for point in points if point.method == method}
+        rows.append(("", [f"w/ {RIVALS[method]}", *(_cell(cells[n], best[n]) if n in cells else "–" for n in budgets)]))
+    return table(["Task Arithmetic", *(f"n = {n}" for n in budgets)], rows, caption, "fc-accuracy")
+
+
+def _cell(point: Point, best: float) -> str:
+    mean = f"{point.mean:.1f}"
+    value = f"<strong>{mean}</strong>" if round(point.mean, 1) == best else mean
+    return value if point.sd is None else f"{value}<small>sd&nbsp;{point.sd:.1f}</small>"
+
+
+def spreads(found: list[Point]) -> list[str]:
+    """A sentence on where seeds matter most, and where least."""
+    with_sd = [(point.sd, point) for point in found if point.sd is not None]
+    if not with_sd:
+        return []
+    (most, wide), (least, narrow) = max(with_sd, key=lambda p: p[0]), min(with_sd, key=lambda p: p[0])
+    ends = f"{RIVALS[wide.method]} at n = {wide.samples} (sd {most:.1f}), {RIVALS[narrow.method]} at n = {narrow.samples}"
+    return [f"Seeds matter most to {ends.replace(', ', ' and least to ', 1)} (sd {least:.1f})."]
+
+
+def short(ours: Evidence) -> list[str]:
+    """A sentence for every number of images that a split does not have."""
+    runs = ours.table("samples.run")
+    fewer = runs[runs["images"] < runs["samples"]] if len(runs) else runs
+    told = []
+    for (samples, images), rows in fewer.groupby(["samples", "images"]):
+        who = " and ".join(RIVALS[method] for method in ORDER if method in set(rows["method"]))
+        told.append(f"At n = {samples}, {who} saw {images} images of each task: their split has no more.")
+    return told
+
+
+def figure(page: str, suite: str) -> PageOutput:
+    """Figure 3, or a note that it was not run."""
+    drawn = curves(evidence(page, suite))
+    if drawn is None:
+        return PageOutput(note(f"○ not run: no results of this study in the {label(suite)}."))
+    return PageOutput(picture={"image/svg+xml": svg(drawn)}, text=f"accuracy by images per task ({label(suite)})")
+
+
+def curves(ours: Evidence) -> Figure | None:
+    """Mean over seeds with one standard deviation up and down; the merged model's level as a line."""
+    points, level = pd.DataFrame([vars(point) for point in measured(ours)]), merged_level(ours)
+    if points.empty:
+        return None
+    budgets = sorted(points["samples"].unique())
+    with drawing():
+        figure = Figure(figsize=(WIDTH, 4.4))
+        axes = figure.add_subplot()
+        for method, (colour, marker, dashes) in LINES.items():
+            own = points[points["method"] == method]
+            look: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": dashes, "lw": 2, "ms": 8, "capsize": 4}
+            axes.errorbar(own["samples"], own["mean"], yerr=own["sd"].fillna(0.0), label=RIVALS[method], **look)
+        if level is not None:
+            axes.axhline(level, color=COLOURS["merged"], lw=1.6, linestyle=":", label="merged, not calibrated")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(budgets, [str(n) for n in budgets])
+        axes.minorticks_off()
+        axes.set(xlabel="images per task, n (each step doubles)", ylabel="average accuracy (%)")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2, handlelength=2.6, columnspacing=1.2)
+        return figure

@@ -1,0 +1,170 @@
+"""Table 6 and Figure 4: what damaged calibration images cost each method, scored on clean test images."""
+
+import io
+from collections.abc import Iterator
+from html import escape
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from reproduction.report import study
+from reproduction.report.claims import main_setting
+from reproduction.report.damage import KINDS, UPSTREAM, found
+from reproduction.report.estimate import Estimate, estimate
+from reproduction.report.evidence import Evidence, select
+from reproduction.report.markup import PageOutput, accuracy_table, fold, note, number, table
+from reproduction.report.reproduced import against_printed
+from reproduction.report.show import evidence, label
+from reproduction.report.tables import METHODS, SETTING_LABELS, UPSTREAMS, Cell, Row, settings_shown
+from reproduction.report.values import AVERAGE, paper_table
+
+COLOURS = {"featcal": "#0072B2", "surgery": "#009E73", "prob_surgery": "#CC79A7"}  # Okabe and Ito
+MARKERS = {"featcal": "^", "surgery": "o", "prob_surgery": "s"}
+
+
+def averages(page: str, suite: str) -> PageOutput:
+    """The table in the paper's order: every number with its change against the same method from clean images."""
+    ours = evidence(page, suite)
+    if ours.table("corrupted").empty:
+        return PageOutput(note(f"○ not run: no damaged calibration images in the results of the {label(suite)}."))
+    values = {m: {k: found(ours, m, k) for k in (*KINDS, AVERAGE)} for m in ("merged", *METHODS)}
+    cells = {m: {k: Cell(e.mean) for k, e in row.items() if e} for m, row in values.items()}
+    caption = f"Average top-1 accuracy (%) on clean test images, by calibration images — {label(suite)}. Arrows: against clean."
+    return PageOutput(_table(cells, caption) + against_printed(page, suite))
+
+
+def paper(suite: str) -> PageOutput:
+    """The paper's Table 6, folded away."""
+    printed = paper_table("table06").set_index("method")
+    cells = {
+        method: {k: Cell(float(printed[k][name])) for k in (*KINDS, AVERAGE) if str(printed[k][name])}
+        for method, name in {"merged": UPSTREAM, **{m: m for m in METHODS}}.items()
+    }
+    return PageOutput(
+        fold("The paper’s own values", _table(cells, "The paper’s Table 6, as printed: real CLIP models on real data"))
+    )
+
+
+def _table(cells: dict[str, dict[str, Cell]], caption: str) -> str:
+    """Rows of one merger and three methods, best of every column in bold."""
+    rows = []
+    for method, name in {"merged": UPSTREAMS[UPSTREAM], **METHODS}.items():
+        line = []
+        for kind in (*KINDS, AVERAGE):
+            cell, clean = cells[method].get(kind), cells[method].get("clean")
+            if cell is None or (method == "merged" and kind == AVERAGE):
+                line.append("<td>–</td>")
+                continue
+            top = max(round(row[kind].value, 1) for row in cells.values() if kind in row)
+            change = cell.value - clean.value if clean and kind not in ("clean", AVERAGE) else None
+            line.append(number(Cell(cell.value, change=change, best=round(cell.value, 1) == top), []))
+        rows.append(("fc-merger" if method == "merged" else "fc-calibrated", [escape(name), *line]))
+    return table(["Model", *KINDS.values(), "Average"], rows, caption, "fc-accuracy")
+
+
+def firmer(page: str, suite: str) -> PageOutput:
+    """FeatCal at the suite's and at the paper's settings, with what each kind of damage costs it."""
+    ours, rows = evidence(page, suite), []
+    for setting in settings_shown(suite):
+        clean = found(ours, "featcal", "clean", setting)
+        means = {kind: found(ours, "featcal", kind, setting) for kind in KINDS}
+        cells = [_lost(mean, clean) for mean in means.values()]
+        rows.append(("", [f"FeatCal, {SETTING_LABELS[setting]}", *cells]))
+    caption = f"FeatCal by settings, average top-1 accuracy (%); arrows: against clean images — {label(suite)}"
+    return PageOutput(table(["", *KINDS.values()], rows, caption, "fc-accuracy"))
+
+
+def _lost(mean: Estimate | None, clean: Estimate | None) -> str:
+    if mean is None:
+        return '<span class="fc-none">not run</span>'
+    change = mean.mean - clean.mean if clean and mean != clean else None
+    return number(Cell(mean.mean, change=change), [])
+
+
+def tasks(page: str, suite: str) -> PageOutput:
+    """Every task's accuracy, one click away."""
+    ours, rows = evidence(page, suite), []
+    for method, name in METHODS.items():
+        for kind, title in KINDS.items():
+            own = select(ours.table("corrupted"), {"method": method, "corruption": kind, "setting": main_setting(suite)})
+            means = {task: estimate(select(own, {"task": task})) for task in ours.tasks} | {AVERAGE: estimate(own)}
+            rows.append(Row(f"{name}: {title}", "calibrated", UPSTREAM, {t: Cell(e.mean) for t, e in means.items() if e}))
+    caption = f"Top-1 accuracy (%) on clean test images — {label(suite)}"
+    return PageOutput(fold("Every task", accuracy_table(rows, ours.tasks, [ours.title(t) for t in ours.tasks], caption)[0]))
+
+
+def strengths(page: str, suite: str) -> PageOutput:
+    """How strong each corruption is on the suite's images."""
+    told = study.settings_of(page, suite, "corrupted").get("strengths", {})
+    if not told:
+        return PageOutput(note("○ not run: no settings file yet."))
+    rows = [("", [KINDS[kind], escape(words)]) for kind, words in told.items()]
+    return PageOutput(table(["Corruption", "Strength"], rows, f"Damage done to calibration images — {label(suite)}", "fc-words"))
+
+
+def cost(page: str, suite: str) -> PageOutput:
+    """Dots of the average accuracy by method, one line per kind of calibration images."""
+    return study.drawn(_cost(evidence(page, suite)), "accuracies from damaged images", suite)
+
+
+def _cost(ours: Evidence) -> Figure | None:
+    from reproduction.report.figures import INK, WIDTH, drawing
+
+    merged = found(ours, "merged", "clean")
+    if merged is None:
+        return None
+    with drawing():
+        figure = Figure(figsize=(WIDTH, 3.4))
+        axes = figure.add_subplot()
+        for method in METHODS:
+            means = [(row, found(ours, method, kind)) for row, kind in enumerate(KINDS)]
+            there = [(row, e.mean) for row, e in means if e]
+            look: dict[str, Any] = {"color": COLOURS[method], "marker": MARKERS[method], "edgecolor": "white", "lw": 0.8}
+            name = METHODS[method].removeprefix("w/ ")
+            axes.scatter([mean for _, mean in there], [row for row, _ in there], s=130, zorder=3, label=name, **look)
+        axes.axvline(merged.mean, color=INK, ls="--", lw=1.4, label="merger alone")
+        axes.set_yticks(range(len(KINDS)), list(KINDS.values()))
+        axes.invert_yaxis()
+        axes.margins(y=0.2)
+        axes.set(xlabel="average top-1 accuracy (%), clean test images")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=2, handletextpad=0.4, columnspacing=1.2)
+        return figure
+
+
+def examples(page: str, suite: str) -> PageOutput:
+    """Calibration images clean and under each corruption, every pixel as a square."""
+    return study.drawn(_examples(evidence(page, suite)), "example images", suite)
+
+
+def _examples(ours: Evidence) -> Figure | None:
+    from reproduction.report.figures import WIDTH, drawing
+
+    shown = ours.table("corrupted.examples")
+    if shown.empty:
+        return None
+    rows, columns = int(shown["row"].max()) + 1, int(shown["column"].max()) + 1
+    with drawing():
+        figure = Figure(figsize=(WIDTH, WIDTH * rows / columns))
+        grid = figure.subplots(rows, columns, squeeze=False, gridspec_kw={"wspace": 0.04, "hspace": 0.04})
+        for place, picture in zip(shown.itertuples(), _cut(ours, rows, columns), strict=True):
+            axes = grid[place.row][place.column]
+            axes.imshow(picture, interpolation="nearest")
+            axes.set(xticks=[], yticks=[])
+            axes.grid(visible=False)
+            if place.row == 0:
+                axes.set_title(KINDS[place.corruption].replace("Gaussian noise", "Gaussian"), fontsize=13)
+            if place.column == 0:
+                axes.set_ylabel(ours.title(place.task))
+        return figure
+
+
+def _cut(ours: Evidence, rows: int, columns: int) -> Iterator[object]:
+    """The pictures of the sheet, row by row."""
+    from PIL import Image
+
+    data = (ours.folder / f"{ours.role}-{ours.pool}.corrupted.examples.png").read_bytes()
+    sheet = Image.open(io.BytesIO(data)).convert("RGB")
+    wide, high = sheet.width // columns, sheet.height // rows
+    for row in range(rows):
+        for column in range(columns):
+            yield sheet.crop((wide * column, high * row, wide * (column + 1), high * (row + 1)))

@@ -1,0 +1,87 @@
+"""Table 14: the three experts that a Llama is merged from, each on all six tests, and what each won and lost against its base."""
+
+from collections.abc import Iterable
+
+import pandas as pd
+
+from reproduction.report.controls import margin
+from reproduction.report.estimate import estimate
+from reproduction.report.evidence import Evidence, select
+from reproduction.report.markup import PageOutput, table
+from reproduction.report.show import label
+from reproduction.report.tables import REFERENCES, Cell, Row, cells_of, with_best, with_changes
+from reproduction.report.values import AVERAGE, PAPER_MODELS, paper_table, player
+
+OWN = {  # domain → the tests of its own
+    "coding": ("humaneval_plus", "mbpp_plus"), "math": ("math500", "gsm8k"), "instruction": ("ifeval",),
+}  # fmt: skip
+BASE = ""  # the base among the experts
+
+Cells = dict[str, Cell]
+
+
+def models(ours: Evidence) -> dict[str, Cells]:
+    """Cells of the base and of every expert by its domain; no cells for what was not run."""
+    keys = {BASE: {"method": "base"}} | {domain: {"method": "expert", "setting": domain} for domain in OWN}
+    return {name: cells_of(ours, key)[0] for name, key in keys.items()}
+
+
+def highest(found: Iterable[Cells]) -> Cells:
+    """The highest value of every test and the mean of those, as the paper's Fine-tuned (STL); nothing unless all were run."""
+    rows = list(found)
+    if not all(rows):
+        return {}
+    top = {test: Cell(max(cells[test].value for cells in rows)) for test in rows[0] if test != AVERAGE}
+    return top | {AVERAGE: Cell(sum(cell.value for cell in top.values()) / len(top))}
+
+
+def rows(ours: Evidence) -> list[Row]:
+    """The block of one model: base, experts with their changes against it, and the highest of every column."""
+    found = models(ours)
+    base = Row(REFERENCES["base"], "reference", "", found[BASE])
+    experts = [with_changes(Row(_name(domain), "calibrated", "", found[domain]), base) for domain in OWN]
+    return [*with_best([base, *experts]), Row(REFERENCES["expert"], "reference", "", highest(found.values()))]
+
+
+def printed_rows(model: str) -> list[Row]:
+    """The paper's block of one model, by its printed name."""
+    frame = select(paper_table("table14"), {"model": model})
+    keys = {REFERENCES["base"]: ("base", "")} | {_name(domain): ("expert", domain) for domain in OWN}
+    found = []
+    for name, (method, domain) in (keys | {REFERENCES["expert"]: ("expert", "")}).items():
+        values = select(frame, {"method": method, "setting": domain}).set_index("task")["value"]
+        kind = "calibrated" if domain else "reference"
+        found.append(Row(name, kind, "", {str(task): Cell(float(value)) for task, value in values.items()}))
+    return found
+
+
+def _name(domain: str) -> str:
+    return f"{domain.capitalize()} expert"
+
+
+def won_and_lost(suite: str) -> PageOutput:
+    """What every expert won on its own tests and lost on all others, here and in the paper."""
+    body = []
+    for role in ("llama_3b", "llama_8b"):
+        ours = Evidence(suite, role, "mergebench")
+        for domain in OWN:
+            here = [_change(ours.table("scores"), domain, inside) for inside in (True, False)]
+            printed = select(paper_table("table14"), {"model": PAPER_MODELS[role]})
+            there = [_printed_change(printed, domain, inside) for inside in (True, False)]
+            body.append(("", [f"{_name(domain)}<small>{player(role, suite)}</small>", *here, *there]))
+    head = ["", "Own tests, here", "All others, here", "Own tests, in the paper", "All others, in the paper"]
+    caption = f"Mean change against the base (points); within noise: at most two standard errors — {label(suite)}"
+    return PageOutput(table(head, body, caption, "fc-long"))
+
+
+def _change(scores: pd.DataFrame, domain: str, inside: bool) -> str:
+    """Of one expert on its own tests or on the others."""
+    tests = scores[scores["task"].isin(OWN[domain]) == inside]
+    expert, base = (estimate(select(tests, key)) for key in ({"method": "expert", "setting": domain}, {"method": "base"}))
+    return margin(expert, base)
+
+
+def _printed_change(table14: pd.DataFrame, domain: str, inside: bool) -> str:
+    tests = table14[(table14["task"] != AVERAGE) & (table14["task"].isin(OWN[domain]) == inside)]
+    expert, base = (select(tests, key)["value"] for key in ({"method": "expert", "setting": domain}, {"method": "base"}))
+    return f"{expert.mean() - base.mean():+.1f}"

@@ -1,0 +1,177 @@
+"""How sure a measured mean is: sampling of the test images or texts, and the spread over seeds.
+
+Knows result rows and statistics; knows nothing of claims, tables or the paper.
+"""
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import stdev
+from typing import Any
+
+import pandas as pd
+
+from reproduction.report.paired import paired_variance
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over tasks (and blocks) and seeds.
+
+    mean: in the unit of the column.  variance: of that mean, in its square.  spread: standard deviation over seeds, None with
+    fewer than two.  seeds: how many distinct seeds; 0 where nothing was drawn, so that repeating would change nothing.  rows,
+    measure: what the mean is of, if known.
+    """
+
+    mean: float
+    variance: float
+    spread: float | None
+    seeds: int
+    rows: pd.DataFrame | None = field(default=None, repr=False, compare=False)
+    measure: str = "value"
+
+    @property
+    def one_run(self) -> bool:
+        """Whether something was drawn, but only once: its spread is unknown."""
+        return self.seeds == 1
+
+    @property
+    def seed_variance(self) -> float:
+        """The part of the variance that the seeds have, s²/S; 0 where it is unknown."""
+        return 0.0 if self.spread is None else self.spread**2 / self.seeds
+
+
+def estimate(rows: pd.DataFrame, measure: str = "value") -> Estimate | None:
+    """The mean of a column, first over what was measured under one seed, then over seeds.
+
+    The variance adds two parts. Test images: an accuracy p of n images has variance p(1 − p)/n, and the mean over T tasks
+    Σ pₜ(1 − pₜ)/nₜ / T²; more seeds do not shrink it, since all are scored on the same images. Seeds: s²/S for S ≥ 2 seeds
+    with standard deviation s. In place of p(1 − p)/n, a rank correlation of n texts has the variance of `of_correlation`, and a
+    mean cosine of n images with standard deviation s has s²/n; other columns carry the part of the seeds only.
+
+    Args:    rows: result rows of one model, all of them used.  measure: the column.
+    Returns: the estimate; None where there are no rows.
+    """
+    if rows.empty or measure not in rows:
+        return None
+    seeds = rows["seed"].tolist() if "seed" in rows else [""] * len(rows)
+    means = {seed: mean(values) for seed, values in by(seeds, rows[measure].tolist()).items()}
+    spread = stdev(means.values()) if len(means) > 1 else None
+    drawn = sum(1 for seed in means if seed != "")
+    variance = image_variance(rows, measure)
+    if spread is not None:
+        variance += spread**2 / len(means)
+    return Estimate(mean(means.values()), variance, spread, drawn, rows, measure)
+
+
+def by(keys: Iterable[Hashable], values: Iterable[Any]) -> dict[Hashable, list[Any]]:
+    """Values by key. A page asks thousands of times for a few rows, which pandas' own groups are made for less."""
+    found: dict[Hashable, list[Any]] = {}
+    for key, value in zip(keys, values, strict=True):
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def firsts(keys: Iterable[Hashable], values: Iterable[Any]) -> dict[Hashable, Any]:
+    """Of every key the first value that is not NaN; NaN where there is none."""
+    return {key: next((v for v in several if v == v), math.nan) for key, several in by(keys, values).items()}
+
+
+def mean(values: Iterable[float]) -> float:
+    """The mean of what was measured, summed exactly; NaN where nothing was."""
+    several = [value for value in values if not math.isnan(value)]
+    return math.fsum(several) / len(several) if several else math.nan
+
+
+def image_variance(rows: pd.DataFrame, measure: str = "value") -> float:
+    """Variance of a mean over tasks due to the choice of test images, in the measure's square; 0 where none is known."""
+    return math.fsum(image_variances(rows, measure).values())
+
+
+def image_variances(rows: pd.DataFrame, measure: str = "value") -> dict[Hashable, float]:
+    """What every task adds to that variance; no tasks where none is known.
+
+    Known of an accuracy and of a rank correlation, from their own size, and of a measure with its deviation from image to image
+    in a column beside it.
+    """
+    if "count" not in rows or "task" not in rows:
+        return {}
+    tasks = rows["task"].tolist()
+    counts = firsts(tasks, rows["count"].tolist())
+    if f"{measure}_sd" in rows:
+        each = {task: sd**2 / counts[task] for task, sd in firsts(tasks, rows[f"{measure}_sd"].tolist()).items()}
+    elif measure == "value" and "metric" in rows and set(rows["metric"]) <= set(VARIANCES):
+        values, metrics = by(tasks, rows["value"].tolist()), firsts(tasks, rows["metric"].tolist())
+        each = {task: VARIANCES[metrics[task]](mean(several), counts[task]) for task, several in values.items()}
+    else:
+        return {}
+    return {task: 0.0 if math.isnan(part) else part / len(counts) ** 2 for task, part in each.items()}
+
+
+def of_accuracy(value: float, count: int) -> float:
+    """p(1 − p)/n in squared percent, from p in percent."""
+    return value * (100 - value) / count
+
+
+def of_correlation(value: float, count: int) -> float:
+    """Variance of Spearman's ρ of n pairs, in squared percent: (1 − ρ²)² (1 + ρ²/2) / (n − 3).
+
+    Bonett and Wright, Sample size requirements for estimating Pearson, Kendall and Spearman correlations, Psychometrika 65
+    (2000): Fisher's z of ρ has the variance (1 + ρ²/2) / (n − 3), and dρ/dz = 1 − ρ². Unknown, hence 0, of three pairs or fewer.
+    """
+    squared = (value / 100) ** 2
+    return 100**2 * (1 - squared) ** 2 * (1 + squared / 2) / (count - 3) if count > 3 else 0.0
+
+
+VARIANCES = {"accuracy": of_accuracy, "spearman": of_correlation}  # of one task's value, by metric
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A weighted sum of means, Σ wₖ·meanₖ.
+
+    means: of the parts.   variance: of the sum.   known: whether its error is, be it of the test rows or of all that was drawn.
+    one_run: whether something was drawn, but only once.   pairing: "unpaired" where errors were added as if the models had seen
+    other test rows, "partly unpaired" where that is so of some tasks, else empty.
+    """
+
+    means: list[float]
+    value: float
+    variance: float
+    known: bool
+    one_run: bool
+    pairing: str
+
+    @property
+    def noise(self) -> float:
+        """Two standard errors."""
+        return 2 * math.sqrt(self.variance)
+
+
+def difference(parts: Sequence[tuple[float, Estimate]]) -> Difference:
+    """A weighted sum of the means of several models, with the error of the sum.
+
+    Test rows: tasks add `paired_variance` where every model's correctness is known row by row, else Σ wₖ² times each model's own
+    variance, as if the models had seen other rows. Seeds: Σ wₖ²·s²ₖ/Sₖ, as `estimate` has it.
+    """
+    rows = [(weight, one.rows) for weight, one in parts if one.rows is not None]
+    apart = [(w**2, image_variances(one.rows, one.measure)) for w, one in parts if one.rows is not None]
+    images, unpaired = [], 0
+    tasks = dict.fromkeys(task for _, variances in apart for task in variances)
+    for task in tasks:
+        paired = paired_variance(rows, task) if all(one.measure == "value" for _, one in parts) else None
+        unpaired += paired is None
+        images.append(math.fsum(w * variances.get(task, 0.0) for w, variances in apart) if paired is None else paired)
+    images += [weight**2 * one.variance for weight, one in parts if one.rows is None]
+    seeds = [weight**2 * one.seed_variance for weight, one in parts if one.rows is not None]
+    one_run = any(one.one_run for _, one in parts)
+    known = bool(tasks) or (any(one.spread is not None for _, one in parts) and not one_run)
+    whole = unpaired == len(tasks) or len(rows) < len(parts)
+    pairing = ("unpaired" if whole else "partly unpaired") if unpaired else ""
+    value = math.fsum(weight * one.mean for weight, one in parts)
+    return Difference([one.mean for _, one in parts], value, math.fsum([*images, *seeds]), known, one_run, pairing)
+
+
+def noise(left: Estimate, right: Estimate) -> float:
+    """Two standard errors of the difference of two means, paired where their correctness row by row is known."""
+    return difference([(1.0, left), (-1.0, right)]).noise

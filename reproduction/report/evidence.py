@@ -1,0 +1,184 @@
+"""What the results folder of a suite holds, read tolerantly: a missing file is an empty table, never an error.
+
+Knows the file names and columns; knows nothing of claims, tables or pages.
+"""
+
+import json
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from reproduction.report.paired import with_correct
+from reproduction.report.root import results_folder
+from reproduction.report.values import TASKS, TEXT_TASKS, title_of
+
+KEYS = [
+    "upstream", "method", "setting", "encode", "task", "metric", "seed", "model", "label", "block", "part", "suite", "role",
+    "pool", "corruption", "parameter", "statement", "quantity", "choice",
+    "option", "origin", "stream", "correct", "seen",
+]  # fmt: skip
+COLUMNS = {
+    "scores": "suite role pool upstream method setting task metric seed value count",
+    "drift": "suite role pool upstream method setting seed task block relative_drift l2 cosine count",
+    "alignment": "suite role pool upstream method setting seed task cosine cosine_sd l2 count",
+    "similarity": "task method setting index similarity",
+    "projection": "task model index label x y",
+    "vectors": "suite role pool upstream method setting seed task part cosine size count",
+    "curves": "suite role pool upstream method setting seed step loss",
+    "scales": "suite role pool upstream factor value chosen",
+    "corrupted": "suite role pool upstream method setting corruption task metric seed value count",
+    "corrupted.examples": "task index corruption row column",
+    "sweep": "suite role pool upstream method setting parameter at chosen task metric seed value count",
+    "task_counts": "suite role pool upstream method setting tasks draw task metric seed value union drift mean_drift count",
+    "choices": "suite role pool upstream method setting choice option default task metric seed value count",
+    "tune": "suite role pool upstream method setting trial origin chosen ridge anchor_blend interpolation divergence task metric "
+    "seed value count",
+    "theory": "suite role pool upstream method setting statement quantity task block nodes value count",
+    "theory_points": "method setting statement task block index actual bound kept",
+    "samples": "suite role pool upstream method setting task metric seed samples value count",
+    "cost": "suite role pool upstream method setting encode task metric seed samples step value count",
+}
+MEASURED = ".run"  # ends a kind whose rows were measured with a clock: `cost.run` is what the record of `cost` says each run cost
+COSTS = "upstream method setting encode seed samples images seconds memory_mib energy_wh"
+COLUMNS["references"] = COLUMNS["scores"]
+KEPT = ("scores", "corrupted", "sweep", "choices", "tune", "samples", "cost")  # kinds beside which it stands what was right
+COLUMNS |= {
+    "correct" if kind == "scores" else f"{kind}.correct": COLUMNS[kind].removesuffix("value count") + "correct" for kind in KEPT
+}
+COLUMNS |= dict.fromkeys(("seen", "samples.seen", "corrupted.seen"), "suite role pool task stream samples seed count seen")
+COLUMNS |= dict.fromkeys(("samples.run", "cost.run"), COSTS)
+
+
+class Evidence:
+    """Result files of one suite, role and pool.
+
+    Args: suite, role, pool: the words of params.yaml ("mini", "clip_b32", "8").   folder: where the files lie, for tests.
+    """
+
+    def __init__(self, suite: str, role: str, pool: str | int, folder: Path | None = None):
+        self.suite, self.role, self.pool = suite, role, str(pool)
+        self.folder = folder or results_folder(suite)
+
+    def path(self, kind: str) -> Path:
+        """The file of one kind: `scores` is the plain one, every other kind is named in the middle."""
+        middle = "" if kind == "scores" else f".{kind}"
+        return self.folder / f"{self.role}-{self.pool}{middle}.csv"
+
+    def table(self, kind: str) -> pd.DataFrame:
+        """Rows of one kind of file; empty, with the right columns, where nothing was run."""
+        if kind not in self._tables:
+            frame = self._read(kind)
+            self._tables[kind] = self._with_clean(frame) if kind == "corrupted" else frame
+        return self._tables[kind]
+
+    @cached_property
+    def _tables(self) -> dict[str, pd.DataFrame]:
+        return {}
+
+    def _read(self, kind: str) -> pd.DataFrame:
+        path = self.path(kind).resolve()
+        if kind.endswith(MEASURED):
+            rows = self.record(kind).get("cost", [])
+            if isinstance(rows, dict):  # a search: seconds of every trial, which one pays for together
+                searched = self.table(kind.removesuffix(MEASURED))[["upstream", "method", "setting"]].drop_duplicates()
+                rows = [row | {"seconds": sum(rows.values())} for row in searched.to_dict("records")]
+            if rows:
+                return _numeric(pd.DataFrame(rows).astype({key: str for key in KEYS if key in rows[0]}))
+        elif path.is_file():
+            beside = path.with_suffix(".correct.csv")
+            return _numbers(path, *(file.stat().st_mtime_ns if file.is_file() else 0 for file in (path, beside)))
+        return pd.DataFrame(columns=COLUMNS.get(kind, "").split())
+
+    def _with_clean(self, damaged: pd.DataFrame) -> pd.DataFrame:
+        """Rows of damaged calibration images, before them the same models from clean ones and their merger, out of the scores."""
+        if damaged.empty:
+            return damaged
+        names = ["upstream", "method", "setting", "seed"]
+        wanted = damaged[names].drop_duplicates()
+        mergers = wanted[["upstream"]].drop_duplicates().assign(method="merged", setting="", seed="")
+        clean = self.table("scores").merge(pd.concat([mergers, wanted]), on=names).assign(corruption="clean")
+        return pd.concat([clean.reindex(columns=damaged.columns), damaged], ignore_index=True)
+
+    @property
+    def run_record(self) -> dict[str, Any]:
+        """Machine, versions, commit and seconds of the run, or nothing."""
+        return read_json(self.folder / f"{self.role}-{self.pool}.run.json")
+
+    def record(self, kind: str) -> dict[str, Any]:
+        """The run record of one study, or nothing.   kind: with or without the ending of a measured one."""
+        return read_json(self.folder / f"{self.role}-{self.pool}.{kind.removesuffix(MEASURED)}.run.json")
+
+    def machine(self, kind: str) -> str:
+        """The machine that a measured kind was measured on; empty for files that depend on none."""
+        host = self.record(kind).get("host", {}) if kind.endswith(MEASURED) else {}
+        return f"{host['cpu']}, {host['cores']} cores" if host else ""
+
+    @property
+    def was_run(self) -> bool:
+        """Whether there is at least one score."""
+        return not self.table("scores").empty
+
+    @cached_property
+    def tasks(self) -> list[str]:
+        """Tasks of the pool in the suite's order: those with scores, else those the suite promises, else the paper's."""
+        if self.pool in TEXT_TASKS:
+            run = set(self.table("scores")["task"])
+            return [task for task in TEXT_TASKS[self.pool] if task in run or not run]
+        listed = [task["task"] for task in suite_record(self.suite, self.folder).get("tasks", [])] or list(TASKS)
+        scored = list(dict.fromkeys(self.table("scores")["task"]))
+        if scored:
+            return [t for t in listed if t in scored] + [t for t in scored if t not in listed]
+        pools = suite_record(self.suite, self.folder).get("pools", {})
+        return pools.get(self.pool) or (listed[: int(self.pool)] if self.pool.isdigit() else listed)
+
+    @property
+    def shown(self) -> str:
+        """The task whose images are told one by one, as the paper shows Stanford Cars; nothing where none was measured."""
+        tasks = self.table("similarity")["task"]
+        return "" if tasks.empty else str(tasks.iloc[0])
+
+    def title(self, task: str) -> str:
+        """How a column or axis names a task: the paper's name for it where it has one."""
+        named = {t["task"]: t.get("paper_name") for t in suite_record(self.suite, self.folder).get("tasks", [])}
+        return title_of(task) or named.get(task) or task
+
+
+@lru_cache(maxsize=64)
+def _numbers(path: Path, written: int, beside: int) -> pd.DataFrame:
+    """A file of rows, read once for all claims of a page, with which test rows were right where a file beside it says so.
+
+    written, beside: when both files were written, 0 where the second is missing; tells old files from new ones.
+    """
+    frame = _numeric(pd.read_csv(path, dtype=dict.fromkeys(KEYS, str), keep_default_na=False))
+    if not beside:
+        return frame
+    correct = path.with_suffix(".correct.csv")
+    return with_correct(frame, _numeric(pd.read_csv(correct, dtype=dict.fromkeys(KEYS, str), keep_default_na=False)), correct)
+
+
+def _numeric(frame: pd.DataFrame) -> pd.DataFrame:
+    """Numbers in every column that is no key."""
+    for column in [c for c in frame.columns if c not in KEYS]:
+        frame[column] = pd.to_numeric(frame[column])
+    return frame
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file as a dictionary; empty where there is none."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def suite_record(suite: str, folder: Path | None = None) -> dict[str, Any]:
+    """What suite.json says about the tasks of a suite."""
+    return read_json((folder or results_folder(suite)) / "suite.json")
+
+
+def select(frame: pd.DataFrame, wanted: dict[str, Any]) -> pd.DataFrame:
+    """Rows whose columns equal the wanted values (compared as text where the column is text); no such column, no rows."""
+    if not all(column in frame for column in wanted):
+        return frame.iloc[:0]
+    hits = [(frame[column] == (str(value) if column in KEYS else value)).to_numpy(bool) for column, value in wanted.items()]
+    return frame[np.logical_and.reduce(hits)] if hits else frame

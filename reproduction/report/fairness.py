@@ -1,0 +1,195 @@
+"""What it is worth to an adapter that it was trained on images of the test set it is scored on.
+
+Adapters see unlabelled test images, as in their own sources; FeatCal sees training images. So every comparison stands here once
+more: on the test images that the adapter was shown, on the others, and with adapters trained on FeatCal's images.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from statistics import fmean
+from typing import Any
+
+import pandas as pd
+
+from reproduction.report.claims import main_setting
+from reproduction.report.controls import average
+from reproduction.report.correct import Bits, bits
+from reproduction.report.estimate import Estimate, estimate
+from reproduction.report.evidence import Evidence, read_json, select
+from reproduction.report.markup import PageOutput, estimated, fold, note, table
+from reproduction.report.seen_images import Block, Draws, Margin, Parts
+from reproduction.report.show import PLACES, label
+from reproduction.report.tables import METHODS, UPSTREAMS
+from reproduction.report.values import SIZES, place_name
+
+EIGHT = [(role, "8") for role in SIZES]
+SEVERAL = {"table02": [(role, pool) for pool in ("8", "14", "20") for role in SIZES], "gain": EIGHT, "rankings": EIGHT}
+STUDIES = dict.fromkeys(("figure3", "table12", "table13"), "samples") | dict.fromkeys(("figure4", "table06"), "corrupted")
+STREAM, STUDIED = "test_unlabelled", "task_arithmetic"  # the latter: where studies start
+NAMES = {"surgery": "Surgery", "prob_surgery": "ProbSurgery"}
+ADAPTERS = tuple(NAMES)
+SUMMARY = "Adapters on test images they were trained on, and on others"
+NOT_RUN = '<span class="fc-none">not run</span>'
+
+
+def folded(page: str, suite: str) -> PageOutput:
+    """All that the page compares with adapters, one click away, and what seen images are worth in a sentence."""
+    html = ""
+    for role, pool in SEVERAL.get(page) or [PLACES[page][:2]]:
+        ours = Evidence(suite, role, pool)
+        blocks = [block for block in blocks_of(ours, STUDIES.get(page, "")) if any(block.parts(m) for m in ADAPTERS)]
+        words = f"{place_name(role, pool)} — {label(suite)}"
+        said = _table(blocks, words) + note(sentence(blocks) + _borrowed(blocks, page)) if blocks else ""
+        html += said or note(f"○ not run: {words}.")
+    return PageOutput(fold(SUMMARY, html))
+
+
+def blocks_of(ours: Evidence, study: str = "") -> Iterator[Block]:
+    """The mergers of one role and pool, or the budgets or kinds of images of a study."""
+    if study == "samples":
+        yield from _budgets(ours)
+    elif study == "corrupted":
+        yield from _damaged(ours)
+    else:
+        yield from (_merger(ours, upstream) for upstream in UPSTREAMS)
+
+
+def _merger(ours: Evidence, upstream: str) -> Block:
+    rows = select(ours.table("correct"), {"upstream": upstream})
+    draw = _settings(ours).get("merge", {}).get(f"{ours.role}-{ours.pool}-{upstream}", {}).get("draw") or {}
+    itself = " <small>itself made on all test images</small>" if draw.get("stream") == STREAM else ""
+    shown = {method: drawn(ours, upstream, method) for method in ADAPTERS}
+    right = _right(ours, rows, ours.table("seen"))
+    return Block(escape(UPSTREAMS[upstream]) + itself, right, shown, _trained(ours, upstream))
+
+
+def _budgets(ours: Evidence) -> Iterator[Block]:
+    rows, seen = select(ours.table("samples.correct"), {"upstream": STUDIED}), ours.table("samples.seen")
+    merged, trained = rows[rows["method"] == "merged"], {m: _draw(ours, STUDIED, m).get("samples") for m in ADAPTERS}
+    for samples in sorted(set(rows["samples"]) - {0}):
+        own = pd.concat([merged, rows[rows["samples"] == samples]])
+        shown = dict.fromkeys(ADAPTERS, of_budget(seen, samples))
+        same = {method: found for method, found in _trained(ours, STUDIED).items() if trained[method] == samples}
+        yield Block(f"{int(samples)} images per task", _right(ours, own, seen), shown, same)
+
+
+def _damaged(ours: Evidence) -> Iterator[Block]:
+    """Of the study its one budget and seeds; from clean images the same models out of the scores."""
+    from reproduction.report.corrupted import KINDS  # a page's own words; it needs matplotlib
+
+    rows, seen = select(ours.table("corrupted.correct"), {"upstream": STUDIED}), ours.table("corrupted.seen")
+    whole, seeds = select(ours.table("correct"), {"upstream": STUDIED}), set(rows["seed"])
+    trained = select(ours.table("corrupted"), {"upstream": STUDIED, "setting": f"{main_setting(ours.suite)}_train"})
+    budgets = sorted(set(seen["samples"]))
+    for kind, name in KINDS.items() if budgets else ():
+        clean = kind == "clean"
+        own = whole[whole["seed"].isin(seeds)] if clean else rows[rows["corruption"] == kind]
+        right = _right(ours, pd.concat([whole[whole["method"] == "merged"], own]), seen)
+        shown = dict.fromkeys(ADAPTERS, of_budget(seen, budgets[0]))
+        damaged = select(trained, {"corruption": kind})
+        yield Block(name, right, shown, {method: estimate(select(damaged, {"method": method})) for method in ADAPTERS})
+
+
+def drawn(ours: Evidence, upstream: str, method: str) -> Draws:
+    """What an adapter of the main setting was shown; nothing where none was trained."""
+    draw = _draw(ours, upstream, method)
+    return of_budget(ours.table("seen"), draw["samples"]) if draw else {}
+
+
+def _draw(ours: Evidence, upstream: str, method: str) -> dict[str, Any]:
+    """How the images of an adapter of the main setting were drawn; empty where none was trained."""
+    adapted = _settings(ours).get("adapt", {}).get(f"{ours.role}-{ours.pool}-{upstream}-{method}", {})
+    return (adapted.get("settings") or {}).get(main_setting(ours.suite), {}).get("draw") or {}
+
+
+def of_budget(seen: pd.DataFrame, samples: float | None) -> Draws:
+    """The draws of so many test images of each task, by seed; None is all of them."""
+    stream = select(seen, {"stream": STREAM})
+    own = stream[stream["samples"].isna() if samples is None else stream["samples"] == samples]
+    return flags_of(own, "seen", _counts(own))
+
+
+def flags_of(rows: pd.DataFrame, column: str, counts: Mapping[str, int]) -> Draws:
+    """Flags of every task by seed, from a column of hexadecimal text."""
+    found: dict[str, dict[str, Bits]] = {}
+    for seed, task, text in zip(rows["seed"], rows["task"], rows[column], strict=True):
+        found.setdefault(seed, {})[task] = bits(text, counts[task])
+    return dict(found)
+
+
+def _counts(seen: pd.DataFrame) -> dict[str, int]:
+    """Test images by task."""
+    return {task: int(count) for task, count in zip(seen["task"], seen["count"], strict=True)}
+
+
+def _right(ours: Evidence, rows: pd.DataFrame, seen: pd.DataFrame) -> dict[str, Draws]:
+    """Right answers of the merger, and at the suite's main setting of what calibrates it."""
+    counts = _counts(seen)
+    known = rows[rows["task"].isin(list(counts))]
+    chosen = {method: select(known, {"method": method, "setting": main_setting(ours.suite)}) for method in METHODS}
+    chosen["merged"] = select(known, {"method": "merged"})
+    return {method: flags_of(frame, "correct", counts) for method, frame in chosen.items()}
+
+
+def _trained(ours: Evidence, upstream: str) -> dict[str, Estimate | None]:
+    """Adapters trained on FeatCal's images, at the size of the suite's main setting."""
+    return {method: average(ours, (upstream, method, f"{main_setting(ours.suite)}_train")) for method in ADAPTERS}
+
+
+def _settings(ours: Evidence) -> dict[str, Any]:
+    return read_json(ours.folder / f"{ours.role}-{ours.pool}.settings.json")
+
+
+def _table(blocks: list[Block], words: str) -> str:
+    head = ["", "test images it was shown", "other test images", "all test images", "trained on training images"]
+    head += ["FeatCal minus it, others", "what being shown is worth"]
+    rows = []
+    for block in blocks:
+        rows.append(("fc-merger", [block.name, *_shares(block.parts("merged")), "–", "–", "–"]))
+        for method, name in METHODS.items():
+            found, trained = block.parts(method), block.trained.get(method)
+            cell = estimated(trained) if trained else NOT_RUN
+            if method == "featcal":  # which is trained on nothing else
+                cell = _shares(found)[-1]
+            margins = [_margin(block.difference(method)), _margin(block.worth(method))]
+            rows.append(("fc-calibrated", [escape(name), *_shares(found), cell, *margins]))
+    caption = f"Average top-1 accuracy (%) on parts of the test images; ±: two standard errors, images paired. {words}"
+    return table(head, rows, caption, "fc-long")
+
+
+def _borrowed(blocks: Sequence[Block], page: str) -> str:
+    """Where a study of budgets, which trains no adapter on training images, shows those of the main results."""
+    named = [block.name for block in blocks if any(block.trained.values())]
+    if STUDIES.get(page) != "samples" or not named:
+        return ""
+    return f" Adapters trained on training images: at {' and '.join(named)} those of Table 1, this study trains none."
+
+
+def _shares(found: Parts | None) -> list[str]:
+    """Accuracy on seen, other and all test images; a dash where there is no such image."""
+    if found is None:
+        return [NOT_RUN] * 3
+    return ["–" if value is None else f"{value:.1f}" for value in (found.seen, found.others, found.whole)]
+
+
+def _margin(found: Margin | None) -> str:
+    return "–" if found is None else f"{round(found[0], 1) + 0.0:+.1f} ± {found[1]:.1f}"
+
+
+def sentence(blocks: Sequence[Block]) -> str:
+    """What seen images are worth to each adapter, and where FeatCal stands on the others, from the numbers of the table."""
+    said = []
+    for method in ADAPTERS:
+        known = [found for block in blocks if (found := block.worth(method)) is not None]
+        if known:  # blocks share their images, so that many are no surer than one
+            said.append(f"{_margin((fmean(m for m, _ in known), fmean(e for _, e in known)))} points to {NAMES[method]}")
+    if not said:
+        return "The adapters were shown every test image: none is left to tell what that is worth."
+    margins = [found for block in blocks for method in ADAPTERS if (found := block.difference(method)) is not None]
+    above, below = (sum(sign * mean > room for mean, room in margins) for sign in (1, -1))
+    return (
+        f"Being shown a test image, without its label, is worth {' and '.join(said)}, mean over the blocks: by so much an "
+        f"adapter is better against FeatCal, which was shown none, than on the other test images. On those, FeatCal is above the "
+        f"adapter in {above} of {len(margins)}, below in {below}, and within two standard errors in "
+        f"{len(margins) - above - below}."
+    )

@@ -1,0 +1,136 @@
+"""HTML of the pages: tables, folds, chips; and the plain text a terminal shows instead.
+
+Colours and sizes stand in book/_static/featcal.css; every sign is readable without them. Knows nothing of results.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from html import escape, unescape
+from typing import Any
+
+from reproduction.report.estimate import Estimate
+from reproduction.report.tables import Cell, Row
+from reproduction.report.values import AVERAGE
+
+STACKED = ("fc-claims", "fc-words")  # tables of words: a narrow screen shows a row as a card
+SIGNS = {"holds": "✓", "does not hold": "✗", "within noise": "≈", "one run": "◇", "vacuous": "∅", "not run": "○"}
+
+
+class PageOutput:
+    """What a cell of a notebook puts on the page: one rich form, and a plain one for terminals and comparisons."""
+
+    def __init__(self, html: str = "", picture: dict[str, str] | None = None, text: str = ""):
+        self.html, self.text = html, text or plain(html)
+        self.bundle = picture or {"text/html": html}
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        return self.bundle | {"text/plain": self.text}
+
+    def __add__(self, other: "PageOutput") -> "PageOutput":
+        return PageOutput(self.html + other.html)
+
+
+def plain(html: str) -> str:
+    """The words of a piece of HTML: a line per row or block, two blanks between cells."""
+    lines = re.sub(r"</(tr|p|li|summary|div)>", "\n", html)
+    cells = re.sub(r"</t[dh]>|<small", r"  \g<0>", lines)
+    words = unescape(re.sub(r"<[^>]+>", "", cells))
+    return "\n".join(line.strip() for line in words.splitlines() if line.strip())
+
+
+def table(head: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], caption: str, kind: str = "") -> str:
+    """A table inside its own scrolling box; a row is (class, cells), cells and head are HTML. The first cell heads the row."""
+    top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
+    names = [escape(plain(cell)) for cell in head[1:]] if kind.startswith(STACKED) else []
+    body = "".join(f'<tr class="{name}"><th scope="row">{cells[0]}</th>{_cells(cells[1:], names)}</tr>' for name, cells in rows)
+    return (  # the caption stands outside the scrolling part: it stays in sight, and wraps to the page instead of the table
+        f'<div class="fc-box"><p class="fc-caption">{caption}</p>'
+        f'<div class="fc-scroll" tabindex="0" role="region" aria-label="{escape(plain(caption))}"><table class="fc {kind}">'
+        f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div></div>"
+    )
+
+
+def _cells(cells: Sequence[str], names: Sequence[str]) -> str:
+    """Cells of one row; where rows are stacked on a narrow screen, each carries the name of its column."""
+    if any(names):
+        return "".join(f'<td data-name="{name}">{cell}</td>' for name, cell in zip(names, cells, strict=True))
+    return "".join(cell if cell.startswith("<td") else f"<td>{cell}</td>" for cell in cells)
+
+
+def fold(summary: str, body: str) -> str:
+    """Something one click away."""
+    return f'<details class="fc-fold"><summary>{summary}</summary>{body}</details>'
+
+
+def note(text: str, kind: str = "") -> str:
+    """A short paragraph of its own; text is HTML."""
+    return f'<p class="fc-note {kind}">{text}</p>'
+
+
+def chip(word: str, mark: str = "") -> str:
+    """A verdict as a word with a sign and a colour, and a small word beside it."""
+    small = f' <small class="fc-run">{mark}</small>' if mark else ""
+    return f'<span class="fc-chip {word.replace(" ", "-")}">{SIGNS[word]} {word}</span>{small}'
+
+
+def link(href: str, text: str) -> str:
+    """A link, text as code."""
+    return f'<a href="{escape(href)}"><code>{escape(text)}</code></a>'
+
+
+def compact(value: float) -> str:
+    """A setting as one reads it: 0.05, 256, and 10⁻⁶ for what would be 1e-06."""
+    mantissa, _, exponent = f"{value:g}".partition("e")
+    if not exponent:
+        return mantissa
+    power = "10" + str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return power if mantissa == "1" else f"{mantissa}·{power}"
+
+
+def arrow(change: float) -> str:
+    """A change with a sign that needs no colour: ↑4.2, ↓0.8, ±0.0."""
+    shown = f"{abs(change):.1f}"
+    if shown == "0.0":
+        return '<span class="fc-same">±0.0</span>'
+    return f'<span class="{"fc-up" if change > 0 else "fc-down"}">{"↑" if change > 0 else "↓"}{shown}</span>'
+
+
+def number(cell: Cell | None, marks: list[str]) -> str:
+    """A cell of an accuracy table; a doubtful one gets the next mark, and its reason goes to the end of `marks`."""
+    if cell is None:
+        return "<td>–</td>"
+    value = f"<strong>{cell.value:.1f}</strong>" if cell.best else f"{cell.value:.1f}"
+    if cell.doubt:
+        if cell.doubt not in marks:
+            marks.append(cell.doubt)
+        value += f'<sup class="fc-doubt" title="{escape(cell.doubt)}">{marks.index(cell.doubt) + 1}</sup>'
+    below = [arrow(cell.change)] if cell.change is not None else []
+    below += [f"sd&nbsp;{cell.spread:.1f}"] if cell.spread is not None else []
+    return f"<td>{value}{''.join(f'<small>{line}</small>' for line in below)}</td>"
+
+
+def accuracy_table(
+    rows: Sequence[Row], columns: Sequence[str], titles: Sequence[str], caption: str, average: bool = True
+) -> tuple[str, list[str]]:
+    """An accuracy table and the reasons of its marked cells, in the order of their marks; `average` adds that column."""
+    if average:
+        columns, titles = [*columns, AVERAGE], [*titles, "Average"]
+    marks: list[str] = []
+    body: list[tuple[str, list[str]]] = []
+    for row in rows:
+        if row.kind == "heading":
+            body.append(("fc-merger", [escape(row.label), f'<td colspan="{len(columns)}"></td>']))
+            continue
+        label = escape(row.label) + (' <small class="fc-run">one seed</small>' if row.one_run else "")
+        empty = [f'<td class="fc-none" colspan="{len(columns)}">not run</td>']
+        cells = [number(row.cells.get(column), marks) for column in columns] if row.cells else empty
+        body.append((f"fc-{row.kind}", [label, *cells]))
+    return table(["Model", *map(escape, titles)], body, caption, "fc-accuracy fc-averaged" if average else "fc-accuracy"), marks
+
+
+def estimated(value: Estimate | None, digits: int = 1) -> str:
+    """A mean with its spread over seeds, or a dash."""
+    if value is None:
+        return "–"
+    spread = f" <small>sd {value.spread:.{digits}f}</small>" if value.spread is not None else ""
+    return f"{value.mean:.{digits}f}{spread}"

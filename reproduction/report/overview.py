@@ -1,0 +1,215 @@
+"""The one-liners of the front pages: the abstract's claims, all verdicts counted, what was run; and the suite's own tasks.
+
+Like show.py, every function works without results.
+"""
+
+import base64
+import io
+from collections import Counter
+from collections.abc import Iterable
+from html import escape
+
+from reproduction.report import shares, tables
+from reproduction.report.choice import ranges_met
+from reproduction.report.claims import GROUPS, claims, main_setting
+from reproduction.report.estimate import estimate
+from reproduction.report.evidence import Evidence, read_json, select, suite_record
+from reproduction.report.language import MERGER
+from reproduction.report.markup import PageOutput, chip, estimated, fold, link, note, table
+from reproduction.report.root import results_folder
+from reproduction.report.show import PLACES, SEVERAL, commands, label, origin, suites
+from reproduction.report.values import PRINTED, TASKS, TEXT_PRINTED, paper_value, place_name
+from reproduction.report.verdict_table import counts, verdict_table
+from reproduction.report.verdicts import WORDS, judged
+from reproduction.report.verdicts import groups as count_groups
+from reproduction.report.verdicts import tables as count_table
+
+RUNS = {("clip_b32", "8"): "smaller model, 8 tasks", ("clip_l14", "8"): "larger model, 8 tasks"}
+KINDS = ("Section", "Table", "Figure", "Theory", "Appendix")  # order in which places of the paper are counted
+SHEET_BYTES = 150_000  # a page may have 300 KB, and base64 adds a third
+RULE = "base 40–55 · experts at least 85 · mergers 8–20 above the base and at least 20 below the experts"
+
+
+def headline(suite: str) -> PageOutput:
+    """What this book's numbers are, and the verdicts of the headline set counted."""
+    found = judged([claim for claim in claims() if claim.headline], suite, main_setting(suite))
+    about = suites().get(suite, {}).get("about", f"The suite {suite}.")
+    text = f"<p><strong>Numbers in this book: {label(suite)}.</strong> {about}</p>"
+    text += f"<p>{len(found)} claims of the paper’s text: {counts(found)}</p>"
+    return PageOutput(f'<div class="fc-card">{text}</div>')
+
+
+def abstract(suite: str) -> PageOutput:
+    """The abstract's claims with the paper's numbers, beside what the suite shows."""
+    chosen = [c for c in claims() if c.abstract]
+    return PageOutput(verdict_table(chosen, suite, f"The abstract’s claims — {label(suite)}"))
+
+
+def group_counts(suite: str) -> PageOutput:
+    """Verdicts of the headline set by group, and of the theorems checked numerically."""
+    frame = count_groups(suite)
+    unsure = judged([claim for claim in claims() if claim.headline], suite, main_setting(suite))
+    met = Counter(v.claim.group for v in unsure if v.word == "one run" and v.met)
+    *rows, theory = [(name, frame.loc[name], met[name]) for name in frame.index]
+    rows.append(("headline set", frame.iloc[:-1].sum(), met.total()))
+    body = []
+    for name, found, pointing in [*rows, theory]:
+        cells = dict(zip(WORDS, _numbers(found), strict=True))
+        cells["one run"] += f"<small>{pointing} as claimed</small>" if found["one run"] else ""
+        body.append(("fc-total" if name == "headline set" else "", [name, *cells.values()]))
+    return PageOutput(table(["Claims", *map(chip, WORDS)], body, f"The headline set, counted — {label(suite)}", "fc-counts"))
+
+
+def headlines(suite: str) -> PageOutput:
+    """The headline set one by one, group after group."""
+    chosen = sorted((claim for claim in claims() if claim.headline), key=lambda claim: GROUPS.index(claim.group))
+    return PageOutput(
+        fold(f"The {len(chosen)} claims, one by one", verdict_table(chosen, suite, f"The headline set — {label(suite)}"))
+    )
+
+
+def _numbers(found: Iterable[int]) -> list[str]:
+    return [str(n) if n else "·" for n in found]
+
+
+def verdict_counts(suite: str) -> PageOutput:
+    """Verdicts per table and figure of the paper, at the suite's main settings."""
+    frame = count_table(suite)
+    rows = []
+    for place in sorted(frame.index, key=_order):
+        rows.append(("", [place_link(place), *_numbers(frame.loc[place])]))
+    rows.append(("fc-total", ["all", *(str(n) for n in frame.sum())]))
+    return PageOutput(table(["In the paper", *map(chip, WORDS)], rows, f"Verdicts counted — {label(suite)}", "fc-counts"))
+
+
+def _order(place: str) -> tuple[int, int]:
+    """Where a place of the paper stands in the list: by kind, then by number."""
+    kind = place.rstrip("0123456789")
+    return KINDS.index(kind.title()), int(place[len(kind) :] or 0)
+
+
+def place_link(place: str) -> str:
+    """A place of the paper by its name ("Table 1"), linked to its page where it has one."""
+    kind = place.rstrip("0123456789")
+    name = " ".join([kind.title(), *(str(int(n)) for n in [place[len(kind) :]] if n)])
+    return f'<a href="{place}.html">{name}</a>' if place in (*PLACES, *SEVERAL, "theory") else name
+
+
+def runs(suite: str) -> PageOutput:
+    """What was re-run: of every experiment the references, its mergers before and after, each row at a setting of its own."""
+    rows, shown = [], tables.settings_shown
+    for (role, pool), name in RUNS.items():
+        rows += [_run(suite, role, pool, upstream, at, name) for upstream in tables.UPSTREAMS for at in shown(suite, pool)]
+    for role, pool in TEXT_PRINTED:
+        name = place_name(role, pool)
+        rows += [_run(suite, role, pool, MERGER, at, name) for at in shown(suite, pool)]
+    head = ["Merger", "Base", "Merged", "FeatCal", "Experts", "Gap recovered", "Seeds"]
+    return PageOutput(table(head, rows, f"Average score (%) on test images and texts — {label(suite)}", "fc-long"))
+
+
+def _run(suite: str, role: str, pool: str, upstream: str, setting: str, name: str) -> tuple[str, list[str]]:
+    """One merger with FeatCal at one setting; experts only where each has one task, and the share from this row's own cells."""
+    scores = Evidence(suite, role, pool).table("scores")
+    ours = {"upstream": upstream, "method": "featcal", "setting": setting}
+    keys = [{"method": "base"}, {"upstream": upstream, "method": "merged"}, ours, {"method": "expert", "setting": ""}]
+    found = [estimate(select(scores, key)) for key in keys]
+    share = tables.share(*(e and e.mean for e in found[1:]))
+    line = f"{tables.UPSTREAMS[upstream]}<small>{name}, {tables.SETTING_LABELS[setting]}</small>"
+    seeds = str(found[2].seeds) if found[2] else '<span class="fc-none">not run</span>'
+    return "", [line, *map(estimated, found), "–" if share is None else f"{share:.0f} %", seeds]
+
+
+def own_checkpoints(suite: str) -> PageOutput:
+    """Whether any number of the paper's own checkpoints was re-run, in this suite or another, and what that takes."""
+    scored = [f"{role}-{pool}.csv" for role, pool in PRINTED | TEXT_PRINTED]
+    if any((results_folder("paper") / name).is_file() for name in scored):
+        return PageOutput(note("Numbers of the paper’s own checkpoints are in the results of the suite <code>paper</code>."))
+    text = (
+        "<strong>No number of the paper’s own checkpoints has been re-run here</strong>, so nothing in this book confirms or "
+        "refutes a printed value. Those checkpoints and the public data sets are downloaded from the Hugging Face hub, which was "
+        "out of reach of the runs behind this book, and models of that size want a GPU. What it takes: <code>suite: paper</code> "
+        "as the first line of <code>params.yaml</code>, a connection, a GPU, and for the Llamas their publisher’s consent; "
+        "<code>featcal doctor --suite paper</code> says what is missing on a machine."
+    )
+    return PageOutput(note(text))
+
+
+def provenance(suite: str) -> PageOutput:
+    """Files, run records and commands behind the landing page, and the files of the studies that the abstract is about."""
+    pools = [(shares.ROLE, pool) for pool in shares.POOLS]
+    studies = sorted({Evidence(suite, c.role, c.pool).path(c.file).name for c in claims() if c.abstract and c.file != "scores"})
+    named = [name.replace(".run.csv", ".run.json") for name in studies]
+    there = [link(f"../results/{suite}/{name}", name) for name in named if (results_folder(suite) / name).is_file()]
+    listed = note(f"Of the abstract’s claims about images and cost: {', '.join(there)}.") if there else ""
+    return PageOutput(origin("landing", suite, list(dict.fromkeys([*RUNS, *pools, *TEXT_PRINTED]))) + listed)
+
+
+def task_provenance(suite: str) -> PageOutput:
+    """Files and commands behind the tasks page; nothing of it varies from run to run, so there is no run record."""
+    names = ["suite.json", "choice.json", "language.json", "language_choice.json"]
+    names += [f"{role}-{pool}.references.csv" for role, pool in (*RUNS, *TEXT_PRINTED)]
+    there = [name for name in names if (results_folder(suite) / name).is_file()]
+    listed = ", ".join(link(f"../results/{suite}/{name}", name) for name in there) or "none yet"
+    rows = [("", ["Results", listed]), *commands("tasks")]
+    return PageOutput(table(["", ""], rows, f"Provenance — {label(suite)}", "fc-words"))
+
+
+def task_list(suite: str) -> PageOutput:
+    """Every task of the suite: what it stands for, what one sees, how many classes and images."""
+    tasks = suite_record(suite).get("tasks", [])
+    if not tasks:
+        return PageOutput(note(f"○ not run: no suite.json in the results of the {label(suite)}."))
+    rows = []
+    for task in tasks:
+        classes = [str(c) for c in task.get("classes", [])]
+        name = task.get("paper_name") or TASKS.get(task["task"], task["task"])
+        counts = [task.get(split) for split in ("train", "validation", "test")]  # unknown where the images are the user's
+        count = " / ".join("–" if value is None else str(value) for value in counts)
+        words = fold(f"{len(classes)} classes", escape(", ".join(classes)))
+        rows.append(("", [escape(name), escape(task.get("description", "")), words, count]))
+    head = ["Stands for", "What one sees", "Classes", "Train / validation / test images"]
+    return PageOutput(table(head, rows, f"Tasks — {label(suite)}", "fc-words"))
+
+
+def contact_sheet(suite: str) -> PageOutput:
+    """One row of test-like pictures per task, in the order of the list; made smaller where it would swell the page."""
+    path = results_folder(suite) / "contact_sheet.png"
+    if not path.is_file():
+        return PageOutput(note(f"○ not run: no contact sheet in the results of the {label(suite)}."))
+    data = path.read_bytes()
+    small = len(data) <= SHEET_BYTES
+    picture = {"image/png" if small else "image/jpeg": base64.b64encode(data if small else _smaller(data)).decode()}
+    return PageOutput(picture=picture, text=f"contact sheet ({label(suite)})")
+
+
+def _smaller(data: bytes) -> bytes:
+    """The picture as JPEG of at most SHEET_BYTES: first less quality, then fewer pixels."""
+    from PIL import Image
+
+    picture = Image.open(io.BytesIO(data)).convert("RGB")
+    for shrink in (1.0, 0.8, 0.65, 0.5, 0.35, 0.25):
+        size = (int(picture.width * shrink), int(picture.height * shrink))
+        for quality in (88, 75, 60):
+            out = io.BytesIO()
+            picture.resize(size, Image.Resampling.LANCZOS).save(out, "JPEG", quality=quality)
+            if out.tell() <= SHEET_BYTES:
+                return out.getvalue()
+    return out.getvalue()
+
+
+def ranges(suite: str) -> PageOutput:
+    """Whether test images meet the ranges the suite was chosen by on validation images; the paper's averages for comparison."""
+    rows, chosen = [], read_json(results_folder(suite) / "choice.json")
+    for (role, pool), name in RUNS.items():
+        frame = Evidence(suite, role, pool).table("references")
+        keys = [("", "base"), ("average", "merged"), ("task_arithmetic", "merged"), ("", "expert")]
+        found = [estimate(select(frame, {"upstream": u, "method": m})) for u, m in keys]
+        cells = [estimated(e) for e in found]
+        rows.append(("", [name, *cells, ranges_met(*([e.mean] for e in found if e)) if chosen and None not in found else "–"]))
+        printed = "table01" if role == "clip_b32" else "table07"
+        values = [paper_value(printed, u, m) for u, m in keys]
+        shown = ["–" if v is None else f"{v:.1f}" for v in values]
+        rows.append(("fc-reference", [f"the paper, Table {int(printed[-2:])}", *shown, ""]))
+    head = ["", "Base", "Simple averaging", "Task arithmetic", "Experts", "Ranges"]
+    rule = f"Ranges: {RULE}" if chosen else "Its models were not chosen by ranges."
+    return PageOutput(table(head, rows, f"Average top-1 accuracy (%) on test images — {label(suite)}. {rule}"))

@@ -1,0 +1,70 @@
+"""Which test rows every model got right, and what that says of the error of a difference between models.
+
+Two models that mostly stumble over the same images differ by less than their own errors say. Knows result rows; knows
+nothing of seeds' spread, claims or pages.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from featcal.errors import BadData, BadFile
+from reproduction.report.correct import bits
+
+Part = tuple[float, pd.DataFrame]  # a weight, and the rows of one model
+KEPT = ("value", "count", "correct")  # columns of scores or of correctness that name no row
+ROUNDED = 1e-4  # values have four decimals
+_AGAIN = "write both again: dvc repro"
+
+
+def mean_variance(each: npt.NDArray[np.float64]) -> float | None:
+    """Variance of the mean of n values, s²/n; None where n < 2."""
+    return float(each.var(ddof=1)) / len(each) if len(each) > 1 else None
+
+
+def with_correct(scores: pd.DataFrame, correct: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """Scores with the column `correct` of the file beside them; empty where a metric counts no single row.
+
+    Raises: BadFile where a text cannot be read, or says another accuracy than the score.
+    """
+    keys = [column for column in scores.columns if column in correct and column not in KEPT]
+    if correct.duplicated(keys).any():
+        raise BadFile(path, "two rows are about the same model and task", _AGAIN)
+    found = scores.merge(correct[[*keys, "correct"]], on=keys, how="left").fillna({"correct": ""})
+    for text, count, value, task in zip(found["correct"], found["count"], found["value"], found["task"], strict=True):
+        try:
+            said = 100 * bits(text, int(count)).mean() if text else value
+        except BadData:
+            raise BadFile(path, f"{task}: {text[:16]}… is not the hexadecimal text of {count} rows", _AGAIN) from None
+        if abs(said - value) > ROUNDED:
+            raise BadFile(path, f"{task}: {said:.4f} % are correct, but the scores say {value:.4f}", _AGAIN)
+    return found
+
+
+def paired_variance(parts: Sequence[Part], task: object) -> float | None:
+    """What the test rows of one task add to the variance of Σ wₖ·meanₖ, where all models were scored on the same rows.
+
+    With cᵢ = Σ wₖ·xₖᵢ/Tₖ, where xₖᵢ in percent says whether model k got row i right (its mean over seeds) and Tₖ is how many
+    tasks the model's mean is over: s²(c)/n. For two models of one seed each, c counts discordant rows only (McNemar).
+
+    Args:    parts: weights and all rows of each model, with the column `correct`.   task: one of their tasks.
+    Returns: the variance; None where the correctness of some row is unknown, or the models have other numbers of rows.
+    """
+    total: npt.NDArray[np.float64] | None = None
+    for weight, rows in parts:
+        own = rows[rows["task"] == task]
+        if own.empty:
+            continue
+        if "correct" not in own or (own["correct"].fillna("") == "").any():
+            return None
+        drawn = rows["seed"].tolist()
+        for seed, text, count in zip(own["seed"], own["correct"], own["count"], strict=True):
+            share = weight / (len(set(drawn)) * drawn.count(seed))  # of this row in the mean over seeds of means over tasks
+            right = 100 * share * bits(text, int(count))
+            if total is not None and len(total) != len(right):
+                return None
+            total = right if total is None else total + right
+    return None if total is None else mean_variance(total)

@@ -1,0 +1,184 @@
+"""How mergers, adapters and FeatCal rank here and in the paper: averages, ranks, the order on every merger, pairs in agreement.
+
+Ranks are compared, values are not. Every function works without results.
+"""
+
+from dataclasses import dataclass
+from html import escape
+from itertools import combinations
+
+from reproduction.report.claims import main_setting
+from reproduction.report.controls import average
+from reproduction.report.estimate import Estimate, noise
+from reproduction.report.evidence import Evidence, select
+from reproduction.report.markup import PageOutput, chip, estimated, note, table
+from reproduction.report.show import label, origin, suites
+from reproduction.report.tables import MERGERS, METHODS, SETTING_LABELS, UPSTREAMS
+from reproduction.report.values import SIZES, paper_value
+
+TABLES = {"clip_b32": "table01", "clip_l14": "table07"}
+SHORT = {"merged": "the merger alone", "surgery": "Surgery", "prob_surgery": "ProbSurgery", "featcal": "FeatCal"}
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One row of the paper's table: what was measured here, and what is printed there."""
+
+    upstream: str
+    method: str
+    ours: Estimate
+    paper: float
+
+    @property
+    def name(self) -> str:
+        merger = UPSTREAMS[self.upstream]
+        return merger if self.method == "merged" else f"{merger} {METHODS[self.method]}"
+
+
+def ranked(suite: str, role: str) -> list[Ranked]:
+    """The rows of the paper's table that were run, best first here."""
+    evidence, found = Evidence(suite, role, "8"), []
+    for upstream in UPSTREAMS:
+        for method in SHORT:
+            ours = average(evidence, (upstream, method, "" if method == "merged" else main_setting(suite)))
+            paper = paper_value(TABLES[role], upstream, method)
+            if ours is not None and paper is not None:
+                found.append(Ranked(upstream, method, ours, paper))
+    return sorted(found, key=lambda row: -row.ours.mean)
+
+
+def ranks(values: list[float]) -> list[int]:
+    """1 for the highest; equal to one decimal is equal."""
+    printed = [round(value, 1) for value in values]
+    return [1 + sum(other > value for other in printed) for value in printed]
+
+
+def banner(suite: str) -> PageOutput:
+    """What the numbers below are."""
+    about = suites().get(suite, {}).get("about", f"The suite {suite}.")
+    warning = " Compare ranks with the paper’s, never values." if suite != "paper" else ""
+    return PageOutput(f'<div class="fc-card"><p><strong>Numbers here: {label(suite)}.</strong> {about}{warning}</p></div>')
+
+
+def ranking(suite: str) -> PageOutput:
+    """The paper's sixteen rows, both sizes, at the suite's main settings."""
+    return PageOutput("".join(_ranking(suite, role) for role in SIZES))
+
+
+def _ranking(suite: str, role: str) -> str:
+    rows = ranked(suite, role)
+    if not rows:
+        return note(f"○ not run: no scores of the {SIZES[role]} in the {label(suite)}.")
+    here, there = ranks([row.ours.mean for row in rows]), ranks([row.paper for row in rows])
+    body = []
+    for i, row in enumerate(rows):
+        following = rows[i + 1] if i + 1 < len(rows) else None
+        clear = (
+            "–" if following is None else "✓" if row.ours.mean - following.ours.mean > noise(row.ours, following.ours) else "≈"
+        )
+        one = ' <small class="fc-run">one seed</small>' if row.ours.one_run else ""
+        cells = [escape(row.name) + one, str(here[i]), estimated(row.ours), clear, str(there[i]), f"{row.paper:.1f}"]
+        body.append(("fc-merger" if row.method == "merged" else "", cells))
+    head = ["Method", "Rank here", "Average here (%)", "Clear of the next", "Rank in the paper", "Its average (%)"]
+    at = SETTING_LABELS[main_setting(suite)]
+    number = int(TABLES[role][-2:])
+    caption = (
+        f"{SIZES[role].capitalize()}, 8 tasks, at the {at} — {label(suite)}; the paper: Table {number}, other models and data"
+    )
+    return table(head, body, caption)
+
+
+def orders(suite: str) -> PageOutput:
+    """On every merger, the order of the methods here and in the paper; ≈ joins neighbours that noise cannot tell apart."""
+    rows = []
+    for role, size in SIZES.items():
+        found = ranked(suite, role)
+        for upstream in UPSTREAMS:
+            own = [row for row in found if row.upstream == upstream]
+            if len(own) > 1:
+                printed = sorted(own, key=lambda row: -row.paper)
+                rows.append(
+                    ("", [f"{UPSTREAMS[upstream]}, {size}", _order(own), " &gt; ".join(SHORT[r.method] for r in printed)])
+                )
+    if not rows:
+        return PageOutput(note(f"○ not run: no mergers with rivals in the {label(suite)}."))
+    caption = f"Best first; ≈: closer than two standard errors — {label(suite)}"
+    return PageOutput(table(["On", "Here", "In the paper"], rows, caption, "fc-words"))
+
+
+def _order(rows: list[Ranked]) -> str:
+    words = SHORT[rows[0].method]
+    for row, following in zip(rows, rows[1:], strict=False):
+        sign = "&gt;" if row.ours.mean - following.ours.mean > noise(row.ours, following.ours) else "≈"
+        words += f" {sign} {SHORT[following.method]}"
+    return words
+
+
+def agreement(suite: str) -> PageOutput:
+    """How many pairs of rows stand in the paper's order."""
+    rows = []
+    for role, size in SIZES.items():
+        counts = {"holds": 0, "does not hold": 0, "within noise": 0}
+        for left, right in combinations(ranked(suite, role), 2):
+            margin = (left.ours.mean - right.ours.mean) * (1 if left.paper > right.paper else -1)
+            room = noise(left.ours, right.ours)
+            if left.paper != right.paper:
+                counts["holds" if margin > room else "does not hold" if margin < -room else "within noise"] += 1
+        if sum(counts.values()):
+            rows.append(("", [size.capitalize(), *map(str, counts.values())]))
+    if not rows:
+        return PageOutput(note(f"○ not run: no pairs to compare in the {label(suite)}."))
+    head = [
+        "Pairs of rows",
+        f"{chip('holds')} the paper’s order",
+        f"{chip('does not hold')} the other order",
+        chip("within noise"),
+    ]
+    return PageOutput(table(head, rows, f"Every two rows of the table above, held against the paper’s order — {label(suite)}"))
+
+
+def mergers(suite: str) -> PageOutput:
+    """Every merger on its own, those that the paper has no row for included."""
+    body = []
+    found = {role: {name: average(Evidence(suite, role, "8"), (name, "merged", "")) for name in MERGERS} for role in SIZES}
+    first = found["clip_b32"]
+    for name in sorted(MERGERS, key=lambda word: -(e.mean if (e := first[word]) else 0)):
+        cells = [escape(MERGERS[name])]
+        for role in SIZES:
+            printed = paper_value(TABLES[role], name, "merged")
+            cells += [estimated(found[role][name]), "–" if printed is None else f"{printed:.1f}"]
+        body.append(("", cells))
+    missing = "" if any(first.values()) else note("○ not run: no merged model yet.")
+    head = ["Merger", *(cell for size in SIZES.values() for cell in (f"{size.capitalize()}, here", "in the paper"))]
+    return PageOutput(
+        table(head, body, f"Mergers alone, average top-1 accuracy (%) — {label(suite)}") + missing + _objective(suite)
+    )
+
+
+def _objective(suite: str) -> str:
+    """How far WUDI's steps bring its objective, beside the minimum."""
+    told = []
+    for role, size in SIZES.items():
+        losses = Evidence(suite, role, "8").table("curves")
+        steps, closed = (select(losses, {"upstream": name})["loss"] for name in ("wudi", "wudi_closed_form"))
+        if len(steps) and len(closed):
+            start, end, least = closed.iloc[0], steps.iloc[-1], closed.iloc[-1]
+            told.append(f"{size}: {start:.2f} at the start, {end:.2f} in its last steps, {least:.2f} at the minimum")
+    return note(f"WUDI’s objective — {'; '.join(told)}.") if told else ""
+
+
+def losses(panel: str, suite: str) -> PageOutput:
+    """A plot of loss curves of the smaller model, or a note that nothing was trained."""
+    from reproduction.report import curves
+
+    drawn = curves.PANELS[panel](Evidence(suite, "clip_b32", "8"))
+    if drawn is None:
+        return PageOutput(note(f"○ not run: no loss curves in the results of the {label(suite)}."))
+    from reproduction.report.figures import svg
+
+    return PageOutput(picture={"image/svg+xml": svg(drawn)}, text=f"{panel} ({label(suite)})")
+
+
+def provenance(suite: str) -> PageOutput:
+    """Files, run records and commands behind the page."""
+    return PageOutput(origin("rankings", suite, [(role, "8") for role in SIZES]))

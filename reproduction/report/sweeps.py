@@ -1,0 +1,100 @@
+"""Figure 5: FeatCal's accuracy with one of λ, ρ and α varied at a time, around the suite's settings and the paper's."""
+
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from reproduction.report import study
+from reproduction.report.claims import main_setting
+from reproduction.report.controls import average
+from reproduction.report.evidence import Evidence, select
+from reproduction.report.markup import PageOutput, compact, fold, note, table
+from reproduction.report.show import SYMBOLS, evidence, label
+from reproduction.report.tables import SETTING_LABELS, UPSTREAMS, settings_shown
+
+MERGERS = ("task_arithmetic", "wudi")
+COLOURS = {"task_arithmetic": "#0072B2", "wudi": "#D55E00"}  # Okabe and Ito
+MARKERS = {"task_arithmetic": "o", "wudi": "s"}
+WORDS = {"ridge": "ridge", "anchor_blend": "blend of merged and base", "interpolation": "interpolation"}
+
+
+def panel(parameter: str, page: str, suite: str) -> PageOutput:
+    """One parameter's curves: both mergers, every setting that it was varied around."""
+    return study.drawn(_panel(evidence(page, suite), parameter), f"sweep of {SYMBOLS[parameter]}", suite)
+
+
+def curve(ours: Evidence, parameter: str, upstream: str, setting: str) -> pd.DataFrame:
+    """Average over tasks by value, in rising order, with the mark of what was chosen; no rows where not run."""
+    wanted = {"parameter": parameter, "upstream": upstream, "setting": setting}
+    return select(ours.table("sweep"), wanted).groupby("at").agg(value=("value", "mean"), chosen=("chosen", "max"))
+
+
+def _panel(ours: Evidence, parameter: str) -> Figure | None:
+    from reproduction.report.figures import WIDTH, drawing
+
+    if ours.table("sweep").empty:
+        return None
+    with drawing():
+        figure = Figure(figsize=(WIDTH, 4.0))
+        axes = figure.add_subplot()
+        for upstream in MERGERS:
+            for setting in settings_shown(ours.suite):
+                _line(axes, curve(ours, parameter, upstream, setting), upstream, setting, setting == main_setting(ours.suite))
+            merged = average(ours, (upstream, "merged", ""))
+            if merged:
+                axes.axhline(merged.mean, color=COLOURS[upstream], ls=(0, (1, 2)), lw=1.6, zorder=1)
+        if parameter == "ridge":
+            axes.set_xscale("log")
+        axes.set(xlabel=f"{SYMBOLS[parameter]}, {WORDS[parameter]} (no unit)", ylabel="average top-1 accuracy (%)")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=1 if len(settings_shown(ours.suite)) > 1 else 2)
+        return figure
+
+
+def _line(axes: Axes, points: pd.DataFrame, upstream: str, setting: str, main: bool) -> None:
+    """A curve with its chosen value ringed: filled and solid at the main settings, hollow and dashed at the others."""
+    if points.empty:
+        return
+    colour, name = COLOURS[upstream], f"{UPSTREAMS[upstream]}, {SETTING_LABELS[setting]}"
+    look: dict[str, Any] = {"color": colour, "marker": MARKERS[upstream], "markersize": 8, "lw": 2, "label": name}
+    look |= {"ls": "-", "zorder": 3} if main else {"ls": "--", "markerfacecolor": "white", "zorder": 2}
+    axes.plot(points.index, points["value"], **look)
+    chosen = points[points["chosen"] == 1]
+    axes.scatter(chosen.index, chosen["value"], s=260, facecolors="none", edgecolors=colour, lw=1.8, zorder=4)
+
+
+def values(page: str, suite: str) -> PageOutput:
+    """The numbers behind the curves, one click away; bold: what was chosen."""
+    ours, parts = evidence(page, suite), []
+    if ours.table("sweep").empty:
+        return PageOutput(note(f"○ not run: no sweeps in the results of the {label(suite)}."))
+    for parameter in WORDS:
+        for setting in settings_shown(suite):
+            curves = {upstream: curve(ours, parameter, upstream, setting) for upstream in MERGERS}
+            there = {upstream: points for upstream, points in curves.items() if not points.empty}
+            if there:
+                parts.append(_values(there, parameter, setting, suite))
+    return PageOutput(fold("The numbers behind the curves", "".join(parts)))
+
+
+def _values(curves: dict[str, pd.DataFrame], parameter: str, setting: str, suite: str) -> str:
+    first = next(iter(curves.values()))
+    head = [SYMBOLS[parameter], *(f"<strong>{compact(at)}</strong>" if c else compact(at) for at, c in first["chosen"].items())]
+    rows = [("", [UPSTREAMS[upstream], *(f"{value:.1f}" for value in points["value"])]) for upstream, points in curves.items()]
+    caption = f"Average top-1 accuracy (%) by {SYMBOLS[parameter]}, the others at the {SETTING_LABELS[setting]} — {label(suite)}"
+    return table(head, rows, caption)
+
+
+def settings(page: str, suite: str) -> PageOutput:
+    """What the curves are varied around, and from how many images."""
+    told = study.settings_of(page, suite, "sweep").get("study", {})
+    if not told:
+        return PageOutput(note("○ not run: no settings file yet."))
+    names = [name for name in SYMBOLS if name != "samples"]
+    rows = [
+        ("", [SETTING_LABELS[around["setting"]], *(compact(around["featcal"][name]) for name in names), str(told["samples"])])
+        for around in told["around"]
+    ]
+    head = ["The curves stand around the", *(SYMBOLS[name] for name in names), SYMBOLS["samples"]]
+    return PageOutput(table(head, rows, f"Settings — {label(suite)}; seed {told['seed']}"))

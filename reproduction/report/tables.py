@@ -1,0 +1,206 @@
+"""The accuracy tables in the paper's row order: one model of numbers for our results and for the paper's printed values.
+
+Turns rows of result files into rows of cells; how a cell looks is not decided here.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from reproduction.report.errata import corrected_table, reason
+from reproduction.report.estimate import estimate
+from reproduction.report.evidence import Evidence, select
+from reproduction.report.values import AVERAGE, PRINTED, TASKS, paper_table
+
+REFERENCES = {"base": "Pre-trained", "expert": "Fine-tuned (STL)", "multitask": "Multi-task (MTL)"}
+UPSTREAMS = {
+    "average": "Simple Averaging", "task_arithmetic": "Task Arithmetic", "adamerging": "AdaMerging", "wudi": "WUDI-Merging",
+}  # fmt: skip
+MERGERS = UPSTREAMS | {
+    "ties": "TIES-Merging", "regmean": "RegMean", "regmean_plus_plus": "RegMean++", "lot": "LOT Merging, from its formula",
+    "wudi_closed_form": "WUDI-Merging, closed form", "adamerging_1000": "AdaMerging, 1,000 steps",
+}  # fmt: skip
+METHODS = {"surgery": "w/ Surgery", "prob_surgery": "w/ ProbSurgery", "featcal": "w/ FeatCal"}
+SHIFT = "mean_shift"  # an adapter that the paper has no row for
+SETTING_LABELS = {"suite": "suite’s settings", "paper": "paper’s settings"}
+ADAPTER_LABELS = {"suite": "adapters in proportion", "paper": "adapters of the published code’s size"}
+LARGER = ("14", "20")  # pools that every suite runs at its main settings only
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table, in percent; change: against the block's merger; spread: standard deviation over seeds."""
+
+    value: float
+    spread: float | None = None
+    change: float | None = None
+    best: bool = False
+    doubt: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model: kind is reference, merger or calibrated; no cells means that it was not run. A heading names the rows below."""
+
+    label: str
+    kind: str
+    upstream: str
+    cells: dict[str, Cell]
+    one_run: bool = False
+
+
+Lookup = Callable[[str, str], tuple[dict[str, Cell], bool]]  # upstream, method → cells by column, whether one run
+
+
+def settings_shown(suite: str, pool: str = "8") -> tuple[str, ...]:
+    """The settings that results of this suite and pool have, of FeatCal and of the adapters' size; the main one comes first."""
+    return ("paper",) if suite == "paper" else ("suite",) if pool in LARGER else ("suite", "paper")
+
+
+def setting_label(setting: str) -> str:
+    """What a column or table at one setting is at."""
+    return f"at the {SETTING_LABELS[setting]}"
+
+
+def accuracy_rows(evidence: Evidence, setting: str = "") -> list[Row]:
+    """Every row of the paper's table, filled from the results at one setting (default: the main one).
+
+    A row that was not run has no cells; a reference that the paper's table lacks, such as the multi-task model of the larger
+    pools, is left out.
+    """
+    chosen = setting or settings_shown(evidence.suite, evidence.pool)[0]
+    printed = PRINTED.get((evidence.role, evidence.pool))
+    references = references_of(printed) if printed else tuple(REFERENCES)
+    return rows_in_order(lambda upstream, method: measured_cells(evidence, upstream, method, chosen), references, UPSTREAMS)
+
+
+def block_rows(evidence: Evidence, setting: str) -> list[Row]:
+    """The blocks of the table at one setting, without the references, which have no settings."""
+    return rows_in_order(lambda upstream, method: measured_cells(evidence, upstream, method, setting), (), UPSTREAMS)
+
+
+def references_of(table: str) -> tuple[str, ...]:
+    """The references for which a printed table has a row."""
+    printed = set(paper_table(table)["method"])
+    return tuple(method for method in REFERENCES if method in printed)
+
+
+def paper_rows(table: str, model: str = "") -> tuple[list[str], list[Row]]:
+    """The paper's printed table: its columns, and its rows with the printed values and why some are in doubt.
+
+    model: by its printed name, where the table has two.
+    """
+    frame = paper_table(table)
+    frame = frame[frame["model"] == model] if model else frame
+
+    def look(upstream: str, method: str) -> tuple[dict[str, Cell], bool]:
+        rows = select(frame, {"upstream": upstream, "method": method})
+        printed = zip(rows["task"], rows["value"], strict=True)
+        return {task: Cell(value, doubt=reason(table, upstream, method, task, model)) for task, value in printed}, False
+
+    upstreams = [upstream for upstream in UPSTREAMS if upstream in set(frame["upstream"])]
+    columns = [t for t in TASKS if t in set(frame["task"])] or [c for c in dict.fromkeys(frame["task"]) if c != AVERAGE]
+    return columns, rows_in_order(look, references_of(table), upstreams)
+
+
+def rows_in_order(look: Lookup, references: Iterable[str], upstreams: Iterable[str]) -> list[Row]:
+    """References, then a block per merger: itself, and what calibrates it with its changes; the best of a block is marked."""
+    rows = [Row(REFERENCES[method], "reference", "", *look("", method)) for method in references]
+    for upstream in upstreams:
+        merger = Row(UPSTREAMS[upstream], "merger", upstream, *look(upstream, "merged"))
+        calibrated = [Row(label, "calibrated", upstream, *look(upstream, method)) for method, label in METHODS.items()]
+        rows += with_best([merger, *(with_changes(row, merger) for row in calibrated)])
+    return rows
+
+
+def measured_cells(evidence: Evidence, upstream: str, method: str, setting: str) -> tuple[dict[str, Cell], bool]:
+    """Mean and spread of one model on every task and on average, and whether a single draw is behind them.
+
+    setting: counts for what calibrates; references and mergers have none.
+    """
+    return cells_of(evidence, model_key(upstream, method, setting))
+
+
+def cells_of(evidence: Evidence, model: dict[str, str]) -> tuple[dict[str, Cell], bool]:
+    """The same of any one model, told by the columns of its rows."""
+    frame = select(evidence.table("scores"), model)
+    parts: dict[str, pd.DataFrame] = {task: frame[frame["task"] == task] for task in evidence.tasks} | {AVERAGE: frame}
+    found = {column: estimate(rows) for column, rows in parts.items()}
+    one_run = any(e is not None and e.one_run for e in found.values())
+    return {column: Cell(e.mean, e.spread) for column, e in found.items() if e is not None}, one_run
+
+
+def model_key(upstream: str, method: str, setting: str) -> dict[str, str]:
+    """The columns of a result file that name one model."""
+    return {"upstream": upstream, "method": method, "setting": setting if method in (*METHODS, SHIFT) else ""}
+
+
+def with_changes(row: Row, merger: Row) -> Row:
+    """The row with its changes against the merger it starts from."""
+    cells = {
+        column: replace(cell, change=cell.value - merger.cells[column].value) if column in merger.cells else cell
+        for column, cell in row.cells.items()
+    }
+    return replace(row, cells=cells)
+
+
+def with_best(block: list[Row]) -> list[Row]:
+    """Mark the highest value of every column of a block, as it is printed (equal to one decimal is equal)."""
+    columns = {column for row in block for column in row.cells}
+    top = {column: max(round(row.cells[column].value, 1) for row in block if column in row.cells) for column in columns}
+    alone = sum(bool(row.cells) for row in block) < 2
+    return [
+        replace(row, cells={c: replace(cell, best=not alone and round(cell.value, 1) == top[c]) for c, cell in row.cells.items()})
+        for row in block
+    ]
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """Which share of the way from a merger to the experts FeatCal goes, in percent; spread: over seeds."""
+
+    upstream: str
+    setting: str
+    share: float
+    spread: float | None
+    one_run: bool
+
+
+def share(merged: float | None, ours: float | None, expert: float | None) -> float | None:
+    """(ours − merged) / (expert − merged), in percent; None where one is unknown or there is no way to go."""
+    if merged is None or ours is None or expert is None or expert <= merged:
+        return None
+    return 100 * (ours - merged) / (expert - merged)
+
+
+def recovered(evidence: Evidence) -> list[Recovered]:
+    """(FeatCal − merger) / (experts − merger) of the averages, per merger and settings that were run."""
+    scores = evidence.table("scores")
+    expert = estimate(select(scores, {"method": "expert"}))
+    found = []
+    for upstream in UPSTREAMS:
+        merged = estimate(select(scores, {"upstream": upstream, "method": "merged"}))
+        for setting in settings_shown(evidence.suite, evidence.pool):
+            ours = estimate(select(scores, {"upstream": upstream, "method": "featcal", "setting": setting}))
+            went = share(*(e and e.mean for e in (merged, ours, expert)))
+            if went is None or not (expert and merged and ours):
+                continue
+            spread = None if ours.spread is None else 100 * ours.spread / (expert.mean - merged.mean)
+            found.append(Recovered(upstream, setting, went, spread, ours.one_run))
+    return found
+
+
+def paper_recovered(table: str, upstream: str, corrected: bool = False, model: str = "", method: str = "featcal") -> float | None:
+    """The same share from the paper's averages, as printed or corrected where that can be told; None where a cell is missing.
+
+    method: the row whose share it is, featcal or an adapter's.
+    """
+    whole = corrected_table(table) if corrected else paper_table(table)
+    whole = whole[whole["model"] == model] if model else whole
+    frame = select(whole, {"task": AVERAGE}).set_index(["upstream", "method"])["value"]
+    keys = [("", "expert"), (upstream, "merged"), (upstream, method)]
+    if any(key not in frame.index for key in keys):
+        return None
+    expert, merged, ours = (float(frame[key]) for key in keys)
+    return share(merged, ours, expert)

@@ -1,0 +1,172 @@
+"""Shares of the gap that are recovered, by number of tasks, task and classes; and final drift split into its mean and the rest.
+
+Numbers only: ours out of the study task_counts and the results of the larger pools, the paper's out of its printed tables. Pages
+and sentences are in why_adapters.py and task_leads.py.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from reproduction.report.claims import main_setting
+from reproduction.report.controls import average
+from reproduction.report.estimate import Estimate, estimate, noise
+from reproduction.report.evidence import Evidence, read_json, select
+from reproduction.report.gains import FEWEST
+from reproduction.report.tables import LARGER, paper_recovered, settings_shown
+from reproduction.report.values import PRINTED, paper_table
+
+ROLE, POOL = "clip_b32", "8"
+MERGERS = ("average", "task_arithmetic")
+TRAINED = ("surgery", "prob_surgery")
+ADAPTERS = ("mean_shift", *TRAINED)
+STUDY, POOLS, PAPER = "drawn parts", "whole pool", "the paper"  # where a share comes from
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which part of the way from the merged model to the experts one model goes, in percent, all of averages over tasks.
+
+    tasks: how many were merged.   least, most: among the drawn parts; the share itself where there is one.
+    mean:  of the model's accuracy, behind the share; None for the paper's, whose error is not known.
+    """
+
+    source: str
+    upstream: str
+    method: str
+    setting: str
+    tasks: int
+    share: float
+    least: float
+    most: float
+    mean: Estimate | None = None
+
+
+def studied(suite: str) -> pd.DataFrame:
+    """Rows of the study; empty where it was not run."""
+    return Evidence(suite, ROLE, POOL).table("task_counts")
+
+
+def classes(suite: str) -> dict[str, int]:
+    """How many classes each task has, as the study found them."""
+    folder = Evidence(suite, ROLE, POOL).folder
+    return dict(read_json(folder / f"{ROLE}-{POOL}.task_counts.settings.json").get("classes", {}))
+
+
+def series(suite: str) -> list[tuple[str, str]]:
+    """Method and setting of everything whose share is told, the main setting of each method first."""
+    main = main_setting(suite)
+    featcal = [("featcal", setting) for setting in settings_shown(suite)]
+    return featcal + [(method, main + stream) for method in (*TRAINED, "mean_shift") for stream in ("", "_train")]
+
+
+def shares(suite: str) -> list[Share]:
+    """Every share there is: of drawn parts, of the larger pools, and of the paper's tables, corrected where that can be told."""
+    found = []
+    for upstream in MERGERS:
+        for method, setting in series(suite):
+            found += _of_parts(studied(suite), upstream, method, setting)
+            found += [one for pool in LARGER for one in _of_pool(Evidence(suite, ROLE, pool), upstream, method, setting)]
+        for method in ("featcal", *TRAINED):
+            for (role, pool), number in PRINTED.items():
+                share = paper_recovered(number, upstream, corrected=True, method=method) if role == ROLE else None
+                if share is not None:
+                    found.append(Share(PAPER, upstream, method, "", int(pool), share, share, share))
+    return found
+
+
+def _of_parts(rows: pd.DataFrame, upstream: str, method: str, setting: str) -> list[Share]:
+    """One model at every number of tasks of the study."""
+    found = []
+    for count in sorted(set(rows["tasks"])):
+        here = select(rows, {"tasks": count})
+        sides = _sides(here, upstream, method, setting)
+        whole = _share(*(side["value"].mean() for side in sides))
+        each = [_share(*(select(side, {"draw": draw})["value"].mean() for side in sides)) for draw in sorted(set(here["draw"]))]
+        if not math.isnan(whole):
+            found.append(Share(STUDY, upstream, method, setting, int(count), whole, min(each), max(each), estimate(sides[0])))
+    return found
+
+
+def _of_pool(ours: Evidence, upstream: str, method: str, setting: str) -> list[Share]:
+    """One model of a larger pool, scored on all test images, those that its adapters saw among them."""
+    keys = [(upstream, method, setting), (upstream, "merged", ""), ("", "expert", "")]
+    means = [average(ours, key) for key in keys]
+    if any(mean is None for mean in means):
+        return []
+    share = _share(*(mean.mean for mean in means if mean))
+    return [Share(POOLS, upstream, method, setting, int(ours.pool), share, share, share, means[0])]
+
+
+def _sides(rows: pd.DataFrame, upstream: str, method: str, setting: str) -> list[pd.DataFrame]:
+    """Rows of a model, of its merger and of the experts."""
+    model = {"upstream": upstream, "method": method, "setting": setting}
+    return [select(rows, key) for key in (model, {"upstream": upstream, "method": "merged"}, {"method": "expert"})]
+
+
+def _share(value: float, merged: float, expert: float) -> float:
+    """(value − merged) / (expert − merged) in percent; nan without a gap."""
+    return 100 * (value - merged) / (expert - merged) if expert > merged else math.nan
+
+
+def whole_pool(suite: str, upstream: str = "task_arithmetic") -> pd.DataFrame:
+    """Rows of the study in which all tasks of the pool are merged, those of the experts among them."""
+    rows = studied(suite)
+    rows = select(rows, {"tasks": rows["tasks"].max()})
+    return rows[rows["upstream"].isin(["", upstream])]
+
+
+def accuracies(suite: str, method: str, setting: str, measure: str = "value", task: str = "") -> Estimate | None:
+    """Mean accuracy of one model on task arithmetic of the whole pool, among the classes that `measure` says (value or union)."""
+    key = {"method": method, "setting": setting} | ({"task": task} if task else {})
+    rows = select(whole_pool(suite), key)
+    return estimate(rows.assign(value=rows[measure]))
+
+
+def lead(left: Estimate | None, right: Estimate | None) -> tuple[float, float]:
+    """How far one mean is above another, and two standard errors of that."""
+    return (left.mean - right.mean, noise(left, right)) if left and right else (math.nan, math.nan)
+
+
+def better_adapter(suite: str, task: str = "", measure: str = "value") -> Estimate | None:
+    """The better one of the two trained adapters at the suite's main settings."""
+    found = [accuracies(suite, method, main_setting(suite), measure, task) for method in TRAINED]
+    return max((one for one in found if one), key=lambda one: one.mean, default=None)
+
+
+def share_of_task(suite: str, method: str, task: str) -> float:
+    """The share of one task's gap on task arithmetic of the whole pool, at the suite's main settings."""
+    rows = select(whole_pool(suite), {"task": task})
+    return _share(*(side["value"].mean() for side in _sides(rows, "task_arithmetic", method, main_setting(suite))))
+
+
+def printed_leads() -> dict[str, float]:
+    """By task, how far FeatCal stands above the better adapter on task arithmetic in the paper's Table 1, in points."""
+    rows = select(paper_table(PRINTED[ROLE, POOL]), {"upstream": "task_arithmetic"})
+    own = {(row.method, row.task): row.value for row in rows.itertuples()}
+    tasks = [task for task in dict.fromkeys(rows["task"]) if task != "average"]
+    return {task: own["featcal", task] - max(own[method, task] for method in TRAINED) for task in tasks}
+
+
+def drifts(suite: str, tasks: Sequence[str] = ()) -> pd.DataFrame:
+    """Squared drift of final features on task arithmetic of the whole pool, mean over tasks: its per-task mean, and the rest.
+
+    Returns: a row per method at its main settings, columns method, drift, mean_drift, rest; none where the study was not run.
+    """
+    found = []
+    for method in ("merged", "featcal", *ADAPTERS):
+        rows = select(whole_pool(suite), {"method": method, "setting": "" if method == "merged" else main_setting(suite)})
+        rows = rows[rows["task"].isin(tasks)] if tasks else rows
+        if len(rows):
+            whole, mean = rows["drift"].mean(), rows["mean_drift"].mean()
+            found.append({"method": method, "drift": whole, "mean_drift": mean, "rest": whole - mean})
+    return pd.DataFrame(found, columns=["method", "drift", "mean_drift", "rest"])
+
+
+def correlation(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Pearson's r, and two standard errors of it, √((1 − r²)/(n − 2)) each; nan for too few pairs or no variation."""
+    frame = pd.DataFrame(pairs, columns=["x", "y"]).dropna()
+    r = float(frame["x"].corr(frame["y"])) if len(frame) >= FEWEST else math.nan
+    return r, 2 * math.sqrt((1 - r * r) / (len(frame) - 2)) if not math.isnan(r) else math.nan

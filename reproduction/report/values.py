@@ -1,0 +1,110 @@
+"""The paper's own numbers as data, in this project's words, exactly as printed.
+
+The only place that reads the paper's tables. Knows nothing of our results; what cannot be right as printed stands in errata.yaml.
+"""
+
+from functools import cache
+from importlib.resources import files
+
+import pandas as pd
+
+from featcal.settings import Calibration
+
+AVERAGE = "average"  # the column of a row's mean; the merger of the same name is a value of `upstream`
+TASKS = {
+    "sun397": "SUN397", "stanford-cars": "Cars", "resisc45": "RESISC45", "eurosat": "EuroSAT", "svhn": "SVHN", "gtsrb": "GTSRB",
+    "mnist": "MNIST", "dtd": "DTD", "oxford_flowers102": "Flowers", "pcam": "PCAM", "fer2013": "FER", "oxford-iiit-pet": "Pets",
+    "stl10": "STL10", "cifar100": "C100", "cifar10": "C10", "food101": "Food", "fashion_mnist": "F-MNIST",
+    "emnist_letters": "EMNIST", "kmnist": "KMNIST", "rendered-sst2": "Rendered",
+}  # fmt: skip
+TEXT_TASKS = {  # columns of the pools of texts, by pool; those of the domains are tests, not the experts' own tasks
+    "glue": {
+        "cola": "CoLA", "mnli": "MNLI", "mrpc": "MRPC", "qnli": "QNLI", "qqp": "QQP", "rte": "RTE", "sst2": "SST-2",
+        "stsb": "STS-B",
+    },
+    "mergebench": {
+        "math500": "MATH-500", "gsm8k": "GSM8K", "humaneval_plus": "HumanEval+", "mbpp_plus": "MBPP+", "ifeval": "IFEval",
+        "arc_challenge": "ARC-C",
+    },
+}  # fmt: skip
+_TITLES = TASKS | {task: printed for columns in TEXT_TASKS.values() for task, printed in columns.items()}
+_COLUMNS = {printed: task for task, printed in _TITLES.items()} | {"Avg.": AVERAGE}
+_WORDS = {"simple_averaging": "average", "pretrained": "base", "finetuned": "expert", "probsurgery": "prob_surgery"}
+_EXPERT = "_expert"  # ends what Table 14 calls one domain's expert
+PAPER_MODELS = {  # how the printed tables name what plays each role
+    "clip_b32": "clip-vit-b32", "clip_l14": "clip-vit-l14", "flan_t5_base": "flan-t5-base", "flan_t5_large": "flan-t5-large",
+    "llama_3b": "llama-3.2-3b-instruct", "llama_8b": "llama-3.1-8b-instruct",
+}  # fmt: skip
+PRINTED = {  # which printed table has the accuracies of a role and pool, task by task
+    ("clip_b32", "8"): "table01", ("clip_l14", "8"): "table07", ("clip_b32", "14"): "table08", ("clip_l14", "14"): "table09",
+    ("clip_b32", "20"): "table10", ("clip_l14", "20"): "table11",
+}  # fmt: skip
+TEXT_PRINTED = {  # the same of language models; two share a table
+    ("flan_t5_base", "glue"): "table03", ("flan_t5_large", "glue"): "table03", ("llama_3b", "mergebench"): "table04",
+    ("llama_8b", "mergebench"): "table04",
+}  # fmt: skip
+EXTENDED = {  # columns of Table 2, as printed → role, pool
+    "8-Task L/14": ("clip_l14", "8"), "14-Task B/32": ("clip_b32", "14"), "14-Task L/14": ("clip_l14", "14"),
+    "20-Task B/32": ("clip_b32", "20"), "20-Task L/14": ("clip_l14", "20"),
+}  # fmt: skip
+SIZES = {"clip_b32": "smaller model", "clip_l14": "larger model"}
+PAPER_NAMES = {
+    "flan_t5_base": "FLAN-T5-base", "flan_t5_large": "FLAN-T5-large", "llama_3b": "Llama-3.2-3B-Instruct",
+    "llama_8b": "Llama-3.1-8B-Instruct",
+}  # fmt: skip
+TEXT_SIZES = {
+    "flan_t5_base": "Smaller T5", "flan_t5_large": "Larger T5", "llama_3b": "Smaller Llama", "llama_8b": "Larger Llama",
+}  # fmt: skip
+PAPER_SETTINGS = {  # section 5.1 of the paper: λ, ρ, α
+    "clip_b32": Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3),
+    "clip_l14": Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3),
+    "flan_t5_base": Calibration(ridge=1e-5, anchor_blend=2.0, interpolation=0.6),
+    "flan_t5_large": Calibration(ridge=1e-5, anchor_blend=2.0, interpolation=0.6),
+    "llama_3b": Calibration(ridge=1e-5, anchor_blend=0.5, interpolation=0.15),
+    "llama_8b": Calibration(ridge=3.0, anchor_blend=0.5, interpolation=0.15),
+}
+
+
+@cache
+def paper_table(table: str) -> pd.DataFrame:
+    """One table of the paper, as printed, with our words for methods, mergers and tasks.
+
+    Args:    table: "table01" ... "table14".
+    Returns: the columns of the file; where there is a `column` (of the printed table), `task` names it in our words, and
+             `setting` the domain of an expert that has rows of its own.
+    """
+    with files("reproduction.report").joinpath("paper", f"{table}.csv").open(encoding="utf-8") as text:
+        frame = pd.read_csv(text, dtype={"model": str, "upstream": str, "method": str}, keep_default_na=False)
+    for word in ("upstream", "method"):
+        if word in frame:
+            frame[word] = frame[word].replace(_WORDS)
+    if "method" in frame:
+        alone = frame["method"].str.endswith(_EXPERT)
+        frame["setting"] = frame["method"].str.removesuffix(_EXPERT).where(alone, "")
+        frame.loc[alone, "method"] = "expert"
+    if "column" in frame:
+        frame["task"] = frame["column"].replace(_COLUMNS)
+        frame["value"] = pd.to_numeric(frame["value"])
+    return frame
+
+
+def paper_value(table: str, upstream: str, method: str, task: str = AVERAGE) -> float | None:
+    """One printed cell of a table about a single model; None where the paper has no such cell."""
+    frame = paper_table(table)
+    found = frame[(frame["upstream"] == upstream) & (frame["method"] == method) & (frame["task"] == task)]["value"]
+    return float(found.iloc[0]) if len(found) == 1 else None
+
+
+def title_of(task: str) -> str:
+    """The paper's heading of a task's column; empty for a task that is not the paper's."""
+    return _TITLES.get(task, "")
+
+
+def place_name(role: str, pool: str) -> str:
+    """How pages call an experiment: by tasks and size, or by the kind of language model."""
+    return f"{pool} tasks, {SIZES[role]}" if role in SIZES else TEXT_SIZES[role]
+
+
+def player(role: str, suite: str) -> str:
+    """How tables call a language model: the paper's, or what plays it."""
+    return PAPER_NAMES[role] if suite == "paper" else f"{TEXT_SIZES[role]}, for {PAPER_NAMES[role]}"

@@ -1,0 +1,181 @@
+"""Why adapters win here: the shares of the gap by number of tasks, ours and the paper's, drawn, in a table and in words.
+
+Every sentence is made from the results it speaks of; where something was not run, it is said instead.
+"""
+
+from typing import Any
+
+from reproduction.report.claims import main_setting
+from reproduction.report.evidence import Evidence
+from reproduction.report.markup import PageOutput, link, note, table
+from reproduction.report.show import commands, label, run_rows
+from reproduction.report.studies import RIVALS, STREAMS
+from reproduction.report.tables import LARGER, SETTING_LABELS, UPSTREAMS, paper_recovered
+from reproduction.report.task_counts import (
+    MERGERS,
+    PAPER,
+    POOL,
+    ROLE,
+    TRAINED,
+    Share,
+    lead,
+    series,
+    shares,
+    studied,
+)
+from reproduction.report.values import PRINTED
+
+NAMES = RIVALS | {"mean_shift": "Mean shift", "merged": "Task arithmetic", "expert": "Experts"}
+KIND = "task_counts"
+MISPRINT = 5  # points of share from which a correction of the paper’s averages is told
+
+
+def missing(suite: str) -> PageOutput:
+    """What stands in the place of a piece whose study was not run."""
+    return PageOutput(note(f"○ not run: the study of drawn parts is not in the results of the {label(suite)}."))
+
+
+def ran(suite: str) -> bool:
+    """Whether the study has rows."""
+    return not studied(suite).empty
+
+
+def way(method: str, setting: str) -> str:
+    """A method with its setting in words."""
+    if method == "featcal":
+        return f"FeatCal, {SETTING_LABELS[setting]}"
+    return f"{NAMES[method]}, {STREAMS['train' if setting.endswith('_train') else 'test_unlabelled']}"
+
+
+def headline(suite: str) -> PageOutput:
+    """What the page comes to: FeatCal's share beside the paper's, and the adapters' beside theirs."""
+    if not ran(suite):
+        return missing(suite)
+    found, lines = shares(suite), []
+    for upstream in MERGERS:
+        (ours, printed), (best, other) = (
+            [share_by_tasks(of(found, upstream, suite, paper)) for paper in (False, True)] for of in (featcals, better)
+        )
+        counts = sorted(set(ours) & set(printed))
+        if counts:
+            apart = max(abs(ours[n] - printed[n]) for n in counts)
+            ahead = [sum(side[n] > theirs[n] for n in counts) for side, theirs in ((best, ours), (other, printed))]
+            told = (
+                f"From {UPSTREAMS[upstream].lower()} with {listed(counts)} tasks FeatCal recovers {percent(ours, counts)} of the "
+            )
+            told += (
+                f"gap here and {percent(printed, counts)} in the paper: {apart:.0f} points apart at most. The better of Surgery "
+            )
+            told += f"and ProbSurgery recovers {percent(best, counts)} here and {percent(other, counts)} there; of these "
+            told += f"{len(counts)} numbers of tasks it is ahead of FeatCal at {ahead[0]} here, and at {ahead[1]} there."
+            lines.append(note(told + misprinted(upstream)))
+    return PageOutput("".join(lines)) if lines else missing(suite)
+
+
+def misprinted(upstream: str) -> str:
+    """Shares that the paper's averages give as printed, where corrected ones give quite another."""
+    told = ""
+    for (role, pool), number in PRINTED.items():
+        for method in ("featcal", *TRAINED) if role == ROLE else ():
+            printed, mended = (paper_recovered(number, upstream, corrected, method=method) for corrected in (False, True))
+            if printed is not None and mended is not None and abs(printed - mended) > MISPRINT:
+                told += f" As printed, the paper’s averages would give {NAMES[method]} {printed:.0f} % with {pool} tasks "
+                told += f"instead of {mended:.0f} %."
+    return told
+
+
+def featcals(found: list[Share], upstream: str, suite: str, paper: bool = False) -> dict[int, Share]:
+    """FeatCal's share by number of tasks at the main settings: ours, or the paper's."""
+    return _own(found, upstream, "featcal", main_setting(suite), paper)
+
+
+def better(found: list[Share], upstream: str, suite: str, paper: bool = False) -> dict[int, Share]:
+    """The larger share of the two trained adapters by number of tasks: ours, or the paper's."""
+    best: dict[int, Share] = {}
+    for method in TRAINED:
+        for count, one in _own(found, upstream, method, main_setting(suite), paper).items():
+            best[count] = max(best.get(count, one), one, key=lambda share: share.share)
+    return best
+
+
+def _own(found: list[Share], upstream: str, method: str, setting: str, paper: bool) -> dict[int, Share]:
+    key = (upstream, method, "" if paper else setting)
+    return {s.tasks: s for s in found if (s.upstream, s.method, s.setting) == key and (s.source == PAPER) == paper}
+
+
+def share_by_tasks(those: dict[int, Share]) -> dict[int, float]:
+    """The bare numbers."""
+    return {count: one.share for count, one in those.items()}
+
+
+def percent(values: dict[int, float], counts: list[int]) -> str:
+    """Shares at these numbers of tasks, as 70 / 58 / 41 %."""
+    return " / ".join(f"{values[n]:.0f}" if n in values else "–" for n in counts) + " %"
+
+
+def listed(words: list[Any]) -> str:
+    """8, 14 and 20."""
+    texts = [str(word) for word in words]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
+
+
+def by_number(suite: str) -> PageOutput:
+    """Shares of everything by number of tasks as a table, ours and the paper's, and what they do from few tasks to many."""
+    if not ran(suite):
+        return missing(suite)
+    found, parts = shares(suite), []
+    counts = sorted({one.tasks for one in found})
+    for upstream in MERGERS:
+        rows = []
+        for method, setting in series(suite):
+            here = {one.tasks: one for one in found if (one.upstream, one.method, one.setting) == (upstream, method, setting)}
+            rows.append(("", [way(method, setting), *(cell(here.get(n)) for n in counts)]))
+        for method in ("featcal", *TRAINED):
+            own = _own(found, upstream, method, "", paper=True)
+            rows.append(("fc-reference", [f"{NAMES[method]}, in the paper", *(cell(own.get(n)) for n in counts)]))
+        caption = (
+            f"{UPSTREAMS[upstream]}: share of the gap recovered (%) by number of tasks; small: least and most of the drawn parts"
+        )
+        parts.append(
+            table(["", *map(str, counts)], rows, f"{caption} — {label(suite)}", "fc-long") + note(trend(found, upstream, suite))
+        )
+    return PageOutput("".join(parts))
+
+
+def cell(one: Share | None) -> str:
+    """A share, with its range where several parts were drawn."""
+    if one is None:
+        return "–"
+    among = f"<small>{one.least:.0f} to {one.most:.0f}</small>" if one.least < one.most else ""
+    return f"{one.share:.0f}{among}"
+
+
+def trend(found: list[Share], upstream: str, suite: str) -> str:
+    """In words, what FeatCal's share and the better adapter's do from the fewest tasks to the most, and who is ahead where."""
+    ours, best = featcals(found, upstream, suite), better(found, upstream, suite)
+    counts = sorted(set(ours) & set(best))
+    if len(counts) < 2:
+        return "○ not run: one number of tasks only."
+    few, many = counts[0], counts[-1]
+    both = {"FeatCal’s": ours, "the better adapter’s": best}
+    told = [f"{name} from {own[few].share:.0f} to {own[many].share:.0f} %" for name, own in both.items()]
+    ahead: dict[str, list[int]] = {"FeatCal": [], "the better adapter": [], "neither": []}
+    for count in counts:
+        margin, room = lead(ours[count].mean, best[count].mean)
+        ahead["FeatCal" if margin > room else "the better adapter" if margin < -room else "neither"].append(count)
+    where = [f"{name} at {listed(those)}" for name, those in ahead.items() if those]
+    clear = f"Ahead by more than two standard errors: {'; '.join(where)} tasks."
+    return f"From {few} to {many} tasks the share goes: {listed(told)}. {clear}"
+
+
+def provenance(suite: str) -> PageOutput:
+    """Files, run records and commands behind the page."""
+    rows: list[tuple[str, list[str]]] = []
+    for pool in (POOL, *LARGER):
+        ours = Evidence(suite, ROLE, pool)
+        kinds = ("task_counts.csv", "task_counts.settings.json", "task_counts.run.json") if pool == POOL else ("csv", "run.json")
+        there = [ours.folder / f"{ROLE}-{pool}.{kind}" for kind in kinds]
+        listed_files = ", ".join(link(f"../results/{suite}/{file.name}", file.name) for file in there if file.is_file())
+        record = ours.record(KIND) if pool == POOL else ours.run_record
+        rows += [("", [f"Results, {pool} tasks", listed_files or "none yet"]), *run_rows(record)]
+    return PageOutput(table(["", ""], rows + commands("why_adapters"), f"Provenance — {label(suite)}", "fc-words"))

@@ -1,0 +1,99 @@
+"""Stage `ablate`: what FeatCal's gain is made of, beside one merged model.
+
+FeatCal without one ingredient each; its anchor alone, base + ρ (merged − base); and the merged model moved along its own change
+by the factor that is best on images that are no test images.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from featcal.storage.atomic import atomic_folder
+from featcal.storage.results import write_rows
+from reproduction.experiments.runs import ANCHOR, RESCALED, AblateRun
+from reproduction.stages.calibrate import calibrate_one
+from reproduction.stages.columns import SCALES
+from reproduction.stages.context import Context, load_context, pick, recorded
+from reproduction.stages.workers import console, fan_out
+
+BATCH = 250
+
+
+def run(key: str) -> None:
+    """Write outputs/<suite>/ablated/<key>/<name>/ for every control, and scales.csv; an empty folder where it is not run."""
+    context = load_context()
+    ablate = pick("ablate", context.experiments.ablate, key)
+    out = context.layout.ablated(key)
+    with recorded(context, "ablate", key):
+        if ablate is None or not context.plays(ablate.whole.role, ablate.whole.pool):
+            with atomic_folder(out):
+                console.print(f"ablate {key}: not run in suite {context.suite.name}")
+            return
+        jobs = {name: (context, key, name) for name in (RESCALED, ANCHOR, *ablate.without)}  # the longest first
+        for _ in fan_out(f"ablate {key}", ablate_one, jobs, context.suite.workers):
+            pass
+
+
+def ablate_one(context: Context, key: str, name: str) -> None:
+    """One control."""
+    ablate = context.experiments.ablate[key]
+    assert ablate is not None and ablate.whole.calibration is not None
+    out = context.layout.ablated(key, name)
+    if name in ablate.without:
+        changed = replace(ablate.whole, calibration=ablate.without[name])
+        calibrate_one(context, f"{key} {name}", changed, changed.seeds[0], out)
+        return
+    factor = ablate.whole.calibration.anchor_blend if name == ANCHOR else best_factor(context, key, ablate)
+    scaled(context, ablate, factor, out)
+
+
+def scaled(context: Context, ablate: AblateRun, factor: float, out: Any = None) -> Any:
+    """base + factor · (merged − base): task arithmetic of one expert, the merged model. Returns: module, or the folder `out`."""
+    import featcal
+
+    layout, whole = context.layout, ablate.whole
+    base, merged = layout.base(whole.role, whole.pool), layout.merged(f"{whole.role}-{whole.pool}-{whole.upstream}")
+    if out is None:
+        from featcal.models.load import load_vision
+
+        return featcal.merge("task_arithmetic", load_vision(base), {"merged": load_vision(merged)}, scale=factor)
+    return featcal.merge("task_arithmetic", base, {"merged": merged}, scale=factor, out=out)
+
+
+def best_factor(context: Context, key: str, ablate: AblateRun) -> float:
+    """The factor with the highest average on the images chosen for it, the smallest of equals; the sweep stays as scales.csv."""
+    whole, rescale = ablate.whole, ablate.rescale
+    values = averages(context, ablate)
+    best = max(rescale.factors, key=lambda factor: (round(values[factor], 4), -factor))
+    words = {"suite": context.suite.name, "role": whole.role, "pool": whole.pool, "upstream": whole.upstream}
+    rows = [{**words, "factor": f, "value": values[f], "chosen": int(f == best)} for f in rescale.factors]
+    write_rows(context.layout.ablated(key) / "scales.csv", rows, SCALES)
+    return best
+
+
+def averages(context: Context, ablate: AblateRun) -> dict[float, float]:
+    """Average accuracy over the tasks at every factor, in percent."""
+    from safetensors.torch import load_file
+
+    from featcal.data.sampling import draw_indices
+    from featcal.evaluation.accuracy import evaluate_pool
+    from featcal.models.device import torch_device
+    from reproduction.suites.load_task import load_task
+
+    layout, whole, rescale = context.layout, ablate.whole, ablate.rescale
+    device = torch_device(context.suite.device)
+    models = {str(factor): scaled(context, ablate, factor).to(device) for factor in rescale.factors}
+    tensors = load_file(layout.heads(whole.role, whole.pool))
+    tasks = context.suite.pool(whole.pool)
+    images = {}
+    for task in tasks:
+        there = load_task(layout.data, task, rescale.split, layout.base(whole.role, whole.pool))
+        count = min(rescale.samples, len(there.labels))
+        chosen = draw_indices(task, len(there.labels), count, whole.seeds[0])
+        images[task] = replace(there, pixels=there.pixels[chosen], labels=there.labels[chosen])
+    heads = {task: tensors[f"head/{task}"] for task in tasks}
+    judged = evaluate_pool(models, images, heads, tensors["visual_projection"], BATCH)
+    found = {}
+    for factor in rescale.factors:
+        rights = [judged[str(factor)][task] for task in tasks]
+        found[factor] = 100 * sum(int(right.sum()) / len(right) for right in rights) / len(tasks)
+    return found

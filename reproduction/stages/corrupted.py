@@ -1,0 +1,158 @@
+"""Stage `corrupted`: FeatCal and the adapters from damaged calibration images, scored on clean test images."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from featcal.storage.atomic import atomic_folder
+from featcal.storage.results import write_json, write_rows, write_scores
+from reproduction.experiments.runs import Draw
+from reproduction.experiments.studies import CorruptedStudy
+from reproduction.stages.columns import CORRUPTED, EXAMPLES, SEEN
+from reproduction.stages.context import Context, load_context, pick, recorded
+from reproduction.stages.evaluate import score
+from reproduction.stages.scored import Scored
+from reproduction.stages.seen import seen_rows
+from reproduction.stages.trials import room
+from reproduction.stages.workers import console, fan_out
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Way = tuple[str, str]  # method and setting
+LARGEST = 96  # pixels of an example: enough to see the damage, small enough for git
+
+
+def run(key: str) -> None:
+    """Write outputs/<suite>/corrupted/<key>/: corrupted.csv, what was right and what was seen, and the examples.
+
+    All are empty where the suite does not run it.
+    """
+    context = load_context()
+    study: CorruptedStudy | None = pick("corrupted", context.experiments.studies["corrupted"], key)
+    rows: list[dict[str, Any]] = []
+    shown: list[dict[str, Any]] = []
+    seen: list[dict[str, Any]] = []
+    told: dict[str, Any] = {}
+    with recorded(context, "corrupted", key), atomic_folder(context.layout.study("corrupted", key)) as folder:
+        if study is None or context.role(study.role) is None:
+            console.print(f"corrupted {key}: not run in suite {context.suite.name}")
+            write_sheet([], folder / "corrupted.examples.png")
+        else:
+            with room(context, "corrupted") as models:
+                rows = scores(context, key, study, models)
+            draws = [study.rivals.draw("surgery", study.samples, seed) for seed in study.seeds]
+            seen = seen_rows(context, study.role, study.pool, draws, rows)
+            pictures, shown = examples(context, study)
+            write_sheet(pictures, folder / "corrupted.examples.png")
+            told = {"study": asdict(study), "strengths": strengths_at(pictures[0][0].shape[-1])}
+        write_scores(folder / "corrupted.csv", rows, CORRUPTED)
+        write_rows(folder / "corrupted.seen.csv", seen, SEEN)
+        write_rows(folder / "corrupted.examples.csv", shown, EXAMPLES)
+        write_json(folder / "corrupted.settings.json", told)
+
+
+def scores(context: Context, key: str, study: CorruptedStudy, folder: Path) -> list[dict[str, Any]]:
+    """Rows of every corruption, seed and method, from models that are made in `folder`."""
+    merged = f"{study.role}-{study.pool}-{study.upstream}"
+    jobs, models, damage = {}, [Scored(merged, context.layout.merged(merged), "merged", study.upstream)], {}
+    for seed in study.seeds:
+        for corruption in study.corruptions:
+            for method, setting in study.ways:
+                name = f"{corruption}-{method}-{setting}-{seed}"
+                adapted_model = "" if method == "featcal" else merged
+                models.append(Scored(name, folder / name, method, study.upstream, setting, seed, adapted_model))
+                damage[name] = corruption
+            for draw, ways in by_draw(study, seed).items():
+                outs = {way: folder / f"{corruption}-{'-'.join(way)}-{seed}" for way in ways}
+                methods = " and ".join(dict.fromkeys(method for method, _ in ways))
+                jobs[f"{corruption}, {methods}, {draw.stream}, seed {seed}"] = (context, study, corruption, draw, outs)
+    jobs = dict(sorted(jobs.items(), key=lambda job: ("featcal", study.rivals.setting) not in job[1][4]))  # the longest first
+    for _ in fan_out(f"corrupted {key}", calibrate_on, jobs, context.suite.workers):
+        pass
+    found = score(context, f"corrupted {key}", study.role, study.pool, models)
+    return [{**row, "corruption": corruption} for name, corruption in damage.items() for row in found[name]]
+
+
+def by_draw(study: CorruptedStudy, seed: int) -> dict[Draw, list[Way]]:
+    """The ways to calibrate by the images they see: FeatCal's settings, both adapters, and both on training images."""
+    found: dict[Draw, list[Way]] = {}
+    for method, setting in study.ways:
+        draw = study.rivals.draw(method, study.samples, seed)
+        draw = replace(draw, stream="train") if setting.endswith("_train") else draw
+        found.setdefault(draw, []).append((method, setting))
+    return found
+
+
+def calibrate_on(context: Context, study: CorruptedStudy, corruption: str, draw: Draw, outs: Mapping[Way, Path]) -> None:
+    """Calibrated models and adapters of all tasks from the images they would see undamaged, damaged once for all of them."""
+    from safetensors.torch import load_file
+
+    import featcal
+    from featcal.models.device import torch_device
+    from featcal.rivals.pool import adapters_from, pool_features
+    from reproduction.data.corruptions import corrupted
+    from reproduction.stages.streams import streams
+
+    layout, role, pool, rivals = context.layout, study.role, study.pool, study.rivals
+    merged = layout.merged(f"{role}-{pool}-{study.upstream}")
+    experts = {task: layout.expert(role, pool, task) for task in context.suite.pool(pool)}
+    device = torch_device(context.suite.device)
+    batches = streams(context, role, pool, draw, change=lambda task, images: corrupted(images, task, corruption, draw.seed))
+    pairs = None
+    for (method, setting), out in outs.items():
+        if method == "featcal":
+            base, settings = layout.base(role, pool), rivals.featcal
+            if setting != rivals.setting and study.at_papers:
+                settings = study.at_papers
+            featcal.calibrate(merged, base=base, experts=experts, batches=batches, settings=settings, device=device, out=out)
+            continue
+        if pairs is None:
+            head = load_file(layout.heads(role, pool))["visual_projection"]
+            pairs = pool_features(merged, experts, batches, head, device)
+        training = rivals.surgery if method == "surgery" else rivals.prob_surgery
+        adapters_from(training, pairs, draw.seed).save(out)
+
+
+def examples(context: Context, study: CorruptedStudy) -> tuple[list[list["np.ndarray"]], list[dict[str, Any]]]:
+    """Of every second task the first image that FeatCal sees, clean and under each corruption; and which image is where."""
+    from featcal.data.sampling import draw_indices
+    from reproduction.data.corruptions import corrupted
+    from reproduction.suites.load_task import load_task
+
+    seed, pictures, shown = study.seeds[0], [], []
+    base = context.layout.base(study.role, study.pool)
+    for row, task in enumerate(context.suite.pool(study.pool)[1::2]):
+        images = load_task(context.layout.data, task, "train", base)
+        place = draw_indices(task, len(images.labels), study.samples, seed)[:1]
+        versions = {"clean": images} | {name: corrupted(images, task, name, seed) for name in study.corruptions}
+        pictures.append([version.pixels[place][0] for version in versions.values()])  # (3, H, W) each
+        shown += [
+            {"task": task, "index": int(place[0]), "corruption": name, "row": row, "column": column}
+            for column, name in enumerate(versions)
+        ]
+    return pictures, shown
+
+
+def strengths_at(side: int) -> dict[str, str]:
+    """How strong the corruptions are on images of this width."""
+    from reproduction.data.corruptions import strengths
+
+    return strengths(side)
+
+
+def write_sheet(pictures: "list[list[np.ndarray]]", path: Path) -> None:
+    """Rows of pictures (3, H, W) as one PNG without gaps, made smaller where they are large; one white pixel for none."""
+    import numpy as np
+    from PIL import Image
+
+    if not pictures:
+        Image.new("RGB", (1, 1), "white").save(path)
+        return
+    sheet = np.concatenate([np.concatenate(row, axis=2) for row in pictures], axis=1).transpose(1, 2, 0)
+    image = Image.fromarray(np.ascontiguousarray(sheet))
+    side = pictures[0][0].shape[-1]
+    if side > LARGEST:
+        image = image.resize((image.width * LARGEST // side, image.height * LARGEST // side), Image.Resampling.BOX)
+    image.save(path, optimize=True)

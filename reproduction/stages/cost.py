@@ -1,0 +1,60 @@
+"""Stage `cost`: time, memory and energy of each way to calibrate, alone on the machine, and adapters scored while they train.
+
+What was measured varies from run to run and goes to the run record; cost.csv holds the scores.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from featcal.storage.atomic import atomic_folder
+from featcal.storage.results import write_scores
+from reproduction.experiments.studies import CostStudy
+from reproduction.stages.columns import AUDIT
+from reproduction.stages.context import Context, load_context, pick, recorded
+from reproduction.stages.evaluate import score
+from reproduction.stages.processes import alone
+from reproduction.stages.rivals import METHODS, Method, measure, merged_model, step_folder
+from reproduction.stages.scored import Scored
+from reproduction.stages.trials import room
+
+
+def run(key: str) -> None:
+    """Write outputs/<suite>/cost/<key>/cost.csv; no rows where the suite does not run it."""
+    context = load_context()
+    study = pick("cost", context.experiments.studies["cost"], key)
+    rows: list[dict[str, Any]] = []
+    with recorded(context, "cost", key) as record:
+        if study is not None and context.role(study.role) is not None:
+            threads = context.suite.workers or None  # nothing runs beside it, so it has the cores that workers share elsewhere
+            with room(context, "cost") as folder:
+                record["cost"] = measured(context, study, key, folder, threads)
+                rows = audited(context, study, key, folder)
+            record |= {"at_once": 1, "threads": threads, "settings": asdict(study)}
+        with atomic_folder(context.layout.study("cost", key)) as out:
+            write_scores(out / "cost.csv", rows, AUDIT)
+
+
+def rivals_of(study: CostStudy) -> list[Method]:
+    """FeatCal, both adapters with kept features, and both as published."""
+    kept = [Method(method, study.samples, study.seed) for method in METHODS]
+    return kept + [Method(method, study.samples, study.seed, "each_step") for method in METHODS if method != "featcal"]
+
+
+def measured(context: Context, study: CostStudy, key: str, folder: Path, threads: int | None) -> list[dict[str, Any]]:
+    """What each rival cost, one after the other; the adapters as published leave those to be audited behind."""
+    jobs = {
+        rival.name: (context, study, rival, folder / rival.name, study.audit if rival.encode == "each_step" else ())
+        for rival in rivals_of(study)
+    }
+    return [cost for _, cost in alone(f"cost {key}", measure, jobs, 1, threads)]
+
+
+def audited(context: Context, study: CostStudy, key: str, folder: Path) -> list[dict[str, Any]]:
+    """Scores of the adapters as published after every number of steps that is asked for."""
+    kept = [(rival, step) for rival in rivals_of(study) if rival.encode == "each_step" for step in study.audit]
+    models = [Scored("merged", merged_model(context.layout, study), "merged", study.upstream)]
+    models += [rival.scored(study, step_folder(folder / rival.name, step), f"{rival.name} {step}") for rival, step in kept]
+    scores = score(context, f"evaluate cost {key}", study.role, study.pool, models)
+    named = {f"{rival.name} {step}": rival.row_keys(study) | {"step": step} for rival, step in kept}
+    return [row | words for name, words in named.items() for row in scores[name]]

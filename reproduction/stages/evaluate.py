@@ -1,0 +1,62 @@
+"""Stage `evaluate`: accuracy of every model of a role and pool on the test images of each task."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from featcal.storage.results import packed, write_scores
+from reproduction.experiments.runs import Pool, role_and_pool
+from reproduction.stages.context import Context, load_context, recorded
+from reproduction.stages.scored import Scored, scored
+from reproduction.stages.scoring import Counts, score_models
+
+BATCH = 250  # images; accuracy does not depend on it
+
+
+def run(key: str) -> None:
+    """Write outputs/<suite>/scores/<key>.csv and .correct.csv; no rows where nothing plays the role."""
+    context = load_context()
+    role, pool = role_and_pool(key)
+    with recorded(context, "evaluate", key):
+        rows: list[dict[str, Any]] = []
+        if context.plays(role, pool):
+            scores = score(context, f"evaluate {key}", role, pool, scored(context, role, pool))
+            rows = [row for own in scores.values() for row in own]
+        write_scores(context.layout.scores(key), rows)
+
+
+def score(context: Context, label: str, role: str, pool: Pool, models: Sequence[Scored]) -> dict[str, list[dict[str, Any]]]:
+    """Result rows of every model by its name: one per task, with the words that the results call the model by."""
+    return score_models(evaluate_model, context, label, role, pool, models, context.suite.pool(pool))
+
+
+def evaluate_model(context: Context, role: str, pool: Pool, model: Scored, corrected: Sequence[Scored]) -> dict[str, Counts]:
+    """What one model (or each task's own expert) and adapters behind it get right on every task.
+
+    Percent correct, number of images, and of each image whether it is right.
+    """
+    from safetensors.torch import load_file
+
+    from featcal.evaluation.accuracy import Adapted, evaluate_pool, percent
+    from featcal.models.device import torch_device
+    from featcal.models.load import load_vision
+    from featcal.rivals.adapters import Adapters
+    from reproduction.suites.load_task import load_task
+
+    layout, device = context.layout, torch_device(context.suite.device)
+    tensors = load_file(layout.heads(role, pool))
+    adapted: dict[str, Adapted] = {}
+    for other in corrected:
+        assert other.folder is not None  # only each task's own expert has none
+        adapted[other.name] = (model.name, Adapters.load(other.folder).apply)
+    shared = model.folder and load_vision(model.folder).to(device)  # type: ignore[arg-type]
+    found: dict[str, Counts] = {other.name: {} for other in (model, *corrected)}
+    for task in context.suite.pool(pool):
+        loaded = shared or load_vision(layout.expert(role, pool, task)).to(device)  # type: ignore[arg-type]
+        images = {task: replace(load_task(layout.data, task, "test", layout.base(role, pool)), device=device)}
+        heads = {task: tensors[f"head/{task}"]}
+        judged = evaluate_pool({model.name: loaded}, images, heads, tensors["visual_projection"], BATCH, adapted)
+        for name, of_tasks in judged.items():
+            right = of_tasks[task]
+            found[name][task] = {"value": percent(right), "count": len(right), "correct": packed(right)}
+    return found

@@ -1,0 +1,24 @@
+"""Stage `multitask`: one model trained on all tasks of a role and pool, the usual upper reference of a merged one."""
+
+from dataclasses import replace
+
+from featcal.storage.atomic import atomic_folder
+from reproduction.stages.context import load_context, pick, recorded
+from reproduction.stages.workers import console, fan_out
+from reproduction.suites.multitask import Shared, write_multitask
+
+
+def run(key: str) -> None:
+    """Write outputs/<suite>/multitask/<key>/; an empty folder where the suite has no such model."""
+    context = load_context()
+    chosen, layout, suite = pick("multitask", context.experiments.multitask, key), context.layout, context.suite
+    with recorded(context, "multitask", key):
+        if chosen is None or not context.plays(chosen.role, chosen.pool):
+            with atomic_folder(layout.multitask(key)):
+                console.print(f"multitask {key}: not run in suite {suite.name}")
+            return
+        fine_tune = replace(suite.fine_tune, steps=chosen.steps) if chosen.steps else suite.fine_tune
+        job = Shared(suite.pool(chosen.pool), chosen.model, fine_tune, chosen.seed, suite.device)
+        folders = (layout.prepared(chosen.role, chosen.pool), layout.data, layout.pins, layout.multitask(key))
+        for _ in fan_out("multitask", write_multitask, {key: (job, *folders)}, min(suite.workers, 1)):
+            pass

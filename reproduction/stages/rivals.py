@@ -1,0 +1,170 @@
+"""FeatCal, Surgery and ProbSurgery at one number of images and one seed, made and measured in a process of their own.
+
+They see what `calibrate` and `adapt` see and run the same code, so the same number and seed give the same bytes.
+"""
+
+import ctypes
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+from featcal.rivals.settings import Training
+from reproduction.experiments.studies import CostStudy, Rivals, SamplesStudy
+from reproduction.stages.context import Context
+from reproduction.stages.layout import Layout
+from reproduction.stages.scored import Scored
+
+METHODS = ("featcal", "surgery", "prob_surgery")
+Study = SamplesStudy | CostStudy
+Batch = Mapping[str, Any]
+Batches = Mapping[str, Sequence[Batch]]  # by task
+Folders = Mapping[str, Path]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to calibrate, at one number of images per task and one seed.
+
+    encode: of adapters, how often the frozen models see an image ("each_step" as published); FeatCal sees every one once.
+    """
+
+    method: str
+    samples: int
+    seed: int
+    encode: Literal["once", "each_step"] = "once"
+
+    @property
+    def name(self) -> str:
+        return f"{self.method} {self.encode} n={self.samples} seed={self.seed}"
+
+    def row_keys(self, study: Study) -> dict[str, Any]:
+        """How the rows of a study call it."""
+        return {
+            "upstream": study.upstream, "method": self.method, "setting": study.rivals.setting, "encode": self.encode,
+            "seed": self.seed, "samples": self.samples,
+        }  # fmt: skip
+
+    def training(self, rivals: Rivals) -> Training:
+        """The settings of an adapter."""
+        chosen: Training = rivals.surgery if self.method == "surgery" else rivals.prob_surgery
+        return replace(chosen, encode=self.encode)
+
+    def scored(self, study: Study, folder: Path, name: str = "") -> Scored:
+        """What `make` left in a folder, as something to evaluate."""
+        adapted_model = "" if self.method == "featcal" else "merged"
+        return Scored(name or self.name, folder, self.method, study.upstream, study.rivals.setting, self.seed, adapted_model)
+
+
+def merged_model(layout: Layout, study: Study) -> Path:
+    """Where all of them start."""
+    return layout.merged(f"{study.role}-{study.pool}-{study.upstream}")
+
+
+def step_folder(out: Path, step: int) -> Path:
+    """Where `make` puts adapters after so many steps."""
+    return out.with_name(f"{out.name}-step{step}")
+
+
+def drawn(context: Context, study: Study, rival: Method) -> Batches:
+    """The images it sees, ready for a model: those of `calibrate` and `adapt`; all that a task has where there are fewer."""
+    from featcal.data.sampling import draw_indices
+    from reproduction.suites.load_task import load_task
+
+    draw = study.rivals.draw(rival.method, rival.samples, rival.seed)
+    found: dict[str, Sequence[Batch]] = {}
+    for task in context.suite.pool(study.pool):
+        images = load_task(context.layout.data, task, draw.split, context.layout.base(study.role, study.pool))
+        count = len(images.labels)
+        found[task] = list(images.batches(draw_indices(task, count, min(rival.samples, count), rival.seed), draw.batch))
+    return found
+
+
+def make(context: Context, study: Study, rival: Method, batches: Batches, out: Path, audit: Sequence[int] = ()) -> None:
+    """From folders of models and images in memory to a folder: a calibrated model, or adapters.
+
+    audit: adapters after so many steps are written too, beside `out`, while they are trained: a few small matrices.
+    """
+    from featcal.models.device import torch_device
+
+    layout, device = context.layout, torch_device(context.suite.device)
+    experts = {task: layout.expert(study.role, study.pool, task) for task in batches}
+    if rival.method == "featcal":
+        _calibrate(context, study, experts, batches, device, out)
+    else:
+        _adapt(context, study, rival, experts, batches, device, out, audit)
+
+
+def measure(context: Context, study: Study, rival: Method, out: Path, audit: Sequence[int] = ()) -> dict[str, Any]:
+    """`make`, under watch: its seconds, megabytes and watt-hours. The images lie decoded in memory before the clock starts.
+
+    Before that, the same is done with one image of each task and one step, so that what a process pays once and the method does
+    not (late imports, the first call of every kernel, code read into memory) is in neither clock nor memory.
+    """
+    from featcal.models.device import torch_device
+    from reproduction.profiling.profile import profiled
+
+    batches = drawn(context, study, rival)
+    first = {task: [{name: value[:1] for name, value in those[0].items()}] for task, those in batches.items()}
+    with TemporaryDirectory(dir=out.parent) as folder:
+        make(context, _least(study, rival), rival, first, Path(folder) / "warm_up")
+    give_back_freed_memory()
+    on_gpu = torch_device(context.suite.device).type == "cuda"
+    _, profile = profiled(partial(make, context, study, rival, batches, out, audit), on_gpu)
+    seen = min(sum(len(batch["pixel_values"]) for batch in those) for those in batches.values())
+    return {**rival.row_keys(study), "images": seen, **asdict(profile)}
+
+
+def give_back_freed_memory() -> None:
+    """Hand what glibc keeps for later back to the system; a run that is served from it would seem to need no memory."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
+def _least(study: Study, rival: Method) -> Study:
+    """The same models with adapters of one step."""
+    shortest = {name: replace(getattr(study.rivals, name), steps=1) for name in ("surgery", "prob_surgery")}
+    return SamplesStudy(study.role, study.pool, study.upstream, replace(study.rivals, **shortest), (1,), (rival.seed,))
+
+
+def _calibrate(context: Context, study: Study, experts: Folders, batches: Batches, device: Any, out: Path) -> None:
+    import featcal
+
+    featcal.calibrate(
+        merged_model(context.layout, study),
+        base=context.layout.base(study.role, study.pool),
+        experts=experts,
+        batches=batches,
+        settings=study.rivals.featcal,
+        device=device,
+        out=out,
+        resume=False,
+    )
+
+
+def _adapt(
+    context: Context,
+    study: Study,
+    rival: Method,
+    experts: Folders,
+    batches: Batches,
+    device: Any,
+    out: Path,
+    audit: Sequence[int],
+) -> None:
+    from safetensors.torch import load_file
+
+    from featcal.rivals.pool import adapters_for
+
+    head = load_file(context.layout.heads(study.role, study.pool))["visual_projection"]
+    kept = {step: partial(_save, step_folder(out, step)) for step in audit}
+    merged, training = merged_model(context.layout, study), rival.training(study.rivals)
+    _save(out, adapters_for(training, merged, experts, batches, head, rival.seed, device, None, kept))
+
+
+def _save(folder: Path, adapters: Any) -> None:
+    adapters.save(folder)

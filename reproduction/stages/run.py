@@ -1,0 +1,34 @@
+"""`featcal stage VERB [KEY]`: the table of stages."""
+
+from collections.abc import Callable
+from importlib import import_module
+
+from featcal.errors import BadSetting, UnknownKey
+from reproduction.experiments.runs import TEXT_POOLS
+from reproduction.experiments.studies import STUDIES
+
+VERBS = (
+    "pretrain", "prepare_data", "prepare_texts", "prepare", "merge", "calibrate", "adapt", "ablate", "multitask", "evaluate",
+    "measure", *STUDIES, "gather", "results", "page",
+)  # fmt: skip
+WITHOUT_KEY = ("prepare_data", "prepare_texts")
+OF_TEXTS = ("prepare", "calibrate", "evaluate")  # verbs whose work is another one for language models: <verb>_language.py
+
+
+def run_stage(verb: str, key: str | None) -> None:
+    """Run one stage of dvc.yaml in the project that holds the current folder.
+
+    Raises: UnknownKey for a verb or key that does not exist; whatever the stage itself raises.
+    """
+    if verb not in VERBS:
+        raise UnknownKey("stage", verb, list(VERBS))
+    if (key is None) != (verb in WITHOUT_KEY):
+        raise BadSetting(f"stage {verb}", key, "takes no key" if verb in WITHOUT_KEY else "needs a key, for example clip_b32-8")
+    run: Callable[..., None] = import_module(f"reproduction.stages.{module_of(verb, key)}").run
+    run(*([] if key is None else [key]))
+
+
+def module_of(verb: str, key: str | None) -> str:
+    """The file of reproduction/stages/ that does it."""
+    of_texts = verb in OF_TEXTS and any(part in TEXT_POOLS for part in (key or "").split("-"))
+    return f"{verb}_language" if of_texts else verb

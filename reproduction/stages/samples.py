@@ -1,0 +1,79 @@
+"""Stage `samples`: FeatCal, Surgery and ProbSurgery with 8 to 512 images of each task, what they reach and what they cost.
+
+First every calibration, each alone in a process of its own, then one pass over the test images for all of them; no time and no
+memory holds any evaluation. The models themselves are not kept.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from featcal.storage.atomic import atomic_folder
+from featcal.storage.results import write_rows, write_scores
+from reproduction.experiments.studies import SamplesStudy
+from reproduction.stages.columns import SAMPLES, SEEN
+from reproduction.stages.context import Context, load_context, pick, recorded
+from reproduction.stages.evaluate import score
+from reproduction.stages.processes import alone
+from reproduction.stages.rivals import METHODS, Method, measure, merged_model
+from reproduction.stages.scored import Scored
+from reproduction.stages.seen import seen_rows
+from reproduction.stages.trials import room
+
+
+def run(key: str) -> None:
+    """Write outputs/<suite>/samples/<key>/: samples.csv, .correct.csv and .seen.csv; no rows where the suite does not run it.
+
+    Costs go to the run record.
+    """
+    context = load_context()
+    study = pick("samples", context.experiments.studies["samples"], key)
+    rows: list[dict[str, Any]] = []
+    seen: list[dict[str, Any]] = []
+    with recorded(context, "samples", key) as record:
+        if study is not None and context.role(study.role) is not None:
+            with room(context, "samples") as folder:
+                rows, record["cost"] = study_rows(context, study, key, folder)
+            draws = [study.rivals.draw("surgery", n, seed) for n in study.samples for seed in study.seeds]
+            seen = seen_rows(context, study.role, study.pool, draws, rows)
+            at_once, threads = side_by_side(context)
+            record |= {"at_once": at_once, "threads": threads, "settings": asdict(study)}
+        with atomic_folder(context.layout.study("samples", key)) as out:
+            write_scores(out / "samples.csv", rows, SAMPLES)
+            write_rows(out / "samples.seen.csv", seen, SEEN)
+
+
+def side_by_side(context: Context) -> tuple[int, int | None]:
+    """How many calibrations run at once, and with how many threads each; None is torch's own number."""
+    workers = context.suite.workers
+    return (workers, 1) if workers else (1, None)
+
+
+def rivals_of(study: SamplesStudy) -> list[Method]:
+    """Every method at every number of images and every seed; the longest first, so that no core waits at the end."""
+    chosen = [Method(method, n, seed) for method in METHODS for n in study.samples for seed in study.seeds]
+    return sorted(chosen, key=lambda rival: -rival.samples)
+
+
+def study_rows(
+    context: Context, study: SamplesStudy, key: str, folder: Path
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Scores of the merged model and of every rival, and what each rival cost."""
+    chosen = rivals_of(study)
+    folders = {rival.name: folder / f"{number:03d}" for number, rival in enumerate(chosen)}
+    jobs = {rival.name: (context, study, rival, folders[rival.name]) for rival in chosen}
+    costs = dict(alone(f"samples {key}", measure, jobs, *side_by_side(context)))
+    merged = Scored("merged", merged_model(context.layout, study), "merged", study.upstream)
+    models = [merged, *(rival.scored(study, folders[rival.name]) for rival in chosen)]
+    budgets = {"merged": 0} | {rival.name: rival.samples for rival in chosen}
+    scores = score(context, f"evaluate samples {key}", study.role, study.pool, models)
+    rows = [
+        row | {"samples": budgets[model.name]}
+        for model in sorted(models, key=lambda model: (*_place(model), budgets[model.name], model.seed))
+        for row in scores[model.name]
+    ]
+    return rows, [costs[rival.name] for rival in sorted(chosen, key=lambda r: (METHODS.index(r.method), r.samples, r.seed))]
+
+
+def _place(model: Scored) -> tuple[int]:
+    return (("merged", *METHODS).index(model.method),)

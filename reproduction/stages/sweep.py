@@ -1,0 +1,82 @@
+"""Stage `sweep`: FeatCal with one of λ, ρ and α varied at a time.
+
+Scored on test images, for the report only: what is chosen was chosen on validation images.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from featcal.settings import Calibration
+from featcal.storage.atomic import atomic_folder
+from featcal.storage.results import write_json, write_scores
+from reproduction.experiments.runs import CalibrateRun
+from reproduction.experiments.sweeps import SWEPT, Sweep, SweepStudy
+from reproduction.stages.calibrate import calibrate_one
+from reproduction.stages.columns import SWEEP
+from reproduction.stages.context import Context, load_context, pick, recorded
+from reproduction.stages.evaluate import score
+from reproduction.stages.scored import Scored
+from reproduction.stages.trials import room
+from reproduction.stages.workers import console, fan_out
+
+
+@dataclass(frozen=True)
+class Point:
+    """One model of the sweeps, and every (parameter, value) at which it stands."""
+
+    name: str
+    upstream: str
+    sweep: Sweep
+    calibration: Calibration
+    places: list[tuple[str, float]]
+
+
+def run(key: str) -> None:
+    """Write outputs/<suite>/sweep/<key>/sweep.csv; no rows where the suite does not run it."""
+    context = load_context()
+    study: SweepStudy | None = pick("sweep", context.experiments.studies["sweep"], key)
+    rows: list[dict[str, Any]] = []
+    told: dict[str, Any] = {}
+    with recorded(context, "sweep", key), atomic_folder(context.layout.study("sweep", key)) as folder:
+        if study is None or context.role(study.role) is None:
+            console.print(f"sweep {key}: not run in suite {context.suite.name}")
+        else:
+            with room(context, "sweep") as models:
+                rows, told = list(swept(context, key, study, models)), {"study": asdict(study)}
+        write_scores(folder / "sweep.csv", rows, SWEEP)
+        write_json(folder / "sweep.settings.json", told)
+
+
+def points(study: SweepStudy) -> list[Point]:
+    """Every model once, whatever the number of curves that go through it."""
+    found = []
+    for upstream in study.upstreams:
+        for sweep in study.around:
+            places: dict[Calibration, list[tuple[str, float]]] = {}
+            for name in SWEPT:
+                for value in getattr(sweep, name):
+                    places.setdefault(sweep.at(name, value), []).append((name, value))
+            for number, (calibration, those) in enumerate(places.items()):
+                found.append(Point(f"{upstream}-{sweep.setting}-{number}", upstream, sweep, calibration, those))
+    return found
+
+
+def swept(context: Context, key: str, study: SweepStudy, folder: Path) -> Iterator[dict[str, Any]]:
+    """Rows of every point of every curve. Each model is calibrated anew: in forward order, λ decides what later blocks see."""
+    found = points(study)
+    draw = (study.samples, study.batch, (study.seed,))
+    jobs = {}
+    for p in found:
+        calibrate = CalibrateRun(study.role, study.pool, p.upstream, p.sweep.setting, p.calibration, *draw)
+        jobs[p.name] = (context, f"sweep {key} {p.name}", calibrate, study.seed, folder / p.name)
+    for _ in fan_out(f"sweep {key}", calibrate_one, jobs, context.suite.workers):
+        pass
+    models = [Scored(p.name, folder / p.name, "featcal", p.upstream, p.sweep.setting, study.seed) for p in found]
+    scores = score(context, f"sweep {key}", study.role, study.pool, models)
+    for p in found:
+        for parameter, value in p.places:
+            chosen = int(value == getattr(p.sweep.featcal, parameter))
+            words = {"parameter": parameter, "at": f"{value:g}", "chosen": chosen}
+            yield from ({**row, **words} for row in scores[p.name])

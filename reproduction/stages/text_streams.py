@@ -1,0 +1,25 @@
+"""The texts that a language model is calibrated on, or that its adapters see: a fixed draw of every task."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from reproduction.experiments.runs import Draw, Pool, Reading
+from reproduction.stages.context import Context
+
+
+def texts_of(context: Context, role: str, pool: Pool) -> tuple[None, Callable[[str, Draw, int], list[Any]]]:
+    """No head, since a language model has its own, and the batches of a task for a draw and seed."""
+    return None, partial(text_stream, context, role, pool)
+
+
+def text_stream(
+    context: Context, role: str, pool: Pool, task: str, draw: Draw, seed: int | None = None, reading: Reading | None = None
+) -> list[Any]:
+    """Batches of one task; `reading` as the method's own where None."""
+    from reproduction.suites.text_batches import text_batches
+
+    seed = draw.seed if seed is None else seed
+    samples = 10**9 if draw.samples is None else draw.samples
+    base = context.layout.base(role, pool)
+    return text_batches(base, context.layout.texts, task, samples, seed, draw.batch, reading or Reading())

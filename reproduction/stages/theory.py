@@ -1,0 +1,167 @@
+"""Stage `theory`: the paper's propositions, checked in float64 on the suite's own models and on test images."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from featcal.storage.atomic import atomic_folder
+from featcal.storage.results import write_rows
+from reproduction.experiments.runs import CalibrateRun
+from reproduction.experiments.studies import TheoryStudy
+from reproduction.stages.calibrate import calibrate_one
+from reproduction.stages.columns import THEORY, THEORY_POINTS
+from reproduction.stages.context import Context, load_context, pick, recorded
+from reproduction.stages.workers import console, fan_out
+
+# Of every equation: float64 carries 16 digits, a wrong term shows in the first, a quadrature with few nodes in between. Of every
+# inequality: that it holds.
+REQUIRED = {"digits": 6.0, "room": 0.0}
+SOURCES = "sources"  # the job that looks at all tasks together
+
+
+def run(key: str) -> None:
+    """Write outputs/<suite>/theory/<key>/{theory,theory_points}.csv; no rows where it is not run."""
+    context = load_context()
+    study: TheoryStudy | None = pick("theory", context.experiments.studies["theory"], key)
+    rows: list[dict[str, Any]] = []
+    points: list[dict[str, Any]] = []
+    with recorded(context, "theory", key):
+        if study is None or context.role(study.role) is None:
+            console.print(f"theory {key}: not run in suite {context.suite.name}")
+        else:
+            found = checked(context, key, study)
+            rows = rows_of(context, study, found)
+            points = [point for name in found for point in found[name][1]]
+        with atomic_folder(context.layout.study("theory", key)) as folder:
+            write_rows(folder / "theory.csv", rows, THEORY)
+            write_rows(folder / "theory_points.csv", points, THEORY_POINTS)
+
+
+def checked(context: Context, key: str, study: TheoryStudy) -> dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
+    """Lines and points by task, and those that take all tasks together, in the pool's order."""
+    with TemporaryDirectory() as kept:
+        orders = {order: (context, key, study, order, Path(kept) / order) for order in ("forward", "stale")}
+        for _ in fan_out(f"theory {key}", calibrated, orders, context.suite.workers):
+            pass
+        tasks = context.suite.pool(study.pool)
+        jobs: dict[str, tuple[Any, ...]] = {task: (context, study, task, Path(kept)) for task in (SOURCES, *tasks)}
+        found = dict(fan_out(f"theory {key}", check, jobs, context.suite.workers))
+    return {name: found[name] for name in (*tasks, SOURCES)}
+
+
+def calibrated(context: Context, key: str, study: TheoryStudy, order: Any, out: Path) -> None:
+    """FeatCal with the study's settings, on deployed features or on stale ones."""
+    settings = replace(study.featcal, order=order)
+    one = CalibrateRun(study.role, study.pool, study.upstream, study.setting, settings, study.samples, study.batch, (study.seed,))
+    calibrate_one(context, f"theory {key} {order}", one, study.seed, out)
+
+
+def check(context: Context, study: TheoryStudy, name: str, kept: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """One task, or the sources of all."""
+    return check_sources(context, study, kept) if name == SOURCES else check_task(context, study, name, kept)
+
+
+def check_task(context: Context, study: TheoryStudy, task: str, kept: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Propositions 1 to 7, both corollaries and the margin condition on one task, of the merged and of the calibrated model."""
+    import torch
+    from safetensors.torch import load_file
+
+    from featcal.models.device import torch_device
+    from reproduction.theory import drift, losses, propagation, scores
+    from reproduction.theory.found import Found
+    from reproduction.theory.tower import tower
+
+    layout, device = context.layout, torch_device(context.suite.device)
+    pixels, labels = images_of(context, study, task)
+    tensors = load_file(layout.heads(study.role, study.pool))
+    projection, classes = (tensors[name].double().to(device) for name in ("visual_projection", f"head/{task}"))
+    head = scores.Head(projection, classes, float(tensors["logit_scale"].double().exp()))
+    expert = model_of(context, layout.expert(study.role, study.pool, task))
+    theirs, traced_expert = tower(expert, pixels), tower(expert, pixels[: study.traced])
+    rows, points = [], []
+    for words, folder in models_of(context, study, kept):
+        found, model = Found(), model_of(context, folder)
+        ours = tower(model, pixels)
+        drifts = drift.decomposed(ours, theirs)
+        drift.check_decomposition(drifts, found)
+        drift.check_residual(drifts, found)
+        drift.check_growth(drifts, found)
+        traced = tower(model, pixels[: study.traced])
+        propagation.check_propagation(traced, traced_expert, drift.decomposed(traced, traced_expert), study.nodes, found)
+        moved = scores.score_drift(ours, theirs, head)
+        scores.check_scores(moved, found)
+        losses.check_loss(moved, torch.as_tensor(labels).to(device), study.nodes, found)
+        losses.check_margins(moved, found)
+        rows += [{**words, "task": task, **line} for line in found.lines]
+        points += [{**words, "task": task, **point} for point in found.points]
+    return rows, points
+
+
+def check_sources(context: Context, study: TheoryStudy, kept: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Proposition 8 and Eq. 45 on all tasks together."""
+    from reproduction.theory import deployed
+    from reproduction.theory.found import Found
+
+    layout, tasks = context.layout, context.suite.pool(study.pool)
+    models = deployed.Models(
+        base=model_of(context, layout.base(study.role, study.pool)),
+        merged=model_of(context, layout.merged(f"{study.role}-{study.pool}-{study.upstream}")),
+        experts={task: model_of(context, layout.expert(study.role, study.pool, task)) for task in tasks},
+        forward=model_of(context, kept / "forward"),
+        stale=model_of(context, kept / "stale"),
+    )
+    pixels = {task: images_of(context, study, task)[0][: study.traced] for task in tasks}
+    found = Found()
+    deployed.check_sources(models, pixels, study.featcal, found)
+    words = {"method": "featcal", "setting": study.setting, "task": ""}
+    return [{**words, **line} for line in found.lines], [{**words, **point} for point in found.points]
+
+
+def models_of(context: Context, study: TheoryStudy, kept: Path) -> Iterator[tuple[dict[str, str], Path]]:
+    """The merged and the calibrated model, as the results call them."""
+    yield {"method": "merged", "setting": ""}, context.layout.merged(f"{study.role}-{study.pool}-{study.upstream}")
+    yield {"method": "featcal", "setting": study.setting}, kept / "forward"
+
+
+def model_of(context: Context, folder: Path) -> Any:
+    """A vision tower in float64, where the suite computes."""
+    import torch
+
+    from featcal.models.device import torch_device
+    from featcal.models.load import load_vision
+
+    return load_vision(folder, torch.float64).to(torch_device(context.suite.device))  # type: ignore[arg-type]
+
+
+def images_of(context: Context, study: TheoryStudy, task: str) -> tuple[Any, Any]:
+    """Pixel values (n, 3, H, W) and labels (n,) of the images drawn for the study from the test images of a task."""
+    from featcal.data.sampling import draw_indices
+    from reproduction.suites.load_task import load_task
+
+    images = load_task(context.layout.data, task, "test", context.layout.base(study.role, study.pool))
+    chosen = draw_indices(task, len(images.labels), study.images, study.seed)
+    return images.tensor(chosen), images.labels[chosen]
+
+
+def rows_of(context: Context, study: TheoryStudy, found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every line; with an empty task the worst of all tasks of what must hold on every one; and what that is held against."""
+    lines = [line for name in found for line in found[name][0]]
+    worst: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for line in lines:
+        if line["quantity"] in REQUIRED:
+            key = tuple(line[column] for column in ("method", "setting", "statement", "quantity"))
+            known = worst.get(key, {**line, "task": "", "count": 0})
+            worst[key] = known | {"value": min(known["value"], line["value"]), "count": known["count"] + line["count"]}
+    held = {(line["statement"], line["quantity"]): line for line in worst.values()}
+    required = [
+        {**line, "method": "required", "setting": "", "value": REQUIRED[line["quantity"]], "count": 0} for line in held.values()
+    ]
+    there = [line for line in lines if line["task"] or line["quantity"] not in REQUIRED]
+    return [words_of(context, study) | line for line in (*there, *worst.values(), *required)]
+
+
+def words_of(context: Context, study: TheoryStudy) -> dict[str, Any]:
+    """What every row says of the study."""
+    return {"suite": context.suite.name, "role": study.role, "pool": study.pool, "upstream": study.upstream}

@@ -1,0 +1,100 @@
+"""Base, zero-shot heads and experts of a role as folders: fine-tuned here or fetched from the hub.
+
+Each function is one job of a worker process: plain arguments in, files out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reproduction.suites.recipe import FineTune
+
+FINE_TUNE = "fine_tune"
+HEADS = "heads.safetensors"
+
+
+@dataclass(frozen=True)
+class ExpertJob:
+    """One expert: its task, `fine_tune` or a hub pattern with {task}, and how it is trained."""
+
+    task: str
+    experts: str
+    fine_tune: FineTune
+    seed: int
+    device: str
+
+
+def clip_folder(root: Path, clip: str, pins: Path) -> Path:
+    """The local folder of a CLIP model given as a folder below the project or as a hub id."""
+    if (root / clip).is_dir():
+        return root / clip
+    from reproduction.suites.hub import fetch
+
+    return fetch(clip, pins)
+
+
+def write_base_and_heads(clip: Path, data: Path, tasks: Sequence[str], kind: str, device: str, store: Path) -> None:
+    """Write store/base/ (the vision tower in float32) and store/heads.safetensors (projection, logit scale, a head per task)."""
+    from safetensors.torch import save_file
+
+    from featcal.models.device import torch_device
+    from featcal.models.load import load_clip, load_tokenizer, load_vision
+    from featcal.models.save import save_model
+    from featcal.storage.atomic import atomic_path
+    from reproduction.suites.heads import head_of
+
+    save_model(load_vision(clip), store / "base", like=clip)
+    place = torch_device(device)
+    model, vision = load_clip(clip).to(place), load_vision(clip).to(place)
+    tokenizer = load_tokenizer(clip)
+    tensors = {
+        "visual_projection": model.visual_projection.weight.detach().cpu().contiguous(),  # (p, h)
+        "logit_scale": model.logit_scale.detach().cpu(),
+    }
+    for task in tasks:
+        tensors[f"head/{task}"] = head_of(model, vision, tokenizer, data, store / "base", task, kind).cpu()  # (classes, p)
+    with atomic_path(store / HEADS) as hidden:
+        save_file(tensors, hidden)
+
+
+def write_expert(job: ExpertJob, data: Path, store: Path, pins: Path) -> None:
+    """Write store/experts/<task>/, fine-tuned from store/base/ or fetched."""
+    from featcal.models.load import load_vision
+    from featcal.models.save import save_model
+
+    base = store / "base"
+    if job.experts != FINE_TUNE:
+        from reproduction.suites.hub import fetch
+
+        expert = load_vision(fetch(job.experts.format(task=job.task), pins))
+    else:
+        expert = _fine_tuned(job, data, store)
+    save_model(expert, store / "experts" / job.task, like=base)
+
+
+def _fine_tuned(job: ExpertJob, data: Path, store: Path) -> Any:
+    import numpy as np
+    import torch
+    from safetensors.torch import load_file
+
+    from featcal.models.device import torch_device
+    from featcal.models.load import load_vision
+    from reproduction.suites.fine_tune import fine_tune
+    from reproduction.suites.load_task import load_task
+
+    tensors = load_file(store / HEADS)
+    images = load_task(data, job.task, "train", store / "base")
+    expert = fine_tune(
+        load_vision(store / "base").to(torch_device(job.device)),
+        tensors["visual_projection"],
+        tensors[f"head/{job.task}"],
+        tensors["logit_scale"],
+        torch.from_numpy(images.pixels[np.arange(len(images))]),
+        torch.from_numpy(images.labels),
+        settings=job.fine_tune,
+        task=job.task,
+        seed=job.seed,
+        normalise=lambda pixels: images.preprocess.normalised(pixels.numpy()),
+    )
+    return expert.cpu()

@@ -1,0 +1,46 @@
+"""The images of one task of a suite, prepared for one model.
+
+Decoded once for all stages: they lie in .featcal/decoded of the project that holds the data. Data outside of a project are
+decoded into memory every time.
+"""
+
+from pathlib import Path
+
+from featcal.data.images import ImageSet, Preprocess
+from featcal.errors import MissingPath, UnknownKey
+from featcal.settings import project_root
+from reproduction.data.decoded import Split, mapped_images
+from reproduction.suites.sources import read_sources
+
+
+def load_task(data: Path, task: str, split: str, model_folder: Path) -> ImageSet:
+    """One split of one task, resized as the model's preprocessor_config.json and the suite's processor say; pixels are read-only.
+
+    data: the suite's data folder with sources.json.   split: train, validation or test.
+    Raises: UnknownKey for a task or split that is not there; whatever reading the images raises.
+    """
+    sources = read_sources(data)
+    if task not in sources:
+        raise UnknownKey(f"{data}: task", task, list(sources))
+    source = sources[task]
+    if split not in source.splits:
+        raise UnknownKey(f"{task}: split", split, list(source.splits))
+    hub = {"revision": source.revision, "config": source.config, "columns": source.columns} if source.kind == "hub" else {}
+    location = source.location if hub else data / source.location
+    preprocess = Preprocess.from_folder(model_folder, source.processor)
+    # models are scored on all of a split, but see a few hundred of its training images
+    whole = split != "train"
+    asked = Split(location, source.splits[split], preprocess, whole, source.classes, **hub)  # type: ignore[arg-type]
+    folder = decoded_folder(data)
+    return mapped_images(folder, asked) if folder else asked.load()
+
+
+def decoded_folder(data: Path) -> Path | None:
+    """Where decoded images are kept: beside the parts of unfinished stages, not among the outputs, which DVC removes.
+
+    None for data that lie in no project.
+    """
+    try:
+        return project_root(data) / ".featcal" / "decoded"
+    except MissingPath:
+        return None

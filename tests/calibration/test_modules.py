@@ -1,0 +1,110 @@
+"""A list of modules: what it names is solved as the oracle solves it, everything else keeps the merged model's bits."""
+
+import json
+from dataclasses import asdict, replace
+
+import plain_families
+import pytest
+import torch
+from families import FAMILIES, experiment, without_float32
+from test_cli import CALIBRATE, models, ready, refused  # noqa: F401 - fixtures
+from test_cost import counted
+from tiny import PAPER, difference, same_bits
+
+from featcal import Calibration, calibrate
+from featcal.cli import main as cli
+from featcal.errors import BadSetting, UnknownKey
+from featcal.planning.needs import Workload, needs
+from featcal.planning.shapes import model_shape
+
+LINEARS = replace(PAPER, norm=False)
+LISTS = [
+    ("t5", ("q", "v")),
+    ("t5", ("EncDecAttention.k",)),  # the encoder has none, and is passed as it is
+    ("t5_gated", ("wi_0", "wi_1", "wo")),
+    ("llama", ("q_proj", "k_proj", "v_proj", "o_proj")),
+]
+
+
+@pytest.mark.parametrize(("family", "modules"), LISTS)
+def test_what_is_named_equals_the_oracle_and_the_rest_keeps_the_merged_bits(family, modules, monkeypatch):
+    given = experiment(FAMILIES[family])
+    without_float32(monkeypatch, given["base"])
+    settings = replace(LINEARS, modules=modules)
+    expected = plain_families.calibrate(**given, settings=settings, paths=FAMILIES[family].stacks.values())
+    found = calibrate(**given, settings=settings).model
+    assert difference(found, expected) < 1e-9
+    before = dict(given["merged"].named_parameters())
+    changed = {name for name, p in found.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == {name for name in before if name.endswith(tuple(f".{module}.weight" for module in modules))}
+
+
+def test_norms_are_solved_or_not_whatever_the_list_says(monkeypatch):
+    given, family = experiment(FAMILIES["llama"]), FAMILIES["llama"]
+    without_float32(monkeypatch, given["base"])
+    settings = replace(PAPER, modules=("q_proj", "v_proj"))
+    expected = plain_families.calibrate(**given, settings=settings, paths=family.stacks.values())
+    found = calibrate(**given, settings=settings).model
+    assert difference(found, expected) < 1e-9
+    gain = "model.layers.0.input_layernorm.weight"
+    assert not torch.equal(found.get_parameter(gain), given["merged"].get_parameter(gain))
+
+
+@pytest.mark.parametrize("order", ["forward", "stale"])
+def test_the_list_of_all_linears_gives_the_bits_of_no_list(order):
+    given = experiment(FAMILIES["llama"], torch.float32)
+    every = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    whole, listed = (calibrate(**given, settings=replace(PAPER, order=order, modules=m)).model for m in (None, every))
+    assert same_bits(whole, listed)
+
+
+def test_a_folder_tells_the_list_and_goes_on_only_with_the_same_one(tmp_path):
+    given = experiment(FAMILIES["t5"], torch.float32)
+    settings = replace(LINEARS, modules=("EncDecAttention.k",))
+    folder = calibrate(**given, settings=settings, out=tmp_path / "out").folder
+    told = json.loads((folder / "featcal.json").read_text())
+    assert Calibration(**told["settings"]) == settings and asdict(settings)["modules"] == ("EncDecAttention.k",)
+    assert {block["conditioning"] for block in told["blocks"] if block["name"].startswith("encoder")} == {1.0}
+
+
+def test_a_name_that_no_linear_has_is_refused_with_the_nearest_one():
+    given = experiment(FAMILIES["llama"], torch.float32)
+    with pytest.raises(UnknownKey, match="calibrate.modules: 'q_prj'.*did you mean 'q_proj'"):
+        calibrate(**given, settings=replace(PAPER, modules=("q_prj",)))
+    with pytest.raises(UnknownKey, match="'proj' is not known"):  # a whole name, not its last letters
+        calibrate(**given, settings=replace(PAPER, modules=("q_proj", "proj")))
+
+
+@pytest.mark.parametrize("modules", ["q", [], ["q", "q"], [1], [""]])
+def test_what_is_no_list_of_different_names_is_refused(modules):
+    with pytest.raises(BadSetting, match="calibrate.modules"):
+        replace(PAPER, modules=modules)
+
+
+@pytest.mark.parametrize("modules", [("q", "v"), ("EncDecAttention.k",)])
+def test_the_work_of_fewer_modules_is_counted_within_2_percent(modules):
+    result, true = counted(**experiment(FAMILIES["t5"], batch=4), settings=replace(LINEARS, modules=modules))
+    assert result.cost.flops == pytest.approx(true, rel=0.02)
+
+
+def test_fewer_modules_need_less():
+    given = experiment(FAMILIES["llama"], torch.float32)
+    from featcal.blocks.plans import plan_for
+    from featcal.planning.cost import shapes_only
+    from featcal.planning.meta_profiler import to_meta
+
+    bare, batch = to_meta(given["merged"]), shapes_only(given["batches"]["a"][0])
+    found = [needs({3: model_shape(bare, plan_for(bare), batch, modules=m)}, Workload(2, 3, 3)) for m in (None, ("q_proj",))]
+    assert found[1].work.moments < found[0].work.moments and found[1].host < found[0].host
+
+
+def test_the_command_takes_names_one_by_one_and_refuses_an_unknown_one_before_it_reads_samples(models, capsys):  # noqa: F811
+    whole, few = ([*CALIBRATE, "--dry-run", "--json", *more] for more in ([], ["--module", "q_proj", "--module", "fc1"]))
+    needed = []
+    for command in (whole, few):
+        assert cli.main(command) == 0
+        needed.append(json.loads(capsys.readouterr().out)["needs"]["work"]["systems"])
+    assert 0 < needed[1] < needed[0]
+    assert "did you mean 'q_proj'" in refused([*CALIBRATE, "--dry-run", "--module", "q_prj"], models, capsys)
+    assert cli.main([*CALIBRATE, "--module", "q_proj", "--module", "fc1"]) == 0
+    assert json.loads((models / "new/featcal.json").read_text())["settings"]["modules"] == ["q_proj", "fc1"]

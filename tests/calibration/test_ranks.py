@@ -1,0 +1,156 @@
+"""Several processes give the numbers of one, and the same bits on all of them."""
+
+import os
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import families
+import pytest
+import tiny
+import torch
+from processes import together
+from safetensors.torch import load_file, save_file
+
+from featcal import calibrate
+from featcal.calibration.block import Systems
+from featcal.calibration.ranks import Ranks, current, owners
+from featcal.calibration.run_folder import RunFolder
+from featcal.core.norm import NormSystem
+from featcal.core.ridge import RidgeSystem, Solution
+from featcal.errors import TooManyRanks
+
+QK, OUT = ("q_proj", "k_proj"), ("out_proj",)
+
+
+def clip():
+    return tiny.experiment()
+
+
+def t5():
+    return families.experiment(families.FAMILIES["t5"], experts=("a", "b"))
+
+
+def calibrated(given):
+    """Tensors and records; T5's norms compute in float64 throughout."""
+    with pytest.MonkeyPatch.context() as patch:
+        families.without_float32(patch, given["base"])
+        result = calibrate(**given, settings=tiny.PAPER)
+    return dict(result.model.named_parameters()), [asdict(block) for block in result.blocks]
+
+
+def untouched():
+    raise AssertionError("batches of another process's task were read")
+    yield
+
+
+def calibrate_own(build, ranks, folder):
+    """Calibrates with the models and batches of this process's tasks alone; the tensors into a file."""
+    given = build()
+    for task in set(given["experts"]) - set(ranks.mine(given["experts"])):
+        given["experts"][task], given["batches"][task] = Path("is not there"), untouched()
+    tensors, blocks = calibrated(given)
+    save_file({name: tensor.detach().clone() for name, tensor in tensors.items()}, folder / f"{ranks.rank}.safetensors")
+    return blocks
+
+
+def assert_same_records(found, expected):
+    """Equal but for the last of the digits that are kept, which another order of sums may turn over."""
+    for block, other in zip(found, expected, strict=True):
+        assert block == {key: v if isinstance(v, str) else pytest.approx(v, rel=1e-5) for key, v in other.items()}
+
+
+@pytest.mark.parametrize(("build", "world"), [(clip, 2), (clip, 3), (t5, 2)], ids=["clip on 2", "clip on 3", "t5 on 2"])
+def test_several_processes_give_the_numbers_of_one_and_agree_to_the_bit(build, world, tmp_path):
+    ends = together(partial(calibrate_own, build), world, tmp_path)
+    assert all("said" in end for end in ends), ends
+    first, *others = (load_file(tmp_path / f"{rank}.safetensors") for rank in range(world))
+    assert all(torch.equal(first[name], other[name]) for other in others for name in first)
+    assert all(end == ends[0] for end in ends)
+    tensors, blocks = calibrated(build())
+    assert max(float((tensor.detach() - first[name]).abs().max()) for name, tensor in tensors.items()) < 1e-12
+    assert_same_records(ends[0]["said"], blocks)
+
+
+def test_tasks_are_dealt_in_the_order_of_names_and_none_is_left_or_taken_twice():
+    tasks, dealt = ["svhn", "dtd", "mnist", "gtsrb", "stl10"], []
+    for rank in range(3):
+        ranks = Ranks()
+        ranks.rank, ranks.world = rank, 3
+        dealt.append(ranks.mine(tasks))
+    assert dealt == [["dtd", "stl10"], ["gtsrb", "svhn"], ["mnist"]]
+
+
+def test_more_processes_than_tasks_are_refused_with_the_way_to_use_them():
+    ranks = Ranks()
+    ranks.world = 3
+    with pytest.raises(TooManyRanks, match="3 processes for 2 tasks.*\n.*at most 2.*\n.*side by side"):
+        ranks.mine({"mnist", "dtd"})
+
+
+def test_one_process_is_given_back_what_it_hands_in():
+    ranks, systems, solutions = current(), Systems({}, {}), {}
+    assert type(ranks) is Ranks and ranks.first
+    assert ranks.summed(systems) is systems and ranks.shared(solutions) is solutions
+    assert list(ranks.gathered({"mnist": 1, "dtd": 2}).items()) == [("dtd", 2), ("mnist", 1)]
+    assert ranks.mine({"mnist", "dtd"}) == ["dtd", "mnist"] and ranks.together() is None
+
+
+def test_every_site_has_one_owner_whatever_the_order_and_the_loads_are_as_even_as_whole_sites_allow():
+    widths = {("q",): 768, ("v",): 768, ("out",): 768, ("fc1",): 768, ("fc2",): 3072}
+    table = owners(widths, 2)
+    assert table == owners(dict(reversed(widths.items())), 2) and table.keys() == widths.keys()
+    assert [site for site, owner in table.items() if owner == table["fc2",]] == [("fc2",)]
+    equal = owners({(str(n),): 64 for n in range(8)}, 4)
+    assert sorted(equal.values()) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def summed_and_shared(ranks, folder):
+    """What arrives of column-major tensors: sums, and solutions of one site each."""
+    mine = torch.arange(6.0, dtype=torch.float64).reshape(2, 3).T + ranks.rank  # (3, 2), column-major
+    system = RidgeSystem(torch.eye(3, dtype=torch.float64), mine.clone(), mine[:, 0].clone(), mine[0].clone(), mine[0, 0].clone())
+    norm = NormSystem(*(mine[:, 0] * (i + 1) for i in range(4)), 1.0)
+    systems = ranks.summed(Systems({QK: system}, {"norm": norm}))
+    sums = {"+".join(site): system.right.tolist() for site, system in systems.sites.items()}
+    norms = [systems.norms["norm"].right_shift.tolist(), systems.norms["norm"].tasks]
+    solved = {(QK, OUT)[ranks.rank]: Solution(mine, mine[:, 1], 2.0 + ranks.rank)}
+    shared = {"+".join(s): [r.weight.tolist(), r.bias.tolist(), r.conditioning] for s, r in ranks.shared(solved).items()}
+    return [sums, norms, shared]
+
+
+def test_column_major_tensors_arrive_as_they_are(tmp_path):
+    first, second = (end["said"] for end in together(summed_and_shared, 2, tmp_path))
+    weight = [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+    plus = [[x + 1 for x in row] for row in weight]
+    assert first[0] == {"q_proj+k_proj": [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(weight, plus, strict=True)]}
+    assert second[0] == {}  # the site belongs to the first
+    assert first[1] == second[1] == [[4.0, 12.0, 20.0], 2.0]
+    assert first[2] == second[2] == {"out_proj": [plus, [4.0, 5.0, 6.0], 3.0], "q_proj+k_proj": [weight, [3.0, 4.0, 5.0], 2.0]}
+
+
+def written_by_two(stop, name, ranks, folder):
+    """Calibrates into a folder; where told to stop the first process dies behind its first solved block."""
+    if stop and ranks.first:
+        keep = RunFolder.keep
+
+        def keep_and_die(self, *solved):
+            keep(self, *solved)
+            os._exit(9)
+
+        RunFolder.keep = keep_and_die
+    lines = []
+    calibrate(**clip(), settings=tiny.PAPER, out=folder / name, progress=lines.append)
+    return lines
+
+
+def test_several_processes_go_on_where_one_of_them_was_killed_and_write_the_same_bytes(tmp_path):
+    together(partial(written_by_two, False, "whole"), 2, tmp_path)
+    assert together(partial(written_by_two, True, "out"), 2, tmp_path)[1]["error"] == "RankLostError"
+    assert not (tmp_path / "out").exists()
+    for file in tmp_path.glob("*.json"):
+        file.unlink()
+    first, second = together(partial(written_by_two, False, "out"), 2, tmp_path)
+    assert ["solved before" in line for line in first["said"]] == [True, False] and second["said"] == []
+    bytes_of = {name: {p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in ("whole", "out")}
+    assert bytes_of["whole"] == bytes_of["out"]
+    assert not list(tmp_path.glob(".*"))

@@ -1,0 +1,188 @@
+"""What ends one of several processes ends all of them, with one message; and how torchrun runs the command line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from functools import partial
+
+import pytest
+import tiny
+from processes import environment, free_port, run, together
+from safetensors.torch import load_file
+from test_cli import CALIBRATE, models, ready, tree  # noqa: F401 - two fixtures
+from test_ranks import OUT, QK, assert_same_records, clip
+
+from featcal import calibrate
+from featcal.calibration import torchrun
+from featcal.calibration.block import Systems
+from featcal.calibration.ranks import current
+from featcal.calibration.torchrun import started
+from featcal.cli import main as cli
+from featcal.core.ridge import RidgeSystem
+from featcal.core.weighting import every_token
+from featcal.errors import BadBatches, BadSetting, RankLostError, RemoteRankError
+
+
+def differing(ranks, folder):
+    ranks.summed(Systems({(QK, OUT)[ranks.rank]: RidgeSystem.zero(3, 2)}, {}))
+
+
+def failing(error, ranks, folder):
+    """The second process fails in the middle of a calibration, the others go on to their next meeting."""
+    with ranks.fail_together():
+        if ranks.rank == 1:
+            raise error
+        ranks.together()
+
+
+def failing_at_the_end(error, ranks, folder):
+    """The first process fails where it alone has something to do."""
+    with ranks.fail_together():
+        ranks.together()
+        if ranks.first:
+            raise error
+
+
+MISTAKES = {
+    "between meetings": (partial(failing, BadBatches("mnist", "is empty")), 1, "mnist"),
+    "at the end": (partial(failing_at_the_end, BadBatches("dtd", "is empty")), 0, "dtd"),
+    "of ours": (partial(failing, RuntimeError("a fault of ours")), 1, "a fault of ours"),
+    "by all": (differing, 0, "share inputs differently"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_told_by_one_process_and_ends_all(case, tmp_path):
+    work, teller, text = MISTAKES[case]
+    ends = together(work, 3 if case == "between meetings" else 2, tmp_path)
+    assert all(text in end["text"] for end in ends)
+    assert [rank for rank, end in enumerate(ends) if end["error"] != "RemoteRankError"] == [teller]
+
+
+def killed(ranks, folder):
+    """The second process is killed while its first task is observed in the last block."""
+
+    def rule(name, last, w):
+        if last and ranks.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return every_token(name, last, w)
+
+    calibrate(**clip(), settings=tiny.PAPER, token_weights=rule)
+
+
+def test_a_killed_process_ends_the_others_at_once_and_with_a_message(tmp_path):
+    start = time.monotonic()
+    first, second = together(killed, 2, tmp_path)
+    assert time.monotonic() - start < 30
+    assert first["error"] == "RankLostError" and "ended before its time" in first["text"] and second == {}
+
+
+def telling_late(work, rank, world, port, folder):
+    """The second process takes its time to tell what went wrong; the other looks whether it has."""
+    os.environ.update(environment(rank, world, port))
+    try:
+        with started():
+            work(current(), folder)
+    except RemoteRankError:
+        os._exit(0 if (folder / "told").exists() else 1)
+    except RuntimeError:
+        time.sleep(0.5)
+        (folder / "told").touch()
+        os._exit(0)
+
+
+def test_nobody_ends_before_the_mistake_is_told_because_torchrun_would_then_end_who_tells_it(tmp_path):
+    assert run(telling_late, partial(failing, RuntimeError("a fault of ours")), 2, tmp_path) == [0, 0]
+
+
+def test_a_process_that_never_comes_is_not_waited_for_without_end(monkeypatch):
+    for name, value in environment(0, 2, free_port()).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torchrun, "TRANSFER", timedelta(seconds=1))
+    with pytest.raises(RankLostError), started():
+        pass
+
+
+def command(arguments, rank, world, port, folder):
+    """The command line in one process, what it prints in a file."""
+    os.environ.update(environment(rank, world, port))
+    os.chdir(folder)
+    with (folder / f"{rank}.txt").open("w") as told:
+        os.dup2(told.fileno(), 1)
+        os.dup2(told.fileno(), 2)
+        sys.stdout = sys.stderr = told
+        code = cli.main(arguments)
+    os._exit(code)
+
+
+def test_a_mistake_on_the_command_line_is_printed_once_and_every_process_exits_with_2(models):  # noqa: F811
+    for picture in (models / "images/mnist/train").rglob("*.png"):
+        picture.write_bytes(b"no picture")  # of the second task, which the second process reads
+    assert run(command, CALIBRATE, 2, models) == [cli.MISTAKE] * 2
+    told = [(models / f"{rank}.txt").read_text() for rank in range(2)]
+    assert told[0] == "" and told[1].count("featcal:") == 1 and "images/mnist" in told[1]
+    assert not (models / "new").exists()
+
+
+FOUND_BY_ALL = {
+    "value": (["--device", "tpu"], "tpu"),
+    "option": (["--rigde", "1"], "--rigde"),
+    "ranks": ([], "3 processes for 2 tasks"),
+}
+
+
+@pytest.mark.parametrize("case", FOUND_BY_ALL)
+def test_a_mistake_that_all_find_is_printed_by_the_first_alone(models, case):  # noqa: F811
+    more, text = FOUND_BY_ALL[case]
+    assert run(command, [*CALIBRATE, *more], 3, models) == [cli.MISTAKE] * 3
+    told = [(models / f"{rank}.txt").read_text() for rank in range(3)]
+    assert told[1:] == ["", ""] and told[0].count("featcal:") == 1 and text in told[0]
+
+
+def under_torchrun(arguments, folder):
+    """Two processes of torchrun's, as a user starts them."""
+    program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]
+    return subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_torchrun_writes_the_folder_of_one_process(models, capsys):  # noqa: F811
+    done = under_torchrun(["-m", "featcal.cli", *CALIBRATE], models)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("calibrated model: new") == 1 and done.stderr.count("vision.01") == 1
+    assert cli.main([*CALIBRATE[:-1], "alone"]) == 0
+    assert tree(models / "new").keys() == tree(models / "alone").keys()
+    several, one = (load_file(models / name / "model.safetensors") for name in ("new", "alone"))
+    assert max(float((several[name] - one[name]).abs().max()) for name in one) < 1e-6  # float32 models
+    first, second = (json.loads((models / name / "featcal.json").read_text()) for name in ("new", "alone"))
+    assert first["settings"] == second["settings"]
+    assert_same_records(first["blocks"], second["blocks"])
+
+
+KILLED = """
+import os, signal
+from featcal.calibration.ranks import current
+from featcal.calibration.torchrun import started
+with started():
+    current().together()
+    if not current().first:
+        os.kill(os.getpid(), signal.SIGKILL)
+    current().together()
+"""
+
+
+def test_a_process_killed_under_torchrun_ends_the_run(tmp_path):
+    (tmp_path / "killed.py").write_text(KILLED)
+    start = time.monotonic()
+    assert under_torchrun(["killed.py"], tmp_path).returncode != 0
+    assert time.monotonic() - start < 60
+
+
+def test_an_environment_of_several_processes_that_cannot_find_each_other_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(BadSetting, match="RANK.*torchrun"), started():
+        pass

@@ -1,0 +1,279 @@
+"""The command line: the whole way on tiny models, and every mistake as one message, exit code 2, nothing left half-written."""
+
+import errno
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from featcal.cli import main as cli
+from featcal.models.load import load_vision
+from featcal.storage.checkpoint import LazyCheckpoint
+from tests import checkpoints
+
+CLASSES = ("cat", "dog", "ship")
+WEIGHT = "encoder.layers.0.mlp.fc1.weight"
+
+
+def pictures(folder: Path, seed: int) -> Path:
+    """Noise in class folders: nine pictures to calibrate on, six to test on."""
+    draw = np.random.default_rng(seed)
+    for split, count in (("train", 3), ("test", 2)):
+        for name in CLASSES:
+            (folder / split / name).mkdir(parents=True)
+            for i in range(count):
+                Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(folder / split / name / f"{i}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory) -> Path:
+    """A base, two experts, their images, and a merged model; nothing in it is changed by the tests."""
+    folder = tmp_path_factory.mktemp("models")
+    checkpoints.clip_folder(folder / "base")
+    for seed, task in enumerate(("mnist", "dtd"), start=1):
+        checkpoints.vision_folder(folder / task, seed)
+        pictures(folder / "images" / task, seed)
+    shutil.copytree(folder / "mnist", folder / "merged")
+    return folder
+
+
+@pytest.fixture
+def models(ready, tmp_path, monkeypatch) -> Path:
+    """A copy of them as the current folder."""
+    shutil.copytree(ready, tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "work"
+
+
+EXPERTS = ["--expert", "mnist=mnist", "--expert", "dtd=dtd"]
+MERGE = ["merge", "task_arithmetic", "--base", "base", *EXPERTS, "--out", "new"]
+DATA = ["--data", "mnist=images/mnist", "--data", "dtd=images/dtd"]
+FEW = ["--samples", "6", "--batch", "3"]
+CALIBRATE = ["calibrate", "--merged", "merged", "--base", "base", *EXPERTS, *DATA, *FEW, "--out", "new"]
+EVALUATE = ["evaluate", "--model", "merged", "--clip", "base", *DATA]
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file with its bytes, hidden ones too."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def refused(arguments: list[str], folder: Path, capsys) -> str:
+    """The message of a command line that must be refused, after checking that it left the folder as it was."""
+    before = tree(folder)
+    assert cli.main(arguments) == cli.MISTAKE
+    printed = capsys.readouterr()
+    assert "Traceback" not in printed.err and printed.err.count("featcal:") == 1
+    assert tree(folder) == before, "something was written"
+    return printed.err
+
+
+def test_merge_calibrate_evaluate_and_inspect_lead_from_folders_to_numbers(models, capsys):
+    assert cli.main([*MERGE[:-1], "fused", "--scale", "0.4"]) == 0
+    base, one, two = (load_vision(models / name).state_dict()[WEIGHT] for name in ("base", "mnist", "dtd"))
+    torch.testing.assert_close(load_vision(models / "fused").state_dict()[WEIGHT], base + 0.4 * (one - base + two - base))
+    assert cli.main(["calibrate", "--merged", "fused", *CALIBRATE[3:]]) == 0
+    printed = capsys.readouterr()
+    assert "vision.01" in printed.out and "calibrated model: new" in printed.out and "drift" in printed.err
+    assert not torch.equal(load_vision(models / "new").state_dict()[WEIGHT], load_vision(models / "fused").state_dict()[WEIGHT])
+    assert cli.main([*EVALUATE[:2], "new", *EVALUATE[3:]]) == 0
+    assert cli.main(["inspect", "new"]) == 0
+    printed = capsys.readouterr().out
+    assert "average" in printed and "mlp.fc1" in printed and "no NaN" in printed
+
+
+def test_the_readme_s_commands_and_python_run_as_they_stand_there(models):
+    """On folders named as the README names them; only the number of samples is that of the tiny data."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    shell = next(block for block in re.findall(r"```bash\n(.*?)```", readme, re.S) if "featcal merge" in block)
+    (python,) = re.findall(r"```python\n(.*?)```", readme, re.S)
+    (models / "models").mkdir()
+    for name in ("base", "mnist", "dtd"):
+        (models / name).rename(models / "models" / name)
+    for command in re.findall(r"^featcal (.*)", shell.replace("\\\n", " "), re.M):
+        few = ["--samples", "6"] if command.startswith("calibrate") else []
+        assert cli.main([*command.split(), *few]) == 0, command
+    said: dict = {}
+    exec(python.replace("samples=256", "samples=6"), said)
+    written = load_vision("models/calibrated").state_dict()
+    torch.testing.assert_close(dict(said["result"].model.state_dict()), dict(written))
+
+
+def test_calibrate_on_the_command_line_equals_the_call_in_python(models):
+    import featcal
+    from featcal.data.images import Preprocess
+    from featcal.data.load import load_images
+    from featcal.data.sampling import draw_indices
+
+    assert cli.main([*CALIBRATE, "--ridge", "0.2", "--seed", "7"]) == 0
+    batches = {}
+    for task in ("mnist", "dtd"):
+        images = load_images(Path("images") / task, "train", Preprocess.from_folder("base"))
+        batches[task] = list(images.batches(draw_indices(task, 9, 6, 7), 3))
+    settings = featcal.Calibration(ridge=0.2, anchor_blend=2.0, interpolation=0.3)
+    experts = {"mnist": "mnist", "dtd": "dtd"}
+    called = featcal.calibrate("merged", base="base", experts=experts, batches=batches, settings=settings)
+    written = load_vision("new").state_dict()
+    assert all(torch.equal(written[name], tensor) for name, tensor in called.model.state_dict().items())
+
+
+def test_evaluate_prints_the_share_of_images_whose_own_class_is_nearest(models, capsys):
+    """The oracle asks CLIPModel itself, image by image against the prompts."""
+    from featcal.models.load import load_clip, load_tokenizer
+
+    whole, tokenizer = load_clip("base"), load_tokenizer("base")
+    text = tokenizer([f"a photo of a {name}" for name in CLASSES], padding=True, return_tensors="pt")
+    right = 0
+    for label, name in enumerate(CLASSES):
+        opened = [Image.open(path) for path in sorted(Path("images/mnist/test", name).iterdir())]
+        pixels = checkpoints.processor()(opened, return_tensors="pt")["pixel_values"]
+        with torch.no_grad():
+            right += int((whole(pixel_values=pixels, **text).logits_per_image.argmax(1) == label).sum())
+    arguments = ["evaluate", "--model", "base", "--clip", "base", "--data", "mnist=images/mnist", "--template", "a photo of a {}"]
+    assert cli.main(arguments) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("mnist")]
+    assert line.split() == ["mnist", "3", "6", f"{100 * right / 6:.2f}"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([*MERGE, "--sclae", "0.3"], "--scale"),
+        ([*CALIBRATE, "--rigde", "1"], "--ridge"),
+        (["clibrate"], "calibrate"),
+        (MERGE[:-2], "--out"),
+        ([*MERGE[:-1], "base/config.json/new"], "base/config.json"),
+        ([*MERGE, "--scale", "much"], "--scale"),
+        ([*MERGE, "--expert", "mnist"], "NAME=FOLDER"),
+        ([*MERGE, "--expert", "mnist=dtd"], "second time"),
+        ([*MERGE, "--expert", "cars=missing"], "missing"),
+        ([*MERGE, "--scale", "nan"], "finite"),
+        (["merge", "task_arithmetc", *MERGE[2:]], "task_arithmetic"),
+        (["merge", "average", *MERGE[2:], "--scale", "0.3"], "scale"),
+        ([*CALIBRATE, "--ridge", "0"], "ridge"),
+        ([*CALIBRATE, "--interpolation", "2"], "interpolation"),
+        ([*CALIBRATE, "--samples", "10"], "9"),
+        ([*CALIBRATE, "--samples", "0"], "samples"),
+        ([*CALIBRATE, "--split", "trian"], "trian"),
+        ([*CALIBRATE, "--data", "cars=images/dtd"], "cars"),
+        ([*EVALUATE, "--template", "a photo"], "{}"),
+        (["evaluate", "--model", "merged", "--clip", "mnist", *DATA], "CLIPModel"),
+        (["inspect", "nowhere"], "nowhere"),
+        (["stage", "cook"], "cook"),
+    ],
+)
+def test_a_mistake_in_the_arguments_is_one_message_that_names_it(models, capsys, arguments, said):
+    assert said.lower() in refused(arguments, models, capsys).lower()
+
+
+COMMANDS = {"merge": MERGE, "calibrate": CALIBRATE}
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_an_expert_of_another_shape_is_named_with_its_tensor(models, capsys, command):
+    checkpoints.with_tensors(models / "dtd", {WEIGHT: torch.zeros(48, 32)})
+    message = refused(COMMANDS[command], models, capsys)
+    assert "dtd" in message and WEIGHT in message
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_a_nan_in_an_expert_is_named_with_its_tensor(models, capsys, command):
+    broken = LazyCheckpoint(models / "dtd").tensor(WEIGHT).clone()
+    broken[3, 5] = float("nan")
+    checkpoints.with_tensors(models / "dtd", {WEIGHT: broken})
+    message = refused(COMMANDS[command], models, capsys)
+    assert "dtd" in message and WEIGHT in message and "NaN" in message
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_a_truncated_file_is_named(models, capsys, command):
+    weights = models / "dtd" / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size // 2)
+    assert "dtd/model.safetensors" in refused(COMMANDS[command], models, capsys)
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """No space for the tenth tensor of a model."""
+    written = Path.write_bytes
+
+    def full(path: Path, content: bytes) -> int:
+        if path.name == "9":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return written(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+
+
+def test_a_full_disk_is_one_message_and_leaves_nothing_of_a_merge(models, capsys, full_disk):
+    assert "no space left" in refused(MERGE, models, capsys)
+
+
+def test_a_full_disk_leaves_the_solved_blocks_of_a_calibration(models, capsys, full_disk, monkeypatch):
+    before = tree(models)
+    assert cli.main(CALIBRATE) == cli.MISTAKE
+    assert "no space left" in capsys.readouterr().err
+    assert all(name.startswith(".new.unfinished/") for name in tree(models).keys() - before.keys())
+    monkeypatch.undo()
+    monkeypatch.chdir(models)
+    assert cli.main(CALIBRATE) == 0
+    assert all(name.startswith("new/") for name in tree(models).keys() - before.keys())
+
+
+def test_inspect_names_every_tensor_that_holds_nan(models, capsys):
+    checkpoints.with_tensors(models / "dtd", {WEIGHT: torch.full((64, 32), float("inf"))})
+    message = refused(["inspect", "dtd"], models, capsys)
+    assert WEIGHT in message
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_an_existing_folder_is_only_replaced_with_force(models, capsys, command):
+    shutil.copytree("dtd", "new")
+    assert "--force" in refused(COMMANDS[command], models, capsys)
+    assert cli.main([*COMMANDS[command], "--force"]) == 0
+    assert not torch.equal(load_vision("new").state_dict()[WEIGHT], load_vision("dtd").state_dict()[WEIGHT])
+
+
+@pytest.mark.parametrize("out", ["mnist", "base", ".", "images"])
+def test_force_replaces_neither_what_is_read_nor_what_is_no_model(models, capsys, out):
+    refused([*MERGE[:-1], out, "--force"], models, capsys)
+
+
+def test_ctrl_c_ends_with_130_and_leaves_nothing_behind(models, capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    before = tree(models)
+    monkeypatch.setattr("featcal.storage.writer._write_safetensors", interrupted)
+    assert cli.main(MERGE) == 130
+    assert "interrupted" in capsys.readouterr().err and tree(models) == before
+
+
+def test_a_fault_of_ours_keeps_its_traceback(models, monkeypatch):
+    monkeypatch.setattr("featcal.merging.merge.method_named", lambda name: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(MERGE)
+
+
+def test_as_a_program_help_loads_no_torch_and_a_mistake_ends_with_exit_code_2(models):
+    program = Path(sys.executable).with_name("featcal")
+    code = "import sys; from featcal.cli.main import main; main(['--help']); print({'torch', 'transformers'} & set(sys.modules))"
+    helped = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert helped.stdout.endswith("set()\n") and "calibrate" in helped.stdout
+    done = subprocess.run([program, *MERGE, "--expert", "cars=missing"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("featcal: missing: no such file or folder") and "Traceback" not in done.stderr
+
+
+def test_doctor_tells_versions_and_the_device(capsys):
+    assert cli.main(["doctor"]) == 0
+    printed = capsys.readouterr().out
+    assert torch.__version__.split("+")[0] in printed and "free disk" in printed

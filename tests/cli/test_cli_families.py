@@ -1,0 +1,210 @@
+"""`featcal calibrate` beyond CLIP: what a model is given is told by its class; the weights are those of the call in Python."""
+
+import json
+import shutil
+
+import checkpoints
+import language
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+import transformers as tf
+from families import WIDE
+from language import WORDS, jsonl, tokenizer
+from PIL import Image
+from safetensors.torch import load_file
+from test_cli import refused
+from tiny import VISION, make
+
+import featcal
+from featcal.cli import main as cli
+from featcal.models.save import save_model
+
+COMMON = ["--ridge", "0.1", "--seed", "3", "--batch", "16", "--device", "cpu"]
+SETTINGS = featcal.Calibration(ridge=0.1, anchor_blend=2.0, interpolation=0.3)
+EXPERTS = ["--expert", "a=a", "--expert", "b=b"]
+TEXT = ["calibrate", "--base", "base", "--merged", "merged", *EXPERTS, "--out", "new", "--samples", "9", *COMMON]
+ROWS = {
+    "llama": [{"prompt": f"say {word}: ", "completion": word} for word in WORDS],
+    "bert": [{"text": word} for word in WORDS],
+    "t5": [{"input": f"say {word}", "target": word} for word in WORDS],
+}
+
+
+def oracle(kind, rows):
+    """One batch made by the tokenizer alone, longest first as the command orders it."""
+    own = tokenizer()
+    texts = [row.get("text") or (row.get("prompt", "") + row.get("completion", "")) or row["input"] for row in rows]
+    targets = [row.get("target", "") for row in rows]
+    order = sorted(range(len(rows)), key=lambda i: (-len(own(texts[i])["input_ids"]), -len(targets[i])))
+    made = own([texts[i] for i in order], padding=True, return_tensors="pt")
+    batch = {"input_ids": made["input_ids"], "attention_mask": made["attention_mask"]}
+    if kind == "t5":
+        labels = own(text_target=[targets[i] for i in order], padding=True, return_tensors="pt")
+        batch["labels"] = labels["input_ids"].masked_fill(labels["attention_mask"] == 0, -100)
+    return [batch]
+
+
+def written(folder):
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.fixture
+def texts(tmp_path, monkeypatch):
+    """Makes the folders of one kind of model with data for it and enters them."""
+
+    def ready(kind, **how):
+        for seed, name in enumerate(("base", "a", "b", "merged")):
+            language.folder(tmp_path / name, kind, seed, **how)
+        for name in "ab":
+            jsonl(tmp_path / f"{name}.jsonl", ROWS[kind])
+        monkeypatch.chdir(tmp_path)
+        return tmp_path
+
+    return ready
+
+
+@pytest.mark.parametrize("kind", sorted(ROWS))
+def test_text_models_are_calibrated_as_by_the_call_in_python(texts, kind):
+    from featcal.data.sampling import draw_indices
+
+    folder = texts(kind)
+    assert cli.main([*TEXT, "--data", "a=a.jsonl", "--data", "b=b.jsonl"]) == 0
+    experts = {"a": "a", "b": "b"}
+    batches = {name: oracle(kind, [ROWS[kind][i] for i in draw_indices(name, 9, 9, 3)]) for name in experts}
+    called = featcal.calibrate("merged", base="base", experts=experts, batches=batches, settings=SETTINGS).model
+    ours = written(folder / "new")
+    assert ours and all(torch.equal(value, called.state_dict()[name]) for name, value in ours.items())
+    assert (folder / "new/tokenizer.json").is_file()
+    getattr(tf, type(called).__name__).from_pretrained(folder / "new")
+
+
+VISIONS = {
+    "vit": ("ViTImageProcessorPil", lambda: tf.ViTModel(tf.ViTConfig(**WIDE))),
+    "dinov2": ("BitImageProcessorPil", lambda: tf.Dinov2Model(tf.Dinov2Config(**VISION, mlp_ratio=2))),
+    "siglip": ("SiglipImageProcessorPil", lambda: tf.SiglipVisionModel(tf.SiglipVisionConfig(**WIDE))),
+}
+SIDE = {"size": {"height": 16, "width": 16}}
+
+
+@pytest.fixture
+def flat(tmp_path, monkeypatch):
+    """Makes the folders of one kind of vision model, with pictures that have no labels."""
+
+    def ready(kind):
+        processor, build = VISIONS[kind]
+        made = getattr(tf, processor)(**SIDE, **({"crop_size": SIDE["size"]} if kind == "dinov2" else {}))
+        for seed, name in enumerate(("base", "a", "b", "merged")):
+            save_model(make(build, seed, torch.float32), tmp_path / name)
+            made.save_pretrained(tmp_path / name)
+        for name in "ab":
+            (tmp_path / "pictures" / name).mkdir(parents=True)
+            for i in range(6):
+                checkpoints.picture(size=(20, 24), seed=i).save(tmp_path / "pictures" / name / f"{i}.png")
+        monkeypatch.chdir(tmp_path)
+        return tmp_path, made
+
+    return ready
+
+
+PICTURES = [*TEXT[:-9], "6", *COMMON, "--data", "a=pictures/a", "--data", "b=pictures/b"]
+
+
+@pytest.mark.parametrize("kind", sorted(VISIONS))
+def test_vision_models_are_calibrated_on_a_flat_folder_of_pictures(flat, kind):
+    from featcal.data.sampling import draw_indices
+
+    folder, processor = flat(kind)
+    assert cli.main(["calibrate", *PICTURES[1:]]) == 0
+    batches = {}
+    for name in "ab":
+        opened = [Image.open(folder / f"pictures/{name}/{i}.png") for i in draw_indices(name, 6, 6, 3)]
+        batches[name] = [{"pixel_values": processor(opened, return_tensors="pt")["pixel_values"].float()}]
+    called = featcal.calibrate("merged", base="base", experts={"a": "a", "b": "b"}, batches=batches, settings=SETTINGS).model
+    assert all(torch.equal(value, called.state_dict()[name]) for name, value in written(folder / "new").items())
+
+
+def test_pictures_without_labels_calibrate_as_with_labels_however_they_lie(flat, monkeypatch):
+    import datasets
+
+    from featcal.data.splits import quiet
+
+    folder, _ = flat("vit")
+    assert cli.main(PICTURES) == 0
+    want = written(folder / "new")
+    for name in "ab":
+        files = sorted((folder / "pictures" / name).iterdir())
+        table = {"image": [{"bytes": file.read_bytes(), "path": None} for file in files]}
+        (folder / "rows" / name).mkdir(parents=True)
+        with quiet():
+            datasets.Dataset.from_dict(table, features=datasets.Features({"image": datasets.Image()})).to_parquet(
+                folder / "rows" / name / "train.parquet"
+            )
+        shutil.copytree(folder / "pictures" / name, folder / "classes" / name / "train" / "x")
+    shapes = {"rows": "", "classes": "", "file": "/train.parquet"}
+    for i, (shape, file) in enumerate(shapes.items()):
+        place = "rows" if shape == "file" else shape
+        data = [f"--data=a={place}/a{file}", f"--data=b={place}/b{file}"]
+        assert cli.main([*PICTURES[: PICTURES.index("--data")], *data, "--out", f"new{i}"]) == 0
+        assert all(torch.equal(value, want[name]) for name, value in written(folder / f"new{i}").items())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda f: (f / "a.jsonl").write_text('{"txt": "one"}\n' * 9), "txt"),
+        (lambda f: (f / "a.jsonl").write_text('{"text": "one"}\n'), "at most 1"),
+        (lambda f: (f / "a.jsonl").write_text('{"messages": [{"role": "user", "content": "x"}]}\n' * 9), "chat template"),
+        (lambda f: [(f / name / "tokenizer.json").unlink() for name in ("base", "merged")], "tokenizer"),
+        (lambda f: (f / "base/tokenizer.json").write_text("{"), "tokenizer"),
+        (lambda f: (f / "base/tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["x.T", null]}}'), "auto_map"),
+        (lambda f: (f / "a.jsonl").unlink(), "a.jsonl"),
+        (lambda f: (f / "a.jsonl").rename(f / "a.csv") and shutil.copy(f / "a.csv", f / "a.jsonl") and None, None),
+    ],
+    ids=["keys", "few", "template", "no tokenizer", "garbage", "code", "missing", "fine"],
+)
+def test_text_that_cannot_be_used_is_one_message(texts, capsys, monkeypatch, change, said):
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether to run a checkpoint's code"))
+    folder = texts("llama", template=None)
+    change(folder)
+    command = [*TEXT, "--data", "a=a.jsonl", "--data", "b=b.jsonl"]
+    if said is None:
+        assert cli.main(command) == 0
+    else:
+        assert said in refused(command, folder, capsys)
+
+
+def test_more_tokens_than_the_model_has_positions_are_refused(texts, capsys):
+    folder = texts("bert")
+    message = refused([*TEXT, "--data", "a=a.jsonl", "--data", "b=b.jsonl", "--tokens", "65"], folder, capsys)
+    assert "tokens" in message and "64" in message
+
+
+def test_a_model_that_would_need_code_from_its_folder_is_refused_without_a_question(texts, capsys, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether to run a checkpoint's code"))
+    folder = texts("llama")
+    config = json.loads((folder / "a/config.json").read_text())
+    (folder / "a/own.py").write_text("raise SystemExit('run')")
+    changed = config | {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}
+    (folder / "a/config.json").write_text(json.dumps(changed))
+    for command in (["inspect", "a"], [*TEXT, "--data", "a=a.jsonl", "--data", "b=b.jsonl"]):
+        assert "no code from a checkpoint is run" in refused(command, folder, capsys)
+
+
+def test_a_processor_file_that_is_a_list_is_named(flat, capsys):
+    folder, _ = flat("vit")
+    (folder / "base/preprocessor_config.json").write_text("[1]")
+    assert "base/preprocessor_config.json" in refused(PICTURES, folder, capsys)
+
+
+def test_a_row_that_names_a_picture_outside_of_the_folder_is_refused(flat, capsys):
+    folder, _ = flat("vit")
+    Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(folder / "secret.png")
+    for i, path in enumerate(("../secret.png", str(folder / "secret.png"), "https://example.org/x.png")):
+        (folder / f"rows{i}").mkdir()
+        kind = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})
+        rows = pyarrow.array([{"path": path, "bytes": None}] * 6, kind)
+        pyarrow.parquet.write_table(pyarrow.table({"image": rows}), folder / f"rows{i}" / "train.parquet")
+        command = [*PICTURES[: PICTURES.index("--data")], "--data", f"a=rows{i}", "--data", f"b=rows{i}"]
+        assert "outside" in refused(command, folder, capsys)

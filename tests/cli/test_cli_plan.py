@@ -1,0 +1,183 @@
+"""`featcal plan`: from config.json alone, near what a run computes, and every mistake as one message."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as tf
+from families import FAMILIES, GROUPED, T5
+from test_cost import counted
+from tiny import PAPER, VISION, averaged, clip, images, make, shifted
+
+from featcal.cli import main as cli
+from featcal.cli.sizes import bytes_of, count_text, size_text
+from featcal.errors import BadSetting
+
+TASKS = ("cars", "dtd")
+EXPERTS = [word for task in TASKS for word in ("--expert", f"{task}={task}")]
+PLAN = ["plan", "--base", "base", "--merged", "merged", *EXPERTS]
+BUILT = {"clip_vision": lambda: clip(dtype=torch.float32), "t5": FAMILIES["t5"].build, "llama": FAMILIES["llama"].build}
+
+
+def config_folders(folder: Path, config, name: str) -> None:
+    """Folders with nothing but config.json."""
+    for role in ("base", "merged", *TASKS):
+        (folder / role).mkdir()
+        text = json.dumps(config.to_dict() | {"architectures": [name]})
+        (folder / role / "config.json").write_text(text)
+
+
+def changed(path: Path, **values) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.fixture
+def vision(tmp_path, monkeypatch):
+    config_folders(tmp_path, tf.CLIPVisionConfig(**VISION, intermediate_size=96), "CLIPVisionModel")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def llama(tmp_path, monkeypatch):
+    config_folders(tmp_path, tf.LlamaConfig(**GROUPED, max_position_embeddings=64), "LlamaForCausalLM")
+    monkeypatch.chdir(tmp_path)
+
+
+def told(arguments, capsys) -> dict:
+    assert cli.main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(arguments, capsys) -> str:
+    assert cli.main(arguments) == cli.MISTAKE
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("featcal:") == 1 and "Traceback" not in printed.err
+    return printed.err
+
+
+def batches_of(name: str, samples: int, size: int, tokens: int):
+    """Real batches of the shapes that are planned for."""
+    if name == "clip_vision":
+        return images(1, samples, size, torch.float32)
+    ids = torch.randint(2, 97, (samples, tokens), generator=torch.Generator().manual_seed(0)).split(size)
+    return [{"input_ids": part} | ({"decoder_input_ids": part} if name == "t5" else {}) for part in ids]
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_the_work_of_a_real_run_is_within_5_percent_of_the_plan_made_from_config_files(name, tmp_path, monkeypatch, capsys):
+    base = make(BUILT[name], dtype=torch.float32)
+    config_folders(tmp_path, base.config, type(base).__name__)
+    monkeypatch.chdir(tmp_path)
+    tokens = [] if name == "clip_vision" else ["--tokens", "9"]
+    planned = told([*PLAN, "--samples", "7", "--batch", "3", *tokens], capsys)
+    experts = {task: shifted(base, 10 + i) for i, task in enumerate(TASKS)}
+    batches = {task: batches_of(name, 7, 3, 9) for task in TASKS}
+    merged = averaged(list(experts.values()))
+    _, true = counted(merged=merged, base=base, experts=experts, batches=batches, settings=PAPER)
+    assert planned["flops"] == pytest.approx(true, rel=0.05)
+
+
+def test_totals_are_the_sums_of_their_parts(vision, capsys):
+    planned = told([*PLAN, "--device", "cuda", "--device-memory", "1KiB", "--host-memory", "10KiB"], capsys)
+    peak = sum(planned["phases"][planned["peak_phase"]].values())
+    assert planned["gpu_bytes"] == peak + 1024
+    assert planned["host_bytes"] == 10 * 1024 + sum(planned["throughout"].values())
+    assert planned["throughout"]["samples drawn"] == 2 * 256 * 3 * 16 * 16  # pictures of 16 x 16 pixels, a byte for each value
+    assert planned["disk_bytes"] == planned["waiting"]["disk"] + sum(planned["folders"].values())
+    assert planned["flops"] == sum(planned["work"].values())
+
+
+def test_the_tables_show_the_totals_that_the_json_tells(vision, capsys):
+    planned = told(PLAN, capsys)
+    assert cli.main(PLAN) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["host", *size_text(planned["host_bytes"]).split()] in lines
+    assert ["FLOPs", *count_text(planned["flops"]).split()] in lines
+    assert not any(line[:1] == ["GPU"] for line in lines)
+
+
+def test_half_precision_halves_what_weights_and_features_take(llama, capsys):
+    whole, half = (told([*PLAN, "--tokens", "8", "--dtype", dtype], capsys) for dtype in ("float32", "bfloat16"))
+    assert 2 * half["phases"]["observe"]["weights"] == whole["phases"]["observe"]["weights"]
+    assert half["phases"]["observe"]["systems"] == whole["phases"]["observe"]["systems"]
+    assert half["waiting"]["host"] < whole["waiting"]["host"]
+
+
+def test_masks_of_padded_text_are_planned_for(llama, capsys):
+    even, padded = (told([*PLAN, "--tokens", "32", *more], capsys)["waiting"]["host"] for more in ([], ["--padded"]))
+    assert padded > even
+
+
+def test_t5_is_not_bound_by_positions(tmp_path, monkeypatch, capsys):
+    config_folders(tmp_path, tf.T5Config(**T5), "T5ForConditionalGeneration")
+    monkeypatch.chdir(tmp_path)
+    assert told([*PLAN, "--tokens", "600", "--batch", "1"], capsys)["flops"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([*PLAN, "--base", "nowhere"], "nowhere: no such file or folder"),
+        ([*PLAN, "--expert", "new"], "name=FOLDER"),
+        ([*PLAN, "--expert", "dtd=dtd"], "second time"),
+        ([*PLAN, "--tokens", "50"], "--tokens: 50 cannot be used; it is for text models"),
+        ([*PLAN, "--host-memory", "8 gigs"], "--host-memory: '8 gigs' cannot be used; it must be a number with a unit"),
+        ([*PLAN, "--device-memory", "much"], "--device-memory: 'much'"),
+        ([*PLAN, "--dtype", "float16"], "--dtype: 'float16' cannot be used; it must be float32 or bfloat16"),
+        ([*PLAN, "--device", "tpu"], "--device: 'tpu'"),
+        ([*PLAN, "--ranks", "3"], "--ranks: 3 cannot be used; it must be at most the number of experts, 2"),
+        ([*PLAN, "--samples", "0"], "--samples"),
+        (PLAN[:5], "--expert"),
+    ],
+)
+def test_a_mistake_in_the_arguments_is_one_message_that_names_it(vision, capsys, arguments, said):
+    assert said in refused(arguments, capsys)
+
+
+def test_a_folder_without_a_config_is_named(vision, capsys):
+    Path("dtd/config.json").unlink()
+    assert "dtd/config.json: no such file or folder" in refused(PLAN, capsys)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"architectures": ["CLIPVisionModel"], "model_type": "clip_vision_model", "hidden_size": 0}']
+)
+def test_a_config_that_makes_no_model_is_named(vision, capsys, text):
+    Path("dtd/config.json").write_text(text)
+    assert "dtd/config.json" in refused(PLAN, capsys)
+
+
+def test_an_expert_of_another_shape_is_named_with_the_key_and_both_values(vision, capsys):
+    changed(Path("dtd/config.json"), intermediate_size=64)
+    message = refused(PLAN, capsys)
+    assert "config.json: intermediate_size: 96 in base (base), but 64 in expert 'dtd' (dtd)" in message
+
+
+def test_a_merged_model_of_another_depth_is_named_with_the_key(vision, capsys):
+    changed(Path("merged/config.json"), num_hidden_layers=3)
+    assert "num_hidden_layers: 2 in base (base), but 3 in merged (merged)" in refused(PLAN, capsys)
+
+
+def test_text_models_want_to_know_how_many_tokens_at_most_their_positions(llama, capsys):
+    assert "--tokens: None cannot be used; it must be named for LlamaForCausalLM" in refused(PLAN, capsys)
+    assert "--tokens: 65 cannot be used; it must be at most 64" in refused([*PLAN, "--tokens", "65"], capsys)
+
+
+def test_a_model_that_cannot_run_without_numbers_is_refused_not_guessed(llama, capsys, monkeypatch):
+    def adaptive(self, input_ids, **_):
+        return input_ids[: int(input_ids.max())]
+
+    monkeypatch.setattr(tf.LlamaForCausalLM, "forward", adaptive)
+    assert "LlamaForCausalLM: its forward depends on numbers" in refused([*PLAN, "--tokens", "8"], capsys)
+
+
+@pytest.mark.parametrize(("text", "size"), [("8GiB", 8 << 30), ("500 MB", 500_000_000), ("0", 0), ("1.5kib", 1536), ("12", 12)])
+def test_sizes_are_read_as_people_write_them(text, size):
+    assert bytes_of("--host-memory", text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "8GiBs", "-1GiB", "1e9", "8 G iB"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(BadSetting, match="--host-memory"):
+        bytes_of("--host-memory", text)

@@ -1,0 +1,221 @@
+"""Options of `featcal calibrate` beside its numbers, what is refused before anything is read, and what is printed when."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from test_cli import CALIBRATE, DATA, EVALUATE, EXPERTS, FEW, MERGE, WEIGHT, models, ready, refused, tree  # noqa: F401 - fixtures
+
+from featcal.cli import main as cli
+from featcal.cli import terminal
+from featcal.storage.checkpoint import LazyCheckpoint
+from tests import checkpoints
+
+
+def test_a_dry_run_checks_prints_what_is_needed_and_writes_nothing(models, capsys, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("featcal.calibration.calibrate.calibrate", lambda *_, **__: pytest.fail("computed"))
+    before = tree(models)
+    assert cli.main([*CALIBRATE, "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert tree(models) == before and "mnist" in printed and "nothing was computed" in printed
+    assert cli.main([*CALIBRATE, "--dry-run", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["drawn"]["dtd"] == {"samples": 6, "longest": 0} and told["needs"]["host_bytes"] > 0
+
+
+def test_a_dry_run_finds_what_a_run_would_stumble_over(models, capsys):  # noqa: F811
+    assert "at most 9" in refused([*CALIBRATE, "--dry-run", "--samples", "10"], models, capsys)
+    checkpoints.with_tensors(models / "dtd", {WEIGHT: torch.zeros(48, 32)})
+    assert WEIGHT in refused([*CALIBRATE, "--dry-run"], models, capsys)
+
+
+def test_the_summary_as_json_is_what_the_folder_says_of_itself(models, capsys):  # noqa: F811
+    assert cli.main([*CALIBRATE, "--json"]) == 0
+    told, kept = json.loads(capsys.readouterr().out), json.loads((models / "new/featcal.json").read_text())
+    assert told["blocks"] == kept["blocks"] and told["settings"] == kept["settings"] and told["folder"] == "new"
+
+
+def test_options_of_the_command_are_keywords_of_the_library(models, monkeypatch):  # noqa: F811
+    from pathlib import Path
+
+    import featcal
+    from featcal.calibration.record import Cost, Result
+
+    taken = {}
+
+    def calibrate(merged, *, base, experts, batches, settings, out, device, progress, dtype, host_memory, work, resume):
+        taken.update(dtype=dtype, host_memory=host_memory, work=work, resume=resume)
+        return Result(None, Path("new"), [], Cost(1.0, 0, 0, None))
+
+    monkeypatch.setattr(featcal, "calibrate", calibrate, raising=False)
+    (models / "new").mkdir()  # where the record of the run goes
+    monkeypatch.setattr("featcal.cli.calibrate.new_folder", lambda *_: None)
+    assert cli.main([*CALIBRATE, "--dtype", "bfloat16", "--host-memory", "1.5GiB", "--work", "w", "--no-resume"]) == 0
+    assert taken == {"dtype": torch.bfloat16, "host_memory": 3 * 2**29, "work": Path("w"), "resume": False}
+    assert cli.main(CALIBRATE) == 0
+    assert taken == {"dtype": torch.float32, "host_memory": None, "work": None, "resume": True}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--dtype", "float64"], "--dtype"),
+        (["--host-memory", "much"], "--host-memory"),
+        (["--host-memory", "-1GiB"], "--host-memory"),
+        (["--work", "base/config.json"], "names a file"),
+        (["--work", "base/waiting"], "lies in"),
+        (["--work", "new/waiting"], "lies in"),
+        (["--work", "/proc/x"], "--work"),
+        (["--out", "/proc/x"], "--out"),
+        (["--out", "base/config.json/new"], "--out"),
+        (["--out", "merged"], "read"),
+        (["--out", "merged/new"], "lies inside"),
+        (["--out", "images/dtd/new"], "lies inside"),
+        (["--split", "../mnist/train"], "split"),
+        (["--split", "/etc"], "split"),
+        (["--tokens", "0"], "--tokens"),
+        (["--data", "cars=nowhere/at/all"], "owner/name"),
+        (["--data", "cars=no-such-owner/no-such-set"], "cars"),
+        (["--data", "cars"], "name=PLACE"),
+    ],
+)
+def test_a_place_or_a_value_that_cannot_be_used_is_refused_before_anything_is_read(models, capsys, more, said):  # noqa: F811
+    assert said in refused([*CALIBRATE, *more], models, capsys)
+
+
+@pytest.mark.parametrize(
+    "command", [[*MERGE[:-1]], [*CALIBRATE[:-1]], ["convert", "base", "--out"]], ids=["merge", "calibrate", "convert"]
+)
+def test_a_folder_that_cannot_be_made_is_one_message(models, capsys, command):  # noqa: F811
+    assert "/proc/x" in refused([*command, "/proc/x"], models, capsys)
+
+
+@pytest.mark.parametrize("folder", ["mnist", "base"])
+def test_merge_refuses_a_folder_without_config_json(models, capsys, folder):  # noqa: F811
+    (models / folder / "config.json").unlink()
+    assert f"{folder}/config.json" in refused(MERGE, models, capsys)
+
+
+@pytest.mark.parametrize("command", [MERGE, CALIBRATE], ids=["merge", "calibrate"])
+def test_weights_of_whole_numbers_are_refused(models, capsys, command):  # noqa: F811
+    for name in ("base", "mnist", "dtd", "merged"):
+        stored = LazyCheckpoint(models / name)
+        key = next(tensor for tensor in stored.names if tensor.endswith(WEIGHT))
+        checkpoints.with_tensors(models / name, {key: torch.ones(64, 32, dtype=torch.int8)})
+    message = refused(command, models, capsys)
+    assert WEIGHT in message and "torch.int8" in message and "quantised" in message
+
+
+def test_a_quantised_configuration_is_refused(models, capsys):  # noqa: F811
+    path = models / "mnist/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "gptq"}}))
+    for command in (MERGE, CALIBRATE):
+        assert "mnist/config.json" in refused(command, models, capsys)
+
+
+def test_experts_stored_in_two_types_are_refused_with_the_way_to_convert_one(models, capsys):  # noqa: F811
+    half = LazyCheckpoint(models / "dtd").tensor(WEIGHT).half()
+    checkpoints.with_tensors(models / "dtd", {WEIGHT: half})
+    message = refused(MERGE, models, capsys)
+    assert "torch.float16" in message and "dtd" in message and "save_pretrained" in message
+
+
+def test_an_index_that_leads_out_of_its_folder_is_refused(models, capsys):  # noqa: F811
+    (models / "dtd/model.safetensors").unlink()
+    for shard in ("../mnist/model.safetensors", str(models / "mnist/model.safetensors")):
+        index = {"weight_map": dict.fromkeys(LazyCheckpoint(models / "mnist").names, shard)}
+        (models / "dtd/model.safetensors.index.json").write_text(json.dumps(index))
+        for command in (MERGE, CALIBRATE, ["inspect", "dtd"]):
+            assert "model.safetensors.index.json" in refused(command, models, capsys)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [CALIBRATE, [*EVALUATE, "--template", "a photo of a {}"], ["convert", "base", "--out", "new"]],
+    ids=["calibrate", "evaluate", "convert"],
+)
+@pytest.mark.parametrize("content", ["[1]", "7", "{", ""])
+def test_a_processor_file_that_is_no_mapping_is_one_message(models, capsys, arguments, content):  # noqa: F811
+    (models / "base/preprocessor_config.json").write_text(content)
+    assert "preprocessor_config.json" in refused(arguments, models, capsys)
+
+
+def test_inspect_tells_sites_what_blocks_exchange_and_what_stays_as_it_is(models, capsys, monkeypatch):  # noqa: F811
+    import language
+
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(terminal.output, "_width", 200, raising=False)
+    language.folder(models / "t5", "t5")
+    assert cli.main(["inspect", "t5"]) == 0
+    printed = capsys.readouterr().out
+    assert "layer.1.EncDecAttention.k, layer.1.EncDecAttention.v" in printed  # both read what the encoder puts out
+    assert "encoder_hidden_states" in printed and "encoder_decoder_position_bias" in printed and "shared.weight" in printed
+    assert cli.main(["inspect", "merged"]) == 0
+    assert "sites of the last block" in capsys.readouterr().out  # where only the class token counts for q
+
+
+def test_inspect_of_a_model_that_cannot_be_thought_through_says_so_and_goes_on(models, capsys):  # noqa: F811
+    import transformers
+
+    from featcal.models.save import save_model
+
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "num_conv_pos_embeddings": 4,
+    }
+    sound = transformers.Wav2Vec2Config(
+        **sizes, conv_dim=(4,) * 2, conv_stride=(5, 2), conv_kernel=(10, 3), num_conv_pos_embedding_groups=2
+    )
+    save_model(transformers.Wav2Vec2Model(sound), models / "sound")
+    assert cli.main(["inspect", "sound"]) == 0
+    printed = capsys.readouterr().out
+    assert "sites: cannot be told" in printed and "no NaN" in printed
+    few = ["--expert", "a=sound", "--data", "a=images/dtd", "--samples", "6", "--out", "new"]
+    assert "Wav2Vec2Model: it takes" in refused(["calibrate", "--merged", "sound", "--base", "sound", *few], models, capsys)
+
+
+def test_the_time_left_is_told_from_the_pieces_done():
+    ticks, lines = iter([0.0, 100.0, 110.0, 120.0, 130.0]), []
+    line = terminal.plain_lines(4, lines.append, clock=lambda: next(ticks))
+    for name in "abcd":
+        line(name)
+    assert lines == [
+        "a  (1 of 4, about 5 min 0 s left)",  # one piece only, with all that went before it
+        "b  (2 of 4, about 20 s left)",
+        "c  (3 of 4, about 10 s left)",
+        "d  (4 of 4)",
+    ]
+    assert [terminal.duration(s) for s in (0.4, 59, 3600, 7380)] == ["0 s", "59 s", "1 h 0 min", "2 h 3 min"]
+
+
+SPEAKING = """
+from featcal.cli.terminal import complain, counted, say, table
+say("result")
+table("title", ["a"], [["1"]])
+with counted(1, "working") as piece:
+    piece("piece")
+complain("mistake")
+"""
+
+
+def test_of_several_processes_only_the_first_prints_and_each_tells_its_own_mistake():
+    said = {}
+    for rank in ("0", "1"):
+        environment = os.environ | {"RANK": rank}
+        said[rank] = subprocess.run([sys.executable, "-c", SPEAKING], capture_output=True, text=True, check=True, env=environment)
+    assert "result" in said["0"].stdout and "piece  (1 of 1)" in said["0"].stderr and "featcal: mistake" in said["0"].stderr
+    assert said["1"].stdout == "" and said["1"].stderr == "featcal (process 1): mistake\n"
+
+
+def test_help_shows_examples_and_exit_codes(capsys):
+    for command in ("calibrate", "merge", "evaluate", "convert"):
+        assert cli.main([command, "--help"]) == 0
+        assert f"featcal {command} " in " ".join(capsys.readouterr().out.split())
+    assert cli.main(["--help"]) == 0
+    assert "130" in capsys.readouterr().out

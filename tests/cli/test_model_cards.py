@@ -1,0 +1,70 @@
+"""Model cards of result folders: the hub's own reader takes them, licences are inherited or their conflict told."""
+
+import json
+from pathlib import Path
+
+import checkpoints
+import pytest
+from huggingface_hub import ModelCard
+from test_cli import CALIBRATE, MERGE, models, ready  # noqa: F401 - two fixtures
+
+from featcal.cli import main as cli
+from featcal.storage.model_card import front_matter, inherited
+
+
+def licence(folder: Path, front: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "README.md").write_text(f"---\n{front}\n---\n# A model\n")
+    return folder
+
+
+def test_the_card_says_what_featcal_json_says_and_holds_no_path(models):  # noqa: F811
+    assert cli.main([*MERGE[:-1], "fused"]) == 0
+    assert cli.main(["calibrate", "--merged", "fused", *CALIBRATE[3:]]) == 0
+    card = ModelCard.load(models / "new/README.md")
+    assert card.data.tags == ["merge", "featcal"] and card.data.license is None
+    kept = json.loads((models / "new/featcal.json").read_text())
+    for block in kept["blocks"]:
+        before, after = (f"{block[f'relative_drift_{when}']:.3f}" for when in ("before", "after"))
+        assert f"| {block['name']} | {before} | {after} |" in card.text
+    for said in ("λ, ridge | 0.05", "expert dtd | dtd", "fused, merged by featcal's task_arithmetic", "samples of each task | 6"):
+        assert said in card.text, said
+    assert "No licence is told by: base, merged model, expert dtd, expert mnist." in card.text
+    assert str(models) not in card.content and "CLIPVisionModel.from_pretrained" in card.text
+
+
+def test_a_card_of_the_library_is_the_same_but_for_the_samples(models):  # noqa: F811
+    import featcal
+
+    batches = {"mnist": [{"pixel_values": checkpoints.processor()(checkpoints.picture(), return_tensors="pt")["pixel_values"]}]}
+    settings = featcal.Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3, modules=("fc1",))
+    how = {"experts": {"mnist": "mnist"}, "batches": batches, "settings": settings, "out": "new"}
+    featcal.calibrate("merged", base="base", **how)
+    text = ModelCard.load("new/README.md").text
+    assert "modules | fc1" in text and "samples of" not in text
+    module = featcal.merge("average", "mnist", {"dtd": "dtd"})
+    featcal.calibrate(module, base="mnist", **how)
+    assert "a CLIPVisionModel in memory" in ModelCard.load("new/README.md").text
+
+
+def test_a_licence_that_all_cards_share_is_inherited(tmp_path):
+    own = "license: other\nlicense_name: mine\nlicense_link: https://example.org/terms"
+    found = inherited({"base": licence(tmp_path / "a", own), "expert x": licence(tmp_path / "b", own), "merged model": tmp_path})
+    assert found.front == {"license": "other", "license_name": "mine", "license_link": "https://example.org/terms"}
+    assert not found.differs and found.told[-1] == "No licence is told by: merged model."
+
+
+def test_licences_that_differ_are_told_and_none_is_chosen(models, capsys):  # noqa: F811
+    licence(models / "base", "license: mit")
+    licence(models / "dtd", "license: cc-by-nc-4.0")
+    assert cli.main(CALIBRATE) == 0
+    card = ModelCard.load(models / "new/README.md")
+    assert card.data.license is None and "has to be settled" in card.text
+    assert "`mit`: base." in card.text and "`cc-by-nc-4.0`: expert dtd." in card.text
+    assert "different licences" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "# No metadata", "---\na: [\n---\n", "---\n- 1\n---\n", "---\nlicense: mit\n", "\xff"])
+def test_a_card_that_cannot_be_read_tells_nothing(tmp_path, text):
+    (tmp_path / "README.md").write_bytes(text.encode("latin-1"))
+    assert front_matter(tmp_path) == {}

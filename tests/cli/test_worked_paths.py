@@ -1,0 +1,254 @@
+"""The page *Use it on your model*: every command of it runs on pico models, as it stands there but for fewer samples."""
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import checkpoints
+import language
+import numpy as np
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from test_merging_experts import CONFIG
+from tiny import shifted
+
+from featcal.cli import main as cli
+from featcal.cli import terminal
+from featcal.models.load import load_model
+from featcal.models.save import save_model
+
+PAGE = (Path(__file__).parents[2] / "book/use.md").read_text("utf-8")
+SAMPLES = 8
+
+
+def section(name: str) -> str:
+    """The part of the page below a label, up to the next one."""
+    return PAGE.split(f"({name})=", 1)[1].split("\n(use-", 1)[0].split("\n## What is written", 1)[0]
+
+
+def commands(part: str) -> list[list[str]]:
+    """The shell commands of a part of the page."""
+    lines = "\n".join(re.findall(r"```bash\n(.*?)```", part, re.S)).replace("\\\n", " ").splitlines()
+    return [shlex.split(line) for line in lines if line.strip()]
+
+
+def run(part: str, skip: int = 0) -> None:
+    """Every command of ours must end well."""
+    for program, *arguments in commands(part)[skip:]:
+        assert program == "featcal" and command(arguments) == 0, arguments
+
+
+def command(arguments: list[str]) -> int:
+    """One command; where it draws samples, as many as there are."""
+    return cli.main([*arguments, *(["--samples", str(SAMPLES)] if arguments[0] in ("calibrate", "tune", "plan") else [])])
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def solved(calibrated: Path, merged: Path) -> set[str]:
+    """The tensors that calibration changed; all of them are there, and the card and the record of the run besides."""
+    after, before = tensors(calibrated), tensors(merged)
+    assert after.keys() == before.keys()
+    metadata = ModelCard.load(calibrated / "README.md").data
+    assert {"merge", "featcal"} <= set(metadata.tags) and metadata.library_name == "transformers"
+    assert (calibrated / "featcal.json").is_file() and (calibrated / "featcal.run.json").is_file()
+    return {name for name, value in after.items() if not torch.equal(value, before[name])}
+
+
+def fine_tuned(base: Path, out: Path, seed: int) -> Path:
+    """A stand-in for an expert: the base with every number moved a little, and its tokenizer."""
+    return save_model(shifted(load_model(base), seed, 0.02), out, like=base)
+
+
+def texts(folder: Path, name: str, pairs: bool = False) -> None:
+    rows = [f"{language.WORDS[i % len(language.WORDS)]} {i}" for i in range(SAMPLES)]
+    made = [{"input": f"{name}: {row}", "target": row[:5]} if pairs else {"text": f"{name} {row}"} for row in rows]
+    language.jsonl(folder / f"{name}.jsonl", made)
+
+
+def pictures(folder: Path, seed: int) -> None:
+    """Noise in one class folder to calibrate on, and a picture of each class to evaluate on."""
+    draw = np.random.default_rng(seed)
+    for split, name, count in (("train", "cat", SAMPLES), ("test", "cat", 1), ("test", "dog", 1)):
+        (folder / split / name).mkdir(parents=True)
+        for i in range(count):
+            Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(folder / split / name / f"{i:03d}.png")
+
+
+@pytest.fixture
+def llamas(tmp_path, monkeypatch) -> Path:
+    """A base, two fine-tunes of it and their texts, as the page names them."""
+    monkeypatch.chdir(tmp_path)
+    language.folder(Path("base"), "llama")
+    for seed, name in enumerate(("math", "code"), start=1):
+        fine_tuned(Path("base"), Path("models") / name, seed)
+        texts(Path(), name)
+    return tmp_path
+
+
+def merged_as_mergekit_does(recipe: Path, out: Path) -> None:
+    """Task arithmetic written out, with the recipe beside the result as mergekit leaves it."""
+    content = yaml.safe_load(recipe.read_text())
+    base = tensors(Path(content["base_model"]))
+    experts = [(tensors(Path(entry["model"])), entry["parameters"]["weight"]) for entry in content["models"]]
+    state = {name: value + sum(w * (e[name] - value) for e, w in experts) for name, value in base.items()}
+    shutil.copytree(content["base_model"], out)
+    save_file(state, out / "model.safetensors", metadata={"format": "pt"})
+    shutil.copyfile(recipe, out / "mergekit_config.yml")
+
+
+def recipe_of_the_page(**changes) -> Path:
+    (written,) = re.findall(r"```yaml\n(.*?)```", section("use-mergekit"), re.S)
+    Path("merge.yaml").write_text(yaml.safe_dump(yaml.safe_load(written) | changes) if changes else written)
+    return Path("merge.yaml")
+
+
+def test_a_merge_in_mergekit_s_layout_is_calibrated_by_its_recipe(llamas, capsys):
+    """The same as with base and experts named one by one; the recipe is found in the merged folder, too."""
+    merged_as_mergekit_does(recipe_of_the_page(), Path("merged"))
+    part = section("use-mergekit")
+    assert commands(part)[0] == ["mergekit-yaml", "merge.yaml", "merged"]
+    run(part, skip=1)
+    assert {name.split(".")[1] for name in solved(Path("calibrated"), Path("merged"))} == {"layers"}
+    by_recipe = tensors(Path("calibrated"))
+    named = ["--base", "base", "--expert", "math=models/math", "--expert", "code=models/code", "--merged", "merged"]
+    data = ["--data", "math=math.jsonl", "--data", "code=code.jsonl", "--out", "named", "--quiet"]
+    assert command(["calibrate", *named, *data]) == 0
+    assert all(torch.equal(value, by_recipe[name]) for name, value in tensors(Path("named")).items())
+    for name, value in tensors(Path("merged")).items():  # featcal merge --recipe gives what the recipe says
+        torch.testing.assert_close(tensors(Path("merged_here"))[name], value, rtol=0, atol=1e-6)
+    assert "mergekit's task_arithmetic" in Path("calibrated/README.md").read_text()
+    capsys.readouterr()
+    run(PAGE.split("(use-mergekit)=")[0])
+    printed = capsys.readouterr()
+    assert "merged by mergekit: task_arithmetic" in printed.out and "\x1b" not in printed.out + printed.err
+
+
+def test_a_merge_of_mergekit_itself_is_calibrated_by_the_recipe_it_leaves(llamas, monkeypatch):
+    merging = pytest.importorskip("mergekit.merge")
+    from mergekit.config import MergeConfiguration
+    from mergekit.options import MergeOptions
+
+    written = recipe_of_the_page().read_text()
+    monkeypatch.setattr("mergekit.card.is_hf", lambda path: False)  # for its card it asks the hub about every path
+    how = MergeOptions(quiet=True)
+    merging.run_merge(MergeConfiguration.model_validate(yaml.safe_load(written)), "merged", how, config_source=written)
+    assert cli.main(["merge", "--recipe", "merge.yaml", "--out", "merged_here"]) == 0
+    for name, value in tensors(Path("merged")).items():
+        torch.testing.assert_close(tensors(Path("merged_here"))[name], value, rtol=0, atol=1e-6)
+    (by_itself,) = [words[1:-1] for words in commands(section("use-mergekit")) if words[-1] == "--force"]
+    assert "--recipe" not in by_itself and command(by_itself) == 0
+    assert solved(Path("calibrated"), Path("merged"))
+
+
+def test_vision_experts_as_fusionbench_has_them_are_merged_calibrated_and_evaluated(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    checkpoints.clip_folder(Path("clip"))
+    for seed, name in enumerate(("mnist", "dtd"), start=1):
+        checkpoints.legacy_folder(Path("models") / name, seed)
+        pictures(Path("images") / name, seed)
+    run(section("use-clip"))
+    assert all(
+        name.startswith(("encoder.layers", "vision_model.encoder.layers")) for name in solved(Path("calibrated"), Path("merged"))
+    )
+    told = capsys.readouterr().out
+    assert 0 <= json.loads(told[told.index("{\n") :][told[told.index("{\n") :].index('{\n  "model"') :])["average"] <= 100
+
+
+def test_an_open_clip_checkpoint_is_converted_calibrated_and_converted_back_without_loss(tmp_path, monkeypatch):
+    open_clip = pytest.importorskip("open_clip")
+    from open_clip_models import folder_of, theirs
+
+    monkeypatch.chdir(tmp_path)
+    for seed, name in enumerate(("base", "mnist", "dtd")):
+        folder_of(theirs(seed=seed), Path("open_clip") / name)
+    for seed, name in enumerate(("mnist", "dtd")):
+        pictures(Path("images") / name, seed)
+    run(section("use-open-clip"))
+    assert all(name.startswith("vision_model.encoder.layers") for name in solved(Path("calibrated"), Path("merged")))
+    assert cli.main(["convert", "open_clip/calibrated", "--out", "again"]) == 0
+    ours, again = tensors(Path("calibrated")), tensors(Path("again"))
+    assert ours.keys() == again.keys() and all(torch.equal(ours[name], value) for name, value in again.items())
+    model = open_clip.create_model("local-dir:open_clip/calibrated").eval()
+    x = torch.rand(2, 3, 32, 32)
+    theirs_, ours_ = model.encode_image(x), load_model("calibrated").get_image_features(pixel_values=x).pooler_output
+    torch.testing.assert_close(theirs_, ours_, rtol=0, atol=1e-5)
+
+
+def lora(folder: Path, base: Path, seed: int = 3) -> Path:
+    """A LoRA folder as PEFT writes it, on every q_proj of the base."""
+    g = torch.Generator().manual_seed(seed)
+    state = {}
+    for name, weight in tensors(base).items():
+        if name.endswith("q_proj.weight"):
+            path = f"base_model.model.{name.removesuffix('.weight')}"
+            state[f"{path}.lora_A.weight"] = torch.randn(2, weight.shape[1], generator=g) * 0.2
+            state[f"{path}.lora_B.weight"] = torch.randn(weight.shape[0], 2, generator=g) * 0.2
+    folder.mkdir(parents=True)
+    save_file(state, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    (folder / "adapter_config.json").write_text(json.dumps(CONFIG | {"target_modules": ["q_proj"], "r": 2, "lora_alpha": 4}))
+    return folder
+
+
+def test_a_lora_is_an_expert_and_equals_the_model_it_makes(llamas):
+    """Also as `base+adapter` of a recipe; nothing of the models made for the run is left."""
+    lora(Path("adapters/math"), Path("base"))
+    run(section("use-lora"))
+    assert solved(Path("calibrated"), Path("merged"))
+    state, added = tensors(Path("base")), load_file("adapters/math/adapter_model.safetensors")
+    for name in [name for name in state if name.endswith("q_proj.weight")]:
+        path = f"base_model.model.{name.removesuffix('.weight')}"
+        state[name] = state[name] + 2 * added[f"{path}.lora_B.weight"] @ added[f"{path}.lora_A.weight"]
+    shutil.copytree("base", "whole")
+    save_file(state, "whole/model.safetensors", metadata={"format": "pt"})
+    data = ["--merged", "merged", "--data", "math=math.jsonl", "--data", "code=code.jsonl", "--quiet", "--out"]
+    assert command(["calibrate", "--base", "base", "--expert", "math=whole", "--expert", "code=models/code", *data, "again"]) == 0
+    recipe_of_the_page(models=[{"model": "base+adapters/math"}, {"model": "models/code"}])
+    assert command(["calibrate", "--recipe", "merge.yaml", *data, "third"]) == 0
+    for other in ("again", "third"):
+        for name, value in tensors(Path(other)).items():
+            torch.testing.assert_close(value, tensors(Path("calibrated"))[name], rtol=0, atol=1e-4)
+    assert not [path for path in Path().iterdir() if path.name.startswith(".")]
+
+
+def test_an_interrupted_run_with_a_lora_goes_on_where_it_was(llamas, monkeypatch):
+    """The model made of the adapter is made again with the same bytes and dates, so that solved blocks are taken over."""
+    lora(Path("adapters/math"), Path("base"))
+    shutil.copytree("models/code", "merged")
+    data = ["--merged", "merged", "--data", "math=math.jsonl", "--data", "code=code.jsonl", "--base", "base", "--expert"]
+    run_ = ["calibrate", *data, "math=adapters/math", "--expert", "code=models/code", "--out"]
+    assert command([*run_, "whole"]) == 0
+    printed, show = [], terminal.progress.print
+
+    def interrupted(text, **how):
+        printed.append(text)
+        if ".00  " in text and len(printed) < 9:
+            raise KeyboardInterrupt
+        show(text, **how)
+
+    monkeypatch.setattr(terminal.progress, "print", interrupted)
+    assert command([*run_, "new"]) == cli.INTERRUPTED
+    assert Path(".new.unfinished/experts/math/config.json").is_file() and not Path("new").exists()
+    printed[:] = [""] * 9
+    assert command([*run_, "new"]) == 0
+    assert Path("new/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
+    assert any("solved before" in line for line in printed), printed
+    assert not [path for path in Path().iterdir() if path.name.startswith(".")]
+
+
+def test_a_t5_is_calibrated_in_both_stacks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    language.folder(Path("base"), "t5")
+    for seed, name in enumerate(("qnli", "sst2"), start=1):
+        fine_tuned(Path("base"), Path("models") / name, seed)
+        texts(Path(), name, pairs=True)
+    run(section("use-t5"))
+    assert {name.split(".")[0] for name in solved(Path("calibrated"), Path("merged"))} == {"encoder", "decoder"}

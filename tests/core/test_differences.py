@@ -1,0 +1,116 @@
+"""What differences.yaml and the passages beside it say in numbers is what is run: held against params, models and records."""
+
+import json
+from pathlib import Path
+from statistics import mean
+
+import pytest
+import yaml
+
+from featcal.core.ridge import EPS
+from featcal.core.weighting import PATCH_WEIGHT
+from reproduction.report.markup import compact
+from reproduction.suites.recipe import FineTune
+
+ROOT = Path(__file__).parents[2]
+LISTS = yaml.safe_load((ROOT / "reproduction/report/differences.yaml").read_text("utf-8"))
+PARAMS = yaml.safe_load((ROOT / "params.yaml").read_text("utf-8"))
+CHOICE = json.loads((ROOT / "results/mini/choice.json").read_text("utf-8"))
+TEXTS = json.loads((ROOT / "reproduction/mini/language/settings_choice.json").read_text("utf-8"))
+
+
+def said(suite, what, about="differences"):
+    """In the paper, here and why, of one entry."""
+    return next(entry[1:] for entry in LISTS[suite][about] if entry[0] == what)
+
+
+def config(role):
+    return json.loads((ROOT / "reproduction/mini/models" / role / "config.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("about", ["differences", "language"])
+def test_every_entry_has_four_parts_and_no_name_twice(about):
+    for suite, listed in LISTS.items():
+        entries = listed.get(about, [])
+        assert all(len(entry) == 4 and all(isinstance(part, str) for part in entry) for entry in entries), suite
+        assert len({entry[0] for entry in entries}) == len(entries), suite
+
+
+def test_the_settings_of_images_and_that_lambda_is_at_the_end_of_its_grid():
+    chosen, here = CHOICE["chosen"]["settings"], said("mini", "λ and α")[1]
+    grid = [float(value) for value in CHOICE["settings"]["sweeps"]["ridge"]]
+    assert f"{compact(chosen['ridge'])} and {compact(chosen['interpolation'])}" in here
+    assert chosen["ridge"] == min(grid) and "smallest value of its grid" in here
+    assert {name: PARAMS["anchors"]["suite_method"][name] for name in chosen} == chosen
+
+
+def test_the_settings_of_texts_and_that_alpha_is_at_the_end_of_its_grid():
+    here = said("mini", "λ and α", "language")[1]
+    for family, key in (("t5", "flan_t5_base-glue"), ("llama", "llama_3b-mergebench")):
+        run, best = PARAMS["anchors"][f"{family}_suite"], TEXTS[key]["best"]
+        assert best == f"ridge {run['ridge']:g}, interpolation {run['interpolation']:g}"
+        assert f"{run['ridge']:g} and {run['interpolation']:g} for " in here
+        averages = {name: value for name, value in TEXTS[key]["averages"].items() if name != "merged"}
+        assert averages[best] == max(averages.values())
+        assert run["interpolation"] == min(float(name.rsplit(" ", 1)[1]) for name in averages)
+
+
+def test_the_stabiliser_is_the_share_of_lambda_that_is_said():
+    share = EPS / PARAMS["anchors"]["suite_method"]["ridge"]
+    assert f"{share:.0%}".replace("%", " %") in said("mini", "stabiliser")[1] and compact(EPS) in said("mini", "stabiliser")[0]
+
+
+def test_tokens_frozen_parts_and_norms_are_those_of_the_code():
+    assert f"count {PATCH_WEIGHT:g}" in said("mini", "tokens of the last block")[1]
+    assert FineTune().frozen == ("embeddings", "pre_layrnorm")
+    assert "embeddings and the norm before the blocks" in said("mini", "experts")[1]
+    assert all(PARAMS["anchors"][name]["norm"] is False for name in ("t5_suite", "llama_suite", "t5_method", "llama_8b_method"))
+
+
+def test_twenty_tasks_miss_the_ranges_as_it_is_said():
+    found = CHOICE["suite"]
+    assert {pool: one["checks_hold"] for pool, one in found["checked"].items()} == {"8": True, "14": True, "20": False}
+    runs = {role: list(seeds.values()) for role, seeds in found["pools"]["20"].items()}
+    assert all(run["average"] - run["base"] < 8 for several in runs.values() for run in several)
+    assert all(run["base"] < 40 for run in runs["clip_l14"]) and all(40 <= run["base"] <= 55 for run in runs["clip_b32"])
+    assert "averaging gains less" in said("mini", "ranges with 20 tasks")[1]
+
+
+def test_the_larger_t5_misses_its_range_as_it_is_said():
+    found = json.loads((ROOT / "results/mini/language_choice.json").read_text("utf-8"))
+    experts = {role: mean(found[role]["experts"].values()) for role in ("flan_t5_base", "flan_t5_large")}
+    assert experts["flan_t5_large"] < 85 <= experts["flan_t5_base"]
+    assert "below the 85 points" in said("mini", "range of the larger T5", "language")[1]
+
+
+def test_the_sizes_of_models_and_adapters():
+    widths = {config(role)["d_model"] for role in ("flan_t5_base", "flan_t5_large")}
+    widths |= {config(role)["hidden_size"] for role in ("llama_3b", "llama_8b")}
+    blocks = {config(role)["num_layers"] for role in ("flan_t5_base", "flan_t5_large")}
+    blocks |= {config(role)["num_hidden_layers"] for role in ("llama_3b", "llama_8b")}
+    here = said("mini", "models", "language")[1]
+    assert f"{min(widths)} or {max(widths)} wide" in here and len(widths) == 2
+    assert f"{min(blocks)} to {max(blocks)} blocks" in here
+    towers = [config(role)["vision_config"] for role in ("clip_b32", "clip_l14")]
+    assert "{} and {} wide".format(*(tower["hidden_size"] for tower in towers)) in said("mini", "models")[1]
+    assert {tower["num_hidden_layers"] for tower in towers} == {6} and "6 blocks" in said("mini", "models")[1]
+    rank, hidden = PARAMS["anchors"]["surgery_mini"]["paper"]["rank"], PARAMS["anchors"]["prob_surgery_mini"]["paper"]["hidden"]
+    assert f"Surgery of rank {rank} and ProbSurgery {hidden} wide" in said("mini", "adapters")[0]
+    run = json.loads((ROOT / "results/mini/clip_b32-8.cost.run.json").read_text("utf-8"))["settings"]["rivals"]
+    assert (run["surgery"]["features"], run["prob_surgery"]["features"]) == ("unit", "raw")
+    assert PARAMS["anchors"]["surgery_text"]["features"] == PARAMS["anchors"]["prob_text"]["features"] == "raw"
+
+
+def test_no_size_of_an_adapter_is_said_to_be_printed():
+    """Rank 16 and hidden width 128 stand in the published code; the paper prints neither."""
+    files = [*(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "reproduction/report").glob("*.*"), *(ROOT / "book").glob("*.md")]
+    for path in [*files, ROOT / "params.yaml", ROOT / "README.md"]:
+        text = path.read_text("utf-8")
+        for words in (
+            "printed size",
+            "printed rank",
+            "adapters as printed",
+            "as printed, test images",
+            "hidden width are as printed",
+        ):
+            assert words not in text, path.name

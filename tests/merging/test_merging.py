@@ -1,0 +1,196 @@
+"""Averaging and task arithmetic: by hand, in memory, streamed, and refused."""
+
+import os
+import weakref
+
+import checkpoints
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import featcal
+from featcal.errors import BadSetting, DiskFull, MissingPath, MissingTensor, NotFinite, TensorsDiffer, TruncatedFile, UnknownKey
+from featcal.merging.arithmetic import average_tensor, task_arithmetic_tensor
+from featcal.merging.merge import merge
+from featcal.models.load import load_vision
+from featcal.storage import writer
+from featcal.storage.checkpoint import LazyCheckpoint
+
+HALF = "encoder.layers.0.mlp.fc1.weight"
+
+
+@pytest.fixture
+def folders(tmp_path):
+    base = checkpoints.clip_folder(tmp_path / "base")
+    experts = {
+        "mnist": checkpoints.vision_folder(tmp_path / "mnist", seed=1),
+        "dtd": checkpoints.legacy_folder(tmp_path / "dtd", seed=2),
+    }
+    return base, experts
+
+
+def state_of(module):
+    return module.state_dict()
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+def test_both_methods_by_hand():
+    base, experts = torch.tensor([1.0, 2.0]), [torch.tensor([2.0, 2.0]), torch.tensor([4.0, -2.0])]
+    assert torch.equal(average_tensor(base, experts), torch.tensor([3.0, 0.0]))
+    assert torch.equal(task_arithmetic_tensor(base, experts, 0.5), torch.tensor([3.0, 0.0]))
+    assert torch.equal(task_arithmetic_tensor(base, experts, 0.25), torch.tensor([2.0, 1.0]))
+
+
+@pytest.mark.parametrize("count", [3, 7, 14, 20])
+def test_the_mean_of_equal_experts_is_that_expert_to_the_bit(count):
+    expert = torch.randn(1000, generator=torch.Generator().manual_seed(count))
+    assert torch.equal(average_tensor(torch.zeros(1000), [expert] * count), expert)
+
+
+def test_scale_zero_is_the_base_and_one_expert_at_scale_one_is_that_expert():
+    generator = torch.Generator().manual_seed(0)
+    base, expert = torch.randn(1000, generator=generator), torch.randn(1000, generator=generator)
+    assert torch.equal(task_arithmetic_tensor(base, [expert], 0.0), base)
+    assert torch.equal(task_arithmetic_tensor(base, [expert], 1.0), expert)
+
+
+def test_task_arithmetic_at_one_over_n_is_the_average():
+    experts = {str(i): checkpoints.vision(i) for i in (1, 2, 3)}
+    one = state_of(merge("average", checkpoints.vision(), experts))
+    other = state_of(merge("task_arithmetic", checkpoints.vision(), experts, scale=1 / 3))
+    assert all(torch.allclose(one[n], other[n], rtol=0, atol=1e-7) for n in one)
+
+
+def test_the_order_of_the_tasks_does_not_matter():
+    experts = {str(i): checkpoints.vision(i) for i in range(1, 6)}
+    forward = merge("task_arithmetic", checkpoints.vision(), experts)
+    backward = merge("task_arithmetic", checkpoints.vision(), dict(reversed(experts.items())))
+    assert equal(state_of(forward), state_of(backward))
+
+
+def test_the_default_scale_is_the_papers_and_modules_stay_as_they_are():
+    base, expert = checkpoints.vision(), checkpoints.vision(1)
+    merged = featcal.merge("task_arithmetic", base, [expert])
+    want = base.post_layernorm.weight + 0.3 * (expert.post_layernorm.weight - base.post_layernorm.weight)
+    assert torch.allclose(merged.post_layernorm.weight, want) and not merged.training
+    assert equal(state_of(base), state_of(checkpoints.vision())) and equal(state_of(expert), state_of(checkpoints.vision(1)))
+
+
+@pytest.mark.parametrize("method", ["average", "task_arithmetic"])
+def test_streamed_folders_equal_modules_in_memory(folders, tmp_path, method):
+    base, experts = folders
+    in_memory = merge(method, checkpoints.clip(), {"mnist": checkpoints.vision(1), "dtd": checkpoints.vision(2)})
+    assert merge(method, base, experts, out=tmp_path / "out") == tmp_path / "out"
+    assert equal(load_file(tmp_path / "out" / "model.safetensors"), state_of(in_memory))
+    assert equal(state_of(load_vision(tmp_path / "out")), state_of(in_memory))
+    assert equal(state_of(merge(method, base, experts)), state_of(in_memory))
+    assert (tmp_path / "out" / "preprocessor_config.json").is_file()
+
+
+def test_merging_again_gives_the_same_bytes(folders, tmp_path):
+    for name in ("one", "two"):
+        merge("task_arithmetic", *folders, out=tmp_path / name)
+    files = sorted(os.listdir(tmp_path / "one"))
+    assert files == sorted(os.listdir(tmp_path / "two"))
+    assert all((tmp_path / "one" / f).read_bytes() == (tmp_path / "two" / f).read_bytes() for f in files)
+
+
+def test_modules_can_be_written_to_a_folder(tmp_path):
+    base, experts = checkpoints.vision(), [checkpoints.vision(1), checkpoints.vision(2)]
+    merge("average", base, experts, out=tmp_path / "out")
+    assert equal(state_of(load_vision(tmp_path / "out")), state_of(merge("average", base, experts)))
+
+
+def test_streaming_holds_one_tensor_of_each_model(folders, tmp_path, monkeypatch):
+    alive, most = [], []
+    read = LazyCheckpoint.tensor
+
+    def watched(self, name):
+        tensor = read(self, name)
+        alive.append(weakref.ref(tensor))
+        most.append(sum(ref() is not None for ref in alive))
+        return tensor
+
+    monkeypatch.setattr(LazyCheckpoint, "tensor", watched)
+    merge("task_arithmetic", *folders, out=tmp_path / "out")
+    assert len(most) == 3 * len(checkpoints.vision().state_dict()) and max(most) == 3
+
+
+def refused(error, match, folders, tmp_path, method="average"):
+    before = sorted(os.listdir(tmp_path))
+    with pytest.raises(error, match=match):
+        merge(method, *folders, out=tmp_path / "out")
+    assert sorted(os.listdir(tmp_path)) == before, "something half-written is left"
+
+
+def test_an_expert_of_another_shape_names_tensor_shapes_and_both_files(folders, tmp_path):
+    checkpoints.with_tensors(folders[1]["mnist"], {HALF: torch.zeros(65, 32)})
+    files = r"fc1\.weight: \(64, 32\) in .*base/model\.safetensors, but \(65, 32\) in .*mnist/model\.safetensors"
+    refused(TensorsDiffer, files, folders, tmp_path)
+
+
+def test_an_expert_of_another_dtype_names_tensor_dtypes_and_both_files(folders, tmp_path):
+    checkpoints.with_tensors(folders[1]["mnist"], {HALF: torch.zeros(64, 32).half()})
+    refused(TensorsDiffer, r"fc1\.weight: torch\.float32 in .*base.*, but torch\.float16 in .*mnist", folders, tmp_path)
+
+
+def test_a_missing_tensor_names_both_files_and_near_names(folders, tmp_path):
+    checkpoints.with_tensors(folders[1]["mnist"], {HALF: None})
+    refused(MissingTensor, r"mnist/model\.safetensors \(beside .*base.*fc1\.weight.*nearest", folders, tmp_path)
+
+
+def test_a_tensor_that_only_the_expert_has_is_named(folders, tmp_path):
+    checkpoints.with_tensors(folders[1]["mnist"], {"adapter.weight": torch.zeros(2)})
+    refused(MissingTensor, r"base/model\.safetensors \(beside .*mnist.*adapter\.weight", folders, tmp_path)
+
+
+def test_nan_in_an_expert_names_file_and_tensor(folders, tmp_path):
+    checkpoints.with_tensors(folders[1]["mnist"], {HALF: torch.full((64, 32), float("inf"))})
+    refused(NotFinite, r"mnist/model\.safetensors: encoder\.layers\.0\.mlp\.fc1\.weight", folders, tmp_path)
+
+
+def test_a_truncated_expert_is_named(folders, tmp_path):
+    file = folders[1]["mnist"] / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    refused(TruncatedFile, r"mnist/model\.safetensors", folders, tmp_path)
+
+
+def test_a_missing_expert_is_named(folders, tmp_path):
+    refused(MissingPath, "nowhere", (folders[0], {"mnist": tmp_path / "nowhere"}), tmp_path)
+
+
+def test_a_disk_that_fills_up_leaves_nothing_and_says_how_much_is_needed(folders, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    size = sum(t.nbytes for t in checkpoints.vision().state_dict().values())
+    monkeypatch.setattr(writer.shutil, "copyfileobj", full)
+    refused(DiskFull, rf"out: no space left.*{size:,} bytes", folders, tmp_path)
+
+
+def test_counters_are_copied_when_equal_and_refused_when_not(tmp_path):
+    folders = {seed: checkpoints.vision_folder(tmp_path / str(seed), seed) for seed in (0, 1, 2)}
+    for folder in folders.values():
+        checkpoints.with_tensors(folder, {"steps": torch.tensor(7)})
+    merge("average", folders[0], [folders[1], folders[2]], out=tmp_path / "out")
+    assert load_file(tmp_path / "out" / "model.safetensors")["steps"] == 7
+    checkpoints.with_tensors(folders[2], {"steps": torch.tensor(8)})
+    with pytest.raises(TensorsDiffer, match="steps"):
+        merge("average", folders[0], [folders[1], folders[2]], out=tmp_path / "other")
+
+
+def test_settings_are_checked_per_method():
+    base, experts = checkpoints.vision(), [checkpoints.vision(1)]
+    with pytest.raises(UnknownKey, match="avrage.*did you mean 'average'"):
+        merge("avrage", base, experts)
+    with pytest.raises(UnknownKey, match="merge: 'scale' is not known here; known: none"):
+        merge("average", base, experts, scale=0.5)
+    with pytest.raises(BadSetting, match=r"merge\.scale"):
+        merge("task_arithmetic", base, experts, scale=float("nan"))
+    with pytest.raises(BadSetting, match=r"merge\.batches"):
+        merge("average", base, experts, batches={})
+    with pytest.raises(BadSetting, match=r"merge\.experts"):
+        merge("average", base, {})

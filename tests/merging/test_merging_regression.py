@@ -1,0 +1,217 @@
+"""RegMean, RegMean++ and LOT against whole forwards with hooks, family by family, and their formulas by hand."""
+
+import copy
+
+import checkpoints
+import families
+import pytest
+import tiny
+import torch
+from torch import nn
+
+from featcal.errors import BadBatches, BadSetting, SingularSum, TaskMismatch
+from featcal.merging.lot import lot_matrix, lot_scale
+from featcal.merging.merge import merge, merge_recorded
+from featcal.merging.regmean import regmean_matrix, shrunk
+
+FAMILIES = ("t5", "t5_gated", "clip", "clip_text", "llama", "gpt2")
+
+
+def real_tokens(batch, name, stack):
+    """The tokens that count for a linear: decoders by their labels, keys and values of cross-attention by the encoder's mask."""
+    if stack == "decoder" and "labels" in batch and not name.endswith(("EncDecAttention.k", "EncDecAttention.v")):
+        return batch["labels"] != -100
+    return batch.get("attention_mask") if stack != "vision" else None
+
+
+def inputs(model, paths, batches):
+    """What reaches each module during the model's own forwards, padding left out: rows by path."""
+    seen = {path: [] for path in paths}
+    for batch in batches:
+
+        def note(path, batch=batch):
+            def hook(_, args):
+                mask = real_tokens(batch, path, paths[path])
+                seen[path].append(args[0].flatten(0, -2) if mask is None else args[0][mask.bool()])
+
+            return hook
+
+        handles = [model.get_submodule(path).register_forward_pre_hook(note(path)) for path in paths]
+        with torch.no_grad():
+            model(**batch)
+        for handle in handles:
+            handle.remove()
+    return {path: torch.cat(rows) for path, rows in seen.items()}
+
+
+def linears(model, below, stack):
+    kinds = (nn.Linear, families.tf.pytorch_utils.Conv1D)
+    return {
+        f"{below}{n}": stack for n, m in model.get_submodule(below.rstrip(".")).named_modules(prefix="") if isinstance(m, kinds)
+    }
+
+
+def upright(module):
+    return module.weight.detach() if isinstance(module, nn.Linear) else module.weight.detach().T
+
+
+def solve(merged, base, experts, rows, path, rule):
+    """The weight of one linear by normal equations on rows; written into `merged`."""
+    X = [rows[task][path] for task in sorted(experts)]
+    W = [upright(experts[task].get_submodule(path)) for task in sorted(experts)]
+    W0 = upright(base.get_submodule(path))
+    if rule == "lot":
+        stacked = torch.cat(X)
+        target = torch.cat([x @ (w - W0).T for x, w in zip(X, W, strict=True)])
+        weight = W0 + torch.linalg.lstsq(stacked, target, driver="gelsd").solution.T
+    else:
+        G = [x.T @ x / len(x) * (0.95 + 0.05 * torch.eye(x.shape[1], dtype=x.dtype)) for x in X]
+        weight = (torch.linalg.inv(sum(G)) @ sum(g @ w.T for g, w in zip(G, W, strict=True))).T
+    with torch.no_grad():
+        upright(merged.get_submodule(path)).copy_(weight)
+
+
+def by_whole_forwards(arguments, stacks, rule):
+    base, experts, batches = arguments["base"], arguments["experts"], arguments["batches"]
+    merged = tiny.averaged(list(experts.values()))
+    blocks = {f"{path}.{i}.": stack for stack, path in stacks.items() for i in range(len(base.get_submodule(path)))}
+    if rule != "regmean++":
+        paths = {p: s for below, stack in blocks.items() for p, s in linears(base, below, stack).items()}
+        rows = {task: inputs(experts[task], paths, batches[task]) for task in experts}
+        for path in paths:
+            solve(merged, base, experts, rows, path, rule)
+        return merged
+    behind = ("final_layer_norm", "lm_head", "model.norm", "post_layernorm", "ln_f", "projection")
+    with torch.no_grad():
+        for name, p in merged.named_parameters():
+            if any(word in name for word in behind) and not any(name.startswith(below) for below in blocks):
+                p.copy_(base.get_parameter(name))
+    for below, stack in blocks.items():
+        rows = {}
+        for task, expert in experts.items():
+            mixed = copy.deepcopy(merged)
+            mixed.get_submodule(below.rstrip(".")).load_state_dict(expert.get_submodule(below.rstrip(".")).state_dict())
+            rows[task] = inputs(mixed, linears(base, below, stack), batches[task])
+        for path in linears(base, below, stack):
+            solve(merged, base, experts, rows, path, rule)
+    return merged
+
+
+def own_merge(method, arguments, **settings):
+    return merge(method, arguments["base"], arguments["experts"], batches=arguments["batches"], **settings)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("method", ["regmean", "regmean++"])
+def test_a_model_equals_whole_forwards_with_hooks(monkeypatch, family, method):
+    arguments = families.experiment(families.FAMILIES[family])
+    families.without_float32(monkeypatch, arguments["base"])
+    ours = own_merge(method.replace("++", "_plus_plus"), arguments)
+    assert tiny.difference(ours, by_whole_forwards(arguments, families.FAMILIES[family].stacks, method)) < 1e-9
+
+
+@pytest.mark.parametrize("family", ["t5", "clip", "llama"])
+def test_lots_linears_equal_least_squares_on_all_rows(monkeypatch, family):
+    arguments = families.experiment(families.FAMILIES[family])
+    families.without_float32(monkeypatch, arguments["base"])
+    ours = own_merge("lot", arguments)
+    oracle = by_whole_forwards(arguments, families.FAMILIES[family].stacks, "lot")
+    found = {n: (p, oracle.get_parameter(n)) for n, p in ours.named_parameters() if p.dim() == 2}
+    assert max(float((p - q).detach().abs().max()) for p, q in found.values()) < 1e-8
+
+
+def test_lots_norms_weigh_task_vectors_by_what_their_features_square_to():
+    arguments = tiny.experiment()
+    ours, path = own_merge("lot", arguments), "encoder.layers.0.layer_norm1"
+    base, total, weight = arguments["base"].get_parameter(f"{path}.weight").detach(), 0.0, 0.0
+    for task, expert in arguments["experts"].items():
+        x = inputs(expert, {path: "vision"}, arguments["batches"][task])[path]
+        squares = nn.functional.layer_norm(x, x.shape[-1:], eps=1e-5).square().sum(0)
+        total = total + squares * (expert.get_parameter(f"{path}.weight").detach() - base)
+        weight = weight + squares
+    assert torch.allclose(ours.get_parameter(f"{path}.weight"), base + total / weight, rtol=0, atol=1e-12)
+    mean = tiny.averaged(list(arguments["experts"].values()))
+    for name in ("embeddings.class_embedding", "post_layernorm.weight", f"{path}.bias", "encoder.layers.1.mlp.fc1.bias"):
+        assert torch.allclose(ours.get_parameter(name), mean.get_parameter(name), rtol=0, atol=1e-12)
+
+
+def test_regmean_of_two_by_two_by_hand():
+    grams = [torch.tensor([[2.0, 1.0], [1.0, 1.0]]).double(), torch.tensor([[1.0, 0.0], [0.0, 3.0]]).double()]
+    assert torch.equal(shrunk(grams[0], 0.5), torch.tensor([[2.0, 0.5], [0.5, 1.0]]).double())
+    vectors = [torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[0.0, 1.0]]).double()]
+    # ΣG = [[3, 1], [1, 4]], Σ τG = [2, 1] + [0, 3] = [2, 4]; its inverse is [[4, −1], [−1, 3]] / 11
+    assert torch.allclose(regmean_matrix(grams, vectors), torch.tensor([[4.0, 10.0]]).double() / 11, rtol=0, atol=1e-14)
+    assert torch.allclose(lot_matrix(grams, vectors), torch.tensor([[4.0, 10.0]]).double() / 11, rtol=0, atol=1e-14)
+
+
+def test_lot_of_two_by_two_by_hand_where_no_task_has_a_feature():
+    grams = [torch.diag(torch.tensor([1.0, 0.0])).double(), torch.diag(torch.tensor([3.0, 0.0])).double()]
+    vectors = [torch.tensor([[4.0, 5.0]]).double(), torch.tensor([[0.0, 7.0]]).double()]
+    assert torch.allclose(lot_matrix(grams, vectors), torch.tensor([[1.0, 0.0]]).double(), rtol=0, atol=1e-14)
+    scale = lot_scale([torch.tensor([1.0, 0.0]), torch.tensor([3.0, 0.0])], [torch.tensor([4.0, 5.0]), torch.tensor([0.0, 7.0])])
+    assert scale.tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("method", ["regmean", "regmean_plus_plus"])
+def test_one_expert_is_that_expert(method):
+    arguments = tiny.experiment(tasks=("mnist",))
+    ours, expert = own_merge(method, arguments), arguments["experts"]["mnist"]
+    kept = {"post_layernorm.weight", "post_layernorm.bias"} if method == "regmean_plus_plus" else set()
+    for name, p in expert.named_parameters():
+        want = arguments["base"].get_parameter(name) if name in kept else p
+        assert torch.allclose(ours.get_parameter(name), want, rtol=0, atol=1e-9), name
+
+
+@pytest.mark.parametrize("method", ["regmean", "regmean_plus_plus", "lot"])
+def test_equal_experts_are_that_expert_and_the_order_of_tasks_does_not_matter(method):
+    arguments = tiny.experiment()
+    turned = arguments | {key: dict(reversed(arguments[key].items())) for key in ("experts", "batches")}
+    assert tiny.same_bits(own_merge(method, arguments), own_merge(method, turned))
+    one = arguments["experts"]["mnist"]
+    arguments["experts"] = dict.fromkeys(arguments["experts"], one)
+    arguments["base"] = copy.deepcopy(one) if method != "regmean" else arguments["base"]
+    assert tiny.difference(own_merge(method, arguments), one) < 1e-9
+
+
+@pytest.mark.parametrize("method", ["regmean", "regmean_plus_plus", "lot"])
+def test_folders_equal_modules_and_batches_may_come_from_a_generator(tmp_path, method):
+    base = checkpoints.clip_folder(tmp_path / "base")
+    folders = {str(seed): checkpoints.legacy_folder(tmp_path / str(seed), seed) for seed in (1, 2)}
+    modules = {str(seed): checkpoints.vision(seed) for seed in (1, 2)}
+    batches = {task: tiny.images(int(task), count=24, batch=8, dtype=torch.float32, size=32) for task in folders}
+    lines: list[str] = []
+    given = {task: iter(of) for task, of in batches.items()}
+    streamed = merge_recorded(method, base, folders, batches=given, out=tmp_path / "out", progress=lines.append)
+    in_memory = merge(method, checkpoints.vision(), modules, batches=batches)
+    loaded = checkpoints.load_file(streamed.folder / "model.safetensors")
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in in_memory.state_dict().items())
+    assert streamed.record["tokens"] == {"1": 24 * 17, "2": 24 * 17} and len(lines) == 2
+    assert ("note" in streamed.record) == (method == "lot")
+
+
+def test_models_that_are_given_stay_as_they_are():
+    arguments, before = tiny.experiment(), tiny.experiment()
+    for method in ("regmean", "regmean_plus_plus", "lot"):
+        own_merge(method, arguments)
+    assert tiny.same_bits(arguments["base"], before["base"])
+    assert all(tiny.same_bits(arguments["experts"][task], before["experts"][task]) for task in before["experts"])
+
+
+def test_too_few_tokens_are_refused_by_regmean_without_shrinking():
+    arguments = tiny.experiment(tasks=("mnist",), count=1, batch=1)
+    with pytest.raises(SingularSum, match=r"encoder\.layers\.0\.self_attn\.k_proj \(32 features\)"):
+        own_merge("regmean", arguments, off_diagonal=1.0)
+
+
+def test_what_is_missing_or_out_of_range_is_named():
+    arguments = tiny.experiment()
+    with pytest.raises(BadSetting, match="merge.batches.*must be given"):
+        merge("regmean", arguments["base"], arguments["experts"])
+    with pytest.raises(BadSetting, match="merge.off_diagonal"):
+        own_merge("regmean", arguments, off_diagonal=1.5)
+    with pytest.raises(TaskMismatch, match="svhn"):
+        own_merge("lot", arguments | {"batches": {t: b for t, b in arguments["batches"].items() if t != "svhn"}})
+    with pytest.raises(BadBatches, match="mnist.*is empty"):
+        own_merge("lot", arguments | {"batches": arguments["batches"] | {"mnist": []}})
+    with pytest.raises(BadBatches, match=r"batches\['mnist'\].*refused by the model"):
+        own_merge("lot", arguments | {"batches": arguments["batches"] | {"mnist": [{"pixel_values": torch.zeros(1, 3, 9, 9)}]}})

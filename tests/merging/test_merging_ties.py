@@ -1,0 +1,118 @@
+"""TIES: by hand, against flattened vectors, its cut over the whole model, streamed, and what it leaves as it is."""
+
+import checkpoints
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from featcal.errors import BadSetting, UnknownKey
+from featcal.merging import selection, ties
+from featcal.merging.merge import merge, merge_recorded
+from featcal.merging.selection import kth_smallest
+from featcal.merging.ties import ties_tensor as merged_vector
+
+
+def vision(seed):
+    return checkpoints.vision(seed).double()
+
+
+def flat(module):
+    return np.concatenate([t.double().numpy().ravel() for _, t in sorted(module.state_dict().items())])
+
+
+def by_flattening(base, experts, density, scale, combine):
+    """The same method on whole flat vectors, with a sort for the cut."""
+    start = flat(base)
+    vectors = np.stack([flat(expert) - start for expert in experts])
+    d = vectors.shape[1]
+    for vector in vectors:
+        kept = d - int(d * density)
+        cut = np.sort(np.abs(vector))[kept - 1] if kept else 0.0
+        vector[np.abs(vector) < cut] = 0
+    sign = np.sign(vectors.sum(0))
+    sign[sign == 0] = np.sign(sign.sum())
+    agreeing = vectors * np.where(sign > 0, vectors > 0, vectors < 0)
+    total = agreeing.sum(0)
+    return start + scale * (total / np.maximum((agreeing != 0).sum(0), 1) if combine == "mean" else total)
+
+
+def test_two_by_two_by_hand():
+    base = torch.zeros(2, 2)
+    experts = [torch.tensor([[4.0, -1.0], [3.0, 0.5]]), torch.tensor([[2.0, 5.0], [-4.0, 0.25]])]
+    # below the cuts 1 and 2: 0.5 and 0.25; elected: + + − (3 − 4 < 0), and nothing at the last
+    assert torch.equal(
+        merged_vector(base, experts, [1.0, 2.0], "sum", lambda: 1.0), torch.tensor([[6.0, 5.0], [-4.0, 0.0]]).double()
+    )
+    assert torch.equal(
+        merged_vector(base, experts, [1.0, 2.0], "mean", lambda: 1.0), torch.tensor([[3.0, 5.0], [-4.0, 0.0]]).double()
+    )
+
+
+@pytest.mark.parametrize("majority", [1.0, -1.0])
+def test_where_experts_cancel_exactly_the_sign_of_the_majority_decides(majority):
+    base, experts = torch.zeros(2), [torch.tensor([1.0, 2.0]), torch.tensor([-1.0, 1.0])]
+    assert merged_vector(base, experts, [0.0, 0.0], "sum", lambda: majority).tolist() == [majority, 3.0]
+
+
+@pytest.mark.parametrize("combine", ["sum", "mean"])
+@pytest.mark.parametrize("density", [0.2, 0.7, 1.0])
+def test_a_model_equals_the_method_on_flattened_vectors(density, combine):
+    base, experts = vision(0), [vision(1), vision(2), vision(3)]
+    merged = merge("ties", base, experts, density=density, scale=0.4, combine=combine)
+    np.testing.assert_allclose(flat(merged), by_flattening(base, experts, density, 0.4, combine), rtol=0, atol=1e-12)
+
+
+def test_one_expert_at_density_one_is_that_expert():
+    expert = checkpoints.vision(1)
+    merged = merge("ties", checkpoints.vision(), [expert], density=1.0, scale=1.0)
+    assert all(torch.equal(a, b) for a, b in zip(merged.parameters(), expert.parameters(), strict=True))
+
+
+def test_equal_experts_at_density_one_averaged_are_that_expert():
+    expert = vision(1)
+    merged = merge("ties", vision(0), [expert] * 3, density=1.0, scale=1.0, combine="mean")
+    np.testing.assert_allclose(flat(merged), flat(expert), rtol=0, atol=1e-12)
+
+
+def test_the_order_of_the_tasks_and_the_size_of_the_pieces_do_not_matter(monkeypatch):
+    experts = {str(i): checkpoints.vision(i) for i in range(1, 5)}
+    one = merge("ties", checkpoints.vision(), experts).state_dict()
+    monkeypatch.setattr(ties, "PIECE", 100)
+    monkeypatch.setattr(selection, "CANDIDATES", 3)
+    other = merge("ties", checkpoints.vision(), dict(reversed(experts.items()))).state_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_folders_equal_modules_and_the_record_tells_the_cuts(tmp_path):
+    base = checkpoints.vision_folder(tmp_path / "base")
+    experts = {str(seed): checkpoints.vision_folder(tmp_path / str(seed), seed) for seed in (1, 2)}
+    in_memory = merge_recorded("ties", checkpoints.vision(), {str(seed): checkpoints.vision(seed) for seed in (1, 2)})
+    streamed = merge_recorded("ties", base, experts, out=tmp_path / "out")
+    state = in_memory.model.state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in load_file(streamed.folder / "model.safetensors").items())
+    assert streamed.record == in_memory.record and list(streamed.record["cuts"]) == ["1", "2"]
+
+
+@pytest.mark.parametrize("candidates", [1, 1 << 24])
+@pytest.mark.parametrize("values", ["spread", "equal", "tiny"])
+def test_the_kth_smallest_is_what_sorting_gives(monkeypatch, candidates, values):
+    monkeypatch.setattr(selection, "CANDIDATES", candidates)
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(3), dtype=torch.float64).abs()
+    x = {"spread": x, "equal": (4 * x).round() / 4, "tiny": x * 1e-310}[values]
+    for k in (1, 2, 500, 999, 1000):
+        assert kth_smallest(lambda: iter(x.split(300)), k) == float(x.sort().values[k - 1])
+    assert kth_smallest(lambda: iter(x.split(300)), 0) == 0
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"density": 0.0}, {"density": 1.5}, {"density": "much"}, {"scale": float("inf")}, {"combine": "max"}]
+)
+def test_values_out_of_range_name_their_setting(wrong):
+    with pytest.raises(BadSetting, match=f"merge.{next(iter(wrong))}"):
+        merge("ties", checkpoints.vision(), [checkpoints.vision(1)], **wrong)
+
+
+def test_a_setting_of_no_method_names_the_nearest_one():
+    with pytest.raises(UnknownKey, match="did you mean 'density'"):
+        merge("ties", checkpoints.vision(), [checkpoints.vision(1)], desnity=0.2)

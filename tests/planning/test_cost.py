@@ -1,0 +1,148 @@
+"""What a run is told to have cost, against torch's own counter around the whole run and against memory really taken."""
+
+import pickle
+
+import pytest
+import tiny
+import torch
+from families import FAMILIES, experiment
+from test_rehearsal import COUNTED
+from test_resume import deep, killed_behind
+from tiny import PAPER
+from torch.utils.flop_counter import FlopCounterMode
+
+import featcal
+from featcal.cli import allocator
+from featcal.cli.allocator import give_back_large_blocks
+from featcal.planning import cost
+from featcal.planning.cost import counting, shapes_only
+from featcal.settings import Calibration
+
+SOLVED = {  # which torch's counter leaves out as well
+    torch.ops.aten.addmm_: lambda _, left, right, **__: 2 * left[0] * left[1] * right[1],
+    torch.ops.aten.linalg_cholesky_ex: lambda left, *_, **__: left[0] ** 3 // 3,
+    torch.ops.aten.linalg_solve_triangular: lambda left, right, **__: right[0] ** 2 * right[1],
+}
+MODELS = {"clip_vision": lambda **more: tiny.experiment(count=5, batch=2, **more)}
+MODELS |= {f: lambda f=f, **more: experiment(FAMILIES[f], batch=4, **more) for f in ("clip", "t5", "llama", "gemma2", "gpt2")}
+
+
+def counted(**arguments):
+    """The result of a run, and the operations torch counted until the run's own count began."""
+    until = []
+    with FlopCounterMode(display=False, custom_mapping=COUNTED | SOLVED) as counter, pytest.MonkeyPatch.context() as patched:
+        rehearse = cost.done
+        patched.setattr(cost, "done", lambda *given: until.append(counter.get_total_flops()) or rehearse(*given))
+        result = featcal.calibrate(**arguments)
+    return result, until[0]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_work_of_a_run_is_counted_within_2_percent(model):
+    result, true = counted(**MODELS[model](), settings=PAPER)
+    assert result.cost.flops == pytest.approx(true, rel=0.02)
+
+
+def test_the_work_of_other_settings_is_counted_within_2_percent():
+    settings = Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3, norm=False, order="stale")
+    result, true = counted(**MODELS["clip_vision"](), settings=settings)
+    assert result.cost.flops == pytest.approx(true, rel=0.02)
+
+
+def test_rows_that_a_rule_leaves_out_are_not_counted():
+    def class_token_alone(module, last, shape):
+        w = torch.zeros(shape)
+        w[..., 0] = 1
+        return w
+
+    result, true = counted(**MODELS["clip_vision"](), settings=PAPER, token_weights=class_token_alone)
+    assert result.cost.flops == pytest.approx(true, rel=0.02)
+
+
+def test_half_precision_counts_the_products_it_computes_anew():
+    result, true = counted(**MODELS["clip_vision"](dtype=torch.bfloat16), settings=PAPER)
+    assert result.cost.flops == pytest.approx(true, rel=0.02)
+
+
+def test_a_resumed_run_counts_what_it_did_itself(tmp_path, monkeypatch):
+    arguments = tiny.experiment(torch.float32, build=deep)
+    killed_behind(monkeypatch, 2, tmp_path / "out", arguments)
+    result, true = counted(**arguments, settings=PAPER, out=tmp_path / "out")
+    assert result.cost.flops == pytest.approx(true, rel=0.02)
+    assert result.cost.flops < 0.8 * featcal.calibrate(**arguments, settings=PAPER).cost.flops
+
+
+def test_batches_pass_the_meter_unchanged_and_each_is_counted():
+    batches = {"a": [{"x": torch.ones(2, 3)}, {"x": torch.ones(2, 3)}, {"x": torch.ones(1, 3)}], "b": [{"x": torch.ones(2, 3)}]}
+    with counting() as meter:
+        read = {task: list(those) for task, those in meter.watched(batches).items()}
+    assert all(got is given for task in batches for got, given in zip(read[task], batches[task], strict=True))
+    assert [kind.count for kind in meter.read["a"].values()] == [2, 1] and meter.read["a"].keys() > meter.read["b"].keys()
+
+
+def test_what_processes_tell_each_other_of_a_batch_holds_no_numbers():
+    batch = shapes_only({"x": torch.ones(1000, 1000), "flag": True})
+    sent = pickle.dumps(batch)
+    received = pickle.loads(sent)
+    assert len(sent) < 1000 and received["x"].is_meta and received["x"].shape == (1000, 1000) and received["flag"] is True
+
+
+def test_memory_taken_and_given_back_inside_is_told_to_within_a_hundredth():
+    torch.ones(10)
+    with counting() as meter:
+        block = torch.ones(25 << 20, dtype=torch.float32)
+        del block
+        peak = cost.peak_host(meter.host_before)
+    assert peak == pytest.approx(100 << 20, rel=0.01)
+
+
+def test_freed_tensors_go_back_to_the_system():
+    give_back_large_blocks()
+    blocks = [torch.ones(1 << 20) for _ in range(20)]  # 4 MiB each
+    held = cost.memory(cost.NOW)
+    del blocks[::2]
+    assert held - cost.memory(cost.NOW) > 36 << 20
+
+
+def test_what_the_environment_says_of_the_allocator_stays(monkeypatch):
+    asked = []
+    monkeypatch.setattr(allocator.ctypes, "CDLL", asked.append)
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1048576")
+    give_back_large_blocks()
+    assert asked == []
+
+
+def test_a_second_run_does_not_tell_the_peak_of_the_first():
+    with counting():
+        block = torch.ones(25 << 20, dtype=torch.float32)
+        del block
+    with counting() as meter:
+        torch.ones(10)
+    assert cost.peak_host(meter.host_before) < 10 << 20
+
+
+def test_a_system_that_tells_no_memory_leaves_it_open(monkeypatch, tmp_path):
+    monkeypatch.setattr(cost, "STATUS", tmp_path / "status")
+    monkeypatch.setattr(cost, "RESET", tmp_path / "nowhere" / "clear_refs")
+    with counting() as meter:
+        pass
+    assert meter.host_before is None and cost.peak_host(meter.host_before) is None
+
+
+def test_the_cost_of_a_run_holds_seconds_and_peaks():
+    told = featcal.calibrate(**tiny.experiment(), settings=PAPER).cost
+    assert 0 < told.seconds < 60 and told.peak_host_bytes >= 0 and told.peak_device_bytes >= 0
+
+
+def test_a_model_that_cannot_do_without_numbers_costs_an_unknown_number_of_operations():
+    arguments = tiny.experiment()
+    entry = type(arguments["merged"]).forward
+
+    class Adaptive(type(arguments["merged"])):
+        def forward(self, pixel_values, **more):
+            return entry(self, pixel_values * min(1.0, float(pixel_values.abs().sum())), **more)
+
+    for model in (arguments["merged"], arguments["base"], *arguments["experts"].values()):
+        model.__class__ = Adaptive
+    result = featcal.calibrate(**arguments, settings=PAPER)
+    assert result.cost.flops is None and len(result.blocks) == 2

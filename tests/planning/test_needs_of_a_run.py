@@ -1,0 +1,20 @@
+"""What a run was planned to need, against what a process that does nothing else really took: memory, disk, operations."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "memory_of_a_run.py"
+SIZES = ("--width", "512", "--blocks", "2", "--tasks", "2", "--samples", "6", "--batch", "3")
+
+
+@pytest.mark.parametrize("waiting", [[], ["--host-memory", "0"]], ids=["in memory", "on disk"])
+def test_memory_and_disk_of_a_real_run_are_within_25_percent_of_the_plan(tmp_path, waiting):
+    done = subprocess.run([sys.executable, SCRIPT, tmp_path, *SIZES, *waiting], capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout.splitlines()[-1])["planned, took"]
+    assert told["flops"][0] == pytest.approx(told["flops"][1], rel=0.02)
+    assert told["host"][0] == pytest.approx(told["host"][1], rel=0.25)
+    assert told["disk"][0] == pytest.approx(told["disk"][1], rel=0.25)

@@ -1,0 +1,143 @@
+"""Generated answers and their scores: GLUE by exact text and rank correlation, adapters before the head while generating."""
+
+import pytest
+import torch
+from families import FAMILIES, experiment
+from language import MODELS, tokenizer
+from tiny import make
+
+import featcal
+from featcal.errors import BadData
+from reproduction.language.generation import generate_texts
+from reproduction.language.glue import metric_of, number, ranks, score_answers, score_glue, spearman
+
+PROMPTS = ["a dog", "the cat sat on the red ship", "no", "one more line", "", "ships sail far away", "x" * 30]
+
+STEPS = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+STEPS |= {"return_dict_in_generate": True, "output_logits": True}
+
+
+def prompted(seed=0, kind="t5"):
+    """A model in float64 and a tokenizer whose prompts end without an end token for a model that continues them."""
+    texts = tokenizer()
+    if kind == "llama":
+        from tokenizers import processors
+
+        first = [("<s>", 2)]
+        texts.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=first)
+    return make(MODELS[kind], seed), texts
+
+
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_answers_in_batches_are_those_one_by_one_in_their_order(kind, seed):
+    model, texts = prompted(seed, kind)
+    alone = [generate_texts(model, texts, [prompt], 1, 6)[0] for prompt in PROMPTS]
+    assert generate_texts(model, texts, PROMPTS, 3, 6) == alone
+    assert generate_texts(model, texts, PROMPTS, 100, 6) == alone
+    assert len(set(alone)) > 1
+
+
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+def test_an_answer_is_the_most_likely_token_at_every_step(kind):
+    model, texts = prompted(0, kind)
+    said = generate_texts(model, texts, [PROMPTS[1]], 1, 5)
+    ids = texts([PROMPTS[1]], return_tensors="pt")["input_ids"]
+    new = torch.full((1, 1), 0) if kind == "t5" else ids
+    first = new.shape[1]
+    with torch.no_grad():
+        for _ in range(5):
+            given = {"input_ids": ids, "decoder_input_ids": new} if kind == "t5" else {"input_ids": new}
+            token = model(**given, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)
+            new = torch.cat([new, token], 1)
+            if token.item() == texts.eos_token_id:
+                break
+    assert said == texts.batch_decode(new[:, first:], skip_special_tokens=True)
+
+
+def test_a_tokenizer_without_padding_answers_the_same():
+    model, texts = prompted(0, "llama")
+    padded = generate_texts(model, texts, PROMPTS, 3, 6)
+    texts.pad_token = None
+    assert generate_texts(model, texts, PROMPTS, 3, 6) == padded
+
+
+def test_generation_leaves_the_draws_of_others_alone():
+    model, texts = prompted()
+    before = torch.get_rng_state()
+    generate_texts(model, texts, PROMPTS, 3, 6)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_long_prompts_are_cut_where_asked():
+    model, texts = prompted()
+    long = "the end of it " * 20
+    assert generate_texts(model, texts, [long], 1, 6, 9) == generate_texts(model, texts, [long + "again"], 1, 6, 9)
+
+
+@pytest.mark.parametrize("name", ["t5", "t5_gated", "llama"])
+def test_adapters_change_every_step_of_a_generation_with_its_cache(name):
+    given = experiment(FAMILIES[name])
+    model, batch = given["merged"], {k: v[:1, :4] for k, v in FAMILIES[name].batches(5)[0].items() if k != "labels"}
+    adapters = featcal.surgery(model, given["experts"], given["batches"], rank=4, steps=20, lr=0.01)
+
+    def logits(**options):
+        """Scores of every step over the vocabulary, (steps, V)."""
+        out = model.generate(**batch, **STEPS, **options)
+        return torch.cat(out.logits)
+
+    plain = logits()
+    with adapters.before_head(model, "a"):
+        with_cache, without = logits(), logits(use_cache=False)
+    torch.testing.assert_close(with_cache, without, rtol=0, atol=1e-5)  # norms are float32
+    assert ((with_cache - plain).abs().amax(1) > 1e-3).all()
+    assert torch.equal(logits(), plain)
+
+
+def test_a_change_is_made_while_answers_are_generated_only():
+    model, texts = prompted()
+    samples = [(prompt, "yes") for prompt in PROMPTS]
+    seen = []
+
+    class Change:
+        def __init__(self, model, task):
+            self.task = task
+
+        def __enter__(self):
+            seen.append(f"{self.task} on")
+
+        def __exit__(self, *_):
+            seen.append(f"{self.task} off")
+
+    assert score_glue(model, texts, "rte", samples, change=Change) == (0.0, len(PROMPTS), [False] * len(PROMPTS))
+    assert seen == ["rte on", "rte off"]
+
+
+def test_what_the_model_says_is_what_it_scores():
+    model, texts = prompted()
+    said = generate_texts(model, texts, PROMPTS, 32, 9)
+    assert score_glue(model, texts, "rte", list(zip(PROMPTS, said, strict=True))) == (100.0, len(PROMPTS), [True] * len(PROMPTS))
+    value, count, right = score_glue(model, texts, "rte", list(zip(PROMPTS, [said[0], *["?"] * (len(said) - 1)], strict=True)))
+    assert right == [True, *[False] * (count - 1)] and value == 100 * sum(right) / count
+    assert score_glue(model, texts, "stsb", list(zip(PROMPTS, said, strict=True)))[2] is None
+    with pytest.raises(BadData, match="rte: no sample"):
+        score_glue(model, texts, "rte", [])
+
+
+def test_answers_count_to_the_character():
+    assert score_answers("rte", ["yes", "Yes", "yes ", "no"], ["yes", "yes", "yes", "no"]) == 50.0
+    assert metric_of("rte") == "accuracy" and metric_of("stsb") == "spearman"
+
+
+def test_similarities_are_numbers_or_nought():
+    assert [number(text) for text in ("4.2", " 3 ", "five", "", "nan", "inf", "1e400")] == [4.2, 3.0, 0, 0, 0, 0, 0]
+    assert score_answers("stsb", ["1.0", "2.0", "many"], ["2.0", "3.5", "0.0"]) == pytest.approx(100)
+
+
+def test_rank_correlation_is_scipys_and_nought_for_constant_answers():
+    stats = pytest.importorskip("scipy.stats")
+    a = torch.randint(0, 6, (200,), generator=torch.Generator().manual_seed(0)).tolist()
+    b = torch.randint(0, 60, (200,), generator=torch.Generator().manual_seed(1)).tolist()
+    assert spearman(a, b) == pytest.approx(stats.spearmanr(a, b).statistic, abs=1e-12)
+    assert ranks([3, 1, 3]).tolist() == stats.rankdata([3, 1, 3]).tolist()
+    assert spearman([2.0, 2.0], [1.0, 3.0]) == 0.0

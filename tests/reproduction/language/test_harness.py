@@ -1,0 +1,225 @@
+"""Causal models through lm-evaluation-harness: answers as of a plain loop, our checks, no noise and no network."""
+
+import json
+import random
+import socket
+
+import numpy as np
+import pytest
+import torch
+from families import FAMILIES, experiment
+from language import MODELS, tokenizer
+from tiny import make
+from tokenizers import processors
+
+import featcal
+from featcal.errors import BadData, NoHarness, UnknownKey
+from reproduction.language import harness
+from reproduction.language.generation import generate_texts
+from reproduction.language.harness import score_tests
+from reproduction.language.local_tests import CHECKS, local_test
+from reproduction.mini.language import domain_files, domains
+from reproduction.mini.language.domains import TESTS
+
+installed = pytest.mark.skipif(not harness.installed(), reason="needs the extra `language`")
+PROMPTS = ["a dog", "the cat sat on the red ship", "no ", "one more line\n", "4+3=", "ships", "x" * 20, " the end of it"]
+NEW = 6
+
+
+def texts():
+    """A tokenizer as Llama's: a text begins with <s> and does not end."""
+    made = tokenizer()
+    made.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 2)])
+    return made
+
+
+def model(seed=0, dtype=torch.float64):
+    return make(MODELS["llama"], seed, dtype)
+
+
+def said(model, prompts=PROMPTS):
+    """One by one, without padding, up to the first line break."""
+    return [generate_texts(model, texts(), [prompt], 1, NEW)[0].split("\n")[0] for prompt in prompts]
+
+
+def rows(targets):
+    return [{"prompt": prompt, "target": target} for prompt, target in zip(PROMPTS, targets, strict=True)]
+
+
+@pytest.fixture
+def exact(monkeypatch):
+    """Checks every answer of the harness to the character, and keeps what it said."""
+    heard = []
+
+    def same(row, answer):
+        heard.append(answer)
+        return answer == row["target"]
+
+    monkeypatch.setitem(CHECKS, "letter", same)
+    return heard
+
+
+def speaking(monkeypatch, answers):
+    """Lets the harness hear these answers instead of a model's, in the order of its questions."""
+    left, reader = iter(answers), harness._language_model
+
+    def made(*arguments):
+        reading = reader(*arguments)
+        reading.generate_until = lambda requests: [next(left) for _ in requests]
+        return reading
+
+    monkeypatch.setattr(harness, "_language_model", made)
+
+
+@installed
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("batch", [1, 3, 64])
+def test_answers_in_batches_padded_on_the_left_are_those_one_by_one(exact, seed, batch):
+    asked = model(seed)
+    alone = said(asked)
+    test = local_test("arc_challenge", rows(alone), "letter", NEW)
+    found = score_tests(asked, texts(), {"arc_challenge": test}, batch)
+    assert found == {"arc_challenge": (100.0, len(PROMPTS), [True] * len(PROMPTS))}
+    assert exact == alone and len(set(alone)) > 3
+
+
+@installed
+def test_an_answer_ends_at_its_first_line_break(exact):
+    asked, line = model(), texts().convert_tokens_to_ids("Ċ")
+    with torch.no_grad():
+        asked.lm_head.weight[line] = 2 * asked.lm_head.weight.abs().max()  # a model that breaks lines all the time
+    alone = said(asked)
+    local = local_test("a", rows(alone), "letter", NEW)
+    assert score_tests(asked, texts(), {"a": local}, 3)["a"][0] == 100
+    assert any(len(answer) < NEW for answer in alone)
+
+
+@installed
+def test_every_kind_of_check_counts_as_its_own_function_does(monkeypatch):
+    wanted = {"prompt": "p", "target": "A", "instructions": json.dumps([{"check": "words", "words": ["fig", "oak"]}])}
+    number, other = wanted | {"target": "7"}, wanted | {"target": "B"}
+    code = wanted | {"header": "def f(s):\n return", "tests": ["assert f('AB') == 'BA'"]}
+    whole = wanted | {"header": "", "tests": ["assert f([1]) == 1"]}
+    given = {
+        "math500": ("arithmetic", [number, other | {"target": "8"}], ["4+3=7"] * 2),
+        "arc_challenge": ("letter", [wanted, other], ["A"] * 2),
+        "ifeval": ("instructions", [wanted] * 3, ["fig oak", "oak fig", "fig"]),
+        "humaneval_plus": ("program", [code] * 4, [" s[::-1]", " s", " s[", ""]),
+        "mbpp_plus": ("program", [whole] * 2, ["def f(a): return len(a)", "def f(a): return 2"]),
+    }
+    tests = {key: local_test(key, rows, check, NEW) for key, (check, rows, _) in given.items()}
+    speaking(monkeypatch, [answer for _, _, own in given.values() for answer in own])
+    found = score_tests(model(), texts(), tests, 4)
+    values = {key: value for key, (value, _, _) in found.items()}
+    assert values == pytest.approx({"math500": 50, "arc_challenge": 50, "ifeval": 100 / 3, "humaneval_plus": 25, "mbpp_plus": 50})
+    assert [count for _, count, _ in found.values()] == [2, 2, 3, 4, 2]
+    assert all(len(right) == count and 100 * sum(right) / count == pytest.approx(value) for value, count, right in found.values())
+
+
+@installed
+@pytest.mark.parametrize(("answer", "right"), [("target", True), ("careless", False)])
+def test_reference_answers_of_the_mini_suite_pass_and_careless_ones_rarely_do(monkeypatch, answer, right):
+    items = {key: domains.test_items(key, "validation", 12, 0) for key in TESTS}
+    rows = {key: [domain_files.test_row(key, item) for item in own] for key, own in items.items()}
+    tests = {key: local_test(key, rows[key], test.check, test.new_tokens) for key, test in TESTS.items()}
+    speaking(monkeypatch, [getattr(item, answer) for own in items.values() for item in own])
+    long = model().requires_grad_(False)
+    long.config.max_position_embeddings = 128
+    found = score_tests(long, texts(), tests, 4)
+    tempting = {key for key, own in items.items() if any(item.careless != item.target for item in own)}
+    assert len(tempting) == 5 and all(count == 12 for _, count, _ in found.values())
+    assert all(found[key][0] == 100 if right else found[key][0] <= 60 for key in tempting), found
+
+
+@installed
+def test_nothing_is_printed_drawn_or_fetched_and_logging_is_as_before(exact, monkeypatch, capfd):
+    import logging
+
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a connection was opened"))
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    level = logging.getLogger("lm_eval").level
+    score_tests(model(), texts(), {"a": local_test("a", rows(PROMPTS), "letter", NEW)}, 3)
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
+    assert logging.getLogger("lm_eval").level == level
+    assert capfd.readouterr() == ("", "")
+
+
+@installed
+def test_the_harness_own_entry_scores_the_same(exact, monkeypatch):
+    """`simple_evaluate`, without its look at the machine and its index of all tasks, which take many seconds."""
+    from lm_eval import evaluator
+    from lm_eval.tasks import TaskManager
+
+    for name in ("add_env_info", "add_tokenizer_info", "get_git_commit_hash"):
+        monkeypatch.setattr(evaluator, name, lambda *_: None)
+    asked = model()
+    test = local_test("a", rows([*said(asked)[:5], "?", "?", "?"]), "letter", NEW)
+    ours = score_tests(asked, texts(), {"a": test}, 3)["a"][0]
+    seeds = {f"{name}_random_seed": None for name in ("numpy", "torch")} | {"random_seed": None}
+    with harness.silent():
+        reader = harness._language_model(asked, texts(), 3)
+        theirs = evaluator.simple_evaluate(reader, tasks=[test.task], task_manager=TaskManager(include_defaults=False), **seeds)
+    assert ours == 100 * theirs["results"]["a"][test.metric] == 62.5
+
+
+@installed
+def test_a_test_asked_twice_scores_the_same_and_models_do_not_mix(exact):
+    first, second = model(0), model(1)
+    test = {"a": local_test("a", rows(said(first)), "letter", NEW)}
+    scores = [score_tests(asked, texts(), test, 3)["a"][0] for asked in (first, second, first)]
+    assert scores[0] == scores[2] == 100 > scores[1]
+
+
+@installed
+def test_adapters_of_a_test_sit_before_the_head_while_it_is_asked(exact):
+    given = experiment(FAMILIES["llama"])
+    adapters = featcal.surgery(given["merged"], given["experts"], given["batches"], rank=4, steps=200, lr=0.01)
+    asked = model()
+    asked.generation_config.pad_token_id = 0
+    with adapters.before_head(asked, "a"):
+        changed = said(asked)
+    assert changed != said(asked)
+    from contextlib import nullcontext
+
+    tests = {key: local_test(key, rows(changed), "letter", NEW) for key in ("with", "without")}
+    found = score_tests(asked, texts(), tests, 3, lambda m, key: adapters.before_head(m, "a") if key == "with" else nullcontext())
+    assert found["with"][0] == 100 > found["without"][0]
+
+
+@installed
+def test_a_chat_is_put_by_the_tokenizers_template(monkeypatch):
+    asked, reader = [], harness._language_model
+
+    def listening(*arguments):
+        reading = reader(*arguments)
+        reading.generate_until = lambda requests: [asked.append(request.args[0]) or "A" for request in requests]
+        return reading
+
+    monkeypatch.setattr(harness, "_language_model", listening)
+    test = {"a": local_test("a", [{"prompt": "why", "target": "A"}], "letter", NEW)}
+    for chat in (False, True):
+        score_tests(model(), texts(), test, 1, chat=chat)
+    assert asked == ["why", "<user>why\n"]
+
+
+@installed
+def test_a_prompt_that_does_not_fit_is_refused_instead_of_cut():
+    long = [{"prompt": "x" * 70, "target": "A"}]
+    with pytest.raises(BadData, match="a prompt of 71 tokens, but the model reads 58"):
+        score_tests(model(), texts(), {"a": local_test("a", long, "letter", NEW)}, 3)
+
+
+@installed
+def test_rows_and_checks_that_cannot_be_used_are_named():
+    with pytest.raises(BadData, match="test ifeval: no instructions"):
+        local_test("ifeval", rows(PROMPTS), "instructions", NEW)
+    with pytest.raises(BadData, match="test ifeval: no rows"):
+        local_test("ifeval", [], "instructions", NEW)
+    with pytest.raises(UnknownKey, match="'leter' is not known here; did you mean 'letter'"):
+        local_test("a", rows(PROMPTS), "leter", NEW)
+
+
+def test_without_the_harness_its_extra_is_named(monkeypatch):
+    monkeypatch.setattr(harness, "installed", lambda: False)
+    with pytest.raises(NoHarness, match="lm_eval.*is not installed.\n  - install the extra: pip install"):
+        score_tests(None, None, {}, 1)

@@ -1,0 +1,166 @@
+"""The public tests of the harness by name: what a machine lacks for them is told at once, before a model runs."""
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import huggingface_hub
+import pytest
+from rehearsal_punkt import ENGLISH, punkt_tab
+
+from featcal.errors import NoHarness, UnknownKey
+from reproduction.data.public import PUBLIC
+from reproduction.language import harness, requirements
+from reproduction.language.public_tests import PAPER, load_public
+
+installed = pytest.mark.skipif(not harness.installed(), reason="needs the extra `language`")
+FINAL = "Final Answer: The final answer is ${}$. I hope it is correct."
+MATH, ORDERS = "HuggingFaceH4/MATH-500", "google/IFEval"
+SCORED = [  # a test, whose rows, answers of which some are right, and the share of those
+    ("math500", MATH, [FINAL.format(r"\frac{1}{2}"), FINAL.format(r"(3, \sqrt{2})"), FINAL.format("41")], 200 / 3),
+    ("math500_verified", MATH, [r"It is $\boxed{0.5}$.", "It is $7$.", "$42$"], 200 / 3),
+    ("ifeval", ORDERS, ["the ship comes back in the evening", "One sentence only.", "The SHIP sails."], 200 / 3),
+    ("ifeval", ORDERS, ["the ship, it sails", "Dr. Who came. The ship sailed.", "THE SHIP SAILS"], 100 / 3),
+]
+
+SCORING = """
+import json, sys
+import featcal, datasets
+from rehearsal_rows import TESTS
+from test_harness import model, texts
+from reproduction.data.public import PUBLIC
+from reproduction.language import harness
+from reproduction.language.public_tests import load_public
+
+reader, found = harness._language_model, []
+for key, rows, answers in json.loads(sys.argv[1]):
+    table = datasets.Dataset.from_list([TESTS[rows][1](i) for i in range(len(answers))])
+    datasets.load_dataset = lambda *_, **__: datasets.DatasetDict({PUBLIC[key].split: table})
+    loaded = load_public({key: key})
+
+    def speaking(*arguments):
+        made = reader(*arguments)
+        made.generate_until = lambda requests: answers
+        return made
+
+    harness._language_model = speaking
+    found.append(harness.score_tests(model(0), texts(), loaded, 4)[key])
+print(json.dumps(found))
+"""
+
+
+@installed
+def test_what_public_tests_lack_is_told_at_once(monkeypatch):
+    monkeypatch.delenv(harness.ALLOW_PROGRAMS, raising=False)
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    with pytest.raises(NoHarness) as told:
+        load_public(PAPER | {"gsm8k": "gsm8k_strict"})
+    message = str(told.value)
+    assert message.count("\n") < 16 and "Traceback" not in message
+    for test in (PUBLIC[key] for key in ("math500", "gsm8k", "humaneval_plus", "mbpp_plus", "ifeval", "arc_challenge")):
+        assert f"{test.task}: " in message
+    assert "humaneval_plus: runs generated programs, which is not allowed here" in message
+    assert message.count("HF_ALLOW_CODE_EVAL=1 lets the harness run generated programs") == 1, "every way out once"
+    with pytest.raises(UnknownKey, match="did you mean 'gsm8k_strict'"):
+        load_public({"gsm8k": "gsm8k_strikt"})
+
+
+@installed
+def test_public_tests_have_the_names_that_the_harness_knows():
+    import lm_eval
+
+    for key, test in PUBLIC.items():
+        file = Path(lm_eval.__file__).parent / "tasks" / test.file
+        texts = [path.read_text() for path in file.parent.glob("*.yaml")]
+        assert f"task: {test.task}\n" in file.read_text(), key
+        for word in (test.data, f"test_split: {test.split}\n"):
+            assert any(word in text for text in texts), (key, word)
+        if test.filter != "none":
+            assert any(test.filter in text for text in texts), key
+        metric = {"pass@1": "pass_at_k"}.get(test.metric, test.metric)  # the function, and what it calls its score
+        assert any(metric in text for text in texts), key
+    assert set(PAPER) < set(PUBLIC)
+
+
+def test_without_the_harness_its_extra_is_named(monkeypatch):
+    monkeypatch.setattr(harness, "installed", lambda: False)
+    with pytest.raises(NoHarness, match="lm_eval.*is not installed.\n  - install the extra: pip install"):
+        load_public()
+
+
+@installed
+def test_the_data_of_a_test_are_read_at_the_pinned_commit(monkeypatch):
+    asked = []
+    rows = datasets.Dataset.from_dict({"question": ["1 + 1?"], "answer": ["#### 2"]})
+
+    def given(path, name=None, **options):
+        asked.append((path, name, options))
+        return datasets.DatasetDict({"train": rows, "test": rows})
+
+    monkeypatch.setattr(datasets, "load_dataset", given)
+    loaded = load_public({"gsm8k": "gsm8k"}, {"gsm8k": "a" * 40})["gsm8k"]
+    assert asked == [("openai/gsm8k", "main", {"revision": "a" * 40})]
+    assert loaded.task.config.task == "gsm8k_cot" and loaded.task.config.num_fewshot == 8
+    load_public({"gsm8k": "gsm8k"})
+    assert "revision" not in asked[-1][2], "without a pin whatever is there"
+
+
+def test_the_antlr_of_sympy_is_taken_from_its_own_folder_and_any_other_is_one_line(monkeypatch, tmp_path):
+    """omegaconf, which DVC installs, needs 4.9; an environment can hold only one of the two under one name."""
+    monkeypatch.setattr(sys, "path", [str(antlr(tmp_path / "installed", "4.9.3"))])
+    monkeypatch.setattr(requirements, "ANTLR_FOLDER", tmp_path / "own")
+    monkeypatch.delitem(sys.modules, "antlr4", raising=False)
+    told = "antlr4 4.11 is needed, 4.9.3 is installed"
+    assert told in [lack.what for lack in requirements.lacking(PUBLIC["math500"])]
+    with pytest.raises(ImportError, match=told):
+        requirements.require_antlr()
+    antlr(tmp_path / "own", "4.11.1")
+    assert told not in [lack.what for lack in requirements.lacking(PUBLIC["math500"])] and len(sys.path) == 1
+    requirements.require_antlr()
+    assert sys.path[0] == str(tmp_path / "own") and importlib.metadata.version("antlr4-python3-runtime") == "4.11.1"
+
+
+def antlr(folder: Path, version: str) -> Path:
+    """What pip leaves of a version, without its code."""
+    own = folder / f"antlr4_python3_runtime-{version}.dist-info"
+    own.mkdir(parents=True)
+    (own / "METADATA").write_text(f"Metadata-Version: 2.1\nName: antlr4-python3-runtime\nVersion: {version}\n")
+    return folder
+
+
+def test_a_test_lacks_what_it_imports_and_nothing_that_only_others_do(monkeypatch):
+    monkeypatch.setattr(requirements, "find_spec", lambda name: None)
+    assert [lack.what for lack in requirements.lacking(PUBLIC["ifeval"])] == ["langdetect, immutabledict, nltk not installed"]
+    assert "pip install -c constraints.txt -e '.[language]'" in requirements.lacking(PUBLIC["ifeval"])[0].way_out
+    assert requirements.lacking(PUBLIC["gsm8k"]) == requirements.lacking(PUBLIC["math500_plain"]) == []
+
+
+@pytest.mark.parametrize(("offline", "here", "asked"), [(False, False, 1), (True, False, 0), (False, True, 0)])
+def test_nltk_is_asked_for_its_data_where_they_lack_and_a_connection_is_allowed(monkeypatch, tmp_path, offline, here, asked):
+    nltk = pytest.importorskip("nltk")
+    found = []
+    monkeypatch.setattr(nltk, "download", lambda name, quiet: found.append(name))
+    monkeypatch.setattr(nltk.data, "path", [*punkt_tab(tmp_path).values()] if here else [])
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
+    requirements.fetch_punkt(PUBLIC["ifeval"])
+    requirements.fetch_punkt(PUBLIC["gsm8k"])
+    assert found == ["punkt_tab"] * asked
+
+
+@installed
+def test_the_harness_scores_rows_as_the_hub_has_them(tmp_path):
+    """Those of the rehearsal; in a process of its own, since a pytest plugin of hydra's has loaded the antlr4 of omegaconf."""
+    environment = os.environ | punkt_tab(tmp_path) | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    if lacks := [lack for key in ("math500", "ifeval") for lack in requirements.lacking(PUBLIC[key]) if "punkt" not in lack.what]:
+        pytest.skip(str(lacks))
+    asked = json.dumps([[key, rows, answers] for key, rows, answers, _ in SCORED])
+    done = subprocess.run([sys.executable, "-c", SCORING, asked], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [pair[0] for pair in json.loads(done.stdout)] == pytest.approx([share for *_, share in SCORED])
+    for value, count, right in json.loads(done.stdout):
+        assert len(right) == count and value == pytest.approx(100 * sum(right) / count)
+    assert sorted(file.name for file in tmp_path.rglob("*") if file.is_file()) == sorted(ENGLISH), "nothing was fetched"

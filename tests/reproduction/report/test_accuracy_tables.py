@@ -1,0 +1,89 @@
+"""Accuracy tables on invented results: rows and columns of the paper, changes, shares, and the drawing of gains."""
+
+import numpy as np
+import pytest
+from synthetic_results import write_project
+
+from reproduction.report import accuracies, extended, gains_by_tasks
+from reproduction.report.evidence import Evidence
+from reproduction.report.tables import accuracy_rows, block_rows, paper_recovered, paper_rows, recovered
+from reproduction.report.values import AVERAGE, PRINTED, TASKS
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    write_project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("role", "pool"), PRINTED)
+def test_rows_stand_in_the_papers_order_and_none_is_missing(project, role, pool):
+    ours = [row.label for row in accuracy_rows(Evidence("mini", role, pool))]
+    _, printed = paper_rows(PRINTED[role, pool])
+    assert ours == [row.label for row in printed]
+    assert len(ours) == (3 if pool == "8" else 2) + 4 * 4, "the larger pools have no multi-task model"
+
+
+def test_settings_that_are_not_the_main_ones_stand_in_a_fold_and_only_where_they_were_run(project, monkeypatch):
+    eight, twenty = (accuracies.measured(page, "mini").html for page in ("table01", "table10"))
+    assert eight.index("at the suite’s settings") < eight.index("<details") < eight.index("at the paper’s settings — ")
+    assert "<details" not in twenty and "paper’s settings" not in twenty
+    assert "<details" not in accuracies.measured("table01", "paper").html
+
+
+def test_columns_of_the_larger_pools_are_the_papers(project):
+    head = accuracies.measured("table10", "mini").text.splitlines()[1].split("  ")
+    assert head == ["Model", *TASKS.values(), "Average"]
+
+
+def test_the_table_of_averages_has_the_papers_rows_and_columns(project):
+    lines = [line.split("  ") for line in extended.averages("mini").text.splitlines()]
+    assert lines[1][1:] == ["8 tasks, larger model"] + [f"{n} tasks, {s} model" for n in (14, 20) for s in ("smaller", "larger")]
+    _, printed = paper_rows("table02")
+    assert [row.label for row in extended.rows("mini")] == [row.label for row in printed]
+    surgery = {row.upstream: row for row in extended.rows("mini") if row.label == "w/ Surgery"}["wudi"]
+    assert surgery.cells["20-Task L/14"].value == pytest.approx(79 + 0.25 * 19)
+    assert surgery.cells["20-Task L/14"].change == pytest.approx(3) and "8-Task L/14" not in surgery.cells
+
+
+def test_lines_of_the_drawing_are_the_gains_by_number_of_tasks(project):
+    drawn = gains_by_tasks.drawn("mini").axes
+    assert [panel.get_title() for panel in drawn][::3] == ["Task Arithmetic,\nsmaller model", "WUDI-Merging,\nlarger model"]
+    featcal = drawn[0].containers[0].lines[0]
+    assert list(featcal.get_xdata()) == [8, 14, 20] and list(featcal.get_ydata()) == pytest.approx([16.2, 16, 16])
+
+
+def test_cells_hold_mean_spread_and_change_over_the_merger(project):
+    rows = {(row.upstream, row.label): row for row in accuracy_rows(Evidence("mini", "clip_b32", "8"))}
+    cell = rows["task_arithmetic", "w/ FeatCal"].cells["sun397"]
+    values = np.array([80.0, 80.2, 80.4])
+    assert (cell.value, cell.spread) == (pytest.approx(values.mean()), pytest.approx(values.std(ddof=1)))
+    assert cell.change == pytest.approx(values.mean() - 64) and cell.best
+    assert rows["task_arithmetic", "w/ ProbSurgery"].cells == {}
+    paper = {row.label: row for row in block_rows(Evidence("mini", "clip_b32", "8"), "paper") if row.upstream == "average"}
+    assert paper["w/ FeatCal"].cells["sun397"].change == pytest.approx(72 - 60)
+
+
+def test_columns_follow_the_suite_of_the_user(tmp_path, monkeypatch):
+    mine = ["cats", "gtsrb", "dogs"]
+    write_project(tmp_path, "files", tasks=mine)
+    monkeypatch.chdir(tmp_path)
+    text = accuracies.measured("table01", "files").text.splitlines()
+    assert text[1].split("  ") == ["Model", "cats", "GTSRB", "dogs", "Average"]
+
+
+def test_the_share_recovered_is_the_part_of_the_gap(project):
+    found = {(r.upstream, r.setting): r for r in recovered(Evidence("mini", "clip_b32", "8"))}
+    assert found["average", "suite"].share == pytest.approx(100 * (80 - 60) / (90 - 60))
+    assert found["average", "suite"].one_run and not found["task_arithmetic", "suite"].one_run
+    assert paper_recovered("table10", "average") == pytest.approx(100 * (87.3 - 61.1) / (90.3 - 61.1))
+    assert paper_recovered("table10", "average", corrected=True) == pytest.approx(100 * (73.15 - 61.1) / (89.8 - 61.1))
+    assert paper_recovered("table01", "task_arithmetic") == pytest.approx(100 * (85.5 - 67.5) / (90.3 - 67.5))
+
+
+def test_averages_stand_in_the_last_column(project):
+    text = accuracies.measured("table01", "mini").text.splitlines()
+    base = next(line for line in text if line.startswith("Pre-trained"))
+    assert base.split("  ")[-1] == f"{np.mean([50 + 0.5 * i for i in range(8)]):.1f}"
+    assert AVERAGE not in TASKS

@@ -1,0 +1,193 @@
+"""The book: builds without a warning, and every page works in a browser without a network, wide and narrow, light and dark."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+import browser as browsers
+import links
+import nbformat
+import pytest
+import yaml
+from pages import without_kernels
+from synthetic_results import write_project
+
+from reproduction.report.execute import declared, execute_page
+
+ROOT = Path(__file__).parents[3]
+PAGES = sorted(source.stem for source in (ROOT / "notebooks").glob("*.ipynb"))
+
+
+def copy_of_the_book(root, empty=False):
+    """A project with invented results, executed pages and the sources that the book includes."""
+    write_project(root, empty=empty)
+    shutil.copytree(ROOT / "notebooks", root / "notebooks")
+    shutil.copytree(ROOT / "book", root / "book", ignore=shutil.ignore_patterns("_build", "pages"))
+    shutil.copyfile(ROOT / "CHANGELOG.md", root / "CHANGELOG.md")
+    for source in (ROOT / "featcal").rglob("*.py"):
+        target = root / source.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+    for name in PAGES:
+        suite = {"suite": "mini"} if "suite" in declared(name, root / "notebooks") else {}
+        with without_kernels():
+            execute_page(name, suite, root / "notebooks", root / "book" / "pages")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the built pages."""
+    root = tmp_path_factory.mktemp("book")
+    copy_of_the_book(root)
+    command = [str(Path(sys.executable).with_name("jupyter-book")), "build", "-W", "-n", "--keep-going", "--quiet", "book"]
+    built = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout[-3000:] + built.stderr[-3000:]
+    return root / "book" / "_build" / "html"
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory):
+    with browsers.browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+def pages_of(site):
+    return sorted(p for p in site.rglob("*.html") if "_static" not in p.parts)
+
+
+def test_every_page_of_the_table_of_contents_is_built(site):
+    contents = yaml.safe_load((ROOT / "book" / "_toc.yml").read_text())
+    names = [contents["root"]] + [chapter["file"] for part in contents["parts"] for chapter in part["chapters"]]
+    assert all((site / f"{name}.html").is_file() for name in names)
+    assert {f"pages/{name}" for name in PAGES} <= set(names)
+
+
+def test_the_index_leads_to_the_landing_page(site):
+    assert "pages/landing.html" in (site / "index.html").read_text()
+
+
+def test_no_page_names_another_host_for_anything_it_loads(site):
+    for page in pages_of(site):
+        text = page.read_text()
+        assert not re.findall(r'(?:src|href)="(?:https?:)?//[^"]+\.(?:js|css|woff2?|png|svg)', text), page.name
+        scripts = " ".join(re.findall(r"<script.*?</script>", text, flags=re.DOTALL))
+        assert not re.findall(r"https?://", scripts), page.name
+
+
+def test_links_to_results_and_sources_lead_to_files_of_the_site(site):
+    text = (site / "pages" / "table01.html").read_text()
+    links = re.findall(r'href="(\.\./(?:results|notebooks)/[^"]+)"', text)
+    assert len(links) >= 4
+    assert all((site / "pages" / link).is_file() for link in links)
+
+
+def test_code_is_included_by_reference(site):
+    page = nbformat.read(ROOT / "notebooks" / "method.ipynb", as_version=4)
+    text = "\n".join(cell.source for cell in page.cells if cell.cell_type == "markdown")
+    included = re.findall(r"\{literalinclude\} \.\./\.\./(\S+)", text)
+    assert {"featcal/core/ridge.py", "featcal/calibration/block.py"} <= set(included)
+    assert "```python" not in text
+    assert "solve_triangular" in (site / "pages" / "method.html").read_text()
+
+
+def test_no_link_of_the_site_leads_nowhere(site):
+    assert links.broken(site, pages_of(site)) == []
+
+
+def test_the_link_test_can_fail(tmp_path):
+    (tmp_path / "a.html").write_text(
+        '<a href="b.html">b</a> <a href="#there">here</a> <a href="#gone">x</a> <a href="https://c">c</a>'
+    )
+    (tmp_path / "b.html").write_text('<h1 id="there">b</h1> <a href="a.html#there">a</a> <img src="no.svg"> <a id="there"></a>')
+    assert links.broken(tmp_path, sorted(tmp_path.glob("*.html"))) == [
+        "a.html: #there", "a.html: #gone", "b.html: a.html#there", "b.html: no.svg",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(set(PAGES) - {"figure4"}))  # which shows damaged pictures
+def test_plots_are_vector_graphics(site, name):
+    page = nbformat.read(site.parents[1] / "pages" / f"{name}.ipynb", as_version=4)
+    data = [output.get("data", {}) for cell in page.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert not any("<image" in one.get("image/svg+xml", "") for one in data)
+    assert name == "tasks" or not any(kind in one for one in data for kind in ("image/png", "image/jpeg"))
+
+
+def test_generated_pages_are_filled(site):
+    told = {"api": "anchor_blend", "commands": "--interpolation", "params": "upstream", "results": "relative_drift"}
+    for name, word in told.items():
+        assert word in (site / "reference" / f"{name}.html").read_text(), name
+    assert "no space left on the disk" in (site / "troubleshooting.html").read_text()
+    assert not [page.name for page in pages_of(site) if "generated:" in page.read_text()]
+
+
+@pytest.mark.browser
+def test_all_claims_are_filtered_by_verdict_and_words(site, window):
+    page = site / "pages" / "scoreboard.html"
+    assert (
+        " hidden" not in re.search(r"<table class=\"fc fc-claims.*?</table>", page.read_text(), re.DOTALL)[0]
+    )  # without scripts
+    shown = "return [...document.querySelectorAll('table.fc-filtered tbody tr')].filter(row => !row.hidden).length"
+    window.look(page, 1280)
+    whole = window.run(shown)
+    window.run("document.querySelector('.fc-filter [value=holds]').click()")
+    without = window.run(shown)
+    window.look(page, 1280, "?verdict=holds")
+    assert 0 < without < whole and window.run(shown) == whole - without
+    window.run(
+        "const field = document.querySelector('.fc-filter [type=search]'); field.value = 'nowhere';"
+        "field.dispatchEvent(new Event('input', {bubbles: true}))"
+    )
+    assert window.run(shown) == 0 and window.run("return document.querySelector('.fc-filter output').value").startswith("0 of")
+
+
+@pytest.mark.browser
+def test_search_works_without_a_network(site, window):
+    window.look(site / "search.html", 1280, "?q=ridge")
+    assert any("reference/commands" in link for link in window.found())
+    assert all(urlparse(url).scheme in ("file", "data") for url in window.requests())
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 390])
+def test_every_page_works_in_a_browser_and_axe_finds_nothing_serious(site, window, width):
+    pages = [page for page in pages_of(site) if page != site / "index.html"]  # it only leads to the landing page
+    assert len(pages) >= 8
+    for page in pages:
+        name = f"{page.relative_to(site)} at {width} px"
+        window.look(page, width)
+        for scheme in ("light", "dark"):
+            assert window.colours(scheme) == scheme, name
+            assert window.run("return document.documentElement.scrollWidth") <= width, f"{name} scrolls sideways"
+            if width == 390:
+                assert window.run(browsers.FAINT) == [], f"{name}, {scheme}: text that cannot be read"
+            else:  # what is not a colour is the same in both
+                assert window.audit(only_colours=scheme == "dark") == [], f"{name}, {scheme}"
+        assert window.run(browsers.BROKEN) == [], f"{name}: broken images"
+        assert window.run(browsers.RAW) == [], f"{name}: formulas that were not drawn"
+        assert window.complaints() == [], f"{name}: errors on the console"
+        outside = [url for url in window.requests() if urlparse(url).scheme not in ("file", "data", "blob", "about", "chrome")]
+        assert outside == [], f"{name} asks the network"
+
+
+@pytest.mark.browser
+def test_the_browser_test_can_fail(site, window, tmp_path):
+    bad = tmp_path / "bad.html"
+    bad.write_text(
+        '<html><body><main><article style="width:2000px"><p style="color:#eee">faint</p><span class="math">\\(x\\)</span>'
+        '<img src="missing.png"></article></main><script>console.error("broken"); fetch("http://127.0.0.1:9/")</script></body></html>'
+    )
+    window.look(bad, 390)
+    assert window.run(browsers.FAINT) == ["faint"] and window.run(browsers.BROKEN) and len(window.run(browsers.RAW)) == 2
+    assert window.run("return document.documentElement.scrollWidth") > 390
+    assert any("127.0.0.1" in unquote(url) for url in window.requests()) and window.complaints()
+
+
+@pytest.mark.parametrize(("ci", "outcome"), [("true", pytest.fail.Exception), ("", pytest.skip.Exception)])
+def test_a_missing_browser_fails_where_it_must_not_be_missing(monkeypatch, tmp_path, ci, outcome):
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(outcome, match="apt-get install chromium"), browsers.browser(tmp_path):
+        pass

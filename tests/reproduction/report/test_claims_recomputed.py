@@ -1,0 +1,84 @@
+"""Every verdict, held against a second computation that shares no code with the report (recomputed_verdicts.py)."""
+
+import csv
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from recomputed_verdicts import Results, all_claims
+from synthetic_correct import forget_answers
+from synthetic_results import write_project
+
+from reproduction.report.claims import claims
+from reproduction.report.verdicts import groups, judge
+
+ROOT = Path(__file__).parents[3]
+YAML = ROOT / "reproduction" / "report" / "claims.yaml"
+
+
+def compare(folder, suite, setting):
+    """Claims on which the two computations differ, with both answers, and how often each word was said."""
+    again = Results(folder, setting)
+    differing, words = {}, Counter()
+    for entry, claim in zip(all_claims(YAML), claims(), strict=True):
+        assert entry["id"] == claim.id
+        ours, (word, margin, noise) = judge(claim, suite, setting, folder), again.verdict(entry)
+        words[word] += 1
+        numbers = [(ours.margin, margin), (ours.noise, noise)]
+        near = all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9) or (math.isnan(a) and math.isnan(b)) for a, b in numbers)
+        if ours.word != word or not near:
+            differing[claim.id] = (ours.word, ours.margin, ours.noise, word, margin, noise)
+    return differing, words
+
+
+@pytest.mark.parametrize("suite", sorted(path.name for path in (ROOT / "results").iterdir() if path.is_dir()))
+@pytest.mark.parametrize("setting", ["suite", "paper"])
+def test_every_verdict_on_the_results_in_git_is_what_other_code_computes(suite, setting):
+    differing, words = compare(ROOT / "results" / suite, suite, setting)
+    assert differing == {}
+    assert sum(words.values()) == len(claims())
+    if (suite, setting) == ("mini", "suite"):
+        assert words["not run"] <= 7, "energy needs a GPU; everything else was run"
+
+
+def test_every_verdict_is_the_same_where_correctness_is_kept(tmp_path):
+    folder = write_project(tmp_path)
+    kept = {path: path.read_bytes() for path in folder.glob("*.correct.csv")}
+    forget_answers(folder)
+    unpaired, _ = compare(folder, "mini", "suite")
+    before = {c.id: judge(c, "mini", "suite", folder) for c in claims()}
+    for path, content in kept.items():
+        path.write_bytes(content)
+    differing, words = compare(folder, "mini", "suite")
+    assert unpaired == differing == {} and words["holds"] > 40
+    after = {c.id: judge(c, "mini", "suite", folder) for c in claims()}
+    scored = [c.id for c in claims() if c.file == "scores" and before[c.id].word != "not run"]
+    assert all(before[name].pairing for name in scored) and not any(after[name].pairing for name in scored if name[:2] == "t7")
+    assert {after[name].pairing for name in scored if name[:2] == "t3" and "gain" not in name} <= {"", "partly unpaired"}
+
+
+def test_the_counts_of_the_landing_page_are_those_of_the_other_code(tmp_path):
+    folder = ROOT / "results" / "mini"
+    again, counted = Results(folder, "suite"), Counter()
+    for entry in all_claims(YAML):
+        if entry.get("group"):
+            counted[entry["group"], again.verdict(entry)[0]] += 1
+    frame = groups("mini", folder)
+    assert {(g, w): n for g in frame.index for w, n in frame.loc[g].items() if n} == dict(counted)
+
+
+def test_the_second_computation_can_disagree(tmp_path):
+    folder = write_project(tmp_path)
+    path = folder / "clip_b32-8.csv"
+    with path.open(newline="") as text:
+        rows = list(csv.DictReader(text))
+    again = Results(folder, "suite")
+    entry = next(entry for entry in all_claims(YAML) if entry["id"] == "t1_ta_upstream")
+    word, margin, _ = again.verdict(entry)
+    scores = [[float(r["value"]) for r in rows if (r["upstream"], r["method"], r["setting"]) == ("task_arithmetic", *m)]
+              for m in (("featcal", "suite"), ("merged", ""))]  # fmt: skip
+    assert word == "holds" and margin == pytest.approx(np.mean(scores[0]) - np.mean(scores[1]))
+    path.write_text(path.read_text().replace("task_arithmetic,merged", "task_arithmetic,renamed"))
+    assert Results(folder, "suite").verdict(entry)[0] == "not run"

@@ -1,0 +1,130 @@
+"""Damaged calibration images, sweeps and the controls' gains on invented results, checked against numbers counted by hand."""
+
+import pytest
+from synthetic_correct import forget_answers
+from synthetic_results import text_without_results, write_project
+
+from reproduction.report import corrupted, gain, study, sweeps
+from reproduction.report.claims import claims
+from reproduction.report.evidence import Evidence
+from reproduction.report.verdicts import judge
+
+PIECES = {
+    "averages": lambda suite: corrupted.averages("table06", suite),
+    "firmer": lambda suite: corrupted.firmer("table06", suite),
+    "strengths": lambda suite: corrupted.strengths("table06", suite),
+    "examples": lambda suite: corrupted.examples("figure4", suite),
+    "cost": lambda suite: corrupted.cost("figure4", suite),
+    "ridge": lambda suite: sweeps.panel("ridge", "figure5", suite),
+    "values": lambda suite: sweeps.values("figure5", suite),
+    "settings": lambda suite: sweeps.settings("figure5", suite),
+    "questions": gain.questions,
+    "told": gain.told,
+    "dots": lambda suite: gain.dots("wudi", suite),
+}
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    folder = write_project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+@pytest.mark.parametrize("name", PIECES)
+@pytest.mark.parametrize("suite", ["mini", "paper", "files", "smoke"])
+def test_every_piece_says_when_it_was_not_run(tmp_path, monkeypatch, name, suite):
+    text = text_without_results(PIECES[name], suite, tmp_path, monkeypatch)
+    assert "not run" in text and "nan" not in text.split()
+
+
+def test_the_clean_column_is_what_the_scores_say_of_the_same_seed(project):
+    rows = Evidence("mini", "clip_b32", "8").table("corrupted")
+    clean = rows[rows["corruption"] == "clean"]
+    assert set(clean["method"]) == {"merged", "featcal", "surgery"} and set(clean["seed"]) == {"", "42"}
+    assert set(clean["setting"]) == {"", "suite", "paper", "suite_train"}
+    featcal = next(line for line in corrupted.averages("table06", "mini").text.splitlines() if line.startswith("w/ FeatCal"))
+    assert featcal.split("  ")[1:] == ["81.8", "77.8", "↓4.0", "77.8", "↓4.0", "77.8", "↓4.0", "78.8"]
+
+
+def test_the_merger_alone_has_a_clean_value_only(project):
+    line = next(line for line in corrupted.averages("table06", "mini").text.splitlines() if line.startswith("Task Arithmetic"))
+    assert line.split("  ")[1:] == ["65.8", "–", "–", "–", "–"]
+
+
+def test_what_damage_costs_stands_beside_each_setting(project):
+    suite, paper = corrupted.firmer("table06", "mini").text.splitlines()[-2:]
+    assert suite.split()[-7:] == ["81.8", "77.8", "↓4.0", "77.8", "↓4.0", "77.8", "↓4.0"]
+    assert paper.split()[-7:] == ["73.8", "72.8", "↓1.0", "72.8", "↓1.0", "72.8", "↓1.0"]
+
+
+def test_the_papers_table_6_is_shown_as_printed():
+    text = corrupted.paper("mini").text
+    assert "w/ FeatCal  85.5  76.6  ↓8.9  74.2  ↓11.3  75.6  ↓9.9  78.0" in text
+
+
+def word(name, folder):
+    return judge(next(c for c in claims() if c.id == name), "mini", "suite", folder).word
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("t6_surgery", "holds"),
+        ("t6_prob_surgery", "not run"),
+        ("t6_fog_below_clean", "holds"),
+        ("f5_ridge_flat_ta", "holds"),  # level: no difference at all
+        ("f5_ridge_large_wudi", "holds"),
+        ("f5_alpha_small_ta", "within noise"),  # 0.3 and 0 are alike
+        ("f5_alpha_end_ta", "holds"),
+        ("f5_rho_wudi_most", "holds"),  # 8 points against 4
+    ],
+)
+def test_claims_about_studies_are_judged_from_their_files(project, name, said):
+    assert word(name, project) == said
+
+
+def test_a_level_claim_fails_when_the_points_differ(project):
+    path = project / "clip_b32-8.sweep.csv"
+    path.write_text(path.read_text().replace("ridge,0.0001,0", "ridge,0.00011,0").replace("ridge,100,0", "ridge,0.0001,0"))
+    assert word("f5_ridge_flat_ta", project) == "does not hold"
+
+
+def test_a_fall_is_not_compared_without_its_chosen_value(project):
+    path = project / "clip_b32-8.sweep.csv"
+    path.write_text(path.read_text().replace("anchor_blend,2,1", "anchor_blend,2,0"))
+    assert word("f5_rho_wudi_most", project) == "not run"
+
+
+def test_a_curve_rises_in_its_values_and_knows_what_was_chosen(project):
+    points = sweeps.curve(Evidence("mini", "clip_b32", "8"), "interpolation", "wudi", "suite")
+    assert list(points.index) == [0, 0.3, 0.6, 0.9, 1] and list(points["chosen"]) == [0, 0, 0, 1, 0]
+
+
+def test_questions_are_answered_with_margins(project):
+    line = next(line for line in gain.questions("mini").text.splitlines() if line.startswith("On the same images: FeatCal"))
+    assert line.split()[-8:-4] == ["+10.0", "above", "+10.0", "above"]
+
+
+def test_sentences_say_what_a_mean_shift_reaches_and_what_becomes_of_a_merger_that_featcal_lowers(project):
+    shift, closed = gain.told("mini").text.splitlines()[:2]
+    assert "takes task arithmetic from 65.8 to 71.0 (+5.2   above); FeatCal against it: +11.0   above." in shift
+    assert "FeatCal takes WUDI in closed form from 85.8 to 75.8 (-10.0   below)" in closed
+    assert closed.endswith("What this merger has gained is not preserved.")
+
+
+@pytest.mark.parametrize(("level", "said"), [(95, "is kept."), (86, "Noise can explain the change")])
+def test_a_merger_that_featcal_raises_keeps_its_gain_and_noise_is_no_change(project, level, said):
+    path = project / "clip_b32-8.csv"
+    rows = [line.split(",") for line in path.read_text().splitlines()]
+    for row in rows:
+        if row[3:5] == ["wudi_closed_form", "featcal"]:
+            row[9] = f"{level:.4f}"
+    path.write_text("".join(",".join(row) + "\n" for row in rows))
+    forget_answers(path.parent)
+    assert said in gain.told("mini").text.splitlines()[1]
+
+
+def test_a_study_page_names_its_own_files(project):
+    text = study.provenance("table06", "mini", "corrupted").text
+    assert "clip_b32-8.corrupted.csv" in text and "sweep" not in text and "dvc repro page@table06" in text

@@ -1,0 +1,111 @@
+"""The page for first readers, the list of all claims, and the page of differences and errata: what they show is computed."""
+
+import pytest
+from synthetic_correct import forget_answers
+from synthetic_results import write_project
+
+from reproduction.report import errata_page, explained, printed_errors, scoreboard
+from reproduction.report.claims import claims
+from reproduction.report.errata import errata, passages
+from reproduction.report.evidence import Evidence
+from reproduction.report.values import paper_table
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    write_project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return Evidence("mini", "clip_b32", "8", tmp_path / "results" / "mini")
+
+
+def by_id(name):
+    return next(entry for entry in errata() if entry.id == name)
+
+
+def told(name):
+    """The evidence beside one erratum."""
+    return " ".join(printed_errors.evidence_of(by_id(name)))
+
+
+def test_evidence_is_computed_from_the_printed_tables():
+    assert told("t10_average") == "The mean of the 20 printed cells is 73.15; printed is 87.3."
+    assert told("t4_change") == "60.8 − 45.3 = 15.5."
+    assert "347 and 348 right give 85.05 and 85.29" in told("t3_unattainable")
+    assert "C100 is 63.7 in Table 10" in told("t8_c100") and "with what fits 56.9" in told("t8_c100")
+    assert "Task Arithmetic w/ FeatCal, 0.08 away on average" in told("t9_foreign_adamerging")
+
+
+@pytest.mark.parametrize("entry", [entry for entry in errata() if entry.kind == "rotated"], ids=lambda entry: entry.id)
+def test_shifting_cells_back_makes_a_row_like_the_others(entry):
+    """An erratum of this kind whose evidence spoke against it would be a mistake of ours."""
+    words = printed_errors.evidence_of(entry)[0].split()
+    printed, mended = (float(word) for word in words if word.replace(".", "").isdigit() and "." in word)
+    assert mended < printed / 2
+
+
+def test_every_cell_in_doubt_is_listed_with_its_kind():
+    text = errata_page.cells("mini").text
+    assert text.count("rotated") == sum(entry.kind == "rotated" for entry in errata())
+    assert "GTSRB 97.9 → 86.1" in text and "Average 87.3 → 73.15" in text
+    assert set(errata_page.MEANING) >= {entry.kind for entry in errata()}
+    assert "Known differences, language models" in errata_page.differences("mini").text
+    assert "paper suite" in errata_page.other_suites("mini").text and "smoke" not in errata_page.other_suites("mini").text
+
+
+def test_every_sentence_that_is_contradicted_is_listed():
+    text = errata_page.contradicted("mini").text
+    assert all(entry.where in text and entry.says in text for entry in passages()) and "Eq. 35" in text
+
+
+def test_typed_words_of_errata_are_what_the_printed_tables_say():
+    """Reasons are prose; the numbers in those that were wrong once are held against the tables."""
+    rows = paper_table("table11").set_index(["upstream", "method", "task"])["value"].sort_index()
+    apart = (rows["task_arithmetic", "featcal"] - rows["task_arithmetic", "prob_surgery"]).drop("average").abs()
+    assert set(apart[apart > 2.0 + 1e-9].index) == {"emnist_letters", "kmnist"} and apart.max() == pytest.approx(13.6)
+    gtsrb = paper_table("table01").set_index(["upstream", "method", "task"])["value"].sort_index()
+    assert gtsrb["task_arithmetic", "featcal", "gtsrb"] - gtsrb["task_arithmetic", "prob_surgery", "gtsrb"] == pytest.approx(5.9)
+    changes = ["82.4 − 70.5 = 11.9.", "69.1 − 57.8 = 11.3.", "81.2 − 92.3 = -11.1.", "92.5 − 77.8 = 14.7."]
+    assert printed_errors.evidence_of(by_id("t3_change_prob_surgery")) == changes
+    quoted = [gtsrb["task_arithmetic", "surgery", "average"], printed_errors.printed_row(by_id("t6_surgery"))["clean"]]
+    assert [*quoted, printed_errors.printed_row(by_id("t12_surgery"))["256"]] == [77.0, 76.8, 76.8]
+
+
+@pytest.mark.parametrize(("table", "others"), [("table01", ("table08", "table10")), ("table07", ("table09", "table11"))])
+def test_another_vintage_is_told_of_exactly_the_cells_that_differ(table, others):
+    here = paper_table(table).set_index(["upstream", "method", "task"])["value"].sort_index()["", "base"].drop("average")
+    there = [
+        paper_table(other).set_index(["upstream", "method", "task"])["value"].sort_index()["", "base"][here.index]
+        for other in others
+    ]
+    differing = {cell for cell in here.index if any(values[cell] != here[cell] for values in there)}
+    assert set(by_id(f"t{int(table[-2:])}_vintage").cells) == differing
+
+
+def test_all_claims_are_listed_and_say_their_verdict(project):
+    html = scoreboard.board("mini").html
+    assert html.count("<tr class=") == len(claims()) == html.count("fc-is-")
+    assert "fc-filtered" in html and f"{len(claims())} claims" in scoreboard.tally("mini").text
+
+
+def test_the_first_page_draws_blocks_and_the_drift_behind_them(project):
+    drift = explained.drift(project)
+    assert list(drift.index) == ["featcal", "merged"] and drift.shape[1] == 6
+    picture = explained.picture("mini").bundle["image/svg+xml"]
+    assert "<image" not in picture and len(picture) < 100_000
+    assert "of the way from the merged model to the experts" in explained.outcome("mini").text
+
+
+def test_the_first_page_says_where_nothing_was_run(tmp_path, monkeypatch):
+    write_project(tmp_path, empty=True)
+    monkeypatch.chdir(tmp_path)
+    assert "not run" in explained.picture("mini").text and "not run" in explained.outcome("mini").text
+
+
+def test_without_a_gap_there_is_no_share_of_it(project, tmp_path):
+    file = tmp_path / "results" / "mini" / "clip_b32-8.csv"
+    lines = [line.split(",") for line in file.read_text().splitlines()]
+    value = lines[0].index("value")
+    level = [lines[0], *([*line[:value], "50.0", *line[value + 1 :]] for line in lines[1:])]
+    file.write_text("".join(",".join(line) + "\n" for line in level))
+    forget_answers(file.parent)
+    assert "no way to go" in explained.outcome("mini").text

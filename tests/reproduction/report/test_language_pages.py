@@ -1,0 +1,151 @@
+"""Tables 3, 4 and 14 on invented results: rows of the paper, the highest of the experts, the anchor, and the verdicts."""
+
+import pandas as pd
+import pytest
+from synthetic_results import text_without_results, write_project
+
+from reproduction.report import anchors, domain_experts, language, language_settings, language_tasks, overview
+from reproduction.report.claims import claims
+from reproduction.report.evidence import Evidence
+from reproduction.report.tables import Cell, paper_rows
+from reproduction.report.values import AVERAGE, PAPER_MODELS, TEXT_PRINTED, TEXT_TASKS
+from reproduction.report.verdicts import judge
+
+PIECES = {
+    "measured": lambda s: language.measured("table03", s),
+    "domains": lambda s: language.measured("table04", s),
+    "anchors": lambda s: anchors.folded("table04", s),
+    "recovered": lambda s: language.recovered("table03", s),
+    "experts": language.experts,
+    "trade": domain_experts.won_and_lost,
+    "settings": lambda s: language_settings.settings("table04", s),
+    "origin": lambda s: language.provenance("table14", s),
+    "differences": language.known,
+    "tasks": language_tasks.task_list,
+    "choice": language_tasks.choice,
+    "ranges": language_tasks.ranges,
+    "runs": overview.runs,
+}
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    write_project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "results" / "mini"
+
+
+def claim(name):
+    return next(c for c in claims() if c.id == name)
+
+
+def changed(folder, key, rows, value):
+    """A result file with other values in some of its rows."""
+    frame = pd.read_csv(folder / f"{key}.csv", keep_default_na=False)
+    frame.loc[rows(frame), "value"] = value
+    frame.to_csv(folder / f"{key}.csv", index=False)
+
+
+@pytest.mark.parametrize(("role", "pool"), TEXT_PRINTED)
+def test_a_block_has_the_papers_rows_in_its_order(project, role, pool):
+    ours = language.accuracy_rows(Evidence("mini", role, pool), "suite")
+    _, printed = paper_rows(TEXT_PRINTED[role, pool], PAPER_MODELS[role])
+    assert [row.label for row in ours] == [row.label for row in printed]
+    assert all(list(row.cells) == [*TEXT_TASKS[pool], AVERAGE] for row in (*ours, *printed))
+
+
+@pytest.mark.parametrize("name", PIECES)
+@pytest.mark.parametrize("suite", ["mini", "paper", "files", "smoke"])
+def test_every_piece_is_shown_without_results(tmp_path, monkeypatch, name, suite):
+    text = text_without_results(PIECES[name], suite, tmp_path, monkeypatch)
+    assert text.strip() and "nan" not in text.split()
+    assert name in ("origin", "differences", "ranges") or "not run" in text
+
+
+def test_both_models_stand_in_one_table_under_their_names(project):
+    lines = language.measured("table03", "mini").text.splitlines()
+    assert lines[1].split("  ") == ["Model", *TEXT_TASKS["glue"].values(), "Average"]
+    assert lines.index("Larger T5, for FLAN-T5-large") == lines.index("Smaller T5, for FLAN-T5-base") + 7
+    assert "FLAN-T5-base" in language.measured("table03", "paper").text.splitlines()
+
+
+def test_columns_are_those_the_user_has_texts_for(project):
+    for role in ("flan_t5_base", "flan_t5_large"):
+        path = project / f"{role}-glue.csv"
+        frame = pd.read_csv(path, keep_default_na=False)
+        frame[frame["task"].isin(["cola", "rte"]) & (role == "flan_t5_base")].to_csv(path, index=False)
+    assert language.measured("table03", "mini").text.splitlines()[1].split("  ") == ["Model", "CoLA", "RTE", "Average"]
+
+
+def test_featcal_is_the_same_at_both_sizes_of_the_adapters(project):
+    changed(project, "flan_t5_base-glue", lambda f: (f["method"] == "surgery") & (f["setting"] == "paper"), 99.0)
+    ours = Evidence("mini", "flan_t5_base", "glue")
+    rows = {s: {row.label: row.cells for row in language.accuracy_rows(ours, s)} for s in ("suite", "paper")}
+    assert rows["suite"]["w/ FeatCal"]["cola"].value == rows["paper"]["w/ FeatCal"]["cola"].value == 80.0
+    assert [rows[s]["w/ Surgery"]["cola"].value for s in ("suite", "paper")] == [74.0, 99.0]
+    assert [judge(claim("t3_surgery"), "mini", s, project).word for s in ("suite", "paper")] == ["holds", "does not hold"]
+
+
+def test_the_highest_of_base_and_experts_is_taken_column_by_column(project):
+    found = [{"a": Cell(5), "b": Cell(1), AVERAGE: Cell(3)}, {"a": Cell(2), "b": Cell(9), AVERAGE: Cell(5.5)}]
+    assert {column: cell.value for column, cell in domain_experts.highest(found).items()} == {"a": 5, "b": 9, AVERAGE: 7}
+    assert domain_experts.highest([*found, {}]) == {}, "one of them was not run"
+    for model in ("llama-3.2-3b-instruct", "llama-3.1-8b-instruct"):
+        *models, last = domain_experts.printed_rows(model)
+        top = domain_experts.highest(row.cells for row in models)
+        rounded = {column: cell.value for column, cell in last.cells.items()}
+        assert {column: round(cell.value, 1) for column, cell in top.items()} == rounded, "as the paper has it"
+
+
+def test_experts_win_on_their_own_tests_and_lose_on_the_others(project):
+    line = next(line for line in domain_experts.won_and_lost("mini").text.splitlines() if line.startswith("Math expert"))
+    assert [cell.strip() for cell in line.split("  ")[2:]] == ["+10.0", "above", "-10.0", "below", "+3.3", "-4.7"]
+    assert judge(claim("t14_coding_humaneval"), "mini", "suite", project).word == "holds"
+    changed(project, "llama_8b-mergebench", lambda f: (f["setting"] == "coding") & (f["task"] == "humaneval_plus"), 20.0)
+    assert judge(claim("t14_coding_humaneval"), "mini", "suite", project).word == "does not hold"
+
+
+def test_the_anchor_is_held_against_featcal_and_the_merger(project):
+    changed(project, "llama_8b-mergebench", lambda f: f["method"] == "anchor", 79.0)
+    line = next(x for x in anchors.folded("table04", "mini").text.splitlines() if "λ = 3" in x)
+    assert "within noise" in line and "+5.8" in line, "from 73.25 to 79, and FeatCal at 79.25"
+
+
+def test_a_claim_about_one_task_reads_that_task_alone(project):
+    changed(project, "llama_8b-mergebench", lambda f: (f["method"] == "featcal") & (f["task"] == "ifeval"), 99.0)
+    verdict = judge(claim("t4_8b_gain_ifeval"), "mini", "suite", project)
+    assert verdict.word == "holds" and verdict.detail.startswith("5 of 5 other tasks; ")
+    raised = judge(claim("t4_8b_ifeval"), "mini", "suite", project)
+    assert raised.detail == "99.0 against 74.0" and raised.one_run
+
+
+def test_there_are_at_least_ten_claims_about_language_models():
+    assert sum(c.place in ("table03", "table04", "table14") for c in claims()) >= 10
+
+
+def test_the_tasks_page_shows_every_text_task_with_an_example(project):
+    text = language_tasks.task_list("mini").text
+    assert all(name in text for columns in TEXT_TASKS.values() for name in columns.values())
+    assert "Coding expert" in text and "A prompt?" in text and "10 / 5 / 5" in text
+    chosen = language_tasks.choice("mini").text
+    assert "task arithmetic 0.3" in chosen and "90.0" in chosen
+
+
+def test_ranges_of_language_models_name_what_lies_outside(project):
+    lines = language_tasks.ranges("mini").text.splitlines()
+    smaller = next(line for line in lines if line.startswith("Smaller T5"))
+    assert smaller.endswith("✓ all met")
+    assert next(line for line in lines if line.startswith("Smaller Llama")).endswith("✓ all met")
+    paper = [line.split("  ") for line in lines if line.startswith("the paper")]
+    assert paper[0][1:4] == ["75.7", "78.9", "86.4"] and paper[2][1:4] == ["61.1", "60.1", "56.0 · 63.5 · 69.7"]
+    for key, rows in (("flan_t5_base-glue", "base"), ("llama_3b-mergebench", "expert")):
+        changed(project, f"{key}.references", lambda f, m=rows: f["method"] == m, 20.0)
+    text = language_tasks.ranges("mini").text
+    assert "✗ outside: base" in text and "✗ not above the base: coding, math, instruction" in text
+
+
+def test_models_that_were_not_chosen_by_ranges_are_held_to_none(project):
+    for name in ("choice", "language_choice"):
+        (project / f"{name}.json").write_text("{}")
+    for text in (language_tasks.ranges("mini").text, overview.ranges("mini").text):
+        assert "not chosen by ranges" in text and "✓" not in text and "✗" not in text

@@ -1,0 +1,201 @@
+"""Notebooks: pages without logic, run on invented results and on none; execution is strict and repeats to the byte.
+
+Two pages are more than a view of results: the method is worked out on its page, and the playground computes.
+"""
+
+import ast
+import hashlib
+import re
+import shutil
+from pathlib import Path
+
+import nbformat
+import pytest
+import yaml
+from pages import run_page, with_parameters, without_kernels
+from synthetic_results import write_project
+
+from featcal.errors import BadPage, MissingPath, UnknownKey
+from reproduction.report import execute, show
+from reproduction.report.execute import execute_page
+from reproduction.report.figures import PANELS
+
+ROOT = Path(__file__).parents[3]
+SOURCES = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NAMES = [source.stem for source in SOURCES]
+VIEWS = [name for name in NAMES if name not in ("method", "playground")]
+LOGIC = (ast.FunctionDef, ast.ClassDef, ast.For, ast.While, ast.If, ast.IfExp, ast.Lambda, ast.Try, ast.comprehension)
+
+
+def code_cells(name):
+    page = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+    return page, [cell for cell in page.cells if cell.cell_type == "code"]
+
+
+def imported(cells):
+    """Every module that the cells import, and from it what."""
+    nodes = [node for cell in cells for node in ast.walk(ast.parse(cell.source))]
+    plain = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    return plain, [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+
+
+def outputs(page):
+    return [output for cell in page.cells if cell.cell_type == "code" for output in cell.outputs]
+
+
+def test_every_page_has_its_place_in_the_book():
+    contents = yaml.safe_load((ROOT / "book" / "_toc.yml").read_text())
+    placed = [contents["root"]] + [chapter["file"] for part in contents["parts"] for chapter in part["chapters"]]
+    assert sorted(name for name in placed if name.startswith("pages/")) == [f"pages/{name}" for name in NAMES]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_source_holds_no_output_and_at_most_eight_code_cells(name):
+    page, cells = code_cells(name)
+    nbformat.validate(page)
+    assert len(cells) <= (12 if name == "method" else 8)  # a step of the method is a cell
+    assert all(not cell.outputs and cell.execution_count is None for cell in cells)
+    assert len({cell["id"] for cell in page.cells}) == len(page.cells)
+
+
+@pytest.mark.parametrize("name", [*VIEWS, "playground"])
+def test_a_page_has_no_logic_and_imports_the_report_only(name):
+    _, cells = code_cells(name)
+    assert not [node for cell in cells for node in ast.walk(ast.parse(cell.source)) if isinstance(node, LOGIC)]
+    plain, modules = imported(cells)
+    assert not plain
+    assert set(modules) <= ({"featcal", "reproduction.report"} if name == "playground" else {"reproduction.report"})
+
+
+def test_the_page_of_the_method_knows_numbers_and_the_mathematics_of_the_package_only():
+    plain, modules = imported(code_cells("method")[1])
+    assert set(plain) == {"numpy", "torch"}
+    assert {".".join(module.split(".")[:2]) for module in modules} == {"featcal.core", "reproduction.report"}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_the_parameters_are_tagged_and_name_the_suite(name):
+    _, cells = code_cells(name)
+    tagged = [cell for cell in cells if "parameters" in cell.metadata.get("tags", [])]
+    assert [cell.source for cell in tagged] == ['suite = "mini"']
+
+
+def test_the_page_of_the_method_and_the_playground_can_be_given_other_settings():
+    places = [execute.declared(name, ROOT / "notebooks") for name in ("method", "playground")]
+    assert places[0] == ["ridge", "anchor_blend", "interpolation"]
+    assert places[1] == ["role", "pool", "merger", "ridge", "anchor_blend", "interpolation", "samples", "test_images"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_tags_what_must_not_change_and_ends_with_its_origin(name):
+    _, cells = code_cells(name)
+    assert any("nbval-check-output" in cell.metadata.get("tags", []) for cell in cells)
+    assert "provenance" in cells[-1].source or cells[-1]["id"] == "provenance"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prose_holds_no_measured_number(name):
+    page, _ = code_cells(name)
+    prose = "\n".join(cell.source for cell in page.cells if cell.cell_type == "markdown")
+    assert not re.findall(r"\d+\.\d+|\d+ ?%", prose)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_page_runs_on_results_from_the_folder_of_executed_pages(name, tmp_path):
+    write_project(tmp_path)
+    folder = tmp_path / "book" / "pages"
+    folder.mkdir(parents=True)
+    page = run_page(code_cells(name)[0], folder)
+    assert {output.output_type for output in outputs(page)} == {"execute_result"}
+    assert not any("not run" in output.data["text/plain"][:8] for output in outputs(page))
+
+
+@pytest.mark.parametrize("name", sorted({*VIEWS, "playground"} - {"differences"}))  # which is about the paper, not about results
+def test_a_page_runs_without_results_and_says_so(name, tmp_path):
+    write_project(tmp_path, empty=True)
+    page = run_page(code_cells(name)[0], tmp_path)
+    assert {output.output_type for output in outputs(page)} == {"execute_result"}
+    assert "not run" in str(outputs(page))
+
+
+@pytest.mark.parametrize("settings", [{}, {"ridge": 5.0, "anchor_blend": 0.5, "interpolation": 1.0}])
+def test_what_is_worked_out_by_hand_is_what_the_package_computes(settings, tmp_path):
+    """The page holds every step against featcal.core itself, and fails where they differ."""
+    page = run_page(with_parameters(ROOT / "notebooks" / "method.ipynb", settings), tmp_path)
+    assert {output.output_type for output in outputs(page)} == {"execute_result"}
+    assert sum(cell.source.count("assert ") for cell in page.cells if cell.cell_type == "code") == 5
+
+
+@pytest.fixture
+def sources(tmp_path):
+    """A small page of its own, which needs no results and little time."""
+    folder = tmp_path / "notebooks"
+    folder.mkdir()
+    cell = nbformat.v4.new_code_cell
+    cells = [
+        cell('suite = "mini"', metadata={"tags": ["parameters"]}, id="parameters"),
+        cell("import sys; print('a warning', file=sys.stderr); print(suite)", id="first"),
+    ]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": execute.KERNEL}), folder / "small.ipynb")
+    return folder
+
+
+def test_executing_twice_gives_the_same_bytes(sources, tmp_path):
+    pages = [execute_page("small", {"suite": "files"}, sources, tmp_path / f"out{i}") for i in range(2)]
+    digests = {hashlib.sha256(page.read_bytes()).hexdigest() for page in pages}
+    assert len(digests) == 1
+    text = pages[0].read_text()
+    assert "files" in text and '"name": "stderr"' not in text and "papermill" not in text and str(tmp_path) not in text
+
+
+def test_figures_of_a_page_have_the_bytes_of_another_process(tmp_path, monkeypatch):
+    write_project(tmp_path)
+    shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks")
+    path = execute_page("figure1", {"suite": "mini"}, tmp_path / "notebooks", tmp_path / "out")
+    data = [output.data for output in outputs(nbformat.read(path, as_version=4))]
+    monkeypatch.chdir(tmp_path)
+    drawn = [show.figure(panel, "figure1", "mini").bundle["image/svg+xml"] for panel in PANELS]
+    assert [one["image/svg+xml"] for one in data if "image/svg+xml" in one] == drawn
+    assert path.stat().st_size < execute.LARGEST
+
+
+def test_a_page_run_in_this_process_is_the_page_of_a_kernel(sources, tmp_path):
+    """What the tests above rely on."""
+    page = nbformat.read(sources / "small.ipynb", as_version=4)
+    page.cells.append(nbformat.v4.new_code_cell("import warnings; warnings.warn('too many'); {'a': [suite]}", id="value"))
+    nbformat.write(page, sources / "small.ipynb")
+    own = execute_page("small", {"suite": "files"}, sources, tmp_path / "kernel").read_bytes()
+    with without_kernels():
+        assert execute_page("small", {"suite": "files"}, sources, tmp_path / "here").read_bytes() == own
+
+
+def test_an_unknown_parameter_is_refused_with_the_nearest_name(sources, tmp_path):
+    with pytest.raises(UnknownKey, match="did you mean 'suite'"):
+        execute_page("small", {"suit": "mini"}, sources, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_page_is_refused_by_name(sources, tmp_path):
+    with pytest.raises(MissingPath, match="table99.ipynb"):
+        execute_page("table99", {}, sources, tmp_path / "out")
+
+
+def test_a_page_that_is_too_large_leaves_the_old_one_alone(sources, tmp_path, monkeypatch):
+    monkeypatch.setattr(execute, "LARGEST", 100)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "small.ipynb").write_text("old")
+    with pytest.raises(BadPage, match="small.ipynb"):
+        execute_page("small", {}, sources, out)
+    assert [(path.name, path.read_text()) for path in out.iterdir()] == [("small.ipynb", "old")]
+
+
+def test_a_failing_cell_writes_nothing(sources, tmp_path):
+    from papermill.exceptions import PapermillExecutionError
+
+    page = nbformat.read(sources / "small.ipynb", as_version=4)
+    page.cells.append(nbformat.v4.new_code_cell("no_such_name", id="broken"))
+    nbformat.write(page, sources / "small.ipynb")
+    with pytest.raises(PapermillExecutionError, match="no_such_name"):
+        execute_page("small", {}, sources, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

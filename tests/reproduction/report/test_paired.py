@@ -1,0 +1,133 @@
+"""Paired errors: the variance of a difference by simulation, and where it is not known."""
+
+import csv
+
+import numpy as np
+import pandas as pd
+import pytest
+from synthetic_results import write_project
+
+from featcal.errors import BadFile
+from featcal.storage.results import packed
+from reproduction.report.claims import claims
+from reproduction.report.correct import bits
+from reproduction.report.estimate import difference, estimate, noise
+from reproduction.report.evidence import Evidence
+from reproduction.report.paired import paired_variance
+from reproduction.report.verdicts import judge
+
+
+def rows(answers, seeds=("42",)):
+    """Result rows of one model: answers[task] holds which rows are right, (seeds, n)."""
+    found = []
+    for task, several in answers.items():
+        for seed, right in zip(seeds, several, strict=True):
+            told = {"task": task, "seed": seed, "metric": "accuracy", "correct": packed(right)}
+            found.append(told | {"value": 100 * right.mean(), "count": len(right)})
+    return pd.DataFrame(found)
+
+
+def against(left, right):
+    return difference([(1.0, estimate(left)), (-1.0, estimate(right))])
+
+
+def test_the_paired_variance_is_that_of_simulated_test_sets():
+    draw = np.random.default_rng([7, 3])
+    counts, differences, told = {"a": 300, "b": 120}, [], []
+    for _ in range(3000):
+        left, right = {}, {}
+        for task, n in counts.items():
+            difficulty = draw.random(n)
+            left[task] = (0.8 * difficulty + 0.2 * draw.random(n) < 0.7)[None]
+            right[task] = (0.8 * difficulty + 0.2 * draw.random(n) < 0.6)[None]
+        differences.append(np.mean([100 * (left[t].mean() - right[t].mean()) for t in counts]))
+        if len(told) < 100:
+            found = against(rows(left), rows(right))
+            told.append(found.variance)
+            assert found.pairing == "" and found.value == pytest.approx(differences[-1])
+    assert np.mean(told) == pytest.approx(np.var(differences), rel=0.08)
+    own = [estimate(rows(answers)).variance for answers in (left, right)]
+    assert np.mean(told) < 0.5 * sum(own), "the models stumble over the same rows"
+
+
+def test_discordant_rows_alone_count():
+    left, right = np.ones(100, bool), np.ones(100, bool)
+    right[:6] = False
+    left[6:8] = False
+    found = against(rows({"t": [left]}), rows({"t": [right]}))
+    assert found.value == pytest.approx(4)
+    assert found.variance == pytest.approx(100**2 * (8 / 100 - 0.04**2) / 99)  # McNemar, with s² of n − 1
+    assert noise(estimate(rows({"t": [left]})), estimate(rows({"t": [right]}))) == pytest.approx(found.noise)
+    same = against(rows({"t": [left]}), rows({"t": [left]}))
+    assert (same.value, same.variance, same.known) == (0, 0, True)
+
+
+def test_seeds_are_averaged_row_by_row_and_add_their_own_spread():
+    draw = np.random.default_rng([7, 4])
+    several, one = draw.random((3, 200)) < 0.8, draw.random((1, 200)) < 0.7
+    seeds = ("1", "2", "3")
+    found = against(rows({"t": several}, seeds), rows({"t": one}))
+    each = 100 * (several.mean(0) - one[0])
+    spread = np.var(100 * several.mean(1), ddof=1) / 3
+    assert found.variance == pytest.approx(each.var(ddof=1) / 200 + spread)
+
+
+def test_gains_of_gains_are_summed_row_by_row():
+    draw = np.random.default_rng([7, 5])
+    models = [draw.random((1, 150)) < p for p in (0.9, 0.6, 0.8, 0.7)]
+    parts = [(w, estimate(rows({"t": model}))) for w, model in zip((1, -1, -1, 1), models, strict=True)]
+    each = 100.0 * sum(w * model[0] for w, model in zip((1, -1, -1, 1), models, strict=True))
+    assert difference(parts).variance == pytest.approx(each.var(ddof=1) / 150)
+
+
+def test_tasks_without_answers_are_added_unpaired_and_said():
+    draw = np.random.default_rng([7, 6])
+    answers = [{task: draw.random((1, 100)) < 0.8 for task in ("a", "b")} for _ in range(2)]
+    left, right = (rows(one) for one in answers)
+    whole = against(left, right)
+    left.loc[left["task"] == "b", "correct"] = ""
+    partly = against(left, right)
+    assert (whole.pairing, partly.pairing) == ("", "partly unpaired")
+    assert paired_variance([(1, left), (-1, right)], "b") is None
+    of_a = paired_variance([(1, left), (-1, right)], "a")
+    of_b = sum(v * (100 - v) / 100 / 4 for one in (left, right) for v in one[one["task"] == "b"]["value"])
+    assert partly.variance == pytest.approx(of_a + of_b)
+    alone = against(left.drop(columns="correct"), right)
+    assert alone.pairing == "unpaired"
+    assert alone.variance == pytest.approx(estimate(left).variance + estimate(right).variance)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_project(tmp_path)
+
+
+def test_kept_answers_make_verdicts_paired_and_their_noise_smaller(folder, tmp_path):
+    chosen = next(c for c in claims() if c.id == "t1_ta_surgery")
+    verdict = judge(chosen, "mini", "suite", folder)
+    for file in folder.glob("*.correct.csv"):
+        file.unlink()
+    before = judge(chosen, "mini", "suite", folder)
+    assert (verdict.pairing, before.pairing) == ("", "unpaired")
+    assert verdict.margin == before.margin and verdict.noise < before.noise
+
+
+def test_studies_have_their_own_files_and_the_clean_column_that_of_the_scores(folder):
+    ours = Evidence("mini", "clip_b32", "8", folder)
+    for kind in ("samples", "sweep", "corrupted"):
+        frame = ours.table(kind)
+        assert (frame["correct"] != "").all() and frame["correct"].notna().all(), kind
+        right = [100 * bits(text, int(n)).mean() for text, n in zip(frame["correct"], frame["count"], strict=True)]
+        assert right == pytest.approx(frame["value"], abs=1e-3)
+    texts = Evidence("mini", "flan_t5_base", "glue", folder).table("scores")
+    assert set(texts[texts["correct"] == ""]["task"]) == set(texts[texts["metric"] == "spearman"]["task"])
+
+
+def test_answers_of_another_run_are_refused(folder):
+    path = folder / "clip_b32-8.csv"
+    with path.open(newline="") as text:
+        lines = list(csv.reader(text))
+    lines[1][lines[0].index("value")] = "12.0000"
+    path.write_text("".join(",".join(line) + "\n" for line in lines))
+    with pytest.raises(BadFile, match=r"clip_b32-8\.correct\.csv"):
+        Evidence("mini", "clip_b32", "8", folder).table("scores")

@@ -1,0 +1,164 @@
+"""Tables, figures and the one-liners of pages, on invented results and on none."""
+
+import base64
+import io
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+from synthetic_results import TASKS, write_project
+
+from featcal.errors import MissingPath
+from reproduction.report import accuracies, choice, cost, extended, figures, overview, shares, show
+from reproduction.report.evidence import Evidence
+from reproduction.report.markup import SIGNS, arrow, compact, plain, table
+from reproduction.report.root import project_root
+
+PAGES = {
+    "verdicts": lambda s: show.verdicts("table01", s),
+    "banner": lambda s: show.banner("figure1", s),
+    "accuracies": lambda s: accuracies.measured("table01", s),
+    "paper": lambda s: accuracies.printed("table01"),
+    "wide": lambda s: accuracies.measured("table10", s),
+    "averages": extended.averages,
+    "gains": extended.gains,
+    "origin of averages": extended.provenance,
+    "recovered": lambda s: accuracies.recovered("table01", s),
+    "settings": lambda s: show.settings("table01", s),
+    "differences": show.differences,
+    "provenance": lambda s: show.provenance("table01", s),
+    "figure": lambda s: show.figure("drift", "figure1", s),
+    "headline": overview.headline,
+    "origin": overview.provenance,
+    "task origin": overview.task_provenance,
+    "abstract": overview.abstract,
+    "counts": overview.verdict_counts,
+    "headline counts": overview.group_counts,
+    "headline set": overview.headlines,
+    "runs": overview.runs,
+    "procedures": lambda s: cost.procedures("table05", s),
+    "shares": shares.by_tasks,
+    "checkpoints": overview.own_checkpoints,
+    "tasks": overview.task_list,
+    "sheet": overview.contact_sheet,
+    "ranges": overview.ranges,
+    "choice": choice.measured,
+}
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    write_project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_report_imports_neither_torch_nor_transformers():
+    code = "import sys, reproduction.report.show, reproduction.report.overview, reproduction.report.figures; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"torch", "transformers", "datasets"} & set(loaded)
+
+
+def test_a_page_lists_the_files_of_its_claims_and_not_those_of_other_studies(project):
+    for name in ("clip_b32-8.samples.csv", "clip_b32-8.samples.run.json", "clip_b32-8.cost.csv"):
+        (project / "results" / "mini" / name).write_text("{}")
+    ours = Evidence("mini", "clip_b32", "8")
+    assert not [path for path in show.result_files("table01", ours) if "samples" in path.name or "cost" in path.name]
+    listed = {path.name for path in show.result_files("figure3", ours)}
+    assert {"clip_b32-8.csv", "clip_b32-8.samples.csv", "clip_b32-8.samples.run.json"} <= listed
+
+
+def test_pages_name_the_stage_that_makes_them():
+    defined = yaml.safe_load((Path(__file__).parents[3] / "dvc.yaml").read_text())["stages"]
+    for page in (*show.PLACES, *show.SEVERAL, "landing", "tasks", "rankings"):
+        stage = dict(cells for _, cells in show.commands(page))["This page only"].removeprefix("<code>dvc repro ")
+        assert stage.removesuffix("</code>").split("@")[0] in defined
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("suite", ["mini", "paper", "files", "smoke"])
+def test_every_piece_of_a_page_is_shown_without_results(tmp_path, monkeypatch, name, suite):
+    write_project(tmp_path, suite, empty=True)
+    monkeypatch.chdir(tmp_path)
+    bundle = PAGES[name](suite)._repr_mimebundle_()
+    assert bundle["text/plain"].strip()
+    assert "nan" not in bundle["text/plain"].split()
+
+
+def test_mini_numbers_are_labelled_mini_wherever_they_stand(project):
+    pages = [piece for name, piece in PAGES.items() if name not in ("paper", "choice", "sheet", "figure", "gains", "checkpoints")]
+    assert all("mini suite" in piece("mini").text for piece in pages)
+
+
+def test_doubtful_cells_of_the_paper_carry_a_mark_and_its_reason():
+    shown = accuracies.printed("table01")
+    assert shown.html.startswith("<details") and "Cells in doubt" in shown.text
+    assert shown.html.count('class="fc-doubt"') >= 4
+
+
+def test_signs_can_be_read_without_colour():
+    assert [plain(arrow(change)) for change in (4.25, -0.81, 0.04)] == ["↑4.2", "↓0.8", "±0.0"]
+    assert len(set(SIGNS.values())) == len(SIGNS)
+
+
+def test_a_row_of_words_names_the_column_of_every_cell():
+    rows = [("", ["FeatCal", "above", "85.5"])]
+    assert 'data-name="Measured here"' in table(["Claim", "Verdict", "Measured here"], rows, "claims", "fc-claims")
+    assert "data-name" not in table(["", "", ""], rows, "provenance", "fc-words") + table(["a", "b", "c"], rows, "numbers")
+
+
+def test_settings_are_read_without_the_notation_of_programs():
+    values = (0.05, 256, 1e-6, 2.5e-5, 1e10)
+    assert [compact(value) for value in values] == ["0.05", "256", "10⁻⁶", "2.5·10⁻⁵", "10¹⁰"]
+
+
+@pytest.mark.parametrize("panel", figures.PANELS)
+def test_a_figure_has_the_same_bytes_twice_and_no_outside_link(project, panel):
+    first, second = (show.figure(panel, "figure1", "mini").bundle["image/svg+xml"] for _ in range(2))
+    assert first == second and len(first) < 120_000
+    tree = ElementTree.fromstring(first.split("?>", 1)[1])
+    links = [value for node in tree.iter() for key, value in node.attrib.items() if key.endswith("href")]
+    assert all(link.startswith(("#", "data:")) for link in links)
+
+
+def test_drawing_leaves_the_settings_of_matplotlib_alone(project):
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    show.figure("accuracies", "figure1", "mini")
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_bars_tell_the_accuracies_of_the_table(project):
+    drawn = figures.accuracies(Evidence("mini", "clip_b32", "8")).axes[0]
+    bars = dict(zip(["base", "merged", "featcal", "expert"], drawn.containers, strict=True))
+    assert [bar.get_width() for bar in bars["merged"]] == pytest.approx([64 + 0.5 * i for i in range(len(TASKS))])
+    assert drawn.get_xlabel() == "top-1 accuracy (%)"
+
+
+def test_a_large_contact_sheet_becomes_small_enough_for_a_page(project):
+    noise = np.random.default_rng([3, 1]).integers(0, 255, (800, 800, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(project / "results" / "mini" / "contact_sheet.png")
+    data = base64.b64decode(overview.contact_sheet("mini").bundle["image/jpeg"])
+    assert len(data) <= overview.SHEET_BYTES
+    assert Image.open(io.BytesIO(data)).format == "JPEG"
+
+
+def test_ranges_name_what_lies_outside(project):
+    assert "✓ all met" in overview.ranges("mini").text
+    assert choice.ranges_met([60.0], [70.0], [70.0], [95.0]) == "✗ outside: base"
+    assert choice.ranges_met([50.0], [60.0], [75.0], [84.0]) == "✗ outside: experts, task arithmetic"
+
+
+def test_the_project_is_found_by_climbing_and_otherwise_named(tmp_path):
+    (tmp_path / "params.yaml").write_text("suite: mini\n")
+    deep = tmp_path / "book" / "pages"
+    deep.mkdir(parents=True)
+    assert project_root(deep) == tmp_path.resolve()
+    with pytest.raises(MissingPath, match="params.yaml"):
+        project_root(tmp_path.parent)

@@ -1,0 +1,99 @@
+"""Pages on numbers of images and on costs: what is read off invented results, and what is said where nothing was measured."""
+
+import json
+
+import pytest
+from synthetic_correct import forget_answers
+from synthetic_results import write_project
+
+from reproduction.report import budget, claims, cost, verdicts
+from reproduction.report.evidence import Evidence
+
+
+def judged(name, folder):
+    chosen = next(c for c in claims.claims() if c.id == name)
+    return verdicts.judge(chosen, "mini", "suite", folder)
+
+
+def changed(folder, kind, change):
+    """The run record of a study with `change` made to what each run cost."""
+    path = folder / f"clip_b32-8.{kind}.run.json"
+    record = json.loads(path.read_text())
+    for run in record["cost"]:
+        change(run)
+    path.write_text(json.dumps(record))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return write_project(tmp_path)
+
+
+def test_a_time_is_one_run_and_names_its_machine(folder):
+    verdict = judged("t5_surgery", folder)
+    assert (verdict.word, verdict.met, verdict.margin) == ("one run", True, 60.0)  # 80 s as published against 4 times 5 s
+    assert verdict.detail.endswith("; invented, 2 cores")
+
+
+def test_kept_features_are_another_row_than_the_published_procedure(folder):
+    assert judged("t13_surgery_kept", folder).word == "does not hold"  # 4 s with kept features against 5 s
+    published = judged("t13_surgery", folder)  # 80 s, of one run
+    assert (published.word, published.met) == ("one run", True)
+    assert not judged("t5_surgery_kept", folder).met
+
+
+def test_energy_that_was_not_measured_gives_no_verdict_and_no_number(folder):
+    assert judged("t5_energy_surgery", folder).word == "not run"
+    assert "not measured" in cost.single("table05", "mini").text
+
+
+def test_energy_that_was_measured_gives_both(folder):
+    changed(folder, "cost", lambda run: run.update(energy_wh=run["seconds"] / 100))
+    assert judged("t5_energy_surgery", folder).met
+    told = cost.single("table05", "mini").text
+    assert "0.80" in told and "power over time" in told
+
+
+def test_a_claim_about_every_number_of_images_fails_with_one(folder):
+    assert judged("t12_surgery", folder).word == "holds"
+    path = folder / "clip_b32-8.samples.csv"
+    lines = path.read_text().splitlines()
+    low = [
+        ",".join([*line.split(",")[:-2], "40.0000", "500"]) if ",featcal," in line and ",64," in line else line for line in lines
+    ]
+    path.write_text("\n".join(low) + "\n")
+    forget_answers(folder)
+    verdict = judged("t12_surgery", folder)
+    assert verdict.word == "does not hold" and "n = 64" in verdict.detail
+
+
+def test_most_of_a_gain_is_more_than_half_of_it(folder):
+    verdict = judged("f3_most", folder)
+    assert verdict.word == "holds" and verdict.detail == "13.0 points above the lower model against 4.0 below the upper"
+    assert verdict.margin == pytest.approx(13 - 4)
+
+
+def test_speed_ups_are_relative_to_surgery_as_the_paper_defines_them(folder):
+    lines = cost.single("table05", "mini").text.splitlines()
+    assert next(line for line in lines if line.startswith("FeatCal")).split("  ")[2] == "16.0×"
+    printed = [line for line in lines if line.startswith("FeatCal")][1]
+    assert "53  4.1×" in printed
+
+
+def test_a_split_with_too_few_images_is_told_under_the_table(folder):
+    assert "At n = 512, Surgery and ProbSurgery saw 500 images" in budget.means("table12", "mini").text
+
+
+def test_the_papers_own_means_are_bold_where_it_is_best():
+    html = budget.means("table12", "nowhere").html
+    row = html.split("w/ FeatCal")[1].split("</tr>")[0]
+    assert "not run" in html and row.count("<strong>") == 7
+
+
+def test_the_figure_has_a_curve_per_method_and_the_level_where_all_start(folder):
+    axes = budget.curves(Evidence("mini", "clip_b32", "8")).axes[0]
+    assert {text.get_text() for text in axes.get_legend().get_texts()} == {
+        "FeatCal", "Surgery", "ProbSurgery", "merged, not calibrated",
+    }  # fmt: skip
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["8", "64", "512"]

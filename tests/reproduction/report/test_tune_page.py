@@ -1,0 +1,79 @@
+"""The study of settings chosen without labels: its refusals, and its page against numbers counted by hand."""
+
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+from synthetic_results import write_project
+
+from featcal.errors import BadSetting
+from reproduction.experiments.studies import study_run
+from reproduction.report import tune
+from reproduction.report.evidence import Evidence
+from reproduction.report.tuned import found
+
+ROOT = Path(__file__).parents[3]
+
+
+def entry(key, **changed):
+    section = yaml.safe_load((ROOT / "params.yaml").read_text())["tune"][key]
+    return {**section, "mini": section["mini"] | changed}
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    folder = write_project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def test_the_studies_of_params_begin_at_the_papers_settings_and_read_texts_as_the_calibration_does():
+    for key in ("clip_b32-8", "flan_t5_base-glue"):
+        study = study_run("tune", key, entry(key), "mini")
+        assert (study.paper.ridge, study.suite.ridge) == ((0.05, 1e-6) if "clip" in key else (1e-5, 1.0))
+        assert (study.reading is None) == ("clip" in key)
+        assert study_run("tune", key, entry(key), "files") is None
+
+
+@pytest.mark.parametrize(
+    ("key", "changed", "words"),
+    [
+        ("clip_b32-8", {"holdout": 1}, "holdout"),
+        ("clip_b32-8", {"trials": 0}, "trials"),
+        ("clip_b32-8", {"reading": {"split": "train"}}, "texts alone"),
+        ("llama_3b-mergebench", {"reading": None}, "must be told of texts"),
+        ("clip_b32-8", {"paper": {"ridge": 0.0, "anchor_blend": 1.0, "interpolation": 0.3}}, "tune.clip_b32-8.mini.paper.ridge"),
+    ],
+)
+def test_what_a_study_cannot_be_is_refused_by_name(key, changed, words):
+    with pytest.raises(BadSetting, match=words):
+        study_run("tune", key, entry(key, **changed), "mini")
+
+
+def test_distance_and_gain_are_differences_of_averages_with_their_standard_errors(results):
+    it = found(Evidence("mini", "clip_b32", "8"))
+    assert (it.chosen.trial, it.best.trial, it.start.trial, it.reference.score.mean) == (2, 1, 0, 70.0)
+    of = {value: value * (100 - value) / 400 / 2 for value in (60.0, 74.0, 75.0)}  # two tasks of 400 samples
+    assert it.distance == pytest.approx((1.0, 2 * math.sqrt(of[75.0] + of[74.0])))
+    assert it.gain == pytest.approx((14.0, 2 * math.sqrt(of[74.0] + of[60.0])))
+    assert it.agreement == pytest.approx(0.5)  # two of three in order
+
+
+def test_the_page_tells_what_was_chosen_and_what_it_cost(results):
+    told = tune.summary("mini").text
+    assert told.count("1.0 points below the best candidate") == 6 and "not within" not in told
+    assert "CLIP ViT-B/32" in tune.values("mini").text and "λ 0.01, ρ 2, α 0.3" in tune.values("mini").text
+    assert "+14.0" in tune.values("mini").text
+    assert "5  3  5  20" in tune.cost("mini").text
+    assert "search, chosen" in tune.trials("mini").text and "clip_l14-8.tune.csv" in tune.provenance("mini").text
+    drawn = [tune.panel("mini").bundle["image/svg+xml"] for _ in range(2)]
+    assert drawn[0] == drawn[1]
+
+
+def test_models_that_were_not_searched_for_are_left_out(results):
+    path = results / "clip_b32-8.tune.csv"
+    path.write_text(path.read_text().splitlines()[0] + "\n")
+    assert "not run: CLIP ViT-B/32, 8 tasks" in tune.summary("mini").text
+    told = tune.values("mini").text
+    assert "CLIP ViT-B/32, 8 tasks" not in told and "CLIP ViT-B/32, 20 tasks" in told

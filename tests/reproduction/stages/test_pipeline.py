@@ -1,0 +1,222 @@
+"""The pipeline: every stage depends on the code that can change its numbers, and the results in git are the ones it made."""
+
+import ast
+from functools import cache
+from hashlib import md5
+from pathlib import Path
+
+import pytest
+import yaml
+from resolved import resolved
+
+import pipeline
+from reproduction.experiments.params import load_experiments
+from reproduction.experiments.runs import HEADLINE_POOL
+from reproduction.stages.run import module_of
+from reproduction.suites.suite import load_suite
+
+ROOT = Path(__file__).parents[3]
+STUDIES = ("samples", "cost", "corrupted", "sweep", "theory", "choices", "tune", "task_counts")
+STAGES = (
+    "prepare_data", "prepare", "merge", "calibrate", "adapt", "ablate", "multitask", "merge_pool", "calibrate_pool", "adapt_pool",
+    "evaluate", "evaluate_pool", "measure", *STUDIES, "gather", "gather_more", "gather_corrupted",
+    "results", "results_pool", "page", "prepare_texts", "prepare_language", "merge_language", "calibrate_language",
+    "adapt_language", "evaluate_language", "results_language",
+)  # fmt: skip
+
+# What no number depends on: messages, settings (their values are params), paths, processes, the record of the run, counters of
+# bytes, and files that appear complete or not at all.
+EXEMPT = {
+    "featcal/__init__.py",
+    "featcal/version.py",
+    "featcal/errors/__init__.py",
+    *(f"featcal/errors/{part}.py" for part in ("base", "files", "models", "runs", "settings")),
+    "featcal/settings.py",
+    "reproduction/experiments/params.py",
+    "reproduction/experiments/entries.py",
+    "reproduction/experiments/runs.py",
+    "reproduction/experiments/studies.py",
+    "reproduction/experiments/sweeps.py",
+    "reproduction/experiments/choices.py",
+    "reproduction/experiments/tunings.py",
+    "featcal/torchvision_mend.py",
+    "reproduction/suites/suite.py",
+    "reproduction/stages/context.py",
+    "reproduction/stages/layout.py",
+    "reproduction/stages/resident.py",
+    "reproduction/stages/workers.py",
+    "featcal/storage/atomic.py",
+    "featcal/storage/ledger.py",
+    "featcal/storage/model_card.py",
+    "featcal/storage/results.py",
+}
+# How many decimals a score has is storage/results.py's business.
+WRITES_SCORES = (
+    "ablate", "evaluate", "evaluate_pool", "evaluate_language", "measure", *STUDIES, "gather", "gather_more", "gather_corrupted",
+    "results", "results_pool", "results_language",
+)  # fmt: skip
+
+
+def module_file(name: str) -> str | None:
+    """The file of a module of ours, below the root; None for anybody else's."""
+    path = ROOT / Path(*name.split("."))
+    for file in (path.with_suffix(".py"), path / "__init__.py"):
+        if name.split(".")[0] in ("featcal", "reproduction") and file.is_file():
+            return str(file.relative_to(ROOT))
+    return None
+
+
+@cache
+def imported(file: str) -> frozenset[str]:
+    """Files of ours that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse((ROOT / file).read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        found |= {module_file(name) for name in names}
+    # `featcal.calibrate`, `featcal.merge` and the like are loaded by name in the package's own file
+    lazy = {
+        "featcal.calibrate(": "featcal/calibration/calibrate.py",
+        "featcal.merge(": "featcal/merging/merge.py",
+        "featcal.surgery(": "featcal/rivals/surgery.py",
+        "featcal.prob_surgery(": "featcal/rivals/prob_surgery.py",
+        "featcal.mean_shift(": "featcal/rivals/mean_shift.py",
+    }
+    found |= {target for word, target in lazy.items() if word in (ROOT / file).read_text()}
+    return frozenset(f for f in found if f and not only_a_docstring(f))
+
+
+def only_a_docstring(file: str) -> bool:
+    """Whether a file holds nothing that could be run."""
+    body = ast.parse((ROOT / file).read_text()).body
+    return all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in body)
+
+
+def closure(file: str, stop: frozenset[str] = frozenset()) -> set[str]:
+    """Every file of ours that running `file` can reach, not looking behind those of `stop`."""
+    reached, open_ = set(), [file]
+    while open_:
+        current = open_.pop()
+        if current not in reached:
+            reached.add(current)
+            open_ += [] if current in stop else imported(current)
+    return reached
+
+
+BLOCKS, DEFINED = pipeline.blocks(), pipeline.stages()
+
+
+def definition(stage: str) -> dict:
+    """What the pipeline says of a stage, before parts are filled in per experiment."""
+    return DEFINED[stage]
+
+
+def dependencies(stage: str) -> list[str]:
+    """The deps of a stage that are files of the package."""
+    return [dep for dep in definition(stage)["deps"] if dep.startswith(("featcal/", "reproduction/"))]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_depends_on_the_code_that_can_change_its_numbers(stage):
+    verb = definition(stage)["cmd"].split()[2]  # a stage of larger pools or texts may run the same code
+    module = module_of(verb, "flan_t5_base-glue" if stage.endswith("_language") else "clip_b32-8")
+    needed = closure(f"reproduction/stages/{module}.py", frozenset(EXEMPT)) - EXEMPT
+    if stage in WRITES_SCORES:
+        needed.add("featcal/storage/results.py")
+    deps = dependencies(stage)
+    missing = {file for file in needed if not any(file == dep or file.startswith(dep + "/") for dep in deps)}
+    assert not missing, f"dvc.yaml: {stage} also runs {sorted(missing)}"
+
+
+def test_the_page_that_computes_depends_on_the_code_that_can_change_its_numbers():
+    needed = closure("reproduction/playground.py", frozenset(EXEMPT)) | closure("reproduction/stages/page.py", frozenset(EXEMPT))
+    deps = dependencies("playground")
+    missing = {file for file in needed - EXEMPT if not any(file == dep or file.startswith(dep + "/") for dep in deps)}
+    assert not missing, f"dvc.yaml: playground also runs {sorted(missing)}"
+
+
+@pytest.mark.parametrize("stage", (*STAGES, "page_method", "playground"))
+def test_every_dependency_on_code_exists(stage):
+    named = [dep.split("$")[0] for dep in dependencies(stage)]  # up to a part that is filled in per experiment
+    assert all((ROOT / dep).exists() for dep in named)
+
+
+MODELS = {"merge": "merged", "calibrate": "calibrated", "adapt": "adapted"}  # by what makes them, the folder they lie in
+
+
+def stages_of(pool: object) -> str:
+    """How the names of the stages of a pool end."""
+    return "_language" if isinstance(pool, str) else "" if pool == HEADLINE_POOL else "_pool"
+
+
+@pytest.mark.parametrize("section", MODELS)
+def test_every_model_of_params_yaml_is_made_by_one_stage_and_evaluated(section):
+    graph, folder = resolved(), f"outputs/mini/{MODELS[section]}"
+    for key, run in getattr(load_experiments(ROOT / "params.yaml"), section).items():
+        stage = f"{section}{stages_of(run.pool)}@{run.role}-{run.pool}"
+        stage += f"-{run.upstream}" if run.pool == HEADLINE_POOL else ""
+        assert f"{folder}/{key}" in graph.nodes[stage]["outs"], key
+        evaluate = f"evaluate{stages_of(run.pool)}@{run.role}-{run.pool}"
+        assert f"{folder}/{key}" in graph.nodes[evaluate]["deps"], key
+        if section == "adapt":
+            results = f"results{stages_of(run.pool)}@{run.role}-{run.pool}"
+            assert f"{folder}/{key}" in graph.nodes[results]["deps"], key
+
+
+def test_every_control_is_made_and_evaluated():
+    graph = resolved()
+    for key, run in load_experiments(ROOT / "params.yaml").ablate.items():
+        assert f"outputs/mini/ablated/{key}" in graph.nodes[f"ablate@{key}"]["outs"]
+        assert f"outputs/mini/ablated/{key}" in graph.nodes[f"evaluate@{run.whole.role}-{run.whole.pool}"]["deps"]
+
+
+def test_every_study_is_gathered():
+    """A study by its key is made by the stage of its name, and its files go to results by one that gathers them."""
+    graph = resolved()
+    cmds = {cmd: name for name, cmd in graph.nodes.data("cmd")}
+    for study, runs in load_experiments(ROOT / "params.yaml").studies.items():
+        for key in runs:
+            gather = cmds[f"featcal stage gather {study}-{key}"]
+            assert f"outputs/mini/{study}/{key}" in graph.nodes[f"{study}@{key}"]["outs"]
+            assert graph.nodes[gather]["deps"] & graph.nodes[f"{study}@{key}"]["outs"] == {f"outputs/mini/{study}/{key}"}
+            assert f"results/mini/{key}.{study}.run.json" in graph.nodes[gather]["outs"]
+
+
+@pytest.mark.parametrize("stage", ["merge_pool"])
+def test_a_larger_pool_is_merged_from_every_folder_with_its_experts(stage):
+    suite = load_suite(ROOT, "mini")
+    for role, size in ((role, size) for role, size in load_experiments(ROOT / "params.yaml").prepared if size in (14, 20)):
+        for smaller in [n for n in suite.pools if n <= size]:
+            assert f"outputs/mini/prepared/{role}-{smaller}" in resolved().nodes[f"{stage}@{role}-{size}"]["deps"]
+
+
+def test_every_page_shows_files_that_the_pipeline_writes():
+    """And every notebook is a page with a stage, by its own name where it shows results."""
+    written = set().union(*(outs for _, outs in resolved().nodes.data("outs")))
+    pages = yaml.safe_load(pipeline.PAGES.read_text())["pages"]
+    shown = {file for files in pages.values() for file in files.values()} - {"."}
+    assert not {f"results/mini/{file}" for file in shown} - written
+    assert {source.stem for source in (ROOT / "notebooks").glob("*.ipynb")} == {*pages, "method", "playground"}
+
+
+def locked_outputs() -> dict[str, str]:
+    """md5 of every output in dvc.lock, by path."""
+    locks = pipeline.files(name="dvc.lock")
+    stages = [stage for lock in locks for stage in yaml.load(lock.read_text(), yaml.CSafeLoader)["stages"].values()]
+    return {out["path"]: out["md5"] for stage in stages for out in stage.get("outs", [])}
+
+
+def test_results_in_git_are_what_the_pipeline_wrote():
+    locked = {path: digest for path, digest in locked_outputs().items() if path.startswith(("results/", "book/pages/"))}
+    assert any(path.startswith("results/mini/") for path in locked)
+    wrong = [path for path, digest in locked.items() if md5((ROOT / path).read_bytes()).hexdigest() != digest]
+    assert not wrong, f"these files are not what the pipeline wrote: {wrong}"
+
+
+def test_every_result_and_page_in_git_is_an_output_of_the_pipeline():
+    present = [*ROOT.glob("results/mini/*"), *ROOT.glob("book/pages/*.ipynb")]
+    locked = locked_outputs()
+    assert not [str(file.relative_to(ROOT)) for file in present if str(file.relative_to(ROOT)) not in locked]

@@ -1,0 +1,89 @@
+"""Stage `prepare`, interrupted: what is finished stays finished."""
+
+import pytest
+from smoke_graph import lay_out, working_in
+
+from reproduction.stages import prepare
+from reproduction.stages.run import run_stage
+from reproduction.suites import experts as making
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A smoke project with its images."""
+    work = tmp_path_factory.mktemp("prepare")
+    lay_out(work)
+    with working_in(work):
+        run_stage("prepare_data", None)
+    return work
+
+
+def expert_bytes(work) -> dict[str, bytes]:
+    """Weights of every expert, by task."""
+    experts = work / "outputs/smoke/prepared/clip_b32-8/experts"
+    return {path.parent.name: path.read_bytes() for path in experts.glob("*/model.safetensors")}
+
+
+def test_an_interrupted_prepare_goes_on_with_the_experts_that_are_missing(project, monkeypatch):
+    whole, made = making.write_expert, []
+
+    def stopped_at_the_third(job, *rest):
+        made.append(job.task)
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        whole(job, *rest)
+
+    monkeypatch.setattr(prepare.making, "write_expert", stopped_at_the_third)
+    with working_in(project), pytest.raises(KeyboardInterrupt):
+        run_stage("prepare", "clip_b32-8")
+    assert not (project / "outputs/smoke/prepared/clip_b32-8").exists()
+    first, made[:] = made[:2], []
+    monkeypatch.setattr(prepare.making, "write_expert", lambda job, *rest: (made.append(job.task), whole(job, *rest)))
+    with working_in(project):
+        run_stage("prepare", "clip_b32-8")
+    assert len(made) == 1 and made[0] not in first
+    resumed = expert_bytes(project)
+    with working_in(project):
+        run_stage("prepare", "clip_b32-8")
+    assert len(made) == 4, "a finished stage keeps nothing that a new run would take over"
+    assert expert_bytes(project) == resumed and len(resumed) == 3
+
+
+def test_a_larger_pool_makes_what_no_smaller_one_has_made_nested_or_not(project, monkeypatch):
+    made = []
+    monkeypatch.setattr(prepare.making, "write_expert", lambda job, data, store, pins: made.append(job.task))
+    monkeypatch.setattr(prepare.making, "write_base_and_heads", lambda *rest: write_nothing(rest[-1]))
+    suite = project / "suites/smoke.yaml"
+    nested = suite.read_text()
+    for tasks, wanted in (("mnist, svhn, dtd, eurosat", ["eurosat"]), ("eurosat, mnist, gtsrb", ["eurosat", "gtsrb"])):
+        changed = nested.replace("14: [mnist, svhn, dtd, eurosat]", f"14: [{tasks}]\n  20: [mnist, svhn, dtd, eurosat, gtsrb]")
+        suite.write_text(changed)
+        made[:] = []
+        with working_in(project):
+            run_stage("prepare", "clip_b32-14")
+        assert made == wanted
+    suite.write_text(nested)
+
+
+def write_nothing(store):
+    """A base and heads without numbers."""
+    (store / "base").mkdir(parents=True)
+    (store / "heads.safetensors").touch()
+
+
+def test_other_settings_take_over_no_expert_of_an_interrupted_run(project, monkeypatch):
+    made = []
+
+    def stopped_at_once(job, *rest):
+        made.append(job)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepare.making, "write_expert", stopped_at_once)
+    with working_in(project), pytest.raises(KeyboardInterrupt):
+        run_stage("prepare", "clip_b32-8")
+    suite = project / "suites/smoke.yaml"
+    suite.write_text(suite.read_text().replace("steps: 6", "steps: 7"))
+    with working_in(project), pytest.raises(KeyboardInterrupt):
+        run_stage("prepare", "clip_b32-8")
+    assert [job.fine_tune.steps for job in made] == [6, 7]
+    assert len(list((project / ".featcal/smoke").iterdir())) == 2

@@ -1,0 +1,169 @@
+"""What another setting of params.yaml makes stale: the experiments it changes, what is made of their outputs, and no others.
+
+Which experiments change is told by what params.yaml is read into; which stages are stale, by what DVC compares.
+"""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from functools import cache
+from pathlib import Path as File
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import networkx
+import pytest
+import yaml
+from resolved import params, resolved
+
+from reproduction.experiments.params import METHODS, Experiments, load_experiments
+from reproduction.experiments.runs import keys_of
+from reproduction.experiments.studies import STUDIES
+
+COUNTS = ("samples", "seed", "seeds")  # how many examples, and which draws of them
+STARTS = "from"
+PLAYGROUND = "playground"  # a page that computes: it reads one merger
+Path = tuple[str | int, ...]
+
+SETTINGS = params()
+SUITE = SETTINGS["suite"]
+
+
+def counts(value: Any, path: Path = ()) -> Iterator[Path]:
+    """Where numbers of samples and seeds stand below a value."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, inner in entries:
+        here = (*path, name)
+        if name in COUNTS and not isinstance(inner, dict):
+            yield here
+        else:
+            yield from counts(inner, here)
+
+
+def at(path: Path, value: Any) -> Any:
+    """The part of a mapping or list that a path leads to; None where it ends early."""
+    for name in path:
+        try:
+            value = value[name]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+def experiments() -> dict[tuple[str, str], list[Path]]:
+    """By group and key, every place of an experiment of this suite that has such a number."""
+    found: dict[tuple[str, str], list[Path]] = {}
+    for group, entries in SETTINGS.items():
+        for key, entry in entries.items() if isinstance(entries, dict) and group != METHODS else ():
+            places = [path for path in counts(entry, (group, key)) if SUITE in path or STARTS in path]
+            if places:
+                found[group, key] = places
+    return found
+
+
+EXPERIMENTS = experiments()
+
+
+def altered(path: Path) -> dict[str, Any]:
+    """The settings with another value at one place."""
+    settings = deepcopy(SETTINGS)
+    place, old = at(path[:-1], settings), at(path, settings)
+    place[path[-1]] = [*old, 1] if isinstance(old, list) else (old or 0) + 1
+    return settings
+
+
+def touched(settings: dict[str, Any]) -> frozenset[str]:
+    """The stages for which settings differ from those of params.yaml."""
+    graph = resolved()
+    entries = {entry for _, entry in graph.nodes.data("reads") for entry in entry}
+    differing = {e for e in entries if at(tuple(e.split(".")), settings) != at(tuple(e.split(".")), SETTINGS)}
+    return frozenset(stage for stage, reads in graph.nodes.data("reads") if differing & set(reads))
+
+
+def read(settings: dict[str, Any]) -> Experiments:
+    """What params.yaml with these settings asks for."""
+    with TemporaryDirectory() as folder:
+        (File(folder) / "params.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+        return load_experiments(File(folder) / "params.yaml")
+
+
+@cache
+def runs_of() -> dict[tuple[str, str], Any]:
+    """Every run by section and key."""
+    return by_section(read(SETTINGS))
+
+
+def by_section(found: Experiments) -> dict[tuple[str, str], Any]:
+    sections = {name: getattr(found, name) for name in ("merge", "calibrate", "adapt", "ablate", "multitask", "measure")}
+    return {(section, key): run for section, runs in (sections | dict(found.studies)).items() for key, run in runs.items()}
+
+
+def commands(section: str, key: str, run: Any) -> set[str]:
+    """The commands that may make a run: of its role and pool, of its merged model, or of itself."""
+    keys = {key, *(keys_of(run) if hasattr(run, "upstream") else ())}
+    return {f"featcal stage {section} {one}" for one in keys}
+
+
+def needed(settings: dict[str, Any]) -> set[str]:
+    """The stages whose experiments are others with these settings."""
+    before, after, stages = runs_of(), by_section(read(settings)), set()
+    for (section, key), run in after.items():
+        if run != before[section, key]:
+            wanted = commands(section, key, run or before[section, key])
+            stages |= {stage for stage, cmd in resolved().nodes.data("cmd") if cmd in wanted}
+    return stages
+
+
+def stale(stages: frozenset[str]) -> set[str]:
+    """Those stages, and every one that needs what one of them makes."""
+    return set().union(*({stage} | networkx.ancestors(resolved(), stage) for stage in stages))
+
+
+def key_of(stage: str) -> str | None:
+    """What a stage is repeated for: role, pool, and what is done with them; the study before it left out."""
+    key = stage.partition("@")[2]
+    study, _, rest = key.partition("-")
+    return (rest if study in STUDIES else key) or None
+
+
+def below(key: str | None, start: str | None) -> bool:
+    """Whether a key is another one, or begins with its parts."""
+    return f"{key}-".startswith(f"{start}-")
+
+
+def test_every_kind_of_experiment_is_looked_at():
+    groups = {group for group, _ in EXPERIMENTS}
+    counted = {"merge", "calibrate", "adapt", "ablate", "samples", "corrupted", "cost", "sweep", "choices", "tune", "task_counts"}
+    assert counted <= groups, "params.yaml: no experiment with samples or a seed in these groups"
+    assert any(STARTS in path for paths in EXPERIMENTS.values() for path in paths)
+
+
+@pytest.mark.parametrize(("group", "key"), EXPERIMENTS, ids=lambda name: name)
+def test_samples_and_seeds_make_stale_what_they_change_and_no_other_experiment(group, key):
+    for path in EXPERIMENTS[group, key]:
+        settings = altered(path)
+        own = touched(settings) - {PLAYGROUND}
+        assert own and needed(settings) <= own, f"{path} changes {sorted(needed(settings) - own)}, which DVC does not see"
+        one = STARTS in path or group not in ("calibrate", "adapt", "ablate")  # a group is of all that is made of a role and pool
+        assert not one or len(own) == 1, f"{path} is a setting of {sorted(own)}"
+        for stage in own:
+            assert resolved().nodes[stage]["cmd"].split()[2] == group and below(key_of(stage), key), f"{path} makes {stage} stale"
+        computed = {s for s in stale(own) if key_of(s) and not s.startswith("page")}
+        foreign = {s for s in computed if not below(key_of(s), key)}
+        assert not foreign, f"{path} also makes {sorted(foreign)} stale, of another role or pool"
+
+
+@pytest.mark.parametrize("section", ["calibrate", "adapt"])
+@pytest.mark.parametrize("key", ["clip_b32-8", "clip_l14-14", "llama_3b-mergebench"])
+def test_what_differs_at_one_merged_model_is_a_setting_of_its_stage_alone(section, key):
+    settings = deepcopy(SETTINGS)
+    own = settings[section][key][SUITE]["suite"] if section == "calibrate" else settings[section][key][SUITE]["surgery"]["suite"]
+    change = {"suite": {"samples": own["samples"] + 1}}
+    settings[section][key][STARTS]["task_arithmetic"] = change if section == "calibrate" else {"surgery": change}
+    assert touched(settings) == needed(settings) and len(touched(settings)) == 1
+
+
+def test_a_merged_model_that_nothing_is_made_of_is_calibrated_by_one_word():
+    settings = deepcopy(SETTINGS)
+    assert settings["calibrate"]["clip_b32-8"][STARTS]["ties"] is None
+    settings["calibrate"]["clip_b32-8"][STARTS]["ties"] = {}
+    assert touched(settings) == needed(settings) == {"calibrate@clip_b32-8-ties"}

@@ -1,0 +1,403 @@
+"""The whole graph from nothing on the smoke suite: what every stage leaves behind, and one chain of it through DVC itself."""
+
+import json
+import os
+import subprocess
+import sys
+from hashlib import sha256
+from itertools import product
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+from smoke_graph import FEW, RUN, keep_a_chain, lay_out, run_smoke_graph, smoke_params, working_in
+
+from featcal.cli.main import main
+from featcal.data.sampling import draw_indices
+from featcal.storage.results import DRIFT, PROJECTION, SCORES, correct_columns, read_rows
+from reproduction import playground
+from reproduction.experiments.runs import ADAPTERS
+from reproduction.report.correct import bits
+from reproduction.stages.columns import (
+    ALIGNMENT,
+    AUDIT,
+    CHOICES,
+    CORRUPTED,
+    CURVES,
+    EXAMPLES,
+    SAMPLES,
+    SCALES,
+    SEEN,
+    SIMILARITY,
+    SWEEP,
+    TASK_COUNTS,
+    THEORY,
+    TUNE,
+    VECTORS,
+)  # fmt: skip
+
+ALONE = ("figure3", "landing", "rankings", "table05", "table12", "table13", "tasks")  # pages with a stage of their own
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory):
+    """The graph run once: its folder and the sha256 of weights and scores."""
+    work = tmp_path_factory.mktemp("graph")
+    return work, run_smoke_graph(work)
+
+
+def test_every_model_of_the_pool_has_a_score_on_every_task(graph):
+    work, _ = graph
+    rows = read_rows(work / "results/smoke/clip_b32-8.csv", SCORES)
+    params, key = smoke_params(), "clip_b32-8"
+    calibrated = len(RUN["calibrate"]) * len(params["calibrate"][key]["smoke"]) * len(FEW["seeds"])
+    adapted = 4 + 2 + 3  # settings of two adapters behind one merged model, and of the third behind another
+    controls = 2 + len(params["ablate"][key]["smoke"]["without"])
+    models = 3 + len(params["merge"][key]) + calibrated + adapted + controls
+    assert len(rows) == 3 * models
+    assert {row["task"] for row in rows} == {"mnist", "svhn", "dtd"}
+    assert all(0 <= row["value"] <= 100 and row["count"] == 60 for row in rows)
+    methods = {"base", "expert", "multitask", "merged", "featcal", *ADAPTERS, "anchor", "rescaled"}
+    assert {row["method"] for row in rows} == methods
+    named = [tuple(row[column] for column in ("upstream", "method", "setting", "seed", "task")) for row in rows]
+    assert len(set(named)) == len(named)
+
+
+def test_of_every_score_that_is_an_accuracy_the_right_samples_are_kept(graph):
+    work, _ = graph
+    columns = {"": SCORES, "samples": SAMPLES, "cost": AUDIT, "sweep": SWEEP, "corrupted": CORRUPTED, "choices": CHOICES}
+    columns["tune"] = TUNE
+    files = [path for path in (work / "results/smoke").glob("*.correct.csv")]
+    assert {path.name.split(".")[1] for path in files} - {"correct"} == set(columns) - {""}
+    for path in files:
+        _, *study, _, _ = path.name.split(".")
+        own = columns["".join(study)]
+        scores = read_rows(path.with_name(path.name.replace(".correct", "")), own)
+        kept = read_rows(path, correct_columns(own))
+        assert len(kept) == len(scores)
+        for row, right in zip(scores, kept, strict=True):
+            assert all(str(row[c]) == str(right[c]) for c in own if c not in ("value", "count"))
+            if row["metric"] == "accuracy":
+                assert row["value"] == round(100 * bits(right["correct"], row["count"]).mean(), 4), (path.name, row)
+            else:
+                assert right["correct"] == ""
+
+
+def test_what_an_adapter_saw_of_the_test_images_is_its_draw(graph):
+    work, _ = graph
+    rows = read_rows(work / "results/smoke/clip_b32-8.seen.csv", SEEN)
+    told = {(row["stream"], row["samples"], row["seed"]) for row in rows}
+    assert told == {("test_unlabelled", "16", "42"), ("test_unlabelled", "", "42")}, "the adapters' draw, and AdaMerging's"
+    for row in rows:
+        seen = bits(row["seen"], row["count"])
+        drawn = range(60) if row["samples"] == "" else sorted(draw_indices(row["task"], 60, 16, 42))
+        assert list(np.flatnonzero(seen)) == list(drawn)
+    budgets = read_rows(work / "results/smoke/clip_b32-8.samples.seen.csv", SEEN)
+    assert {(r["samples"], int(bits(r["seen"], r["count"]).sum())) for r in budgets} == {("16", 16), ("64", 60)}
+    damaged = read_rows(work / "results/smoke/clip_b32-8.corrupted.seen.csv", SEEN)
+    assert damaged == [row for row in rows if row["samples"] == "16"]
+    assert read_rows(work / "results/smoke/clip_l14-8.seen.csv", SEEN) == []
+    assert not list((work / "results/smoke").glob("*glue.seen.csv"))
+
+
+def test_a_larger_pool_scores_every_merger_and_each_with_what_calibrates_it(graph):
+    work, _ = graph
+    rows = read_rows(work / "results/smoke/clip_b32-14.csv", SCORES)
+    models = [(row["upstream"], row["method"], row["setting"]) for row in rows if row["task"] == "eurosat"]
+    made = [("merged", ""), ("featcal", "suite"), *((m, setting) for m in ADAPTERS for setting in ("suite", "suite_train"))]
+    mergers = smoke_params()["merge"]["clip_b32-14"]
+    expected = [(upstream, *kind) for upstream in mergers for kind in made]
+    assert sorted(models) == sorted([("", "base", ""), ("", "expert", ""), *expected]) and len(rows) == 4 * len(models)
+    record = json.loads((work / "results/smoke/clip_b32-14.run.json").read_text())
+    assert len(record["cost"]) == len(mergers) and {"merge@clip_b32-14", "adapt@clip_b32-14"} <= set(record["seconds"])
+    for key in ("clip_b32-20", "clip_l14-14"):  # the suite has no such pool, no such role
+        assert read_rows(work / f"results/smoke/{key}.csv", SCORES) == []
+
+
+def test_an_expert_is_made_for_the_smallest_pool_with_its_task(graph):
+    work, _ = graph
+    prepared = work / "outputs/smoke/prepared"
+    assert [path.name for path in (prepared / "clip_b32-14/experts").iterdir()] == ["eurosat"]
+    rows = {pool: read_rows(work / f"results/smoke/clip_b32-{pool}.csv", SCORES) for pool in (8, 14)}
+    found = {pool: {r["task"]: r["value"] for r in rows[pool] if r["method"] == "expert"} for pool in rows}
+    assert found[8].items() <= found[14].items()
+
+
+def test_what_was_trained_leaves_its_loss_and_a_rescaled_merger_its_sweep(graph):
+    work, _ = graph
+    losses = read_rows(work / "results/smoke/clip_b32-8.curves.csv", CURVES)
+    told = {(row["upstream"], row["method"], row["setting"]) for row in losses}
+    assert ("adamerging", "merged", "") in told and ("task_arithmetic", "surgery", "paper_train") in told
+    assert [row["step"] for row in losses if row["upstream"] == "adamerging"] == ["1", "2", "3"]
+    swept = read_rows(work / "results/smoke/clip_b32-8.scales.csv", SCALES)
+    best = max(swept, key=lambda row: (row["value"], -float(row["factor"])))
+    assert [row["factor"] for row in swept if row["chosen"] == "1"] == [best["factor"]]
+
+
+def test_the_anchor_of_task_arithmetic_is_task_arithmetic_at_a_larger_scale(graph):
+    work, _ = graph
+    from safetensors.torch import load_file
+
+    base, merged, anchor = (
+        load_file(work / "outputs/smoke" / folder / "model.safetensors")
+        for folder in (
+            "prepared/clip_b32-8/base",
+            "merged/clip_b32-8-task_arithmetic",
+            "ablated/clip_b32-8-task_arithmetic/anchor",
+        )
+    )
+    blend = smoke_params()["ablate"]["clip_b32-8"]["smoke"]["anchor_blend"]
+    for name, weight in anchor.items():
+        expected = base[name].double() + blend * (merged[name].double() - base[name].double())
+        assert (weight - expected).abs().max() <= 1e-6 * max(1.0, float(expected.abs().max()))
+
+
+def test_drift_is_measured_at_every_block_for_merged_and_calibrated(graph):
+    work, _ = graph
+    rows = read_rows(work / "results/smoke/clip_b32-8.drift.csv", DRIFT)
+    blocks = ["embeddings", *(f"{i:02d}" for i in range(6)), "features"]
+    for model in (("merged", ""), ("featcal", "suite"), ("featcal", "paper")):
+        for task in ("mnist", "svhn", "dtd"):
+            assert [r["block"] for r in rows if (r["method"], r["setting"], r["task"]) == (*model, task)] == blocks
+
+
+def test_damaged_images_leave_scores_of_every_method_and_examples(graph):
+    work, _ = graph
+    rows = read_rows(work / "results/smoke/clip_b32-8.corrupted.csv", CORRUPTED)
+    told = {(row["method"], row["setting"], row["corruption"], row["task"]) for row in rows}
+    assert len(told) == len(rows) == 6 * 2 * 3 and {row["method"] for row in rows} == {"featcal", "surgery", "prob_surgery"}
+    trained = {row["method"] for row in rows if row["setting"] == "suite_train"}
+    assert trained == {"surgery", "prob_surgery"}, "adapters on FeatCal's images, too"
+    shown = read_rows(work / "results/smoke/clip_b32-8.corrupted.examples.csv", EXAMPLES)
+    assert [(row["task"], row["corruption"]) for row in shown] == [("svhn", kind) for kind in ("clean", "motion_blur", "fog")]
+    with Image.open(work / "results/smoke/clip_b32-8.corrupted.examples.png") as sheet:
+        assert sheet.size == (3 * 32, 32)
+
+
+def test_drawn_parts_are_scored_where_no_adapter_has_looked(graph):
+    """The smoke suite has 60 test images and three tasks: 16 images are drawn, two tasks make one part, all three another."""
+    work, _ = graph
+    rows = read_rows(work / "results/smoke/clip_b32-8.task_counts.csv", TASK_COUNTS)
+    assert {row["count"] for row in rows} == {60 - 16}
+    told = {(row["upstream"], row["method"], row["setting"]) for row in rows}
+    made = [("merged", ""), ("featcal", "suite"), ("featcal", "paper")]
+    made += [(method, setting) for method in ("surgery", "prob_surgery", "mean_shift") for setting in ("suite", "suite_train")]
+    assert told == {("", "expert", ""), *((upstream, *kind) for upstream in ("average", "task_arithmetic") for kind in made)}
+    assert len(rows) == (2 + 3) * len(told) and {(row["tasks"], row["draw"]) for row in rows} == {("2", "0"), ("3", "0")}
+    assert all(float(row["union"]) <= row["value"] + 1e-4 for row in rows)  # as written, to four decimals and to six
+    assert all(float(row["mean_drift"]) <= float(row["drift"]) for row in rows)
+    assert all(float(row["drift"]) == 0 for row in rows if row["method"] == "expert")
+    classes = json.loads((work / "results/smoke/clip_b32-8.task_counts.settings.json").read_text())["classes"]
+    assert classes == {"mnist": 10, "svhn": 10, "dtd": 10}
+
+
+def test_a_model_on_two_curves_of_a_sweep_is_made_once_and_told_twice(graph):
+    work, _ = graph
+    rows = read_rows(work / "results/smoke/clip_b32-8.sweep.csv", SWEEP)
+    points = {(row["parameter"], row["at"], row["chosen"]): row for row in rows if row["task"] == "dtd"}
+    assert set(points) == {("ridge", "1e-06", "1"), ("ridge", "1", "0"), ("interpolation", "0.9", "1")}
+    assert points["ridge", "1e-06", "1"]["value"] == points["interpolation", "0.9", "1"]["value"]
+
+
+def test_one_choice_after_the_other_is_scored_beside_two_draws_of_the_default(graph):
+    work, _ = graph
+    for key, task in (("flan_t5_base-glue", "sst2"), ("llama_3b-mergebench", "gsm8k")):
+        rows = [row for row in read_rows(work / f"results/smoke/{key}.choices.csv", CHOICES) if row["task"] == task]
+        told = [(row["choice"], row["option"], row["default"], row["seed"]) for row in rows]
+        changed = [("split", "validation", "0", "42"), ("samples", "8", "0", "42")]
+        assert told == [("", "", "1", "42"), ("", "", "1", "43"), *changed]
+
+
+def test_settings_are_searched_for_without_labels_and_every_candidate_is_scored(graph):
+    work, _ = graph
+    for key, task in (("clip_b32-8", "dtd"), ("flan_t5_base-glue", "sst2"), ("llama_3b-mergebench", "gsm8k")):
+        rows = [row for row in read_rows(work / f"results/smoke/{key}.tune.csv", TUNE) if row["task"] == task]
+        assert [(row["trial"], row["origin"]) for row in rows] == [
+            *zip("0123", ("start", "path", "search", "reference"), strict=True)
+        ]
+        chosen = min(rows[:3], key=lambda row: float(row["divergence"]))
+        assert [row["chosen"] for row in rows] == [str(int(row is chosen)) for row in rows]
+    assert read_rows(work / "results/smoke/clip_l14-8.tune.csv", TUNE) == []
+
+
+def test_final_features_of_models_and_adapters_are_held_against_the_experts(graph):
+    work, _ = graph
+    models = {("merged", ""), *(("featcal", s) for s in ("suite", "paper")), *(("surgery", s) for s in ("suite", "paper"))}
+    rows = read_rows(work / "results/smoke/clip_b32-8.alignment.csv", ALIGNMENT)
+    told = {(row["method"], row["setting"], row["task"]) for row in rows}
+    assert told == {(*model, task) for model in models for task in ("mnist", "svhn", "dtd")}
+    single = read_rows(work / "results/smoke/clip_b32-8.similarity.csv", SIMILARITY)
+    assert {row["task"] for row in single} == {"dtd"} and len(single) == 60 * len(models)
+    for row in (row for row in rows if row["task"] == "dtd"):
+        own = [s["similarity"] for s in single if (s["method"], s["setting"]) == (row["method"], row["setting"])]
+        assert sum(own) / len(own) == pytest.approx(row["cosine"], abs=1e-4)
+    points = read_rows(work / "results/smoke/clip_b32-8.projection.csv", PROJECTION)
+    assert len(points) == 3 * 3 * 60
+
+
+def test_task_vectors_are_those_of_models_and_not_of_adapters(graph):
+    work, _ = graph
+    rows = read_rows(work / "results/smoke/clip_b32-8.vectors.csv", VECTORS)
+    assert {row["method"] for row in rows} == {"merged", "featcal"} and {row["part"] for row in rows} == {"backbone", "linear"}
+    assert all(-1 <= row["cosine"] <= 1 and row["size"] > 0 for row in rows)
+    drift = read_rows(work / "results/smoke/clip_b32-8.drift.csv", DRIFT)
+    assert {row["method"] for row in drift} == {"merged", "featcal"}
+
+
+def test_every_statement_of_the_theory_has_been_checked_and_none_is_violated(graph):
+    work, _ = graph
+    rows = read_rows(work / "results/smoke/clip_b32-8.theory.csv", THEORY)
+    worst = [row for row in rows if row["task"] == "" and row["method"] in ("merged", "featcal")]
+    held = {row["statement"]: row["value"] for row in worst if row["quantity"] == "room"}
+    numbered = {f"proposition_{i}" for i in (3, 5, 6, 7, 8)} | {"corollary_2", "proposition_8_transport"}
+    assert numbered <= set(held) and min(held.values()) >= 0
+    shared = {row["statement"]: row["value"] for row in worst if row["quantity"] == "digits"}
+    exact = ("proposition_1", "proposition_4", "equation_45")
+    assert min(shared[name] for name in exact) > 10 and {"proposition_2", "proposition_7"} <= set(shared)
+
+
+def test_a_role_that_the_suite_does_not_define_leaves_an_empty_result(graph):
+    work, _ = graph
+    assert read_rows(work / "results/smoke/clip_l14-8.csv", SCORES) == []
+
+
+def test_every_page_is_executed_without_an_error(graph):
+    work, _ = graph
+    pages = sorted((work / "book/pages").glob("*.ipynb"))
+    assert [page.stem for page in pages] == sorted(page.stem for page in (work / "notebooks").glob("*.ipynb"))
+    for page in pages:
+        cells = [cell for cell in nbformat.read(page, 4).cells if cell.cell_type == "code"]
+        assert all(cell.execution_count for cell in cells)
+        assert not [o for cell in cells for o in cell.outputs if o.output_type == "error"]
+
+
+def test_the_playground_is_played_and_its_commands_write_the_model_it_shows(graph):
+    work, _ = graph
+    import torch
+    from safetensors.torch import load_file
+
+    cells = {cell["id"]: cell for cell in nbformat.read(work / "book/pages/playground.ipynb", 4).cells}
+    table = cells["accuracies"].outputs[0].data["text/plain"]
+    assert "not run" not in table and "MNIST" in table and "Average" in table
+    run = [line.split() for line in cells["commands"].outputs[0].data["text/plain"].replace("\\\n", " ").splitlines()]
+    assert [words[:2] for words in run] == [["featcal", "merge"], ["featcal", "calibrate"]]
+    with working_in(work):
+        assert [main(words[1:]) for words in run] == [0, 0]
+        settings = {"ridge": 1e-6, "anchor_blend": 2.0, "interpolation": 0.9, "samples": 64, "test_images": 5}
+        model = playground.play("clip_b32", 8, "task_arithmetic", **settings).model
+    written = load_file(work / "outputs/playground/calibrated/model.safetensors")
+    assert all(torch.equal(value, written[name]) for name, value in model.state_dict().items())
+
+
+def test_what_each_calibration_cost_lies_beside_the_results(graph):
+    work, _ = graph
+    record = json.loads((work / "results/smoke/clip_b32-8.run.json").read_text())
+    for upstream, setting in product(RUN["calibrate"], smoke_params()["calibrate"]["clip_b32-8"]["smoke"]):
+        costs = record["cost"][f"calibrate@clip_b32-8-{upstream}-{setting}"]
+        assert list(costs) == [f"seed {seed}" for seed in FEW["seeds"]]
+        assert all(cost["flops"] > 0 and cost["seconds"] > 0 and cost["peak_host_bytes"] > 0 for cost in costs.values())
+
+
+def test_a_run_record_tells_the_bytes_of_every_file_that_was_written_with_it(graph):
+    work, _ = graph
+    folder = work / "results/smoke"
+    told = {n: d for record in folder.glob("*-*.run.json") for n, d in json.loads(record.read_text())["files"].items()}
+    assert told == {file.name: sha256(file.read_bytes()).hexdigest() for file in folder.glob("*-*") if ".run." not in file.name}
+
+
+def test_a_study_with_the_numbers_of_the_pipeline_finds_the_scores_of_the_pipeline(graph):
+    work, _ = graph
+    told = ("upstream", "method", "setting", "task", "seed")
+    scores = {tuple(r[c] for c in told): r["value"] for r in read_rows(work / "results/smoke/clip_b32-8.csv", SCORES)}
+    rows = read_rows(work / "results/smoke/clip_b32-8.samples.csv", SAMPLES)
+    assert len(rows) == 3 * (1 + 3 * 2)
+    same = [r for r in rows if r["samples"] in ("0", "16") and r["method"] != "prob_surgery"]  # RUN has none behind this merger
+    assert len(same) == 3 * 3 and all(scores[tuple(r[c] for c in told)] == r["value"] for r in same)
+
+
+def test_what_was_measured_lies_in_the_run_record_and_the_scores_of_an_audit_in_the_csv(graph):
+    work, _ = graph
+    record = json.loads((work / "results/smoke/clip_b32-8.cost.run.json").read_text())
+    runs = [(c["method"], c["encode"]) for c in record["cost"]]
+    assert runs == [("featcal", "once"), *((m, e) for e in ("once", "each_step") for m in ("surgery", "prob_surgery"))]
+    assert all(c["seconds"] > 0 and c["memory_mib"] > 0 and c["energy_wh"] is None for c in record["cost"])
+    audited = {(r["method"], r["step"]) for r in read_rows(work / "results/smoke/clip_b32-8.cost.csv", AUDIT)}
+    assert audited == {(m, s) for m in ("surgery", "prob_surgery") for s in ("1", "3")}
+    budgets = json.loads((work / "results/smoke/clip_b32-8.samples.run.json").read_text())["cost"]
+    assert [(c["method"], c["samples"], c["images"]) for c in budgets[:4]] == [
+        ("featcal", 16, 16), ("featcal", 64, 64), ("surgery", 16, 16), ("surgery", 64, 60),
+    ]  # fmt: skip
+
+
+def test_a_calibrated_folder_explains_itself_and_loads(graph):
+    work, _ = graph
+    from transformers import CLIPVisionModel
+
+    folder = work / "outputs/smoke/calibrated/clip_b32-8-task_arithmetic-suite/seed42"
+    told = json.loads((folder / "featcal.json").read_text())
+    ridge = smoke_params()["calibrate"]["clip_b32-8"]["smoke"]["suite"]["ridge"]
+    assert told["settings"]["ridge"] == ridge
+    assert CLIPVisionModel.from_pretrained(folder).config.num_hidden_layers == len(told["blocks"]) == 6
+
+
+def test_seeds_of_the_draw_give_different_weights_and_nothing_else_does(graph):
+    _, digests = graph
+    calibrated = {path: digest for path, digest in digests.items() if "/calibrated/" in path}
+    assert len(set(calibrated.values())) == len(calibrated)
+
+
+KERNELS = ("ATEN_", "ONEDNN_", "MKL_")  # variables that choose those of another processor
+
+
+def dvc(work: Path, *words: str) -> str:
+    """Output of dvc, run with this interpreter's programs on the path."""
+    programs = str(Path(sys.executable).parent)
+    environment = {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(work), "DVC_NO_ANALYTICS": "1", "OMP_NUM_THREADS": "1"}
+    environment |= {name: value for name, value in os.environ.items() if name.startswith(KERNELS)}
+    done = subprocess.run(["dvc", *words], cwd=work, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def stages_run(said: str) -> list[str]:
+    """The stages that DVC did not take from its cache."""
+    return [line.split("'")[1] for line in said.splitlines() if line.startswith("Running stage")]
+
+
+def switch_to_a_suite_without_roles(work: Path) -> None:
+    """suites/bare.yaml, which has the images of the smoke suite and no models, in force."""
+    text = (work / "suites/smoke.yaml").read_text()
+    start, end = text.index("roles:"), text.index("fine_tune:")
+    (work / "suites/bare.yaml").write_text(text[:start] + "roles: {clip_b32: null}\n" + text[end:])
+    params = yaml.safe_load((work / "params.yaml").read_text())
+    sections = [entries for name, entries in params.items() if name not in ("suite", "methods", "merge")]
+    groups = [entry for entries in sections for entry in entries.values()]
+    for group in (*groups, *(group for mergers in params["merge"].values() for group in mergers.values())):
+        group["bare"] = None
+    (work / "params.yaml").write_text(yaml.safe_dump(params | {"suite": "bare"}, sort_keys=False))
+
+
+def test_editing_one_ridge_or_the_suite_and_back_reruns_what_it_must_and_nothing_else(tmp_path):
+    lay_out(tmp_path)
+    keep_a_chain(tmp_path)
+    target = "results@clip_b32-8"
+    dvc(tmp_path, "repro", target)
+    assert "Running stage" not in dvc(tmp_path, "repro", target)
+    params = yaml.safe_load((tmp_path / "params.yaml").read_text())
+    params["calibrate"]["clip_b32-8"]["from"]["average"] = {"suite": {"ridge": 0.7}}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    assert stages_run(dvc(tmp_path, "repro", target)) == [
+        "pipeline/images/dvc.yaml:calibrate@clip_b32-8-average",
+        "pipeline/images/dvc.yaml:evaluate@clip_b32-8",
+        "results@clip_b32-8",
+    ]
+    switch_to_a_suite_without_roles(tmp_path)
+    assert "pipeline/images/dvc.yaml:evaluate@clip_b32-8" in stages_run(dvc(tmp_path, "repro", target))
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    again = stages_run(dvc(tmp_path, "repro", target))
+    cheap = {"pipeline/images/dvc.yaml:prepare_data", "results@clip_b32-8"}
+    assert set(again) <= cheap, "switching back trains, calibrates and evaluates nothing again"
+    assert read_rows(tmp_path / "results/smoke/clip_b32-8.csv", SCORES)

@@ -1,0 +1,122 @@
+"""What stages hold of their images: bytes of the pictures that are drawn, never whole splits as numbers."""
+
+import tracemalloc
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from adapter_features import difference
+from checkpoints import picture
+from test_data import PETS, encoded, parquet
+from tiny import clip
+
+import featcal
+from featcal.data.images import ImageSet, Preprocess
+from featcal.data.load import load_images
+from featcal.data.sampling import draw_indices
+from featcal.errors import BadBatches
+from featcal.rivals.steps import Held, samples_of, single_samples
+from reproduction.data import decoded
+from reproduction.data.decoded import Split, mapped_images
+from reproduction.experiments.runs import Draw
+from reproduction.stages import streams
+from reproduction.suites import load_task
+
+SIDE = 32
+PLAIN = Preprocess(None, (SIDE, SIDE), None, 3, 1 / 255, (0.5,) * 3, (0.5,) * 3)
+PICTURE = 3 * SIDE * SIDE  # bytes
+
+
+@pytest.fixture
+def context(monkeypatch):
+    """Two tasks of 40 pictures."""
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 3, SIDE, SIDE), dtype=np.uint8)
+    images = ImageSet(pixels, PLAIN, np.zeros(40, np.int64), ("a",))
+    monkeypatch.setattr(load_task, "load_task", lambda *_: images)
+    layout = SimpleNamespace(data=None, base=lambda role, pool: None)
+    return SimpleNamespace(layout=layout, suite=SimpleNamespace(pool=lambda pool: ("mnist", "dtd"))), images
+
+
+def test_a_draw_holds_one_byte_a_value_and_gives_what_the_split_would(context):
+    here, images = context
+    found = streams.streams(here, "clip_b32", 8, Draw("train", 10, 4))
+    for task, drawn in found.items():
+        assert drawn.pictures.pixels.nbytes == 10 * PICTURE
+        wanted = list(images.batches(draw_indices(task, 40, 10, 42), 4))
+        for _ in range(2):  # every iteration is the same
+            batches = list(drawn)
+            assert [len(b["pixel_values"]) for b in batches] == [4, 4, 2]
+            assert all(torch.equal(b["pixel_values"], w["pixel_values"]) for b, w in zip(batches, wanted, strict=True))
+
+
+@pytest.mark.parametrize("samples", [None, 30])
+def test_adapters_that_encode_every_batch_hold_no_more_than_a_batch_as_numbers(context, samples):
+    here, images = context
+    pictures = len(images) if samples is None else samples
+    draw = Draw("train", samples, 4)
+    wanted = Held("dtd", single_samples(streams.stream(here, "clip_b32", 8, "dtd", draw)))
+    tracemalloc.start()
+    found = samples_of("dtd", streams.stream(here, "clip_b32", 8, "dtd", draw))
+    batches = [found.batch(numbers)["pixel_values"] for numbers in ([7, 3, 11, 3], [0])]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    bytes_drawn = 0 if samples is None else pictures * PICTURE  # a draw is held as bytes, a split stays where it is
+    assert len(found) == len(wanted) == pictures and peak < bytes_drawn + 10 * 4 * PICTURE < 4 * pictures * PICTURE
+    for numbers, batch in zip(([7, 3, 11, 3], [0]), batches, strict=True):
+        assert torch.equal(batch, wanted.batch(numbers)["pixel_values"])
+
+
+@pytest.mark.parametrize("samples", [None, 30])
+def test_adapters_that_encode_every_batch_are_to_the_bit_those_of_samples_held_as_numbers(context, samples):
+    here, _ = context
+    build = partial(clip, dtype=torch.float32, image_size=SIDE)
+    merged, experts = build(0), {task: build(seed) for seed, task in enumerate(("mnist", "dtd"), 1)}
+
+    def trained(held):
+        found = streams.streams(here, "clip_b32", 8, Draw("train", samples, 4))
+        batches = {task: list(stream) if held else stream for task, stream in found.items()}
+        return featcal.surgery(merged, experts, batches, rank=4, steps=6, batch=8, encode="each_step")
+
+    assert difference(trained(False), trained(True)) == 0
+
+
+def test_an_adapter_without_samples_is_refused_whatever_holds_them(context):
+    _, images = context
+    none = streams.Drawn(replace(images, pixels=images.pixels[:0], labels=images.labels[:0]), 4)
+    for batches in (none, []):
+        with pytest.raises(BadBatches, match=r"batches\['dtd'\]: is empty; an adapter needs at least one sample"):
+            samples_of("dtd", batches)
+
+
+def pets(folder, count):
+    pictures = [encoded(picture(seed=seed)) for seed in range(count)]
+    return parquet(folder, labels=[0, 1] * (count // 2), feature=PETS, image=pictures)
+
+
+def test_decoding_into_the_cache_holds_a_few_chunks_however_large_the_split(tmp_path, monkeypatch):
+    monkeypatch.setattr(decoded, "CHUNK", 2 * PICTURE)
+    split = Split(pets(tmp_path / "pets", 120), "test", PLAIN, whole=True)
+    encoded_bytes = sum(file.stat().st_size for file in (tmp_path / "pets").iterdir())
+    mapped_images(tmp_path / "first", split)  # imports, tables
+    tracemalloc.start()
+    images = mapped_images(tmp_path / "decoded", split)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(images) == 120 and peak < 120 * PICTURE / 2 + 2 * encoded_bytes
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_pictures_that_are_decoded_by_several_threads_stand_in_their_places(tmp_path, monkeypatch, threads):
+    folder = pets(tmp_path / "pets", 12)
+    one_by_one = np.concatenate([load_images(folder, "test", PLAIN, in_memory=0).pixels[[row]] for row in range(12)])
+    monkeypatch.setattr("featcal.data.load.get_num_threads", lambda: threads)
+    assert np.array_equal(load_images(folder, "test", PLAIN).pixels, one_by_one)
+
+
+def test_pictures_made_on_a_device_stay_where_they_are_asked_for(context):
+    _, images = context
+    asked = replace(images, device=torch.device("cpu"))
+    assert torch.equal(asked.tensor([3, 1]), images.tensor([3, 1]))

@@ -1,0 +1,78 @@
+"""Switching the suite and back, as DVC sees it: what was trained, calibrated and scored lies under the suite's name in the cache.
+
+That DVC then runs none of it again is tried on a chain of stages in test_smoke.py; here every stage is held to its conditions.
+"""
+
+import re
+import shutil
+
+import pytest
+
+import pipeline
+from pipeline import PAGES, ROOT, files
+
+# cheap, with files in git among their outputs, which DVC does not cache: they run again behind a switch
+LIGHT = ("prepare_data", "prepare_texts", "gather", "results", "page", "playground", "book")
+# outputs that no other stage's numbers are made from: a switch may bring new seconds into them
+RECORD = "outputs/${suite}/run/"
+STAGES = pipeline.stages()
+HEAVY = [name for name, stage in STAGES.items() if not name.startswith(LIGHT) and not stage.get("frozen")]
+
+
+def paths(entries: list) -> dict[str, dict]:
+    """Outputs with their flags."""
+    return {next(iter(e)): next(iter(e.values())) for e in entries if isinstance(e, dict)} | {
+        e: {} for e in entries if isinstance(e, str)
+    }
+
+
+def test_the_stages_that_take_time_are_among_those_that_are_held_to_it():
+    assert {"prepare", "prepare_language", "merge", "calibrate", "adapt", "ablate", "evaluate", "evaluate_language"} <= set(HEAVY)
+    assert {"measure", "samples", "cost", "corrupted", "sweep", "theory", "choices", "task_counts", "multitask"} <= set(HEAVY)
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_what_takes_time_writes_into_its_suite_s_folder_only_and_every_output_is_cached(name):
+    outs = paths(STAGES[name]["outs"])
+    assert all(out.startswith("outputs/${suite}/") for out in outs)
+    assert not any(flags.get("cache") is False or flags.get("persist") for flags in outs.values())
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_what_takes_time_depends_on_nothing_that_a_switch_writes_anew(name):
+    """On files and settings of its own suite, and on code: all as they were after a switch back."""
+    stage = STAGES[name]
+    deps = [dep for dep in stage["deps"] if not dep.startswith(("featcal/", "reproduction/", "scripts/"))]
+    assert all(dep.startswith("outputs/${suite}/") for dep in deps), deps
+    assert not any(dep.startswith(RECORD) for dep in deps), "a record of seconds would differ"
+    files = [key for entry in stage.get("params", ()) if isinstance(entry, dict) for key in entry]
+    assert set(files) <= {"suites/${suite}.yaml"}
+
+
+def test_settings_of_another_suite_are_no_setting_of_a_stage():
+    for name in HEAVY:
+        words = [entry for entry in STAGES[name].get("params", ()) if isinstance(entry, str)]
+        own = all(word.endswith(".${suite}") or ".from" in word for word in words)  # `from` holds in every suite
+        assert own, (name, words)
+
+
+@pytest.mark.parametrize("suite", sorted(file.stem for file in (ROOT / "suites").glob("*.yaml")))
+def test_dvc_finds_every_setting_that_a_stage_names_whatever_the_suite(suite, tmp_path):
+    """DVC ends where a key is missing, in params.yaml or in the suite's file; a role that is not played is there as null."""
+    from dvc.dependency.param import MissingParamsError, ParamsDependency
+    from dvc.repo import Repo
+
+    for file in (*files(), PAGES, ROOT / "params.yaml", *(ROOT / "suites").glob("*.yaml")):
+        (tmp_path / file.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, tmp_path / file.relative_to(ROOT))
+    params = tmp_path / "params.yaml"
+    params.write_text(re.sub("^suite: mini", f"suite: {suite}", params.read_text(), flags=re.M))
+    Repo.init(str(tmp_path), no_scm=True).close()
+    missing = []
+    with Repo(str(tmp_path)) as repo:
+        for dep in (dep for stage in repo.index.stages for dep in stage.deps if isinstance(dep, ParamsDependency)):
+            try:
+                dep.get_hash()
+            except MissingParamsError as error:
+                missing.append(str(error))
+    assert not missing

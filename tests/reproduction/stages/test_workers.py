@@ -1,0 +1,94 @@
+"""Jobs in worker processes: results, errors and Ctrl-C arrive as they would without them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from featcal.errors import FeatCalError, TrainingDiverged
+from reproduction.stages import workers
+from reproduction.stages.workers import fan_out
+
+ROOT = Path(__file__).parents[3]
+
+
+def doubled(number: int) -> int:
+    return 2 * number
+
+
+def threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def diverged(task: str) -> None:
+    raise TrainingDiverged(task, 3, 0.1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_job_gives_its_result_under_its_name(workers):
+    jobs = {str(n): (n,) for n in range(5)}
+    assert dict(fan_out("double", doubled, jobs, workers)) == {str(n): 2 * n for n in range(5)}
+
+
+def test_a_worker_has_one_thread():
+    assert dict(fan_out("threads", threads, {"one": ()}, 1)) == {"one": 1}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's own")
+def test_a_worker_keeps_the_memory_that_it_frees_unless_the_environment_says_otherwise(monkeypatch):
+    told = []
+    monkeypatch.setattr(workers.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=lambda *setting: told.append(setting)))
+    for name in [name for name in os.environ if name.startswith("MALLOC_")]:
+        monkeypatch.delenv(name)
+    workers.keep_freed_memory()
+    assert told == [(-1, 1 << 30), (-3, 32 << 20)]
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1")
+    workers.keep_freed_memory()
+    assert len(told) == 2
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_mistake_found_in_a_worker_keeps_its_message(workers):
+    with pytest.raises(FeatCalError) as found:
+        dict(fan_out("train", diverged, {"mnist": ("mnist",)}, workers))
+    assert str(found.value) == str(TrainingDiverged("mnist", 3, 0.1))
+
+
+SLEEPERS = """
+import sys
+sys.path.insert(0, {tests!r})
+from test_workers import asleep
+from reproduction.stages.workers import fan_out
+if __name__ == "__main__":
+    dict(fan_out("sleep", asleep, {{str(n): ({folder!r}, n) for n in range(4)}}, 2))
+"""
+
+
+def asleep(folder: str, number: int) -> None:
+    Path(folder, f"{number}-{os.getpid()}").touch()
+    time.sleep(60)
+
+
+def test_ctrl_c_ends_the_workers_and_starts_no_further_job(tmp_path):
+    script = tmp_path / "sleepers.py"
+    jobs = tmp_path / "jobs"
+    jobs.mkdir()
+    script.write_text(SLEEPERS.format(tests=str(ROOT / "tests"), folder=str(jobs)))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    default = {"start_new_session": True, "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    running = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.PIPE, text=True, **default)
+    deadline = time.monotonic() + 90
+    while len(list(jobs.iterdir())) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(running.pid, signal.SIGINT)
+    told = running.communicate(timeout=20)[1]
+    started = [int(job.name.split("-")[1]) for job in jobs.iterdir()]
+    assert len(started) == 2 and "KeyboardInterrupt" in told and "leaked" not in told
+    assert not any(Path(f"/proc/{pid}").exists() for pid in started)

@@ -1,0 +1,88 @@
+"""The page on changing one thing: its edits fit the files as they are, and DVC finds stale what the page says."""
+
+import re
+import shutil
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from pipeline import PAGES, ROOT, files
+from reproduction.experiments.params import load_experiments
+
+TEXT = (ROOT / "book/change.md").read_text("utf-8")
+EDITS = dict(re.findall(r"<!-- edit: (\w+) -->\n```diff\n(.*?)```", TEXT, re.S))
+
+
+def edited(name: str) -> tuple[str, str]:
+    """The file that an edit of the page is made in, and its text afterwards."""
+    file = "suites/mini.yaml" if name == "task" else "params.yaml"
+    lines = EDITS[name].splitlines(keepends=True)
+    old, new = ("".join(line[1:] for line in lines if line.startswith(sign)) for sign in "-+")
+    text = (ROOT / file).read_text("utf-8")
+    start = text.index("calibrate:\n") if name in ("samples", "merger") else 0
+    assert old in text[start:], f"book/change.md: {name} is not in {file} any more"
+    return file, text[:start] + text[start:].replace(old, new, 1)
+
+
+@cache
+def settings(folder: Path) -> dict[str, dict]:
+    """By stage, the values that DVC compares."""
+    from dvc.repo import Repo
+
+    with Repo(str(folder)) as repo:
+        stages = repo.index.stages
+        told = {s.name: [d for d in s.deps if hasattr(d, "params")] for s in stages}
+        return {name: {Path(d.def_path).name: d.read_params(flatten=False) for d in deps} for name, deps in told.items()}
+
+
+def project(folder: Path) -> Path:
+    from dvc.repo import Repo
+
+    for file in (*files(), PAGES, ROOT / "params.yaml", *(ROOT / "suites").glob("*.yaml")):
+        (folder / file.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, folder / file.relative_to(ROOT))
+    Repo.init(str(folder), no_scm=True).close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory):
+    return settings(project(tmp_path_factory.mktemp("before")))
+
+
+def changed(name: str, before: dict[str, dict], folder: Path) -> set[str]:
+    """The stages whose settings an edit changes."""
+    file, text = edited(name)
+    (project(folder) / file).write_text(text, "utf-8")
+    load_experiments(folder / "params.yaml")
+    after = settings(folder)
+    return {stage for stage, values in after.items() if values != before[stage]}
+
+
+def test_every_edit_is_tried():
+    assert set(EDITS) == {"lambda", "samples", "merger", "task"}
+
+
+def test_lambda_changes_calibrations_controls_and_studies_of_images_and_no_merger_or_adapter(before, tmp_path):
+    stages = changed("lambda", before, tmp_path)
+    assert {"calibrate@clip_b32-8-wudi", "calibrate_pool@clip_l14-20", "ablate@clip_b32-8-wudi", "sweep@clip_b32-8"} <= stages
+    kinds = {stage.partition("@")[0] for stage in stages}
+    assert kinds == {"calibrate", "calibrate_pool", "ablate", "samples", "corrupted", "cost", "sweep", "theory", "tune"}
+    assert not [stage for stage in stages if "glue" in stage or "mergebench" in stage]
+
+
+def test_samples_of_one_merged_model_change_its_calibration_alone(before, tmp_path):
+    assert changed("samples", before, tmp_path) == {"calibrate@clip_b32-8-wudi", "calibrate@clip_l14-8-wudi"}
+    run = load_experiments(tmp_path / "params.yaml").calibrate["clip_b32-8-wudi-suite"]
+    assert run.samples == 512
+
+
+def test_another_merger_is_one_row(before, tmp_path):
+    assert changed("merger", before, tmp_path) == {"calibrate@clip_b32-8-ties", "calibrate@clip_l14-8-ties"}
+    assert load_experiments(tmp_path / "params.yaml").calibrate["clip_b32-8-ties-suite"].calibration
+
+
+def test_a_task_left_out_begins_with_the_images(before, tmp_path):
+    stages = changed("task", before, tmp_path)
+    assert "prepare_data" in stages and {stage.partition("@")[0] for stage in stages} == {"prepare_data", "prepare"}

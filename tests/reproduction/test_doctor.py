@@ -1,0 +1,167 @@
+"""`featcal doctor`: what it finds of a suite on a hub that tests serve, offline, and outside of a project; its exit codes."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import checkpoints
+import huggingface_hub
+import pytest
+import yaml
+from hub_repositories import digits
+from hub_server import HubServer
+from rehearsal_punkt import punkt_tab
+
+from featcal.cli import main as cli
+from reproduction.data.decoded import WORTHWHILE
+from reproduction.data.registry import TASKS
+from reproduction.doctor import suite as doctor_suite
+from reproduction.doctor.needs import Chosen, hours, models_kept, role_needs, tables
+from reproduction.experiments.params import load_experiments
+from reproduction.language import requirements
+from reproduction.suites.reachable import look
+from reproduction.suites.repositories import DECODED, TEST_IMAGES, TRAIN_IMAGES, Repository, decoded_bytes, repositories
+from reproduction.suites.suite import load_suite
+
+ROOT = Path(__file__).parents[2]
+BASE, EXPERT = "openai/clip-vit-base-patch32", "tanganke/clip-vit-base-patch32"
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A project whose suite `paper` has one role and two tasks."""
+    folder = tmp_path / "project"
+    shutil.copytree(ROOT / "suites", folder / "suites")
+    (folder / "pipeline").mkdir()
+    for name in ("params.yaml", "pipeline/pages.yaml"):
+        shutil.copyfile(ROOT / name, folder / name)
+    file = folder / "suites/paper.yaml"
+    suite = yaml.safe_load(file.read_text())
+    suite |= {"pools": {8: ["mnist", "dtd"]}, "roles": {"clip_b32": suite["roles"]["clip_b32"]}, "language": None}
+    file.write_text(yaml.safe_dump(suite))
+    return folder
+
+
+def chosen(folder: Path) -> Chosen:
+    return Chosen(folder, load_experiments(folder / "params.yaml", "paper"), load_suite(folder, "paper"))
+
+
+def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "featcal.cli", "doctor", *arguments]
+    env = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"} | environment
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+
+
+def test_every_state_of_a_repository_is_told_and_what_is_missing_ends_it_with_2(project, tmp_path):
+    checkpoints.clip_folder(tmp_path / "clip")
+    for task in ("mnist", "dtd"):
+        checkpoints.vision_folder(tmp_path / task, 1)
+    served = {BASE: tmp_path / "clip", f"{EXPERT}_mnist": tmp_path / "mnist", f"{EXPERT}_dtd": tmp_path / "dtd"}
+    served["datasets/ylecun/mnist"] = digits(tmp_path / "digits")["main"]
+    with HubServer(served, gated=[f"{EXPERT}_dtd"]) as hub:
+        done = run(project, "--suite", "paper", "--json", **hub.environment(tmp_path / "home"))
+        assert not any(".safetensors" in asked or "parquet" in asked for asked in hub.seen if "resolve" in asked)
+    assert done.returncode == 2, done.stderr
+    found = json.loads(done.stdout)
+    states = {one["repository"]["name"]: one["state"] for one in found["repositories"]}
+    assert states == {
+        BASE: "reachable", f"{EXPERT}_mnist": "reachable", f"{EXPERT}_dtd": "gated", "ylecun/mnist": "reachable",
+        "tanganke/dtd": "missing",
+    }  # fmt: skip
+    weights = (tmp_path / "mnist/model.safetensors").stat().st_size
+    sizes = {one["repository"]["name"]: one["bytes"] for one in found["repositories"]}
+    assert weights < sizes[f"{EXPERT}_mnist"] < 2 * weights and sizes["ylecun/mnist"] > 0 and sizes["tanganke/dtd"] is None
+    said = "\n".join(found["missing"])
+    assert "hf auth login" in said and "missing (RepositoryNotFoundError): tanganke/dtd" in said
+    assert found["memory"]["clip_b32"]["gpu"] > 0 and found["hours"]["table01"] > 0 and found["suite"] == "paper"
+
+
+def test_offline_what_the_cache_holds_is_enough_and_the_rest_is_told(project, tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    commit = "1" * 40
+    checkpoints.clip_folder(tmp_path / "hub/models--a--b/snapshots" / commit)
+    known, other = Repository("a/b", "model", "clip_b32", 7), Repository("a/c", "model", "clip_b32", 7)
+    assert [one.state for one in look([known, other], {"models": {"a/b": commit}})] == ["cached", "offline"]
+    (moved,) = look([known], {"models": {"a/b": "2" * 40}})
+    assert moved.state == "offline" and moved.bytes == 7
+    monkeypatch.setattr(doctor_suite, "gpu_bytes", lambda: 80 << 30)
+    found = doctor_suite.checkup(chosen(project), 1e13)
+    assert len(found.missing) == 1 and found.missing[0].startswith("offline (it is not in the cache, and HF_HUB_OFFLINE=1)")
+    monkeypatch.setattr(doctor_suite, "gpu_bytes", lambda: 1 << 20)
+    assert any("of GPU memory for clip_b32" in line for line in doctor_suite.checkup(chosen(project), 1e13).missing)
+
+
+def test_a_full_disk_is_noticed_and_what_was_made_before_needs_no_place_again(project, monkeypatch):
+    monkeypatch.setattr(doctor_suite, "gpu_bytes", lambda: 80 << 30)
+    monkeypatch.setattr(doctor_suite.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    assert any("where 1000 B are free" in line for line in doctor_suite.checkup(chosen(project), 1e13).missing)
+
+
+def test_what_the_public_tests_lack_is_told_with_the_way_out_and_what_lies_apart_is_seen(tmp_path, monkeypatch):
+    nltk = pytest.importorskip("nltk")
+    whole = Chosen(ROOT, load_experiments(ROOT / "params.yaml", "paper"), load_suite(ROOT, "paper"))
+    monkeypatch.setattr(requirements, "ANTLR_FOLDER", tmp_path / "antlr4")
+    monkeypatch.setattr(requirements, "sys", SimpleNamespace(path=[], executable="python"))
+    monkeypatch.setattr(requirements, "find_spec", lambda name: name != "math_verify" or None)
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path / "nltk_data")])
+    monkeypatch.delenv("HF_ALLOW_CODE_EVAL", raising=False)
+    told = doctor_suite.tests_lack(whole)
+    starts = ["math500: math_verify not installed", "math500: antlr4 4.11 is needed, none is installed"]
+    starts += ["humaneval_plus, mbpp_plus: runs generated programs", "ifeval: nltk's punkt_tab is not here"]
+    assert all(line.startswith(start) for line, start in zip(told, starts, strict=True)), told
+    ways_out = ["pip install -c constraints.txt -e", f"--target {tmp_path / 'antlr4'} antlr4-python3-runtime==4.11.1"]
+    ways_out += ["HF_ALLOW_CODE_EVAL=1", "python -m nltk.downloader punkt_tab"]
+    assert all(way_out in line for line, way_out in zip(told, ways_out, strict=True)), told
+    own = tmp_path / "antlr4/antlr4_python3_runtime-4.11.1.dist-info"
+    own.mkdir(parents=True)
+    (own / "METADATA").write_text("Metadata-Version: 2.1\nName: antlr4-python3-runtime\nVersion: 4.11.1\n")
+    punkt_tab(tmp_path / "nltk_data")
+    monkeypatch.setenv("HF_ALLOW_CODE_EVAL", "1")
+    assert doctor_suite.tests_lack(whole) == told[:1]
+
+
+def test_the_suite_made_here_lacks_nothing_and_a_misspelt_one_is_told(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert cli.main(["doctor", "--suite", "mini"]) == 0
+    assert "nothing is missing for the suite mini" in capsys.readouterr().out
+    assert cli.main(["doctor", "--suite", "papers"]) == 2
+    assert "paper" in capsys.readouterr().err
+
+
+def test_outside_of_a_project_a_suite_cannot_be_looked_at(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["machine"]["torch"]
+    assert cli.main(["doctor", "--suite", "paper"]) == 2
+
+
+def test_hours_grow_with_models_and_fall_with_speed(project):
+    here = chosen(project)
+    assert hours(here, 2e13)["clip_b32-8"] == pytest.approx(hours(here, 1e13)["clip_b32-8"] / 2)
+    (needs,) = role_needs(here)
+    assert needs.disk == (models_kept(here, "clip_b32", 8) + 2 + 1) * 87_456_000 * 4  # and two experts, one base
+
+
+def test_every_table_of_scores_names_its_roles_and_pools():
+    found = tables(yaml.safe_load((ROOT / "pipeline/pages.yaml").read_text())["pages"])
+    assert found["table01"] == ["clip_b32-8"] and "clip_l14-20" in found["table02"]
+    assert found["table04"] == ["llama_3b-mergebench", "llama_8b-mergebench"]
+
+
+def test_the_paper_asks_for_every_checkpoint_and_data_set_once():
+    asked = repositories(load_suite(ROOT, "paper"))
+    names = [(one.kind, one.name) for one in asked]
+    assert len(names) == len(set(names)) == 2 * 21 + 2 * 9 + 2 * 4 + 20 + 1 + 3 + 6
+    assert all(one.bytes for one in asked if one.kind == "model")
+    assert repositories(load_suite(ROOT, "mini")) == repositories(load_suite(ROOT, "files")) == []
+
+
+def test_the_decoded_pictures_of_the_twenty_tasks_are_the_counts_of_the_recipes():
+    assert sum(TEST_IMAGES.values()) == 233_068 and set(TEST_IMAGES) == set(TASKS)
+    assert max(TRAIN_IMAGES.values()) * DECODED <= WORTHWHILE
+    assert decoded_bytes(load_suite(ROOT, "paper")) == (233_068 + 28_524) * 3 * 224 * 224

@@ -1,0 +1,205 @@
+"""Every number of the landing page's tables, recomputed from the committed files by other code than the page's.
+
+Nothing of reproduction.report computes here: files are read by `csv` and `json`, and what the page shows is parsed from its HTML.
+"""
+
+import csv
+import json
+import re
+from collections import defaultdict
+from html.parser import HTMLParser
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+from reproduction.report import cost, overview, shares
+
+ROOT = Path(__file__).parents[2]
+RESULTS, PAPER = ROOT / "results" / "mini", ROOT / "reproduction" / "report" / "paper"
+UPSTREAMS = {
+    "Simple Averaging": "average", "Task Arithmetic": "task_arithmetic", "AdaMerging": "adamerging", "WUDI-Merging": "wudi",
+}  # fmt: skip
+PLACES = {
+    "smaller model, 8 tasks": "clip_b32-8", "larger model, 8 tasks": "clip_l14-8", "Smaller T5": "flan_t5_base-glue",
+    "Larger T5": "flan_t5_large-glue", "Smaller Llama": "llama_3b-mergebench", "Larger Llama": "llama_8b-mergebench",
+}  # fmt: skip
+SETTINGS = {"suite’s settings": "suite", "paper’s settings": "paper"}
+METHODS = {"FeatCal": "featcal", "Surgery": "surgery", "ProbSurgery": "prob_surgery"}
+PRINTED = {"8": "table01", "14": "table08", "20": "table10"}
+PAPERS = {"average": "simple_averaging", "prob_surgery": "probsurgery", "expert": "finetuned"}  # words of the printed tables
+NUMBER = re.compile(r"[-−+]?\d+(?:\.\d+)?")
+
+
+class Rows(HTMLParser):
+    """Cells of every table row as text, parts of a cell between bars."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.rows = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+        elif tag in ("small", "details") and self.rows and self.rows[-1]:
+            self.rows[-1][-1] += "|"
+
+    def handle_data(self, data):
+        if self.rows and self.rows[-1]:
+            self.rows[-1][-1] += data
+
+
+def shown(html):
+    """Head and body of the one table in a piece of HTML."""
+    head, *body = Rows(html).rows
+    return head, body
+
+
+def score(place, upstream, method, setting=""):
+    """Average over tasks, and over seeds, of one model; None where it has no rows."""
+    seeds = defaultdict(list)
+    with (RESULTS / f"{place}.csv").open(encoding="utf-8") as text:
+        for row in csv.DictReader(text):
+            if (row["upstream"], row["method"], row["setting"]) == (upstream, method, setting):
+                seeds[row["seed"]].append(float(row["value"]))
+    return (mean(map(mean, seeds.values())), len(seeds)) if seeds else None
+
+
+def printed(table, upstream, method):
+    """Mean of a printed row over its tasks."""
+    with (PAPER / f"{table}.csv").open(encoding="utf-8") as text:
+        key = (PAPERS.get(upstream, upstream), PAPERS.get(method, method))
+        rows = [row for row in csv.DictReader(text) if (row["upstream"], row["method"]) == key]
+    return mean(float(row["value"]) for row in rows if row["column"] != "Avg.")
+
+
+def same(cell, value, digits):
+    """Whether a cell shows a value, rounded to so many digits; a dash where there is none."""
+    if value is None:
+        return cell.strip() == "–"
+    number = float(NUMBER.findall(cell)[0].replace("−", "-"))
+    return abs(number - value) <= 0.5 * 10**-digits + 1e-6
+
+
+def share(merged, ours, expert):
+    return 100 * (ours - merged) / (expert - merged)
+
+
+def test_every_cell_of_what_was_run_is_that_of_the_files():
+    head, rows = shown(overview.runs("mini").html)
+    assert head == ["Merger", "Base", "Merged", "FeatCal", "Experts", "Gap recovered", "Seeds"]
+    assert len(rows) == 2 * (2 * len(UPSTREAMS) + 4)
+    for name, *cells in rows:
+        merger, told = name.split("|")
+        words, setting = told.rsplit(", ", 1)
+        place, upstream = PLACES[words], UPSTREAMS[merger]
+        found = [score(place, "", "base"), score(place, upstream, "merged"), score(place, upstream, "featcal", SETTINGS[setting])]
+        found.append(score(place, "", "expert"))
+        base, merged, ours, expert = (one and one[0] for one in found)
+        for cell, value in zip(cells[:4], (base, merged, ours, expert), strict=True):
+            assert same(cell.split("|")[0], value, 1), (name, cell, value)
+        assert same(cells[4], share(merged, ours, expert) if expert else None, 0), (name, cells[4])
+        assert int(cells[5]) == found[2][1], name
+
+
+def test_a_failure_at_the_papers_settings_shows_as_one():
+    """Once the suite's share stood on the row of the paper's settings."""
+    _, rows = shown(overview.runs("mini").html)
+    cells = {row[0].split("|")[1]: row for row in rows}
+    for size in ("Smaller T5", "Larger T5"):
+        row = cells[f"{size}, paper’s settings"]
+        fell = float(NUMBER.findall(row[3])[0]) < float(NUMBER.findall(row[2])[0])
+        assert fell == (float(NUMBER.findall(row[5])[0]) < 0), row
+
+
+def test_every_share_of_the_gap_is_that_of_the_files_and_of_the_printed_cells():
+    head, rows = shown(shares.by_tasks("mini").html)
+    pools = [column.split()[0] for column in head[1:4]]
+    assert pools == list(PRINTED) and len(rows) == 8
+    for name, *cells in rows:
+        method, told = name.split("|")
+        merger, setting = told.rsplit(", ", 1)
+        upstream, at = UPSTREAMS[merger], SETTINGS[setting]
+        for pool, here, there in zip(pools, cells[:3], cells[3:], strict=True):
+            place = f"clip_b32-{pool}"
+            ours, merged = score(place, upstream, METHODS[method], at), score(place, upstream, "merged")
+            value = ours and share(merged[0], ours[0], score(place, "", "expert")[0])
+            assert same(here, value, 0), (name, pool, here, value)
+            if at == "suite":
+                table = PRINTED[pool]
+                keys = (upstream, "merged"), (upstream, METHODS[method]), ("", "expert")
+                paper = share(*(printed(table, *key) for key in keys))
+                assert same(there.split("|")[0], paper, 0), (name, pool, there, paper)
+            else:
+                assert not there
+
+
+def test_the_sentence_below_the_shares_says_what_the_table_does():
+    """Differences of unrounded shares, of FeatCal and of both adapters, least and most over the numbers of tasks."""
+    for words, upstream in zip(shares.words("mini").split(". "), ("average", "task_arithmetic"), strict=True):
+        apart = defaultdict(list)
+        for pool, table in PRINTED.items():
+            place = f"clip_b32-{pool}"
+            merged, expert = score(place, upstream, "merged")[0], score(place, "", "expert")[0]
+            for method in METHODS.values():
+                here = share(merged, score(place, upstream, method, "suite")[0], expert)
+                there = share(*(printed(table, *key) for key in ((upstream, "merged"), (upstream, method), ("", "expert"))))
+                apart["featcal" if method == "featcal" else "adapters"].append(here - there)
+        told = [float(number.replace("−", "-")) for number in NUMBER.findall(words)]
+        wanted = [limit(apart[who]) for who in ("featcal", "adapters") for limit in (min, max)]
+        assert told == pytest.approx(wanted, abs=0.0501), words
+
+
+def test_the_cost_is_shown_by_both_procedures_as_recorded():
+    record = json.loads((RESULTS / "clip_b32-8.cost.run.json").read_text(encoding="utf-8"))["cost"]
+    here = {(run["method"], run["encode"]): run["seconds"] for run in record}
+    with (PAPER / "table05.csv").open(encoding="utf-8") as text:
+        seconds = {row["method"]: float(row["seconds"]) for row in csv.DictReader(text)}
+    there = {("featcal", "once"): seconds["featcal"]}
+    there |= {("surgery", "each_step"): seconds["surgery"], ("prob_surgery", "each_step"): seconds["probsurgery"]}
+    _, rows = shown(cost.procedures("table05", "mini").html)
+    assert len(rows) == len(here) == 5
+    for name, *cells in rows:
+        method, _, procedure = name.partition(", ")
+        key = (METHODS[method], "each_step" if procedure == "as published" else "once")
+        for found, (own, times) in ((here, cells[:2]), (there, cells[2:])):
+            value = found.get(key)
+            assert same(own, value, 0 if value and value >= 100 else 1), (name, own, value)
+            assert same(times, value and value / found["featcal", "once"], 1), (name, times)
+
+
+def test_the_measured_numbers_of_the_abstracts_claims_are_those_of_the_files():
+    """Both averages, or seconds, of every claim of the abstract, and the margin between them."""
+    ours = {("clip_b32", m): score("clip_b32-8", "task_arithmetic", m, "suite")[0] for m in METHODS.values()}
+    ours |= {("t5", m): score("flan_t5_base-glue", "task_arithmetic", m, "suite")[0] for m in METHODS.values()}
+    merged = score("clip_b32-8", "task_arithmetic", "merged")[0]
+    runs = json.loads((RESULTS / "clip_b32-8.cost.run.json").read_text(encoding="utf-8"))["cost"]
+    took = {(run["method"], run["encode"]): run["seconds"] for run in runs}
+    drawn = defaultdict(list)  # method and number of images → accuracies of all tasks and seeds
+    with (RESULTS / "clip_b32-8.samples.csv").open(encoding="utf-8") as text:
+        for row in csv.DictReader(text):
+            if row["setting"] == "suite":
+                drawn[row["method"], row["samples"]].append(float(row["value"]))
+    wanted = {
+        "With 8 examples per task FeatCal is above": (mean(drawn["featcal", "8"]), mean(drawn["surgery", "512"])),
+        "On Task Arithmetic, FeatCal is above Surgery.": (ours["clip_b32", "featcal"], ours["clip_b32", "surgery"]),
+        "On Task Arithmetic, FeatCal is above ProbSurgery.": (ours["clip_b32", "featcal"], ours["clip_b32", "prob_surgery"]),
+        "FeatCal raises the average of Task Arithmetic.": (ours["clip_b32", "featcal"], merged),
+        "On FLAN-T5-base and GLUE, FeatCal is above Surgery.": (ours["t5", "featcal"], ours["t5", "surgery"]),
+        "On FLAN-T5-base and GLUE, FeatCal is above ProbSurgery.": (ours["t5", "featcal"], ours["t5", "prob_surgery"]),
+        "Calibrating with FeatCal takes less time than Surgery": (took["featcal", "once"], took["surgery", "each_step"]),
+        "Calibrating with FeatCal takes less time than ProbSurgery": (took["featcal", "once"], took["prob_surgery", "each_step"]),
+    }
+    _, rows = shown(overview.abstract("mini").html)
+    told = {row[0].split("|")[0]: row[3] for row in rows}
+    for sentence, (left, right) in wanted.items():
+        cell = next((cell for name, cell in told.items() if name.startswith(sentence)), None)
+        assert cell is not None, f"no claim of the abstract reads: {sentence}"
+        one, two = NUMBER.findall(cell)[:2]
+        assert same(one, left, 1) and same(two, right, 1), (sentence, cell)
+        margin = re.search(r"margin ([-−+]\d+\.\d+)", cell)
+        higher = abs(left - right)
+        assert margin and abs(abs(float(margin[1].replace("−", "-"))) - higher) <= 0.05 + 1e-6, (sentence, cell)

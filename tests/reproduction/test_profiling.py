@@ -1,0 +1,136 @@
+"""The profiler: memory of a known amount is found, also in a child; power is integrated; what cannot be measured is None."""
+
+import math
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from reproduction.profiling import memory, profile
+from reproduction.profiling.power import power_meter
+from reproduction.profiling.profile import energy, profiled
+
+SIZE = 120 * memory.MIB
+TOUCH = f"import time; held = bytearray({SIZE}); held[::4096] = b'x' * len(held[::4096]); time.sleep(0.8)"
+
+
+def touched(size):
+    """Memory that is really there: one byte of every page is written."""
+    held = bytearray(size)
+    held[::4096] = b"x" * len(held[::4096])
+    return held
+
+
+def test_an_allocation_is_found_although_it_is_gone_before_anybody_looked(monkeypatch):
+    monkeypatch.setattr(profile, "INTERVAL", 60)
+    _, cost = profiled(lambda: len(touched(SIZE)))
+    assert 119 <= cost.memory_mib <= 130
+    assert cost.energy_wh is None
+
+
+def test_what_a_child_held_before_hides_nothing(monkeypatch):
+    monkeypatch.setattr(profile, "INTERVAL", 60)
+    holds = f"held = bytearray({3 * SIZE}); held[::4096] = b'x' * len(held[::4096]); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", holds], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        _, cost = profiled(lambda: len(touched(SIZE)))
+        child.communicate(b"\n")
+    assert 119 <= cost.memory_mib <= 130
+
+
+def test_what_was_held_before_does_not_count():
+    held = touched(SIZE)
+    _, cost = profiled(lambda: None)
+    assert cost.memory_mib < 5 and len(held) == SIZE
+
+
+def test_memory_of_a_child_counts():
+    _, cost = profiled(lambda: subprocess.run([sys.executable, "-c", TOUCH], check=True))
+    assert 119 <= cost.memory_mib <= 160
+
+
+def test_seconds_are_those_of_the_work_and_its_value_comes_back():
+    value, cost = profiled(lambda: time.sleep(0.3) or 7)
+    assert value == 7 and 0.3 <= cost.seconds <= 0.6
+
+
+def test_elsewhere_than_on_linux_memory_is_not_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "PROC", tmp_path)
+    assert profiled(lambda: None)[1].memory_mib is None
+
+
+def test_an_error_of_the_work_comes_through_and_nobody_keeps_looking():
+    import threading
+
+    before = threading.active_count()
+    with pytest.raises(ZeroDivisionError):
+        profiled(lambda: 1 / 0)
+    assert threading.active_count() == before
+
+
+class NVMLError(Exception):
+    pass
+
+
+def stand_in(watts=None, asked=None, broken=False):
+    """A module as nvidia-ml-py's, whose GPU draws `watts()`; `asked` notes which GPU was wanted and that it was let go."""
+    asked = [] if asked is None else asked
+
+    def start():
+        if broken:
+            raise NVMLError("no driver")
+
+    def power(_):
+        if watts is None:
+            raise NVMLError("not supported")
+        return 1000 * watts()
+
+    return SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=start,
+        nvmlShutdown=lambda: asked.append("shut down"),
+        nvmlDeviceGetHandleByIndex=lambda i: asked.append(i),
+        nvmlDeviceGetHandleByUUID=lambda name: asked.append(name),
+        nvmlDeviceGetPowerUsage=power,
+    )
+
+
+def test_energy_is_the_power_of_the_gpu_over_time(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", stand_in(lambda: 360.0))
+    monkeypatch.setattr(profile, "INTERVAL", 0.02)
+    _, cost = profiled(lambda: time.sleep(0.5), gpu=True)
+    assert cost.energy_wh == pytest.approx(360 * cost.seconds / 3600, rel=0.15)
+
+
+def test_trapezoids_are_exact_for_a_power_that_rises_evenly():
+    assert energy([(t, 100 * t) for t in (0.0, 1.0, 4.0, 36.0)]) == pytest.approx(100 * 36**2 / 2 / 3600, abs=1e-4)
+    assert energy([]) is None and energy([(0.0, 1.0)]) is None
+
+
+@pytest.mark.parametrize(
+    "module",
+    [None, stand_in(broken=True), stand_in(watts=None)],
+    ids=["no package", "no driver", "a board that does not tell"],
+)
+def test_without_a_meter_energy_is_not_measured(monkeypatch, module):
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    assert profiled(lambda: None, gpu=True)[1].energy_wh is None
+
+
+@pytest.mark.parametrize(("visible", "wanted"), [(None, 0), ("3,1", 3), ("GPU-8a2f", "GPU-8a2f")])
+def test_the_gpu_that_is_measured_is_torchs_first(monkeypatch, visible, wanted):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    asked = []
+    monkeypatch.setitem(sys.modules, "pynvml", stand_in(lambda: 1.0, asked))
+    with power_meter() as watts:
+        assert math.isclose(watts(), 1.0)
+    assert asked == [wanted, "shut down"]
+
+
+def test_a_gpu_is_not_asked_about_work_on_the_cpu(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", stand_in(lambda: 360.0))
+    assert profiled(lambda: None)[1].energy_wh is None

@@ -1,0 +1,151 @@
+"""Settings files: a mistake is one message that names the place and the way out."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import yaml
+from smoke_graph import ROOT, lay_out, smoke_params, working_in
+
+from featcal.errors import BadFile, BadSetting, FeatCalError, MissingPath, UnknownKey
+from featcal.settings import Calibration, from_mapping
+from reproduction.experiments.params import load_experiments
+from reproduction.experiments.runs import role_and_pool
+from reproduction.suites.suite import load_suite
+
+KEY = "clip_b32-8"
+
+
+def changed(tmp_path: Path, change) -> Path:
+    """params.yaml of the smoke suite after `change` has had its way with it."""
+    params = smoke_params()
+    change(params)
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(params))
+    return path
+
+
+def test_a_misspelt_setting_is_named_with_its_nearest_neighbour(tmp_path):
+    path = changed(tmp_path, lambda p: p["calibrate"][KEY]["smoke"]["suite"].update(rigde=0.1))
+    with pytest.raises(UnknownKey, match=rf"calibrate.{KEY}.smoke.suite: 'rigde' .* did you mean 'ridge'"):
+        load_experiments(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ridge", 0),
+        ("ridge", "1e-5"),
+        ("ridge", float("nan")),
+        ("interpolation", 1.2),
+        ("samples", 0),
+        ("seeds", []),
+        ("norm", 1),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_the_range(tmp_path, name, value):
+    path = changed(tmp_path, lambda p: p["calibrate"][KEY]["smoke"]["suite"].update({name: value}))
+    with pytest.raises(BadSetting, match=name):
+        load_experiments(path)
+
+
+def test_a_missing_setting_is_named(tmp_path):
+    path = changed(tmp_path, lambda p: p["calibrate"][KEY]["smoke"]["suite"].pop("anchor_blend"))
+    with pytest.raises(BadSetting, match="anchor_blend"):
+        load_experiments(path)
+
+
+def test_a_calibration_of_a_model_that_is_not_merged_is_refused(tmp_path):
+    path = changed(tmp_path, lambda p: p["calibrate"][KEY]["from"].update(wdi={}))
+    with pytest.raises(UnknownKey, match=rf"calibrate.{KEY}.from: 'wdi' .* did you mean 'wudi'"):
+        load_experiments(path)
+
+
+def test_a_suite_without_settings_in_an_experiment_is_refused(tmp_path):
+    path = changed(tmp_path, lambda p: p.update(suite="mine"))
+    with pytest.raises(BadSetting, match="no settings for the suite 'mine'"):
+        load_experiments(path)
+
+
+def test_broken_yaml_is_named_with_its_line(tmp_path):
+    (tmp_path / "params.yaml").write_text("suite: [mini\nmerge: {")
+    with pytest.raises(BadFile, match="params.yaml.*line 2"):
+        load_experiments(tmp_path / "params.yaml")
+
+
+def test_a_missing_params_file_is_an_error_with_a_way_out(tmp_path):
+    with pytest.raises(MissingPath, match="params.yaml"):
+        load_experiments(tmp_path / "params.yaml")
+
+
+def test_a_suite_that_does_not_exist_is_named_with_its_nearest_neighbour():
+    with pytest.raises(UnknownKey, match="did you mean 'mini'"):
+        load_suite(ROOT, "mimi")
+
+
+@pytest.mark.parametrize("name", ["mini", "paper", "files"])
+def test_every_suite_of_the_project_can_be_read(name):
+    suite = load_suite(ROOT, name)
+    assert suite.pool(8) and set(suite.roles) == {"clip_b32", "clip_l14"}
+
+
+def test_a_misspelt_key_of_a_suite_is_named(tmp_path):
+    (tmp_path / "suites").mkdir()
+    text = (ROOT / "suites/mini.yaml").read_text().replace("fine_tune:", "finetune:")
+    (tmp_path / "suites/mini.yaml").write_text(text)
+    with pytest.raises(UnknownKey, match="did you mean 'fine_tune'"):
+        load_suite(tmp_path, "mini")
+
+
+def test_settings_survive_the_way_through_a_mapping():
+    settings = Calibration(0.05, 2.0, 0.3, task_weights="uniform")
+    assert from_mapping(Calibration, asdict(settings), "here") == settings
+
+
+def test_a_stage_with_an_unknown_key_names_the_nearest_one(tmp_path):
+    from reproduction.stages.run import run_stage
+
+    lay_out(tmp_path)
+    with working_in(tmp_path), pytest.raises(UnknownKey, match="did you mean 'clip_b32-8-average'"):
+        run_stage("calibrate", "clip_b32-8-averag")
+    with working_in(tmp_path), pytest.raises(UnknownKey, match="did you mean 'clip_b32-8'"):
+        run_stage("merge", "clip_b3-8")
+    with working_in(tmp_path), pytest.raises(FeatCalError, match="did you mean 'calibrate'"):
+        run_stage("calibrat", "x")
+
+
+def test_the_mini_suite_in_force_is_the_one_that_was_chosen():
+    import json
+
+    choice = json.loads((ROOT / "reproduction/mini/choice.json").read_text())
+    suite, params = load_suite(ROOT, "mini"), yaml.safe_load((ROOT / "params.yaml").read_text())
+    assert suite.data.strength == choice["chosen"]["strength"]
+    for key, mergers in params["merge"].items():
+        role, pool = role_and_pool(key)
+        if isinstance(pool, int):
+            scale = choice["chosen"]["scale"][role][str(pool)]
+            assert mergers["task_arithmetic"]["mini"]["scale"] == scale, key
+            assert mergers["adamerging"]["mini"].get("start", scale) == scale, key
+    for key, run in load_experiments(ROOT / "params.yaml", "mini").calibrate.items():
+        if run.setting == "suite" and run.calibration and isinstance(run.pool, int):
+            assert choice["chosen"]["settings"].items() <= asdict(run.calibration).items(), key
+
+
+def test_what_differs_at_one_merged_model_is_told_under_from(tmp_path):
+    """Settings of a group hold for every merged model; a row changes some, leaves a setting out, or adds one of its own."""
+
+    def change(p):
+        entry = p["calibrate"][KEY]
+        entry["smoke"]["paper"], printed = None, entry["smoke"]["paper"]
+        entry["from"] = {
+            "average": {"suite": {"samples": 5}, "paper": {"samples": 7}}, "ties": {"suite": None}, "lot": None, "wudi": {},
+        }  # fmt: skip
+        p["calibrate"]["clip_l14-8"]["smoke"] = {"suite": p["calibrate"]["clip_l14-8"]["smoke"]["suite"]}
+        p["calibrate"]["clip_l14-8"]["from"] = {"wudi": {"paper": printed}, "average": {}}
+        p["measure"] = {}
+    runs = load_experiments(changed(tmp_path, change)).calibrate
+    samples = {key: run.samples for key, run in runs.items() if run.calibration and run.pool == 8}
+    assert samples == {
+        "clip_b32-8-average-suite": 5, "clip_b32-8-wudi-suite": 16,
+        "clip_l14-8-wudi-suite": 16, "clip_l14-8-wudi-paper": 16, "clip_l14-8-average-suite": 16,
+    }  # fmt: skip

@@ -1,0 +1,193 @@
+"""What a student may mistype in params.yaml and suites/*.yaml: one message that names the place, before any stage begins."""
+
+import copy
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from smoke_graph import ROOT, smoke_params
+
+from featcal.cli import main as cli
+from featcal.errors import FeatCalError
+from reproduction.stages.context import load_context
+
+POOL, LARGER = "clip_b32-8", "clip_b32-14"
+CALIBRATE, MERGE, ADAPT, ABLATE = f"calibrate/{POOL}", f"merge/{POOL}", f"adapt/{POOL}", f"ablate/{POOL}"
+PARAMS, SUITE = smoke_params(), yaml.safe_load((ROOT / "tests/smoke/smoke.yaml").read_text())
+
+
+def project(folder: Path, params: Any, suite: Any) -> Path:
+    """A folder with nothing but settings."""
+    shutil.copytree(ROOT / "suites", folder / "suites")
+    (folder / "suites/smoke.yaml").write_text(yaml.safe_dump(suite))
+    (folder / "params.yaml").write_text(yaml.safe_dump(params))
+    return folder
+
+
+def put(tree: Any, path: str, value: Any) -> Any:
+    """The tree with another value at a path such as `merge/name/smoke/scale`; 8 stands for the number."""
+    tree = copy.deepcopy(tree)
+    *way, last = [int(word) if word.isdigit() else word for word in path.split("/")]
+    inner = tree
+    for word in way:
+        inner = inner[word]
+    if value is DROPPED:
+        del inner[last]
+    else:
+        inner[last] = value
+    return tree
+
+
+DROPPED: Any = object()
+IN_PARAMS: list[tuple[str, Any, str]] = [
+    ("suite", "smke", "did you mean 'smoke'"),
+    ("suite", ["smoke"], "suite"),
+    ("calibrte", {}, "did you mean 'calibrate'"),
+    ("merge", None, "merge"),
+    ("merge/clip_b32", {}, "merge: 'clip_b32' is not known here; did you mean 'clip_b32-8'"),
+    ("calibrate/clip_b23-8", {}, "calibrate: 'clip_b23-8' is not known here; did you mean 'clip_b32-8'"),
+    ("corrupted/clip_b32-glu", {}, "corrupted: 'clip_b32-glu'"),
+    (CALIBRATE, None, "calibrate.clip_b32-8: None cannot be used"),
+    (f"{CALIBRATE}/rolle", "x", "calibrate.clip_b32-8.rolle"),
+    (f"{CALIBRATE}/smoke", DROPPED, "no settings for the suite 'smoke'"),
+    (f"{CALIBRATE}/from", DROPPED, "lacks from"),
+    (f"{CALIBRATE}/from", ["average"], "calibrate.clip_b32-8.from: ['average']"),
+    (f"{CALIBRATE}/from/averge", {}, "calibrate.clip_b32-8.from: 'averge' is not known here; did you mean 'average'"),
+    (f"{CALIBRATE}/from/average", 3, "calibrate.clip_b32-8.from.average: 3"),
+    (f"{CALIBRATE}/from/average", {"siute": {}}, "from.average: 'siute' is not known here; did you mean 'suite'"),
+    (f"{CALIBRATE}/from/average", {"suite": 3}, "calibrate.clip_b32-8.from.average.suite: 3"),
+    (f"{CALIBRATE}/from/average", {"suite": {"ridge": 0}}, "calibrate.clip_b32-8.from.average.suite.ridge: 0"),
+    (f"{CALIBRATE}/smoke/siute", {}, "calibrate.clip_b32-8.smoke: 'siute' is not known here; did you mean 'suite'"),
+    (f"{CALIBRATE}/smoke/suite", 3, "calibrate.clip_b32-8.smoke.suite: 3"),
+    (f"{CALIBRATE}/smoke/suite/ridge", [1], "calibrate.clip_b32-8.smoke.suite.ridge: [1]"),
+    (f"{CALIBRATE}/smoke/suite/ridge", DROPPED, "lacks ridge"),
+    (f"{CALIBRATE}/smoke/suite/samples", True, "suite.samples: True cannot be used; it must be a whole number"),
+    (f"{CALIBRATE}/smoke/suite/seeds", [-1], "suite.seeds: -1"),
+    (f"{CALIBRATE}/smoke/suite/seeds", [42, 42], "each seed once"),
+    (f"{CALIBRATE}/smoke/suite/order", ["forward"], "suite.order"),
+    (f"{MERGE}/averge", {"smoke": {}}, "merge.clip_b32-8.averge: 'averge' is not known here; did you mean 'average'"),
+    (f"{MERGE}/average", None, "merge.clip_b32-8.average: None"),
+    (f"{MERGE}/task_arithmetic/smoke", {"sclae": 0.3}, "did you mean 'scale'"),
+    (f"{MERGE}/task_arithmetic/smoke", {"out": "x"}, "'out' is not known"),
+    (f"{MERGE}/task_arithmetic/smoke/scale", "0.3x", "merge.clip_b32-8.task_arithmetic.smoke.scale"),
+    (f"{MERGE}/task_arithmetic/smoke/samples", 3, "'samples' is not known"),
+    (f"{MERGE}/wudi_closed_form/smoke", {"method": "wdi"}, "must be the same in every suite"),
+    (f"{MERGE}/regmean/smoke/stream", "test", "merge.clip_b32-8.regmean.smoke.stream: 'test'"),
+    (f"{MERGE}/regmean/smoke/samples", 0, "merge.clip_b32-8.regmean.smoke.samples: 0"),
+    (f"{MERGE}/regmean/smoke/batch", DROPPED, "lacks batch"),
+    (f"{MERGE}/regmean/smoke/of_diagonal", 1, "did you mean 'off_diagonal'"),
+    (f"{ADAPT}/from/lo", {}, "adapt.clip_b32-8.from: 'lo' is not known here; did you mean 'lot'"),
+    (f"{ADAPT}/from/average", {"surgry": {}}, "from.average: 'surgry' is not known here; did you mean 'surgery'"),
+    (f"{ADAPT}/smoke/surgry", {}, "adapt.clip_b32-8.smoke: 'surgry' is not known here; did you mean 'surgery'"),
+    (f"{ADAPT}/smoke/surgery/siute", {}, "adapt.clip_b32-8.smoke.surgery: 'siute' is not known here; did you mean 'suite'"),
+    (f"{ADAPT}/smoke/surgery/suite/rank", 0, "surgery.suite.rank: 0"),
+    (f"{ADAPT}/smoke/surgery/suite/hidden", 8, "surgery.suite: 'hidden'"),
+    (f"{ADAPT}/smoke/surgery/suite/seeds", [], "surgery.suite.seeds"),
+    (f"{ADAPT}/smoke/surgery/suite/samples", DROPPED, "lacks samples"),
+    (f"{ADAPT}/smoke/surgery/suite/stream", "train", "surgery.suite.stream: 'train'"),
+    (f"{ABLATE}/smoke/without", DROPPED, "must hold a mapping called without"),
+    (f"{ABLATE}/smoke/without/without_bias", {"bais": False}, "did you mean 'bias'"),
+    (f"{ABLATE}/smoke/without/without_bias", {}, "without_bias"),
+    (f"{ABLATE}/smoke/rescale/split", "test", "never test"),
+    (f"{ABLATE}/smoke/rescale/factors", [], "factors"),
+    (f"{ABLATE}/smoke/ridge", 0, "ablate.clip_b32-8.smoke.ridge: 0"),
+    (f"merge/{LARGER}", None, f"merge.{LARGER}"),
+    (f"merge/{LARGER}/wudi/smoke/step", 2, "did you mean 'steps'"),
+    (f"merge/{LARGER}/adamerging/smoke/batch", 0, f"merge.{LARGER}.adamerging.smoke.batch: 0"),
+    (f"calibrate/{LARGER}/smoke/suite/ridge", 0, f"calibrate.{LARGER}.smoke.suite.ridge: 0"),
+    (f"adapt/{LARGER}/smoke/prob_surgery/suite/rank", 4, f"adapt.{LARGER}.smoke.prob_surgery.suite: 'rank'"),
+    ("merge/clip_b32-20/average/smoke", {}, "not among the pools of suites/smoke.yaml"),
+    ("multitask/clip_b32-8/smoke/steps", 0, "multitask.clip_b32-8.smoke.steps: 0"),
+    ("multitask/clip_b32-8/smoke/stps", 5, "did you mean 'steps'"),
+    ("multitask/clip_b32-8/smoke", {}, "either steps"),
+    ("multitask/clip_b32-8/smoke/model", "someone/model", "either steps"),
+    ("measure/clip_b32-8/smoke/upstream", "averag", "clip_b32-8-averag"),
+    ("measure/clip_b32-8/smoke/settings", "suite", "settings: 'suite'"),
+    ("measure/clip_b32-8/smoke/settings", 5, "settings: 5"),
+    ("measure/clip_b32-8/smoke/settings", [["suite"]], "settings"),
+    ("measure/clip_b32-8/smoke/seed", 7, "seed: 7"),
+    ("measure/clip_b32-8/smoke/task", "dtdd", "did you mean 'dtd'"),
+    ("measure/clip_b32-8/smoke/task", ["dtd"], "task"),
+    ("corrupted/clip_b32-8/smoke/corruptions", ["snow"], "gaussian_noise, motion_blur, fog"),
+    ("corrupted/clip_b32-8/smoke/severity", 5, "corrupted.clip_b32-8.smoke.severity"),
+    ("corrupted/clip_b32-8/smoke/rivals/surgery/rnk", 2, "did you mean 'rank'"),
+    ("sweep/clip_b32-8/smoke/around/0/interpolation", [0.9, 1.5], "must lie in [0, 1]"),
+    ("sweep/clip_b32-8/smoke/around/0/rigde", [1.0e-6], "did you mean 'ridge'"),
+    ("sweep/clip_b32-8/smoke/around", [], "must name each setting once"),
+    ("sweep/clip_b32-8/smoke/upstreams", ["wdi"], "must be one of the merged models"),
+    ("task_counts/clip_b32-8/smoke/counts", [2, 2], "must name each number once"),
+    ("task_counts/clip_b32-8/smoke/shuffles", 0, "task_counts.clip_b32-8.smoke.shuffles: 0"),
+    ("task_counts/clip_b32-8/smoke/upstreams", ["wdi"], "must be one of the merged models"),
+    ("task_counts/clip_b32-8/smoke/rivals/setting", "paper", "must be left out"),
+]
+IN_SUITE: list[tuple[str, Any, str]] = [
+    ("worker", 2, "did you mean 'workers'"),
+    ("heads", DROPPED, "lacks heads"),
+    *[("pools", value, "pools") for value in (None, [1], {}, {"eight": ["mnist"]}, {8: "mnist"}, {8: []}, {8: [1]})],
+    ("pools", {8: ["mnist", "mnist"]}, "each named once"),
+    ("pools", {8: ["mnst"]}, "did you mean 'mnist'"),
+    ("pools", {8: ["mnist", "dtd"], 14: ["mnist", "svhn", "gtsrb"]}, "largest pool"),
+    ("roles", "x", "roles"),
+    ("roles", {"clip_b23": {"clip": "x"}}, "did you mean 'clip_b32'"),
+    ("roles/clip_b32", {"clp": "x"}, "did you mean 'clip'"),
+    ("roles/clip_b32/clip", 5, "roles.clip_b32.clip"),
+    ("roles/clip_b32/experts", "somewhere", "{task}"),
+    ("fine_tune", [1], "fine_tune"),
+    ("fine_tune", {"stps": 1.0}, "did you mean 'steps'"),
+    ("fine_tune", {"steps": True}, "fine_tune.steps"),
+    ("fine_tune", {"momentum": "x"}, "fine_tune.momentum"),
+    ("fine_tune", {"frozen": "embeddings"}, "fine_tune.frozen"),
+    ("heads", ["prompts"], "heads"),
+    ("device", "gpu", "device"),
+    ("workers", "2", "workers"),
+    ("workers", -1, "workers"),
+    ("expert_seed", "x", "expert_seed"),
+    ("expert_steps", {"mnst": 5}, "did you mean 'mnist'"),
+    ("expert_steps", {"mnist": "x"}, "expert_steps.mnist"),
+    ("data", None, "data"),
+    ("data", {"source": "mini"}, "data.train"),
+    ("data/source", ["mini"], "data.source"),
+    ("data/train", 0, "data.train"),
+    ("data/test", [5], "data.test"),
+    ("data/seed", -1, "data.seed"),
+    ("data/strength", None, "data.strength"),
+    ("data/srength", 0.5, "did you mean 'strength'"),
+]
+
+
+def message(folder: Path) -> str:
+    """What the settings are refused with."""
+    with pytest.raises(FeatCalError) as refused:
+        load_context(folder)
+    assert len(str(refused.value)) < 600
+    return str(refused.value)
+
+
+def test_the_settings_the_mistakes_are_made_in_are_fine_themselves(tmp_path):
+    assert load_context(project(tmp_path, PARAMS, SUITE)).suite.name == "smoke"
+
+
+@pytest.mark.parametrize(("path", "value", "said"), IN_PARAMS)
+def test_a_mistake_in_params_is_named_with_its_place(tmp_path, path, value, said):
+    assert said in message(project(tmp_path, put(PARAMS, path, value), SUITE))
+
+
+@pytest.mark.parametrize(("path", "value", "said"), IN_SUITE)
+def test_a_mistake_in_a_suite_is_named_with_its_place(tmp_path, path, value, said):
+    assert said in message(project(tmp_path, PARAMS, put(SUITE, path, value)))
+
+
+@pytest.mark.parametrize("text", ["suite: [mini", "merge:\n\tx: 1\n", "- a\n", "", "suite: \xff"])
+@pytest.mark.parametrize("name", ["params.yaml", "suites/smoke.yaml"])
+def test_a_settings_file_that_is_no_yaml_mapping_is_named(tmp_path, name, text):
+    (project(tmp_path, PARAMS, SUITE) / name).write_bytes(text.encode("latin-1"))
+    assert name in message(tmp_path)
+
+
+@pytest.mark.parametrize("verb", ["prepare", "evaluate"])
+def test_a_stage_of_a_role_that_no_experiment_has_is_refused_and_writes_nothing(tmp_path, monkeypatch, capsys, verb):
+    monkeypatch.chdir(project(tmp_path, PARAMS, SUITE))
+    assert cli.main(["stage", verb, "clip_b23-8"]) == cli.MISTAKE
+    assert "did you mean 'clip_b32'" in capsys.readouterr().err and not (tmp_path / "outputs").exists()

@@ -1,0 +1,177 @@
+"""The paper's propositions on pico models: equations close, bounds bound, and a wrong formula is seen."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny import averaged, clip, images, seeded, shifted
+
+from featcal.settings import Calibration
+from reproduction.theory.deployed import Models, check_sources
+from reproduction.theory.drift import Growth, decomposed, residual
+from reproduction.theory.found import Found, digits
+from reproduction.theory.losses import check_loss, check_margins
+from reproduction.theory.path import nodes_and_weights, path_average
+from reproduction.theory.propagation import check_propagation
+from reproduction.theory.scores import Head, check_scores, cosine_constant, score_drift
+from reproduction.theory.sources import Linear, loss, minimum, mismatch, objective, peak, wasserstein
+from reproduction.theory.tower import tower
+
+PIXELS = images(7, count=4, batch=4)[0]["pixel_values"]
+
+
+@pytest.fixture(scope="module")
+def towers():
+    """A merged model and one of its experts on the same images."""
+    base = clip()
+    experts = [shifted(base, 10 + i, 0.05) for i in range(2)]
+    return tower(averaged(experts), PIXELS), tower(experts[0], PIXELS)
+
+
+def value(found, statement, quantity, **where):
+    return next(
+        line["value"]
+        for line in found.lines
+        if (line["statement"], line["quantity"]) == (statement, quantity) and all(line[k] == v for k, v in where.items())
+    )
+
+
+def test_drift_is_mismatch_plus_what_is_passed_on(towers):
+    for drift in decomposed(*towers):
+        assert float(residual(drift).max()) < 1e-13
+        assert torch.allclose(drift.propagated, drift.before + drift.branch, rtol=0, atol=1e-12)
+
+
+def test_a_mismatch_taken_at_the_merged_models_features_is_seen(towers):
+    merged, expert = towers
+    drift = decomposed(merged, expert)[1]
+    with torch.no_grad():
+        h = merged.features[1]
+        wrong = merged.maps[1](h) - expert.maps[1](h)
+    assert float(residual(replace(drift, mismatch=wrong)).min()) > 1e-3
+
+
+def test_nodes_integrate_polynomials_of_twice_their_number_exactly():
+    for count in (1, 3, 5):
+        for power in range(2 * count):
+            assert sum(w * t**power for t, w in nodes_and_weights(count)) == pytest.approx(1 / (power + 1), abs=1e-14)
+
+
+def test_a_path_average_of_a_quadratic_is_its_jacobian_in_the_middle():
+    start, change, v = (torch.randn(3, 4, generator=seeded(i), dtype=torch.float64) for i in range(3))
+    moved = path_average(lambda h: h**2, start, change, torch.stack([change, v]), 1)
+    assert torch.allclose(moved[0], (start + change) ** 2 - start**2)
+    assert torch.allclose(moved[1], 2 * (start + change / 2) * v)
+
+
+def test_the_unrolled_sum_of_mismatches_converges_to_the_final_drift(towers):
+    found = Found()
+    check_propagation(*towers, decomposed(*towers), (1, 2, 8), found)
+    errors = [value(found, "proposition_2", "unrolled_digits", nodes=n) for n in (1, 2, 8)]
+    assert errors[0] < errors[1] < errors[2] and errors[2] > 6
+    shares = [line["value"] for line in found.lines if line["quantity"] == "share_of_final"]
+    assert len(shares) == 3 and sum(shares) == pytest.approx(100)
+
+
+def test_growth_needs_less_mismatch_than_stretch():
+    g = Growth(gamma=torch.tensor([0.5, 0.5, -0.1]), eta=torch.tensor([0.2, 0.5, 0.0]), factor=torch.tensor([1.4, 1.0, 1.1]))
+    assert g.applies.tolist() == [True, False, False]  # a block 1.5 h with mismatch −0.5 leaves drift as it was: η = γ
+    assert torch.allclose(g.promised, torch.tensor([1.3, 1.0, 0.9]))
+
+
+def head(classes=5):
+    found = torch.randn(classes, 16, generator=seeded(3), dtype=torch.float64)
+    return Head(torch.randn(16, 32, generator=seeded(4), dtype=torch.float64), found / found.norm(dim=1, keepdim=True), 20.0)
+
+
+def test_scores_losses_and_answers_stay_within_their_bounds(towers):
+    found, drift = Found(), score_drift(*towers, head())
+    check_scores(drift, found)
+    check_loss(drift, torch.tensor([0, 1, 2, 3]), (2, 4), found)
+    check_margins(drift, found)
+    rooms = {line["statement"]: line["value"] for line in found.lines if line["quantity"] == "room"}
+    assert {"proposition_3", "proposition_6", "proposition_7", "corollary_2"} <= set(rooms) and min(rooms.values()) >= 0
+    assert value(found, "proposition_7", "digits") > 6
+    assert value(found, "margin", "lost_though_guaranteed") == 0
+
+
+def test_a_bound_that_is_too_small_shows_negative_room():
+    found = Found()
+    found.bounded("x", torch.tensor([2.0, 0.9]), torch.tensor([1.0, 1.0]))
+    assert value(found, "x", "room") == pytest.approx(-10, rel=1e-5)
+
+
+def test_the_constant_of_cosines_is_taken_where_the_segment_is_nearest_to_the_origin():
+    h = Head(torch.eye(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64), 1.0)
+    ends = torch.tensor([[1.0, -1.0], [1.0, 1.0]], dtype=torch.float64)
+    assert float(cosine_constant(h, ends[:1], 2 * ends[1:])) > float(cosine_constant(h, ends[:1], ends[:1]))
+    assert float(cosine_constant(h, ends[:1], ends[1:])) == pytest.approx(1.0)  # the nearest point is (1, 0)
+
+
+def linear_and_sources():
+    def draw(seed, *shape):
+        return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
+
+    tasks = ("mnist", "dtd")
+    weights, x = {t: draw(i, 3, 4) for i, t in enumerate(tasks)}, {t: draw(5 + i, 9, 4) for i, t in enumerate(tasks)}
+    linear = Linear(weights, x, draw(9, 3, 4))
+    sources = [linear.source({t: x[t] + s * draw(20 + i, 9, 4) for i, t in enumerate(tasks)}, 0.6) for s in (0.1, 0.4)]
+    return linear, *sources
+
+
+SETTINGS = Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.6)
+
+
+def test_the_minimum_of_the_objective_has_no_slope():
+    linear, src, _ = linear_and_sources()
+    W = minimum(src, linear, SETTINGS).requires_grad_()
+    total = sum(((u @ W.T - src.y[t]) ** 2).sum(1).mean() for t, u in src.u.items())
+    (total + SETTINGS.ridge * ((W - linear.anchor) ** 2).sum()).backward()
+    assert float(W.grad.abs().max()) < 1e-12
+
+
+def test_solving_on_another_source_costs_no_more_than_both_parts_of_proposition_8():
+    linear, src, dep = linear_and_sources()
+    sides = mismatch(src, dep, linear, SETTINGS)
+    worse = objective(minimum(src, linear, SETTINGS), dep, linear, SETTINGS.ridge)
+    assert sides.gap == pytest.approx(worse - sides.best) and 0 < sides.gap <= sides.largest <= sides.transport
+    same = mismatch(src, src, linear, SETTINGS)
+    assert same.gap == same.largest == same.transport == 0
+
+
+def test_the_peak_of_a_parabola_may_lie_inside():
+    assert peak(0.0, 1.0, 0.0) == pytest.approx(1.0)
+    assert peak(-2.0, 0.0, 2.0) == 2.0
+    assert peak(1.0, -0.125, 0.0) == 1.0
+
+
+def test_the_wasserstein_distance_ignores_the_order_of_tokens():
+    linear, src, _ = linear_and_sources()
+    turned = replace(src, u={t: u.flip(0) for t, u in src.u.items()}, y={t: y.flip(0) for t, y in src.y.items()})
+    assert wasserstein(src, turned, "dtd") == 0
+    assert loss(linear.anchor, turned) == pytest.approx(loss(linear.anchor, src))
+
+
+def test_in_forward_order_the_first_block_sees_what_it_was_solved_on_and_later_ones_almost_do():
+    import featcal
+
+    base = clip()
+    experts = {t: shifted(base, 30 + i, 0.05) for i, t in enumerate(("mnist", "dtd"))}
+    merged, batches = averaged(list(experts.values())), {t: images(50 + i) for i, t in enumerate(experts)}
+    orders = {
+        order: featcal.calibrate(
+            merged, base=base, experts=experts, batches=batches, settings=replace(SETTINGS, order=order)
+        ).model
+        for order in ("forward", "stale")
+    }
+    found = Found()
+    pixels = {t: torch.cat([b["pixel_values"] for b in batches[t]]) for t in batches}
+    check_sources(Models(base, merged, experts, **orders), pixels, SETTINGS, found)
+    assert value(found, "equation_45", "digits") == 16
+    assert value(found, "proposition_8", "room") >= 0 and value(found, "proposition_8_transport", "room") >= 0
+    moved = [value(found, "proposition_8", f"{kind}_moved", block="01") for kind in ("forward", "stale")]
+    assert 0 < moved[0] < moved[1]
+
+
+def test_digits_end_where_float64_does():
+    assert digits(1e-3) == pytest.approx(3) and digits(0.0) == 16

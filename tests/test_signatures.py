@@ -1,0 +1,79 @@
+"""Public functions name all that they take, and batches read from files are those of the command line."""
+
+from dataclasses import fields
+from inspect import Parameter, signature
+from typing import get_type_hints
+
+import pytest
+import torch
+from PIL import Image
+from tiny import clip
+
+import featcal
+from featcal.data.calibration import Draw, drawn
+from featcal.data.place import Place
+from featcal.errors import BadSetting, MissingPath
+from featcal.merging.settings import SETTINGS, MergeSettings
+from featcal.models.skeleton import skeleton
+from featcal.rivals.settings import ProbSurgery, Surgery
+
+
+def test_the_settings_of_merge_are_those_of_its_methods():
+    """Each with the types that methods give it; `exclude` may be a list as well, which is made a tuple."""
+    listed, known = get_type_hints(MergeSettings), {"exclude": list[str]}
+    for method in SETTINGS.values():
+        for field in fields(method):
+            kind = get_type_hints(method)[field.name]
+            known[field.name] = known.get(field.name, kind) | kind
+    assert listed == known
+
+
+@pytest.mark.parametrize("name", sorted(set(featcal.__all__) - {"__version__"}))
+def test_no_public_function_takes_just_anything(name):
+    loose = [p.name for p in signature(getattr(featcal, name)).parameters.values() if p.kind == Parameter.VAR_KEYWORD]
+    assert loose == (["settings"] if name == "merge" else [])
+
+
+@pytest.mark.parametrize(("name", "settings"), [("surgery", Surgery), ("prob_surgery", ProbSurgery)])
+def test_adapters_take_every_setting_at_its_own_default(name, settings):
+    taken = signature(getattr(featcal, name)).parameters
+    told = {field.name: field.default for field in fields(settings)}
+    if name == "surgery":
+        told["features"] = None  # of unit length, but raw before a language head
+    assert {key: taken[key].default for key in told} == told
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """A tiny model with its processor, and pictures of two tasks."""
+    base = tmp_path / "base"
+    clip().save_pretrained(base)
+    size = skeleton(base)[0].config.image_size
+    (base / "preprocessor_config.json").write_text(
+        f'{{"image_processor_type": "CLIPImageProcessor", "size": {{"shortest_edge": {size}}}, "crop_size": {size}}}'
+    )
+    for number, task in enumerate(("b", "a")):
+        (tmp_path / task / "train").mkdir(parents=True)
+        for i in range(6):
+            Image.new("RGB", (9, 9), (40 * i, 90 * number, 7)).save(tmp_path / task / "train" / f"{i}.png")
+    return tmp_path
+
+
+def test_batches_are_those_that_the_command_draws(folders):
+    data = {task: folders / task for task in ("b", "a")}
+    ours = featcal.load_batches(data, folders / "base", samples=5, seed=3, batch=2)
+    places = {task: Place(path) for task, path in data.items()}
+    theirs = drawn(skeleton(folders / "base")[0], [folders / "base"], places, Draw(5, 3, 2))
+    assert list(ours) == list(theirs) == ["a", "b"]
+    for task in ours:
+        for _ in range(2):  # they can be read again
+            pairs = list(zip(ours[task], theirs[task], strict=True))
+            assert [len(one["pixel_values"]) for one, _ in pairs] == [2, 2, 1]
+            assert all(torch.equal(one["pixel_values"], other["pixel_values"]) for one, other in pairs)
+
+
+def test_what_is_not_there_or_too_little_is_said(folders):
+    with pytest.raises(BadSetting, match="at most 6"):
+        featcal.load_batches({"a": folders / "a"}, folders / "base", samples=7)
+    with pytest.raises(MissingPath, match="nowhere"):
+        featcal.load_batches({"a": "nowhere"}, folders / "base")

@@ -1,0 +1,120 @@
+"""`pip install .`: the library alone, which calibrates without anything of the reproduction or of what that needs."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+NOT_NEEDED = ("dvc", "papermill", "matplotlib", "scipy", "sklearn", "optuna", "reproduction")
+CALIBRATES = f"""
+import sys
+from importlib.util import find_spec
+
+sys.path.insert(0, sys.argv[1])
+there = [name for name in {(*NOT_NEEDED, "pandas")} if find_spec(name)]
+assert not there, there
+
+import featcal
+assert featcal.__file__.startswith(sys.argv[1]), featcal.__file__
+
+import copy
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, width=6):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 12), nn.Linear(12, width)
+
+    def forward(self, hidden_states):
+        return hidden_states + self.down(torch.relu(self.up(self.norm(hidden_states))))
+
+class Tower(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Block(), Block()])
+
+    def forward(self, hidden_states):
+        for layer in self.layers:
+            hidden_states = layer(hidden_states)
+        return hidden_states
+
+def shifted(seed):
+    model, generator = copy.deepcopy(base), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1 * torch.randn(p.shape, generator=generator))
+    return model
+
+torch.manual_seed(0)
+base = Tower().eval()
+experts = {{"a": shifted(1), "b": shifted(2)}}
+merged = featcal.merge("average", base, experts)
+batches = {{task: [{{"hidden_states": torch.randn(4, 3, 6)}}] for task in experts}}
+settings = featcal.Calibration(ridge=1e-3, anchor_blend=2.0, interpolation=0.3)
+result = featcal.calibrate(merged, base=base, experts=experts, batches=batches, settings=settings)
+last = result.blocks[-1]
+assert len(result.blocks) == 2 and last.relative_drift_after < last.relative_drift_before, last
+before, after = merged.state_dict(), result.model.state_dict()
+assert any(not torch.equal(before[name], after[name]) for name in before)
+print("calibrated")
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The wheel of a copy of the sources, built by what is installed here."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copyfile(ROOT / name, folder / name)
+    for package in ("featcal", "reproduction"):
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    code = "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-c", code, "dist"], cwd=folder, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return folder / "dist" / done.stdout.split()[-1]
+
+
+def test_the_wheel_holds_the_library_and_no_models(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"featcal"}
+    assert {Path(name).suffix for name in names if ".dist-info/" not in name} == {".py"}
+    assert wheel.stat().st_size < 2**20
+    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "featcal").rglob("*.py")}
+    assert sources == {name for name in names if name.endswith(".py")}
+
+
+def needed() -> dict[str, Distribution]:
+    """What `pip install .` brings without extras, by name, as it is installed here."""
+    found: dict[str, Distribution] = {}
+    asked = [Requirement(line) for line in tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]]
+    while asked:
+        one = asked.pop()
+        name = canonicalize_name(one.name)
+        if name not in found and (one.marker is None or one.marker.evaluate({"extra": ""})):
+            found[name] = distribution(one.name)
+            asked += [Requirement(line) for line in found[name].requires or ()]
+    return found
+
+
+def test_with_the_wheel_alone_two_modules_are_merged_and_calibrated(wheel, tmp_path):
+    """Beside the wheel lies what its own dependencies bring, but for pandas, which only `datasets` wants."""
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    for name, one in needed().items():
+        for top in {file.parts[0] for file in one.files or () if file.parts[0] not in ("..", "__pycache__")}:
+            if name != "pandas" and not (site / top).exists():
+                (site / top).symlink_to(one.locate_file(top))
+    command = [sys.executable, "-I", "-S", "-c", CALIBRATES, str(site)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "calibrated\n"), done.stderr
