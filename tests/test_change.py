@@ -33,7 +33,7 @@ def settings(folder: Path) -> dict[str, dict]:
 
     with Repo(str(folder)) as repo:
         stages = repo.index.stages
-        return {s.addressing: {str(d): d.read_params(flatten=False) for d in s.deps if hasattr(d, "params")} for s in stages}
+        return {s.name: {str(d): d.read_params(flatten=False) for d in s.deps if hasattr(d, "params")} for s in stages}
 
 
 def project(folder: Path) -> Path:
