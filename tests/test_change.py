@@ -12,7 +12,6 @@ from pipeline import PAGES, ROOT, files
 
 TEXT = (ROOT / "book/change.md").read_text("utf-8")
 EDITS = dict(re.findall(r"<!-- edit: (\w+) -->\n```diff\n(.*?)```", TEXT, re.S))
-IMAGES = "pipeline/images/dvc.yaml:"
 
 
 def edited(name: str) -> tuple[str, str]:
