@@ -2,6 +2,7 @@
 
 import pandas as pd
 import pytest
+from synthetic_correct import forget_answers
 from synthetic_results import text_without_results, write_project
 
 from reproduction.report import anchors, domain_experts, language, language_settings, language_tasks, overview
@@ -44,6 +45,7 @@ def changed(folder, key, rows, value):
     frame = pd.read_csv(folder / f"{key}.csv", keep_default_na=False)
     frame.loc[rows(frame), "value"] = value
     frame.to_csv(folder / f"{key}.csv", index=False)
+    forget_answers(folder)
 
 
 @pytest.mark.parametrize(("role", "pool"), TEXT_PRINTED)
