@@ -60,7 +60,7 @@ def joined() -> "SeveralRanks":
 
     try:
         dist.init_process_group("gloo", timeout=TRANSFER)
-        return SeveralRanks(table=dist.new_group(backend="gloo", timeout=MEETING))
+        return SeveralRanks(object_group=dist.new_group(backend="gloo", timeout=MEETING))
     except RuntimeError as error:  # of which torch's errors of connections are
         raise RankLostError(error) from error
 

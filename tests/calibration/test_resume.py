@@ -174,7 +174,7 @@ def test_a_changed_weight_file_of_the_same_size_is_another_run(tmp_path, monkeyp
 KILLS_ITSELF = """
 import os, signal, sys
 import featcal
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from test_resume import PAPER, experiment, finished
 from featcal import calibrate
 def kill(line):
@@ -185,7 +185,7 @@ calibrate(**experiment(), settings=PAPER, out={out!r}, work={work!r}, host_memor
 
 def test_a_real_sigkill_leaves_what_is_needed_and_nothing_else(tmp_path):
     out, work = tmp_path / "out", tmp_path / "work"
-    script = KILLS_ITSELF.format(tests=str(Path(__file__).parents[1]), block="vision.01", out=str(out), work=str(work))
+    script = KILLS_ITSELF.format(tests=[str(Path(__file__).parent), str(Path(__file__).parents[1])], block="vision.01", out=str(out), work=str(work))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert not out.exists() and len(list((work / "blocks").iterdir())) == 2

@@ -12,7 +12,7 @@ from featcal.core.weighting import PATCH_WEIGHT
 from reproduction.report.markup import compact
 from reproduction.suites.recipe import FineTune
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LISTS = yaml.safe_load((ROOT / "reproduction/report/differences.yaml").read_text("utf-8"))
 PARAMS = yaml.safe_load((ROOT / "params.yaml").read_text("utf-8"))
 CHOICE = json.loads((ROOT / "results/mini/choice.json").read_text("utf-8"))
@@ -41,13 +41,13 @@ def test_the_settings_of_images_and_that_lambda_is_at_the_end_of_its_grid():
     grid = [float(value) for value in CHOICE["settings"]["sweeps"]["ridge"]]
     assert f"{compact(chosen['ridge'])} and {compact(chosen['interpolation'])}" in here
     assert chosen["ridge"] == min(grid) and "smallest value of its grid" in here
-    assert {name: PARAMS["anchors"]["suite_method"][name] for name in chosen} == chosen
+    assert {name: PARAMS["methods"]["clip_suite"][name] for name in chosen} == chosen
 
 
 def test_the_settings_of_texts_and_that_alpha_is_at_the_end_of_its_grid():
     here = said("mini", "λ and α", "language")[1]
     for family, key in (("t5", "flan_t5_base-glue"), ("llama", "llama_3b-mergebench")):
-        run, best = PARAMS["anchors"][f"{family}_suite"], TEXTS[key]["best"]
+        run, best = PARAMS["methods"][f"{family}_suite"], TEXTS[key]["best"]
         assert best == f"ridge {run['ridge']:g}, interpolation {run['interpolation']:g}"
         assert f"{run['ridge']:g} and {run['interpolation']:g} for " in here
         averages = {name: value for name, value in TEXTS[key]["averages"].items() if name != "merged"}
@@ -56,7 +56,7 @@ def test_the_settings_of_texts_and_that_alpha_is_at_the_end_of_its_grid():
 
 
 def test_the_stabiliser_is_the_share_of_lambda_that_is_said():
-    share = EPS / PARAMS["anchors"]["suite_method"]["ridge"]
+    share = EPS / PARAMS["methods"]["clip_suite"]["ridge"]
     assert f"{share:.0%}".replace("%", " %") in said("mini", "stabiliser")[1] and compact(EPS) in said("mini", "stabiliser")[0]
 
 
@@ -64,7 +64,7 @@ def test_tokens_frozen_parts_and_norms_are_those_of_the_code():
     assert f"count {PATCH_WEIGHT:g}" in said("mini", "tokens of the last block")[1]
     assert FineTune().frozen == ("embeddings", "pre_layrnorm")
     assert "embeddings and the norm before the blocks" in said("mini", "experts")[1]
-    assert all(PARAMS["anchors"][name]["norm"] is False for name in ("t5_suite", "llama_suite", "t5_method", "llama_8b_method"))
+    assert all(PARAMS["methods"][name]["norm"] is False for name in ("t5_suite", "llama_suite", "t5_paper", "llama_8b_paper"))
 
 
 def test_twenty_tasks_miss_the_ranges_as_it_is_said():
@@ -94,11 +94,12 @@ def test_the_sizes_of_models_and_adapters():
     towers = [config(role)["vision_config"] for role in ("clip_b32", "clip_l14")]
     assert "{} and {} wide".format(*(tower["hidden_size"] for tower in towers)) in said("mini", "models")[1]
     assert {tower["num_hidden_layers"] for tower in towers} == {6} and "6 blocks" in said("mini", "models")[1]
-    rank, hidden = PARAMS["anchors"]["surgery_mini"]["paper"]["rank"], PARAMS["anchors"]["prob_surgery_mini"]["paper"]["hidden"]
+    methods = PARAMS["methods"]
+    rank, hidden = methods["surgery_paper"]["rank"], methods["prob_paper"]["hidden"]
     assert f"Surgery of rank {rank} and ProbSurgery {hidden} wide" in said("mini", "adapters")[0]
     run = json.loads((ROOT / "results/mini/clip_b32-8.cost.run.json").read_text("utf-8"))["settings"]["rivals"]
     assert (run["surgery"]["features"], run["prob_surgery"]["features"]) == ("unit", "raw")
-    assert PARAMS["anchors"]["surgery_text"]["features"] == PARAMS["anchors"]["prob_text"]["features"] == "raw"
+    assert PARAMS["methods"]["surgery_text"]["features"] == PARAMS["methods"]["prob_text"]["features"] == "raw"
 
 
 def test_no_size_of_an_adapter_is_said_to_be_printed():
