@@ -18,7 +18,7 @@ from reproduction.experiments.studies import STUDIES
 from reproduction.stages.run import run_stage
 
 ROOT = Path(__file__).parents[1]
-LAID_OUT = ("dvc.yaml", "pipeline", "featcal", "notebooks", "book", "suites")
+LAID_OUT = ("dvc.yaml", "pipeline", "featcal", "reproduction", "notebooks", "book", "suites")
 ROLES = ("clip_b32", "clip_l14")  # the smoke suite has no model for the second
 FEW = {"samples": 16, "batch": 8, "seeds": [42, 43]}
 BRIEFLY = {"steps": 3, "samples": None, "batch": 8}
