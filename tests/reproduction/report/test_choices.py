@@ -25,7 +25,7 @@ GIVEN = {
     "vary": {"decoder": ["start"], "tokens": [12], "modules": {"attention": ["q", "v"]}, "samples": [64]},
 }
 DRAWN = 1 + 1 / 3  # the draws of the invented results deviate by 1, around 80
-TESTED = [(80 * 20 + value * (100 - value)) / 300 for value in (70.0, 79.5, 82.0)]  # 300 texts of one task
+TESTED = [(80 * 20 + value * (100 - value)) / 400 for value in (70.0, 79.5, 82.0)]  # 400 texts of one task
 NOISE = [2 * math.sqrt(DRAWN + tested) for tested in TESTED]
 
 

@@ -33,10 +33,12 @@ def code_cells(name):
 
 
 def imported(cells):
-    """Every module that the cells import, and from it what."""
+    """Every module that the cells import; and every one that they import from, a file of the reproduction by its own name."""
     nodes = [node for cell in cells for node in ast.walk(ast.parse(cell.source))]
     plain = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    return plain, [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+    several = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    files = [f"reproduction.{alias.name}" for node in several if node.module == "reproduction" for alias in node.names]
+    return plain, [node.module for node in several if node.module != "reproduction"] + files
 
 
 def outputs(page):
@@ -64,7 +66,7 @@ def test_a_page_has_no_logic_and_imports_the_report_only(name):
     assert not [node for cell in cells for node in ast.walk(ast.parse(cell.source)) if isinstance(node, LOGIC)]
     plain, modules = imported(cells)
     assert not plain
-    assert set(modules) <= ({"featcal", "reproduction.report"} if name == "playground" else {"reproduction.report"})
+    assert set(modules) == {"reproduction.report"} | ({"reproduction.playground"} if name == "playground" else set())
 
 
 def test_the_page_of_the_method_knows_numbers_and_the_mathematics_of_the_package_only():

@@ -115,10 +115,10 @@ def test_nothing_is_run_yet_is_said_and_is_no_error(project):
 
 def test_studies_are_compared_by_number_of_images_and_by_damage(tmp_path, monkeypatch):
     folder = write_project(tmp_path, "paper")
-    for path in (folder / "clip_b32-8.samples.csv", folder / "clip_b32-8.corrupted.csv", folder / "clip_b32-8.csv"):
+    for kind in ("samples", "samples.correct", "corrupted", "corrupted.correct"):
+        path = folder / f"clip_b32-8.{kind}.csv"
         frame = pd.read_csv(path, dtype=str, keep_default_na=False)
-        frame["setting"] = frame["setting"].replace({"suite": "paper"}) if path.name != "clip_b32-8.csv" else frame["setting"]
-        frame.to_csv(path, index=False)
+        frame[frame["setting"] != "paper"].replace({"setting": {"suite": "paper"}}).to_csv(path, index=False)
     monkeypatch.chdir(tmp_path)
     budgets = compared.budgets(Evidence("paper", "clip_b32", "8"))
     assert {one.column for one in budgets} == {"n = 8", "n = 64", "n = 512"} and len(budgets) == 9

@@ -1,10 +1,14 @@
 """The study of settings chosen without labels: its refusals, and its page against numbers counted by hand."""
 
+import csv
 import math
+from collections import defaultdict
 from pathlib import Path
+from statistics import variance
 
 import pytest
 import yaml
+from synthetic_correct import forget_answers
 from synthetic_results import write_project
 
 from featcal.errors import BadSetting
@@ -54,10 +58,26 @@ def test_what_a_study_cannot_be_is_refused_by_name(key, changed, words):
 def test_distance_and_gain_are_differences_of_averages_with_their_standard_errors(results):
     it = found(Evidence("mini", "clip_b32", "8"))
     assert (it.chosen.trial, it.best.trial, it.start.trial, it.reference.score.mean) == (2, 1, 0, 70.0)
+    right = defaultdict(dict)  # trial → task → 0 or 1 of every sample
+    with (results / "clip_b32-8.tune.correct.csv").open() as text:
+        for row in csv.DictReader(text):
+            right[int(row["trial"])][row["task"]] = [int(bit) for bit in f"{int(row['correct'], 16):0400b}"]
+
+    def paired(one, other):  # two tasks of 400 samples, which both saw
+        apart = [[100 * (a - b) for a, b in zip(right[one][t], right[other][t], strict=True)] for t in ("mnist", "dtd")]
+        return 2 * math.sqrt(sum(variance(each) / 400 for each in apart) / 4)
+
+    assert it.distance == pytest.approx((1.0, paired(1, 2)))
+    assert it.gain == pytest.approx((14.0, paired(2, 0)))
+    assert it.agreement == pytest.approx(0.5)  # two of three in order
+
+
+def test_without_right_samples_the_errors_of_both_averages_add_up(results):
+    forget_answers(results)
+    it = found(Evidence("mini", "clip_b32", "8"))
     of = {value: value * (100 - value) / 400 / 2 for value in (60.0, 74.0, 75.0)}  # two tasks of 400 samples
     assert it.distance == pytest.approx((1.0, 2 * math.sqrt(of[75.0] + of[74.0])))
     assert it.gain == pytest.approx((14.0, 2 * math.sqrt(of[74.0] + of[60.0])))
-    assert it.agreement == pytest.approx(0.5)  # two of three in order
 
 
 def test_the_page_tells_what_was_chosen_and_what_it_cost(results):
