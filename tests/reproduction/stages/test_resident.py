@@ -182,8 +182,10 @@ def test_stages_that_import_little_and_other_commands_are_run_where_they_are(mon
 
 def test_the_program_gives_a_stage_away_and_runs_all_else(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["featcal", "--version"])
-    monkeypatch.setattr(start.resident, "stage", lambda arguments: 7 if arguments[0] == "stage" else None)
+    monkeypatch.setattr(resident, "stage", lambda arguments: 7 if "merge" in arguments else None)
     assert start.main() == 0 and capsys.readouterr().out.startswith("featcal ")
+    monkeypatch.setattr(sys, "argv", ["featcal", "stage", "nonsense"])
+    assert start.main() == 2 and "nonsense" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", ["featcal", "stage", "merge", "clip_b32-8"])
     assert start.main() == 7
 
@@ -192,7 +194,8 @@ def test_ctrl_c_before_the_stage_has_begun_is_one_message(monkeypatch, capsys):
     def interrupted(arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(start.resident, "stage", interrupted)
+    monkeypatch.setattr(sys, "argv", ["featcal", "stage", "merge", "clip_b32-8"])
+    monkeypatch.setattr(resident, "stage", interrupted)
     assert start.main() == 130 and "interrupted" in capsys.readouterr().err
 
 
