@@ -1,14 +1,15 @@
 """Adapters on test images they were shown and on others: by hand, on invented results, and on none."""
 
+import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+from resolved import resolved
 from synthetic_correct import COUNT
 from synthetic_results import write_project
 
-import pipeline
 from reproduction.experiments.params import load_experiments
 from reproduction.report import fairness
 from reproduction.report.evidence import Evidence
@@ -101,9 +102,8 @@ def test_every_page_that_compares_with_adapters_tells_seen_from_other_images(pag
         watched.setattr(fairness, "read_json", lambda path: read.append(path) or settings(path))
         text = fairness.folded(page, "mini").text
     assert "is worth" in text and text.count("w/ FeatCal") >= len(PAGES[page])
-    stage = pipeline.stages()["page" if page == "table01" else f"page_{page}"]
-    deps = {dep.replace("${suite}", "mini").replace("${item}", "clip_b32-8") for dep in stage["deps"]}
-    assert {f"results/mini/{path.name}" for path in read} <= deps
+    records = [json.loads((ROOT / path).read_text()) for path in resolved().nodes[f"page@{page}"]["deps"] if "run.json" in path]
+    assert {path.name for path in read} <= {file for record in records for file in record["files"]}, "whose bytes a record tells"
 
 
 def test_numbers_on_a_page_are_those_of_the_flags_on_file(tmp_path, monkeypatch):
