@@ -102,11 +102,12 @@ def recovered(page: str, suite: str) -> PageOutput:
         for item in tables.recovered(ours):
             one = ' <small class="fc-run">one seed</small>' if item.one_run else ""
             said = tables.paper_recovered(page, MERGER, model=PAPER_MODELS[ours.role])
-            rows.append(("", [player(ours.role, suite), f"{item.share:.0f} %{one}", "–" if said is None else f"{said:.0f} %"]))
+            name = f"{player(ours.role, suite)}, {tables.SETTING_LABELS[item.setting]}"
+            rows.append(("", [name, f"{item.share:.0f} %{one}", "–" if said is None else f"{said:.0f} %"]))
     if not rows:
         return PageOutput(note("○ not run: the share of the gap that FeatCal recovers needs a merger, FeatCal and the experts."))
     caption = f"Share of the gap between task arithmetic and experts that FeatCal recovers — {label(suite)}"
-    return PageOutput(table(["Model", "Here", elsewhere(suite)], rows, caption))
+    return PageOutput(table(["Model, settings", "Here", elsewhere(suite)], rows, caption))
 
 
 def known(suite: str) -> PageOutput:
