@@ -160,7 +160,7 @@ def _objective(suite: str) -> str:
     told = []
     for role, size in SIZES.items():
         losses = Evidence(suite, role, "8").table("curves")
-        steps, closed = (select(losses, {"upstream": name})["loss"] for name in ("wudi", "wudi_closed_form"))
+        steps, closed = (select(losses, {"upstream": name, "method": "merged"})["loss"] for name in ("wudi", "wudi_closed_form"))
         if len(steps) and len(closed):
             start, end, least = closed.iloc[0], steps.iloc[-1], closed.iloc[-1]
             told.append(f"{size}: {start:.2f} at the start, {end:.2f} in its last steps, {least:.2f} at the minimum")

@@ -18,6 +18,7 @@ PAPERS_RIVALS = {  # Appendix K of the paper; rank and hidden width, which it do
 }
 WORDS = {"rank": "rank", "hidden": "hidden width", "steps": "steps", "batch": "images per step", "lr": "learning rate"}
 STREAMS = {"train": "training images", "test_unlabelled": "unlabelled test images"}
+GATHERED = {"samples": "gather_more", "cost": "gather"}  # stages of dvc.yaml: three files or four
 
 
 def settings(kind: str, page: str, suite: str) -> PageOutput:
@@ -46,6 +47,6 @@ def provenance(kind: str, page: str, suite: str) -> PageOutput:
     ours = Evidence(suite, role, pool)
     names = [f"{role}-{pool}.{kind}.{ending}" for ending in ("csv", "run.json")]
     links = [link(f"../results/{suite}/{name}", name) for name in names if (ours.folder / name).is_file()]
-    stage = ("", ["Its numbers only", f"<code>dvc repro gather_{escape(kind)}</code>"])
+    stage = ("", ["Its numbers only", f"<code>dvc repro {GATHERED[kind]}@{escape(f'{kind}-{role}-{pool}')}</code>"])
     rows = [("", ["Results", ", ".join(links) or "none yet"]), *run_rows(ours.record(kind)), *commands(page), stage]
     return PageOutput(table(["", ""], rows, f"Provenance — {label(suite)}", "fc-words"))
