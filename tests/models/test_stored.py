@@ -186,7 +186,7 @@ def test_reading_a_file_maps_none_of_it_into_memory(tmp_path):
     checkpoint = LazyCheckpoint(folder_of(tmp_path / "m", "clip"))
     held = [checkpoint.tensor(name) for name in checkpoint.names]
     with open("/proc/self/maps") as maps:
-        assert "model.safetensors" not in maps.read()
+        assert str(tmp_path) not in maps.read()  # mergekit maps the files of its own tests, in the same process
     assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in held)
 
 
