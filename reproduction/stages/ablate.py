@@ -83,7 +83,7 @@ def averages(context: Context, ablate: AblateRun) -> dict[float, float]:
     device = torch_device(context.suite.device)
     models = {str(factor): scaled(context, ablate, factor).to(device) for factor in rescale.factors}
     tensors = load_file(layout.heads(whole.role, whole.pool))
-    tasks = context.suite.pool(whole.pool)
+    tasks = context.suite.tasks_of(whole.role, whole.pool)
     images = {}
     for task in tasks:
         there = load_task(layout.data, task, rescale.split, layout.base(whole.role, whole.pool))

@@ -97,7 +97,7 @@ def calibrate_on(context: Context, study: CorruptedStudy, corruption: str, draw:
 
     layout, role, pool, rivals = context.layout, study.role, study.pool, study.rivals
     merged = layout.merged(f"{role}-{pool}-{study.upstream}")
-    experts = {task: layout.expert(role, pool, task) for task in context.suite.pool(pool)}
+    experts = {task: layout.expert(role, pool, task) for task in context.suite.tasks_of(role, pool)}
     device = torch_device(context.suite.device)
     batches = streams(context, role, pool, draw, change=lambda task, images: corrupted(images, task, corruption, draw.seed))
     pairs = None
@@ -123,7 +123,7 @@ def examples(context: Context, study: CorruptedStudy) -> tuple[list[list["np.nda
 
     seed, pictures, shown = study.seeds[0], [], []
     base = context.layout.base(study.role, study.pool)
-    for row, task in enumerate(context.suite.pool(study.pool)[1::2]):
+    for row, task in enumerate(context.suite.tasks_of(study.role, study.pool)[1::2]):
         images = load_task(context.layout.data, task, "train", base)
         place = draw_indices(task, len(images.labels), study.samples, seed)[:1]
         versions = {"clean": images} | {name: corrupted(images, task, name, seed) for name in study.corruptions}

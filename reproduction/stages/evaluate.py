@@ -27,7 +27,7 @@ def run(key: str) -> None:
 
 def score(context: Context, label: str, role: str, pool: Pool, models: Sequence[Scored]) -> dict[str, list[dict[str, Any]]]:
     """Result rows of every model by its name: one per task, with the words that the results call the model by."""
-    return score_models(evaluate_model, context, label, role, pool, models, context.suite.pool(pool))
+    return score_models(evaluate_model, context, label, role, pool, models, context.suite.tasks_of(role, pool))
 
 
 def evaluate_model(context: Context, role: str, pool: Pool, model: Scored, corrected: Sequence[Scored]) -> dict[str, Counts]:
@@ -51,7 +51,7 @@ def evaluate_model(context: Context, role: str, pool: Pool, model: Scored, corre
         adapted[other.name] = (model.name, Adapters.load(other.folder).apply)
     shared = model.folder and load_vision(model.folder).to(device)  # type: ignore[arg-type]
     found: dict[str, Counts] = {other.name: {} for other in (model, *corrected)}
-    for task in context.suite.pool(pool):
+    for task in context.suite.tasks_of(role, pool):
         loaded = shared or load_vision(layout.expert(role, pool, task)).to(device)  # type: ignore[arg-type]
         images = {task: replace(load_task(layout.data, task, "test", layout.base(role, pool)), device=device)}
         heads = {task: tensors[f"head/{task}"]}

@@ -32,7 +32,7 @@ def run(key: str) -> None:
     rows: Rows = {name: [] for name in MEASURED}
     with recorded(context, "measure", key):
         if measure is not None and context.plays(measure.role, measure.pool):
-            tasks = context.suite.pool(measure.pool)
+            tasks = context.suite.tasks_of(measure.role, measure.pool)
             jobs = {task: (context, measure, task) for task in tasks}
             found = dict(fan_out(f"measure {key}", measure_task, jobs, context.suite.workers))
             for name in MEASURED:

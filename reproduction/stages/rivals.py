@@ -76,7 +76,7 @@ def drawn(context: Context, study: Study, rival: Method) -> Batches:
 
     draw = study.rivals.draw(rival.method, rival.samples, rival.seed)
     found: dict[str, Sequence[Batch]] = {}
-    for task in context.suite.pool(study.pool):
+    for task in context.suite.tasks_of(study.role, study.pool):
         images = load_task(context.layout.data, task, draw.split, context.layout.base(study.role, study.pool))
         count = len(images.labels)
         found[task] = list(images.batches(draw_indices(task, count, min(rival.samples, count), rival.seed), draw.batch))

@@ -79,7 +79,7 @@ def streams(
     context: Context, role: str, pool: Pool, draw: Draw, seed: int | None = None, change: "Change | None" = None
 ) -> dict[str, Iterable[Batch]]:
     """Batches of every task of the pool, labels unused; as `stream`."""
-    return {task: stream(context, role, pool, task, draw, seed, change) for task in context.suite.pool(pool)}
+    return {task: stream(context, role, pool, task, draw, seed, change) for task in context.suite.tasks_of(role, pool)}
 
 
 def stream(

@@ -44,7 +44,7 @@ def run(key: str) -> None:
         if study is None or context.role(study.role) is None:
             console.print(f"task_counts {key}: not run in suite {context.suite.name}")
         else:
-            parts = parts_of(study, context.suite.pool(study.pool))
+            parts = parts_of(study, context.suite.tasks_of(study.role, study.pool))
             with room(context, "task_counts") as kept:
                 rows = rows_of(context, key, study, parts, kept)
             told = {"study": asdict(study), "parts": {f"{len(p.tasks)}-{p.draw}": p.tasks for p in parts}}
@@ -79,7 +79,7 @@ def rows_of(context: Context, key: str, study: TaskCountsStudy, parts: Sequence[
     for upstream in study.upstreams:
         drawn = context.experiments.merge[f"{study.role}-{study.pool}-{upstream}"].draw
         require(drawn is None, f"task_counts.{key}.upstreams", upstream, "must be mergers that look at no images")
-    workers, tasks = context.suite.workers, context.suite.pool(study.pool)
+    workers, tasks = context.suite.workers, context.suite.tasks_of(study.role, study.pool)
     jobs = {task: (context, study, task, folder / f"{task}.safetensors") for task in tasks}
     experts = dict(fan_out(f"task_counts {key} experts", encode_expert, jobs, workers))
     named = {f"{len(p.tasks)} tasks, draw {p.draw}, {u}": (p, u) for p in parts for u in study.upstreams}

@@ -45,7 +45,7 @@ def checked(context: Context, key: str, study: TheoryStudy) -> dict[str, tuple[l
         orders = {order: (context, key, study, order, Path(kept) / order) for order in ("forward", "stale")}
         for _ in fan_out(f"theory {key}", calibrated, orders, context.suite.workers):
             pass
-        tasks = context.suite.pool(study.pool)
+        tasks = context.suite.tasks_of(study.role, study.pool)
         jobs: dict[str, tuple[Any, ...]] = {task: (context, study, task, Path(kept)) for task in (SOURCES, *tasks)}
         found = dict(fan_out(f"theory {key}", check, jobs, context.suite.workers))
     return {name: found[name] for name in (*tasks, SOURCES)}
@@ -104,7 +104,7 @@ def check_sources(context: Context, study: TheoryStudy, kept: Path) -> tuple[lis
     from reproduction.theory import deployed
     from reproduction.theory.found import Found
 
-    layout, tasks = context.layout, context.suite.pool(study.pool)
+    layout, tasks = context.layout, context.suite.tasks_of(study.role, study.pool)
     models = deployed.Models(
         base=model_of(context, layout.base(study.role, study.pool)),
         merged=model_of(context, layout.merged(f"{study.role}-{study.pool}-{study.upstream}")),

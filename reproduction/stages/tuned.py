@@ -27,7 +27,7 @@ class Parts:
 
 def parts(context: Context, study: TuneStudy) -> Parts:
     """The same for every candidate of a study."""
-    layout, tasks = context.layout, context.suite.every_pool[study.pool]
+    layout, tasks = context.layout, context.suite.tasks_of(study.role, study.pool)
     base, merged = layout.base(study.role, study.pool), layout.merged(f"{study.role}-{study.pool}-{study.upstream}")
     batches, plan, head, heads = (texts if study.reading is not None else images)(context, study, tasks)
     experts = {task: layout.expert(study.role, study.pool, task) for task in tasks}

@@ -128,7 +128,7 @@ def spans_of(context: Context, study: TaskCountsStudy) -> tuple["Tensor", dict[s
     from safetensors.torch import load_file
 
     tensors = load_file(context.layout.heads(study.role, study.pool))
-    heads = {task: tensors[f"head/{task}"] for task in context.suite.pool(study.pool)}
+    heads = {task: tensors[f"head/{task}"] for task in context.suite.tasks_of(study.role, study.pool)}
     ends = torch.tensor([len(head) for head in heads.values()]).cumsum(0).tolist()
     return torch.cat(list(heads.values())), {
         task: (end - len(head), end) for (task, head), end in zip(heads.items(), ends, strict=True)
