@@ -36,7 +36,7 @@ def run(key: str) -> None:
     seen: list[dict[str, Any]] = []
     told: dict[str, Any] = {}
     with recorded(context, "corrupted", key), atomic_folder(context.layout.study("corrupted", key)) as folder:
-        if study is None or context.role(study.role) is None:
+        if study is None or not context.plays(study.role, study.pool):
             console.print(f"corrupted {key}: not run in suite {context.suite.name}")
             write_sheet([], folder / "corrupted.examples.png")
         else:
@@ -109,7 +109,7 @@ def calibrate_on(context: Context, study: CorruptedStudy, corruption: str, draw:
             featcal.calibrate(merged, base=base, experts=experts, batches=batches, settings=settings, device=device, out=out)
             continue
         if pairs is None:
-            head = load_file(layout.heads(role, pool))["visual_projection"]
+            head = load_file(layout.heads(role, pool)).get("visual_projection")
             pairs = pool_features(merged, experts, batches, head, device)
         training = rivals.surgery if method == "surgery" else rivals.prob_surgery
         adapters_from(training, pairs, draw.seed).save(out)
