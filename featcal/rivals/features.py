@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from featcal.blocks.batches import naming, pad_token, padding_mask
 from featcal.blocks.capture import StopForward, model_call
 from featcal.errors import BadBatches, BadPlan, BadSetting
+from featcal.evaluation.features import pooled_output
 from featcal.models.mode import evaluation_mode
 
 Batch = Mapping[str, Any]
@@ -84,7 +85,7 @@ def rows_before_head(model: nn.Module, batch: Batch, head: Head) -> tuple[Tensor
     """Rows (rows, d) of one batch and how many each of its samples has, (n,) on the CPU; padding has none."""
     language_head = output_embeddings(model)
     if language_head is None:
-        features = projected(model(**model_call(model, batch)), head)
+        features = projected(model(**model_call(model, batch)), head, batch)
         return features, torch.ones(len(features), dtype=torch.long)
     if head is not None and head is not language_head:
         raise BadSetting("head", type(head).__name__, "must be left out for a model with a language head of its own")
@@ -99,10 +100,11 @@ def output_embeddings(model: nn.Module) -> nn.Module | None:
     return found if isinstance(found, nn.Module) else None
 
 
-def projected(output: Any, head: Head) -> Tensor:
-    """Features (n, p) from what a model without a language head puts out. Raises: BadSetting, BadPlan."""
-    embedded = output if isinstance(output, Tensor) else getattr(output, "image_embeds", None)
-    pooled = embedded if embedded is not None else getattr(output, "pooler_output", None)
+def projected(output: Any, head: Head, batch: Batch) -> Tensor:
+    """Features (n, p) from what a model without a language head puts out for a batch. Raises: BadSetting, BadPlan."""
+    pooled = output if isinstance(output, Tensor) else getattr(output, "image_embeds", None)
+    if pooled is None and hasattr(output, "last_hidden_state"):
+        pooled = pooled_output(output, batch)
     if pooled is None:
         raise BadPlan(type(output).__name__, "has neither image_embeds nor pooler_output", "give a model that pools its features")
     weight = head.get("visual_projection") if isinstance(head, Mapping) else head
