@@ -15,7 +15,7 @@ PROJECTION, SCALE = "visual_projection", "logit_scale"
 
 
 def read_head(head: Any, tasks: Iterable[str]) -> dict[str, Tensor]:
-    """logit_scale (), head/<task> (K, p) of every task and, but for texts, visual_projection (p, h): a file or a mapping of tensors.
+    """logit_scale (), head/<task> (K, p) of every task and, of images, visual_projection (p, h), of a file or mapping of tensors.
 
     Raises: MissingPath, TruncatedFile, MissingTensor naming what lacks; BadSetting for shapes that do not fit.
     """

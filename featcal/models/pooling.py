@@ -14,7 +14,8 @@ CLIP_TEXT = "clip_text_model"  # pools by itself: the token that ends the text
 def pooled(model: nn.Module, output: Any, batch: Mapping[str, Any]) -> Tensor | None:
     """(n, h): of texts the mean over the tokens that are no padding, as sentence encoders do; of others what the model pools.
 
-    None where there is nothing pooled. Source: Reimers and Gurevych, Sentence-BERT, 2019.
+    None where there is nothing pooled. Source: Reimers and Gurevych, Sentence-BERT,
+    2019; all-MiniLM-L6-v2's 1_Pooling/config.json (pooling_mode_mean_tokens).
     """
     mask, hidden = batch.get("attention_mask"), getattr(output, "last_hidden_state", None)
     of_clip = getattr(getattr(model, "config", None), "model_type", None) == CLIP_TEXT
