@@ -101,10 +101,10 @@ def encode_expert(context: Context, study: TaskCountsStudy, task: str, out: Path
     from safetensors.torch import save_file
 
     from featcal.models.device import torch_device
-    from featcal.models.load import load_encoder
+    from featcal.models.load import load_as_calibrated
 
     device = torch_device(context.suite.device)
-    expert = load_encoder(context.layout.expert(study.role, study.pool, task)).to(device)
+    expert = load_as_calibrated(context.layout.expert(study.role, study.pool, task)).to(device)
     own = encoded(context, study, expert, task, f"expert of {task}")
     save_file({name: features.contiguous() for name, features in own.items()}, out)
     words = {"upstream": "", "method": "expert", "setting": "", "seed": ""}
@@ -117,7 +117,7 @@ def recover(context: Context, study: TaskCountsStudy, part: Part, upstream: str,
 
     import featcal
     from featcal.models.device import torch_device
-    from featcal.models.load import load_encoder
+    from featcal.models.load import load_as_calibrated
     from reproduction.stages.streams import stream
 
     layout, role, pool, device = context.layout, study.role, study.pool, torch_device(context.suite.device)
@@ -135,7 +135,7 @@ def recover(context: Context, study: TaskCountsStudy, part: Part, upstream: str,
     with TemporaryDirectory(dir=folder) as models:
         start = Path(models, "merged")
         featcal.merge(merge.method, base, experts, out=start, **(merge.options or {}))
-        merged = load_encoder(start).to(device)
+        merged = load_as_calibrated(start).to(device)
         place = f"{upstream} of {', '.join(part.tasks)}"
         ours = {task: encoded(context, study, merged, task, place) for task in part.tasks}
         for task in part.tasks:
@@ -146,7 +146,7 @@ def recover(context: Context, study: TaskCountsStudy, part: Part, upstream: str,
             featcal.calibrate(
                 start, base=base, experts=experts, batches=batches, settings=settings, device=device, out=out, resume=False
             )
-            model = load_encoder(out).to(device)
+            model = load_as_calibrated(out).to(device)
             for task in part.tasks:
                 unseen = {UNSEEN: samples_of(context, study, task)[UNSEEN]}
                 row(task, encoded(context, study, model, task, f"FeatCal on {place}", unseen)[UNSEEN], "featcal", setting)
