@@ -12,14 +12,14 @@ class FineTuneSentences:
     frozen: beginnings of the parameter names that stay.
     """
 
-    steps: int = 200
-    lr: float = 1.0e-4
+    steps: int = 100
+    lr: float = 2.0e-4
     batch: int = 32
     warm_up: int = 20
     decay: float = 0.01
     clip: float = 1.0
     temperature: float = 0.05
-    frozen: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ("embeddings",)
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "warm_up"):
