@@ -19,7 +19,7 @@ class FineTuneSentences:
     decay: float = 0.01
     clip: float = 1.0
     temperature: float = 0.05
-    frozen: tuple[str, ...] = ("embeddings",)
+    frozen: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "warm_up"):
