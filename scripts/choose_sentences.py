@@ -2,7 +2,8 @@
 
 Judged by the experts' own scores alone, on three tasks of the pool of 8, before anything was merged. Steps and batch are what two
 minutes of one core allow; chosen are the rate and whether the embeddings learn, which lie outside the blocks, where no
-calibration could follow them. Of what lies within half a point of the best average, frozen embeddings are taken first, then the best.
+calibration could follow them. Of what lies within half a point of the best average, frozen embeddings are taken first, then the
+best.
 """
 
 import json
