@@ -24,7 +24,7 @@ def read_head(head: Any, tasks: Iterable[str]) -> dict[str, Tensor]:
     wanted = [*COMMON, *(f"head/{task}" for task in tasks)]
     for name in wanted:
         if name not in tensors:
-            raise MissingTensor(place, name, sorted(tensors)[:3])
+            raise MissingTensor(place, name, tensors.keys())
     p = tensors["visual_projection"].shape[0]
     for name in wanted[len(COMMON) :]:
         shape = tuple(tensors[name].shape)

@@ -30,7 +30,7 @@ def mean_shift(
         features: "raw" as the models give them; "unit" divides both by their norm first.
 
     Returns: Adapters, as `surgery`; without losses.
-    Raises: BadSetting, UnknownKey; TaskMismatch, BadBatches.
+    Raises: BadSetting, UnknownKey; BadBatches.
     Source: none; a control for the adapters. It needs the task's identity at test time, as they do.
     """
     return adapters_for(MeanShift(features), merged, experts, batches, head, 0, device, None)

@@ -42,7 +42,7 @@ def surgery(
         progress: called with one line of text per 100 steps.
 
     Returns: Adapters: apply(task, features), before_head(model, task), save(folder), losses.
-    Raises: BadSetting, UnknownKey; TaskMismatch, BadBatches; AdapterDiverged naming task and step.
+    Raises: BadSetting, UnknownKey; BadBatches; Diverged naming task and step.
     Source: Yang et al., Representation Surgery for Multi-Task Model Merging (ICML 2024).
     """
     module = as_module(merged, device)

@@ -18,7 +18,7 @@ from featcal.calibration.ranks import Ranks, current, owners
 from featcal.calibration.run_folder import RunFolder
 from featcal.core.norm import NormSystem
 from featcal.core.ridge import RidgeSystem, Solution
-from featcal.errors import TooManyRanks
+from featcal.errors import BadSetting
 
 QK, OUT = ("q_proj", "k_proj"), ("out_proj",)
 
@@ -84,7 +84,7 @@ def test_tasks_are_dealt_in_the_order_of_names_and_none_is_left_or_taken_twice()
 def test_more_processes_than_tasks_are_refused_with_the_way_to_use_them():
     ranks = Ranks()
     ranks.world = 3
-    with pytest.raises(TooManyRanks, match="3 processes for 2 tasks.*\n.*at most 2.*\n.*side by side"):
+    with pytest.raises(BadSetting, match="3 .* at most 2, the number of tasks.* side by side"):
         ranks.mine({"mnist", "dtd"})
 
 

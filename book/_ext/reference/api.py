@@ -28,7 +28,7 @@ HELPERS = {
     "featcal.data.load.load_images": "featcal/data/load.py",
     "featcal.data.sampling.draw_indices": "featcal/data/sampling.py",
     "featcal.merging.merge.merge_recorded": "featcal/merging/merge.py",
-    "featcal.errors.FeatCalError": "featcal/errors/base.py",
+    "featcal.errors.FeatCalError": "featcal/errors.py",
 }
 
 

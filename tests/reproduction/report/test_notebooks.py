@@ -15,7 +15,7 @@ import yaml
 from pages import run_page, with_parameters, without_kernels
 from synthetic_results import write_project
 
-from featcal.errors import BadPage, MissingPath, UnknownKey
+from featcal.errors import BadFile, MissingPath, UnknownKey
 from reproduction.report import execute, show
 from reproduction.report.execute import execute_page
 from reproduction.report.figures import PANELS
@@ -187,7 +187,7 @@ def test_a_page_that_is_too_large_leaves_the_old_one_alone(sources, tmp_path, mo
     out = tmp_path / "out"
     out.mkdir()
     (out / "small.ipynb").write_text("old")
-    with pytest.raises(BadPage, match="small.ipynb"):
+    with pytest.raises(BadFile, match="small.ipynb"):
         execute_page("small", {}, sources, out)
     assert [(path.name, path.read_text()) for path in out.iterdir()] == [("small.ipynb", "old")]
 
