@@ -17,7 +17,7 @@ def mean_shift(
     batches: Mapping[str, Iterable[Batch]],
     *,
     head: Head = None,
-    features: Literal["unit", "raw"] = "raw",
+    features: Literal["unit", "raw"] = MeanShift.features,
     device: str | torch.device | None = None,
 ) -> Adapters:
     """Add per task one constant vector to the merged model's last feature, f' = f + s_t, without any training.
