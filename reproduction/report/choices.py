@@ -12,11 +12,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from reproduction.report import study
 from reproduction.report.estimate import image_variance
 from reproduction.report.evidence import Evidence, read_json, select
-from reproduction.report.markup import PageOutput, compact, link, note, table
-from reproduction.report.show import SYMBOLS, commands, label, run_rows
+from reproduction.report.markup import PageOutput, compact, note, table
+from reproduction.report.pages import SYMBOLS, drawn, label
 
 ROLES = {"flan_t5_base": ("glue", "FLAN-T5-base on GLUE"), "llama_3b": ("mergebench", "Llama-3B on MergeBench")}
 WORDS = {
@@ -112,7 +111,7 @@ def _summary(role: str, suite: str) -> str:
 
 def panel(role: str, suite: str) -> PageOutput:
     """Options as dots beside the default's draws, or a note where there are none."""
-    return study.drawn(_panel(evidence(role, suite), ROLES[role][1]), "study of unstated choices", suite)
+    return drawn(_panel(evidence(role, suite), ROLES[role][1]), "study of unstated choices", label(suite))
 
 
 def _panel(ours: Evidence, title: str) -> Figure | None:
@@ -157,17 +156,6 @@ def settings(suite: str) -> PageOutput:
             rows.append(("", [name, *(compact(values[key]) for key in SYMBOLS), ", ".join(map(str, used["seeds"])), reading]))
     head = ["Model", *(words.replace("images", "texts") for words in SYMBOLS.values()), "seeds", "reading"]
     return PageOutput(table(head, rows, f"The default — {label(suite)}") if rows else note("○ not run: no settings file yet."))
-
-
-def provenance(suite: str) -> PageOutput:
-    """Files, run records and commands behind the page."""
-    rows: list[tuple[str, list[str]]] = []
-    for role, (pool, name) in ROLES.items():
-        ours = evidence(role, suite)
-        there = [ours.path("scores"), *sorted(ours.folder.glob(f"{role}-{pool}.choices.*"))]
-        listed = ", ".join(link(f"../results/{suite}/{file.name}", file.name) for file in there if file.is_file())
-        rows += [("", [f"Results, {name}", listed or "none yet"]), *run_rows(ours.record("choices"))]
-    return PageOutput(table(["", ""], rows + commands("choices"), f"Provenance — {label(suite)}", "fc-words"))
 
 
 def _study(ours: Evidence) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from reproduction.report.claims import main_setting
 from reproduction.report.estimate import Estimate, estimate, noise
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.markup import PageOutput, accuracy_table, estimated, fold, note, table
-from reproduction.report.show import evidence, label
+from reproduction.report.pages import Page, label
 from reproduction.report.tables import MERGERS, METHODS, SETTING_LABELS, SHIFT, Row, measured_cells, settings_shown, with_changes
 from reproduction.report.values import SIZES
 
@@ -54,15 +54,15 @@ def block(ours: Evidence, upstream: str) -> list[Row]:
     return [with_changes(row, rows[0]) for row in rows] if rows and rows[0].kind == "merger" else []
 
 
-def folded(page: str, suite: str) -> PageOutput:
+def folded(page: Page) -> PageOutput:
     """The page's controls, one click away."""
-    ours = evidence(page, suite)
+    ours = page.evidence
     rows = [row for upstream in (*UPSTREAMS, *OTHERS) for row in block(ours, upstream)]
     if not rows:
         return PageOutput(
-            fold("Controls that the paper lacks", note(f"○ not run: no controls in the results of the {label(suite)}."))
+            fold("Controls that the paper lacks", note(f"○ not run: no controls in the results of the {page.label}."))
         )
-    caption = f"Controls, top-1 accuracy (%) on test images — {label(suite)}. Arrows: against the block’s merger. sd: over seeds."
+    caption = f"Controls, top-1 accuracy (%) on test {page.inputs} — {page.label}. Arrows: against the block’s merger. sd: seeds."
     html, _ = accuracy_table(rows, ours.tasks, [ours.title(t) for t in ours.tasks], caption)
     return PageOutput(fold("Controls that the paper lacks: what the gain is made of", html))
 

@@ -8,14 +8,14 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from reproduction.report import study
 from reproduction.report.claims import main_setting
 from reproduction.report.controls import INGREDIENTS, SIZES, UPSTREAMS, Key, average, controls_of, margin, standing
 from reproduction.report.estimate import Estimate, noise
 from reproduction.report.evidence import Evidence
-from reproduction.report.markup import PageOutput, link, note, table
-from reproduction.report.show import commands, label, run_rows
+from reproduction.report.markup import PageOutput, note, table
+from reproduction.report.pages import drawn, label
 from reproduction.report.tables import MERGERS, SETTING_LABELS, SHIFT, settings_shown
+from reproduction.report.values import IMAGES, REAL
 
 SHORT = {
     "anchor": "anchor alone", "rescaled": "merger at best scale", "regmean": "RegMean, same images",
@@ -28,7 +28,8 @@ SHORT = {
 CLOSED = "wudi_closed_form"
 TOLD = {"task_arithmetic": "task arithmetic", CLOSED: "WUDI in closed form"}  # mergers in sentences
 LOOKS: dict[str, dict[str, Any]] = {
-    "clip_b32": {"color": "#0072B2", "marker": "o"}, "clip_l14": {"color": "#D55E00", "marker": "s", "markerfacecolor": "white"},
+    REAL: {"color": "#009E73", "marker": "D"}, IMAGES: {"color": "#0072B2", "marker": "o"},
+    "clip_l14": {"color": "#D55E00", "marker": "s", "markerfacecolor": "white"},
 }  # fmt: skip  # Okabe and Ito; filled and hollow
 
 
@@ -107,7 +108,7 @@ def _pairs(main: str) -> list[tuple[str, Key, Key]]:
 
 def dots(upstream: str, suite: str) -> PageOutput:
     """One merger's controls as gains over it, both sizes."""
-    return study.drawn(_dots(upstream, suite), f"gains over {MERGERS[upstream]}", suite)
+    return drawn(_dots(upstream, suite), f"gains over {MERGERS[upstream]}", label(suite))
 
 
 def _dots(upstream: str, suite: str) -> Figure | None:
@@ -124,7 +125,7 @@ def _dots(upstream: str, suite: str) -> Figure | None:
         for place, (role, size) in enumerate(SIZES.items()):
             there = [(row, *gains[role][key]) for row, key in enumerate(shown) if key in gains[role]]
             if there:
-                y, x, bars = zip(*((row + 0.24 * place - 0.12, gain, room) for row, gain, room in there), strict=True)
+                y, x, bars = zip(*((row + 0.26 * place - 0.26, gain, room) for row, gain, room in there), strict=True)
                 axes.errorbar(x, y, xerr=bars, ls="", elinewidth=1.2, markersize=8, label=size, **LOOKS[role])
         axes.axvline(0, color=INK, lw=1.2)
         axes.set_yticks(range(len(shown)), [_name(key) for key in shown], fontsize=11)
@@ -150,14 +151,3 @@ def _name(key: Key) -> str:
     if method == SHIFT:
         return f"{SHORT[method]}, {'train' if setting.endswith('_train') else 'test'}"
     return f"{SHORT[method]}, {SHORT[setting]}" if setting else SHORT[method]
-
-
-def provenance(suite: str) -> PageOutput:
-    """Files, run records and commands behind the page."""
-    rows = []
-    for role, size in SIZES.items():
-        ours = Evidence(suite, role, "8")
-        files = [file for file in (ours.path("scores"), ours.path("scales")) if file.is_file()]
-        listed = ", ".join(link(f"../results/{suite}/{file.name}", file.name) for file in files)
-        rows += [("", [f"Results, {size}", listed or "none yet"]), *run_rows(ours.run_record)]
-    return PageOutput(table(["", ""], rows + commands("gain"), f"Provenance — {label(suite)}", "fc-words"))
