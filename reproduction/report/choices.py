@@ -1,7 +1,7 @@
 """What the paper leaves open for language models: how far one choice moves the score, and how far chance does.
 
 Chance is two standard errors of one model's difference to the mean of the default's S draws: 2·√(s²(1 + 1/S) + v), where
-s is the deviation of those draws and v what other test texts would do to both scores, taken as independent, which is cautious.
+s is the deviation of those draws and v what other test texts would do to the difference, which answers text by text tell.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from reproduction.report.estimate import image_variance
+from reproduction.report.estimate import difference, estimate
 from reproduction.report.evidence import Evidence, read_json, select
 from reproduction.report.markup import PageOutput, compact, note, table
 from reproduction.report.pages import SYMBOLS, drawn, label
@@ -64,7 +64,9 @@ def moved(ours: Evidence) -> list[OptionEffect]:
     drawn = sum((value - middle) ** 2 for value in own) / (len(own) - 1) * (1 + 1 / len(own))
     found = []
     for (choice, option), part in select(rows, {"default": 0}).groupby(["choice", "option"], sort=False):
-        mean, chance = float(part["value"].mean()), drawn + image_variance(default) + image_variance(part)
+        mean, ends = float(part["value"].mean()), [(weight, estimate(rows)) for weight, rows in ((1.0, part), (-1.0, default))]
+        texts = difference([(weight, end) for weight, end in ends if end])
+        chance = drawn + texts.variance - sum(end.seed_variance for _, end in ends if end)
         found.append(OptionEffect(str(choice), str(option), mean, mean - middle, 2 * math.sqrt(chance)))
     return found
 

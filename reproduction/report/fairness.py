@@ -13,15 +13,16 @@ import pandas as pd
 
 from reproduction.report.claims import main_setting
 from reproduction.report.controls import average
+from reproduction.report.controls import margin as stands
 from reproduction.report.correct import Bits, bits
 from reproduction.report.damage import kinds
 from reproduction.report.estimate import Estimate, estimate
 from reproduction.report.evidence import Evidence, read_json, select
 from reproduction.report.markup import PageOutput, estimated, fold, note, table
-from reproduction.report.pages import EIGHT, Page
+from reproduction.report.pages import EIGHT, Page, label
 from reproduction.report.seen_images import Block, Draws, Margin, Parts
 from reproduction.report.tables import METHODS, UPSTREAMS
-from reproduction.report.values import SIZES, place_name
+from reproduction.report.values import REAL, SIZES, place_name
 
 SEVERAL = {"table02": [(role, pool) for pool in ("8", "14", "20") for role in SIZES], "gain": EIGHT, "rankings": EIGHT}
 STREAM, STUDIED = "test_unlabelled", "task_arithmetic"  # the latter: where studies start
@@ -36,11 +37,35 @@ def folded(page: Page) -> PageOutput:
     html, shown = "", [place for place in page.topic.places if place[1] == page.place[1]]
     for role, pool in SEVERAL.get(page.name) or shown:
         ours = Evidence(page.suite, role, pool)
+        if role == REAL:
+            html += _apart(ours)
+            continue
         blocks = [block for block in blocks_of(ours, page.topic.study) if any(block.parts(m) for m in ADAPTERS)]
         words = f"{place_name(role, pool)} — {page.label}"
         said = _table(blocks, words) + note(sentence(blocks) + _borrowed(blocks, page.topic.study)) if blocks else ""
         html += said or note(f"○ not run: {words}.")
     return PageOutput(fold(SUMMARY, html))
+
+
+def _apart(ours: Evidence) -> str:
+    """Of the real encoder, whose adapters see texts that are not scored: those, and the same adapters from other texts."""
+    rows, main = [], main_setting(ours.suite)
+    streams = {"": "unlabelled texts that are not scored", "_train": "training texts", "_scored": "the scored test texts"}
+    for upstream, name in UPSTREAMS.items():
+        featcal = average(ours, (upstream, "featcal", main))
+        for method in ADAPTERS:
+            found = {stream: average(ours, (upstream, method, main + stream)) for stream in streams}
+            if any(found.values()):
+                lead = [stands(featcal, found[stream]) for stream in streams]
+                cells = [f"{estimated(found[stream])}<br>{one}" for stream, one in zip(streams, lead, strict=True)]
+                worth = stands(found["_scored"], found[""])
+                rows.append(("", [f"{NAMES[method]}<small>{escape(name)}</small>", *cells, worth]))
+    words = f"{place_name(ours.role, ours.pool)} — {label(ours.suite)}"
+    if not rows:
+        return note(f"○ not run: {words}.")
+    head = ["Trained on", *streams.values(), "What the scored texts are worth"]
+    caption = f"Average top-1 accuracy (%) of adapters, and FeatCal minus them; within noise: two standard errors. {words}"
+    return table(head, rows, caption, "fc-long")
 
 
 def blocks_of(ours: Evidence, study: str = "") -> Iterator[Block]:

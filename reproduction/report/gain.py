@@ -22,8 +22,8 @@ SHORT = {
     "regmean_plus_plus": "RegMean++, same images", "without_bias": "biases left", "without_norm": "LayerNorms left",
     "without_task_weights": "tasks not weighted", "without_forward_order": "merger’s features", "without_interpolation": "α = 1",
     "without_extrapolation": "ρ = 1", "surgery": "Surgery", "prob_surgery": "ProbSurgery",
-    "suite": "in proportion, test", "suite_train": "in proportion, train",
-    "paper": "published size, test", "paper_train": "published size, train", "mean_shift": "mean shift",
+    "suite": "in proportion, unlabelled", "suite_train": "in proportion, train", "suite_scored": "in proportion, scored",
+    "paper": "published size, unlabelled", "paper_train": "published size, train", "mean_shift": "mean shift",
 }  # fmt: skip
 CLOSED = "wudi_closed_form"
 TOLD = {"task_arithmetic": "task arithmetic", CLOSED: "WUDI in closed form"}  # mergers in sentences
@@ -149,5 +149,5 @@ def _name(key: Key) -> str:
     if method == "featcal":
         return f"FeatCal, {SHORT[setting] if setting in INGREDIENTS else SETTING_LABELS[setting]}"
     if method == SHIFT:
-        return f"{SHORT[method]}, {'train' if setting.endswith('_train') else 'test'}"
+        return f"{SHORT[method]}, {'train' if setting.endswith('_train') else 'unlabelled'}"
     return f"{SHORT[method]}, {SHORT[setting]}" if setting else SHORT[method]

@@ -43,24 +43,23 @@ def sets(page: Page) -> PageOutput:
 def averages(page: Page) -> PageOutput:
     """Averages of references, mergers and what calibrates them: the real encoder, drawn images, the paper's printed ones."""
     main, *others = settings_shown(page.suite)
-    keys = {(("", method, "")): name for method, name in REFERENCES.items()}
+    lines: list[tuple[str, str, str, tuple[str, str]]] = [(name, "", m, ("", "")) for m, name in REFERENCES.items()]
     for upstream, name in UPSTREAMS.items():
-        keys |= {(upstream, "merged", ""): name, (upstream, "featcal", main): f"w/ FeatCal, {SETTING_LABELS[main]}"}
-        keys |= {(upstream, "featcal", setting): f"w/ FeatCal, {SETTING_LABELS[setting]}" for setting in others}
+        lines.append((name, upstream, "merged", ("", "")))
+        lines += [(f"w/ FeatCal, {SETTING_LABELS[at]}", upstream, "featcal", (at, at)) for at in (main, *others)]
         for method in (*[m for m in METHODS if m != "featcal"], SHIFT):
             words = METHODS.get(method, "w/ mean shift")
-            keys |= {
-                (upstream, method, main): f"{words}, on test rows",
-                (upstream, method, f"{main}_train"): f"{words}, on training rows",
-            }
+            lines.append((f"{words}, on unlabelled rows that are not scored", upstream, method, (main, "")))
+            lines.append((f"{words}, on test rows that are scored", upstream, method, (f"{main}_scored", main)))
+            lines.append((f"{words}, on training rows", upstream, method, (f"{main}_train", f"{main}_train")))
     rows = []
-    for key, name in keys.items():
-        found = [average(Evidence(page.suite, role, "8"), key) for role in (REAL, IMAGES)]
+    for name, upstream, method, settings in lines:
+        keys = zip((REAL, IMAGES), settings, strict=True)
+        found = [average(Evidence(page.suite, role, "8"), (upstream, method, setting)) for role, setting in keys]
         if any(found):
-            as_printed = key[2] in ("", main) and key[1] != SHIFT and (key[1] != "featcal" or key[2] == main)
-            printed = paper_value("table01", *key[:2]) if as_printed else None
+            printed = paper_value("table01", upstream, method) if settings[1] in ("", main) and found[1] else None
             cells = [*map(estimated, found), "–" if printed is None else f"{printed:.1f}"]
-            rows.append(("fc-merger" if key[1] == "merged" else "", [name, *cells]))
+            rows.append(("fc-merger" if method == "merged" else "", [name, *cells]))
     if not rows:
         return PageOutput(note(f"○ not run: no scores with 8 tasks in the {label(page.suite)}."))
     head = ["", *(source.title for source in sources(page.suite)[:2]), "The paper, as printed"]

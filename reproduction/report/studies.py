@@ -15,7 +15,11 @@ PAPERS_RIVALS = {  # Appendix K of the paper; rank and hidden width, which it do
     "prob_surgery": {"hidden": 128, "steps": 1000, "batch": 16, "lr": 1e-3},
 }
 WORDS = {"rank": "rank", "hidden": "hidden width", "steps": "steps", "batch": "images per step", "lr": "learning rate"}
-STREAMS = {"train": "training images", "test_unlabelled": "unlabelled test images"}
+STREAMS = {
+    "train": "training images",
+    "test_unlabelled": "unlabelled test images",
+    "unlabelled": "unlabelled texts that are not scored",
+}
 
 
 def settings(page: Page) -> PageOutput:
@@ -25,11 +29,21 @@ def settings(page: Page) -> PageOutput:
         return PageOutput(note(f"○ not run: no run record of this study in the {page.label}."))
     paper = vars(PAPER_SETTINGS[page.place[0]])
     symbols = {name: symbol for name, symbol in SYMBOLS.items() if name in paper}
-    rows = [("", [RIVALS["featcal"], _listed(rivals["featcal"], symbols), STREAMS["train"], _listed(paper, symbols)])]
+    rows = [
+        (
+            "",
+            [
+                RIVALS["featcal"],
+                _listed(rivals["featcal"], symbols),
+                STREAMS["train"].replace("images", page.inputs),
+                _listed(paper, symbols),
+            ],
+        )
+    ]
     for method, printed in PAPERS_RIVALS.items():
         words = {name: WORDS[name] for name in printed}
         rows.append(("", [RIVALS[method], _listed(rivals[method], words), STREAMS[rivals["stream"]], _listed(printed, words)]))
-    head = ["Method", "Settings here", "Images it sees", "In the paper (rank and hidden width: published code)"]
+    head = ["Method", "Settings here", "What it sees", "In the paper (rank and hidden width: published code)"]
     return PageOutput(table(head, rows, f"Settings — {page.label}", "fc-words"))
 
 

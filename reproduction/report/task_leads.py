@@ -63,7 +63,7 @@ def undone(found: dict[str, Any]) -> str:
     for method in [m for m in TRAINED if m in found and "featcal" in found]:
         parts = [name for name, i in (("the mean", 0), ("the rest", 1)) if left[method][i] < left["featcal"][i]]
         text += f" {NAMES[method]} undoes more than FeatCal of {listed(parts) if parts else 'neither part'}."
-    return text
+    return f"{text} Drift was measured once, so no error is known of these shares."
 
 
 def _each_task(page: Page, methods: list[str]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from reproduction.report.claims import main_setting
 from reproduction.report.markup import PageOutput, note, table
 from reproduction.report.pages import Page
-from reproduction.report.studies import RIVALS, STREAMS
+from reproduction.report.studies import RIVALS
 from reproduction.report.tables import SETTING_LABELS, UPSTREAMS, paper_recovered
 from reproduction.report.task_counts import (
     MERGERS,
@@ -41,7 +41,7 @@ def way(method: str, setting: str) -> str:
     """A method with its setting in words."""
     if method == "featcal":
         return f"FeatCal, {SETTING_LABELS[setting]}"
-    return f"{NAMES[method]}, {STREAMS['train' if setting.endswith('_train') else 'test_unlabelled']}"
+    return f"{NAMES[method]}, {'training inputs' if setting.endswith('_train') else 'unlabelled inputs'}"
 
 
 def headline(page: Page) -> PageOutput:
