@@ -65,7 +65,7 @@ TOPICS = {
     ),
     "tune": Topic(
         B32, study="tune",
-        beside=((REAL, "14"), (REAL, "20"), L14, ("clip_b32", "14"), ("clip_b32", "20"), TEXTS[0], TEXTS[2]),
+        beside=(L14, ("clip_b32", "14"), ("clip_b32", "20"), TEXTS[0], TEXTS[2]),
     ),
     **dict.fromkeys(("figure1", "figure6", "start"), Topic(B32, "table01")),
     **dict.fromkeys(("figure2", "figure7", "rankings", "gain"), Topic(B32, "table01", beside=(L14,))),

@@ -17,8 +17,6 @@ from reproduction.report.values import REAL
 
 MODELS = {
     (REAL, "8"): "Real encoder, 8 tasks",
-    (REAL, "14"): "Real encoder, 14 tasks",
-    (REAL, "20"): "Real encoder, 20 tasks",
     ("clip_b32", "8"): "CLIP ViT-B/32, 8 tasks",
     ("clip_l14", "8"): "CLIP ViT-L/14, 8 tasks",
     ("clip_b32", "14"): "CLIP ViT-B/32, 14 tasks",
