@@ -1,8 +1,9 @@
-"""Settings of the real encoder's mergers and of FeatCal on it, on validation texts. Writes reproduction/real_text/settings_choice.json.
+"""Settings of the real encoder's mergers and of FeatCal, on validation texts. Writes reproduction/real_text/settings_choice.json.
 
 The experts were trained before and stay; test texts are not looked at. Of task arithmetic with 14 and 20 tasks the scale, chosen
-by its own score before anything was calibrated (with 8 it is the paper's); of FeatCal λ, ρ and α from task arithmetic with 8, on
-fewer texts than it is run with. Needs the prepared and merged models: dvc repro pipeline/sentences/dvc.yaml:merge_sentences@minilm-8
+by its own score before anything was calibrated (with 8 it is the paper's); of FeatCal λ, ρ and α from task arithmetic with 8,
+on fewer texts than it is run with.
+Needs the prepared and merged models: dvc repro pipeline/sentences/dvc.yaml:merge_sentences@minilm-8
 
   python scripts/choose_sentence_settings.py featcal minilm-8
   python scripts/choose_sentence_settings.py scale minilm-14
