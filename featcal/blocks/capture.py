@@ -171,7 +171,7 @@ ADDITIONS = (torch.Tensor.add, torch.Tensor.add_, torch.add)
 class Additions(TorchFunctionMode):
     """While active: which of some tensors are added to what, by name.
 
-    Counts are additions of two tensors of the shape of `like`, of which one has a name and the other has none.
+    Counts are additions of two tensors with the rows of `like`, of which one has a name and the other has none.
     """
 
     def __init__(self, named: Mapping[str, Tensor], like: Tensor):
@@ -184,10 +184,14 @@ class Additions(TorchFunctionMode):
         if func in ADDITIONS and len(args) == 2 and not kwargs and all(isinstance(a, Tensor) for a in args):
             names = [self.name(a) for a in args]
             for name, other, others in zip(names, reversed(args), reversed(names), strict=True):
-                if name and not others and other.shape == self.like.shape == args[0].shape:
+                if name and not others and self.is_stream(other) and other.shape == args[0].shape == args[1].shape:
                     self.seen[name] = other.clone() if func is torch.Tensor.add_ and other is args[0] else other
                     self.versions[name] = self.seen[name]._version
         return func(*args, **(kwargs or {}))
+
+    def is_stream(self, x: Tensor) -> bool:
+        """Whether x has the rows of `like`, be they (batch, tokens, d) or (rows, d)."""
+        return x.shape[-1:] == self.like.shape[-1:] and x.numel() == self.like.numel()
 
     def name(self, tensor: Tensor) -> str | None:
         """The name of a tensor, also where it went through a dropout that does nothing."""
@@ -199,7 +203,7 @@ def residual_streams(block: nn.Module, names: Sequence[str], hidden: Tensor) -> 
     """What the outputs of named linears are added to during the next forward: the residual stream that enters the addition.
 
     Found by what is added to what, not by names of modules, so before and after a norm alike. A linear is left out whose output
-    is scaled or normed first, or is added to that of another linear, or never to something of the shape of `hidden`.
+    is scaled or normed first, or is added to that of another linear, or never to something with the rows of `hidden`.
     Raises: BadCapture for a stream that was overwritten in place afterwards.
     """
     outputs: dict[str, Tensor] = {}

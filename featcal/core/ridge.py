@@ -113,7 +113,8 @@ def both_ends(share: RidgeSystem, W: Tensor, b: Tensor, affine: str = "separate"
 def prior_system(W: Tensor, W_base: Tensor, kappa: float, copies: int = 1) -> RidgeSystem:
     """One task's share of κ Σ ‖(W − W_t) τᵀ‖²/‖τ‖² with τ = W_t − W_base, which no data enter: κP and κPW_tᵀ for P = τᵀτ/‖τ‖².
 
-    At κ → ∞ the step from the base is Σ τP (Σ P)⁺, closed-form WUDI (Cheng et al., 2025), within the span of the task vectors.
+    At κ → ∞ the step from the base is Σ τP (Σ P)⁺ within the span of the task vectors: closed-form WUDI (Cheng et al., 2025), of
+    linears that share their input on top of one another, as its official code takes q, k and v.
 
     Args:    W, W_base (o, d) of the expert and the base; copies: how often the outputs stand side by side in the system.
     Returns: the share, to be added to the task's; zeros where the expert has not moved.
