@@ -101,7 +101,7 @@ def observe(
     return seen
 
 
-def narrow_linears(teacher: nn.Module, linears: Sequence[str], writers: Sequence[str]) -> list[str]:
+def narrow_linears(teacher: nn.Module, linears: Sequence[str], writers: Sequence[str] = ()) -> list[str]:
     """The linears whose outputs may serve in folded moments; half precision rounds them, so there they are computed anew."""
     found = [(name, weight_of(teacher.get_submodule(name))) for name in linears]
     folded = [(name, W) for name, W in found if name in writers or W.shape[0] < FOLDED_SHARE * W.shape[1]]
