@@ -18,7 +18,7 @@ from reproduction.report.values import REAL, TASKS, TEXT_TASKS, texts, title_of
 KEYS = [
     "upstream", "method", "setting", "encode", "task", "metric", "seed", "model", "label", "block", "part", "suite", "role",
     "pool", "corruption", "parameter", "statement", "quantity", "choice",
-    "option", "origin", "stream", "correct", "seen", "expert_seed",
+    "option", "origin", "variant", "stream", "correct", "seen", "expert_seed",
 ]  # fmt: skip
 COLUMNS = {
     "scores": "suite role pool upstream method setting task metric seed value count",
@@ -36,6 +36,7 @@ COLUMNS = {
     "choices": "suite role pool upstream method setting choice option default task metric seed value count",
     "tune": "suite role pool upstream method setting trial origin chosen ridge anchor_blend interpolation divergence task metric "
     "seed value count",
+    "beyond": "suite role pool upstream method setting variant chosen samples task metric seed validation value count",
     "theory": "suite role pool upstream method setting statement quantity task block nodes value count",
     "theory_points": "method setting statement task block index actual bound kept",
     "samples": "suite role pool upstream method setting task metric seed samples value count",
@@ -45,7 +46,8 @@ MEASURED = ".run"  # ends a kind whose rows were measured with a clock: `cost.ru
 COSTS = "upstream method setting encode seed samples images seconds memory_mib energy_wh"
 COLUMNS["references"] = COLUMNS["scores"]
 COLUMNS["expert_seeds"] = f"expert_seed {COLUMNS['scores']}"
-KEPT = ("scores", "corrupted", "sweep", "choices", "tune", "samples", "cost")  # kinds beside which it stands what was right
+# kinds beside which it stands what was right
+KEPT = ("scores", "corrupted", "sweep", "choices", "tune", "samples", "cost", "beyond")
 COLUMNS |= {
     "correct" if kind == "scores" else f"{kind}.correct": COLUMNS[kind].removesuffix("value count") + "correct" for kind in KEPT
 }
