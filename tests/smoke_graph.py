@@ -49,6 +49,10 @@ STUDIED: dict[str, dict] = {
     "theory": {"samples": 16, "batch": 8, "images": 6, "traced": 2, "nodes": [2, 4]},
     "choices": {"samples": 16, "batch": 8, "seeds": [42, 43], "vary": {"split": ["validation"], "samples": [8]}},
     "tune": {"samples": 16, "batch": 8, "trials": 3},
+    "beyond": {
+        "upstreams": ["task_arithmetic"], "samples": 16, "few": 8, "batch": 8, "seeds": [42, 43],
+        "variants": {"residual and sites": {"residual": 1.0, "order": "sites"}},
+    },
 }  # fmt: skip
 UNTRAINED = {"samples": 16, "seeds": [42]}
 ADAPTED = {**UNTRAINED, "steps": 3}

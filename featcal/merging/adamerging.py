@@ -15,7 +15,7 @@ from transformers import CLIPVisionModel
 
 from featcal.blocks.batches import check_batch, check_tasks, naming
 from featcal.core.precision import exact_products
-from featcal.errors import BadBatches, BadSetting, MergeDiverged
+from featcal.errors import BadBatches, BadSetting, Diverged
 from featcal.merging.job import Job, Named
 from featcal.models.pooling import pooled
 
@@ -101,7 +101,7 @@ def adamerging(job: Job) -> Iterator[Named]:
 
 @torch.enable_grad()  # whatever the caller has switched off
 def descended(job: Job, model: nn.Module, mixture: Mixture) -> list[float]:
-    """Moves the coefficients by Adam. Returns: the loss before every step. Raises: MergeDiverged naming the step."""
+    """Moves the coefficients by Adam. Returns: the loss before every step. Raises: Diverged naming the step."""
     settings, losses = job.settings, []
     streams = {task: endless(task, job.batches[task], model) for task in job.experts}
     adam = torch.optim.Adam([mixture.coefficients], lr=settings.rate)
@@ -113,7 +113,7 @@ def descended(job: Job, model: nn.Module, mixture: Mixture) -> list[float]:
                 with naming(task, number), exact_products():
                     loss += answer_entropy(job, model, mixed, task, batch)
         if not abs(loss) < float("inf"):
-            raise MergeDiverged("adamerging", "all tasks", step, "merge.rate", settings.rate)
+            raise Diverged("adamerging", step, "merge.rate", settings.rate, "overflowing numbers in the experts or the data")
         losses.append(loss)
         adam.zero_grad()
         mixture.pull_back(mixed)

@@ -1,4 +1,4 @@
-"""What each merging method can be told, with its source's values as defaults; checked when it is made.
+"""What each merging method can be told, with its source's values as defaults; what a value may be stands in its annotation.
 
 Knows nothing of torch, so that params.yaml is checked before anything heavy is loaded.
 """
@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal, TypedDict
 
 from featcal.errors import UnknownKey
-from featcal.settings import from_mapping, number, require, whole_number
+from featcal.settings import Checked, Count, Natural, Positive, Share, from_mapping, require
 
 # rows are words here, so models with other words in them differ in shape, and a row's direction says nothing of features
 VOCABULARY = ("*shared.weight", "*embed_tokens.weight", "*token_embedding.weight", "*wte.weight", "*word_embeddings.weight",
@@ -22,23 +22,26 @@ def is_vocabulary(name: str, patterns: tuple[str, ...] = VOCABULARY) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
+class MethodSettings(Checked):
+    """Whatever a method is told."""
+
+    place = "merge"
+
+
 @dataclass(frozen=True)
-class Average:
+class Average(MethodSettings):
     """θ = (1/N) Σ θᵢ: nothing to set."""
 
 
 @dataclass(frozen=True)
-class TaskArithmetic:
+class TaskArithmetic(MethodSettings):
     """scale: s of θ₀ + s Σ τᵢ; 0.3 for eight tasks."""
 
     scale: float = 0.3
 
-    def __post_init__(self) -> None:
-        number("merge.scale", self.scale)
-
 
 @dataclass(frozen=True)
-class Ties:
+class Ties(MethodSettings):
     """density: share of each task vector that is kept, the largest by magnitude.
 
     scale:   of the merged task vector.
@@ -46,19 +49,17 @@ class Ties:
              (the disjoint mean of the method's own paper, which takes scale=1).
     """
 
-    density: float = 0.2
+    density: Share = 0.2
     scale: float = 0.3
     combine: Literal["sum", "mean"] = "sum"
 
     def __post_init__(self) -> None:
-        for key in ("density", "scale"):
-            number(f"merge.{key}", getattr(self, key))
-        require(0 < self.density <= 1, "merge.density", self.density, "must lie above 0 and be at most 1")
-        require(self.combine in ("sum", "mean"), "merge.combine", self.combine, "must be sum or mean")
+        super().__post_init__()
+        require(self.density > 0, "merge.density", self.density, "must be above 0: something has to be kept")
 
 
 @dataclass(frozen=True)
-class Wudi:
+class Wudi(MethodSettings):
     """variant: "fusion_bench" (the paper's: every matrix, 400 steps; other tensors by their mean), "official" (linears of the
               blocks, q, k, v stacked, 300 steps; everything else stays the base's) or "closed_form" (as the first, at the
               minimum itself).
@@ -69,34 +70,23 @@ class Wudi:
     """
 
     variant: Literal["fusion_bench", "official", "closed_form"] = "fusion_bench"
-    steps: int | None = None
-    rate: float = 1e-5
+    steps: Natural | None = None
+    rate: Positive = 1e-5
     exclude: tuple[str, ...] = VOCABULARY
 
     def __post_init__(self) -> None:
-        known = isinstance(self.variant, str) and self.variant in WUDI_STEPS
-        require(known, "merge.variant", self.variant, f"must be one of {', '.join(WUDI_STEPS)}")
+        super().__post_init__()
         taken = self.variant != "closed_form" or self.steps is None
         require(taken, "merge.steps", self.steps, "must be left out: the closed form takes no steps")
         if self.steps is None:
             object.__setattr__(self, "steps", WUDI_STEPS[self.variant])
-        whole_number("merge.steps", self.steps, least=0)
-        number("merge.rate", self.rate)
-        require(self.rate > 0, "merge.rate", self.rate, "must be above 0")
-        fine = isinstance(self.exclude, list | tuple) and all(isinstance(pattern, str) for pattern in self.exclude)
-        require(fine, "merge.exclude", self.exclude, "must be a list of names of tensors, with * for any letters")
-        object.__setattr__(self, "exclude", tuple(self.exclude))  # YAML gives a list
 
 
 @dataclass(frozen=True)
-class RegMean:
+class RegMean(MethodSettings):
     """off_diagonal: what the Gram matrices are multiplied by off their diagonal; 0.95 for CLIP (0.6 for GPT-2)."""
 
-    off_diagonal: float = 0.95
-
-    def __post_init__(self) -> None:
-        number("merge.off_diagonal", self.off_diagonal)
-        require(0 <= self.off_diagonal <= 1, "merge.off_diagonal", self.off_diagonal, "must lie in [0, 1]")
+    off_diagonal: Share = 0.95
 
 
 @dataclass(frozen=True)
@@ -105,12 +95,12 @@ class RegMeanPlusPlus(RegMean):
 
 
 @dataclass(frozen=True)
-class Lot:
+class Lot(MethodSettings):
     """The formula leaves nothing to set."""
 
 
 @dataclass(frozen=True)
-class AdaMerging:
+class AdaMerging(MethodSettings):
     """granularity: one coefficient per expert and tensor ("layer") or per expert ("task").
 
     steps, rate:      of Adam; 1,000 and 0.001 are the paper's.
@@ -120,21 +110,11 @@ class AdaMerging:
     """
 
     granularity: Literal["layer", "task"] = "layer"
-    steps: int = 1000
-    rate: float = 1e-3
+    steps: Natural = 1000
+    rate: Positive = 1e-3
     start: float = 0.3
     clamp: bool = False
-    batches_per_step: int = 1
-
-    def __post_init__(self) -> None:
-        fine = self.granularity in ("layer", "task")
-        require(fine, "merge.granularity", self.granularity, "must be layer or task")
-        whole_number("merge.steps", self.steps, least=0)
-        whole_number("merge.batches_per_step", self.batches_per_step)
-        for key in ("rate", "start"):
-            number(f"merge.{key}", getattr(self, key))
-        require(self.rate > 0, "merge.rate", self.rate, "must be above 0")
-        require(isinstance(self.clamp, bool), "merge.clamp", self.clamp, "must be true or false")
+    batches_per_step: Count = 1
 
 
 SETTINGS: dict[str, type[Any]] = {

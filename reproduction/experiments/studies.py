@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from featcal.rivals.settings import ProbSurgery, Surgery
 from featcal.settings import Calibration, from_mapping, require, several, text, whole_number
+from reproduction.experiments.beyond import BeyondStudy
 from reproduction.experiments.choices import ChoicesStudy
 from reproduction.experiments.entries import for_suite
 from reproduction.experiments.runs import SETTINGS, Draw, Reading, role_and_pool
@@ -209,7 +210,7 @@ class TheoryStudy(Study):
 
 STUDIES: dict[str, type[Any]] = {
     "samples": SamplesStudy, "corrupted": CorruptedStudy, "cost": CostStudy, "sweep": SweepStudy, "theory": TheoryStudy,
-    "choices": ChoicesStudy, "tune": TuneStudy, "task_counts": TaskCountsStudy,
+    "choices": ChoicesStudy, "tune": TuneStudy, "task_counts": TaskCountsStudy, "beyond": BeyondStudy,
 }  # fmt: skip
 NESTED: dict[str, type[Any]] = {
     "rivals": Rivals, "featcal": Calibration, "surgery": Surgery, "prob_surgery": ProbSurgery, "around": Sweep,

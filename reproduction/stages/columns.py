@@ -31,6 +31,10 @@ TUNE = (
     "suite", "role", "pool", "upstream", "method", "setting", "trial", "origin", "chosen", "ridge", "anchor_blend",
     "interpolation", "divergence", "task", "metric", "seed", "value", "count",
 )  # fmt: skip
+BEYOND = (  # variant: what is on; validation: percent right of validation samples, as value is of test samples
+    "suite", "role", "pool", "upstream", "method", "setting", "variant", "chosen", "samples", "task", "metric", "seed",
+    "validation", "value", "count",
+)  # fmt: skip
 
 _MODEL = ("suite", "role", "pool", "upstream", "method", "setting", "seed", "task")
 ALIGNMENT = (*_MODEL, "cosine", "cosine_sd", "l2", "count")  # final features against the expert's, over all test images

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
-from featcal.errors import PackageUnreachable
+from featcal.errors import HubUnreachable
 from featcal.storage.atomic import atomic_folder
 from reproduction.experiments.runs import Pool, role_and_pool
 from reproduction.stages.context import Context, recorded
@@ -34,7 +34,7 @@ def run(context: Context, key: str) -> None:
         model = context.suite.sentences.roles[name].model
         try:
             encoder = making.encoder_folder(layout.root, model, layout.pins)
-        except PackageUnreachable as error:
+        except HubUnreachable as error:
             told["not_run"] = str(error)
             with atomic_folder(out):
                 console.print(f"prepare {key}: {name} is not run, its pages will say so; later: dvc repro -f prepare@{key}")

@@ -29,8 +29,7 @@ STAGES = (
 EXEMPT = {
     "featcal/__init__.py",
     "featcal/version.py",
-    "featcal/errors/__init__.py",
-    *(f"featcal/errors/{part}.py" for part in ("base", "files", "models", "runs", "settings")),
+    "featcal/errors.py",
     "featcal/settings.py",
     "reproduction/experiments/params.py",
     "reproduction/experiments/entries.py",
