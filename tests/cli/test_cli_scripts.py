@@ -38,5 +38,3 @@ def test_quiet_prints_results_alone_and_colours_need_a_terminal(models):  # noqa
     done = featcal(*CALIBRATE, "--force", *DATA[:0])
     assert done.returncode == 0 and "vision.01" in done.stderr and "\x1b" not in done.stderr + done.stdout
     assert "\r" not in done.stderr and "%|" not in done.stderr
-    done = featcal("calibrate", NO_COLOR="1", FORCE_COLOR="")
-    assert done.returncode == 2 and "\x1b" not in done.stderr
