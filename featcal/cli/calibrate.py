@@ -89,21 +89,16 @@ def calibrate(
     from featcal.calibration.torchrun import own_device
     from featcal.settings import Calibration
 
-    given: dict[str, Any] = {
-        "ridge": ridge,
-        "anchor_blend": anchor_blend,
-        "interpolation": interpolation,
-        "residual": residual,
-        "order": order,
-    }
-    given |= {"affine": affine, "prior": prior, "no_harm": no_harm or None, "modules": tuple(module or ()) or None}
-    settings = Calibration.preset(preset, {name: value for name, value in given.items() if value is not None})
+    chosen: dict[str, Any] = {"ridge": ridge, "anchor_blend": anchor_blend, "interpolation": interpolation}
+    chosen |= {"residual": residual, "order": order, "affine": affine, "prior": prior, "no_harm": no_harm or None}
+    chosen |= {"modules": tuple(module or ()) or None}
+    settings = Calibration.preset(preset, {name: value for name, value in chosen.items() if value is not None})
     existing_folder("--merged", merged)
     named, places = named_models(base, expert or (), recipe, merged), named_places("--data", data)
     folders = {"base": named.base, "merged": merged} | {f"expert {name!r}": folder for name, folder in named.shaped.items()}
     read = [merged, *named.read, *(place.source for place in places.values() if isinstance(place.source, Path))]
     new_folder(out, force, read)
-    given = {"host_memory": bytes_of("--host-memory", host_memory) if host_memory else None, "resume": resume}
+    given: dict[str, Any] = {"host_memory": bytes_of("--host-memory", host_memory) if host_memory else None, "resume": resume}
     given |= {"device": own_device(device_named(device)), "dtype": dtype_named(dtype), "work": work_folder(work, out, read)}
     from featcal.blocks.batches import check_tasks
     from featcal.calibration.ranks import current

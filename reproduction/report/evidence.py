@@ -45,16 +45,8 @@ COLUMNS = {
 MEASURED = ".run"  # ends a kind whose rows were measured with a clock: `cost.run` is what the record of `cost` says each run cost
 COSTS = "upstream method setting encode seed samples images seconds memory_mib energy_wh"
 COLUMNS["references"] = COLUMNS["scores"]
-KEPT = (
-    "scores",
-    "corrupted",
-    "sweep",
-    "choices",
-    "tune",
-    "samples",
-    "cost",
-    "beyond",
-)  # kinds beside which it stands what was right
+# kinds beside which it stands what was right
+KEPT = ("scores", "corrupted", "sweep", "choices", "tune", "samples", "cost", "beyond")
 COLUMNS |= {
     "correct" if kind == "scores" else f"{kind}.correct": COLUMNS[kind].removesuffix("value count") + "correct" for kind in KEPT
 }
