@@ -31,6 +31,7 @@ class Study:
     seeds: tuple[str, ...]
     samples: int
     few: int
+    chosen_on: tuple[str, ...]  # mergers from which every variant was run
 
     @property
     def upstreams(self) -> list[str]:
@@ -63,7 +64,7 @@ def study(role: str, pool: str, suite: str) -> Study | None:
         return None
     used = told["study"]
     seeds = tuple(str(seed) for seed in used["seeds"])
-    return Study(ours, rows, told["chosen"], told["validation"], seeds, used["samples"], used["few"])
+    return Study(ours, rows, told["chosen"], told["validation"], seeds, used["samples"], used["few"], tuple(used["chosen_on"]))
 
 
 def signed(value: float, sure: float) -> str:
@@ -121,8 +122,11 @@ def against(suite: str) -> PageOutput:
             cells = [mean(it.score(upstream, "merged")), mean(paper), mean(ours), gap(ours, paper), *map(mean, rivals)]
             rows.append(("", [MERGERS.get(upstream, upstream), *cells, *(gap(ours, rival) for rival in rivals)]))
         if it:
-            caption = f"{name}: average score on test samples, {it.samples} samples of each task, {len(it.seeds)} draws of the "
-            parts.append(table(head, rows, f"{caption}chosen variant and the paper’s method — {label(suite)}"))
+            several = " and ".join(MERGERS.get(upstream, upstream) for upstream in it.chosen_on)
+            caption = (
+                f"{name}: average score on test samples, {it.samples} samples of each task, {len(it.seeds)} draws from {several}"
+            )
+            parts.append(table(head, rows, f"{caption} — {label(suite)}"))
     return PageOutput("".join(parts) or note("○ not run: no such study in the results."))
 
 
@@ -136,12 +140,12 @@ def variants(suite: str) -> PageOutput:
         ratios, rows = cost_ratios(it), []
         for variant in (*OWN, *it.validation):
             seed = None if variant == "merged" else it.seeds[0]
-            scores = [it.score(upstream, variant, seed=seed) for upstream in it.upstreams]
+            scores = [it.score(upstream, variant, seed=seed) for upstream in it.chosen_on]
             judged = f"{it.validation[variant]:.1f}" if variant in it.validation else "–"
             cost = f"{ratios[variant]:.1f}" if variant in ratios else "–"
             words = OWN.get(variant, variant) + (" ← chosen" if variant == it.chosen else "")
             rows.append(("", [words, *(f"{one.mean:.1f}" if one else "–" for one in scores), judged, cost]))
-        mergers = [MERGERS.get(upstream, upstream) for upstream in it.upstreams]
+        mergers = [MERGERS.get(upstream, upstream) for upstream in it.chosen_on]
         head = ["Variant", *mergers, "Mean on validation samples", "Time, paper’s method = 1"]
         parts.append(table(head, rows, f"{name}: every variant, one draw — {label(suite)}"))
     return PageOutput("".join(parts) or note("○ not run: no such study in the results."))
@@ -153,7 +157,7 @@ def cost_ratios(it: Study) -> dict[str, float]:
     drawn = f"n={it.samples} seed={it.seeds[0]}"
 
     def total(variant: str) -> float:
-        return float(sum(seconds.get(f"{upstream} {variant} {drawn}", 0.0) for upstream in it.upstreams))
+        return float(sum(seconds.get(f"{upstream} {variant} {drawn}", 0.0) for upstream in it.chosen_on))
 
     own = total("suite")
     return {v: total(v) / own for v in ("paper", "suite", *it.validation) if own and total(v)}
@@ -164,7 +168,7 @@ def few(suite: str) -> PageOutput:
     parts = []
     for model, name in MODELS.items():
         it, rows = study(*model, suite), []
-        for upstream in it.upstreams if it else ():
+        for upstream in it.chosen_on if it else ():
             assert it is not None
             ours, paper = (it.score(upstream, variant, it.few) for variant in (it.chosen, "suite"))
             rows.append(("", [MERGERS.get(upstream, upstream), mean(paper), mean(ours), gap(ours, paper)]))

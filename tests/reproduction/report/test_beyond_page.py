@@ -29,7 +29,7 @@ def results(tmp_path, monkeypatch):
             rows += [one | {"task": task} for task in ("mnist", "dtd")]
     write_answers(folder / "clip_b32-8.beyond.csv", rows, BEYOND)
     told = {
-        "study": {"seeds": [42, 43], "samples": 256, "few": 32},
+        "study": {"seeds": [42, 43], "samples": 256, "few": 32, "chosen_on": ["task_arithmetic"]},
         "chosen": "both",
         "validation": {"sites": 74.0, "both": 90.0},
     }
@@ -55,14 +55,16 @@ def test_adapters_that_saw_scored_rows_are_not_compared_with(results):
 
 def test_variants_begin_with_the_suites_settings_and_a_wrong_one_is_named():
     entry = {
-        "upstreams": ["average"], "samples": 8, "few": 4, "batch": 2, "seeds": [1, 2], "paper": vars(Calibration.preset("paper")),
+        "upstreams": ["average", "ties"],
+        "chosen_on": ["average"], "samples": 8, "few": 4, "batch": 2, "seeds": [1, 2], "paper": vars(Calibration.preset("paper")),
         "suite": {"ridge": 1e-3, "anchor_blend": 1.0, "interpolation": 0.9}, "variants": {"both": {"residual": 1.0}},
     }  # fmt: skip
     study = study_run("beyond", "clip_b32-8", {"mini": entry}, "mini")
     assert study.settings("both") == Calibration(1e-3, 1.0, 0.9, residual=1.0)
     assert [t.variant for t in study.first()] == ["merged", "paper", "suite", "both"]
-    assert {(t.variant, t.samples, t.seed) for t in study.further("both")} == {
-        (v, n, s) for v in ("both", "suite") for n, s in ((4, 1), (8, 2))
-    }
+    more = study.further("both")
+    draws = {(t.variant, t.samples, t.seed) for t in more if t.upstream == "average"}
+    assert draws == {(variant, n, seed) for variant in ("both", "suite") for n, seed in ((4, 1), (8, 2))}
+    assert [t.variant for t in more if t.upstream == "ties"] == ["merged", "paper", "suite", "both"]
     with pytest.raises(Exception, match=r"residul|residual"):
         study_run("beyond", "clip_b32-8", {"mini": entry | {"variants": {"both": {"residul": 1.0}}}}, "mini")
