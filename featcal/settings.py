@@ -42,6 +42,11 @@ def whole_number(key: str, value: object, least: int = 1) -> None:
     require(fine, key, value, f"must be a whole number, at least {least}")
 
 
+def share(key: str, value: Any, more: str = "") -> None:
+    """Raise BadSetting unless a number lies between 0 and 1."""
+    require(0 <= value <= 1, key, value, f"must lie in [0, 1]{more}")
+
+
 def several(key: str, values: object, kind: Any = whole_number, **more: Any) -> None:
     """Raise BadSetting unless the value is a list of different numbers."""
     fine = isinstance(values, Sequence) and not isinstance(values, str) and bool(values)
@@ -153,29 +158,104 @@ class Calibration:
     task_weights:   "gram" is ω of Eq. 14; "uniform" leaves every task's Gram matrix as it is.
     order:          "forward" looks at the features again after each solved block (Algorithm 1); "stale" uses the merged model's.
     modules:        linears that are solved, by how their names end, such as ("q", "v"); all where None. Norms: see `norm`.
+
+    Beyond the paper, each off by default and then the paper's method to the bit:
+
+    interpolation "auto": α of every block, or with order "sites" of every site, is the one of five between 0 and 1 at which the
+                    block's output is nearest to the experts' on an eighth of the samples, which nothing is solved with.
+    order "sites":  the sites and norms of a block are solved one after another, in forward order, and the student's features are
+                    looked at again behind each.
+    residual:       β in [0, 1]. A linear whose output y = W x + b is added to the residual stream r aims at
+                    W_t x_t + b_t + β (r_t − r): at 1 the sum r + y is to be the expert's. A pair is β of the first and the last
+                    block of a stack, linear in between.
+    affine:         "joint" solves weight and bias as one system; "separate" (Eqs. 17 and 55) the weight as if targets had no
+                    bias, then the bias. Linears without a bias are solved as ever.
+    prior:          κ ≥ 0, weight of Σ_t ‖(W − W_t) τ_tᵀ‖²/‖τ_t‖² beside the data, with τ_t = W_t − W_base: WUDI's objective.
+                    κ → ∞ gives closed-form WUDI in the span of the task vectors, whatever the data say.
+    no_harm:        of every block (with order "sites", every site) only that part of the step from the merged weights to the
+                    solution is taken, of 0, ¼, ½, ¾ and 1, which brings the block's output nearest to the experts' on the same
+                    samples held out: there no block is further from its experts than with its merged weights.
     """
 
     ridge: float
     anchor_blend: float
-    interpolation: float
+    interpolation: float | Literal["auto"]
     bias: bool = True
     norm: bool = True
     task_weights: Literal["gram", "uniform"] = "gram"
-    order: Literal["forward", "stale"] = "forward"
+    order: Literal["forward", "stale", "sites"] = "forward"
     modules: tuple[str, ...] | None = None
+    residual: float | tuple[float, float] = 0.0
+    affine: Literal["separate", "joint"] = "separate"
+    prior: float = 0.0
+    no_harm: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("ridge", "anchor_blend", "interpolation"):
+        for name in ("ridge", "anchor_blend", "prior"):
             number(f"calibrate.{name}", getattr(self, name))
         require(self.ridge > 0, "calibrate.ridge", self.ridge, "must be > 0 (paper: 0.05 for CLIP, 1e-5 for T5)")
-        require(0 <= self.interpolation <= 1, "calibrate.interpolation", self.interpolation, "must lie in [0, 1]")
-        for name in ("bias", "norm"):
+        require(self.prior >= 0, "calibrate.prior", self.prior, "must be at least 0, which leaves it out")
+        if self.interpolation != "auto":
+            number("calibrate.interpolation", self.interpolation)
+            share("calibrate.interpolation", self.interpolation, ", or be auto")
+        if isinstance(self.residual, list):  # as YAML gives it
+            object.__setattr__(self, "residual", tuple(self.residual))
+        ends = self.residual if isinstance(self.residual, tuple) else (self.residual,) * 2
+        require(
+            len(ends) == 2, "calibrate.residual", self.residual, "must be one number, or those of the first and the last block"
+        )
+        for value in ends:
+            number("calibrate.residual", value)
+            share("calibrate.residual", value)
+        for name in ("bias", "norm", "no_harm"):
             require(isinstance(getattr(self, name), bool), f"calibrate.{name}", getattr(self, name), "must be true or false")
-        require(self.task_weights in ("gram", "uniform"), "calibrate.task_weights", self.task_weights, "must be gram or uniform")
-        require(self.order in ("forward", "stale"), "calibrate.order", self.order, "must be forward or stale")
+        for name, words in (
+            ("task_weights", ("gram", "uniform")), ("order", ("forward", "stale", "sites")), ("affine", ("separate", "joint"))
+        ):  # fmt: skip
+            require(getattr(self, name) in words, f"calibrate.{name}", getattr(self, name), f"must be {' or '.join(words)}")
+        both = self.bias or self.affine == "separate"
+        require(both, "calibrate.affine", self.affine, "solves weight and bias together, so calibrate.bias must be true")
+        stale = self.order == "stale" and self.holds_out
+        required = "looks at features that the deployed model never has; no_harm and interpolation auto need another order"
+        require(not stale, "calibrate.order", self.order, required)
         if self.modules is not None:
             names = self.modules
             fine = isinstance(names, list | tuple) and bool(names) and all(isinstance(n, str) and n for n in names)
             require(fine, "calibrate.modules", names, "must be a list of names such as [q, v]; leave it out for all linears")
             require(len(set(names)) == len(names), "calibrate.modules", names, "must name each kind of linear once")
             object.__setattr__(self, "modules", tuple(names))  # YAML gives a list
+
+    @classmethod
+    def preset(cls, name: str, changed: Mapping[str, Any] | None = None) -> "Calibration":
+        """The settings of PRESETS by name, with some of them changed. Raises: BadSetting."""
+        require(name in PRESETS, "calibrate.preset", name, f"must be {' or '.join(PRESETS)}")
+        return from_mapping(cls, {**PRESETS[name], **(changed or {})}, "calibrate")
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether part of the samples is held out, to choose α or a step on."""
+        return self.interpolation == "auto" or self.no_harm
+
+    @property
+    def passes_more_often(self) -> bool:
+        """Whether a block is run through more often, or further, than by the paper's method."""
+        return self.holds_out or self.order == "sites" or self.residual not in (0, (0, 0))
+
+    def residual_at(self, depth: float) -> float:
+        """β of a block, by its depth in its stack: 0 is the first block, 1 the last."""
+        first, last = self.residual if isinstance(self.residual, tuple) else (self.residual, self.residual)
+        return first + (last - first) * depth
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """The settings by name, without what goes beyond the paper and is off."""
+        more = {"residual", "affine", "prior", "no_harm"}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in more or getattr(self, f.name) != f.default}
+
+
+# "paper": for CLIP, Section 5.1. "best": the combination that validation samples chose, with an anchor that needs no tuning (page
+# Beyond the paper).
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"ridge": 0.05, "anchor_blend": 2.0, "interpolation": 0.3},
+    "best": {"ridge": 1e-4, "anchor_blend": 1.0, "interpolation": 1.0, "residual": 1.0, "order": "sites", "affine": "joint"},
+}

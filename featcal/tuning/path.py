@@ -8,6 +8,7 @@ out is a candidate like any other, and is calibrated and compared as one.
 import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from featcal.blocks.linear import side_by_side
 from featcal.blocks.plan import BlockPlan, Stack, blocks_of
-from featcal.calibration.block import Systems, add_task, solve
+from featcal.calibration.block import Systems, add_task, load, solve
 from featcal.calibration.calibrate import budgets
 from featcal.calibration.models import Model, hold_models
 from featcal.calibration.observe import BlockView, observe
@@ -64,10 +65,12 @@ def path_gains(
     host_memory: int | None = None,
     work: str | Path | None = None,
 ) -> Gains:
-    """Gains of every site at every λ of RIDGES, on the way of a calibration with `settings` in forward order.
+    """Gains of every site at every λ of RIDGES, on the way of a calibration with `settings` in forward order, as in the paper.
 
+    What goes beyond the paper is left out here: the λ found is a candidate, which is calibrated with all of the settings.
     kept, held: batches of every task; blocks are solved on the former.   Raises: as `calibrate`.
     """
+    settings = replace(settings, residual=0.0, affine="separate", prior=0.0, no_harm=False, order="forward")
     with ExitStack() as open_:
         models = hold_models(merged, base, experts, plan, settings, whole=True, device=device, dtype=dtype)
         open_.enter_context(models.evaluated())
@@ -99,7 +102,7 @@ def stack_gains(run: Run, stack: Stack, kept: Mapping[str, Tracks], held: Mappin
                 add_task(seen, observe(block, teacher, kept[task], view), teacher, settings)
                 add_task(apart, observe(block, teacher, held[task], view), teacher, settings)
             gains |= block_gains(seen, apart, block, base, view.name, settings)
-            solve(seen, block, base, view.name, settings, run.ranks)
+            load(block, solve(seen, block, base, view.name, settings, run.ranks), settings)
             for task in models.experts:
                 advance_student(block, stack, kept[task])
                 advance_student(block, stack, held[task])

@@ -4,6 +4,7 @@ Knows the file names and columns; knows nothing of claims, tables or pages.
 """
 
 import json
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,45 +12,49 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from featcal.storage.results import DRIFT, PROJECTION, SCORES, correct_columns
 from reproduction.report.paired import with_correct
 from reproduction.report.root import results_folder
-from reproduction.report.values import TASKS, TEXT_TASKS, title_of
+from reproduction.report.values import REAL, TASKS, TEXT_TASKS, texts, title_of
+from reproduction.stages.columns import (
+    ALIGNMENT,
+    AUDIT,
+    BEYOND,
+    CHOICES,
+    CORRUPTED,
+    CURVES,
+    EXAMPLES,
+    SAMPLES,
+    SCALES,
+    SEEN,
+    SIMILARITY,
+    SWEEP,
+    TASK_COUNTS,
+    THEORY,
+    THEORY_POINTS,
+    TUNE,
+    VECTORS,
+)
 
 KEYS = [
     "upstream", "method", "setting", "encode", "task", "metric", "seed", "model", "label", "block", "part", "suite", "role",
     "pool", "corruption", "parameter", "statement", "quantity", "choice",
-    "option", "origin", "stream", "correct", "seen",
+    "option", "origin", "variant", "stream", "correct", "seen", "expert_seed",
 ]  # fmt: skip
-COLUMNS = {
-    "scores": "suite role pool upstream method setting task metric seed value count",
-    "drift": "suite role pool upstream method setting seed task block relative_drift l2 cosine count",
-    "alignment": "suite role pool upstream method setting seed task cosine cosine_sd l2 count",
-    "similarity": "task method setting index similarity",
-    "projection": "task model index label x y",
-    "vectors": "suite role pool upstream method setting seed task part cosine size count",
-    "curves": "suite role pool upstream method setting seed step loss",
-    "scales": "suite role pool upstream factor value chosen",
-    "corrupted": "suite role pool upstream method setting corruption task metric seed value count",
-    "corrupted.examples": "task index corruption row column",
-    "sweep": "suite role pool upstream method setting parameter at chosen task metric seed value count",
-    "task_counts": "suite role pool upstream method setting tasks draw task metric seed value union drift mean_drift count",
-    "choices": "suite role pool upstream method setting choice option default task metric seed value count",
-    "tune": "suite role pool upstream method setting trial origin chosen ridge anchor_blend interpolation divergence task metric "
-    "seed value count",
-    "theory": "suite role pool upstream method setting statement quantity task block nodes value count",
-    "theory_points": "method setting statement task block index actual bound kept",
-    "samples": "suite role pool upstream method setting task metric seed samples value count",
-    "cost": "suite role pool upstream method setting encode task metric seed samples step value count",
-}
+COLUMNS: dict[str, Sequence[str]] = {
+    "scores": SCORES, "references": SCORES, "drift": DRIFT, "projection": PROJECTION, "alignment": ALIGNMENT,
+    "similarity": SIMILARITY, "vectors": VECTORS, "curves": CURVES, "scales": SCALES, "corrupted": CORRUPTED,
+    "corrupted.examples": EXAMPLES, "sweep": SWEEP, "task_counts": TASK_COUNTS, "choices": CHOICES, "tune": TUNE,
+    "theory": THEORY, "theory_points": THEORY_POINTS, "samples": SAMPLES, "cost": AUDIT, "beyond": BEYOND,
+    "expert_seeds": (*SCORES, "expert_seed"),
+    **dict.fromkeys(("seen", "samples.seen", "corrupted.seen"), SEEN),
+}  # fmt: skip
 MEASURED = ".run"  # ends a kind whose rows were measured with a clock: `cost.run` is what the record of `cost` says each run cost
-COSTS = "upstream method setting encode seed samples images seconds memory_mib energy_wh"
-COLUMNS["references"] = COLUMNS["scores"]
-KEPT = ("scores", "corrupted", "sweep", "choices", "tune", "samples", "cost")  # kinds beside which it stands what was right
-COLUMNS |= {
-    "correct" if kind == "scores" else f"{kind}.correct": COLUMNS[kind].removesuffix("value count") + "correct" for kind in KEPT
-}
-COLUMNS |= dict.fromkeys(("seen", "samples.seen", "corrupted.seen"), "suite role pool task stream samples seed count seen")
+COSTS = ("upstream", "method", "setting", "encode", "seed", "samples", "images", "seconds", "memory_mib", "energy_wh")
 COLUMNS |= dict.fromkeys(("samples.run", "cost.run"), COSTS)
+# kinds beside which it stands what was right
+KEPT = ("scores", "corrupted", "sweep", "choices", "tune", "samples", "cost", "beyond")
+COLUMNS |= {"correct" if kind == "scores" else f"{kind}.correct": correct_columns(COLUMNS[kind]) for kind in KEPT}
 
 
 class Evidence:
@@ -90,7 +95,7 @@ class Evidence:
         elif path.is_file():
             beside = path.with_suffix(".correct.csv")
             return _numbers(path, *(file.stat().st_mtime_ns if file.is_file() else 0 for file in (path, beside)))
-        return pd.DataFrame(columns=COLUMNS.get(kind, "").split())
+        return pd.DataFrame(columns=list(COLUMNS.get(kind, ())))
 
     def _with_clean(self, damaged: pd.DataFrame) -> pd.DataFrame:
         """Rows of damaged calibration images, before them the same models from clean ones and their merger, out of the scores."""
@@ -127,6 +132,9 @@ class Evidence:
         if self.pool in TEXT_TASKS:
             run = set(self.table("scores")["task"])
             return [task for task in TEXT_TASKS[self.pool] if task in run or not run]
+        if self.role == REAL:
+            run = set(self.table("scores")["task"])
+            return [task for task in list(texts())[: int(self.pool)] if task in run or not run]
         listed = [task["task"] for task in suite_record(self.suite, self.folder).get("tasks", [])] or list(TASKS)
         scored = list(dict.fromkeys(self.table("scores")["task"]))
         if scored:

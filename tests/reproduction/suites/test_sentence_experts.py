@@ -21,7 +21,7 @@ from reproduction.suites.sentence_recipe import FineTuneSentences
 from reproduction.suites.suite import load_suite
 
 ROOT = Path(__file__).parents[3]
-QUICK = FineTuneSentences(steps=60, lr=3.0e-3, batch=8, warm_up=5)
+QUICK = FineTuneSentences(steps=60, lr=3.0e-3, batch=8, warm_up=5, frozen=("embeddings",))
 
 
 def test_steps_of_an_epoch_hold_every_text_once_and_neighbours_in_length():
