@@ -27,7 +27,7 @@ export DVC_NO_ANALYTICS = 1
 unexport JUPYTER_PATH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup project repro test processors book pretrain verify rehearsal accept clean
+.PHONY: help setup locked project repro test processors book pretrain verify rehearsal accept clean
 
 help:
 	@awk -F ' *## *' '/^[a-z]+:.*## / {sub(/:.*/, "", $$1); printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,17 @@ $(STAMP):
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]' -e ./reproduction
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/share/featcal/antlr4 $(ANTLR)
 	@rm -f $(VENV)/.installed-* && touch $@
+
+# What comes as source is built with the setuptools of the lock. The CPU build needs PyTorch's own index: PIP_EXTRA_INDEX_URL.
+LOCK ?= cpu
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps
+locked:  ## the same, each file checked by its hash in requirements/ (Linux, Python 3.11; LOCK=cpu or cuda)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) --require-hashes -r requirements/build.txt
+	$(INSTALL) --require-hashes -r requirements/linux-$(LOCK).txt
+	$(INSTALL) -e . -e ./reproduction
+	$(INSTALL) --require-hashes --upgrade --target $(VENV)/share/featcal/antlr4 -r requirements/antlr4.txt
+	@rm -f $(VENV)/.installed-* && touch $(STAMP)
 
 # DVC wants a git repository unless told otherwise; a downloaded archive has none.
 project: setup

@@ -13,7 +13,7 @@ import yaml
 from reproduction.language.requirements import ANTLR_FOLDER, ANTLR_PACKAGE, ANTLR_PIN, antlr_way_out
 
 ROOT = Path(__file__).parents[1]
-TARGETS = {"setup", "repro", "test", "processors", "book", "pretrain", "verify", "accept", "clean", "rehearsal"}
+TARGETS = {"setup", "locked", "repro", "test", "processors", "book", "pretrain", "verify", "accept", "clean", "rehearsal"}
 
 
 def text(name: str) -> str:
@@ -179,7 +179,26 @@ def test_dvc_reads_yaml_by_libyaml():
 
 
 def test_constraints_pin_every_package_exactly_and_take_the_cpu_wheel_where_one_is_offered():
-    pins = dict(line.split("==") for line in text("constraints.txt").splitlines())
+    pins = pins_of()
     assert not [name for name, version in pins.items() if "+" in version]
     assert [int(part) for part in pins["torch"].split(".")[:2]] < [2, 14]
     assert re.search(r"torch>=2\.6,<2\.14", text("pyproject.toml"))
+
+
+@pytest.mark.parametrize("build", ["cpu", "cuda"])
+def test_locks_hold_the_pinned_versions_with_a_hash_each_and_nothing_else(build):
+    locked = {}
+    for name in ("linux.txt", f"linux-{build}.txt", "build.txt"):
+        entries = re.findall(r"^([\w.-]+)==([^\s;]+)((?:.*\\\n)*.*)", text(f"requirements/{name}"), re.M)
+        assert all("--hash=sha256:" in rest for _, _, rest in entries)
+        locked |= {package.lower().replace("_", "-").replace(".", "-"): version for package, version, _ in entries}
+    pins = {name.lower().replace("_", "-").replace(".", "-"): version for name, version in pins_of().items()}
+    assert locked["torch"] == pins["torch"] + ("+cpu" if build == "cpu" else "")
+    wanted = {name: version for name, version in locked.items() if name in pins and name != "torch"}
+    assert wanted == {name: pins[name] for name in wanted}, "write them again: python scripts/lock.py"
+    optional = {"nvidia-ml-py"} if build == "cpu" else set()  # of the extra `gpu`
+    assert not pins.keys() - locked.keys() - optional
+
+
+def pins_of() -> dict[str, str]:
+    return dict(line.split("==") for line in text("constraints.txt").splitlines())
