@@ -9,8 +9,8 @@ ANTLR  := antlr4-python3-runtime==4.11.1
 # Named after the content of pip's inputs: a checkout that only touches dates installs nothing again.
 STAMP  := $(VENV)/.installed-$(firstword $(shell (cat pyproject.toml reproduction/pyproject.toml constraints.txt; echo '$(ANTLR)') | cksum))
 
-# The first table and figure, with everything upstream of them, and the page on which their models are played with.
-HEADLINE := page@table01 page@figure1 playground
+# The first table and figure, with everything upstream of them, the page on which their models are played with, and their metrics.
+HEADLINE := page@table01 page@figure1 playground headline
 BASES    := images/dvc.yaml:pretrain@clip_b32 images/dvc.yaml:pretrain@clip_l14 \
             language/dvc.yaml:pretrain_t5@flan_t5_base language/dvc.yaml:pretrain_t5@flan_t5_large \
             language/dvc.yaml:pretrain_llama@llama_3b language/dvc.yaml:pretrain_llama@llama_8b

@@ -77,7 +77,7 @@ def test_conda_installs_the_same_lines_as_make():
 def test_repro_computes_the_headline_chain_and_leaves_the_other_pages_upstream_alone():
     lines = [line for line in dry_run("repro").splitlines() if "/dvc repro" in line]
     assert [line.split("/dvc ")[1] for line in lines] == [
-        "repro page@table01 page@figure1 playground",
+        "repro page@table01 page@figure1 playground headline",
         "repro --single-item --glob 'page*'",
         "repro --single-item book",
     ]
