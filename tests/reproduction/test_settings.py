@@ -143,6 +143,7 @@ def test_what_differs_at_one_merged_model_is_told_under_from(tmp_path):
         p["calibrate"]["clip_l14-8"]["smoke"] = {"suite": p["calibrate"]["clip_l14-8"]["smoke"]["suite"]}
         p["calibrate"]["clip_l14-8"]["from"] = {"wudi": {"paper": printed}, "average": {}}
         p["measure"] = {}
+
     runs = load_experiments(changed(tmp_path, change)).calibrate
     samples = {key: run.samples for key, run in runs.items() if run.calibration and run.pool == 8}
     assert samples == {
