@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TARGETS = {"setup", "repro", "test", "processors", "book", "pretrain", "verify", "accept", "clean", "rehearsal"}
+TARGETS = {"setup", "locked", "repro", "real", "test", "processors", "book", "pretrain", "verify", "accept", "clean", "rehearsal"}
 
 
 def text(name: str) -> str:
