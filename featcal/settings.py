@@ -225,6 +225,12 @@ class Calibration:
             require(len(set(names)) == len(names), "calibrate.modules", names, "must name each kind of linear once")
             object.__setattr__(self, "modules", tuple(names))  # YAML gives a list
 
+    @classmethod
+    def preset(cls, name: str, changed: Mapping[str, Any] | None = None) -> "Calibration":
+        """The settings of PRESETS by name, with some of them changed. Raises: BadSetting."""
+        require(name in PRESETS, "calibrate.preset", name, f"must be {' or '.join(PRESETS)}")
+        return from_mapping(cls, {**PRESETS[name], **(changed or {})}, "calibrate")
+
     @property
     def holds_out(self) -> bool:
         """Whether part of the samples is held out, to choose α or a step on."""
@@ -245,3 +251,11 @@ class Calibration:
         """The settings by name, without what goes beyond the paper and is off."""
         more = {"residual", "affine", "prior", "no_harm"}
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in more or getattr(self, f.name) != f.default}
+
+
+# "paper": for CLIP, Section 5.1. "best": the combination that validation samples chose, with an anchor that needs no tuning (page
+# Beyond the paper).
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"ridge": 0.05, "anchor_blend": 2.0, "interpolation": 0.3},
+    "best": {"ridge": 1e-4, "anchor_blend": 1.0, "interpolation": 1.0, "residual": 1.0, "order": "sites", "affine": "joint"},
+}

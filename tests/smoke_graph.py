@@ -50,7 +50,8 @@ STUDIED: dict[str, dict] = {
     "choices": {"samples": 16, "batch": 8, "seeds": [42, 43], "vary": {"split": ["validation"], "samples": [8]}},
     "tune": {"samples": 16, "batch": 8, "trials": 3},
     "beyond": {
-        "upstreams": ["task_arithmetic"], "samples": 16, "few": 8, "batch": 8, "seeds": [42, 43],
+        "upstreams": ["task_arithmetic"], "chosen_on": ["task_arithmetic"], "samples": 16, "few": 8,
+        "batch": 8, "seeds": [42, 43],
         "variants": {"residual and sites": {"residual": 1.0, "order": "sites"}},
     },
 }  # fmt: skip
@@ -76,9 +77,9 @@ def smoke_params(root: Path = ROOT) -> dict:
         entry["from"] = {"task_arithmetic": {}, "wudi": None}
     for study in STUDIES:
         for entry in params[study].values():
-            entry["smoke"] = {**entry["mini"], **STUDIED[study]} if study in STUDIED else None
+            entry["smoke"] = {**(entry["mini"] or entry["paper"]), **STUDIED[study]} if study in STUDIED else None
             if entry["smoke"] and "rivals" in entry["smoke"]:
-                entry["smoke"]["rivals"] = {**entry["mini"]["rivals"], **RIVALS}
+                entry["smoke"]["rivals"] = {**entry["smoke"]["rivals"], **RIVALS}
     for entry in params["multitask"].values():
         entry["smoke"] = {"steps": 4}
     for entry in params["measure"].values():

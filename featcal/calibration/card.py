@@ -13,7 +13,7 @@ from featcal.settings import Calibration
 from featcal.storage.model_card import UNTOLD, card, front_matter, name_of, shown, table, use
 from featcal.version import __version__
 
-SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α"}
+SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "residual": "β", "prior": "κ"}
 RECIPE = "mergekit_config.yml"
 DRIFT = """Relative drift ‖H − H_exp‖ / ‖H_exp‖ of the features H that leave a block from the expert's, and their cosine, as means
 over the experts. *Before*: the block with its merged weights, on the first batch of every expert's samples. *After*: with its
@@ -61,7 +61,9 @@ def calibration_card(
 
 def setting_rows(settings: Calibration, drawn: Drawn | None) -> list[list[str]]:
     """Every setting, then where the samples came from."""
-    rows = [[f"{SYMBOLS[key]}, {key}" if key in SYMBOLS else key, shown(value)] for key, value in settings.stated.items()]
+    best = settings == Calibration.preset("best")
+    rows = [["preset", "best, beyond the paper"]] if best else []
+    rows += [[f"{SYMBOLS[key]}, {key}" if key in SYMBOLS else key, shown(value)] for key, value in settings.stated.items()]
     if drawn:
         rows += [[key, shown(value)] for key, value in drawn.how.items()]
         rows += [[f"samples of {task}", place] for task, place in sorted(drawn.places.items())]

@@ -55,9 +55,19 @@ def calibrate(
     base: Annotated[Path | None, Option(help="Folder of the model all experts were fine-tuned from.")] = None,
     expert: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help=EXPERT)] = None,
     recipe: Annotated[Path | None, Option(metavar="FILE", help=HELP)] = None,
-    ridge: Annotated[float, Option(help="λ: how strongly the weights stay near the anchor (paper: 0.05 for CLIP).")] = 0.05,
-    anchor_blend: Annotated[float, Option(help="ρ: 1 is the merged weight, above 1 away from the base (paper: 2).")] = 2.0,
-    interpolation: Annotated[float, Option(help="α: 1 aims at the experts' features alone (paper: 0.3).")] = 0.3,
+    preset: Annotated[str, Option(help="paper: its settings for CLIP; best: those that go beyond it and did best.")] = "paper",
+    ridge: Annotated[
+        float | None, Option(help="λ: how strongly the weights stay near the anchor (paper: 0.05 for CLIP).")
+    ] = None,
+    anchor_blend: Annotated[
+        float | None, Option(help="ρ: 1 is the merged weight, above 1 away from the base (paper: 2).")
+    ] = None,
+    interpolation: Annotated[float | None, Option(help="α: 1 aims at the experts' features alone (paper: 0.3).")] = None,
+    residual: Annotated[float | None, Option(help="β: 1 aims at the experts' residual stream (paper: 0).")] = None,
+    order: Annotated[str | None, Option(help="forward: block by block (paper); sites: also inside of blocks.")] = None,
+    affine: Annotated[str | None, Option(help="separate: weight, then bias (paper); joint: both at once.")] = None,
+    prior: Annotated[float | None, Option(help="κ: weight of the experts' task vectors beside the data (paper: 0).")] = None,
+    no_harm: Annotated[bool, Option("--no-harm", help="Take of each step what helps on samples held out.")] = False,
     samples: Annotated[int, Option(min=1, help="Samples of each task (paper: 256).")] = 256,
     tokens: Annotated[int | None, Option(min=1, help="At most so many of a text; 512, or what the model can, left out.")] = None,
     seed: Annotated[int, Option(min=0, help="Which samples are drawn.")] = 42,
@@ -79,7 +89,10 @@ def calibrate(
     from featcal.calibration.torchrun import own_device
     from featcal.settings import Calibration
 
-    settings = Calibration(ridge, anchor_blend, interpolation, modules=tuple(module or ()) or None)
+    chosen: dict[str, Any] = {"ridge": ridge, "anchor_blend": anchor_blend, "interpolation": interpolation}
+    chosen |= {"residual": residual, "order": order, "affine": affine, "prior": prior, "no_harm": no_harm or None}
+    chosen |= {"modules": tuple(module or ()) or None}
+    settings = Calibration.preset(preset, {name: value for name, value in chosen.items() if value is not None})
     existing_folder("--merged", merged)
     named, places = named_models(base, expert or (), recipe, merged), named_places("--data", data)
     folders = {"base": named.base, "merged": merged} | {f"expert {name!r}": folder for name, folder in named.shaped.items()}
@@ -123,7 +136,7 @@ def calibrate(
     how = {"samples of each task": samples, "split": split, "seed": seed, "precision": dtype}
     how |= {"tokens of a sample, at most": tokens} if tokens else {}
     tell_card(out, merged, named, settings, result.blocks, places, how)
-    show_result(result, asdict(settings), as_json)
+    show_result(result, settings.stated, as_json)
 
 
 def block_count(model: Any, modules: Sequence[str] | None) -> int:

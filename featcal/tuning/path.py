@@ -8,6 +8,7 @@ out is a candidate like any other, and is calibrated and compared as one.
 import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +65,12 @@ def path_gains(
     host_memory: int | None = None,
     work: str | Path | None = None,
 ) -> Gains:
-    """Gains of every site at every λ of RIDGES, on the way of a calibration with `settings` in forward order.
+    """Gains of every site at every λ of RIDGES, on the way of a calibration with `settings` in forward order, as in the paper.
 
+    What goes beyond the paper is left out here: the λ found is a candidate, which is calibrated with all of the settings.
     kept, held: batches of every task; blocks are solved on the former.   Raises: as `calibrate`.
     """
+    settings = replace(settings, residual=0.0, affine="separate", prior=0.0, no_harm=False, order="forward")
     with ExitStack() as open_:
         models = hold_models(merged, base, experts, plan, settings, whole=True, device=device, dtype=dtype)
         open_.enter_context(models.evaluated())

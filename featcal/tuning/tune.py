@@ -67,6 +67,7 @@ def tune(
     search = Search(trials, holdout, seed)
     check_tasks(experts, batches)
     require(current().world == 1, "tune", current().world, "must run in one process; start it without torchrun")
+    require(settings.interpolation != "auto", "calibrate.interpolation", "auto", "must be a number: α is what is searched for")
     for task in experts if heads is not None else ():
         require(task in (heads or {}), "heads", sorted(heads or {}), f"must hold one for every task; {task} has none")
     imported()  # before anything is computed

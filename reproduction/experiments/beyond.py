@@ -28,6 +28,8 @@ class Trial:
 class BeyondStudy:
     """Ideas beyond the paper, each alone and together, from several mergers; one is chosen on validation samples.
 
+    chosen_on: mergers from which all variants are run, with all seeds and with `few` samples; from the other `upstreams` only
+               what was chosen there and the paper's method, with one seed.
     paper, suite: the paper's method with its own and with the suite's λ, ρ and α.   variants: by name, what differs from `suite`.
     samples, few: of each task; with `few`, and with every seed but the first, only the chosen variant and `suite` are run.
     """
@@ -35,6 +37,7 @@ class BeyondStudy:
     role: str
     pool: int
     upstreams: tuple[str, ...]
+    chosen_on: tuple[str, ...]
     paper: Calibration
     suite: Calibration
     variants: Mapping[str, Mapping[str, Any]]
@@ -46,6 +49,8 @@ class BeyondStudy:
     def __post_init__(self) -> None:
         for upstream in self.upstreams:
             text("beyond.upstreams", upstream)
+        fine = bool(self.chosen_on) and set(self.chosen_on) <= set(self.upstreams)
+        require(fine, "beyond.chosen_on", self.chosen_on, "must be some of beyond.upstreams")
         for name in ("samples", "few", "batch"):
             whole_number(f"beyond.{name}", getattr(self, name))
         several("beyond.seeds", self.seeds, least=0)
@@ -61,13 +66,17 @@ class BeyondStudy:
         return from_mapping(Calibration, {**asdict(self.suite), **self.variants[variant]}, f"beyond.variants.{variant}")
 
     def first(self) -> list[Trial]:
-        """Every variant from every merger, with the first seed."""
-        return [self.trial(u, v, self.samples, self.seeds[0]) for u in self.upstreams for v in (*OWN, *self.variants)]
+        """Every variant from the mergers it is chosen on, with the first seed."""
+        return [self.trial(u, v, self.samples, self.seeds[0]) for u in self.chosen_on for v in (*OWN, *self.variants)]
 
     def further(self, chosen: str) -> list[Trial]:
-        """The chosen variant and the paper's method with few samples, and with the other seeds."""
+        """The chosen variant and the paper's method from the other mergers, and with few samples and the other seeds."""
         draws = [(self.few, self.seeds[0]), *((self.samples, seed) for seed in self.seeds[1:])]
-        return [self.trial(u, v, n, seed) for u in self.upstreams for v in dict.fromkeys((chosen, "suite")) for n, seed in draws]
+        others = [upstream for upstream in self.upstreams if upstream not in self.chosen_on]
+        return [
+            *(self.trial(u, v, self.samples, self.seeds[0]) for u in others for v in (*OWN, chosen)),
+            *(self.trial(u, v, n, seed) for u in self.chosen_on for v in (chosen, "suite") for n, seed in draws),
+        ]
 
     def trial(self, upstream: str, variant: str, samples: int, seed: int) -> Trial:
         """One model to be made and scored."""

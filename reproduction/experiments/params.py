@@ -29,8 +29,8 @@ from reproduction.experiments.studies import STUDIES, study_run
 
 T = TypeVar("T")
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # LibYAML's, where PyYAML was built with it, is six times as fast
-METHODS = "methods"  # settings with names, for the experiments to share; not experiments
-SECTIONS = ("suite", METHODS, "merge", "calibrate", "adapt", "ablate", "multitask", "measure", *STUDIES)
+METHODS, EXP = "methods", "exp"  # settings with names, for the experiments to share and for `dvc exp run -S`; not experiments
+SECTIONS = ("suite", METHODS, EXP, "merge", "calibrate", "adapt", "ablate", "multitask", "measure", *STUDIES)
 
 
 @dataclass(frozen=True)

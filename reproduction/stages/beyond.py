@@ -1,7 +1,7 @@
 """Stage `beyond`: ideas beyond the paper, each alone and together, from several mergers.
 
-One variant for all mergers is chosen by its mean on validation samples, labels included, as the suite's own settings were. Test
-samples are answered too, for the report alone.
+One variant is chosen by its mean on validation samples, labels included, as the suite's own settings were. Test samples are
+answered too, for the report alone.
 """
 
 from collections.abc import Mapping
@@ -61,7 +61,7 @@ def words(trial: Trial) -> Row:
 
 
 def validation(study: BeyondStudy, found: Mapping[str, Any], variant: str) -> float:
-    """Mean over mergers and tasks of a variant's scores on validation samples."""
+    """Mean over mergers, of those that it is chosen on, and tasks of a variant's scores on validation samples."""
     values = [row["validation"] for t in study.first() if t.variant == variant for row in found[t.name][0].values()]
     return sum(values) / len(values)
 

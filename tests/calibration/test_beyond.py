@@ -154,6 +154,14 @@ def test_everything_together_streamed_interrupted_and_resumed_gives_the_bits_of_
     assert same_bits(load_as_calibrated(tmp_path / "out"), in_memory)
 
 
+def test_presets_are_the_papers_settings_and_those_beyond_it_with_any_value_changed():
+    assert Calibration.preset("paper") == PAPER
+    best = Calibration.preset("best", {"ridge": 1e-3})
+    assert (best.residual, best.order, best.ridge) == (1.0, "sites", 1e-3)
+    with pytest.raises(BadSetting, match="paper or best"):
+        Calibration.preset("better")
+
+
 def test_combinations_without_meaning_and_too_few_samples_are_refused():
     for wrong in ({"bias": False, "affine": "joint"}, {"order": "stale", "no_harm": True}, {"residual": (0.0, 2.0)}):
         with pytest.raises(BadSetting):

@@ -1,0 +1,70 @@
+"""The page of what goes beyond the paper: pairs against adapters that saw no scored rows, costs, the study's settings."""
+
+import json
+
+import pytest
+from synthetic_correct import write_answers
+from synthetic_results import write_project
+
+from featcal.settings import Calibration
+from reproduction.experiments.studies import study_run
+from reproduction.report import beyond
+from reproduction.stages.columns import BEYOND
+
+VALUES = {"merged": 60.0, "paper": 70.0, "suite": 75.0, "sites": 74.0, "both": 90.0}
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    beyond.study.cache_clear()
+    folder = write_project(tmp_path, "mini")
+    monkeypatch.chdir(tmp_path)
+    shared = {"suite": "mini", "role": "clip_b32", "pool": 8, "upstream": "task_arithmetic", "metric": "accuracy", "count": 400}
+    rows = []
+    for variant, value in VALUES.items():
+        for samples, seed in ((256, 42), (256, 43), (32, 42)) if variant in ("both", "suite") else ((256, 42),):
+            one = shared | {"variant": variant, "method": "featcal", "setting": "beyond", "samples": samples, "seed": seed}
+            one |= {"samples": 0, "seed": "", "method": "merged", "setting": ""} if variant == "merged" else {}
+            one |= {"chosen": int(variant == "both"), "value": value - (samples == 32) * 10, "validation": value}
+            rows += [one | {"task": task} for task in ("mnist", "dtd")]
+    write_answers(folder / "clip_b32-8.beyond.csv", rows, BEYOND)
+    told = {
+        "study": {"seeds": [42, 43], "samples": 256, "few": 32, "chosen_on": ["task_arithmetic"]},
+        "chosen": "both",
+        "validation": {"sites": 74.0, "both": 90.0},
+    }
+    (folder / "clip_b32-8.beyond.settings.json").write_text(json.dumps(told))
+    cost = {f"task_arithmetic {variant} n=256 seed=42": seconds for variant, seconds in (("suite", 4.0), ("both", 7.0))}
+    (folder / "clip_b32-8.beyond.run.json").write_text(json.dumps({"cost": cost, "seconds": {}, "host": {"cpu": "invented"}}))
+    return folder
+
+
+def test_page_tells_the_chosen_variant_its_lead_and_its_cost(results):
+    assert "ahead from 1 of 1 mergers" in beyond.summary("mini").text and "not run: MiniLM" in beyond.summary("mini").text
+    assert "+15.0" in beyond.against("mini").text and "80.0" in beyond.few("mini").text
+    it = beyond.study("clip_b32", "8", "mini")
+    assert beyond.cost_ratios(it) == {"suite": 1.0, "both": 1.75}
+    assert "both ← chosen" in beyond.variants("mini").text and "clip_b32-8.beyond.csv" in beyond.provenance("mini").text
+
+
+def test_adapters_that_saw_scored_rows_are_not_compared_with(results):
+    it = beyond.study("clip_b32", "8", "mini")
+    found = it.adapter("task_arithmetic", "surgery")
+    assert found is None or set(found.rows["setting"]) <= {"suite_train", "paper_train"}
+
+
+def test_variants_begin_with_the_suites_settings_and_a_wrong_one_is_named():
+    entry = {
+        "upstreams": ["average", "ties"],
+        "chosen_on": ["average"], "samples": 8, "few": 4, "batch": 2, "seeds": [1, 2], "paper": vars(Calibration.preset("paper")),
+        "suite": {"ridge": 1e-3, "anchor_blend": 1.0, "interpolation": 0.9}, "variants": {"both": {"residual": 1.0}},
+    }  # fmt: skip
+    study = study_run("beyond", "clip_b32-8", {"mini": entry}, "mini")
+    assert study.settings("both") == Calibration(1e-3, 1.0, 0.9, residual=1.0)
+    assert [t.variant for t in study.first()] == ["merged", "paper", "suite", "both"]
+    more = study.further("both")
+    draws = {(t.variant, t.samples, t.seed) for t in more if t.upstream == "average"}
+    assert draws == {(variant, n, seed) for variant in ("both", "suite") for n, seed in ((4, 1), (8, 2))}
+    assert [t.variant for t in more if t.upstream == "ties"] == ["merged", "paper", "suite", "both"]
+    with pytest.raises(Exception, match=r"residul|residual"):
+        study_run("beyond", "clip_b32-8", {"mini": entry | {"variants": {"both": {"residul": 1.0}}}}, "mini")
