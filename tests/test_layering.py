@@ -28,7 +28,7 @@ MAY_IMPORT = {  # rooms of the library, and single files of a room where not all
     "data": FOUNDATION,
     "calibration": FOUNDATION | {"planning.cost"},  # a run's own count
     "planning": FOUNDATION | {f"calibration.{file}" for file in ("observe", "sites", "tokens", "record", "stacks")},
-    "merging": FOUNDATION,
+    "merging": FOUNDATION | {"rivals.draws"},
     "rivals": FOUNDATION,
     "evaluation": FOUNDATION,
     "interchange": FOUNDATION | {"data.images"},

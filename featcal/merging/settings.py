@@ -22,6 +22,19 @@ def is_vocabulary(name: str, patterns: tuple[str, ...] = VOCABULARY) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
+def excluded(patterns: object) -> tuple[str, ...]:
+    """Names of tensors, with * for any letters, as a tuple; YAML gives a list. Raises: BadSetting."""
+    fine = isinstance(patterns, list | tuple) and all(isinstance(pattern, str) for pattern in patterns)
+    require(fine, "merge.exclude", patterns, "must be a list of names of tensors, with * for any letters")
+    return tuple(patterns)  # type: ignore[arg-type]
+
+
+def share(key: str, value: object) -> None:
+    """Raise BadSetting unless the value is a number in [0, 1]."""
+    number(key, value)
+    require(0 <= value <= 1, key, value, "must lie in [0, 1]")  # type: ignore[operator]
+
+
 @dataclass(frozen=True)
 class Average:
     """θ = (1/N) Σ θᵢ: nothing to set."""
@@ -83,9 +96,131 @@ class Wudi:
         whole_number("merge.steps", self.steps, least=0)
         number("merge.rate", self.rate)
         require(self.rate > 0, "merge.rate", self.rate, "must be above 0")
-        fine = isinstance(self.exclude, list | tuple) and all(isinstance(pattern, str) for pattern in self.exclude)
-        require(fine, "merge.exclude", self.exclude, "must be a list of names of tensors, with * for any letters")
-        object.__setattr__(self, "exclude", tuple(self.exclude))  # YAML gives a list
+        object.__setattr__(self, "exclude", excluded(self.exclude))
+
+
+@dataclass(frozen=True)
+class WudiClosedForm:
+    """exclude: as of Wudi, whose variant "closed_form" this is."""
+
+    exclude: tuple[str, ...] = VOCABULARY
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "exclude", excluded(self.exclude))
+
+
+@dataclass(frozen=True)
+class TsvMerge:
+    """scale: of the merged task vector; 1 in FusionBench, chosen on validation data by the authors.
+
+    exclude: names, with * for any letters, of matrices that are averaged instead; embeddings of words when left out.
+    """
+
+    scale: float = 1.0
+    exclude: tuple[str, ...] = VOCABULARY
+
+    def __post_init__(self) -> None:
+        number("merge.scale", self.scale)
+        object.__setattr__(self, "exclude", excluded(self.exclude))
+
+
+@dataclass(frozen=True)
+class IsoC(TsvMerge):
+    """As TsvMerge; the authors try scales up to 3 on validation data, FusionBench prints results of 1.5."""
+
+
+@dataclass(frozen=True)
+class IsoCts(TsvMerge):
+    """common: share of the directions that the experts have in common; scale, exclude: as of IsoC."""
+
+    common: float = 0.8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        share("merge.common", self.common)
+
+
+@dataclass(frozen=True)
+class Dare:
+    """drop: probability with which an entry of a task vector is dropped.
+
+    scale: of the sum of task vectors.   seed: of what is dropped.
+    """
+
+    drop: float = 0.5
+    scale: float = 0.3
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        for key in ("drop", "scale"):
+            number(f"merge.{key}", getattr(self, key))
+        require(0 <= self.drop < 1, "merge.drop", self.drop, "must be at least 0 and below 1")
+        whole_number("merge.seed", self.seed, least=0)
+
+
+@dataclass(frozen=True)
+class DareTies(Ties):
+    """drop, seed: as of Dare; density, scale, combine: of the TIES behind it."""
+
+    scale: float = 0.5
+    drop: float = 0.5
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Dare(self.drop, self.scale, self.seed)
+
+
+@dataclass(frozen=True)
+class Breadcrumbs:
+    """keep, remove: shares of a row's entries, by magnitude: how many are kept, below the largest, which are removed.
+
+    scale: of the sum of task vectors. All three are what the authors' search tries first.
+    """
+
+    keep: float = 0.15
+    remove: float = 0.006
+    scale: float = 0.2
+
+    def __post_init__(self) -> None:
+        number("merge.scale", self.scale)
+        share("merge.remove", self.remove)
+        share("merge.keep", self.keep)
+        require(self.keep + self.remove <= 1, "merge.keep", self.keep, "must leave room for what is removed")
+
+
+@dataclass(frozen=True)
+class Consensus:
+    """threshold: λ of the masks; FusionBench's 0.6, the authors choose it per task from 0.2 to 0.6 on validation data.
+
+    tasks: k, to how many tasks an entry must matter.   scale: of the masked sum of task vectors.
+    """
+
+    threshold: float = 0.6
+    tasks: int = 2
+    scale: float = 0.3
+
+    def __post_init__(self) -> None:
+        for key in ("threshold", "scale"):
+            number(f"merge.{key}", getattr(self, key))
+        require(self.threshold >= 0, "merge.threshold", self.threshold, "must be at least 0")
+        whole_number("merge.tasks", self.tasks, least=0)
+
+
+@dataclass(frozen=True)
+class Pcb:
+    """ratio: share of each expert's entries that compete, the highest balanced ones.
+
+    scale: of the merged task vector. Both are the authors' for CLIP.
+    """
+
+    ratio: float = 0.05
+    scale: float = 1.2
+
+    def __post_init__(self) -> None:
+        number("merge.scale", self.scale)
+        share("merge.ratio", self.ratio)
+        require(self.ratio > 0, "merge.ratio", self.ratio, "must be above 0")
 
 
 @dataclass(frozen=True)
@@ -95,8 +230,7 @@ class RegMean:
     off_diagonal: float = 0.95
 
     def __post_init__(self) -> None:
-        number("merge.off_diagonal", self.off_diagonal)
-        require(0 <= self.off_diagonal <= 1, "merge.off_diagonal", self.off_diagonal, "must lie in [0, 1]")
+        share("merge.off_diagonal", self.off_diagonal)
 
 
 @dataclass(frozen=True)
@@ -146,6 +280,15 @@ SETTINGS: dict[str, type[Any]] = {
     "regmean_plus_plus": RegMeanPlusPlus,
     "lot": Lot,
     "adamerging": AdaMerging,
+    "wudi_closed_form": WudiClosedForm,
+    "tsv_merge": TsvMerge,
+    "iso_c": IsoC,
+    "iso_cts": IsoCts,
+    "dare": Dare,
+    "dare_ties": DareTies,
+    "breadcrumbs": Breadcrumbs,
+    "consensus": Consensus,
+    "pcb": Pcb,
 }
 
 
@@ -164,6 +307,14 @@ class MergeSettings(TypedDict, total=False):
     start: float
     clamp: bool
     batches_per_step: int
+    common: float
+    drop: float
+    seed: int
+    keep: float
+    remove: float
+    threshold: float
+    tasks: int
+    ratio: float
 
 
 def settings_of(method: object, given: Mapping[str, Any], place: str) -> Any:
