@@ -57,7 +57,7 @@ def merger_named(context: Context, role: str, pool: int, merger: str) -> MergeRu
     """The merge of params.yaml that goes by this name. Raises: UnknownKey naming role, pool or merger."""
     if context.role(role) is None:
         raise UnknownKey(f"role of suite {context.suite.name}", role, list(context.suite.roles))
-    context.suite.pool(pool)
+    context.suite.tasks_of(role, pool)
     # a method that looks at images would need its own draw; those from weights alone take seconds
     known = {run.upstream: run for run in context.experiments.merged_in(role, pool).values() if run.draw is None}
     if merger not in known:
@@ -74,7 +74,7 @@ def _played(context: Context, wanted: Wanted, merge: MergeRun) -> Played:
 
     role, pool, layout, device = wanted.role, wanted.pool, context.layout, torch_device(context.suite.device)
     base = layout.base(role, pool)
-    experts = {task: layout.expert(role, pool, task) for task in context.suite.pool(pool)}
+    experts = {task: layout.expert(role, pool, task) for task in context.suite.tasks_of(role, pool)}
     batches = {task: _batches(context, wanted, task) for task in experts}
     merged = featcal.merge(merge.method, base, experts, **merge.options or {})
     assert isinstance(merged, nn.Module)  # no folder was asked for
@@ -150,7 +150,7 @@ def _held_against(
 def commands(context: Context, wanted: Wanted, merge: MergeRun) -> str:
     """The same merge and calibration as shell commands, to be given in the project's folder."""
     layout, out = context.layout, Path("outputs/playground")
-    tasks = context.suite.pool(wanted.pool)
+    tasks = context.suite.tasks_of(wanted.role, wanted.pool)
 
     def told(path: Path) -> str:
         return str(path.relative_to(layout.root))

@@ -47,7 +47,7 @@ def average(context: Context, key: str, ridge: float | None, interpolation: floa
     """Average score on validation texts of the merged model, or of one calibration of it."""
     role, pool = role_and_pool(key)
     layout, run = context.layout, context.experiments.calibrate[f"{key}-task_arithmetic-paper"]
-    base, merged, tasks = layout.base(role, pool), layout.merged(run.merged), context.suite.pool(pool)
+    base, merged, tasks = layout.base(role, pool), layout.merged(run.merged), context.suite.tasks_of(role, pool)
     if ridge is None or interpolation is None:
         return score(context, role, pool, load_model(merged))
     assert run.calibration is not None
@@ -65,16 +65,16 @@ def average(context: Context, key: str, ridge: float | None, interpolation: floa
 def score(context: Context, role: str, pool: Any, model: Any) -> float:
     """Average over the tasks of GLUE, or over the tests."""
     tokenizer = load_tokenizer(context.layout.base(role, pool))
-    values = _on_tests(context, model, tokenizer) if pool == DOMAIN_POOL else _on_glue(context, pool, model, tokenizer)
+    values = _on_tests(context, model, tokenizer) if pool == DOMAIN_POOL else _on_glue(context, role, pool, model, tokenizer)
     return round(sum(values.values()) / len(values), 2)
 
 
-def _on_glue(context: Context, pool: Any, model: Any, tokenizer: Any) -> Mapping[str, float]:
+def _on_glue(context: Context, role: str, pool: Any, model: Any, tokenizer: Any) -> Mapping[str, float]:
     from reproduction.language.glue import score_glue
     from reproduction.suites.texts import load_texts
 
     found = {}
-    for task in context.suite.pool(pool):
+    for task in context.suite.tasks_of(role, pool):
         samples = [(one.text, one.target or "") for one in list(load_texts(context.layout.texts, task, "validation"))[:ROWS]]
         found[task] = score_glue(model, tokenizer, task, samples, batch=64)[0]
     return found

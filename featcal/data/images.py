@@ -6,7 +6,7 @@ values by a few grey levels of 255.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -117,6 +117,10 @@ class Pictures:
         """What a model is given for these pictures, (len(indices), 3, H, W) float32."""
         return self.preprocess.normalised(self.pixels[np.asarray(indices, dtype=np.int64)], self.device)
 
+    def take(self, indices: Sequence[int] | NDArray[np.int64]) -> "Pictures":
+        """The pictures with these indices alone, in their order."""
+        return replace(self, pixels=self.pixels[np.asarray(indices, dtype=np.int64)])
+
     def batches(self, indices: Sequence[int] | NDArray[np.int64] | None, size: int) -> Iterator[dict[str, Tensor]]:
         """Keyword dictionaries for a vision model's forward, in the order of `indices` (None: all pictures)."""
         chosen = np.arange(len(self)) if indices is None else np.asarray(indices, dtype=np.int64)
@@ -130,6 +134,11 @@ class ImageSet(Pictures):
 
     labels: NDArray[np.int64]
     classes: tuple[str, ...]
+
+    def take(self, indices: Sequence[int] | NDArray[np.int64]) -> "ImageSet":
+        """The pictures with these indices alone, in their order, with their labels."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        return replace(self, pixels=self.pixels[chosen], labels=self.labels[chosen])
 
 
 def _rgb(image: Image.Image) -> Image.Image:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from featcal.errors import BadData, NotFinite
-from featcal.evaluation.features import Pictures, features_of
+from featcal.evaluation.features import Samples, features_of
+from featcal.models.pooling import token_mean
 
 
 @torch.no_grad()
@@ -29,7 +30,19 @@ def zero_shot_head(clip: nn.Module, tokenizer: Any, classes: Sequence[str], temp
     return _finite(_unit(features.mean(1)), classes)
 
 
-def class_mean_head(vision: nn.Module, projection: Tensor, images: Pictures, batch: int = 250) -> Tensor:
+@torch.no_grad()
+def sentence_head(model: nn.Module, tokenizer: Any, classes: Sequence[str], templates: Sequence[str], batch: int = 64) -> Tensor:
+    """The same of a sentence encoder, (K, h): its own embeddings of the class names. Raises: NotFinite."""
+    prompts = _prompts(classes, templates)
+    found = []
+    for start in range(0, len(prompts), batch):
+        tokens = tokenizer(prompts[start : start + batch], padding=True, truncation=True, return_tensors="pt").to(_device(model))
+        found.append(token_mean(model(**tokens).last_hidden_state, tokens["attention_mask"]))
+    features = _unit(torch.cat(found)).reshape(len(classes), len(templates), -1)  # (K, templates, h)
+    return _finite(_unit(features.mean(1)), classes)
+
+
+def class_mean_head(vision: nn.Module, projection: Tensor, images: Samples, batch: int = 250) -> Tensor:
     """Mean picture of every class, (K, p): unit features of the base model averaged within a class, normalised again.
 
     For classes that the text tower has no words for. Raises: BadData for a class without pictures.

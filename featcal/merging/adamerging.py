@@ -1,6 +1,6 @@
-"""AdaMerging: coefficients of the task vectors, one per tensor or per expert, that make a CLIP model sure of its answers.
+"""AdaMerging: coefficients of the task vectors, one per tensor or per expert, that make a model sure of its answers.
 
-Adam lowers the entropy of the zero-shot answers to unlabelled images. Every expert is in memory.
+Adam lowers the entropy of the zero-shot answers to unlabelled images or texts. Every expert is in memory.
 Source: Yang et al., 2024; FusionBench's and the official code differ in clamping and in the batches of a step.
 """
 
@@ -17,6 +17,7 @@ from featcal.blocks.batches import check_batch, check_tasks, naming
 from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, BadSetting, MergeDiverged
 from featcal.merging.job import Job, Named
+from featcal.models.pooling import pooled
 
 REPORTS = 20  # lines of progress, whatever the number of steps
 
@@ -87,8 +88,9 @@ def endless(task: str, batches: Iterable[Mapping[str, Any]], model: nn.Module) -
 def adamerging(job: Job) -> Iterator[Named]:
     """Every tensor by AdaMerging; the record keeps the loss of every step (summed over tasks) and the last coefficients."""
     model = job.structure().to(job.device).eval()
-    if not isinstance(model, CLIPVisionModel):
-        raise BadSetting("merge.method", "adamerging", f"is for CLIPVisionModel, and the base is a {type(model).__name__}")
+    if not (isinstance(model, CLIPVisionModel) or encodes_texts(model)):
+        kinds = f"is for CLIPVisionModel and encoders of texts, and the base is a {type(model).__name__}"
+        raise BadSetting("merge.method", "adamerging", kinds)
     check_tasks(job.experts, job.batches)
     mixture = Mixture(job)
     job.record["loss"] = descended(job, model, mixture)
@@ -109,7 +111,7 @@ def descended(job: Job, model: nn.Module, mixture: Mixture) -> list[float]:
             for _ in range(settings.batches_per_step):
                 number, batch = next(streams[task])
                 with naming(task, number), exact_products():
-                    loss += answer_entropy(job, model, mixed, task, batch["pixel_values"])
+                    loss += answer_entropy(job, model, mixed, task, batch)
         if not abs(loss) < float("inf"):
             raise MergeDiverged("adamerging", "all tasks", step, "merge.rate", settings.rate)
         losses.append(loss)
@@ -121,11 +123,24 @@ def descended(job: Job, model: nn.Module, mixture: Mixture) -> list[float]:
     return losses
 
 
-def answer_entropy(job: Job, model: nn.Module, mixed: Mapping[str, Tensor], task: str, pixels: Tensor) -> float:
+def encodes_texts(model: nn.Module) -> bool:
+    """Whether a model of transformers reads tokens and has no language head."""
+    reads: bool = getattr(model, "main_input_name", None) == "input_ids"
+    return reads and getattr(model, "get_output_embeddings", lambda: None)() is None
+
+
+def answer_entropy(job: Job, model: nn.Module, mixed: Mapping[str, Tensor], task: str, batch: Mapping[str, Any]) -> float:
     """Entropy of the answers to one batch; its gradient is added to that of the tensors."""
     head, weight = job.head, next(iter(mixed.values()))
-    pooled = functional_call(model, dict(mixed), kwargs={"pixel_values": pixels.to(weight)}).pooler_output  # (n, h)
-    feature = nn.functional.normalize(pooled @ head["visual_projection"].to(weight).T, dim=-1)  # (n, p)
+    call = {
+        name: value.to(weight.device, weight.dtype if value.is_floating_point() else None) if isinstance(value, Tensor) else value
+        for name, value in batch.items()
+    }
+    vectors = pooled(model, functional_call(model, dict(mixed), kwargs=call), call)  # (n, h)
+    assert vectors is not None
+    projection = head.get("visual_projection")
+    projected = vectors if projection is None else vectors @ projection.to(weight).T
+    feature = nn.functional.normalize(projected, dim=-1)  # (n, p)
     logits = head["logit_scale"].to(weight).exp() * feature @ head[f"head/{task}"].to(weight).T  # (n, K)
     loss = entropy(logits)
     torch.autograd.backward(loss)

@@ -1,4 +1,4 @@
-"""Zero-shot heads as adamerging reads them: what turns an image feature into one logit per class of a task."""
+"""Zero-shot heads as adamerging reads them: what turns a feature of an image or text into one logit per class of a task."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,22 +11,23 @@ from torch import Tensor
 
 from featcal.errors import BadSetting, MissingPath, MissingTensor, TruncatedFile
 
-COMMON = ("visual_projection", "logit_scale")
+PROJECTION, SCALE = "visual_projection", "logit_scale"
 
 
 def read_head(head: Any, tasks: Iterable[str]) -> dict[str, Tensor]:
-    """visual_projection (p, h), logit_scale () and head/<task> (K, p) of every task, from a file or a mapping of tensors.
+    """logit_scale (), head/<task> (K, p) of every task and, of images, visual_projection (p, h), of a file or mapping of tensors.
 
     Raises: MissingPath, TruncatedFile, MissingTensor naming what lacks; BadSetting for shapes that do not fit.
     """
     tensors: Mapping[str, Tensor] = head if isinstance(head, Mapping) else _read(Path(head))
     place = "head" if isinstance(head, Mapping) else head
-    wanted = [*COMMON, *(f"head/{task}" for task in tasks)]
+    heads = [f"head/{task}" for task in tasks]
+    wanted = [*([PROJECTION] if PROJECTION in tensors else []), SCALE, *heads]
     for name in wanted:
         if name not in tensors:
             raise MissingTensor(place, name, sorted(tensors)[:3])
-    p = tensors["visual_projection"].shape[0]
-    for name in wanted[len(COMMON) :]:
+    p = tensors[PROJECTION].shape[0] if PROJECTION in tensors else tensors[heads[0]].shape[-1]
+    for name in heads:
         shape = tuple(tensors[name].shape)
         if len(shape) != 2 or shape[1] != p or not torch.isfinite(tensors[name]).all():
             raise BadSetting(f"merge.head[{name!r}]", shape, f"must be a finite matrix with one row of {p} numbers per class")

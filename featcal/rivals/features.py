@@ -14,6 +14,7 @@ from featcal.blocks.batches import naming, pad_token, padding_mask
 from featcal.blocks.capture import StopForward, model_call
 from featcal.errors import BadBatches, BadPlan, BadSetting
 from featcal.models.mode import evaluation_mode
+from featcal.models.pooling import pooled
 
 Batch = Mapping[str, Any]
 Head = Tensor | Callable[[Tensor], Tensor] | Mapping[str, Tensor] | None
@@ -84,7 +85,7 @@ def rows_before_head(model: nn.Module, batch: Batch, head: Head) -> tuple[Tensor
     """Rows (rows, d) of one batch and how many each of its samples has, (n,) on the CPU; padding has none."""
     language_head = output_embeddings(model)
     if language_head is None:
-        features = projected(model(**model_call(model, batch)), head)
+        features = projected(model, batch, head)
         return features, torch.ones(len(features), dtype=torch.long)
     if head is not None and head is not language_head:
         raise BadSetting("head", type(head).__name__, "must be left out for a model with a language head of its own")
@@ -99,24 +100,25 @@ def output_embeddings(model: nn.Module) -> nn.Module | None:
     return found if isinstance(found, nn.Module) else None
 
 
-def projected(output: Any, head: Head) -> Tensor:
-    """Features (n, p) from what a model without a language head puts out. Raises: BadSetting, BadPlan."""
+def projected(model: nn.Module, batch: Batch, head: Head) -> Tensor:
+    """Features (n, p) of one batch by a model without a language head. Raises: BadSetting, BadPlan."""
+    output: Any = model(**model_call(model, batch))
     embedded = output if isinstance(output, Tensor) else getattr(output, "image_embeds", None)
-    pooled = embedded if embedded is not None else getattr(output, "pooler_output", None)
-    if pooled is None:
+    vectors = embedded if embedded is not None else pooled(model, output, batch)
+    if vectors is None:
         raise BadPlan(type(output).__name__, "has neither image_embeds nor pooler_output", "give a model that pools its features")
     weight = head.get("visual_projection") if isinstance(head, Mapping) else head
     if weight is None and head is None:
-        return pooled
+        return vectors
     if not isinstance(weight, Tensor):
         if not callable(weight):
             raise BadSetting("head", type(head).__name__, "must be the weight (p, h) of visual_projection, or a function")
-        return weight(pooled)
-    if weight.dim() != 2 or weight.shape[1] != pooled.shape[1]:
+        return weight(vectors)
+    if weight.dim() != 2 or weight.shape[1] != vectors.shape[1]:
         raise BadSetting(
-            "head", tuple(weight.shape), f"must have shape (p, {pooled.shape[1]}), as the weight of visual_projection"
+            "head", tuple(weight.shape), f"must have shape (p, {vectors.shape[1]}), as the weight of visual_projection"
         )
-    return pooled @ weight.to(pooled).T
+    return vectors @ weight.to(vectors).T
 
 
 def input_of(module: nn.Module, model: nn.Module, batch: Batch) -> Tensor:

@@ -45,7 +45,7 @@ def played(chosen: Chosen) -> list[tuple[str, Pool]]:
     """Roles and pools that the suite runs."""
     experiments, suite = chosen.experiments, chosen.suite
     pairs = experiments.prepared
-    return [(role, pool) for role, pool in pairs if role in suite.every_role and pool in suite.every_pool]
+    return [(role, pool) for role, pool in pairs if role in suite.every_role and pool in suite.pools_of(role)]
 
 
 def planned(role: str, tasks: int, samples: int, batch: int) -> "Needs":
@@ -77,7 +77,7 @@ def role_needs(chosen: Chosen) -> list[RoleNeeds]:
     pairs = played(chosen)
     for role in dict.fromkeys(role for role, _ in pairs):
         pools = [pool for other, pool in pairs if other == role]
-        experts = len({task for pool in pools for task in chosen.suite.pool(pool)})
+        experts = len({task for pool in pools for task in chosen.suite.tasks_of(role, pool)})
         needs = planned(role, experts, *_draw(chosen, role))
         kept = sum(models_kept(chosen, role, pool) for pool in pools) + experts + len(pools)
         found.append(RoleNeeds(role, needs.gpu, needs.host, kept * SIZES[role].bytes))
@@ -99,7 +99,7 @@ def _work(chosen: Chosen, role: str, pool: Pool) -> float:
     """Operations of calibrations, evaluations and AdaMerging."""
     from reproduction.suites.paper_sizes import SIZES, test_samples
 
-    ex, size, tasks = chosen.experiments, SIZES[role], chosen.suite.pool(pool)
+    ex, size, tasks = chosen.experiments, SIZES[role], chosen.suite.tasks_of(role, pool)
     sample = 2.0 * size.parameters * size.width
     calibrations = sum(len(run.seeds) for run in ex.calibrated_in(role, pool).values())
     calibrations += sum(len(run.without) for run in ex.ablated_in(role, pool).values())

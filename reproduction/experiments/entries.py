@@ -20,6 +20,7 @@ from reproduction.experiments.runs import (
     SETTINGS,
     STREAMS,
     TEXT_ADAPTERS,
+    UNLABELLED,
     AblateRun,
     AdapterSetting,
     AdaptRun,
@@ -171,8 +172,12 @@ def adapter_settings(method: str, chosen: Mapping[str, tuple[str, Entry]], texts
     settings = {}
     for name, (where, group) in chosen.items():
         settings[name] = _adapter_setting(where, method, group, texts)
-        streams = "train" if texts or name.endswith("_train") else "test_unlabelled"
-        require(settings[name].draw.stream == streams, f"{where}.stream", settings[name].draw.stream, f"must be {streams}")
+        stream, fitting = settings[name].draw.stream, UNLABELLED
+        if texts or name.endswith("_train"):
+            fitting = ("train",)
+        elif name.endswith("_scored"):
+            fitting = ("test_unlabelled",)
+        require(stream in fitting, f"{where}.stream", stream, f"must be {' or '.join(fitting)}")
     return settings
 
 

@@ -13,9 +13,10 @@ from featcal.rivals.settings import AdapterMethod, MeanShift, ProbSurgery, Surge
 from featcal.settings import Calibration, number, require, text, whole_number
 
 SETTINGS = ("suite", "paper")
-# `suite` keeps the published code's proportion of an adapter to the width of the features, `paper` its absolute size; both on the
-# stream of the method's own source, the others on the training images that FeatCal sees. A mean shift has no size, only a stream.
-ADAPTER_SETTINGS = ("suite", "paper", "suite_train", "paper_train")
+# `suite` keeps the published code's proportion of an adapter to the width of the features, `paper` its absolute size: of images
+# on test images, as in the method's own source, of texts on unlabelled ones that are not scored. `_train`: on the training samples
+# that FeatCal sees; `_scored`: of texts, on the test texts themselves. A mean shift has no size, only a stream.
+ADAPTER_SETTINGS = ("suite", "paper", "suite_train", "paper_train", "suite_scored", "paper_scored")
 ADAPTERS: dict[str, type[AdapterMethod]] = {"surgery": Surgery, "prob_surgery": ProbSurgery, "mean_shift": MeanShift}
 TEXT_ADAPTERS = ("surgery", "prob_surgery")  # those that stand before a language head
 # Which images a method sees where params.yaml leaves `stream` out: those that the paper's comparison gave it.
@@ -27,7 +28,8 @@ Pool = int | str  # of images by the number of tasks, of texts by name
 HEADLINE_POOL = 8  # of Tables 1 and 7, with every merger and all controls
 TEXT_POOLS = GLUE_POOL, DOMAIN_POOL = "glue", "mergebench"
 ANCHOR, RESCALED = "anchor", "rescaled"  # methods of the controls, as results call them
-SPLITS = {"train": "train", "test_unlabelled": "test"}
+UNLABELLED = ("test_unlabelled", "unlabelled")  # streams without labels, of the scored samples or of others
+SPLITS = {"train": "train", "test_unlabelled": "test", "unlabelled": "stream"}  # by the word of a stream
 
 
 def role_and_pool(key: str, place: str = "role and pool") -> tuple[str, Pool]:
@@ -45,12 +47,12 @@ def keys_of(run: Any) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Draw:
-    """The images a method sees, labels unused.
+    """The images or texts a method sees, labels unused.
 
-    samples: of each task; None is the whole split, shuffled anew in every round.   batch: images at a time.
+    samples: of each task; None is the whole split, shuffled anew in every round.   batch: samples at a time.
     """
 
-    stream: Literal["train", "test_unlabelled"]
+    stream: Literal["train", "test_unlabelled", "unlabelled"]
     samples: int | None
     batch: int
     seed: int = 42

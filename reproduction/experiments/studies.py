@@ -24,7 +24,7 @@ CORRUPTIONS = ("gaussian_noise", "motion_blur", "fog")
 class Rivals:
     """The three ways to calibrate that a study holds against each other.
 
-    setting: the word of their settings in results.   stream: images the adapters see; FeatCal sees training images.
+    setting: the word of their settings in results.   stream: what the adapters see; FeatCal sees training samples.
     batch:   of FeatCal; the result depends on it in the last bits only.
     """
 
@@ -32,7 +32,7 @@ class Rivals:
     featcal: Calibration
     surgery: Surgery
     prob_surgery: ProbSurgery
-    stream: Literal["test_unlabelled", "train"] = "test_unlabelled"
+    stream: Literal["test_unlabelled", "unlabelled", "train"] = "test_unlabelled"
     batch: int = 128
 
     def __post_init__(self) -> None:

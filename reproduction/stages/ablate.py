@@ -1,7 +1,7 @@
 """Stage `ablate`: what FeatCal's gain is made of, beside one merged model.
 
 FeatCal without one ingredient each; its anchor alone, base + ρ (merged − base); and the merged model moved along its own change
-by the factor that is best on images that are no test images.
+by the factor that is best on samples that are no test samples.
 """
 
 from dataclasses import replace
@@ -53,14 +53,14 @@ def scaled(context: Context, ablate: AblateRun, factor: float, out: Any = None) 
     layout, whole = context.layout, ablate.whole
     base, merged = layout.base(whole.role, whole.pool), layout.merged(f"{whole.role}-{whole.pool}-{whole.upstream}")
     if out is None:
-        from featcal.models.load import load_vision
+        from featcal.models.load import load_encoder
 
-        return featcal.merge("task_arithmetic", load_vision(base), {"merged": load_vision(merged)}, scale=factor)
+        return featcal.merge("task_arithmetic", load_encoder(base), {"merged": load_encoder(merged)}, scale=factor)
     return featcal.merge("task_arithmetic", base, {"merged": merged}, scale=factor, out=out)
 
 
 def best_factor(context: Context, key: str, ablate: AblateRun) -> float:
-    """The factor with the highest average on the images chosen for it, the smallest of equals; the sweep stays as scales.csv."""
+    """The factor with the highest average on the samples chosen for it, the smallest of equals; the sweep stays as scales.csv."""
     whole, rescale = ablate.whole, ablate.rescale
     values = averages(context, ablate)
     best = max(rescale.factors, key=lambda factor: (round(values[factor], 4), -factor))
@@ -83,15 +83,14 @@ def averages(context: Context, ablate: AblateRun) -> dict[float, float]:
     device = torch_device(context.suite.device)
     models = {str(factor): scaled(context, ablate, factor).to(device) for factor in rescale.factors}
     tensors = load_file(layout.heads(whole.role, whole.pool))
-    tasks = context.suite.pool(whole.pool)
-    images = {}
+    tasks = context.suite.tasks_of(whole.role, whole.pool)
+    samples = {}
     for task in tasks:
-        there = load_task(layout.data, task, rescale.split, layout.base(whole.role, whole.pool))
+        there = load_task(layout.data_of(whole.role), task, rescale.split, layout.base(whole.role, whole.pool))
         count = min(rescale.samples, len(there.labels))
-        chosen = draw_indices(task, len(there.labels), count, whole.seeds[0])
-        images[task] = replace(there, pixels=there.pixels[chosen], labels=there.labels[chosen])
+        samples[task] = there.take(draw_indices(task, len(there.labels), count, whole.seeds[0]))
     heads = {task: tensors[f"head/{task}"] for task in tasks}
-    judged = evaluate_pool(models, images, heads, tensors["visual_projection"], BATCH)
+    judged = evaluate_pool(models, samples, heads, tensors.get("visual_projection"), BATCH)
     found = {}
     for factor in rescale.factors:
         rights = [judged[str(factor)][task] for task in tasks]

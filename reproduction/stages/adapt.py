@@ -2,7 +2,7 @@
 
 from reproduction.experiments.runs import TEXT_POOLS
 from reproduction.stages.context import load_context, recorded, runs_of
-from reproduction.stages.streams import images_of
+from reproduction.stages.streams import samples_of
 from reproduction.stages.text_streams import texts_of
 from reproduction.stages.trainings import train_all
 
@@ -11,6 +11,6 @@ def run(key: str) -> None:
     """Write outputs/<suite>/adapted/<merged>-<adapter>/ for a role and pool, or for one merged model of them."""
     context = load_context()
     runs = runs_of("adapt", context.experiments.adapt, key)
-    of_texts = all(run.pool in TEXT_POOLS for run in runs.values())
+    generate = all(run.pool in TEXT_POOLS for run in runs.values())
     with recorded(context, "adapt", key):
-        train_all(context, f"adapt {key}", runs, texts_of if of_texts else images_of)
+        train_all(context, f"adapt {key}", runs, texts_of if generate else samples_of)

@@ -40,7 +40,7 @@ def calibrate_one(context: Context, name: str, run: CalibrateRun, seed: int, out
     from reproduction.suites.text_batches import plan_of_reading
 
     assert run.reading is not None
-    draw, tasks = Draw("train", run.samples, run.batch, seed), context.suite.pool(run.pool)
+    draw, tasks = Draw("train", run.samples, run.batch, seed), context.suite.tasks_of(run.role, run.pool)
     batches = {task: text_stream(context, run.role, run.pool, task, draw, seed, run.reading) for task in tasks}
     plan = plan_of_reading(context.layout.base(run.role, run.pool), run.reading)
     return calibrated(context, name, run, batches, out, plan)

@@ -17,6 +17,7 @@ from reproduction.experiments.params import Experiments, load_experiments
 from reproduction.experiments.runs import HEADLINE_POOL, Pool, keys_of
 from reproduction.stages.layout import Layout
 from reproduction.suites.language import LanguageRole
+from reproduction.suites.sentences import SentenceRole
 from reproduction.suites.suite import Role, Suite, load_suite
 
 T = TypeVar("T")
@@ -30,18 +31,22 @@ class Context:
     experiments: Experiments
     suite: Suite
 
-    def role(self, name: str) -> Role | LanguageRole | None:
+    def role(self, name: str) -> Role | LanguageRole | SentenceRole | None:
         """What plays a role; None where the suite does not define it. Raises: UnknownKey for one that no experiment has."""
         if name not in self.experiments.roles:
             raise UnknownKey("role", name, list(self.experiments.roles))
         return self.suite.every_role.get(name)
 
     def plays(self, name: str, pool: Pool) -> bool:
-        """Whether the suite has a model for the role, and the pool. Raises: UnknownKey for a pair that no experiment has."""
+        """Whether the suite has a model for the role, and the pool; of a sentence encoder also whether it could be had.
+
+        Raises: UnknownKey for a pair that no experiment has.
+        """
         role = self.role(name)
         if (name, pool) not in self.experiments.prepared:
             raise UnknownKey("merge", f"{name}-{pool}", [f"{role}-{size}" for role, size in self.experiments.prepared])
-        return role is not None and pool in self.suite.every_pool
+        there = not isinstance(role, SentenceRole) or self.layout.base(name, pool).is_dir()
+        return role is not None and pool in self.suite.pools_of(name) and there
 
 
 def load_context(root: Path | None = None) -> Context:
@@ -53,21 +58,23 @@ def load_context(root: Path | None = None) -> Context:
         if name not in experiments.roles:
             raise UnknownKey(f"suites/{suite.name}.yaml: roles", name, list(experiments.roles))
     for key, measured in experiments.measure.items():
-        if measured is not None and measured.task not in suite.pool(measured.pool):
-            raise UnknownKey(f"measure.{key}.{suite.name}.task", measured.task, list(suite.pool(measured.pool)))
+        if measured is not None and measured.task not in (tasks := suite.tasks_of(measured.role, measured.pool)):
+            raise UnknownKey(f"measure.{key}.{suite.name}.task", measured.task, list(tasks))
     for run in experiments.merge.values():
         if suite.every_role.get(run.role) and run.options is not None and run.pool != HEADLINE_POOL:
             place = f"merge.{run.role}-{run.pool}.{run.upstream}.{suite.name}"
-            require(run.pool in suite.every_pool, place, run.pool, _no_pool(suite))
-    return Context(Layout(root, experiments.suite, _prepared(experiments, suite)), experiments, suite)
+            require(run.pool in suite.pools_of(run.role), place, run.pool, _no_pool(suite))
+    texts = {role: suite.sentences.texts for role in suite.sentences.roles}
+    return Context(Layout(root, experiments.suite, _prepared(experiments, suite), texts), experiments, suite)
 
 
 def _prepared(experiments: Experiments, suite: Suite) -> dict[str, dict[Pool, tuple[str, ...]]]:
     """Tasks of every pool that is prepared, by role and size."""
     found: dict[str, dict[Pool, tuple[str, ...]]] = {role: {} for role in experiments.roles}
     for role, pool in experiments.prepared:
-        if pool in suite.every_pool:
-            found[role][pool] = suite.every_pool[pool]
+        pools = suite.pools_of(role)
+        if pool in pools:
+            found[role][pool] = pools[pool]
     return found
 
 

@@ -25,7 +25,7 @@ def run(key: str) -> None:
     study = pick("cost", context.experiments.studies["cost"], key)
     rows: list[dict[str, Any]] = []
     with recorded(context, "cost", key) as record:
-        if study is not None and context.role(study.role) is not None:
+        if study is not None and context.plays(study.role, study.pool):
             threads = context.suite.workers or None  # nothing runs beside it, so it has the cores that workers share elsewhere
             with room(context, "cost") as folder:
                 record["cost"] = measured(context, study, key, folder, threads)

@@ -1,4 +1,4 @@
-"""Stage `evaluate`: accuracy of every model of a role and pool on the test images of each task."""
+"""Stage `evaluate`: accuracy of every encoder of a role and pool on the test images or texts of each task."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from reproduction.stages.context import Context, load_context, recorded
 from reproduction.stages.scored import Scored, scored
 from reproduction.stages.scoring import Counts, score_models
 
-BATCH = 250  # images; accuracy does not depend on it
+BATCH = 250  # samples; accuracy does not depend on it
 
 
 def run(key: str) -> None:
@@ -27,19 +27,19 @@ def run(key: str) -> None:
 
 def score(context: Context, label: str, role: str, pool: Pool, models: Sequence[Scored]) -> dict[str, list[dict[str, Any]]]:
     """Result rows of every model by its name: one per task, with the words that the results call the model by."""
-    return score_models(evaluate_model, context, label, role, pool, models, context.suite.pool(pool))
+    return score_models(evaluate_model, context, label, role, pool, models, context.suite.tasks_of(role, pool))
 
 
 def evaluate_model(context: Context, role: str, pool: Pool, model: Scored, corrected: Sequence[Scored]) -> dict[str, Counts]:
     """What one model (or each task's own expert) and adapters behind it get right on every task.
 
-    Percent correct, number of images, and of each image whether it is right.
+    Percent correct, number of samples, and of each whether it is right.
     """
     from safetensors.torch import load_file
 
     from featcal.evaluation.accuracy import Adapted, evaluate_pool, percent
     from featcal.models.device import torch_device
-    from featcal.models.load import load_vision
+    from featcal.models.load import load_encoder
     from featcal.rivals.adapters import Adapters
     from reproduction.suites.load_task import load_task
 
@@ -49,13 +49,13 @@ def evaluate_model(context: Context, role: str, pool: Pool, model: Scored, corre
     for other in corrected:
         assert other.folder is not None  # only each task's own expert has none
         adapted[other.name] = (model.name, Adapters.load(other.folder).apply)
-    shared = model.folder and load_vision(model.folder).to(device)  # type: ignore[arg-type]
+    shared = model.folder and load_encoder(model.folder).to(device)  # type: ignore[arg-type]
     found: dict[str, Counts] = {other.name: {} for other in (model, *corrected)}
-    for task in context.suite.pool(pool):
-        loaded = shared or load_vision(layout.expert(role, pool, task)).to(device)  # type: ignore[arg-type]
-        images = {task: replace(load_task(layout.data, task, "test", layout.base(role, pool)), device=device)}
+    for task in context.suite.tasks_of(role, pool):
+        loaded = shared or load_encoder(layout.expert(role, pool, task)).to(device)  # type: ignore[arg-type]
+        samples = {task: replace(load_task(layout.data_of(role), task, "test", layout.base(role, pool)), device=device)}
         heads = {task: tensors[f"head/{task}"]}
-        judged = evaluate_pool({model.name: loaded}, images, heads, tensors["visual_projection"], BATCH, adapted)
+        judged = evaluate_pool({model.name: loaded}, samples, heads, tensors.get("visual_projection"), BATCH, adapted)
         for name, of_tasks in judged.items():
             right = of_tasks[task]
             found[name][task] = {"value": percent(right), "count": len(right), "correct": packed(right)}

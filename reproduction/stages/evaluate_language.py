@@ -29,7 +29,7 @@ def run(key: str) -> None:
 
 def score(context: Context, label: str, role: str, pool: Pool, models: Sequence[Scored]) -> dict[str, list[dict[str, Any]]]:
     """Result rows of every model by its name: one per task of GLUE, or per test of the domains."""
-    tasks = list(context.suite.language.tests) if pool == DOMAIN_POOL else context.suite.pool(pool)
+    tasks = list(context.suite.language.tests) if pool == DOMAIN_POOL else context.suite.tasks_of(role, pool)
     return score_models(evaluate_model, context, label, role, pool, models, tasks)
 
 
@@ -52,7 +52,7 @@ def _on_glue(
 
     found: dict[str, Counts] = {name: {} for name in changes}
     shared = _loaded(context, model.folder) if model.folder else None
-    for task in context.suite.pool(pool):
+    for task in context.suite.tasks_of(role, pool):
         loaded = shared or _loaded(context, context.layout.expert(role, pool, task))
         samples = [(sample.text, sample.target or "") for sample in load_texts(context.layout.texts, task, TEST)]
         for name, change in changes.items():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from featcal.evaluation.features import Pictures
+    from featcal.evaluation.features import Samples
 
 PROJECTED = 100  # images per task in the plane
 KEPT = 500  # images of the shown task whose cosines are kept one by one
@@ -24,14 +24,14 @@ def evenly(count: int, most: int) -> list[int]:
     return [i * count // most for i in range(most)]
 
 
-def projected(model: "nn.Module", projection: "Tensor", images: "Pictures", batch: int, place: str) -> "Tensor":
+def projected(model: "nn.Module", projection: "Tensor | None", images: "Samples", batch: int, place: str) -> "Tensor":
     """Features of a whole image set as they leave the projection, (n, p), on the CPU. Raises: NotFinite naming `place`."""
     import torch
 
     from featcal.evaluation.features import projected_features, require_finite
 
     batches = images.batches(None, batch)
-    features = torch.cat([projected_features(model, projection, inputs["pixel_values"]).cpu() for inputs in batches])
+    features = torch.cat([projected_features(model, projection, inputs).cpu() for inputs in batches])
     require_finite(features, place)
     return features
 

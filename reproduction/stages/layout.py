@@ -4,7 +4,7 @@ Above the line (outputs/): weights and caches. Below it (results/, book/): small
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from reproduction.experiments.runs import Pool
@@ -16,11 +16,13 @@ class Layout:
 
     pools: tasks by role and by the size of each pool that is prepared. An expert lies in the smallest one with its task, so that
            none is made twice.
+    sentences: of sentence encoders, by role, the folder of their texts below the root.
     """
 
     root: Path
     suite: str
     pools: Mapping[str, Mapping[Pool, tuple[str, ...]]]
+    sentences: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def outputs(self) -> Path:
@@ -39,6 +41,10 @@ class Layout:
     def data(self) -> Path:
         return self.outputs / "data"
 
+    def data_of(self, role: str) -> Path:
+        """Where `load_task` finds what a role sees: images, or the texts of sentence encoders, which are in git."""
+        return self.root / self.sentences[role] if role in self.sentences else self.data
+
     @property
     def texts(self) -> Path:
         """Texts of the tasks of language models."""
@@ -50,8 +56,10 @@ class Layout:
     def base(self, role: str, pool: Pool) -> Path:
         return self.prepared(role, pool) / "base"
 
-    def expert(self, role: str, pool: Pool, task: str) -> Path:
-        return self.prepared(role, self.home(role, pool, task)) / "experts" / task
+    def expert(self, role: str, pool: Pool, task: str, seed: int = 0) -> Path:
+        """seed: of the expert's training; those of other seeds than the first lie in a folder of their own."""
+        home = self.prepared(role, self.home(role, pool, task))
+        return (home / f"seed{seed}" if seed else home) / "experts" / task
 
     def home(self, role: str, pool: Pool, task: str) -> Pool:
         """The smallest pool of a role that holds a task of this pool."""

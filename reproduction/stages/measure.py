@@ -1,4 +1,4 @@
-"""Stage `measure`: how far the merged model, its calibrated ones and its adapters are from the experts, on test images.
+"""Stage `measure`: how far the merged model, its calibrated ones and its adapters are from the experts, on test samples.
 
 Drift at the output of the embeddings and of every block (all tokens, and the CLS token) and at the projected feature; final
 features of all tasks in a plane and their cosines to the expert's; and how parameters moved from the base's.
@@ -32,7 +32,7 @@ def run(key: str) -> None:
     rows: Rows = {name: [] for name in MEASURED}
     with recorded(context, "measure", key):
         if measure is not None and context.plays(measure.role, measure.pool):
-            tasks = context.suite.pool(measure.pool)
+            tasks = context.suite.tasks_of(measure.role, measure.pool)
             jobs = {task: (context, measure, task) for task in tasks}
             found = dict(fan_out(f"measure {key}", measure_task, jobs, context.suite.workers))
             for name in MEASURED:
@@ -52,22 +52,22 @@ def measured(context: Context, measure: MeasureRun) -> list[Scored]:
 
 
 def measure_task(context: Context, measure: MeasureRun, task: str) -> Rows:
-    """Rows of one task, by file; single images of the task to show only."""
+    """Rows of one task, by file; single samples of the task to show only."""
     from safetensors.torch import load_file
 
     from featcal.calibration.drift import model_drift
     from featcal.evaluation.features import unit_length
     from featcal.models.device import torch_device
-    from featcal.models.load import load_vision
+    from featcal.models.load import load_encoder
     from featcal.rivals.adapters import Adapters
     from reproduction.suites.load_task import load_task
 
     layout, device = context.layout, torch_device(context.suite.device)
-    projection = load_file(layout.heads(measure.role, measure.pool))["visual_projection"]
-    images = load_task(layout.data, task, "test", layout.base(measure.role, measure.pool))
-    base = load_vision(layout.base(measure.role, measure.pool)).to(device)
-    expert = load_vision(layout.expert(measure.role, measure.pool, task)).to(device)
-    own = unit_length(projected(expert, projection, images, BATCH, f"expert of {task}"))
+    projection = load_file(layout.heads(measure.role, measure.pool)).get("visual_projection")
+    samples = load_task(layout.data_of(measure.role), task, "test", layout.base(measure.role, measure.pool))
+    base = load_encoder(layout.base(measure.role, measure.pool)).to(device)
+    expert = load_encoder(layout.expert(measure.role, measure.pool, task)).to(device)
+    own = unit_length(projected(expert, projection, samples, BATCH, f"expert of {task}"))
     raw: dict[str, Any] = {}  # features of each model before they are divided by their norm, which adapters may want
     shown = {"expert": own}
     rows: Rows = {name: [] for name in MEASURED}
@@ -78,10 +78,10 @@ def measure_task(context: Context, measure: MeasureRun, task: str) -> Rows:
         if chosen.adapted_model:
             features = unit_length(Adapters.load(chosen.folder).apply(task, raw[chosen.adapted_model]))
         else:
-            model = load_vision(chosen.folder).to(device)
-            raw[chosen.name] = projected(model, projection, images, BATCH, f"{chosen.name}, task {task}")
+            model = load_encoder(chosen.folder).to(device)
+            raw[chosen.name] = projected(model, projection, samples, BATCH, f"{chosen.name}, task {task}")
             features = unit_length(raw[chosen.name])
-            blocks = [*model_drift(model, expert, images.batches(None, BATCH)), _last(features, own)]
+            blocks = [*model_drift(model, expert, samples.batches(None, BATCH)), _last(features, own)]
             rows["drift"] += [line | block for block in blocks]
             rows["vectors"] += [line | part for part in _moved(model, base, expert)]
             if chosen.setting in ("", measure.settings[0]):
@@ -89,7 +89,7 @@ def measure_task(context: Context, measure: MeasureRun, task: str) -> Rows:
         rows["alignment"].append(alignment_row(line, features, own))
         if task == measure.task:
             rows["similarity"] += similarity_rows(line, features, own)
-    rows["projection"] += projection_rows(task, images.labels, shown)
+    rows["projection"] += projection_rows(task, samples.labels, shown)
     return rows
 
 

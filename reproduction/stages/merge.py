@@ -36,7 +36,7 @@ def merge_one(context: Context, name: str) -> None:
 
     layout, merge = context.layout, context.experiments.merge[name]
     assert merge.options is not None
-    experts = {task: layout.expert(merge.role, merge.pool, task) for task in context.suite.pool(merge.pool)}
+    experts = {task: layout.expert(merge.role, merge.pool, task) for task in context.suite.tasks_of(merge.role, merge.pool)}
     base, out = layout.base(merge.role, merge.pool), layout.merged(name)
     featcal.merge(merge.method, base, experts, out=out, **_images(context, merge), **merge.options)
 

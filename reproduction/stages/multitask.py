@@ -18,7 +18,7 @@ def run(key: str) -> None:
                 console.print(f"multitask {key}: not run in suite {suite.name}")
             return
         fine_tune = replace(suite.fine_tune, steps=chosen.steps) if chosen.steps else suite.fine_tune
-        job = Shared(suite.pool(chosen.pool), chosen.model, fine_tune, chosen.seed, suite.device)
+        job = Shared(suite.tasks_of(chosen.role, chosen.pool), chosen.model, fine_tune, chosen.seed, suite.device)
         folders = (layout.prepared(chosen.role, chosen.pool), layout.data, layout.pins, layout.multitask(key))
         for _ in fan_out("multitask", write_multitask, {key: (job, *folders)}, min(suite.workers, 1)):
             pass

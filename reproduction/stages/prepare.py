@@ -39,7 +39,7 @@ def run(key: str) -> None:
 
 def _prepare(context: Context, role: Role, name: str, pool: int, store: Path, out: Path) -> None:
     """Make what is missing in the store, then the output folder from it."""
-    tasks = context.suite.pool(pool)
+    tasks = context.suite.tasks_of(name, pool)
     root, data = context.layout.root, context.layout.data
     pins = context.layout.pins
     clip = making.clip_folder(root, role.clip, pins)
@@ -65,7 +65,7 @@ def _prepare(context: Context, role: Role, name: str, pool: int, store: Path, ou
 
 def _made_here(context: Context, role: str, pool: int) -> list[str]:
     """Tasks of a pool whose experts no smaller pool has made."""
-    return [task for task in context.suite.pool(pool) if context.layout.home(role, pool, task) == pool]
+    return [task for task in context.suite.tasks_of(role, pool) if context.layout.home(role, pool, task) == pool]
 
 
 def _fingerprint(context: Context, role: Role, name: str, pool: int) -> str:
@@ -73,7 +73,7 @@ def _fingerprint(context: Context, role: Role, name: str, pool: int) -> str:
     digest = sha256()
     suite = context.suite
     tasks = {task: asdict(suite.fine_tuning(task)) for task in _made_here(context, name, pool)}
-    settings = [name, asdict(role), asdict(suite.data), suite.pool(pool), tasks, suite.heads, suite.expert_seed]
+    settings = [name, asdict(role), asdict(suite.data), suite.tasks_of(name, pool), tasks, suite.heads, suite.expert_seed]
     digest.update(json.dumps(settings).encode())
     local = context.layout.root / role.clip / "model.safetensors"
     package = Path(__file__).parents[1]

@@ -28,7 +28,7 @@ def run(key: str) -> None:
             with atomic_folder(out):
                 console.print(f"prepare {key}: suite {context.suite.name} has no {name if role is None else pool}")
             return
-        tasks = context.suite.pool(pool)
+        tasks = context.suite.tasks_of(name, pool)
         store = context.layout.unfinished(f"{key}-{_fingerprint(context, role, tasks)}")
         _prepare(context, role, tasks, store, out)
     for old in store.parent.glob(f"{key}-*"):  # interrupted runs with other settings too

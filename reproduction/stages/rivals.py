@@ -76,8 +76,8 @@ def drawn(context: Context, study: Study, rival: Method) -> Batches:
 
     draw = study.rivals.draw(rival.method, rival.samples, rival.seed)
     found: dict[str, Sequence[Batch]] = {}
-    for task in context.suite.pool(study.pool):
-        images = load_task(context.layout.data, task, draw.split, context.layout.base(study.role, study.pool))
+    for task in context.suite.tasks_of(study.role, study.pool):
+        images = load_task(context.layout.data_of(study.role), task, draw.split, context.layout.base(study.role, study.pool))
         count = len(images.labels)
         found[task] = list(images.batches(draw_indices(task, count, min(rival.samples, count), rival.seed), draw.batch))
     return found
@@ -114,7 +114,7 @@ def measure(context: Context, study: Study, rival: Method, out: Path, audit: Seq
     give_back_freed_memory()
     on_gpu = torch_device(context.suite.device).type == "cuda"
     _, profile = profiled(partial(make, context, study, rival, batches, out, audit), on_gpu)
-    seen = min(sum(len(batch["pixel_values"]) for batch in those) for those in batches.values())
+    seen = min(sum(len(next(iter(batch.values()))) for batch in those) for those in batches.values())
     return {**rival.row_keys(study), "images": seen, **asdict(profile)}
 
 
@@ -160,7 +160,7 @@ def _adapt(
 
     from featcal.rivals.pool import adapters_for
 
-    head = load_file(context.layout.heads(study.role, study.pool))["visual_projection"]
+    head = load_file(context.layout.heads(study.role, study.pool)).get("visual_projection")
     kept = {step: partial(_save, step_folder(out, step)) for step in audit}
     merged, training = merged_model(context.layout, study), rival.training(study.rivals)
     _save(out, adapters_for(training, merged, experts, batches, head, rival.seed, device, None, kept))

@@ -31,7 +31,7 @@ def run(key: str) -> None:
     rows: list[dict[str, Any]] = []
     seen: list[dict[str, Any]] = []
     with recorded(context, "samples", key) as record:
-        if study is not None and context.role(study.role) is not None:
+        if study is not None and context.plays(study.role, study.pool):
             with room(context, "samples") as folder:
                 rows, record["cost"] = study_rows(context, study, key, folder)
             draws = [study.rivals.draw("surgery", n, seed) for n in study.samples for seed in study.seeds]

@@ -43,7 +43,7 @@ def _experts(context: Context, role: str, pool: Pool) -> Iterator[Scored]:
     if pool != DOMAIN_POOL:
         yield Scored("expert", None, "expert")
         return
-    for domain in context.suite.pool(pool):
+    for domain in context.suite.tasks_of(role, pool):
         yield Scored(f"expert/{domain}", context.layout.expert(role, pool, domain), "expert", setting=domain)
 
 

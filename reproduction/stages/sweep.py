@@ -40,7 +40,7 @@ def run(key: str) -> None:
     rows: list[dict[str, Any]] = []
     told: dict[str, Any] = {}
     with recorded(context, "sweep", key), atomic_folder(context.layout.study("sweep", key)) as folder:
-        if study is None or context.role(study.role) is None:
+        if study is None or not context.plays(study.role, study.pool):
             console.print(f"sweep {key}: not run in suite {context.suite.name}")
         else:
             with room(context, "sweep") as models:

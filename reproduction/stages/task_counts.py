@@ -41,10 +41,10 @@ def run(key: str) -> None:
     rows: list[Row] = []
     told: dict[str, Any] = {}
     with recorded(context, "task_counts", key), atomic_folder(context.layout.study("task_counts", key)) as folder:
-        if study is None or context.role(study.role) is None:
+        if study is None or not context.plays(study.role, study.pool):
             console.print(f"task_counts {key}: not run in suite {context.suite.name}")
         else:
-            parts = parts_of(study, context.suite.pool(study.pool))
+            parts = parts_of(study, context.suite.tasks_of(study.role, study.pool))
             with room(context, "task_counts") as kept:
                 rows = rows_of(context, key, study, parts, kept)
             told = {"study": asdict(study), "parts": {f"{len(p.tasks)}-{p.draw}": p.tasks for p in parts}}
@@ -79,7 +79,7 @@ def rows_of(context: Context, key: str, study: TaskCountsStudy, parts: Sequence[
     for upstream in study.upstreams:
         drawn = context.experiments.merge[f"{study.role}-{study.pool}-{upstream}"].draw
         require(drawn is None, f"task_counts.{key}.upstreams", upstream, "must be mergers that look at no images")
-    workers, tasks = context.suite.workers, context.suite.pool(study.pool)
+    workers, tasks = context.suite.workers, context.suite.tasks_of(study.role, study.pool)
     jobs = {task: (context, study, task, folder / f"{task}.safetensors") for task in tasks}
     experts = dict(fan_out(f"task_counts {key} experts", encode_expert, jobs, workers))
     named = {f"{len(p.tasks)} tasks, draw {p.draw}, {u}": (p, u) for p in parts for u in study.upstreams}
@@ -101,10 +101,10 @@ def encode_expert(context: Context, study: TaskCountsStudy, task: str, out: Path
     from safetensors.torch import save_file
 
     from featcal.models.device import torch_device
-    from featcal.models.load import load_vision
+    from featcal.models.load import load_encoder
 
     device = torch_device(context.suite.device)
-    expert = load_vision(context.layout.expert(study.role, study.pool, task)).to(device)
+    expert = load_encoder(context.layout.expert(study.role, study.pool, task)).to(device)
     own = encoded(context, study, expert, task, f"expert of {task}")
     save_file({name: features.contiguous() for name, features in own.items()}, out)
     words = {"upstream": "", "method": "expert", "setting": "", "seed": ""}
@@ -117,7 +117,7 @@ def recover(context: Context, study: TaskCountsStudy, part: Part, upstream: str,
 
     import featcal
     from featcal.models.device import torch_device
-    from featcal.models.load import load_vision
+    from featcal.models.load import load_encoder
     from reproduction.stages.streams import stream
 
     layout, role, pool, device = context.layout, study.role, study.pool, torch_device(context.suite.device)
@@ -135,7 +135,7 @@ def recover(context: Context, study: TaskCountsStudy, part: Part, upstream: str,
     with TemporaryDirectory(dir=folder) as models:
         start = Path(models, "merged")
         featcal.merge(merge.method, base, experts, out=start, **(merge.options or {}))
-        merged = load_vision(start).to(device)
+        merged = load_encoder(start).to(device)
         place = f"{upstream} of {', '.join(part.tasks)}"
         ours = {task: encoded(context, study, merged, task, place) for task in part.tasks}
         for task in part.tasks:
@@ -146,7 +146,7 @@ def recover(context: Context, study: TaskCountsStudy, part: Part, upstream: str,
             featcal.calibrate(
                 start, base=base, experts=experts, batches=batches, settings=settings, device=device, out=out, resume=False
             )
-            model = load_vision(out).to(device)
+            model = load_encoder(out).to(device)
             for task in part.tasks:
                 images = {UNSEEN: images_of(context, study, task)[UNSEEN]}
                 row(task, encoded(context, study, model, task, f"FeatCal on {place}", images)[UNSEEN], "featcal", setting)

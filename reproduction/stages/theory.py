@@ -1,4 +1,4 @@
-"""Stage `theory`: the paper's propositions, checked in float64 on the suite's own models and on test images."""
+"""Stage `theory`: the paper's propositions, checked in float64 on the suite's own encoders and on test samples."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -28,7 +28,7 @@ def run(key: str) -> None:
     rows: list[dict[str, Any]] = []
     points: list[dict[str, Any]] = []
     with recorded(context, "theory", key):
-        if study is None or context.role(study.role) is None:
+        if study is None or not context.plays(study.role, study.pool):
             console.print(f"theory {key}: not run in suite {context.suite.name}")
         else:
             found = checked(context, key, study)
@@ -45,7 +45,7 @@ def checked(context: Context, key: str, study: TheoryStudy) -> dict[str, tuple[l
         orders = {order: (context, key, study, order, Path(kept) / order) for order in ("forward", "stale")}
         for _ in fan_out(f"theory {key}", calibrated, orders, context.suite.workers):
             pass
-        tasks = context.suite.pool(study.pool)
+        tasks = context.suite.tasks_of(study.role, study.pool)
         jobs: dict[str, tuple[Any, ...]] = {task: (context, study, task, Path(kept)) for task in (SOURCES, *tasks)}
         found = dict(fan_out(f"theory {key}", check, jobs, context.suite.workers))
     return {name: found[name] for name in (*tasks, SOURCES)}
@@ -74,25 +74,28 @@ def check_task(context: Context, study: TheoryStudy, task: str, kept: Path) -> t
     from reproduction.theory.tower import tower
 
     layout, device = context.layout, torch_device(context.suite.device)
-    pixels, labels = images_of(context, study, task)
+    samples, some = (drawn(context, study, task, count) for count in (study.images, study.traced))
+    batch, first = whole(samples), whole(some)
     tensors = load_file(layout.heads(study.role, study.pool))
-    projection, classes = (tensors[name].double().to(device) for name in ("visual_projection", f"head/{task}"))
+    projection, classes = (
+        tensors[name].double().to(device) if name in tensors else None for name in ("visual_projection", f"head/{task}")
+    )
     head = scores.Head(projection, classes, float(tensors["logit_scale"].double().exp()))
     expert = model_of(context, layout.expert(study.role, study.pool, task))
-    theirs, traced_expert = tower(expert, pixels), tower(expert, pixels[: study.traced])
+    theirs, traced_expert = tower(expert, batch), tower(expert, first)
     rows, points = [], []
     for words, folder in models_of(context, study, kept):
         found, model = Found(), model_of(context, folder)
-        ours = tower(model, pixels)
+        ours = tower(model, batch)
         drifts = drift.decomposed(ours, theirs)
         drift.check_decomposition(drifts, found)
         drift.check_residual(drifts, found)
         drift.check_growth(drifts, found)
-        traced = tower(model, pixels[: study.traced])
+        traced = tower(model, first)
         propagation.check_propagation(traced, traced_expert, drift.decomposed(traced, traced_expert), study.nodes, found)
         moved = scores.score_drift(ours, theirs, head)
         scores.check_scores(moved, found)
-        losses.check_loss(moved, torch.as_tensor(labels).to(device), study.nodes, found)
+        losses.check_loss(moved, torch.as_tensor(samples.labels).to(device), study.nodes, found)
         losses.check_margins(moved, found)
         rows += [{**words, "task": task, **line} for line in found.lines]
         points += [{**words, "task": task, **point} for point in found.points]
@@ -104,7 +107,7 @@ def check_sources(context: Context, study: TheoryStudy, kept: Path) -> tuple[lis
     from reproduction.theory import deployed
     from reproduction.theory.found import Found
 
-    layout, tasks = context.layout, context.suite.pool(study.pool)
+    layout, tasks = context.layout, context.suite.tasks_of(study.role, study.pool)
     models = deployed.Models(
         base=model_of(context, layout.base(study.role, study.pool)),
         merged=model_of(context, layout.merged(f"{study.role}-{study.pool}-{study.upstream}")),
@@ -112,9 +115,9 @@ def check_sources(context: Context, study: TheoryStudy, kept: Path) -> tuple[lis
         forward=model_of(context, kept / "forward"),
         stale=model_of(context, kept / "stale"),
     )
-    pixels = {task: images_of(context, study, task)[0][: study.traced] for task in tasks}
+    batches = {task: whole(drawn(context, study, task, study.traced)) for task in tasks}
     found = Found()
-    deployed.check_sources(models, pixels, study.featcal, found)
+    deployed.check_sources(models, batches, study.featcal, found)
     words = {"method": "featcal", "setting": study.setting, "task": ""}
     return [{**words, **line} for line in found.lines], [{**words, **point} for point in found.points]
 
@@ -126,23 +129,28 @@ def models_of(context: Context, study: TheoryStudy, kept: Path) -> Iterator[tupl
 
 
 def model_of(context: Context, folder: Path) -> Any:
-    """A vision tower in float64, where the suite computes."""
+    """An encoder in float64, where the suite computes."""
     import torch
 
     from featcal.models.device import torch_device
-    from featcal.models.load import load_vision
+    from featcal.models.load import load_encoder
 
-    return load_vision(folder, torch.float64).to(torch_device(context.suite.device))  # type: ignore[arg-type]
+    return load_encoder(folder, torch.float64).to(torch_device(context.suite.device))  # type: ignore[arg-type]
 
 
-def images_of(context: Context, study: TheoryStudy, task: str) -> tuple[Any, Any]:
-    """Pixel values (n, 3, H, W) and labels (n,) of the images drawn for the study from the test images of a task."""
+def drawn(context: Context, study: TheoryStudy, task: str, count: int) -> Any:
+    """The first `count` of the samples drawn for the study from the test samples of a task."""
     from featcal.data.sampling import draw_indices
     from reproduction.suites.load_task import load_task
 
-    images = load_task(context.layout.data, task, "test", context.layout.base(study.role, study.pool))
-    chosen = draw_indices(task, len(images.labels), study.images, study.seed)
-    return images.tensor(chosen), images.labels[chosen]
+    samples = load_task(context.layout.data_of(study.role), task, "test", context.layout.base(study.role, study.pool))
+    return samples.take(draw_indices(task, len(samples.labels), study.images, study.seed)[:count])
+
+
+def whole(samples: Any) -> dict[str, Any]:
+    """All samples in one batch."""
+    batch: dict[str, Any] = next(iter(samples.batches(None, len(samples))))
+    return batch
 
 
 def rows_of(context: Context, study: TheoryStudy, found: Mapping[str, Any]) -> list[dict[str, Any]]:

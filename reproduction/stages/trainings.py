@@ -83,7 +83,7 @@ def _encodings(
     upstreams = tuple(dict.fromkeys(one.run.upstream for one in kept))
     draws = tuple(dict.fromkeys((one.chosen.draw, one.seed) for one in kept))
     (role, pool) = kept[0].run.role, kept[0].run.pool
-    tasks, parts = list(context.suite.pool(pool)), context.suite.workers or 1
+    tasks, parts = list(context.suite.tasks_of(role, pool)), context.suite.workers or 1
     for number in range(min(parts, len(tasks))):
         own = tasks[number::parts]
         yield ", ".join(own), (context, role, pool, own, upstreams, draws, opened, folder)
@@ -122,7 +122,7 @@ def train_one(context: Context, one: Trained, opened: Opened, folder: Path) -> N
     from featcal.rivals.pool import adapters_from
     from reproduction.stages.pair_file import read_pair
 
-    device, tasks = torch_device(context.suite.device), sorted(context.suite.pool(one.run.pool))
+    device, tasks = torch_device(context.suite.device), sorted(context.suite.tasks_of(one.run.role, one.run.pool))
     progress = None if context.suite.workers else partial(_tell, one.name)
     if one.keeps:
         pairs = {task: read_pair(one.features(folder) / f"{task}.safetensors", device) for task in tasks}
@@ -138,7 +138,7 @@ def _encoding_every_batch(context: Context, one: Trained, opened: Opened, device
 
     layout, role, pool = context.layout, one.run.role, one.run.pool
     merged = layout.merged(f"{role}-{pool}-{one.run.upstream}")
-    experts = {task: layout.expert(role, pool, task) for task in context.suite.pool(pool)}
+    experts = {task: layout.expert(role, pool, task) for task in context.suite.tasks_of(role, pool)}
     head, batches = opened(context, role, pool)
     given = {task: batches(task, one.chosen.draw, one.seed) for task in experts}
     return adapters_for(one.chosen.training, merged, experts, given, head, one.seed, device, progress)

@@ -1,4 +1,4 @@
-"""What one search works on: models, samples kept and held out, and of image models the heads of every task."""
+"""What one search works on: models, samples kept and held out, and of encoders the heads of every task."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,15 +27,15 @@ class Parts:
 
 def parts(context: Context, study: TuneStudy) -> Parts:
     """The same for every candidate of a study."""
-    layout, tasks = context.layout, context.suite.every_pool[study.pool]
+    layout, tasks = context.layout, context.suite.tasks_of(study.role, study.pool)
     base, merged = layout.base(study.role, study.pool), layout.merged(f"{study.role}-{study.pool}-{study.upstream}")
-    batches, plan, head, heads = (texts if study.reading is not None else images)(context, study, tasks)
+    batches, plan, head, heads = (generated if study.reading is not None else samples)(context, study, tasks)
     experts = {task: layout.expert(study.role, study.pool, task) for task in tasks}
     return Parts(merged, base, experts, *split_all(batches, study.holdout, study.seed), plan, head, heads)
 
 
-def images(context: Context, study: TuneStudy, tasks: Any) -> tuple[Any, None, Any, Any]:
-    """Training images, and the zero-shot heads times the logit scale."""
+def samples(context: Context, study: TuneStudy, tasks: Any) -> tuple[Any, None, Any, Any]:
+    """Training images or texts of an encoder, and the zero-shot heads times the logit scale."""
     from safetensors.torch import load_file
 
     from reproduction.stages.streams import streams
@@ -43,10 +43,10 @@ def images(context: Context, study: TuneStudy, tasks: Any) -> tuple[Any, None, A
     tensors = load_file(context.layout.heads(study.role, study.pool))
     heads = {task: tensors["logit_scale"].exp() * tensors[f"head/{task}"] for task in tasks}
     batches = streams(context, study.role, study.pool, Draw("train", study.samples, study.batch, study.seed))
-    return batches, None, tensors["visual_projection"], heads
+    return batches, None, tensors.get("visual_projection"), heads
 
 
-def texts(context: Context, study: TuneStudy, tasks: Any) -> tuple[Any, Any, None, None]:
+def generated(context: Context, study: TuneStudy, tasks: Any) -> tuple[Any, Any, None, None]:
     """Training texts, read as the study says."""
     from reproduction.stages.text_streams import text_stream
     from reproduction.suites.text_batches import plan_of_reading

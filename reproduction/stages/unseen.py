@@ -82,7 +82,7 @@ def images_of(context: Context, study: TaskCountsStudy, task: str) -> dict[str, 
     found = {}
     for name in STREAMS:
         split = replace(study.rivals, stream=name).draw("surgery", study.samples, study.seed).split  # type: ignore[arg-type]
-        images = load_task(context.layout.data, task, split, base)
+        images = load_task(context.layout.data_of(study.role), task, split, base)
         found[name] = Chosen(images, draw_indices(task, len(images.labels), study.samples, study.seed))
     test = found["test_unlabelled"]
     left = np.setdiff1d(np.arange(len(test.images.labels)), test.indices)
@@ -104,7 +104,7 @@ def encoded(
 
     from reproduction.stages.final_features import projected
 
-    projection = load_file(context.layout.heads(study.role, study.pool))["visual_projection"]
+    projection = load_file(context.layout.heads(study.role, study.pool)).get("visual_projection")
     chosen = images_of(context, study, task) if images is None else images
     named = f"{place}, images of {task}"
     return {name: projected(model, projection, those, ADAPTER_BATCH, named) for name, those in chosen.items()}  # type: ignore[arg-type]
@@ -128,7 +128,7 @@ def spans_of(context: Context, study: TaskCountsStudy) -> tuple["Tensor", dict[s
     from safetensors.torch import load_file
 
     tensors = load_file(context.layout.heads(study.role, study.pool))
-    heads = {task: tensors[f"head/{task}"] for task in context.suite.pool(study.pool)}
+    heads = {task: tensors[f"head/{task}"] for task in context.suite.tasks_of(study.role, study.pool)}
     ends = torch.tensor([len(head) for head in heads.values()]).cumsum(0).tolist()
     return torch.cat(list(heads.values())), {
         task: (end - len(head), end) for (task, head), end in zip(heads.items(), ends, strict=True)

@@ -15,6 +15,7 @@ from reproduction.experiments.params import read_yaml
 from reproduction.experiments.runs import Pool
 from reproduction.suites.language import Language, LanguageRole, language_of
 from reproduction.suites.recipe import FineTune
+from reproduction.suites.sentences import SentenceRole, Sentences, sentences_of
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Suite:
     workers: int
     device: Literal["cpu", "cuda", "auto"]  # auto: the GPU where there is one
     language: Language = Language()
+    sentences: Sentences = Sentences()
 
     def fine_tuning(self, task: str) -> FineTune:
         """How the expert of one task is trained."""
@@ -71,25 +73,27 @@ class Suite:
         return max(self.pools.values(), key=len)
 
     @property
-    def every_pool(self) -> dict[Pool, tuple[str, ...]]:
-        """Tasks of the pools of images, by their size, and of those of texts, by their name."""
-        return {**self.pools, **self.language.pools}
+    def every_role(self) -> dict[str, Role | LanguageRole | SentenceRole]:
+        """Models of images, of sentences and of texts."""
+        return {**self.roles, **self.sentences.roles, **self.language.roles}
 
-    @property
-    def every_role(self) -> dict[str, Role | LanguageRole]:
-        """Models of images and of texts."""
-        return {**self.roles, **self.language.roles}
+    def pools_of(self, role: str) -> dict[Pool, tuple[str, ...]]:
+        """Tasks of the pools of a role: of texts by their name, of sentences and of images by their size."""
+        if role in self.language.roles:
+            return {**self.language.pools}
+        return {**(self.sentences.pools if role in self.sentences.roles else self.pools)}
 
-    def pool(self, pool: Pool) -> tuple[str, ...]:
-        """The tasks of one pool; raises BadSetting for a pool the suite does not have."""
-        pools = self.every_pool
+    def tasks_of(self, role: str, pool: Pool) -> tuple[str, ...]:
+        """The tasks of one pool of a role; raises BadSetting for a pool it does not have."""
+        pools = self.pools_of(role)
         if pool not in pools:
-            raise BadSetting("pool", pool, f"is not in suites/{self.name}.yaml; there are {', '.join(map(str, pools))}")
+            known = ", ".join(map(str, pools))
+            raise BadSetting("pool", pool, f"is not in suites/{self.name}.yaml for {role}; there are {known}")
         return pools[pool]
 
 
 KEYS = ("data", "pools", "roles", "fine_tune", "heads", "expert_seed", "expert_steps", "workers", "device")
-LANGUAGE = "language"  # a suite may be without it
+LANGUAGE, SENTENCES = "language", "sentences"  # a suite may be without them
 
 
 def load_suite(root: Path, name: str) -> Suite:
@@ -100,8 +104,8 @@ def load_suite(root: Path, name: str) -> Suite:
         raise UnknownKey("suite", name, known)
     raw = read_yaml(path)
     for key in raw:
-        if key not in (*KEYS, LANGUAGE):
-            raise UnknownKey(str(path), str(key), [*KEYS, LANGUAGE])
+        if key not in (*KEYS, LANGUAGE, SENTENCES):
+            raise UnknownKey(str(path), str(key), [*KEYS, LANGUAGE, SENTENCES])
     for key in KEYS:
         require(key in raw, f"suites/{name}.yaml", sorted(raw), f"lacks {key}")
     place = f"suites/{name}.yaml"
@@ -122,6 +126,7 @@ def load_suite(root: Path, name: str) -> Suite:
         workers=raw["workers"],
         device=_one_of(f"{place}: device", raw["device"], "cpu", "cuda", "auto"),
         language=language_of(f"{place}: {LANGUAGE}", raw.get(LANGUAGE)),
+        sentences=sentences_of(f"{place}: {SENTENCES}", raw.get(SENTENCES)),
     )
 
 

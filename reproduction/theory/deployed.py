@@ -14,7 +14,7 @@ from featcal.core.ridge import anchor
 from featcal.settings import Calibration
 from reproduction.theory.found import Found, relative
 from reproduction.theory.sources import Linear, Mismatch, Source, mismatch, relative_loss
-from reproduction.theory.tower import Tower, tower
+from reproduction.theory.tower import Batch, Tower, tower
 
 Inputs = dict[str, dict[str, Tensor]]  # by task, by linear: rows (tokens, d)
 
@@ -34,17 +34,17 @@ class Models:
 
 
 @torch.no_grad()
-def check_sources(models: Models, pixels: Mapping[str, Tensor], settings: Calibration, found: Found) -> None:
+def check_sources(models: Models, batches: Mapping[str, Batch], settings: Calibration, found: Found) -> None:
     """Every linear of every block."""
-    check_prefix(models, pixels, found)
-    merged, forward, stale = ({t: tower(m, x) for t, x in pixels.items()} for m in (models.merged, models.forward, models.stale))
-    experts = {task: tower(models.experts[task], x) for task, x in pixels.items()}
+    check_prefix(models, batches, found)
+    merged, forward, stale = ({t: tower(m, x) for t, x in batches.items()} for m in (models.merged, models.forward, models.stale))
+    experts = {task: tower(models.experts[task], x) for task, x in batches.items()}
     sides: list[tuple[str, Mismatch]] = []
     for index in range(len(next(iter(experts.values())).blocks)):
         names = list(solved_modules(next(iter(experts.values())).blocks[index], norm=False)[0])
 
         def reaching(towers: Mapping[str, Tower], hidden: Mapping[str, Tower], i: int = index, n: list[str] = names) -> Inputs:
-            return {task: towers[task].inputs(i, hidden[task].features[i], n) for task in pixels}
+            return {task: towers[task].inputs(i, hidden[task].features[i], n) for task in batches}
 
         taught = reaching(experts, experts)
         used = {"stale": reaching(merged, merged), "forward": reaching(merged, forward)}  # what each was solved on
@@ -55,10 +55,10 @@ def check_sources(models: Models, pixels: Mapping[str, Tensor], settings: Calibr
             found.add("proposition_8", f"{kind}_moved", 100 * float((off[0] / off[1]).sqrt()), len(names), block=f"{index:02d}")
         fits: dict[str, list[float]] = {}
         for name in names:
-            linear = linear_of(models, index, name, {task: taught[task][name] for task in pixels}, settings)
+            linear = linear_of(models, index, name, {task: taught[task][name] for task in batches}, settings)
 
             def source(inputs: Inputs, name: str = name, linear: Linear = linear) -> Source:
-                return linear.source({task: inputs[task][name] for task in pixels}, settings.interpolation)
+                return linear.source({task: inputs[task][name] for task in batches}, settings.interpolation)
 
             for kind in used:
                 W = weight(weights[kind], index, name)
@@ -80,13 +80,13 @@ def check_sources(models: Models, pixels: Mapping[str, Tensor], settings: Calibr
         found.add("proposition_8", "excess", 100 * side.gap / side.best, 1, block=place)
 
 
-def check_prefix(models: Models, pixels: Mapping[str, Tensor], found: Found) -> None:
+def check_prefix(models: Models, batches: Mapping[str, Batch], found: Found) -> None:
     """Eq. 45: what reaches a block is the same before and after that block and the later ones have been calibrated."""
     half = deepcopy(models.merged)
     stack = plan_for(half).stacks[0]
     errors = []
     for index, (block, solved) in enumerate(zip(blocks_of(half, stack), blocks_of(models.forward, stack), strict=True)):
-        for x in pixels.values():
+        for x in batches.values():
             whole = tower(models.forward, x).features[index]
             errors.append(relative(tower(half, x).features[index] - whole, whole))
         block.load_state_dict(solved.state_dict())

@@ -20,7 +20,7 @@ class BlockDrift:
     after: Tensor  # e, by the two models' own forwards
     mismatch: Tensor  # m = f_mer(h_exp) − f_exp(h_exp)
     propagated: Tensor  # p = f_mer(h_mer) − f_mer(h_exp)
-    branch: Tensor  # r = g_mer(h_mer) − g_mer(h_exp)
+    branch: Tensor | None  # r = g_mer(h_mer) − g_mer(h_exp), where a block adds what its branches put out
     size: Tensor  # h_exp behind the block
 
 
@@ -33,7 +33,7 @@ def decomposed(merged: Tower, expert: Tower) -> list[BlockDrift]:
         at_expert = f_mer(h_exp)
         after = merged.features[i + 1] - expert.features[i + 1]
         m, p = at_expert - f_exp(h_exp), f_mer(h_mer) - at_expert
-        r = merged.branches(i, h_mer) - merged.branches(i, h_exp)
+        r = merged.branches(i, h_mer) - merged.branches(i, h_exp) if merged.adds else None
         found.append(BlockDrift(h_mer - h_exp, after, m, p, r, expert.features[i + 1]))
     return found
 
@@ -59,12 +59,14 @@ def check_decomposition(drifts: list[BlockDrift], found: Found) -> None:
 
 def check_residual(drifts: list[BlockDrift], found: Found) -> None:
     """Proposition 4: p = e_before + r, and how much the branch takes from (−) or adds to (+) the drift that the skip carries."""
-    moved = [d for d in drifts if norms(d.before).any()]
-    found.exact("proposition_4", "digits", torch.cat([relative(d.propagated - d.before - d.branch, d.propagated) for d in moved]))
-    for i, d in enumerate(drifts):
-        if norms(d.before).any():
-            along = dots(d.branch, d.before) / norms(d.before) ** 2
-            found.add("proposition_4", "branch_along_drift", 100 * float(along.mean()), len(along), block=f"{i:02d}")
+    branches = {i: (d, d.branch) for i, d in enumerate(drifts) if d.branch is not None and norms(d.before).any()}
+    if not branches:
+        return
+    errors = [relative(d.propagated - d.before - branch, d.propagated) for d, branch in branches.values()]
+    found.exact("proposition_4", "digits", torch.cat(errors))
+    for i, (d, branch) in branches.items():
+        along = dots(branch, d.before) / norms(d.before) ** 2
+        found.add("proposition_4", "branch_along_drift", 100 * float(along.mean()), len(along), block=f"{i:02d}")
 
 
 @dataclass(frozen=True)

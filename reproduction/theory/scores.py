@@ -1,4 +1,4 @@
-"""Propositions 3 and 6: how far drift of final features can move CLIP's scores, at two places where "final" may be read.
+"""Propositions 3 and 6: how far drift of final features can move the scores, at two places where "final" may be read.
 
 Legend: n images · h width of the tower · p width shared with text · K classes. A score is logit scale × cosine.
 """
@@ -18,17 +18,16 @@ PLACES = 33  # even steps along a segment at which a local Lipschitz constant is
 
 @dataclass(frozen=True)
 class Head:
-    """What all models of a task share behind their last norm: projection (p, h), unit class vectors (K, p), logit scale."""
+    """What all models of a task share behind their last norm: projection (p, h), if any, unit class vectors (K, p), logit scale."""
 
-    projection: Tensor
+    projection: Tensor | None
     classes: Tensor
     scale: float
 
     def features(self, tower: Tower, token: Tensor | None = None) -> Tensor:
-        """Projected features (n, p), before they get unit length; of the model's own class token, or of a given one (n, h)."""
-        token = tower.features[-1][:, 0] if token is None else token
-        projected: Tensor = tower.norm(token) @ self.projection.T
-        return projected
+        """Projected features (n, p), before they get unit length; of what the model pools, or of a given one (n, h)."""
+        normed: Tensor = tower.norm(tower.pooled if token is None else token)
+        return normed if self.projection is None else normed @ self.projection.T
 
     def scores(self, features: Tensor) -> Tensor:
         """Scaled cosines (n, K)."""
@@ -41,7 +40,7 @@ class ScoreDrift:
 
     expert: Tensor  # z_exp (n, K)
     merged: Tensor  # z_mer (n, K)
-    by_block: Tensor  # B ‖e_L‖ + δ with h_L the class token behind the last block
+    by_block: Tensor  # B ‖e_L‖ + δ with h_L the class token, or the mean over tokens, behind the last block
     by_feature: Tensor  # B ‖e_L‖ with h_L the projected feature, where both models share the score map
 
     @property
@@ -53,7 +52,7 @@ class ScoreDrift:
 @torch.no_grad()
 def score_drift(merged: Tower, expert: Tower, head: Head) -> ScoreDrift:
     """Scores and both bounds."""
-    ours, theirs = merged.features[-1][:, 0], expert.features[-1][:, 0]
+    ours, theirs = merged.pooled, expert.pooled
 
     def score_map(token: Tensor) -> Tensor:
         return head.scores(head.features(merged, token))

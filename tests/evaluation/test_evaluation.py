@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 
 from featcal.errors import BadData, NotFinite
 from featcal.evaluation.accuracy import evaluate_pool, percent
-from featcal.evaluation.features import features_of, image_features
+from featcal.evaluation.features import features_of, unit_features
 from featcal.evaluation.zero_shot import class_mean_head, words_known, zero_shot_head
 
 CLASSES, TEMPLATES = ("cat", "red dog", "ship"), ("a photo of a {}", "the {}")
@@ -73,7 +73,7 @@ def test_an_end_token_that_doubles_as_unknown_does_not_count():
 
 def test_features_are_the_projected_pooled_output_of_clip_itself():
     clip, images = checkpoints.clip(), pictures(4)
-    got = image_features(clip.vision_model, clip.visual_projection.weight, images.pixels)
+    got = unit_features(clip.vision_model, clip.visual_projection.weight, {"pixel_values": images.pixels})
     with torch.no_grad():
         want = normalize(clip.get_image_features(pixel_values=images.pixels).pooler_output, dim=-1)
     assert torch.allclose(got, want, atol=1e-6)
@@ -130,8 +130,8 @@ def test_a_function_in_place_of_a_model_gives_projected_features():
     clip, images = checkpoints.clip(), pictures(9)
     head = {"a": zero_shot_head(clip, checkpoints.tokenizer(), CLASSES, TEMPLATES)}
 
-    def adapted(pixels):
-        return clip.get_image_features(pixel_values=pixels).pooler_output
+    def adapted(inputs):
+        return clip.get_image_features(**inputs).pooler_output
 
     judged = evaluate_pool({"f": adapted, "m": clip.vision_model}, {"a": images}, head, clip.visual_projection.weight)
     assert judged["f"]["a"].tolist() == judged["m"]["a"].tolist()

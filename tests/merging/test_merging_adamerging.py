@@ -46,7 +46,7 @@ def total_entropy(work, coefficients):
     with torch.no_grad():
         mixture.coefficients.copy_(coefficients)
     mixed, model = mixture.tensors(), work.structure().requires_grad_(False)
-    return sum(answer_entropy(work, model, mixed, task, work.batches[task][0]["pixel_values"]) for task in work.experts)
+    return sum(answer_entropy(work, model, mixed, task, work.batches[task][0]) for task in work.experts)
 
 
 def test_entropy_of_two_answers_by_hand():
@@ -61,7 +61,7 @@ def test_the_gradient_is_that_of_finite_differences(settings):
     mixture, model = Mixture(work), work.structure()
     mixed = mixture.tensors()
     for task in work.experts:
-        answer_entropy(work, model, mixed, task, work.batches[task][0]["pixel_values"])
+        answer_entropy(work, model, mixed, task, work.batches[task][0])
     mixture.pull_back(mixed)
     for at in [(0, 0), (1, mixture.coefficients.shape[1] - 1)]:
         low, high = mixture.coefficients.detach().clone(), mixture.coefficients.detach().clone()
@@ -158,7 +158,7 @@ def test_what_is_missing_or_does_not_fit_is_named(tmp_path):
         merge("average", base, experts, head=head())
     with pytest.raises(MissingTensor, match="head/mnist"):
         merge("adamerging", base, experts, batches=data(), head={k: v for k, v in head().items() if "mnist" not in k})
-    with pytest.raises(BadSetting, match="is for CLIPVisionModel, and the base is a ViTModel"):
+    with pytest.raises(BadSetting, match="is for CLIPVisionModel and encoders of texts, and the base is a ViTModel"):
         vit = tiny.make(families.FAMILIES["vit"].build)
         merge("adamerging", vit, {task: vit for task in TASKS}, batches=data(), head=head())
     with pytest.raises(BadSetting, match="head/dtd.*rows? of 8"):

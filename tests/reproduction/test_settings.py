@@ -86,7 +86,7 @@ def test_a_suite_that_does_not_exist_is_named_with_its_nearest_neighbour():
 @pytest.mark.parametrize("name", ["mini", "paper", "files"])
 def test_every_suite_of_the_project_can_be_read(name):
     suite = load_suite(ROOT, name)
-    assert suite.pool(8) and set(suite.roles) == {"clip_b32", "clip_l14"}
+    assert suite.tasks_of("clip_b32", 8) and set(suite.roles) == {"clip_b32", "clip_l14"}
 
 
 def test_a_misspelt_key_of_a_suite_is_named(tmp_path):
@@ -143,6 +143,7 @@ def test_what_differs_at_one_merged_model_is_told_under_from(tmp_path):
         p["calibrate"]["clip_l14-8"]["smoke"] = {"suite": p["calibrate"]["clip_l14-8"]["smoke"]["suite"]}
         p["calibrate"]["clip_l14-8"]["from"] = {"wudi": {"paper": printed}, "average": {}}
         p["measure"] = {}
+
     runs = load_experiments(changed(tmp_path, change)).calibrate
     samples = {key: run.samples for key, run in runs.items() if run.calibration and run.pool == 8}
     assert samples == {

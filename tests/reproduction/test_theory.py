@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+import families
 import pytest
 import torch
-from tiny import averaged, clip, images, seeded, shifted
+from tiny import averaged, clip, images, make, seeded, shifted
 
 from featcal.settings import Calibration
 from reproduction.theory.deployed import Models, check_sources
-from reproduction.theory.drift import Growth, decomposed, residual
+from reproduction.theory.drift import Growth, check_residual, decomposed, residual
 from reproduction.theory.found import Found, digits
 from reproduction.theory.losses import check_loss, check_margins
 from reproduction.theory.path import nodes_and_weights, path_average
@@ -17,7 +18,7 @@ from reproduction.theory.scores import Head, check_scores, cosine_constant, scor
 from reproduction.theory.sources import Linear, loss, minimum, mismatch, objective, peak, wasserstein
 from reproduction.theory.tower import tower
 
-PIXELS = images(7, count=4, batch=4)[0]["pixel_values"]
+BATCH = images(7, count=4, batch=4)[0]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def towers():
     """A merged model and one of its experts on the same images."""
     base = clip()
     experts = [shifted(base, 10 + i, 0.05) for i in range(2)]
-    return tower(averaged(experts), PIXELS), tower(experts[0], PIXELS)
+    return tower(averaged(experts), BATCH), tower(experts[0], BATCH)
 
 
 def value(found, statement, quantity, **where):
@@ -165,8 +166,8 @@ def test_in_forward_order_the_first_block_sees_what_it_was_solved_on_and_later_o
         for order in ("forward", "stale")
     }
     found = Found()
-    pixels = {t: torch.cat([b["pixel_values"] for b in batches[t]]) for t in batches}
-    check_sources(Models(base, merged, experts, **orders), pixels, SETTINGS, found)
+    whole = {t: {"pixel_values": torch.cat([b["pixel_values"] for b in batches[t]])} for t in batches}
+    check_sources(Models(base, merged, experts, **orders), whole, SETTINGS, found)
     assert value(found, "equation_45", "digits") == 16
     assert value(found, "proposition_8", "room") >= 0 and value(found, "proposition_8_transport", "room") >= 0
     moved = [value(found, "proposition_8", f"{kind}_moved", block="01") for kind in ("forward", "stale")]
@@ -175,3 +176,20 @@ def test_in_forward_order_the_first_block_sees_what_it_was_solved_on_and_later_o
 
 def test_digits_end_where_float64_does():
     assert digits(1e-3) == pytest.approx(3) and digits(0.0) == 16
+
+
+def test_equations_hold_on_padded_texts_whose_blocks_end_in_a_norm():
+    base = make(families.FAMILIES["bert"].build)
+    experts = [shifted(base, 10 + i, 0.05) for i in range(2)]
+    ids = torch.randint(1, base.config.vocab_size, (4, 7), generator=seeded(3))
+    mask = (torch.arange(7) < torch.tensor([[7], [4], [5], [2]])).long()
+    batch, found = {"input_ids": ids * mask, "attention_mask": mask}, Found()
+    merged, expert = tower(averaged(experts), batch), tower(experts[0], batch)
+    drifts = decomposed(merged, expert)
+    check_residual(drifts, found)
+    assert not found.lines, "a block that ends in a norm does not add its branches"
+    assert all(float(residual(drift).max()) < 1e-13 for drift in drifts)
+    check_propagation(merged, expert, drifts, (2, 8), found)
+    assert value(found, "proposition_2", "digits") > 9
+    by_hand = torch.stack([merged.features[-1][i, : mask[i].sum()].mean(0) for i in range(4)])
+    assert torch.allclose(merged.pooled, by_hand, atol=1e-14)
