@@ -10,9 +10,11 @@ from featcal.merging.arithmetic import average, task_arithmetic
 from featcal.merging.breadcrumbs import breadcrumbs
 from featcal.merging.consensus import consensus
 from featcal.merging.dare import dare, dare_ties
+from featcal.merging.fisher import fisher
 from featcal.merging.iso import iso_c, iso_cts
 from featcal.merging.job import Job, Named
 from featcal.merging.lot import lot
+from featcal.merging.mats import mats
 from featcal.merging.pcb import pcb
 from featcal.merging.regmean import regmean, regmean_plus_plus
 from featcal.merging.settings import settings_of
@@ -76,6 +78,8 @@ METHODS = {
         Method("breadcrumbs", breadcrumbs, "Davari and Belilovsky, 2024"),
         Method("consensus", consensus, "Wang et al., 2024"),
         Method("pcb", pcb, "Du et al., 2024"),
+        Method("mats", mats, "Tam et al., 2024", data=True),
+        Method("fisher", fisher, "Matena and Raffel, 2022; normalised as FusionBench does", data=True, head=True),
     )
 }
 

@@ -239,6 +239,41 @@ class RegMeanPlusPlus(RegMean):
 
 
 @dataclass(frozen=True)
+class Mats:
+    """steps: of conjugate gradients.   scale: of the task arithmetic they start from.
+
+    off_diagonal: as of RegMean; 1 leaves the Gram matrices as they are.
+    """
+
+    steps: int = 100
+    scale: float = 0.3
+    off_diagonal: float = 1.0
+
+    def __post_init__(self) -> None:
+        whole_number("merge.steps", self.steps, least=0)
+        number("merge.scale", self.scale)
+        share("merge.off_diagonal", self.off_diagonal)
+
+
+@dataclass(frozen=True)
+class Fisher:
+    """normalize: the diagonals of all experts have the same length.
+
+    floor: added to every entry of them.   seed: of the labels that are drawn.
+    """
+
+    normalize: bool = True
+    floor: float = 1e-6
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.normalize, bool), "merge.normalize", self.normalize, "must be true or false")
+        number("merge.floor", self.floor)
+        require(self.floor > 0, "merge.floor", self.floor, "must be above 0")
+        whole_number("merge.seed", self.seed, least=0)
+
+
+@dataclass(frozen=True)
 class Lot:
     """The formula leaves nothing to set."""
 
@@ -289,6 +324,8 @@ SETTINGS: dict[str, type[Any]] = {
     "breadcrumbs": Breadcrumbs,
     "consensus": Consensus,
     "pcb": Pcb,
+    "mats": Mats,
+    "fisher": Fisher,
 }
 
 
@@ -315,6 +352,8 @@ class MergeSettings(TypedDict, total=False):
     threshold: float
     tasks: int
     ratio: float
+    normalize: bool
+    floor: float
 
 
 def settings_of(method: object, given: Mapping[str, Any], place: str) -> Any:

@@ -1,4 +1,4 @@
-"""The mergers that need no data: by their definitions in float64, at their limits, and whatever the order of the experts."""
+"""The mergers of the field: by their definitions in float64, at their limits, and whatever the order of the experts."""
 
 import checkpoints
 import pytest
@@ -8,8 +8,13 @@ import torch
 from featcal.merging.breadcrumbs import masked
 from featcal.merging.consensus import tall_masks
 from featcal.merging.dare import dropped
+from featcal.merging.fisher import diagonal_fisher, fisher_tensor, fisher_weights
 from featcal.merging.iso import iso_c_matrix, iso_cts_matrix
-from featcal.merging.merge import merge
+from featcal.merging.job import Job
+from featcal.merging.mats import conjugate_gradients
+from featcal.merging.merge import merge, merge_recorded
+from featcal.merging.settings import Fisher
+from featcal.merging.sources import ModuleSource
 from featcal.merging.tsv import orthogonal, tsv_matrix
 
 FIELD = ("wudi_closed_form", "tsv_merge", "iso_c", "iso_cts", "breadcrumbs", "consensus", "pcb")  # DARE's draws go by task
@@ -178,3 +183,78 @@ def test_pcb_is_its_formula_on_one_long_vector():
     found = state("pcb")
     got = torch.cat([(found[name] - base[name]).flatten() for name in names])
     assert torch.allclose(got, want, rtol=0, atol=1e-12) and float((want != 0).double().mean()) > 0.05
+
+
+def heads(p=8, classes=4):
+    g = tiny.seeded(3)
+    found = {"visual_projection": torch.randn(p, 32, generator=g), "logit_scale": torch.tensor(2.0)}
+    return found | {f"head/{task}": torch.nn.functional.normalize(torch.randn(classes, p, generator=g), dim=-1) for task in "abc"}
+
+
+def images(names="abc"):
+    return {name: tiny.images(50 + i) for i, name in enumerate(names)}
+
+
+def test_conjugate_gradients_reach_the_solution_in_as_many_steps_as_there_are_eigenvalues():
+    g = tiny.seeded(1)
+    A = torch.randn(40, 8, generator=g, dtype=torch.float64)
+    G, R = A.T @ A, torch.randn(3, 8, generator=g, dtype=torch.float64)
+    found, steps = conjugate_gradients(G, R, torch.zeros_like(R), 100)
+    assert 0 < steps <= 9 and float((found @ G - R).norm()) <= 1e-5 * float(R.norm())
+    assert conjugate_gradients(G, R, found, 100)[1] == 0  # nothing is left to do
+    one, _ = conjugate_gradients(G, R, torch.zeros_like(R), 1)  # along the gradient, as far as the loss falls
+    assert torch.allclose(one, R * (R.square().sum() / (R * (R @ G)).sum()), rtol=1e-12)
+
+
+def test_mats_goes_from_task_arithmetic_to_regmean():
+    name = "encoder.layers.1.mlp.fc2.weight"
+    batches = {task: [b for seed in range(6) for b in tiny.images(100 * i + seed)] for i, task in enumerate("abc")}
+    goal = state("regmean", batches=batches, off_diagonal=1.0)[name]
+    start = state("mats", batches=batches, steps=0)[name]
+    assert torch.allclose(start, state("task_arithmetic")[name], rtol=0, atol=1e-12)
+    near = [float((state("mats", batches=batches, steps=n)[name] - goal).norm()) for n in (0, 3, 200)]
+    assert near[0] > near[1] > near[2] and near[2] < 0.05 * near[0]
+    made = merge_recorded("mats", tiny.clip(), experts(), batches=batches, steps=5).record["steps"]
+    assert set(made.values()) <= set(range(6)) and len(made) == 8  # four sites in each of two blocks
+
+
+def job(**settings):
+    sources = {task: ModuleSource(model, task) for task, model in experts().items()}
+    wide = {name: tensor.double() for name, tensor in heads().items()}
+    return Job(ModuleSource(tiny.clip(), "base"), sources, Fisher(**settings), tiny.clip, batches=images(), head=wide)
+
+
+def test_the_diagonal_is_the_mean_of_squared_slopes_of_the_drawn_labels():
+    """With every label instead of a drawn one, weighted by its probability, it comes out as the mean over many draws."""
+    work, name = job(), "encoder.layers.1.mlp.fc2.bias"
+    expert, head = tiny.clip(1), work.head
+    exact, count = torch.zeros_like(expert.get_parameter(name)), 0
+    for batch in work.batches["a"]:
+        for pixels in batch["pixel_values"]:
+            pooled = expert(pixel_values=pixels[None]).pooler_output @ head["visual_projection"].T
+            logits = head["logit_scale"].exp() * torch.nn.functional.normalize(pooled, dim=-1) @ head["head/a"].T
+            answer = logits.log_softmax(-1)[0]
+            for value in answer:
+                (slope,) = torch.autograd.grad(value, expert.get_parameter(name), retain_graph=True)
+                exact += value.detach().exp() * slope.square()
+            count += 1
+    draws = [diagonal_fisher(job(seed=seed), tiny.clip(), ModuleSource(expert, "a"), "a")[name].detach() for seed in range(60)]
+    found = torch.stack(draws).mean(0)
+    spread = torch.stack(draws).std(0) / len(draws) ** 0.5
+    assert float(((found - exact / count).abs() / spread).mean()) < 2  # standard errors; 0.8 is expected
+    again = diagonal_fisher(job(seed=0), tiny.clip(), ModuleSource(expert, "a"), "a")[name]
+    assert torch.equal(again, draws[0]) and not torch.equal(draws[0], draws[1])
+
+
+def test_fisher_merging_by_hand():
+    thetas = [torch.tensor([1.0, 2.0]).double(), torch.tensor([3.0, 6.0]).double()]
+    F = [torch.tensor([1.0, 0.0]).double(), torch.tensor([3.0, 2.0]).double()]
+    assert fisher_tensor(torch.zeros(2).double(), thetas, F, [1.0, 1.0]).tolist() == [2.5, 6.0]
+    assert fisher_tensor(torch.zeros(2).double(), thetas, F, [3.0, 1.0]).tolist() == [2.0, 6.0]
+    assert fisher_weights([{"w": torch.tensor([3.0, 4.0])}, {"w": torch.ones(1)}], 0.0, True) == pytest.approx([0.2, 1.0])
+
+
+def test_fisher_merging_with_a_floor_above_all_is_the_average():
+    found = state("fisher", batches=images(), head=heads(), floor=1e9, normalize=False)
+    assert close(found, state("average"), 1e-6)
+    assert not close(state("fisher", batches=images(), head=heads()), state("average"), 1e-4)
