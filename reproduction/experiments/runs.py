@@ -14,8 +14,8 @@ from featcal.settings import Calibration, number, require, text, whole_number
 
 SETTINGS = ("suite", "paper")
 # `suite` keeps the published code's proportion of an adapter to the width of the features, `paper` its absolute size: of images
-# on test images, as in the method's own source, of texts on unlabelled ones that are not scored. `_train`: on the training samples
-# that FeatCal sees; `_scored`: of texts, on the test texts themselves. A mean shift has no size, only a stream.
+# on test images, as in the method's own source, of texts on unlabelled ones that are not scored. `_train`: on what FeatCal sees;
+# `_scored`: of texts, on the test texts themselves. A mean shift has no size, only a stream.
 ADAPTER_SETTINGS = ("suite", "paper", "suite_train", "paper_train", "suite_scored", "paper_scored")
 ADAPTERS: dict[str, type[AdapterMethod]] = {"surgery": Surgery, "prob_surgery": ProbSurgery, "mean_shift": MeanShift}
 TEXT_ADAPTERS = ("surgery", "prob_surgery")  # those that stand before a language head

@@ -18,6 +18,7 @@ from reproduction.experiments.tunings import TuneStudy
 
 ADAPTER_BATCH = 250  # images encoded at a time, as in `adapt`: another number moves the last bits of a feature
 CORRUPTIONS = ("gaussian_noise", "motion_blur", "fog")
+TEXT_CORRUPTIONS = ("typing_errors", "dropped_words", "swapped_words")
 
 
 @dataclass(frozen=True)
@@ -73,28 +74,45 @@ class SamplesStudy(Study):
 class CorruptedStudy(Study):
     """Table 6 and Figure 4: the rivals on corrupted calibration images, evaluated on clean test images.
 
+    severity:  of images 3; of texts one or more of 1, 2 and 3.
     at_papers: FeatCal at the paper's settings too, where those of `rivals` are the suite's own.
     """
 
     rivals: Rivals
     corruptions: tuple[str, ...]
-    severity: int
+    severity: int | tuple[int, ...]
     samples: int
     seeds: tuple[int, ...]
     at_papers: Calibration | None = None
 
     def __post_init__(self) -> None:
-        known = all(c in CORRUPTIONS for c in self.corruptions) and bool(self.corruptions)
-        require(known, "corrupted.corruptions", self.corruptions, f"must be a list of {', '.join(CORRUPTIONS)}")
-        require(self.severity == 3, "corrupted.severity", self.severity, "must be 3, the only one the paper uses")
+        known = TEXT_CORRUPTIONS if self.of_texts else CORRUPTIONS
+        fine = all(c in known for c in self.corruptions) and bool(self.corruptions)
+        require(fine, "corrupted.corruptions", self.corruptions, f"must be a list of {', '.join(known)}")
+        if self.of_texts:
+            fine = isinstance(self.severity, tuple) and bool(self.severity) and set(self.severity) <= {1, 2, 3}
+            require(fine, "corrupted.severity", self.severity, "must be a list of 1, 2 and 3")
+        else:
+            require(self.severity == 3, "corrupted.severity", self.severity, "must be 3, the only one the paper uses")
         whole_number("corrupted.samples", self.samples)
         several("corrupted.seeds", self.seeds, least=0)
         twice = self.at_papers is not None and self.rivals.setting == "paper"
         require(not twice, "corrupted.at_papers", self.at_papers, "must be left out where the rivals' settings are the paper's")
 
     @property
+    def of_texts(self) -> bool:
+        """Whether texts are damaged."""
+        return any(corruption in TEXT_CORRUPTIONS for corruption in self.corruptions)
+
+    @property
+    def damages(self) -> tuple[str, ...]:
+        """What results call each damage: of texts its name with the strength behind it."""
+        strengths = [""] if isinstance(self.severity, int) else [f"-{strength}" for strength in self.severity]
+        return tuple(corruption + strength for corruption in self.corruptions for strength in strengths)
+
+    @property
     def ways(self) -> list[tuple[str, str]]:
-        """Method and setting of every way to calibrate, the longest first; adapters on test images also on training images."""
+        """Method and setting of every way to calibrate, the longest first; adapters on other samples also on training samples."""
         adapters = ("prob_surgery", "surgery")
         also = [("featcal", "paper")] if self.at_papers else []
         also += [(method, f"{self.rivals.setting}_train") for method in adapters if self.rivals.stream != "train"]
@@ -144,7 +162,7 @@ class CostStudy(Study):
     """Table 5: time and memory of each rival, alone in a process of its own.
 
     Adapters are trained twice, with kept features and as published, every batch encoded again.   audit: steps after which the
-    latter are scored.
+    latter are scored; where there are none they are not trained.
     """
 
     rivals: Rivals
@@ -155,9 +173,12 @@ class CostStudy(Study):
     def __post_init__(self) -> None:
         whole_number("cost.samples", self.samples)
         whole_number("cost.seed", self.seed, least=0)
-        several("cost.audit", self.audit)
+        if self.audit:
+            several("cost.audit", self.audit)
         steps = min(self.rivals.surgery.steps, self.rivals.prob_surgery.steps)
-        require(max(self.audit) <= steps, "cost.audit", self.audit, f"must not go beyond the {steps} steps that are made")
+        require(
+            max(self.audit, default=0) <= steps, "cost.audit", self.audit, f"must not go beyond the {steps} steps that are made"
+        )
 
 
 @dataclass(frozen=True)

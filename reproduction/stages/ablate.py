@@ -53,9 +53,9 @@ def scaled(context: Context, ablate: AblateRun, factor: float, out: Any = None) 
     layout, whole = context.layout, ablate.whole
     base, merged = layout.base(whole.role, whole.pool), layout.merged(f"{whole.role}-{whole.pool}-{whole.upstream}")
     if out is None:
-        from featcal.models.load import load_encoder
+        from featcal.models.load import load_as_calibrated
 
-        return featcal.merge("task_arithmetic", load_encoder(base), {"merged": load_encoder(merged)}, scale=factor)
+        return featcal.merge("task_arithmetic", load_as_calibrated(base), {"merged": load_as_calibrated(merged)}, scale=factor)
     return featcal.merge("task_arithmetic", base, {"merged": merged}, scale=factor, out=out)
 
 

@@ -1,4 +1,4 @@
-"""Stage `corrupted`: FeatCal and the adapters from damaged calibration images, scored on clean test images."""
+"""Stage `corrupted`: FeatCal and the adapters from damaged calibration images or texts, scored on clean test samples."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -58,7 +58,7 @@ def scores(context: Context, key: str, study: CorruptedStudy, folder: Path) -> l
     merged = f"{study.role}-{study.pool}-{study.upstream}"
     jobs, models, damage = {}, [Scored(merged, context.layout.merged(merged), "merged", study.upstream)], {}
     for seed in study.seeds:
-        for corruption in study.corruptions:
+        for corruption in study.damages:
             for method, setting in study.ways:
                 name = f"{corruption}-{method}-{setting}-{seed}"
                 adapted_model = "" if method == "featcal" else merged

@@ -36,8 +36,10 @@ def run(key: str) -> None:
 
 
 def rivals_of(study: CostStudy) -> list[Method]:
-    """FeatCal, both adapters with kept features, and both as published."""
+    """FeatCal, both adapters with kept features and, where they are to be audited, both as published."""
     kept = [Method(method, study.samples, study.seed) for method in METHODS]
+    if not study.audit:
+        return kept
     return kept + [Method(method, study.samples, study.seed, "each_step") for method in METHODS if method != "featcal"]
 
 

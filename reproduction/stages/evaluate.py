@@ -37,9 +37,10 @@ def evaluate_model(context: Context, role: str, pool: Pool, model: Scored, corre
     """
     from safetensors.torch import load_file
 
+    from featcal.data.images import ImageSet
     from featcal.evaluation.accuracy import Adapted, evaluate_pool, percent
     from featcal.models.device import torch_device
-    from featcal.models.load import load_encoder
+    from featcal.models.load import load_as_calibrated
     from featcal.rivals.adapters import Adapters
     from reproduction.suites.load_task import load_task
 
@@ -49,13 +50,14 @@ def evaluate_model(context: Context, role: str, pool: Pool, model: Scored, corre
     for other in corrected:
         assert other.folder is not None  # only each task's own expert has none
         adapted[other.name] = (model.name, Adapters.load(other.folder).apply)
-    shared = model.folder and load_encoder(model.folder).to(device)  # type: ignore[arg-type]
+    shared = model.folder and load_as_calibrated(model.folder).to(device)  # type: ignore[arg-type]
     found: dict[str, Counts] = {other.name: {} for other in (model, *corrected)}
     for task in context.suite.tasks_of(role, pool):
-        loaded = shared or load_encoder(layout.expert(role, pool, task)).to(device)  # type: ignore[arg-type]
-        samples = {task: replace(load_task(layout.data_of(role), task, "test", layout.base(role, pool)), device=device)}
+        loaded = shared or load_as_calibrated(layout.expert(role, pool, task)).to(device)  # type: ignore[arg-type]
+        samples = load_task(layout.data_of(role), task, "test", layout.base(role, pool))
+        samples = replace(samples, device=device) if isinstance(samples, ImageSet) else samples
         heads = {task: tensors[f"head/{task}"]}
-        judged = evaluate_pool({model.name: loaded}, samples, heads, tensors.get("visual_projection"), BATCH, adapted)
+        judged = evaluate_pool({model.name: loaded}, {task: samples}, heads, tensors.get("visual_projection"), BATCH, adapted)
         for name, of_tasks in judged.items():
             right = of_tasks[task]
             found[name][task] = {"value": percent(right), "count": len(right), "correct": packed(right)}

@@ -58,15 +58,15 @@ def measure_task(context: Context, measure: MeasureRun, task: str) -> Rows:
     from featcal.calibration.drift import model_drift
     from featcal.evaluation.features import unit_length
     from featcal.models.device import torch_device
-    from featcal.models.load import load_encoder
+    from featcal.models.load import load_as_calibrated
     from featcal.rivals.adapters import Adapters
     from reproduction.suites.load_task import load_task
 
     layout, device = context.layout, torch_device(context.suite.device)
     projection = load_file(layout.heads(measure.role, measure.pool)).get("visual_projection")
     samples = load_task(layout.data_of(measure.role), task, "test", layout.base(measure.role, measure.pool))
-    base = load_encoder(layout.base(measure.role, measure.pool)).to(device)
-    expert = load_encoder(layout.expert(measure.role, measure.pool, task)).to(device)
+    base = load_as_calibrated(layout.base(measure.role, measure.pool)).to(device)
+    expert = load_as_calibrated(layout.expert(measure.role, measure.pool, task)).to(device)
     own = unit_length(projected(expert, projection, samples, BATCH, f"expert of {task}"))
     raw: dict[str, Any] = {}  # features of each model before they are divided by their norm, which adapters may want
     shown = {"expert": own}
@@ -78,7 +78,7 @@ def measure_task(context: Context, measure: MeasureRun, task: str) -> Rows:
         if chosen.adapted_model:
             features = unit_length(Adapters.load(chosen.folder).apply(task, raw[chosen.adapted_model]))
         else:
-            model = load_encoder(chosen.folder).to(device)
+            model = load_as_calibrated(chosen.folder).to(device)
             raw[chosen.name] = projected(model, projection, samples, BATCH, f"{chosen.name}, task {task}")
             features = unit_length(raw[chosen.name])
             blocks = [*model_drift(model, expert, samples.batches(None, BATCH)), _last(features, own)]

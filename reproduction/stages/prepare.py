@@ -11,10 +11,12 @@ from pathlib import Path
 
 from featcal.storage.atomic import atomic_folder
 from reproduction.experiments.runs import role_and_pool
+from reproduction.stages import prepare_sentences
 from reproduction.stages.context import Context, load_context, recorded
 from reproduction.stages.workers import console, fan_out
 from reproduction.suites import experts as making
 from reproduction.suites.experts import ExpertJob
+from reproduction.suites.sentences import SentenceRole
 from reproduction.suites.suite import Role
 
 
@@ -26,6 +28,10 @@ def run(key: str) -> None:
     context = load_context()
     name, pool = role_and_pool(key)
     role, out = context.role(name), context.layout.prepared(name, pool)
+    if isinstance(role, SentenceRole):
+        prepare_sentences.run(context, key)
+        return
+    assert role is None or isinstance(role, Role)
     with recorded(context, "prepare", key):
         if role is None or not context.plays(name, pool):
             with atomic_folder(out):

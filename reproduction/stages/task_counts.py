@@ -1,7 +1,7 @@
 """Stage `task_counts`: FeatCal and adapters on drawn parts of a pool, each merged anew, and what of the drift is one shift.
 
-Every image is encoded once by each model. Everything is scored on the test images that no adapter has seen: among the task's own
-classes, and among those of all tasks of the pool, where an adapter is still the known task's. n images · p width of a feature.
+Every sample is encoded once by each model. Everything is scored on test samples that no adapter has seen: among the task's own
+classes, and among those of all tasks of the pool, where an adapter is still the known task's. n samples · p width of a feature.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from reproduction.experiments.studies import TaskCountsStudy
 from reproduction.stages.columns import TASK_COUNTS
 from reproduction.stages.context import Context, load_context, pick, recorded
 from reproduction.stages.trials import room
-from reproduction.stages.unseen import STREAMS, UNSEEN, Row, encoded, images_of, judge_of, spans_of
+from reproduction.stages.unseen import UNSEEN, Row, encoded, judge_of, samples_of, spans_of, streams_of
 from reproduction.stages.workers import console, fan_out
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def rows_of(context: Context, key: str, study: TaskCountsStudy, parts: Sequence[
     """Rows of the experts and of every model on every part; features of the experts lie in `folder` meanwhile."""
     for upstream in study.upstreams:
         drawn = context.experiments.merge[f"{study.role}-{study.pool}-{upstream}"].draw
-        require(drawn is None, f"task_counts.{key}.upstreams", upstream, "must be mergers that look at no images")
+        require(drawn is None, f"task_counts.{key}.upstreams", upstream, "must be mergers that look at no data")
     workers, tasks = context.suite.workers, context.suite.tasks_of(study.role, study.pool)
     jobs = {task: (context, study, task, folder / f"{task}.safetensors") for task in tasks}
     experts = dict(fan_out(f"task_counts {key} experts", encode_expert, jobs, workers))
@@ -97,14 +97,14 @@ def _words(context: Context, study: TaskCountsStudy, part: Part) -> Row:
 
 
 def encode_expert(context: Context, study: TaskCountsStudy, task: str, out: Path) -> Row:
-    """Write the expert's features of every stream and of the unseen images of its task; its row."""
+    """Write the expert's features of every stream and of the unseen samples of its task; its row."""
     from safetensors.torch import save_file
 
     from featcal.models.device import torch_device
-    from featcal.models.load import load_encoder
+    from featcal.models.load import load_as_calibrated
 
     device = torch_device(context.suite.device)
-    expert = load_encoder(context.layout.expert(study.role, study.pool, task)).to(device)
+    expert = load_as_calibrated(context.layout.expert(study.role, study.pool, task)).to(device)
     own = encoded(context, study, expert, task, f"expert of {task}")
     save_file({name: features.contiguous() for name, features in own.items()}, out)
     words = {"upstream": "", "method": "expert", "setting": "", "seed": ""}
@@ -117,7 +117,7 @@ def recover(context: Context, study: TaskCountsStudy, part: Part, upstream: str,
 
     import featcal
     from featcal.models.device import torch_device
-    from featcal.models.load import load_encoder
+    from featcal.models.load import load_as_calibrated
     from reproduction.stages.streams import stream
 
     layout, role, pool, device = context.layout, study.role, study.pool, torch_device(context.suite.device)
@@ -135,7 +135,7 @@ def recover(context: Context, study: TaskCountsStudy, part: Part, upstream: str,
     with TemporaryDirectory(dir=folder) as models:
         start = Path(models, "merged")
         featcal.merge(merge.method, base, experts, out=start, **(merge.options or {}))
-        merged = load_encoder(start).to(device)
+        merged = load_as_calibrated(start).to(device)
         place = f"{upstream} of {', '.join(part.tasks)}"
         ours = {task: encoded(context, study, merged, task, place) for task in part.tasks}
         for task in part.tasks:
@@ -146,10 +146,10 @@ def recover(context: Context, study: TaskCountsStudy, part: Part, upstream: str,
             featcal.calibrate(
                 start, base=base, experts=experts, batches=batches, settings=settings, device=device, out=out, resume=False
             )
-            model = load_encoder(out).to(device)
+            model = load_as_calibrated(out).to(device)
             for task in part.tasks:
-                images = {UNSEEN: images_of(context, study, task)[UNSEEN]}
-                row(task, encoded(context, study, model, task, f"FeatCal on {place}", images)[UNSEEN], "featcal", setting)
+                unseen = {UNSEEN: samples_of(context, study, task)[UNSEEN]}
+                row(task, encoded(context, study, model, task, f"FeatCal on {place}", unseen)[UNSEEN], "featcal", setting)
     for method, setting, adapters in _trained(study, ours, own, device):
         for task in part.tasks:
             row(task, adapters.apply(task, ours[task][UNSEEN]), method, setting)
@@ -165,7 +165,7 @@ def _trained(
     from featcal.rivals.features import Pair
     from featcal.rivals.pool import adapters_from
 
-    for stream in STREAMS:
+    for stream in streams_of(study):
         pairs = {}
         for task in sorted(ours):
             sides = (ours[task][stream].to(device), own[task][stream].to(device))

@@ -133,9 +133,9 @@ def model_of(context: Context, folder: Path) -> Any:
     import torch
 
     from featcal.models.device import torch_device
-    from featcal.models.load import load_encoder
+    from featcal.models.load import load_as_calibrated
 
-    return load_encoder(folder, torch.float64).to(torch_device(context.suite.device))  # type: ignore[arg-type]
+    return load_as_calibrated(folder, torch.float64).to(torch_device(context.suite.device))  # type: ignore[arg-type]
 
 
 def drawn(context: Context, study: TheoryStudy, task: str, count: int) -> Any:

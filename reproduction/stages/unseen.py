@@ -1,44 +1,30 @@
-"""The images of one task that are encoded where adapters are scored on what they have not seen, and how features are scored.
+"""The samples of one task that are encoded where adapters are scored on what they have not seen, and how features are scored.
 
-n images · p width of a feature · K classes of all tasks of a pool.
+n samples · p width of a feature · K classes of all tasks of a pool.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from featcal.settings import require
+from reproduction.experiments.runs import SPLITS
 from reproduction.experiments.studies import ADAPTER_BATCH, TaskCountsStudy
 from reproduction.stages.context import Context
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import Tensor, nn
 
-    from featcal.data.images import ImageSet
-
-STREAMS = ("test_unlabelled", "train")  # those that adapters are trained on, in the order of their rows
-UNSEEN = "unseen"  # test images that are in no adapter's draw
+UNSEEN = "unseen"  # test samples that are in no adapter's draw
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """Some images of a set, in the order of their indices."""
-
-    images: "ImageSet"
-    indices: "np.ndarray[Any, np.dtype[np.int64]]"
-
-    def batches(self, _: None, size: int) -> Iterator[dict[str, "Tensor"]]:
-        return self.images.batches(self.indices, size)
-
-
-@dataclass(frozen=True)
 class Judge:
-    """How the unseen images of one task are scored.
+    """How the unseen samples of one task are scored.
 
     head:   class vectors of all tasks, (K, p).   span: the first and the one behind the last row of this task's.
-    labels: of the images within their task, (n,).   expert: its unit-length features of them, (n, p).
+    labels: of the samples within their task, (n,).   expert: its unit-length features of them, (n, p).
     """
 
     task: str
@@ -50,7 +36,7 @@ class Judge:
     def row(self, features: "Tensor") -> Row:
         """Percent right among the task's own classes and among all, and the drift of unit-length features from the expert's.
 
-        drift: mean over images of the squared difference.   mean_drift: squared length of the mean difference, which is the part
+        drift: mean over samples of the squared difference.   mean_drift: squared length of the mean difference, which is the part
         that one constant vector would undo.
         """
         from featcal.evaluation.features import require_finite, unit_length
@@ -68,10 +54,15 @@ class Judge:
         }  # fmt: skip
 
 
-def images_of(context: Context, study: TaskCountsStudy, task: str) -> dict[str, Chosen]:
-    """The images of one task that are encoded: both draws, as `adapt` makes them, and the test images outside of the first.
+def streams_of(study: TaskCountsStudy) -> tuple[str, ...]:
+    """Those that adapters are trained on, in the order of their rows."""
+    return tuple(dict.fromkeys((study.rivals.stream, "train")))
 
-    Raises: BadSetting where no test image is left.
+
+def samples_of(context: Context, study: TaskCountsStudy, task: str) -> dict[str, Any]:
+    """The samples of one task that are encoded: every draw, as `adapt` makes them, and the test samples that are in none.
+
+    Raises: BadSetting where no test sample is left.
     """
     import numpy as np
 
@@ -79,16 +70,16 @@ def images_of(context: Context, study: TaskCountsStudy, task: str) -> dict[str, 
     from reproduction.suites.load_task import load_task
 
     base = context.layout.base(study.role, study.pool)
-    found = {}
-    for name in STREAMS:
-        split = replace(study.rivals, stream=name).draw("surgery", study.samples, study.seed).split  # type: ignore[arg-type]
-        images = load_task(context.layout.data_of(study.role), task, split, base)
-        found[name] = Chosen(images, draw_indices(task, len(images.labels), study.samples, study.seed))
-    test = found["test_unlabelled"]
-    left = np.setdiff1d(np.arange(len(test.images.labels)), test.indices)
-    fewer = f"must be less than {len(test.images.labels)}, the number of test images of {task}: some have to be left to score"
+    found, test = {}, load_task(context.layout.data_of(study.role), task, "test", base)
+    left = np.arange(len(test.labels))
+    for name in streams_of(study):
+        samples = test if SPLITS[name] == "test" else load_task(context.layout.data_of(study.role), task, SPLITS[name], base)
+        drawn = draw_indices(task, len(samples.labels), study.samples, study.seed)
+        found[name] = samples.take(drawn)
+        left = np.setdiff1d(left, drawn) if samples is test else left
+    fewer = f"must be less than {len(test.labels)}, the number of test samples of {task}: some have to be left to score"
     require(len(left) > 0, f"task_counts.{study.role}-{study.pool}.samples", study.samples, fewer)
-    return found | {UNSEEN: Chosen(test.images, left)}
+    return found | {UNSEEN: test.take(left)}
 
 
 def encoded(
@@ -97,28 +88,27 @@ def encoded(
     model: "nn.Module",
     task: str,
     place: str,
-    images: Mapping[str, Chosen] | None = None,
+    samples: Mapping[str, Any] | None = None,
 ) -> dict[str, "Tensor"]:
-    """Features (n, p) of a model as they leave the projection, by the name of the images; of all there are."""
+    """Features (n, p) of a model as they leave the projection, by the name of the samples; of all there are."""
     from safetensors.torch import load_file
 
     from reproduction.stages.final_features import projected
 
     projection = load_file(context.layout.heads(study.role, study.pool)).get("visual_projection")
-    chosen = images_of(context, study, task) if images is None else images
-    named = f"{place}, images of {task}"
-    return {name: projected(model, projection, those, ADAPTER_BATCH, named) for name, those in chosen.items()}  # type: ignore[arg-type]
+    chosen = samples_of(context, study, task) if samples is None else samples
+    named = f"{place}, samples of {task}"
+    return {name: projected(model, projection, those, ADAPTER_BATCH, named) for name, those in chosen.items()}
 
 
 def judge_of(context: Context, study: TaskCountsStudy, task: str, expert: "Tensor") -> Judge:
-    """What scores features (n, p) of the unseen images of a task; expert: its own, (n, p)."""
+    """What scores features (n, p) of the unseen samples of a task; expert: its own, (n, p)."""
     import torch
 
     from featcal.evaluation.features import unit_length
 
     head, spans = spans_of(context, study)
-    unseen = images_of(context, study, task)[UNSEEN]
-    labels = torch.as_tensor(unseen.images.labels[unseen.indices])
+    labels = torch.as_tensor(samples_of(context, study, task)[UNSEEN].labels)
     return Judge(task, head, spans[task], labels, unit_length(expert.cpu()))
 
 

@@ -1,7 +1,7 @@
-"""The images of one task of a suite, prepared for one model.
+"""The images or sentences of one task of a suite, prepared for one model.
 
-Decoded once for all stages: they lie in .featcal/decoded of the project that holds the data. Data outside of a project are
-decoded into memory every time.
+Images are decoded once for all stages: they lie in .featcal/decoded of the project that holds the data. Data outside of a project
+are decoded into memory every time.
 """
 
 from pathlib import Path
@@ -10,15 +10,20 @@ from featcal.data.images import ImageSet, Preprocess
 from featcal.errors import MissingPath, UnknownKey
 from featcal.settings import project_root
 from reproduction.data.decoded import Split, mapped_images
-from reproduction.suites.sources import read_sources
+from reproduction.data.sentences import SentenceSet, load_sentences
+from reproduction.suites.sources import SOURCES, read_sources
 
 
-def load_task(data: Path, task: str, split: str, model_folder: Path) -> ImageSet:
-    """One split of one task, resized as the model's preprocessor_config.json and the suite's processor say; pixels are read-only.
+def load_task(data: Path, task: str, split: str, model_folder: Path) -> ImageSet | SentenceSet:
+    """One split of one task: images resized as the model's preprocessor_config.json and the suite's processor say, their pixels
+    read-only; or sentences in the tokens of the model's tokenizer.
 
-    data: the suite's data folder with sources.json.   split: train, validation or test.
-    Raises: UnknownKey for a task or split that is not there; whatever reading the images raises.
+    data: the suite's data folder with sources.json, or a folder with one of sentences for every task.
+    split: train, validation or test; of sentences also stream, what adapters may see without labels.
+    Raises: UnknownKey for a task or split that is not there; whatever reading the rows raises.
     """
+    if not (data / SOURCES).is_file() and (data / task).is_dir():
+        return load_sentences(data / task, split, model_folder)
     sources = read_sources(data)
     if task not in sources:
         raise UnknownKey(f"{data}: task", task, list(sources))

@@ -9,7 +9,7 @@ from featcal.settings import number, require, whole_number
 class FineTuneSentences:
     """AdamW with a linear warm-up and a linear decay to zero; cross-entropy of head · feature / temperature.
 
-    tokens: at most so many of a text.   frozen: beginnings of the parameter names that stay.
+    frozen: beginnings of the parameter names that stay.
     """
 
     steps: int = 200
@@ -19,11 +19,10 @@ class FineTuneSentences:
     decay: float = 0.01
     clip: float = 1.0
     temperature: float = 0.05
-    tokens: int = 48
     frozen: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "warm_up", "tokens"):
+        for name in ("steps", "batch", "warm_up"):
             whole_number(f"fine_tune.{name}", getattr(self, name))
         for name in ("lr", "decay", "clip", "temperature"):
             number(f"fine_tune.{name}", getattr(self, name))

@@ -18,7 +18,7 @@ PLACES = 33  # even steps along a segment at which a local Lipschitz constant is
 
 @dataclass(frozen=True)
 class Head:
-    """What all models of a task share behind their last norm: projection (p, h), if any, unit class vectors (K, p), logit scale."""
+    """What all models of a task share behind the last norm: projection (p, h), if any, unit class vectors (K, p), logit scale."""
 
     projection: Tensor | None
     classes: Tensor

@@ -36,15 +36,15 @@ def context(monkeypatch):
     pixels = np.random.default_rng(0).integers(0, 256, (40, 3, SIDE, SIDE), dtype=np.uint8)
     images = ImageSet(pixels, PLAIN, np.zeros(40, np.int64), ("a",))
     monkeypatch.setattr(load_task, "load_task", lambda *_: images)
-    layout = SimpleNamespace(data=None, base=lambda role, pool: None)
-    return SimpleNamespace(layout=layout, suite=SimpleNamespace(pool=lambda pool: ("mnist", "dtd"))), images
+    layout = SimpleNamespace(data_of=lambda role: None, base=lambda role, pool: None)
+    return SimpleNamespace(layout=layout, suite=SimpleNamespace(tasks_of=lambda role, pool: ("mnist", "dtd"))), images
 
 
 def test_a_draw_holds_one_byte_a_value_and_gives_what_the_split_would(context):
     here, images = context
     found = streams.streams(here, "clip_b32", 8, Draw("train", 10, 4))
     for task, drawn in found.items():
-        assert drawn.pictures.pixels.nbytes == 10 * PICTURE
+        assert drawn.samples.pixels.nbytes == 10 * PICTURE
         wanted = list(images.batches(draw_indices(task, 40, 10, 42), 4))
         for _ in range(2):  # every iteration is the same
             batches = list(drawn)

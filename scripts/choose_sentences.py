@@ -1,0 +1,76 @@
+"""How the experts of sentence encoders are trained, chosen on validation rows. Writes reproduction/real_text/choice.json.
+
+Judged by the experts' own scores alone, on three tasks of the pool of 8, before anything was merged. Steps and batch are what two
+minutes of one core allow; chosen are the rate and whether the embeddings learn, which lie outside the blocks, where no
+calibration could follow them. Of what lies within half a point of the best average, frozen embeddings are taken first, then the best.
+"""
+
+import json
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from reproduction.stages.context import load_context
+from reproduction.stages.workers import fan_out
+from reproduction.suites import sentence_experts
+from reproduction.suites.sentence_recipe import FineTuneSentences
+
+TASKS = ("banking77", "csabstruct", "rt_polarity")
+STEPS = 100
+RECIPES = [FineTuneSentences(steps=STEPS, lr=rate, frozen=("embeddings",)) for rate in (1.0e-4, 2.0e-4, 4.0e-4)]
+RECIPES += [FineTuneSentences(steps=STEPS, lr=2.0e-4, frozen=())]
+ENOUGH = 0.5  # percentage points
+FOUND = Path(__file__).parents[1] / "reproduction" / "real_text" / "choice.json"
+
+
+def main() -> None:
+    """Every combination of one suite's first encoder."""
+    context = load_context()
+    role = next(iter(context.suite.sentences.roles))
+    model, texts = context.suite.sentences.roles[role].model, context.layout.data_of(role)
+    encoder = sentence_experts.encoder_folder(context.layout.root, model, context.layout.pins)
+    with TemporaryDirectory() as place:
+        store = Path(place)
+        sentence_experts.write_encoder_and_heads(encoder, texts, TASKS, RECIPES[0].temperature, store)
+        jobs = {json.dumps([i, task]): (recipe, task, texts, store) for i, recipe in enumerate(RECIPES) for task in TASKS}
+        scores = dict(fan_out("expert", score, jobs, context.suite.workers))
+    rows = []
+    for i, recipe in enumerate(RECIPES):
+        own = {task: scores[json.dumps([i, task])] for task in TASKS}
+        average = sum(right for right, _ in own.values()) / len(own)
+        told: dict[str, Any] = {"steps": recipe.steps, "lr": recipe.lr, "frozen": list(recipe.frozen)}
+        rows.append(
+            {
+                **told,
+                "validation": {task: own[task][0] for task in TASKS},
+                "average": round(average, 2),
+                "seconds": round(sum(s for _, s in own.values()) / len(own), 1),
+            }
+        )
+    best = max(row["average"] for row in rows)
+    near = [row for row in rows if row["average"] >= best - ENOUGH]
+    chosen = min(near, key=lambda row: (not row["frozen"], -row["average"]))
+    FOUND.write_text(json.dumps({"rows": rows, "chosen": chosen}, indent=1) + "\n", "utf-8")
+
+
+def score(recipe: FineTuneSentences, task: str, texts: Path, store: Path) -> tuple[float, float]:
+    """Percent of validation rows that an expert gets right, and the seconds of its training."""
+    from safetensors.torch import load_file
+
+    from featcal.evaluation.accuracy import evaluate_pool, percent
+    from featcal.models.load import load_model
+    from reproduction.suites.fine_tune_sentences import fine_tune_sentences
+    from reproduction.suites.load_task import load_task
+
+    base, head = store / "base", load_file(store / "heads.safetensors")[f"head/{task}"]
+    train, validation = (load_task(texts, task, split, base) for split in ("train", "validation"))
+    start = time.perf_counter()
+    expert = fine_tune_sentences(load_model(base), head, train, recipe, task, seed=0)
+    seconds = time.perf_counter() - start
+    right = evaluate_pool({"expert": expert}, {task: validation}, {task: head}, None)["expert"][task]
+    return round(percent(right), 2), seconds
+
+
+if __name__ == "__main__":
+    main()
