@@ -38,13 +38,14 @@ COLUMNS = {
     "seed value count",
     "theory": "suite role pool upstream method setting statement quantity task block nodes value count",
     "theory_points": "method setting statement task block index actual bound kept",
+    "field": "suite role pool upstream method setting task metric seed value count",
     "samples": "suite role pool upstream method setting task metric seed samples value count",
     "cost": "suite role pool upstream method setting encode task metric seed samples step value count",
 }
 MEASURED = ".run"  # ends a kind whose rows were measured with a clock: `cost.run` is what the record of `cost` says each run cost
 COSTS = "upstream method setting encode seed samples images seconds memory_mib energy_wh"
 COLUMNS["references"] = COLUMNS["scores"]
-KEPT = ("scores", "corrupted", "sweep", "choices", "tune", "samples", "cost")  # kinds beside which it stands what was right
+KEPT = ("scores", "corrupted", "sweep", "choices", "tune", "samples", "cost", "field")  # beside which stands what was right
 COLUMNS |= {
     "correct" if kind == "scores" else f"{kind}.correct": COLUMNS[kind].removesuffix("value count") + "correct" for kind in KEPT
 }

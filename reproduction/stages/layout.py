@@ -97,7 +97,7 @@ class Layout:
         return self.outputs / "drift" / key
 
     def study(self, kind: str, key: str) -> Path:
-        """What a study found: samples, corrupted, cost, sweep, theory, choices, tune, task_counts."""
+        """What a study found: samples, corrupted, cost, sweep, theory, choices, tune, task_counts, field."""
         return self.outputs / kind / key
 
     def run(self, verb: str, key: str | None) -> Path:
