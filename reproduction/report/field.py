@@ -236,7 +236,7 @@ def _points(axes: Axes, ours: Evidence, names: list[str]) -> None:
 def printed() -> PageOutput:
     """What other authors printed of CLIP ViT-B/32 on the paper's eight tasks, with its place; nothing of it is from here."""
     rows = [("", [escape(name), f"{value:.1f}", escape(place)]) for name, (value, place) in PRINTED.items()]
-    caption = "Printed elsewhere: CLIP ViT-B/32, 8 tasks, checkpoints tanganke/clip-vit-base-patch32_<task>"
+    caption = "Printed elsewhere: CLIP ViT-B/32, 8 tasks, the checkpoints tanganke/clip-vit-base-patch32_… of FusionBench"
     return PageOutput(table(["Method", "Average", "Where"], rows, caption, "fc-words"))
 
 
