@@ -51,7 +51,7 @@ def contestants(width: int, tasks: int, samples: int, batch: int, device: str):
         tracks = {t: Tracks(student, teacher, unmasked, unmasked) for t, (student, teacher) in tracks.items()}
         stack = CLIP_VISION.stacks[0]
         view = BlockView("block", stack, False, calibrated_modules(block, SETTINGS.norm), CLIP_VISION.token_rule)
-        calibrate_block(block, nullcontext(base), teachers.items(), tracks, view, SETTINGS, Ranks())
+        calibrate_block(block, nullcontext(base), teachers.items, tracks, view, SETTINGS, Ranks())
         return block
 
     return plain, ours

@@ -65,9 +65,7 @@ def calibrate_block(
         student.get_submodule(name).weight.copy_(weight)
         if name in NORMS or s.bias:
             student.get_submodule(name).bias.copy_(bias)
-    return {
-        t: [(student(x, attention_mask=None), y) for (x, _), y in zip(hidden[t], behind[t], strict=True)] for t in teachers
-    }
+    return {t: [(student(x, attention_mask=None), y) for (x, _), y in zip(hidden[t], behind[t], strict=True)] for t in teachers}
 
 
 @contextmanager

@@ -3,10 +3,12 @@
 Values of experiments stand in params.yaml only; here is what a value may be. Knows nothing of torch, models or files.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from featcal.errors import BadSetting, MissingPath, UnknownKey
 
@@ -38,6 +40,11 @@ def whole_number(key: str, value: object, least: int = 1) -> None:
     """Raise BadSetting unless the value is a whole number, at least `least`; true and false are none."""
     fine = isinstance(value, int) and not isinstance(value, bool) and value >= least
     require(fine, key, value, f"must be a whole number, at least {least}")
+
+
+def share(key: str, value: Any, more: str = "") -> None:
+    """Raise BadSetting unless a number lies between 0 and 1."""
+    require(0 <= value <= 1, key, value, f"must lie in [0, 1]{more}")
 
 
 def several(key: str, values: object, kind: Any = whole_number, **more: Any) -> None:
@@ -75,6 +82,72 @@ def from_mapping(cls: type[T], mapping: Mapping[str, Any], place: str) -> T:
 
 
 @dataclass(frozen=True)
+class Within:
+    """For Annotated: the numbers that a setting may be, between two ends. Strictly: the ends themselves may not be."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    strictly: bool = False
+
+    def holds(self, value: float) -> bool:
+        inside = self.low < value < self.high if self.strictly else self.low <= value <= self.high
+        return inside and abs(value) < math.inf
+
+    def __str__(self) -> str:
+        if self.high < math.inf:
+            return f", between {self.low:g} and {self.high:g}" + (" but neither" if self.strictly else "")
+        return "" if self.low == -math.inf else f", {'above' if self.strictly else 'at least'} {self.low:g}"
+
+
+Count = Annotated[int, Within(1)]
+Natural = Annotated[int, Within(0)]  # a seed, or a number of steps that may be none
+Share = Annotated[float, Within(0, 1)]
+Positive = Annotated[float, Within(0, strictly=True)]
+
+
+class Checked:
+    """A dataclass whose annotations are the check of its values: Literal words, numbers Within their ends, lists made tuples.
+
+    place: what messages call the settings, before the name of a field.
+    """
+
+    place: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        """Raises: BadSetting naming the field and what its annotation allows."""
+        hints = get_type_hints(type(self), include_extras=True)
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            fit, expected = _fitted(value, hints[field.name])
+            require(not expected, f"{self.place}.{field.name}", value, f"must be {expected}")
+            object.__setattr__(self, field.name, fit)
+
+
+def _fitted(value: Any, hint: Any) -> tuple[Any, str]:
+    """The value as an annotation wants it (YAML's list as a tuple), and what it should be instead; empty where it fits."""
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind in (Union, UnionType):
+        tried = [_fitted(value, part) for part in parts if part is not NoneType]
+        if value is None and NoneType in parts:
+            return None, ""
+        return next((one for one in tried if not one[1]), (value, " or ".join(expected for _, expected in tried)))
+    if kind is Literal:
+        return value, "" if isinstance(value, str) and value in parts else " or ".join(map(str, parts))
+    if kind is tuple:
+        wanted = f"a list of {_fitted(None, parts[0])[1].removeprefix('a ')}"
+        fine = isinstance(value, list | tuple) and not any(_fitted(each, parts[0])[1] for each in value)
+        return (tuple(value), "") if fine else (value, wanted)
+    plain, limits = parts if kind is Annotated else (hint, Within())
+    if plain in (int, float):
+        fine = isinstance(value, int | plain) and not isinstance(value, bool) and limits.holds(value)
+        yaml = " (YAML wants a dot: 1.0e-5, not 1e-5)" if isinstance(value, str) else ""
+        return value, "" if fine else f"a {'whole' if plain is int else 'finite'} number{limits}{yaml}"
+    if plain is bool:
+        return value, "" if isinstance(value, bool) else "true or false"
+    return value, "" if plain is not str or (isinstance(value, str) and value) else "text"
+
+
+@dataclass(frozen=True)
 class Calibration:
     """How a merged model is calibrated: λ, ρ and α of the paper, and which parts of the method are on.
 
@@ -85,29 +158,90 @@ class Calibration:
     task_weights:   "gram" is ω of Eq. 14; "uniform" leaves every task's Gram matrix as it is.
     order:          "forward" looks at the features again after each solved block (Algorithm 1); "stale" uses the merged model's.
     modules:        linears that are solved, by how their names end, such as ("q", "v"); all where None. Norms: see `norm`.
+
+    Beyond the paper, each off by default and then the paper's method to the bit:
+
+    interpolation "auto": α of every block, or with order "sites" of every site, is the one of five between 0 and 1 at which the
+                    block's output is nearest to the experts' on an eighth of the samples, which nothing is solved with.
+    order "sites":  the sites and norms of a block are solved one after another, in forward order, and the student's features are
+                    looked at again behind each.
+    residual:       β in [0, 1]. A linear whose output y = W x + b is added to the residual stream r aims at
+                    W_t x_t + b_t + β (r_t − r): at 1 the sum r + y is to be the expert's. A pair is β of the first and the last
+                    block of a stack, linear in between.
+    affine:         "joint" solves weight and bias as one system; "separate" (Eqs. 17 and 55) the weight as if targets had no
+                    bias, then the bias. Linears without a bias are solved as ever.
+    prior:          κ ≥ 0, weight of Σ_t ‖(W − W_t) τ_tᵀ‖²/‖τ_t‖² beside the data, with τ_t = W_t − W_base: WUDI's objective.
+                    κ → ∞ gives closed-form WUDI in the span of the task vectors, whatever the data say.
+    no_harm:        of every block (with order "sites", every site) only that part of the step from the merged weights to the
+                    solution is taken, of 0, ¼, ½, ¾ and 1, which brings the block's output nearest to the experts' on the same
+                    samples held out: there no block is further from its experts than with its merged weights.
     """
 
     ridge: float
     anchor_blend: float
-    interpolation: float
+    interpolation: float | Literal["auto"]
     bias: bool = True
     norm: bool = True
     task_weights: Literal["gram", "uniform"] = "gram"
-    order: Literal["forward", "stale"] = "forward"
+    order: Literal["forward", "stale", "sites"] = "forward"
     modules: tuple[str, ...] | None = None
+    residual: float | tuple[float, float] = 0.0
+    affine: Literal["separate", "joint"] = "separate"
+    prior: float = 0.0
+    no_harm: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("ridge", "anchor_blend", "interpolation"):
+        for name in ("ridge", "anchor_blend", "prior"):
             number(f"calibrate.{name}", getattr(self, name))
         require(self.ridge > 0, "calibrate.ridge", self.ridge, "must be > 0 (paper: 0.05 for CLIP, 1e-5 for T5)")
-        require(0 <= self.interpolation <= 1, "calibrate.interpolation", self.interpolation, "must lie in [0, 1]")
-        for name in ("bias", "norm"):
+        require(self.prior >= 0, "calibrate.prior", self.prior, "must be at least 0, which leaves it out")
+        if self.interpolation != "auto":
+            number("calibrate.interpolation", self.interpolation)
+            share("calibrate.interpolation", self.interpolation, ", or be auto")
+        if isinstance(self.residual, list):  # as YAML gives it
+            object.__setattr__(self, "residual", tuple(self.residual))
+        ends = self.residual if isinstance(self.residual, tuple) else (self.residual,) * 2
+        require(
+            len(ends) == 2, "calibrate.residual", self.residual, "must be one number, or those of the first and the last block"
+        )
+        for value in ends:
+            number("calibrate.residual", value)
+            share("calibrate.residual", value)
+        for name in ("bias", "norm", "no_harm"):
             require(isinstance(getattr(self, name), bool), f"calibrate.{name}", getattr(self, name), "must be true or false")
-        require(self.task_weights in ("gram", "uniform"), "calibrate.task_weights", self.task_weights, "must be gram or uniform")
-        require(self.order in ("forward", "stale"), "calibrate.order", self.order, "must be forward or stale")
+        for name, words in (
+            ("task_weights", ("gram", "uniform")), ("order", ("forward", "stale", "sites")), ("affine", ("separate", "joint"))
+        ):  # fmt: skip
+            require(getattr(self, name) in words, f"calibrate.{name}", getattr(self, name), f"must be {' or '.join(words)}")
+        both = self.bias or self.affine == "separate"
+        require(both, "calibrate.affine", self.affine, "solves weight and bias together, so calibrate.bias must be true")
+        stale = self.order == "stale" and self.holds_out
+        required = "looks at features that the deployed model never has; no_harm and interpolation auto need another order"
+        require(not stale, "calibrate.order", self.order, required)
         if self.modules is not None:
             names = self.modules
             fine = isinstance(names, list | tuple) and bool(names) and all(isinstance(n, str) and n for n in names)
             require(fine, "calibrate.modules", names, "must be a list of names such as [q, v]; leave it out for all linears")
             require(len(set(names)) == len(names), "calibrate.modules", names, "must name each kind of linear once")
             object.__setattr__(self, "modules", tuple(names))  # YAML gives a list
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether part of the samples is held out, to choose α or a step on."""
+        return self.interpolation == "auto" or self.no_harm
+
+    @property
+    def passes_more_often(self) -> bool:
+        """Whether a block is run through more often, or further, than by the paper's method."""
+        return self.holds_out or self.order == "sites" or self.residual not in (0, (0, 0))
+
+    def residual_at(self, depth: float) -> float:
+        """β of a block, by its depth in its stack: 0 is the first block, 1 the last."""
+        first, last = self.residual if isinstance(self.residual, tuple) else (self.residual, self.residual)
+        return first + (last - first) * depth
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """The settings by name, without what goes beyond the paper and is off."""
+        more = {"residual", "affine", "prior", "no_harm"}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in more or getattr(self, f.name) != f.default}

@@ -1,8 +1,8 @@
 """How the experts of sentence encoders are trained, chosen on validation rows. Writes reproduction/real_text/choice.json.
 
-Judged by the experts' own scores alone, on three tasks of the pool of 8, before anything was merged. Steps and batch are what two
-minutes of one core allow; chosen are the rate and whether the embeddings learn, which lie outside the blocks, where no
-calibration could follow them. Of what lies within half a point of the best average, frozen embeddings are taken first, then the best.
+Judged by the experts' own scores alone, on three tasks of the pool of 8, before anything was merged: rate and steps. Of what lies
+within half a point of the best average, the fewest steps are taken, then the best. All weights learn, as those of the paper's
+experts do.
 """
 
 import json
@@ -18,8 +18,9 @@ from reproduction.suites.sentence_recipe import FineTuneSentences
 
 TASKS = ("banking77", "csabstruct", "rt_polarity")
 STEPS = 100
-RECIPES = [FineTuneSentences(steps=STEPS, lr=rate, frozen=("embeddings",)) for rate in (1.0e-4, 2.0e-4, 4.0e-4)]
-RECIPES += [FineTuneSentences(steps=STEPS, lr=2.0e-4, frozen=())]
+RECIPES = [FineTuneSentences(steps=STEPS, lr=rate) for rate in (1.0e-4, 2.0e-4, 4.0e-4)] + [
+    FineTuneSentences(steps=2 * STEPS, lr=2.0e-4)
+]
 ENOUGH = 0.5  # percentage points
 FOUND = Path(__file__).parents[1] / "reproduction" / "real_text" / "choice.json"
 
@@ -49,8 +50,7 @@ def main() -> None:
             }
         )
     best = max(row["average"] for row in rows)
-    near = [row for row in rows if row["average"] >= best - ENOUGH]
-    chosen = min(near, key=lambda row: (not row["frozen"], -row["average"]))
+    chosen = min((row for row in rows if row["average"] >= best - ENOUGH), key=lambda row: (row["steps"], -row["average"]))
     FOUND.write_text(json.dumps({"rows": rows, "chosen": chosen}, indent=1) + "\n", "utf-8")
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj", "mlp.fc1", "mlp.fc2")
 NORMS = ("layer_norm1", "layer_norm2")
+PARTS = (NORMS[:1], LINEARS[:3], LINEARS[3:4], NORMS[1:], LINEARS[4:5], LINEARS[5:])  # in forward order
 EPS = 1e-5  # CLIP's LayerNorm
 
 
@@ -22,7 +23,7 @@ def unit(x):
 
 def block(p, index, x, heads=4):
     """Inputs of every module of one block by name, and its output; x (images, tokens, d)."""
-    seen = {}
+    seen = {}  # inputs of modules; what an output is added to, by "to" and the linear
 
     def module(name):
         return p[f"encoder.layers.{index}.{name}.weight"], p[f"encoder.layers.{index}.{name}.bias"]
@@ -45,7 +46,9 @@ def block(p, index, x, heads=4):
     q, k, v = (split(linear(f"self_attn.{n}_proj", h)) for n in "qkv")
     scores = np.exp(q @ k.transpose(0, 1, 3, 2) / np.sqrt(q.shape[-1]))
     mixed = (scores / scores.sum(-1, keepdims=True)) @ v
+    seen["to self_attn.out_proj"] = x
     x = x + linear("self_attn.out_proj", mixed.transpose(0, 2, 1, 3).reshape(x.shape))
+    seen["to mlp.fc2"] = x
     h = linear("mlp.fc1", norm("layer_norm2", x))
     return seen, x + linear("mlp.fc2", h / (1 + np.exp(-1.702 * h)))
 
@@ -59,16 +62,28 @@ def token_weights(name, shape, last):
 
 
 def linear(tasks, merged, base, s):
-    """Eqs. 10-17 and 51-55 for one linear; tasks: [(X_cal (d, n), X_exp (d, n), p (n,), W_i, b_i)]."""
+    """Eqs. 10-17 and 51-55 for one linear; tasks: [(X_cal (d, n), X_exp (d, n), p (n,), W_i, b_i, lag (o, n), tau)].
+
+    Beyond the paper: lag is added to the expert's output; tau is the task vector of all linears of the site.
+    """
     blend = [s.anchor_blend * m + (1 - s.anchor_blend) * b for m, b in zip(merged, base, strict=True)]
     left, right, total, gaps = s.ridge * np.eye(len(tasks[0][0])), s.ridge * blend[0], s.ridge, s.ridge * blend[1]
     shares = []
-    for X_cal, X_exp, p, W, b in tasks:
+    for X_cal, X_exp, p, W, b, lag, tau in tasks:
         X_tgt = s.interpolation * X_exp + (1 - s.interpolation) * X_cal
-        G, C = (X_cal * p) @ X_cal.T, (X_tgt * p) @ X_cal.T
+        Y = W @ X_tgt + s.interpolation * lag  # (o, n)
+        G = (X_cal * p) @ X_cal.T
         omega = 1 / np.linalg.norm(G) if s.task_weights == "gram" else 1.0
-        left, right = left + omega * G, right + omega * W @ C
-        shares.append((omega, X_cal @ p, b + W @ (X_tgt @ p)))
+        P = s.prior * tau.T @ tau / np.linalg.norm(tau) ** 2
+        left, right = left + omega * G + P, right + omega * (Y * p) @ X_cal.T + W @ P
+        shares.append((omega, X_cal @ p, b + Y @ p))
+    if s.affine == "joint":
+        means = sum(omega * mean_cal for omega, mean_cal, _ in shares)
+        own = sum(omega * np.outer(t[4], mean_cal) for t, (omega, mean_cal, _) in zip(tasks, shares, strict=True))
+        total, ys = s.ridge + sum(share[0] for share in shares), gaps + sum(omega * y for omega, _, y in shares)
+        both = np.block([[left, means[:, None]], [means[None], np.array([[total]])]])
+        found = np.hstack([right + own, ys[:, None]]) @ np.linalg.inv(both)
+        return found[:, :-1], found[:, -1]
     W_star = right @ np.linalg.inv(left)
     for omega, mean_cal, mean_target in shares:
         total, gaps = total + omega, gaps + omega * (mean_target - W_star @ mean_cal)
@@ -95,25 +110,35 @@ def calibrate(merged, base, experts, hidden, settings, depth=2):
     result, merged, base = parameters(merged), parameters(merged), parameters(base)
     experts = {task: parameters(model) for task, model in experts.items()}
     hidden = {task: list(pair) for task, pair in hidden.items()}
+    s = settings
     for index in range(depth):
-        last = index + 1 == depth
-        student = {t: block(result, index, hidden[t][0]) for t in hidden}
+        last, beta = index + 1 == depth, s.residual_at(index / max(depth - 1, 1))
         teacher = {t: block(experts[t], index, hidden[t][1]) for t in hidden}
-        solved = {}
-        for name in LINEARS + NORMS:
-            key = f"encoder.layers.{index}.{name}"
-            pair = [f"{key}.weight", f"{key}.bias"]
-            tasks = []
-            for t in hidden:
-                x, y = student[t][0][name], teacher[t][0][name]
-                p = token_weights(name, x.shape[:2], last)
-                features = [x.reshape(-1, x.shape[-1]).T, y.reshape(-1, y.shape[-1]).T][: 2 if name in LINEARS else 1]
-                tasks.append((*features, p, experts[t][pair[0]], experts[t][pair[1]]))
-            solve = linear if name in LINEARS else norm
-            both = solve(tasks, tuple(merged[k] for k in pair), tuple(base[k] for k in pair), settings)
-            solved.update(zip(pair, both, strict=True))
-        result.update(solved)
+        onward = {t: block(result, index, hidden[t][0])[1] for t in hidden}  # of the merged block, for the stale order
+        for part in PARTS if s.order == "sites" else [sum(PARTS, ())]:
+            student = {t: block(result, index, hidden[t][0]) for t in hidden}
+            solved = {}
+            for name in part:
+                key = f"encoder.layers.{index}.{name}"
+                pair = [f"{key}.weight", f"{key}.bias"]
+                tasks = []
+                for t in hidden:
+                    x, y = student[t][0][name], teacher[t][0][name]
+                    p = token_weights(name, x.shape[:2], last)
+                    features = [x.reshape(-1, x.shape[-1]).T, y.reshape(-1, y.shape[-1]).T][: 2 if name in LINEARS else 1]
+                    to = f"to {name}"
+                    site = [
+                        n for n in LINEARS[:3] if name in LINEARS[:3] and (not last or (n == LINEARS[0]) == (name == LINEARS[0]))
+                    ]
+                    keys = [f"encoder.layers.{index}.{n}.weight" for n in site or [name]]
+                    tau = np.vstack([experts[t][k] - base[k] for k in keys]) if name in LINEARS else None
+                    lag = beta * (teacher[t][0][to] - student[t][0][to]) if to in student[t][0] else np.zeros((1, p.size))
+                    more = [lag.reshape(-1, lag.shape[-1]).T if to in student[t][0] else lag, tau] if name in LINEARS else []
+                    tasks.append((*features, p, experts[t][pair[0]], experts[t][pair[1]], *more))
+                solve = linear if name in LINEARS else norm
+                both = solve(tasks, tuple(merged[k] for k in pair), tuple(base[k] for k in pair), s)
+                solved.update(zip(pair, both, strict=True))
+            result.update(solved)
         for t in hidden:
-            onward = student[t][1] if settings.order == "stale" else block(result, index, hidden[t][0])[1]
-            hidden[t] = [onward, teacher[t][1]]
+            hidden[t] = [onward[t] if s.order == "stale" else block(result, index, hidden[t][0])[1], teacher[t][1]]
     return result

@@ -50,6 +50,10 @@ STUDIED: dict[str, dict] = {
     "choices": {"samples": 16, "batch": 8, "seeds": [42, 43], "vary": {"split": ["validation"], "samples": [8]}},
     "tune": {"samples": 16, "batch": 8, "trials": 3},
     "field": {"samples": 16, "batch": 8, "rows": 24, "mergers": {"average": {}, "iso_c": {"scale": [0.5, 1.0]}, "fisher": {}}},
+    "beyond": {
+        "upstreams": ["task_arithmetic"], "samples": 16, "few": 8, "batch": 8, "seeds": [42, 43],
+        "variants": {"residual and sites": {"residual": 1.0, "order": "sites"}},
+    },
 }  # fmt: skip
 UNTRAINED = {"samples": 16, "seeds": [42]}
 ADAPTED = {**UNTRAINED, "steps": 3}

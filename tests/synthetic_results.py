@@ -14,6 +14,7 @@ from synthetic_language import write_language
 from synthetic_studies import write_choices, write_studies, write_tune
 
 from featcal.storage.results import DRIFT, PROJECTION, SCORES, write_rows
+from reproduction.report.values import REAL, texts
 from reproduction.stages.columns import (
     ALIGNMENT,
     AUDIT,
@@ -57,7 +58,14 @@ def write_project(root: Path, suite: str = "mini", empty: bool = False, tasks: l
         for role in ("clip_b32", "clip_l14"):
             write_role(folder, suite, role, tasks or TASKS)
             for pool in LARGER_TASKS if tasks is None else ():
-                write_larger_pool(folder, suite, role, pool)
+                write_larger_pool(folder, suite, role, pool, [*TASKS, *LARGER_TASKS[pool]])
+        if tasks is None:
+            write_role(folder, suite, REAL, list(texts())[:8])
+            write_larger_pool(folder, suite, REAL, 14, list(texts())[:14])
+            first = list(texts())[:8]
+            scored = {seed: _scores(suite, REAL, 8, ("", "expert", ""), 90 + seed, first) for seed in (1, 2)}
+            seeds = [row | {"expert_seed": seed} for seed, rows in scored.items() for row in rows]
+            write_rows(folder / f"{REAL}-8.expert_seeds.csv", seeds, (*SCORES, "expert_seed"))
         write_suite(folder, suite, tasks or TASKS)
         write_choices(folder, suite)
         write_tune(folder, suite)
@@ -109,9 +117,8 @@ def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     _json(folder / f"{role}-8.cost.run.json", record | studied | {"cost": list(_costs(("42",), (256,), published=True))})
 
 
-def write_larger_pool(folder: Path, suite: str, role: str, pool: int) -> None:
+def write_larger_pool(folder: Path, suite: str, role: str, pool: int, tasks: list[str]) -> None:
     """Scores, settings and run record of one role with 14 or 20 tasks: every merger and all that calibrates it, one seed."""
-    tasks = [*TASKS, *LARGER_TASKS[pool]]
     scores = [row for key, level in LARGER_LEVELS.items() for row in _scores(suite, role, pool, key, level, tasks, ("42",))]
     write_answers(folder / f"{role}-{pool}.csv", scores)
     write_seen(folder / f"{role}-{pool}.seen.csv", suite, role, pool, tasks, [(None, 42), (256, 42)])

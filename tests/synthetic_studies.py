@@ -109,7 +109,7 @@ def write_choices(folder: Path, suite: str) -> None:
 def write_tune(folder: Path, suite: str) -> None:
     """Searches of six models: less divergence is a better score but for the last candidate, which is chosen and second best."""
     texts = {"flan_t5_base-glue": ("rte",), "llama_3b-mergebench": ("gsm8k",)}
-    for key in ("clip_b32-8", "clip_l14-8", "clip_b32-14", "clip_b32-20", *texts):
+    for key in ("minilm-8", "clip_b32-8", "clip_l14-8", "clip_b32-14", "clip_b32-20", *texts):
         (role, pool), rows = key.split("-"), []
         for trial, (origin, divergence, value) in enumerate(TRIED):
             one = {"suite": suite, "role": role, "pool": pool, "upstream": "task_arithmetic", "method": "featcal"}

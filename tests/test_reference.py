@@ -1,6 +1,5 @@
 """Pages of the reference: whatever they are generated from is complete, and nothing in their lists is left over."""
 
-import ast
 import sys
 from pathlib import Path
 
@@ -60,16 +59,9 @@ def test_every_result_file_and_column_has_a_meaning_and_no_meaning_is_left_over(
 
 
 def test_every_error_has_an_example_and_every_message_says_what_to_do():
-    assert set(messages.EXAMPLES) == set(errors.__all__) - set(messages.SILENT)
-    for name in messages.EXAMPLES:
-        assert len(messages.message(name)) > 30, name
-    defined = {
-        node.name
-        for module in messages.GROUPS
-        for node in ast.parse((ROOT / "featcal" / "errors" / f"{module}.py").read_text()).body
-        if isinstance(node, ast.ClassDef)
-    }
+    defined = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
     assert defined - set(messages.SILENT) == set(messages.EXAMPLES)
+    assert all(len(messages.message(name)) > 30 for name in messages.EXAMPLES)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from featcal.data.place import Place
 from featcal.errors import BadSetting, MissingPath
 from featcal.merging.settings import SETTINGS, MergeSettings
 from featcal.models.skeleton import skeleton
-from featcal.rivals.settings import ProbSurgery, Surgery
 
 
 def test_the_settings_of_merge_are_those_of_its_methods():
@@ -32,15 +31,6 @@ def test_the_settings_of_merge_are_those_of_its_methods():
 def test_no_public_function_takes_just_anything(name):
     loose = [p.name for p in signature(getattr(featcal, name)).parameters.values() if p.kind == Parameter.VAR_KEYWORD]
     assert loose == (["settings"] if name == "merge" else [])
-
-
-@pytest.mark.parametrize(("name", "settings"), [("surgery", Surgery), ("prob_surgery", ProbSurgery)])
-def test_adapters_take_every_setting_at_its_own_default(name, settings):
-    taken = signature(getattr(featcal, name)).parameters
-    told = {field.name: field.default for field in fields(settings)}
-    if name == "surgery":
-        told["features"] = None  # of unit length, but raw before a language head
-    assert {key: taken[key].default for key in told} == told
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ document.addEventListener("DOMContentLoaded", () => {
   const table = document.querySelector("table.fc-filtered");
   if (!table) return;
   const rows = [...table.tBodies[0].rows], box = table.closest(".fc-box");
-  const verdictOf = (row) => [...row.classList].find((name) => name.startsWith("fc-is-")).slice("fc-is-".length);
-  const words = ["holds", "does-not-hold", "within-noise", "one-run", "vacuous", "not-run"].filter((word) => rows.some((row) => verdictOf(row) === word));
+  const verdictsOf = (row) => [...row.classList].filter((name) => name.startsWith("fc-is-")).map((name) => name.slice("fc-is-".length));
+  const words = ["holds", "does-not-hold", "within-noise", "one-run", "vacuous", "not-run"].filter((word) => rows.some((row) => verdictsOf(row).includes(word)));
 
   const form = document.createElement("form");
   form.className = "fc-filter";
@@ -13,7 +13,7 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const word of words) {
     const label = form.appendChild(document.createElement("label")), input = document.createElement("input");
     Object.assign(input, { type: "checkbox", name: "verdict", value: word, checked: true });
-    const chip = rows.find((row) => verdictOf(row) === word).querySelector(".fc-chip").cloneNode(true);
+    const chip = table.querySelector(`.fc-chip.${word}`).cloneNode(true);
     label.append(input, " ", chip);
   }
   const label = form.appendChild(document.createElement("label")), field = document.createElement("input");
@@ -32,7 +32,7 @@ document.addEventListener("DOMContentLoaded", () => {
     const parts = field.value.toLowerCase().split(/\s+/).filter(Boolean);
     for (const row of rows) {
       const text = row.textContent.toLowerCase();
-      row.hidden = !wanted.includes(verdictOf(row)) || !parts.every((part) => text.includes(part));
+      row.hidden = !verdictsOf(row).some((word) => wanted.includes(word)) || !parts.every((part) => text.includes(part));
     }
     told.value = `${rows.filter((row) => !row.hidden).length} of ${rows.length} claims shown`;
   };

@@ -7,21 +7,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featcal.errors import BadBatches, TaskMismatch
+from featcal.errors import BadBatches, nearest
 
 IGNORED = -100  # transformers' label of a token without a target
 
 
 def check_tasks(experts: Mapping[str, Any], batches: Mapping[str, Any]) -> None:
-    """Raise TaskMismatch unless experts and batches have the same tasks; BadBatches for no tasks, or no list of batches."""
+    """Raise BadBatches unless experts and batches have the same tasks, at least one, each with a list of batches."""
     if not experts:
         raise BadBatches("*", "no experts were given; at least one is needed, with its batches")
     for task in sorted(experts):
         if task not in batches:
-            raise TaskMismatch(task, "batches", sorted(batches))
+            raise BadBatches(task, f"is missing for an expert of that name; {nearest(task, batches)}")
     for task in sorted(batches):
         if task not in experts:
-            raise TaskMismatch(task, "expert", sorted(experts))
+            raise BadBatches(task, f"has no expert of that name; {nearest(task, experts)}")
         if batches[task] is None or isinstance(batches[task], Mapping | Tensor | str):
             kind = type(batches[task]).__name__
             raise BadBatches(task, f"is a {kind}; expected a list of mappings such as [{{'pixel_values': tensor}}, ...]")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from featcal.blocks.capture import Arguments, Features, block_outputs, feeding, first_inputs, model_call
 from featcal.blocks.plan import BlockPlan, Stack, blocks_of, part_of
-from featcal.errors import BadCapture, ReplayDiffers
+from featcal.errors import BadCapture, BadPlan
 
 ROUNDING = 1e-5  # of the largest feature; a CPU replays bit for bit, kernels of a GPU may differ in the last bits
 
@@ -51,7 +51,7 @@ def replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) -> dict[
 
 
 def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) -> None:
-    """Raise ReplayDiffers unless replaying the blocks of every stack gives what the model's own forward gives."""
+    """Raise BadPlan unless replaying the blocks of every stack gives what the model's own forward gives."""
     with torch.no_grad(), ExitStack() as hooks:
         seen = {stack.name: hooks.enter_context(block_outputs(model, blocks_of(model, stack))) for stack in plan.stacks}
         model(**model_call(model, batch))
@@ -61,4 +61,9 @@ def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) ->
     for stack in plan.stacks:
         difference = float((replayed[stack.name] - own[stack.name]).abs().max())
         if not difference <= ROUNDING * float(own[stack.name].abs().max()):
-            raise ReplayDiffers(type(model).__name__, stack.blocks, difference)
+            raise BadPlan(
+                type(model).__name__,
+                f"replaying {stack.blocks!r} block by block differs from the model's own forward by {difference:.3g}",
+                "the blocks exchange something a block plan cannot express, or the model is in training mode (dropout);\n"
+                "  - call model.eval(), or name another ModuleList with plan=featcal.BlockPlan(...)",
+            )

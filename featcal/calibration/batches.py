@@ -8,8 +8,11 @@ from torch import Tensor
 
 from featcal.calibration.fingerprint import Digest
 from featcal.calibration.spooled_list import SpooledList, leaves
+from featcal.errors import BadBatches
 
 Batch = Mapping[str, Any]
+
+HELD_OUT = 8  # one sample in so many
 
 
 class Stream:
@@ -46,3 +49,34 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
     if not isinstance(batch, Mapping):
         return batch
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+
+
+def parted(task: str, batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
+    """Every batch without the samples held out, then those (True): the second of every eight that the task has, in its order.
+
+    So small a part is enough to choose one or two numbers on. Raises: as `size`.
+    """
+    before = 0
+    for number, batch in enumerate(batches):
+        count = size(task, number, batch)
+        held = (torch.arange(before, before + count) % HELD_OUT) == 1  # not the first, so that one sample is one to solve with
+        for apart, chosen in ((False, ~held), (True, held)):
+            if chosen.any():
+                yield rows(batch, chosen), apart
+        before += count
+
+
+def size(task: str, number: int, batch: Batch) -> int:
+    """Samples of a batch. Raises: BadBatches for one without a tensor."""
+    tensors = [value for value in batch.values() if isinstance(value, Tensor)] if isinstance(batch, Mapping) else []
+    if not tensors:
+        raise BadBatches(task, f"batch {number} holds no tensor; expected a mapping such as {{'pixel_values': tensor}}")
+    return len(tensors[0])
+
+
+def rows(batch: Batch, chosen: Tensor) -> Batch:
+    """Some samples of a batch; what is no tensor with a row for every sample stays as it is."""
+    return {
+        name: value[chosen.to(value.device)] if isinstance(value, Tensor) and len(value) == len(chosen) else value
+        for name, value in batch.items()
+    }

@@ -3,22 +3,25 @@
 Legend: a system holds the normal equations of one site (linears sharing an input) or one norm, summed over tasks.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from featcal.blocks.linear import load_side_by_side, side_by_side
 from featcal.blocks.norms import shift_of
+from featcal.calibration.choice import GRID, held_out_error, least
 from featcal.calibration.observe import BlockView, Observation, observe
+from featcal.calibration.parts import block_parts
 from featcal.calibration.ranks import Ranks
 from featcal.calibration.record import BlockRecord, block_record
-from featcal.calibration.sites import Site
+from featcal.calibration.sites import Site, solved_parameters
 from featcal.calibration.systems import Systems
 from featcal.calibration.tracks import Tracks, advance, advance_student, moved
 from featcal.core.drift import Drift
 from featcal.core.norm import NormSystem, norm_system, solve_norm
-from featcal.core.ridge import Solution, anchor, solve_ridge, task_system
+from featcal.core.ridge import Solution, anchor, both_ends, joined, prior_system, solve_ridge, task_system
 from featcal.errors import BadCapture
 from featcal.settings import Calibration
 
@@ -26,7 +29,7 @@ from featcal.settings import Calibration
 def calibrate_block(
     student: nn.Module,
     base: AbstractContextManager[nn.Module],
-    teachers: Iterable[tuple[str, nn.Module]],
+    teachers: Callable[[], Iterable[tuple[str, nn.Module]]],
     tracks: Mapping[str, Tracks],
     view: BlockView,
     settings: Calibration,
@@ -37,23 +40,31 @@ def calibrate_block(
 
     Blocks of base and experts are asked for when they are needed. Teachers are those of this process's tasks and must come in the
     order of names, so that sums are the same to the bit whatever the order of the caller's mapping; student and record come out
-    the same on all processes. settle: called between solving and moving on, when the student's numbers may still be rounded.
+    the same on all processes. With order "sites" the block is gone through once for every part of it. settle: called between
+    solving and moving on, when the student's numbers may still be rounded.
     """
-    systems = Systems()
     before: dict[str, Drift] = {}
-    for task, teacher in teachers:
-        seen = observe(student, teacher, tracks[task], view)  # Eqs. 13, 52, 56: sums
-        before[task] = seen.drift
-        add_task(systems, seen, teacher, settings)  # Eqs. 10, 14, 58; the moments of one task at a time
-    merged_way = {task: moved(student, view.stack, tracks[task].student) for task in before if settings.order == "stale"}
-    with base as base_block:
-        solutions = solve(systems, student, base_block, view.name, settings, ranks)  # Eqs. 11, 17, 51, 55, 59
+    conditioning: list[float] = []
+    parts = block_parts(student, tracks, view, settings)
+    merged_way = {task: moved(student, view.stack, tracks[task].student) for task in tracks if settings.order == "stale"}
+    with ExitStack() as open_:
+        base_block = open_.enter_context(base) if settings.prior else None
+        for number, part in enumerate(parts):
+            systems = Systems()
+            for task, teacher in teachers():
+                seen = observe(student, teacher, tracks[task], part, number == 0, part is parts[-1])  # Eqs. 13, 52, 56: sums
+                before.setdefault(task, seen.drift)
+                add_task(systems, seen, teacher, settings, base_block)  # Eqs. 10, 14, 58; the moments of one task at a time
+            base_block = base_block or open_.enter_context(base)
+            solved = solve(systems, student, base_block, view.name, settings, ranks)  # Eqs. 11, 17, 51, 55, 59
+            (choose if settings.holds_out else load)(student, solved, settings, tracks, part, ranks)
+            conditioning += [solution.conditioning for solution in solved.sites.values()]
     settle()
     after = {task: advance_student(student, view.stack, tracks[task]) for task in before}
     for task, features in merged_way.items():  # the next block is solved for what the merged model puts out
         tracks[task].student = features
     told = ranks.gathered({task: (before[task], after[task], track.tokens) for task, track in tracks.items()})
-    return block_record(view.name, told, [s.conditioning for s in solutions.values()])
+    return block_record(view.name, told, conditioning)
 
 
 def replay_block(
@@ -69,20 +80,29 @@ def replay_block(
         advance(student, view.stack, tracks[task].student)
     for name, value in solved.items():
         student.get_parameter(name).copy_(value)
-    for task in tracks if settings.order == "forward" else ():
+    for task in tracks if settings.order != "stale" else ():
         advance(student, view.stack, tracks[task].student)
     for task, teacher in teachers:
         advance(teacher, view.stack, tracks[task].teacher)
 
 
-def add_task(systems: Systems, seen: Observation, teacher: nn.Module, settings: Calibration) -> None:
-    """Add one task's share to every system of the block, site by site; the moments are consumed."""
+def add_task(
+    systems: Systems, seen: Observation, teacher: nn.Module, settings: Calibration, base: nn.Module | None = None
+) -> None:
+    """Add one task's share to every system of the block, site by site; the moments are consumed. base: needed for the prior."""
     if systems.sites and systems.sites.keys() != seen.sites.keys():
         linears = sorted({name for site in systems.sites for name in site})
         raise BadCapture(linears, "they share inputs differently from task to task")
     for site in list(seen.sites):
         W, b = side_by_side(teacher.get_submodule(name) for name in site)  # (o, d), (o,)
-        share = task_system(seen.sites.pop(site), W, b, settings.interpolation, settings.task_weights)
+        affine = affine_of(teacher, site, settings)
+        alpha = 1.0 if settings.interpolation == "auto" else settings.interpolation
+        share = task_system(seen.sites.pop(site), W, b, alpha, settings.task_weights, affine)
+        if settings.interpolation == "auto":
+            share = both_ends(share, W, b, affine)
+        if settings.prior and base is not None:
+            W_base = side_by_side(base.get_submodule(name) for name in site)[0]
+            share += prior_system(W, W_base, settings.prior, ends(settings))
         if site in systems.sites:
             systems.sites[site] += share
         else:
@@ -93,13 +113,27 @@ def add_task(systems: Systems, seen: Observation, teacher: nn.Module, settings: 
         systems.norms[name] = systems.norms[name] + norm_share if name in systems.norms else norm_share
 
 
-def solve(
-    systems: Systems, student: nn.Module, base: nn.Module, place: str, settings: Calibration, ranks: Ranks
-) -> dict[Site, Solution]:
-    """Solve every system against its anchor, then load all results; the student holds the merged weights until then.
+def affine_of(block: nn.Module, site: Site, settings: Calibration) -> str:
+    """How weight and bias of a site are solved: one after the other where not all of its linears have a bias."""
+    with_bias = all(isinstance(block.get_submodule(name).bias, Tensor) for name in site)
+    return settings.affine if with_bias else "separate"
 
-    The systems are consumed one by one.
-    """
+
+def ends(settings: Calibration) -> int:
+    """How often the outputs of a site stand side by side in its system: for α = 0 and α = 1 where α is still to be chosen."""
+    return 2 if settings.interpolation == "auto" else 1
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What was found for a block, or a part of it."""
+
+    sites: dict[Site, Solution]
+    norms: dict[str, tuple[Tensor, Tensor | None]]  # scale and shift
+
+
+def solve(systems: Systems, student: nn.Module, base: nn.Module, place: str, settings: Calibration, ranks: Ranks) -> Solved:
+    """Solve every system against its anchor, while the student holds the merged weights. The systems are consumed one by one."""
     systems = ranks.summed(systems)
     rho, ridge = settings.anchor_blend, settings.ridge
     solutions = {}
@@ -107,22 +141,72 @@ def solve(
         W, b = side_by_side(student.get_submodule(name) for name in site)  # merged (o, d), (o,)
         W_base, b_base = side_by_side(base.get_submodule(name) for name in site)
         A, a = anchor(W, W_base, rho), anchor(b, b_base, rho)  # Eqs. 11, 51
-        solutions[site] = solve_ridge(systems.sites.pop(site), A, a, ridge, site=f"{place}.{'+'.join(site)}")  # Eqs. 17, 55
-    solutions = ranks.shared(solutions)
-    for name, norm_sums in systems.norms.items():
-        solve_and_load_norm(norm_sums, student.get_submodule(name), base.get_submodule(name), settings)
-    for site, solution in solutions.items():
+        if ends(settings) > 1:
+            A, a = A.repeat(2, 1), a.repeat(2)
+        system = systems.sites.pop(site)
+        if affine_of(student, site, settings) == "joint":
+            system = joined(system, a, ridge)
+        solutions[site] = solve_ridge(system, A, a, ridge, site=f"{place}.{'+'.join(site)}")  # Eqs. 17, 55
+    norms = {
+        name: solved_norm(sums, student.get_submodule(name), base.get_submodule(name), settings)
+        for name, sums in systems.norms.items()
+    }
+    return Solved(ranks.shared(solutions), norms)
+
+
+def load(student: nn.Module, solved: Solved, settings: Calibration, *_: object) -> None:
+    """Put everything that was found in its place."""
+    for name, (gain, shift) in solved.norms.items():
+        norm = student.get_submodule(name)
+        norm.get_parameter("weight").detach().copy_(gain)
+        own = shift_of(norm)
+        if own is not None and shift is not None:
+            own.copy_(shift)
+    for site, solution in solved.sites.items():
         linears = [student.get_submodule(name) for name in site]
         load_side_by_side(linears, solution.weight, solution.bias if settings.bias else None)
-    return solutions
 
 
-def solve_and_load_norm(system: NormSystem, student: nn.Module, base: nn.Module, settings: Calibration) -> None:
+def choose(
+    student: nn.Module, solved: Solved, settings: Calibration, tracks: Mapping[str, Tracks], view: BlockView, ranks: Ranks
+) -> None:
+    """Put what was found in its place, at the α and with the part of the step that hold best on samples held out.
+
+    First α of the whole step, then the step at that α: θ = θ_merged + s (θ(α) − θ_merged) with θ(α) = θ(0) + α (θ(1) − θ(0)).
+    """
+    parameters = solved_parameters(student, view.modules)
+    merged = {name: p.detach().clone() for name, p in parameters.items()}
+
+    def place(alpha: float, share: float) -> None:
+        load(student, Solved({site: at(s, alpha) for site, s in solved.sites.items()}, solved.norms), settings)
+        for name, p in parameters.items() if share < 1 else ():
+            p.copy_(merged[name].lerp(p, share))
+
+    def at(solution: Solution, alpha: float) -> Solution:
+        if ends(settings) == 1:
+            return solution
+        (W, W_end), (b, b_end) = solution.weight.chunk(2), solution.bias.chunk(2)
+        return Solution(W.lerp(W_end, alpha), b.lerp(b_end, alpha), solution.conditioning)
+
+    def nearest(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+        errors: dict[str, list[float]] = {task: [] for task in tracks}
+        for point in points:
+            place(*point)
+            for task, track in tracks.items():
+                errors[task].append(held_out_error(student, track, view))
+        return points[least(errors, ranks)]
+
+    alpha, share = 1.0, 1.0
+    if ends(settings) > 1 and solved.sites:
+        alpha, share = nearest([(a, 1.0) for a in GRID])
+    if settings.no_harm:
+        alpha, share = nearest([(alpha, s) for s in GRID])
+    place(alpha, share)
+
+
+def solved_norm(system: NormSystem, student: nn.Module, base: nn.Module, settings: Calibration) -> tuple[Tensor, Tensor | None]:
     """Scale and shift of one norm, Eq. 59."""
     weight, shift, shift_base = student.get_parameter("weight").detach(), shift_of(student), shift_of(base)
     gain = anchor(weight, base.get_parameter("weight").detach(), settings.anchor_blend)
     blended = None if shift is None or shift_base is None else anchor(shift, shift_base, settings.anchor_blend)
-    new_gain, new_shift = solve_norm(system, gain, blended, settings.ridge)
-    weight.copy_(new_gain)
-    if shift is not None and new_shift is not None:
-        shift.copy_(new_shift)
+    return solve_norm(system, gain, blended, settings.ridge)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def calibration_card(
 
 def setting_rows(settings: Calibration, drawn: Drawn | None) -> list[list[str]]:
     """Every setting, then where the samples came from."""
-    rows = [[f"{SYMBOLS[key]}, {key}" if key in SYMBOLS else key, shown(value)] for key, value in asdict(settings).items()]
+    rows = [[f"{SYMBOLS[key]}, {key}" if key in SYMBOLS else key, shown(value)] for key, value in settings.stated.items()]
     if drawn:
         rows += [[key, shown(value)] for key, value in drawn.how.items()]
         rows += [[f"samples of {task}", place] for task, place in sorted(drawn.places.items())]

@@ -3,12 +3,14 @@
 Algorithm 1 takes one snapshot per block, so nothing in here depends on what is solved within the block.
 """
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from featcal.blocks.capture import module_inputs, module_outputs
+from featcal.blocks.capture import module_inputs, module_outputs, residual_streams
 from featcal.blocks.linear import side_by_side, weight_of
 from featcal.blocks.norms import normalised
 from featcal.blocks.plan import Stack
@@ -38,6 +40,8 @@ class BlockView:
     modules: Modules
     rule: TokenRule
     fed: str = ""  # keyword of what another stack feeds to the block
+    residual: float = 0.0  # β
+    writers: tuple[str, ...] = ()  # linears whose outputs are added to the residual stream, where β > 0
 
 
 @dataclass
@@ -49,36 +53,59 @@ class Observation:
     drift: Drift = field(default_factory=Drift)  # of the first batch
 
 
-def observe(student: nn.Module, teacher: nn.Module, tracks: Tracks, view: BlockView) -> Observation:
+def observe(
+    student: nn.Module, teacher: nn.Module, tracks: Tracks, view: BlockView, first: bool = True, last: bool = True
+) -> Observation:
     """The snapshot of one task; moves the teacher's track on.
 
-    Of the student only the inputs of its modules are needed, so its block is left at the last one of them. The first batch runs
-    through the whole block, for the drift and for the checks on what is captured.
+    A view may be part of a block: drift is that of the first part, and the teacher's track moves on with the last one, but for
+    batches held out, which move with the first: of them the teacher's output is all that is needed.
+
+    Of the student only the inputs of its modules are needed, so its block is left at the last one of them, or where the residual
+    stream is needed too at its end. The first batch runs through the whole block, for the drift and for the checks on what is
+    captured.
     Raises: BadCapture where an input cannot be trusted.
     """
     seen = Observation()
-    names, narrow = view.modules.linears + view.modules.norms, narrow_linears(teacher, view.modules.linears)
+    linears, names = view.modules.linears, view.modules.linears + view.modules.norms
+    writers = [name for name in linears if name in view.writers]
+    narrow = narrow_linears(teacher, linears, writers)
+    stop = not writers
     for number, mask in enumerate(tracks.masks):
+        if number in tracks.held:
+            if first:
+                tracks.teacher[number] = step(teacher, view.stack, *tracks.teacher[number])
+            continue
         hidden, arguments = tracks.student[number]
         tokens = Tokens(hidden, mask, arguments[0].get(view.fed), tracks.fed_masks[number])
-        with module_inputs(teacher, view.modules.linears) as x_exp, module_outputs(teacher, narrow) as y_exp:
-            out_exp = step(teacher, view.stack, *tracks.teacher[number])
-        with module_inputs(student, names, stop=number > 0) as x_cal:
+        with ExitStack() as watched:
+            x_exp = watched.enter_context(module_inputs(teacher, linears))
+            y_exp = watched.enter_context(module_outputs(teacher, narrow))
+            r_exp = watched.enter_context(residual_streams(teacher, writers, hidden)) if writers else {}
+            out_exp = step(teacher, view.stack, *tracks.teacher[number]) if linears or first or last else None
+        with ExitStack() as watched:
+            x_cal = watched.enter_context(module_inputs(student, names, stop=stop and number > 0))
+            r_cal = watched.enter_context(residual_streams(student, writers, hidden)) if writers else {}
             out_cal = step(student, view.stack, hidden, arguments)
-            if number == 0:
+            if number == 0 and first and out_exp is not None:
                 seen.drift.add(out_cal[0], out_exp[0], mask)
-        add_linears(seen, x_cal, Expert(teacher, x_exp, y_exp), view, tokens)
+        if r_exp.keys() != set(writers) or r_cal.keys() != set(writers):
+            raise BadCapture(writers, "their outputs are not added to the residual stream in every batch and model")
+        lags = {name: view.residual * (wide(r_exp[name]) - wide(r_cal[name])) for name in writers}
+        add_linears(seen, x_cal, Expert(teacher, x_exp, y_exp, lags), view, tokens)
         for name in view.modules.norms:
             add_norm(seen, name, x_cal[name], student.get_submodule(name), view, tokens)
-        tracks.teacher[number] = out_exp
-        del x_cal, x_exp, y_exp  # the largest tensors of a batch, before the next one brings its own
+        if last:
+            tracks.teacher[number] = out_exp
+        del x_cal, x_exp, y_exp, r_cal, r_exp, lags  # the largest tensors of a batch, before the next one brings its own
     return seen
 
 
-def narrow_linears(teacher: nn.Module, linears: tuple[str, ...]) -> list[str]:
+def narrow_linears(teacher: nn.Module, linears: Sequence[str], writers: Sequence[str] = ()) -> list[str]:
     """The linears whose outputs may serve in folded moments; half precision rounds them, so there they are computed anew."""
     found = [(name, weight_of(teacher.get_submodule(name))) for name in linears]
-    return [name for name, W in found if W.shape[0] < FOLDED_SHARE * W.shape[1] and W.dtype not in HALF]
+    folded = [(name, W) for name, W in found if name in writers or W.shape[0] < FOLDED_SHARE * W.shape[1]]
+    return [name for name, W in folded if W.dtype not in HALF]
 
 
 @dataclass(frozen=True)
@@ -88,6 +115,7 @@ class Expert:
     block: nn.Module
     x: Inputs
     y: Inputs
+    lags: Inputs  # β (r_exp − r_cal) of linears that write into the residual stream
 
     def outputs(self, site: Site) -> Tensor:
         """W x + b (n, o) of the linears of a site side by side, from what they put out where that was kept."""
@@ -97,6 +125,12 @@ class Expert:
         y = product(rows(self.x[site[0]]), W.T)  # (n, o)
         return y + b.to(y.dtype)
 
+    def lag(self, site: Site, like: Tensor) -> Tensor:
+        """What the student's residual stream lacks, in the columns (n, o) of the linears that write into it; 0 in the others."""
+        widths = {name: len(weight_of(self.block.get_submodule(name))) for name in site}
+        parts = [rows(self.lags[n]) if n in self.lags else like.new_zeros(len(like), width) for n, width in widths.items()]
+        return torch.cat(parts, dim=1)
+
 
 def add_linears(seen: Observation, x_cal: Inputs, expert: Expert, view: BlockView, tokens: Tokens) -> None:
     """Add one batch to the moments of every site."""
@@ -105,11 +139,14 @@ def add_linears(seen: Observation, x_cal: Inputs, expert: Expert, view: BlockVie
         raise BadCapture([view.name], "its linears share inputs differently from one batch to the next")
     for site, w in sites.items():
         x, target = rows(x_cal[site[0]]), rows(expert.x[site[0]])  # (n, d), (n, d)
+        lagging = any(name in expert.lags for name in site)
         if site not in seen.sites:
             d, o = x.shape[1], sum(len(weight_of(expert.block.get_submodule(name))) for name in site)
-            seen.sites[site] = Moments.zero(d, o if o < FOLDED_SHARE * d else None, x.device)
-        moments = seen.sites[site]
-        moments.add(x, target, w.flatten(), expert.outputs(site) if moments.folded else None)
+            seen.sites[site] = Moments.zero(d, o if lagging or o < FOLDED_SHARE * d else None, x.device, lagging)
+        moments, outputs = seen.sites[site], None
+        if moments.folded:
+            outputs = expert.outputs(site)
+        moments.add(x, target, w.flatten(), outputs, expert.lag(site, outputs) if lagging and outputs is not None else None)
 
 
 def add_norm(seen: Observation, name: str, x: Tensor, norm: nn.Module, view: BlockView, tokens: Tokens) -> None:

@@ -19,7 +19,7 @@ from featcal.calibration.systems import Systems
 from featcal.core.norm import NormSystem
 from featcal.core.precision import SUM_DTYPE
 from featcal.core.ridge import Solution
-from featcal.errors import BadCapture, RankLostError, RemoteRankError, TooManyRanks
+from featcal.errors import BadCapture, BadSetting, RankLostError, RemoteRankError
 
 T = TypeVar("T")
 
@@ -35,9 +35,14 @@ class Ranks:
         return self.rank == 0
 
     def mine(self, tasks: Collection[str]) -> list[str]:
-        """The tasks of this process, dealt in the order of names. Raises: TooManyRanks where one would get none."""
+        """The tasks of this process, dealt in the order of names. Raises: BadSetting where one would get none."""
         if self.world > len(tasks):
-            raise TooManyRanks(self.world, len(tasks))
+            raise BadSetting(
+                "torchrun --nproc-per-node",
+                self.world,
+                f"must be at most {len(tasks)}, the number of tasks, since every process takes whole ones; "
+                "run several experiments side by side, each on its own GPUs (CUDA_VISIBLE_DEVICES), to use more",
+            )
         return sorted(tasks)[self.rank :: self.world]
 
     def summed(self, systems: Systems) -> Systems:

@@ -38,7 +38,7 @@ class Cost:
     seconds: float
     peak_host_bytes: int | None  # of this process, above what it held before; None where the system does not tell
     peak_device_bytes: int  # of torch's own memory on the GPU, of this process; 0 without one
-    flops: int | None  # of all processes, without what an interrupted run did before; None where it depends on numbers
+    flops: int | None  # of all processes, without what an interrupted run did before; None where it is not known from shapes
 
 
 @dataclass(frozen=True)

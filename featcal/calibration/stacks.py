@@ -84,7 +84,8 @@ def started(
         for task, expert in run.models.experts.items():
             with expert.running() as teacher:
                 given = (on_device(batch, run.models.device) for batch in streams[task])
-                tracks[task] = start_tracks(task, student, teacher, stack, given, run.spool, source, handed.get(task))
+                apart = run.settings.holds_out
+                tracks[task] = start_tracks(task, student, teacher, stack, given, run.spool, source, handed.get(task), apart)
     return tracks
 
 
@@ -116,7 +117,8 @@ def calibrate_stack(run: Run, stack: Stack, tracks: Mapping[str, Tracks], fed: s
         start = time.perf_counter()
         with run.models.student.block(f"{stack.blocks}.{index}") as block:
             modules = calibrated_modules(block, run.settings.norm, run.settings.modules)
-            view = BlockView(block_name(stack, index), stack, index + 1 == count, modules, rule, fed)
+            residual = run.settings.residual_at(index / max(count - 1, 1))
+            view = BlockView(block_name(stack, index), stack, index + 1 == count, modules, rule, fed, residual)
             record, known = calibrated_or_known(run, block, f"{stack.blocks}.{index}", tracks, view)
         records.append(record)
         if run.progress:
@@ -129,12 +131,15 @@ def calibrated_or_known(
 ) -> tuple[BlockRecord, bool]:
     """Calibrate a block and keep the solution, or take the solution that an earlier run has kept (then True)."""
     models, folder = run.models, run.folder
-    teachers = in_turn(models.experts, path)
     known = folder.solved(view.name) if folder else None
     if known:
         run.known.add(view.name)
-        replay_block(block, known.parameters, teachers, tracks, view, run.settings)
+        replay_block(block, known.parameters, in_turn(models.experts, path), tracks, view, run.settings)
         return known.record, True
+
+    def teachers() -> Iterable[tuple[str, nn.Module]]:
+        return in_turn(models.experts, path)
+
     record = calibrate_block(
         block, models.base.block(path), teachers, tracks, view, run.settings, run.ranks, lambda: models.settle(path, block)
     )

@@ -10,6 +10,7 @@ from featcal.blocks.batches import check_batch, naming, pad_token, padding_mask
 from featcal.blocks.capture import feeding, first_inputs
 from featcal.blocks.plan import Stack, blocks_of
 from featcal.blocks.replay import handed_on, step
+from featcal.calibration.batches import parted
 from featcal.calibration.spooled_list import SpooledList
 from featcal.core.drift import Drift
 from featcal.errors import BadBatches
@@ -24,6 +25,7 @@ class Tracks:
     teacher: SpooledList
     masks: list[Tensor | None] = field(default_factory=list)  # (batch, tokens), 0 at padding
     fed_masks: list[Tensor | None] = field(default_factory=list)  # of the tokens that another stack feeds
+    held: set[int] = field(default_factory=set)  # numbers of the batches held out: nothing is solved with them
     tokens: int = 0  # without padding
 
 
@@ -45,13 +47,16 @@ def start_tracks(
     spool: Spool,
     source: Stack | None = None,
     fed: HandedOn | None = None,
+    holds_out: bool = False,
 ) -> Tracks:
     """Both tracks before the first block of a stack, which `source` feeds; batches are read once.
+
+    holds_out: every batch becomes two, of which one holds the samples held out.
 
     Raises: BadBatches naming the task and what is wrong.
     """
     tracks = Tracks(SpooledList(spool), SpooledList(spool))
-    for number, batch in enumerate(batches):
+    for number, (batch, held) in enumerate(parted(task, batches) if holds_out else ((batch, False) for batch in batches)):
         check_batch(task, number, batch, student)
         with naming(task, number):
             for model, track, handed in (
@@ -63,6 +68,7 @@ def start_tracks(
                 track.append(features)
         mask = padding_mask(batch, features[0], stack.mask, pad_token(student))
         tracks.masks.append(mask)
+        tracks.held |= {number} if held else set()
         tracks.fed_masks.append(fed.masks[number] if fed else None)
         tracks.tokens += int(mask.sum()) if mask is not None else features[0].shape[:-1].numel()
     if fed:
@@ -70,6 +76,8 @@ def start_tracks(
         fed.teacher.clear()
     if tracks.tokens == 0:
         raise BadBatches(task, "is empty; calibration needs at least one batch with at least one sample")
+    if holds_out and not tracks.held:
+        raise BadBatches(task, "has one sample; no_harm and interpolation auto need two, as one is held out")
     return tracks
 
 

@@ -34,7 +34,7 @@ def write_calibrated(
     as a module, and nothing where both did.
     Raises: DiskFull; BadFile as copy_beside.
     """
-    record = {"settings": asdict(settings), "blocks": [asdict(block) for block in blocks]}
+    record = {"settings": settings.stated, "blocks": [asdict(block) for block in blocks]}
     text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     with atomic_folder(out) as place:
         if isinstance(models.student, Streamed):

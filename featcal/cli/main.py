@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (MemoryError, RuntimeError) as error:
         if not no_memory(error):
             raise
-        complain(str(OutOfMemory(" ".join(["featcal", *(sys.argv[1:] if arguments is None else arguments)][:4]), error)))
+        complain(str(out_of_memory(["featcal", *(sys.argv[1:] if arguments is None else arguments)], error)))
         return MISTAKE
     except OSError as error:
         if error.errno not in PATH_TROUBLE:
@@ -98,6 +98,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED:
         complain("interrupted; nothing half-written is left")
     return code if isinstance(code, int) else 0
+
+
+def out_of_memory(command: Sequence[str], reason: BaseException) -> OutOfMemory:
+    """The error of a command that asked for more memory than there is, with its first words and the allocator's."""
+    said = str(reason).strip().split(" Of the allocated memory")[0].rstrip(".") or "no more memory"
+    return OutOfMemory(
+        " ".join(command[:4]),
+        f"not enough memory ({said}); nothing of it is left half-written",
+        "lower `batch`, on the command line or in this experiment's group of params.yaml, or",
+        "end what else is on that GPU (nvidia-smi lists it), or",
+        "compute on the CPU: `device: cpu` in the suite file, or --device cpu",
+    )
 
 
 @contextmanager

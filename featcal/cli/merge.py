@@ -12,7 +12,7 @@ from featcal.cli.model_folders import skeleton
 from featcal.cli.recipe import EXPERT, named_models
 from featcal.cli.recipe_method import method_of
 from featcal.cli.terminal import Json, Quiet, note, say, say_json
-from featcal.errors import BadSetting, MissingOption
+from featcal.errors import BadSetting
 from featcal.merging.settings import SETTINGS, settings_of
 from featcal.settings import require
 
@@ -54,7 +54,7 @@ def merge(
     if method is not None:
         settings_of(method, settings, "merge")
     elif recipe is None:
-        raise MissingOption("METHOD", f"name one of {', '.join(SETTINGS)}, or give mergekit's recipe with --recipe")
+        raise BadSetting("METHOD", None, f"must be one of {', '.join(SETTINGS)}, or mergekit's recipe given with --recipe")
     elif settings:
         raise BadSetting("--recipe", str(recipe), "tells all settings itself; name a METHOD to use other ones with its models")
     named, places = named_models(base, expert or (), recipe), named_places("--data", data or ())

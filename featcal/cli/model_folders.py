@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from featcal.errors import BadFile, MissingPath, TensorsDiffer, UnknownModelClass
+from featcal.errors import BadFile, MissingPath, TensorsDiffer
 
 if TYPE_CHECKING:
     from torch import nn
@@ -15,7 +15,7 @@ SAVED = "give the config.json that was saved with these weights"
 def skeleton(folder: Path) -> "nn.Module":
     """The model of config.json without its numbers; of a whole CLIP its vision tower.
 
-    Raises: MissingPath, BadFile, UnknownModelClass for a config.json that makes no model.
+    Raises: MissingPath, BadFile for a config.json that makes no model.
     """
     from featcal.models.skeleton import skeleton as meta_model
 
@@ -34,7 +34,8 @@ def require_names(path: Path) -> None:
         raise BadFile(path, "not a mapping of settings", SAVED)
     names = config.get("architectures")
     if not (isinstance(names, list) and names):
-        raise UnknownModelClass(path.parent, names, "a list with one class of transformers is expected, such as CLIPVisionModel")
+        way_out = "a list with one class of transformers is expected, such as CLIPVisionModel"
+        raise BadFile(path, f"architectures is {names!r}", way_out)
     if config.get("quantization_config"):
         raise BadFile(path, "a quantised model (quantization_config)", "give the checkpoint it was made from")
 
@@ -42,7 +43,7 @@ def require_names(path: Path) -> None:
 def require_alike(folders: Mapping[str, Path]) -> None:
     """Weights of one shape in all folders, told from the files' heads alone; the first folder is the reference.
 
-    Raises: TensorsDiffer naming both files and the tensor; NotFloating; whatever opening a folder raises.
+    Raises: TensorsDiffer naming both files and the tensor; BadFile for whole numbers; whatever opening a folder raises.
     """
     from transformers import CLIPModel, CLIPVisionModel
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from featcal.cli.arguments import existing_folder, named_folders
 from featcal.cli.terminal import note
-from featcal.errors import BadFile, MissingOption, MissingPath
+from featcal.errors import BadFile, BadSetting, MissingPath
 from featcal.interchange.mergekit import Recipe, Reference, beside_merged, hint, read_recipe
 
 HELP = "mergekit's recipe, for base and experts; the mergekit_config.yml in the merged folder left out."
@@ -52,7 +52,7 @@ def named_models(
     """Base and experts. Options count more than the recipe, which counts more than the one in the merged folder.
 
     weights: False where configuration files are enough, of checkpoints that have to be downloaded.
-    Raises: MissingOption, BadSetting, MissingPath; what reading a recipe and reaching the hub raise.
+    Raises: BadSetting, MissingPath; what reading a recipe and reaching the hub raise.
     """
     file = recipe or (beside_merged(merged) if merged is not None and not (base and expert) else None)
     read = None if file is None else read_recipe(file)
@@ -60,7 +60,7 @@ def named_models(
         where = "" if merged is None else f"; {merged} holds no mergekit_config.yml that would tell"
         for option, given in (("--base", base), ("--expert", expert)):
             if not given:
-                raise MissingOption(option, f"name it, or give mergekit's recipe with --recipe{where}")
+                raise BadSetting(option, None, f"must be named, or mergekit's recipe given with --recipe{where}")
     else:
         tell_unknown(read)
     folder = existing_folder("--base", base) if base is not None else base_of(read, weights)

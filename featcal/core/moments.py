@@ -55,22 +55,28 @@ class Moments:
     exp: Tensor  # (d,)  Σ w x_exp
     weight: Tensor  # ()  Σ w: the paper's n
     folded: bool = False
+    lag: Tensor | None = None  # (o,)  Σ w β (r_exp − r_cal), of folded moments whose target holds it (`Calibration.residual`)
 
     @classmethod
-    def zero(cls, d: int, o: int | None = None, device: torch.device | str = "cpu") -> "Moments":
-        """No tokens yet; with `o` the cross moment is kept folded, (d, o)."""
+    def zero(cls, d: int, o: int | None = None, device: torch.device | str = "cpu", lagging: bool = False) -> "Moments":
+        """No tokens yet; with `o` the cross moment is kept folded, (d, o), and where `lagging` the residual stream's lag too."""
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=SUM_DTYPE, device=device)
 
-        return cls(zeros(d, d), zeros(d, d if o is None else o), zeros(d), zeros(d), zeros(), folded=o is not None)
+        lag = zeros(o) if lagging and o is not None else None
+        return cls(zeros(d, d), zeros(d, d if o is None else o), zeros(d), zeros(d), zeros(), folded=o is not None, lag=lag)
 
-    def add(self, x_cal: Tensor, x_exp: Tensor, w: Tensor, y_exp: Tensor | None = None) -> None:
+    def add(self, x_cal: Tensor, x_exp: Tensor, w: Tensor, y_exp: Tensor | None = None, lag: Tensor | None = None) -> None:
         """Add n tokens: products in the data's precision, in float32 where that is half; sums in float64.
 
-        Args: x_cal, x_exp (n, d); w (n,), at least 0; y_exp (n, o), the expert's W x_exp + b, only where moments are folded.
+        Args: x_cal, x_exp (n, d); w (n,), at least 0; y_exp (n, o), the expert's W x_exp + b, only where moments are folded, and
+              lag (n, o), β (r_exp − r_cal), only where they have one: it is added to what the expert puts out.
         """
         target = x_exp if y_exp is None else y_exp  # (n, d) or (n, o)
+        if lag is not None and self.lag is not None:
+            target = target + lag
+            self.lag += w @ lag
         kept = w != 0
         if not kept.all():
             x_cal, x_exp, target, w = x_cal[kept], x_exp[kept], target[kept], w[kept]
@@ -92,4 +98,4 @@ class Moments:
     @property
     def sums(self) -> tuple[Tensor, ...]:
         """Everything that adds."""
-        return self.G, self.C, self.cal, self.exp, self.weight
+        return (self.G, self.C, self.cal, self.exp, self.weight) + (() if self.lag is None else (self.lag,))

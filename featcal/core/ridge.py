@@ -59,14 +59,17 @@ def anchor(merged: Tensor, base: Tensor, rho: float) -> Tensor:
     return ((1 - rho) * base.to(SUM_DTYPE)).add_(merged.to(SUM_DTYPE), alpha=rho)
 
 
-def task_system(moments: Moments, W: Tensor, b: Tensor, alpha: float, task_weights: str = "gram") -> RidgeSystem:
+def task_system(
+    moments: Moments, W: Tensor, b: Tensor, alpha: float, task_weights: str = "gram", affine: str = "separate"
+) -> RidgeSystem:
     """One task's share of Eqs. 17 and 55.
 
     The target feature α x_exp + (1−α) x_cal (Eq. 10) is linear in both, so α enters once, after the sums over tokens:
-    C_tgt = αC + (1−α)G, and μ_tgt = αμ_exp + (1−α)μ_cal likewise.
+    C_tgt = αC + (1−α)G, and μ_tgt = αμ_exp + (1−α)μ_cal likewise. Moments with a lag add αβ (r_exp − r_cal) to the target output.
 
     Args:    moments of the task, consumed: the system takes their memory; W (o, d) and b (o,) of its expert; alpha: α;
-             task_weights: "gram" is ω of Eq. 14, which gives every task's Gram matrix unit Frobenius norm, "uniform" is ω = 1.
+             task_weights: "gram" is ω of Eq. 14, which gives every task's Gram matrix unit Frobenius norm, "uniform" is ω = 1;
+             affine: with "joint" the right side keeps the expert's bias, Σ ω (C Wᵀ + μ bᵀ), for `joined`.
     Returns: the task's system; the zero system where the task has no tokens.
     """
     W, b = W.to(SUM_DTYPE), b.to(SUM_DTYPE)
@@ -83,7 +86,60 @@ def task_system(moments: Moments, W: Tensor, b: Tensor, alpha: float, task_weigh
         target = C.addr_(omega * mu_cal, b, alpha=-1).mul_(alpha).addmm_(G, W.T, alpha=1 - alpha)  # (d, o)
     else:
         target = C.mul_(alpha).add_(G, alpha=1 - alpha) @ W.T  # (d, o)
-    return RidgeSystem(G, target, omega * mu_cal, omega * (W @ mu_tgt + b), omega)
+    y = W @ mu_tgt + b  # (o,)
+    if moments.lag is not None:
+        y += alpha * moments.lag / n
+    if affine == "joint":
+        target.addr_(omega * mu_cal, b)
+    return RidgeSystem(G, target, omega * mu_cal, omega * y, omega)
+
+
+def both_ends(share: RidgeSystem, W: Tensor, b: Tensor, affine: str = "separate") -> RidgeSystem:
+    """A task's share at α = 1 with its right side at α = 0 before it: 2o outputs, of which the solution holds both as well.
+
+    Right sides and means are affine in α and the left side is without it, so a solution at α lies on the line between the two.
+
+    Args:    share: `task_system` at α = 1, used up; W (o, d) and b (o,) of the expert.
+    """
+    W, b = W.to(SUM_DTYPE), b.to(SUM_DTYPE)
+    start = share.left @ W.T  # (d, o)
+    if affine == "joint":
+        start.addr_(share.x, b)
+    share.right = torch.cat([start, share.right], dim=1)  # (d, 2o)
+    share.y = torch.cat([W @ share.x + share.scale * b, share.y])  # (2o,)
+    return share
+
+
+def prior_system(W: Tensor, W_base: Tensor, kappa: float, copies: int = 1) -> RidgeSystem:
+    """One task's share of κ Σ ‖(W − W_t) τᵀ‖²/‖τ‖² with τ = W_t − W_base, which no data enter: κP and κPW_tᵀ for P = τᵀτ/‖τ‖².
+
+    At κ → ∞ the step from the base is Σ τP (Σ P)⁺ within the span of the task vectors: closed-form WUDI (Cheng et al., 2025), of
+    linears that share their input on top of one another, as its official code takes q, k and v.
+
+    Args:    W, W_base (o, d) of the expert and the base; copies: how often the outputs stand side by side in the system.
+    Returns: the share, to be added to the task's; zeros where the expert has not moved.
+    """
+    W, tau = W.to(SUM_DTYPE), W.to(SUM_DTYPE) - W_base.to(SUM_DTYPE)
+    share = RidgeSystem.zero(W.shape[1], copies * len(W), W.device)
+    size = tau.square().sum()
+    if size > 0:
+        share.left.addmm_(tau.T, tau, alpha=kappa / float(size))
+        share.right += (share.left @ W.T).repeat(1, copies)
+    return share
+
+
+def joined(system: RidgeSystem, a: Tensor, ridge: float) -> RidgeSystem:
+    """The system whose solution by `solve_ridge` is weight and bias at the minimum over both.
+
+    With x̄ = Σ ωμ, ȳ, s = Σ ω, the bias at its minimum is b = (ȳ + λa − W x̄)/(s + λ), Eq. 55 as it is. Put into the equation of
+    the weight, W (Σ ωG + λI) + b x̄ᵀ = Σ ω (C Wᵀ + μ bᵀ)ᵀ + λA, it takes x̄x̄ᵀ/(s + λ) off the left side: centred moments.
+
+    Args:    system: of shares made with affine "joint", changed in place; a (o,): anchor of the bias.
+    """
+    total = system.scale + ridge
+    system.left.addr_(system.x, system.x / total, alpha=-1)
+    system.right.addr_(system.x, (system.y + ridge * a.to(SUM_DTYPE)) / total, alpha=-1)
+    return system
 
 
 def solve_ridge(system: RidgeSystem, A: Tensor, a: Tensor, ridge: float, *, site: str = "linear") -> Solution:

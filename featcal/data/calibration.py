@@ -53,7 +53,7 @@ def load_batches(
     split:   of the data to draw from.   tokens: at most so many of a text; 512, or what the model can, where left out.
     dtype:   of pictures.
     Returns: per task what yields keyword dictionaries for the model's forward, the same ones whenever it is iterated.
-    Raises:  MissingPath, UnknownInput; BadSetting for fewer samples than asked for; BadData, BadFile; HubUnreachable, NotOnHub.
+    Raises:  MissingPath; BadSetting for fewer samples than asked for; BadData, BadFile; HubUnreachable, NotOnHub.
     """
     places = {task: place_of("load_batches", str(place)) for task, place in data.items()}
     return drawn(skeleton(model)[0], [Path(model)], places, Draw(samples, seed, batch, split, tokens, dtype))
@@ -64,7 +64,7 @@ def drawn(model: nn.Module, folders: Sequence[Path], places: Mapping[str, Place]
 
     model:    as it is calibrated; its numbers may be on meta.
     folders:  where its processor or tokenizer may lie, the first that has one counts.
-    Raises:   UnknownInput; BadSetting for fewer samples than asked for; whatever reading the data raises.
+    Raises:   BadData; BadSetting for fewer samples than asked for; whatever reading the data raises.
     """
     takes = input_of(model)
     if takes.kind == "pictures":

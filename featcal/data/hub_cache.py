@@ -13,7 +13,7 @@ from typing import Literal
 from huggingface_hub import constants
 from huggingface_hub import errors as hub_errors
 
-from featcal.errors import DiskFull, Gated, HubUnreachable, NoRevision, NotOnHub
+from featcal.errors import DiskFull, HubUnreachable, NoRevision, NotOnHub
 
 Kind = Literal["model", "dataset"]
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -23,19 +23,37 @@ _XET: type[Exception] = getattr(hub_errors, "XetDownloadError", OSError)  # olde
 
 @contextmanager
 def reaching(name: str, revision: str | None, more: str = "", kind: Kind = "model") -> Iterator[None]:
-    """Downloads inside. `more` is added to the reason. Raises: NotOnHub (Gated, NoRevision), HubUnreachable, DiskFull."""
+    """Downloads inside. `more` is added to the reason. Raises: NotOnHub, NoRevision, HubUnreachable, DiskFull."""
+    place = f"{name}@{revision}" if revision else name
     try:
         yield
     except (hub_errors.RepositoryNotFoundError, hub_errors.RevisionNotFoundError) as error:
         said = f"{type(error).__name__}{more}"
         if isinstance(error, hub_errors.GatedRepoError):
-            raise Gated(name, revision, said, kind) from None
+            page = f"https://huggingface.co/{'datasets/' if kind == 'dataset' else ''}{name}"
+            raise NotOnHub(
+                place,
+                f"the hub gives this repository only to those who have accepted its terms ({said})",
+                f"open {page}, log in, accept the terms and wait until access is granted,",
+                "then run `hf auth login` on this machine, with a token that may read gated repositories (or set HF_TOKEN), or",
+                "leave its role out: write `null` for it in the suite file",
+            ) from None
         missing = NoRevision if isinstance(error, hub_errors.RevisionNotFoundError) else NotOnHub
-        raise missing(name, revision, said) from None
+        raise missing(
+            place,
+            f"the hub has no such repository or revision, or does not give it to you ({said})",
+            "check owner, name and revision on its page at https://huggingface.co, and",
+            "where it is private or has terms to accept, accept them there and run `hf auth login`",
+        ) from None
     except (OSError, _HTTP, _XET) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise DiskFull(constants.HF_HUB_CACHE) from None
-        raise HubUnreachable(name, revision, first_line(error) + more) from None
+        raise HubUnreachable(
+            place,
+            f"not in the local Hugging Face cache, and downloading it failed ({first_line(error)}{more})",
+            "run again with network access (what was downloaded before is kept), or",
+            "copy a filled cache here and set HF_HOME to it (HF_HUB_OFFLINE=1 then forbids any connection)",
+        ) from None
 
 
 def cached_commit(name: str, kind: Kind, revision: str) -> str | None:

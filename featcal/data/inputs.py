@@ -11,7 +11,7 @@ from typing import Any, Literal
 from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from featcal.errors import UnknownInput
+from featcal.errors import BadData
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,17 @@ class Input:
 
 
 def input_of(model: nn.Module) -> Input:
-    """What a model of transformers is given; its numbers may be on meta. Raises: UnknownInput for sound, video or two inputs."""
+    """What a model of transformers is given; its numbers may be on meta. Raises: BadData for sound, video or two inputs."""
     name, taken = type(model).__name__, set(signature(model.forward).parameters)
     pictures, text = "pixel_values" in taken, "input_ids" in taken
     if pictures == text or (pictures and _modalities(model) != {"image"}):
-        raise UnknownInput(name, getattr(model, "main_input_name", "nothing known"), both=pictures and text)
+        takes = "pictures and text together" if pictures and text else getattr(model, "main_input_name", "nothing known")
+        raise BadData(
+            name,
+            f"it takes {takes}; what is read from files is pictures for a vision model or text for a language model",
+            "give one of its towers as a model of its own, or",
+            "call featcal.calibrate from Python, where batches are whatever the model's forward takes",
+        )
     if pictures:
         return Input("pictures")
     config: Any = model.config

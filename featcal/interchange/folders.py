@@ -5,12 +5,13 @@ Which way is found from the configuration file in the folder.
 
 from pathlib import Path
 
-from featcal.errors import BadFile, MissingPath, NoSafetensors, TensorsDiffer
+from featcal.errors import BadFile, MissingPath, TensorsDiffer
 from featcal.interchange.open_clip import CONFIG, WEIGHTS, read_open_clip, write_open_clip
 from featcal.interchange.pictures import processor
 from featcal.models.load import load_clip, load_vision, vision_part
 from featcal.models.save import save_model
 from featcal.storage.atomic import atomic_folder
+from featcal.storage.checkpoint import no_safetensors
 from featcal.storage.results import read_json, write_json
 
 _NAMES = (WEIGHTS, "open_clip_pytorch_model.safetensors", "model.safetensors")  # in the order open_clip looks for them
@@ -30,11 +31,11 @@ def is_open_clip(folder: Path) -> bool:
 def to_transformers(source: Path, out: Path) -> Path:
     """An open_clip folder as a CLIPModel folder with its processor; a tokenizer is copied where there is one.
 
-    Raises: as read_open_clip; NoSafetensors when the weights are missing or a pickle.
+    Raises: as read_open_clip; BadFile when the weights are missing or a pickle.
     """
     weights = next((source / name for name in _NAMES if (source / name).is_file()), None)
     if weights is None:
-        raise NoSafetensors(source, sorted(path.name for path in source.iterdir()), WEIGHTS)
+        raise no_safetensors(source, WEIGHTS)
     clip = read_open_clip(weights, source / CONFIG)
     side = clip.vision_model.config.image_size
     assert isinstance(side, int)

@@ -16,13 +16,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import CLIPConfig, CLIPModel
 
-from featcal.errors import BadFile, MissingPath, NoSafetensors, NotFinite, TruncatedFile, WrongKeys
+from featcal.errors import BadFile, MissingPath, NotFinite, TruncatedFile, WrongKeys
 from featcal.interchange.architecture import VOCABULARY, clip_config, model_config
 from featcal.interchange.pictures import DEFAULT, preprocess_cfg
 from featcal.interchange.tensors import in_our_names, in_their_names
 from featcal.models.load import quiet
 from featcal.models.save import copy_beside
 from featcal.storage.atomic import atomic_folder
+from featcal.storage.checkpoint import no_safetensors
 from featcal.storage.results import read_json
 
 CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
@@ -33,7 +34,7 @@ def read_open_clip(checkpoint: str | Path, config: Mapping[str, Any] | str | Pat
 
     checkpoint: a safetensors file in open_clip's names.  config: open_clip's model configuration (embed_dim, vision_cfg,
                 text_cfg, quick_gelu), or a JSON file with it; the hub's {"model_cfg": ...} will do too.
-    Raises:     MissingPath, NoSafetensors (pickles are not read), TruncatedFile, NotFinite, WrongKeys; BadFile for a
+    Raises:     MissingPath, TruncatedFile, NotFinite, WrongKeys; BadFile for a pickle or a
                 configuration that CLIPModel cannot follow.
     """
     place, content = ("open_clip's configuration", config) if isinstance(config, Mapping) else (config, read_json(config))
@@ -82,7 +83,7 @@ def _weights(path: Path, expected: Mapping[str, tuple[int, ...]], config: object
     if not path.is_file():
         raise MissingPath(path, "a checkpoint of open_clip", "check the path; hub names must be fetched first")
     if path.suffix != ".safetensors":
-        raise NoSafetensors(path.parent, [path.name], WEIGHTS)
+        raise no_safetensors(path.parent, WEIGHTS, path.name)
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from featcal.blocks.batches import check_batch, check_tasks, naming
 from featcal.core.precision import exact_products
-from featcal.errors import BadBatches, MergeDiverged
+from featcal.errors import BadBatches, Diverged
 from featcal.merging.answers import answer_logits, encoder
 from featcal.merging.job import Job, Named
 
@@ -96,7 +96,7 @@ def adamerging(job: Job) -> Iterator[Named]:
 
 @torch.enable_grad()  # whatever the caller has switched off
 def descended(job: Job, model: nn.Module, mixture: Mixture) -> list[float]:
-    """Moves the coefficients by Adam. Returns: the loss before every step. Raises: MergeDiverged naming the step."""
+    """Moves the coefficients by Adam. Returns: the loss before every step. Raises: Diverged naming the step."""
     settings, losses = job.settings, []
     streams = {task: endless(task, job.batches[task], model) for task in job.experts}
     adam = torch.optim.Adam([mixture.coefficients], lr=settings.rate)
@@ -108,7 +108,7 @@ def descended(job: Job, model: nn.Module, mixture: Mixture) -> list[float]:
                 with naming(task, number), exact_products():
                     loss += answer_entropy(job, model, mixed, task, batch)
         if not abs(loss) < float("inf"):
-            raise MergeDiverged("adamerging", "all tasks", step, "merge.rate", settings.rate)
+            raise Diverged("adamerging", step, "merge.rate", settings.rate, "overflowing numbers in the experts or the data")
         losses.append(loss)
         adam.zero_grad()
         mixture.pull_back(mixed)

@@ -5,7 +5,6 @@ What is not plain LoRA is refused by name, because left out silently it would be
 
 import math
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +114,7 @@ class AdapterSource:
         for candidate in (name, name.removeprefix("vision_model.")):
             if candidate in known:
                 return candidate
-        raise MissingTensor(self._base.file_of(known[0]), name, get_close_matches(name, known, n=3, cutoff=0.0))
+        raise MissingTensor(self._base.file_of(known[0]), name, known)
 
 
 def _plain_config(file: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def read_head(head: Any, tasks: Iterable[str]) -> dict[str, Tensor]:
     wanted = [*([PROJECTION] if PROJECTION in tensors else []), SCALE, *heads]
     for name in wanted:
         if name not in tensors:
-            raise MissingTensor(place, name, sorted(tensors)[:3])
+            raise MissingTensor(place, name, tensors.keys())
     p = tensors[PROJECTION].shape[0] if PROJECTION in tensors else tensors[heads[0]].shape[-1]
     for name in heads:
         shape = tuple(tensors[name].shape)

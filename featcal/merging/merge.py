@@ -66,7 +66,7 @@ def merge(
     device:   where it is computed.   progress: a function that is given one line per finished piece.
     settings: the method's own, such as scale=0.3 (featcal/merging/settings.py); those left out are the paper's.
     Returns:  the merged module, or the path `out`. `merge_recorded` returns the record as well.
-    Raises:   UnknownKey, BadSetting; MissingTensor, TensorsDiffer when the models do not fit; NotFinite; MergeDiverged; DiskFull.
+    Raises:   UnknownKey, BadSetting; MissingTensor, TensorsDiffer when the models do not fit; NotFinite; Diverged; DiskFull.
     """
     merged = merge_recorded(
         method,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from featcal.core.precision import SUM_DTYPE
-from featcal.errors import SingularSum
+from featcal.errors import SingularGram
 from featcal.merging.features import Seen, Site
 from featcal.merging.forward_order import ForwardOrder
 from featcal.merging.job import Job, Named
@@ -25,13 +25,19 @@ def regmean_matrix(grams: list[Tensor], vectors: list[Tensor], place: str = "lin
     """τ = (Σ τᵢ Gᵢ)(Σ Gᵢ)⁻¹ in float64: RegMean's Wᵀ = (Σ Gᵢ)⁻¹ Σ Gᵢ Wᵢᵀ with θ₀ taken off both sides.
 
     Args:    grams Gᵢ (d, d), off-diagonals shrunk already; vectors τᵢ = Wᵢ − W₀ (o, d).
-    Returns: (o, d).   Raises: SingularSum where Σ Gᵢ has no Cholesky factor.
+    Returns: (o, d).   Raises: SingularGram where Σ Gᵢ has no Cholesky factor.
     """
     left = sum(grams[1:], grams[0])
     right = sum((G @ vector.T for G, vector in zip(grams[1:], vectors[1:], strict=True)), grams[0] @ vectors[0].T)  # (d, o)
     factor, failed = torch.linalg.cholesky_ex(left)
     if failed or not factor.isfinite().all():
-        raise SingularSum("regmean", place, left.shape[0])
+        raise SingularGram(
+            f"regmean: {place}",
+            0.0,
+            left.shape[0],
+            "give more samples, or",
+            "lower merge.off_diagonal below 1; if a feature is zero everywhere, no samples help: use the method lot instead",
+        )
     return torch.cholesky_solve(right, factor).T.contiguous()
 
 

@@ -1,4 +1,4 @@
-"""What each merging method can be told, with its source's values as defaults; checked when it is made.
+"""What each merging method can be told, with its source's values as defaults; what a value may be stands in its annotation.
 
 Knows nothing of torch, so that params.yaml is checked before anything heavy is loaded.
 """
@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal, TypedDict
 
 from featcal.errors import UnknownKey
-from featcal.settings import from_mapping, number, require, whole_number
+from featcal.settings import Checked, Count, Natural, Positive, Share, from_mapping, require
 
 # rows are words here, so models with other words in them differ in shape, and a row's direction says nothing of features
 VOCABULARY = ("*shared.weight", "*embed_tokens.weight", "*token_embedding.weight", "*wte.weight", "*word_embeddings.weight",
@@ -22,36 +22,26 @@ def is_vocabulary(name: str, patterns: tuple[str, ...] = VOCABULARY) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def excluded(patterns: object) -> tuple[str, ...]:
-    """Names of tensors, with * for any letters, as a tuple; YAML gives a list. Raises: BadSetting."""
-    fine = isinstance(patterns, list | tuple) and all(isinstance(pattern, str) for pattern in patterns)
-    require(fine, "merge.exclude", patterns, "must be a list of names of tensors, with * for any letters")
-    return tuple(patterns)  # type: ignore[arg-type]
+class MethodSettings(Checked):
+    """Whatever a method is told."""
 
-
-def share(key: str, value: object) -> None:
-    """Raise BadSetting unless the value is a number in [0, 1]."""
-    number(key, value)
-    require(0 <= value <= 1, key, value, "must lie in [0, 1]")  # type: ignore[operator]
+    place = "merge"
 
 
 @dataclass(frozen=True)
-class Average:
+class Average(MethodSettings):
     """θ = (1/N) Σ θᵢ: nothing to set."""
 
 
 @dataclass(frozen=True)
-class TaskArithmetic:
+class TaskArithmetic(MethodSettings):
     """scale: s of θ₀ + s Σ τᵢ; 0.3 for eight tasks."""
 
     scale: float = 0.3
 
-    def __post_init__(self) -> None:
-        number("merge.scale", self.scale)
-
 
 @dataclass(frozen=True)
-class Ties:
+class Ties(MethodSettings):
     """density: share of each task vector that is kept, the largest by magnitude.
 
     scale:   of the merged task vector.
@@ -59,19 +49,17 @@ class Ties:
              (the disjoint mean of the method's own paper, which takes scale=1).
     """
 
-    density: float = 0.2
+    density: Share = 0.2
     scale: float = 0.3
     combine: Literal["sum", "mean"] = "sum"
 
     def __post_init__(self) -> None:
-        for key in ("density", "scale"):
-            number(f"merge.{key}", getattr(self, key))
-        require(0 < self.density <= 1, "merge.density", self.density, "must lie above 0 and be at most 1")
-        require(self.combine in ("sum", "mean"), "merge.combine", self.combine, "must be sum or mean")
+        super().__post_init__()
+        require(self.density > 0, "merge.density", self.density, "must be above 0: something has to be kept")
 
 
 @dataclass(frozen=True)
-class Wudi:
+class Wudi(MethodSettings):
     """variant: "fusion_bench" (the paper's: every matrix, 400 steps; other tensors by their mean), "official" (linears of the
               blocks, q, k, v stacked, 300 steps; everything else stays the base's) or "closed_form" (as the first, at the
               minimum itself).
@@ -82,35 +70,62 @@ class Wudi:
     """
 
     variant: Literal["fusion_bench", "official", "closed_form"] = "fusion_bench"
-    steps: int | None = None
-    rate: float = 1e-5
+    steps: Natural | None = None
+    rate: Positive = 1e-5
     exclude: tuple[str, ...] = VOCABULARY
 
     def __post_init__(self) -> None:
-        known = isinstance(self.variant, str) and self.variant in WUDI_STEPS
-        require(known, "merge.variant", self.variant, f"must be one of {', '.join(WUDI_STEPS)}")
+        super().__post_init__()
         taken = self.variant != "closed_form" or self.steps is None
         require(taken, "merge.steps", self.steps, "must be left out: the closed form takes no steps")
         if self.steps is None:
             object.__setattr__(self, "steps", WUDI_STEPS[self.variant])
-        whole_number("merge.steps", self.steps, least=0)
-        number("merge.rate", self.rate)
-        require(self.rate > 0, "merge.rate", self.rate, "must be above 0")
-        object.__setattr__(self, "exclude", excluded(self.exclude))
 
 
 @dataclass(frozen=True)
-class WudiClosedForm:
+class RegMean(MethodSettings):
+    """off_diagonal: what the Gram matrices are multiplied by off their diagonal; 0.95 for CLIP (0.6 for GPT-2)."""
+
+    off_diagonal: Share = 0.95
+
+
+@dataclass(frozen=True)
+class RegMeanPlusPlus(RegMean):
+    """As RegMean."""
+
+
+@dataclass(frozen=True)
+class Lot(MethodSettings):
+    """The formula leaves nothing to set."""
+
+
+@dataclass(frozen=True)
+class AdaMerging(MethodSettings):
+    """granularity: one coefficient per expert and tensor ("layer") or per expert ("task").
+
+    steps, rate:      of Adam; 1,000 and 0.001 are the paper's.
+    start:            every coefficient before the first step.
+    clamp:            keep coefficients in [0, 1] (the official code; FusionBench, which the paper used, does not).
+    batches_per_step: of each task, their losses added; the official code takes two.
+    """
+
+    granularity: Literal["layer", "task"] = "layer"
+    steps: Natural = 1000
+    rate: Positive = 1e-3
+    start: float = 0.3
+    clamp: bool = False
+    batches_per_step: Count = 1
+
+
+@dataclass(frozen=True)
+class WudiClosedForm(MethodSettings):
     """exclude: as of Wudi, whose variant "closed_form" this is."""
 
     exclude: tuple[str, ...] = VOCABULARY
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "exclude", excluded(self.exclude))
-
 
 @dataclass(frozen=True)
-class TsvMerge:
+class TsvMerge(MethodSettings):
     """scale: of the merged task vector; 1 in FusionBench, chosen on validation data by the authors.
 
     exclude: names, with * for any letters, of matrices that are averaged instead; embeddings of words when left out.
@@ -118,10 +133,6 @@ class TsvMerge:
 
     scale: float = 1.0
     exclude: tuple[str, ...] = VOCABULARY
-
-    def __post_init__(self) -> None:
-        number("merge.scale", self.scale)
-        object.__setattr__(self, "exclude", excluded(self.exclude))
 
 
 @dataclass(frozen=True)
@@ -133,29 +144,23 @@ class IsoC(TsvMerge):
 class IsoCts(TsvMerge):
     """common: share of the directions that the experts have in common; scale, exclude: as of IsoC."""
 
-    common: float = 0.8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        share("merge.common", self.common)
+    common: Share = 0.8
 
 
 @dataclass(frozen=True)
-class Dare:
+class Dare(MethodSettings):
     """drop: probability with which an entry of a task vector is dropped.
 
     scale: of the sum of task vectors.   seed: of what is dropped.
     """
 
-    drop: float = 0.5
+    drop: Share = 0.5
     scale: float = 0.3
-    seed: int = 42
+    seed: Natural = 42
 
     def __post_init__(self) -> None:
-        for key in ("drop", "scale"):
-            number(f"merge.{key}", getattr(self, key))
-        require(0 <= self.drop < 1, "merge.drop", self.drop, "must be at least 0 and below 1")
-        whole_number("merge.seed", self.seed, least=0)
+        super().__post_init__()
+        require(self.drop < 1, "merge.drop", self.drop, "must be below 1: something has to be kept")
 
 
 @dataclass(frozen=True)
@@ -163,147 +168,79 @@ class DareTies(Ties):
     """drop, seed: as of Dare; density, scale, combine: of the TIES behind it."""
 
     scale: float = 0.5
-    drop: float = 0.5
-    seed: int = 42
+    drop: Share = 0.5
+    seed: Natural = 42
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Dare(self.drop, self.scale, self.seed)
+        require(self.drop < 1, "merge.drop", self.drop, "must be below 1: something has to be kept")
 
 
 @dataclass(frozen=True)
-class Breadcrumbs:
+class Breadcrumbs(MethodSettings):
     """keep, remove: shares of a row's entries, by magnitude: how many are kept, below the largest, which are removed.
 
     scale: of the sum of task vectors. All three are what the authors' search tries first.
     """
 
-    keep: float = 0.15
-    remove: float = 0.006
+    keep: Share = 0.15
+    remove: Share = 0.006
     scale: float = 0.2
 
     def __post_init__(self) -> None:
-        number("merge.scale", self.scale)
-        share("merge.remove", self.remove)
-        share("merge.keep", self.keep)
+        super().__post_init__()
         require(self.keep + self.remove <= 1, "merge.keep", self.keep, "must leave room for what is removed")
 
 
 @dataclass(frozen=True)
-class Consensus:
+class Consensus(MethodSettings):
     """threshold: λ of the masks; FusionBench's 0.6, the authors choose it per task from 0.2 to 0.6 on validation data.
 
     tasks: k, to how many tasks an entry must matter.   scale: of the masked sum of task vectors.
     """
 
-    threshold: float = 0.6
-    tasks: int = 2
+    threshold: Positive = 0.6
+    tasks: Natural = 2
     scale: float = 0.3
-
-    def __post_init__(self) -> None:
-        for key in ("threshold", "scale"):
-            number(f"merge.{key}", getattr(self, key))
-        require(self.threshold >= 0, "merge.threshold", self.threshold, "must be at least 0")
-        whole_number("merge.tasks", self.tasks, least=0)
 
 
 @dataclass(frozen=True)
-class Pcb:
+class Pcb(MethodSettings):
     """ratio: share of each expert's entries that compete, the highest balanced ones.
 
     scale: of the merged task vector. Both are the authors' for CLIP.
     """
 
-    ratio: float = 0.05
+    ratio: Share = 0.05
     scale: float = 1.2
 
     def __post_init__(self) -> None:
-        number("merge.scale", self.scale)
-        share("merge.ratio", self.ratio)
-        require(self.ratio > 0, "merge.ratio", self.ratio, "must be above 0")
+        super().__post_init__()
+        require(self.ratio > 0, "merge.ratio", self.ratio, "must be above 0: something has to compete")
 
 
 @dataclass(frozen=True)
-class RegMean:
-    """off_diagonal: what the Gram matrices are multiplied by off their diagonal; 0.95 for CLIP (0.6 for GPT-2)."""
-
-    off_diagonal: float = 0.95
-
-    def __post_init__(self) -> None:
-        share("merge.off_diagonal", self.off_diagonal)
-
-
-@dataclass(frozen=True)
-class RegMeanPlusPlus(RegMean):
-    """As RegMean."""
-
-
-@dataclass(frozen=True)
-class Mats:
+class Mats(MethodSettings):
     """steps: of conjugate gradients.   scale: of the task arithmetic they start from.
 
     off_diagonal: as of RegMean; 1 leaves the Gram matrices as they are.
     """
 
-    steps: int = 100
+    steps: Natural = 100
     scale: float = 0.3
-    off_diagonal: float = 1.0
-
-    def __post_init__(self) -> None:
-        whole_number("merge.steps", self.steps, least=0)
-        number("merge.scale", self.scale)
-        share("merge.off_diagonal", self.off_diagonal)
+    off_diagonal: Share = 1.0
 
 
 @dataclass(frozen=True)
-class Fisher:
+class Fisher(MethodSettings):
     """normalize: the diagonals of all experts have the same length.
 
     floor: added to every entry of them.   seed: of the labels that are drawn.
     """
 
     normalize: bool = True
-    floor: float = 1e-6
-    seed: int = 42
-
-    def __post_init__(self) -> None:
-        require(isinstance(self.normalize, bool), "merge.normalize", self.normalize, "must be true or false")
-        number("merge.floor", self.floor)
-        require(self.floor > 0, "merge.floor", self.floor, "must be above 0")
-        whole_number("merge.seed", self.seed, least=0)
-
-
-@dataclass(frozen=True)
-class Lot:
-    """The formula leaves nothing to set."""
-
-
-@dataclass(frozen=True)
-class AdaMerging:
-    """granularity: one coefficient per expert and tensor ("layer") or per expert ("task").
-
-    steps, rate:      of Adam; 1,000 and 0.001 are the paper's.
-    start:            every coefficient before the first step.
-    clamp:            keep coefficients in [0, 1] (the official code; FusionBench, which the paper used, does not).
-    batches_per_step: of each task, their losses added; the official code takes two.
-    """
-
-    granularity: Literal["layer", "task"] = "layer"
-    steps: int = 1000
-    rate: float = 1e-3
-    start: float = 0.3
-    clamp: bool = False
-    batches_per_step: int = 1
-
-    def __post_init__(self) -> None:
-        fine = self.granularity in ("layer", "task")
-        require(fine, "merge.granularity", self.granularity, "must be layer or task")
-        whole_number("merge.steps", self.steps, least=0)
-        whole_number("merge.batches_per_step", self.batches_per_step)
-        for key in ("rate", "start"):
-            number(f"merge.{key}", getattr(self, key))
-        require(self.rate > 0, "merge.rate", self.rate, "must be above 0")
-        require(isinstance(self.clamp, bool), "merge.clamp", self.clamp, "must be true or false")
+    floor: Positive = 1e-6
+    seed: Natural = 42
 
 
 SETTINGS: dict[str, type[Any]] = {

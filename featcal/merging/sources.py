@@ -4,14 +4,13 @@ Here is also checked that a base and its experts can be merged at all, before an
 """
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from featcal.errors import MissingTensor, NotFinite, TensorsDiffer, TypesDiffer
+from featcal.errors import MissingTensor, NotFinite, TensorsDiffer
 from featcal.models.save import untied
 from featcal.storage.checkpoint import LazyCheckpoint
 
@@ -55,7 +54,7 @@ class ModuleSource:
 
 
 def source(model: nn.Module | str | Path, label: str, part: str | None = None) -> Source:
-    """A module or a folder as a source. Raises: NotFloating for a folder of whole numbers, and what opening it raises."""
+    """A module or a folder as a source. Raises: BadFile for a folder of whole numbers, and what opening it raises."""
     if isinstance(model, nn.Module):
         return ModuleSource(model, label)
     checkpoint = LazyCheckpoint(model, part)
@@ -64,16 +63,26 @@ def source(model: nn.Module | str | Path, label: str, part: str | None = None) -
 
 
 def require_alike(base: Source, experts: Mapping[str, Source]) -> None:
-    """Same tensor names, shapes and dtypes everywhere. Raises: MissingTensor, TensorsDiffer, TypesDiffer naming both files."""
+    """Same tensor names, shapes and dtypes everywhere. Raises: MissingTensor, TensorsDiffer naming both files."""
     for expert in experts.values():
         for has, lacks in ((base, expert), (expert, base)):
             missing = sorted(set(has.names) - set(lacks.names))
             if missing:
                 place = f"{lacks.file_of(lacks.names[0])} (beside {has.file_of(missing[0])})"
-                raise MissingTensor(place, missing[0], get_close_matches(missing[0], lacks.names, n=3, cutoff=0.0))
+                raise MissingTensor(place, missing[0], lacks.names)
         for name in base.names:
             files = base.file_of(name), expert.file_of(name)
             if base.shape(name) != expert.shape(name):
                 raise TensorsDiffer(name, files[0], base.shape(name), files[1], expert.shape(name))
             if base.dtype(name) != expert.dtype(name):
-                raise TypesDiffer(name, files[0], base.dtype(name), files[1], expert.dtype(name))
+                raise types_differ(name, files, base.dtype(name), expert.dtype(name))
+
+
+def types_differ(name: str, files: tuple[object, object], this: torch.dtype, that: torch.dtype) -> TensorsDiffer:
+    """The error of one tensor stored in two types, with the lines that save a model in another one."""
+    short = str(this).removeprefix("torch.")
+    way_out = (
+        "models are merged in one type: save the second one again in the type of the first, with its own class of transformers:\n"
+        f"    model = CLIPVisionModel.from_pretrained(folder, dtype={short!r}); model.save_pretrained(new_folder)"
+    )
+    return TensorsDiffer(name, files[0], this, files[1], that, way_out)

@@ -15,7 +15,7 @@ from featcal.merging.adapters import expert_sources
 from featcal.merging.arithmetic import task_vectors
 from featcal.merging.job import Named, silent
 from featcal.merging.merge import Model, matching_part, merge_target, module_like
-from featcal.merging.settings import VOCABULARY, excluded, is_vocabulary
+from featcal.merging.settings import VOCABULARY, is_vocabulary
 from featcal.merging.sources import Source, require_alike, source
 from featcal.merging.stream import fill, size_of, write_merged
 from featcal.settings import number, require
@@ -70,7 +70,7 @@ def svc(
     theirs, ours = expert_sources(named, origin), source(merged, "merged")
     require_alike(origin, {**theirs, "merged": ours})
     place = torch.device(device)
-    tensors = _calibrated(ours, origin, theirs, least, excluded(exclude), place, progress)
+    tensors = _calibrated(ours, origin, theirs, least, tuple(exclude), place, progress)
     if out is None:
         return fill(module_like(whole, part), tensors)
     return write_merged(tensors, out, merge_target(whole, part, size_of(origin)), {})

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from featcal.errors import MergeDiverged
+from featcal.errors import Diverged
 from featcal.merging.arithmetic import average_tensor
 from featcal.merging.job import Job, Named, tensor_by_tensor
 from featcal.merging.matrices import linear_groups, matrix_groups
@@ -55,7 +55,7 @@ def descended(problem: Interference, steps: int, rate: float, place: str) -> tup
     """Adam from Σ τᵢ, and the loss before every step and at the end.
 
     Adam steps by about `rate` whatever the gradient, so that from a start that is a minimum already it can only climb: where
-    the end lies above the start, the start is returned. Raises: MergeDiverged naming matrix and step.
+    the end lies above the start, the start is returned. Raises: Diverged naming matrix and step.
     """
     tau = problem.start.clone()
     adam = torch.optim.Adam([tau], lr=rate)
@@ -64,7 +64,7 @@ def descended(problem: Interference, steps: int, rate: float, place: str) -> tup
         product = tau @ problem.G  # (o, d)
         losses.append(max(0.0, float((tau * (product - 2 * problem.R)).sum(dtype=torch.float64)) + problem.c))
         if not losses[-1] < float("inf"):
-            raise MergeDiverged("wudi", place, step, "merge.rate", rate)
+            raise Diverged(f"wudi: {place}", step, "merge.rate", rate, "overflowing numbers in the experts")
         if step < steps:
             tau.grad = 2 * (product - problem.R)
             adam.step()

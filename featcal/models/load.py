@@ -14,7 +14,7 @@ from torch import nn
 from transformers import AutoTokenizer, CLIPModel, CLIPVisionModel, PreTrainedModel
 from transformers.utils import logging
 
-from featcal.errors import BadFile, MissingPath, UnknownModelClass, WrongKeys
+from featcal.errors import BadFile, MissingPath, WrongKeys
 from featcal.models.code import CONFIG, TOKENIZER, refuse_code
 from featcal.storage.checkpoint import LazyCheckpoint
 from featcal.storage.results import read_json
@@ -25,8 +25,8 @@ VISION = "vision_model"  # the tower of a CLIPModel that plays the vision model
 def load_model(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The model of a local folder, its class read from config.json.
 
-    Raises: MissingPath, NoSafetensors, TruncatedFile, NotFinite (file and tensor), WrongKeys (missing, unexpected or misshapen
-    weights by name), UnknownModelClass.
+    Raises: MissingPath, BadFile (no safetensors, no such model class), TruncatedFile, NotFinite (file and tensor), WrongKeys
+    (missing, unexpected or misshapen weights by name).
     """
     return _loaded(model_class(folder), folder, dtype, part=None)
 
@@ -38,9 +38,9 @@ def load_vision(folder: str | Path, dtype: torch.dtype = torch.float32) -> CLIPV
 
 
 def load_clip(folder: str | Path, dtype: torch.dtype = torch.float32) -> CLIPModel:
-    """A CLIPModel with both towers and projections. Raises: as load_model; UnknownModelClass for a folder of another class."""
+    """A CLIPModel with both towers and projections. Raises: as load_model; BadFile for a folder of another class."""
     if model_class(folder) is not CLIPModel:
-        raise UnknownModelClass(folder, model_class(folder).__name__, "a CLIPModel with image and text tower is needed here")
+        raise other_class(folder, model_class(folder).__name__, "a CLIPModel with image and text tower is needed here")
     return _loaded(CLIPModel, folder, dtype, part=None)
 
 
@@ -59,7 +59,7 @@ def load_tokenizer(folder: str | Path) -> Any:
 
 
 def model_class(folder: str | Path) -> type[PreTrainedModel]:
-    """The transformers class that config.json names. Raises: MissingPath, BadFile (also for code it needs), UnknownModelClass."""
+    """The transformers class that config.json names. Raises: MissingPath, BadFile (also for code it needs)."""
     if not Path(folder).is_dir():
         raise MissingPath(folder, "a checkpoint folder", "check the path; hub names must be fetched first")
     refuse_code(folder)
@@ -67,15 +67,20 @@ def model_class(folder: str | Path) -> type[PreTrainedModel]:
     architectures = config.get("architectures") if isinstance(config, dict) else None
     kind = getattr(transformers, str(architectures[0]), None) if architectures else None
     if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
-        raise UnknownModelClass(folder, architectures, "one class of transformers is expected, such as CLIPVisionModel")
+        raise other_class(folder, architectures, "one class of transformers is expected, such as CLIPVisionModel")
     return kind
+
+
+def other_class(folder: str | Path, architectures: object, expected: str) -> BadFile:
+    """The error of a config.json that names another class than is needed."""
+    return BadFile(Path(folder) / CONFIG, f"architectures is {architectures!r}", expected)
 
 
 def vision_part(folder: str | Path) -> str | None:
     """Which part of the checkpoint is the vision tower: one of several of a CLIPModel, or all there is (None)."""
     kind = model_class(folder)
     if kind not in (CLIPModel, CLIPVisionModel):
-        raise UnknownModelClass(folder, kind.__name__, "a CLIPModel or CLIPVisionModel is needed here")
+        raise other_class(folder, kind.__name__, "a CLIPModel or CLIPVisionModel is needed here")
     return VISION if kind is CLIPModel else None
 
 

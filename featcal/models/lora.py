@@ -16,9 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from featcal.errors import BadFile, BadSetting, MissingPath, NoSafetensors, WrongKeys
+from featcal.errors import BadEnvironment, BadFile, BadSetting, MissingPath, WrongKeys
 from featcal.models.load import load_model
 from featcal.storage.atomic import atomic_folder
+from featcal.storage.checkpoint import no_safetensors
 from featcal.storage.results import read_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -62,7 +63,7 @@ def save_adapters(adapted: Any, folder: Path, base: str) -> None:
 def dense_model(base: str | Path, adapters: str | Path) -> Any:
     """The model of a base folder with the adapters of another folder added to its weights, in float32.
 
-    Raises: MissingPath (no peft, no folder), BadFile (not a LoRA folder), NoSafetensors, WrongKeys for adapters of another base.
+    Raises: BadEnvironment (no peft), MissingPath, BadFile (not a LoRA folder), WrongKeys for adapters of another base.
     """
     folder = Path(adapters)
     if not folder.is_dir():
@@ -71,7 +72,7 @@ def dense_model(base: str | Path, adapters: str | Path) -> Any:
         there = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
         raise BadFile(folder, f"no {CONFIG} in this folder (found: {there})", "give the folder that PEFT's save_pretrained wrote")
     if not (folder / WEIGHTS).is_file():
-        raise NoSafetensors(folder, sorted(path.name for path in folder.iterdir()), WEIGHTS)
+        raise no_safetensors(folder, WEIGHTS)
     written = read_json(folder / CONFIG)
     kind = written.get("peft_type") if isinstance(written, dict) else None
     if kind != "LORA":
@@ -101,5 +102,6 @@ def _peft() -> ModuleType:
     try:
         import peft
     except ImportError:
-        raise MissingPath("peft", "the package that adapters need", "install it: pip install 'featcal[language]'") from None
+        way_out = "install it: pip install 'featcal[language]'"
+        raise BadEnvironment("peft", "the package that reads adapters is not installed", way_out) from None
     return peft

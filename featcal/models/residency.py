@@ -5,7 +5,6 @@ Knows neither tasks nor settings.
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from difflib import get_close_matches
 from typing import Protocol
 
 from torch import nn
@@ -90,8 +89,8 @@ def require_alike(models: Mapping[str, Held]) -> None:
     for there, found in others:
         for name, shape in reference.items():
             if name not in found:
-                raise MissingTensor(there, name, get_close_matches(name, found, n=3))
+                raise MissingTensor(there, name, found)
             if found[name] != shape:
                 raise TensorsDiffer(name, here, list(shape), there, list(found[name]))
         for name in found.keys() - reference.keys():
-            raise MissingTensor(here, name, get_close_matches(name, reference, n=3))
+            raise MissingTensor(here, name, reference)

@@ -28,7 +28,7 @@ def skeleton(
 
     The class is read from config.json and is one of transformers' own; of a whole CLIP it is the vision tower. Parameters that
     the model ties are one object under several names. Buffers are on `device`.
-    Raises: MissingPath, UnknownModelClass; BadFile for a config.json that makes no model.
+    Raises: MissingPath; BadFile for a config.json that makes no model.
     """
     kind: Any = model_class(folder)
     part = VISION if kind is CLIPModel else None

@@ -6,7 +6,6 @@ Everything is decided from headers, before anything is read; what is tied, missi
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from difflib import get_close_matches
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,7 +77,7 @@ def stored_tensors(module: PreTrainedModel, checkpoint: LazyCheckpoint) -> dict[
     if unexpected or misshapen:
         raise WrongKeys(checkpoint.folder, type(module).__name__, missing, unexpected, misshapen)
     if missing:
-        raise MissingTensor(checkpoint.folder, missing[0], get_close_matches(missing[0], checkpoint.names, n=3, cutoff=0.0))
+        raise MissingTensor(checkpoint.folder, missing[0], checkpoint.names)
     return found
 
 

@@ -7,7 +7,6 @@ between two runs: the weights of every task in one safetensors file, settings an
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from featcal.errors import (
-    AdapterMisfit,
+    BadData,
     BadFile,
     BadPlan,
     BadSetting,
@@ -37,6 +36,7 @@ from featcal.storage.results import read_json, write_json
 WEIGHTS, RECORD, CARD = "adapters.safetensors", "adapters.json", "README.md"
 METHODS: dict[str, type[AdapterMethod]] = {"surgery": Surgery, "prob_surgery": ProbSurgery, "mean_shift": MeanShift}
 TITLES = {"surgery": "Representation Surgery", "prob_surgery": "ProbSurgery", "mean_shift": "Mean shift"}
+OWN_MODEL = "use adapters with the merged model they were trained for; rank and width stand in their adapters.json"
 DIGITS = 6  # of a loss; beyond them the rounding of the machine shows
 NOTE = (
     "These adapters correct the last feature of one merged model. **They need the task's identity at test time**: every task\n"
@@ -77,11 +77,12 @@ class Adapters:
         """The merged model's features (…, d) as the task's adapter corrects them.
 
         Features are divided by their norm first where the adapters are made for such; the result is not.
-        Raises: UnknownKey, AdapterMisfit.
+        Raises: UnknownKey; BadData for another width.
         """
         weights = {name: weight.to(features) for name, weight in self.of(task).items()}
         if features.shape[-1] != self.width:
-            raise AdapterMisfit(f"features of {task}", "their width", features.shape[-1], self.width)
+            problem = f"their width is {features.shape[-1]}, but {self.width} is expected"
+            raise BadData(f"features of {task}", problem, OWN_MODEL)
         rows = unit(features) if self.settings.features == "unit" else features
         return rows - correction_of(self.settings).correction(weights, rows)
 
@@ -113,7 +114,7 @@ class Adapters:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Adapters":
-        """What `save` wrote. Raises: MissingPath, BadFile, TruncatedFile, MissingTensor, AdapterMisfit, NotFinite."""
+        """What `save` wrote. Raises: MissingPath, BadFile, TruncatedFile, MissingTensor, NotFinite."""
         return read_adapters(folder)
 
 
@@ -161,7 +162,7 @@ def read_adapters(folder: str | Path) -> Adapters:
     """What write_adapters wrote, on the CPU.
 
     Raises: MissingPath, BadFile, BadSetting, UnknownKey for the record; for the weights TruncatedFile, MissingTensor,
-    AdapterMisfit, NotFinite, naming file and tensor.
+    BadFile for another shape, NotFinite, naming file and tensor.
     """
     path, again = Path(folder) / RECORD, "train the adapters again"
     if not Path(folder).is_dir():
@@ -192,9 +193,9 @@ def checked(path: Path, tasks: list[str], shapes: Mapping[str, tuple[int, ...]])
         raise TruncatedFile(path, error) from None
     for name, shape in ((f"{task}/{part}", shape) for task in tasks for part, shape in shapes.items()):
         if name not in tensors:
-            raise MissingTensor(path, name, get_close_matches(name, tensors, n=3, cutoff=0.0))
+            raise MissingTensor(path, name, tensors)
         if tuple(tensors[name].shape) != shape:
-            raise AdapterMisfit(path, name, tuple(tensors[name].shape), shape)
+            raise BadFile(path, f"{name} is {tuple(tensors[name].shape)}, but {shape} is expected", OWN_MODEL)
         if not torch.isfinite(tensors[name]).all():
             raise NotFinite(path, name)
     return tensors

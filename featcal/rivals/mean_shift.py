@@ -17,7 +17,7 @@ def mean_shift(
     batches: Mapping[str, Iterable[Batch]],
     *,
     head: Head = None,
-    features: Literal["unit", "raw"] = "raw",
+    features: Literal["unit", "raw"] = MeanShift.features,
     device: str | torch.device | None = None,
 ) -> Adapters:
     """Add per task one constant vector to the merged model's last feature, f' = f + s_t, without any training.
@@ -30,7 +30,7 @@ def mean_shift(
         features: "raw" as the models give them; "unit" divides both by their norm first.
 
     Returns: Adapters, as `surgery`; without losses.
-    Raises: BadSetting, UnknownKey; TaskMismatch, BadBatches.
+    Raises: BadSetting, UnknownKey; BadBatches.
     Source: none; a control for the adapters. It needs the task's identity at test time, as they do.
     """
     return adapters_for(MeanShift(features), merged, experts, batches, head, 0, device, None)

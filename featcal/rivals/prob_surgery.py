@@ -9,7 +9,6 @@ from featcal.rivals.adapters import Adapters
 from featcal.rivals.features import Batch, Head
 from featcal.rivals.pool import Model, adapters_for
 from featcal.rivals.settings import ProbSurgery
-from featcal.settings import from_mapping
 
 
 def prob_surgery(
@@ -18,15 +17,15 @@ def prob_surgery(
     batches: Mapping[str, Iterable[Batch]],
     *,
     head: Head = None,
-    hidden: int = 128,
-    kl_weight: float = 1e-4,
-    steps: int = 1000,
-    lr: float = 1e-3,
-    batch: int = 16,
-    reshuffle: int | None = None,
-    encode: Literal["once", "each_step"] = "once",
-    features: Literal["unit", "raw"] = "raw",
-    loss: Literal["l1", "mse", "smooth_l1"] = "l1",
+    hidden: int = ProbSurgery.hidden,
+    kl_weight: float = ProbSurgery.kl_weight,
+    steps: int = ProbSurgery.steps,
+    lr: float = ProbSurgery.lr,
+    batch: int = ProbSurgery.batch,
+    reshuffle: int | None = ProbSurgery.reshuffle,
+    encode: Literal["once", "each_step"] = ProbSurgery.encode,
+    features: Literal["unit", "raw"] = ProbSurgery.features,
+    loss: Literal["l1", "mse", "smooth_l1"] = ProbSurgery.loss,
     seed: int = 42,
     device: str | torch.device | None = None,
     progress: Callable[[str], None] | None = None,
@@ -44,7 +43,5 @@ def prob_surgery(
     Raises: as `surgery`.
     Source: Wei et al., Representation Surgery in Model Merging with Probabilistic Modeling (ICML 2025).
     """
-    chosen = {"hidden": hidden, "kl_weight": kl_weight, "steps": steps, "loss": loss, "features": features}
-    chosen |= {"lr": lr, "batch": batch, "reshuffle": reshuffle, "encode": encode}
-    settings = from_mapping(ProbSurgery, chosen, "prob_surgery")
+    settings = ProbSurgery(steps, lr, batch, features, reshuffle, encode, hidden, kl_weight, loss)
     return adapters_for(settings, merged, experts, batches, head, seed, device, progress)

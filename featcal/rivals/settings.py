@@ -4,13 +4,13 @@ Knows nothing of torch, models or files.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from featcal.settings import number, require, whole_number
+from featcal.settings import Checked, Count, Positive, Within
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(Checked):
     """How adapters are trained, whichever method it is: Adam with betas 0.9 and 0.999, no weight decay, one step per batch.
 
     steps:      optimiser steps of every task.
@@ -21,22 +21,12 @@ class Training:
     """
 
     name: ClassVar[str] = ""
-    steps: int = 1000
-    lr: float = 1e-3
-    batch: int = 16
+    steps: Count = 1000
+    lr: Positive = 1e-3
+    batch: Count = 16
     features: Literal["unit", "raw"] = "raw"
-    reshuffle: int | None = None
+    reshuffle: Count | None = None
     encode: Literal["once", "each_step"] = "once"
-
-    def __post_init__(self) -> None:
-        whole_number(f"{self.name}.steps", self.steps)
-        whole_number(f"{self.name}.batch", self.batch)
-        number(f"{self.name}.lr", self.lr)
-        require(self.lr > 0, f"{self.name}.lr", self.lr, "must be > 0 (paper: 1.0e-3)")
-        require(self.features in ("unit", "raw"), f"{self.name}.features", self.features, "must be unit or raw")
-        require(self.encode in ("once", "each_step"), f"{self.name}.encode", self.encode, "must be once or each_step")
-        if self.reshuffle is not None:
-            whole_number(f"{self.name}.reshuffle", self.reshuffle)
 
 
 @dataclass(frozen=True)
@@ -44,12 +34,9 @@ class Surgery(Training):
     """Representation Surgery.   rank: r, the width of the adapter; the paper takes 16 where features have 512 or 768."""
 
     name: ClassVar[str] = "surgery"
+    place = name
     features: Literal["unit", "raw"] = "unit"
-    rank: int = 16
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole_number("surgery.rank", self.rank)
+    rank: Count = 16
 
 
 @dataclass(frozen=True)
@@ -62,32 +49,24 @@ class ProbSurgery(Training):
     """
 
     name: ClassVar[str] = "prob_surgery"
-    hidden: int = 128
-    kl_weight: float = 1e-4
+    place = name
+    hidden: Count = 128
+    kl_weight: Annotated[float, Within(0)] = 1e-4
     loss: Literal["l1", "mse", "smooth_l1"] = "l1"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole_number("prob_surgery.hidden", self.hidden)
-        number("prob_surgery.kl_weight", self.kl_weight)
-        require(self.kl_weight >= 0, "prob_surgery.kl_weight", self.kl_weight, "must be >= 0 (official: 1.0e-4)")
-        require(self.loss in ("l1", "mse", "smooth_l1"), "prob_surgery.loss", self.loss, "must be l1, mse or smooth_l1")
 
 
 @dataclass(frozen=True)
-class MeanShift:
+class MeanShift(Checked):
     """One constant vector per task, which nothing is trained for.
 
     features:   "unit" divides both sides by their norm before the shift, "raw" leaves them.
     """
 
     name: ClassVar[str] = "mean_shift"
+    place = name
     steps: ClassVar[int] = 0
     encode: ClassVar[str] = "once"
     features: Literal["unit", "raw"] = "raw"
-
-    def __post_init__(self) -> None:
-        require(self.features in ("unit", "raw"), "mean_shift.features", self.features, "must be unit or raw")
 
 
 AdapterMethod = Training | MeanShift

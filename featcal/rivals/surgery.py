@@ -9,7 +9,6 @@ from featcal.rivals.adapters import Adapters
 from featcal.rivals.features import Batch, Head, output_embeddings
 from featcal.rivals.pool import Model, adapters_for, as_module
 from featcal.rivals.settings import Surgery
-from featcal.settings import from_mapping
 
 
 def surgery(
@@ -18,12 +17,12 @@ def surgery(
     batches: Mapping[str, Iterable[Batch]],
     *,
     head: Head = None,
-    rank: int = 16,
-    steps: int = 1000,
-    lr: float = 1e-3,
-    batch: int = 16,
-    reshuffle: int | None = None,
-    encode: Literal["once", "each_step"] = "once",
+    rank: int = Surgery.rank,
+    steps: int = Surgery.steps,
+    lr: float = Surgery.lr,
+    batch: int = Surgery.batch,
+    reshuffle: int | None = Surgery.reshuffle,
+    encode: Literal["once", "each_step"] = Surgery.encode,
     features: Literal["unit", "raw"] | None = None,
     seed: int = 42,
     device: str | torch.device | None = None,
@@ -42,20 +41,11 @@ def surgery(
         progress: called with one line of text per 100 steps.
 
     Returns: Adapters: apply(task, features), before_head(model, task), save(folder), losses.
-    Raises: BadSetting, UnknownKey; TaskMismatch, BadBatches; AdapterDiverged naming task and step.
+    Raises: BadSetting, UnknownKey; BadBatches; Diverged naming task and step.
     Source: Yang et al., Representation Surgery for Multi-Task Model Merging (ICML 2024).
     """
     module = as_module(merged, device)
     if features is None:
         features = "unit" if output_embeddings(module) is None else "raw"
-    details = {
-        "rank": rank,
-        "steps": steps,
-        "lr": lr,
-        "batch": batch,
-        "reshuffle": reshuffle,
-        "encode": encode,
-        "features": features,
-    }
-    settings = from_mapping(Surgery, details, "surgery")
+    settings = Surgery(rank=rank, steps=steps, lr=lr, batch=batch, reshuffle=reshuffle, encode=encode, features=features)
     return adapters_for(settings, module, experts, batches, head, seed, device, progress)

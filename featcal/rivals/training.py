@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from featcal.core.precision import exact_products
-from featcal.errors import AdapterDiverged, BadBatches
+from featcal.errors import BadBatches, Diverged
 from featcal.rivals.adapters import Adapters, unit
 from featcal.rivals.corrections import Stacked, Trained, trained_correction
 from featcal.rivals.draws import generator
@@ -33,7 +33,7 @@ def train(
 
     Every task has its own generators, its own Adam moments (Adam works entry by entry) and its own loss; training the tasks
     one by one gives the same adapters. After k steps they are what a training of k steps returns, which is what `audit` sees.
-    Returns: the adapters with the loss of every step.  Raises: AdapterDiverged naming task and step; BadBatches for no step.
+    Returns: the adapters with the loss of every step.  Raises: Diverged naming task and step; BadBatches for no step.
     """
     steps = iter(steps)
     first = next(steps, None)
@@ -101,7 +101,8 @@ def drawn(noise: Mapping[str, torch.Generator], batch: Stacked) -> Tensor:
 
 
 def require_finite(settings: Training, tasks: list[str], step: int, values: Tensor) -> None:
-    """Raise AdapterDiverged for the first task whose value (T,) is not a number."""
+    """Raise Diverged for the first task whose value (T,) is not a number."""
     if not torch.isfinite(values).all():
         task = tasks[int((~torch.isfinite(values)).nonzero()[0])]
-        raise AdapterDiverged(settings.name, task, step, settings.lr)
+        look = "NaN in the features: the merged model, the expert, or the samples of this task"
+        raise Diverged(f"{settings.name} {task!r}", step, f"{settings.name}.lr, 1e-3 in the paper", settings.lr, look)

@@ -5,18 +5,30 @@ CLIPModel one tower can be asked for. Knows nothing of model classes.
 """
 
 import json
-from difflib import get_close_matches
 from math import prod
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import torch
 from torch import Tensor
 
-from featcal.errors import BadFile, MissingPath, MissingTensor, NoSafetensors, NotFinite, NotFloating
+from featcal.errors import BadFile, MissingPath, MissingTensor, NotFinite
 from featcal.storage.tensor_file import TensorFile
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _LEGACY_PREFIX = "vision_model."
+
+
+def no_safetensors(folder: Path, wanted: str = SINGLE, *found: str) -> BadFile:
+    """The error of a folder without weights that can be read; where it holds a pickle, how to get rid of it."""
+    there = found or sorted(path.name for path in folder.iterdir())
+    pickled = next((name for name in there if name.endswith((".bin", ".pt", ".pth", ".ckpt"))), None)
+    way_out = (
+        f"{pickled} is a pickle, which can run code when opened and is not read here; load it where you trust it and "
+        "write it with save_pretrained(folder), or its state dict with safetensors.torch.save_file"
+        if pickled
+        else f"give the folder that holds {wanted}, or shards with their index where transformers wrote it"
+    )
+    return BadFile(folder, f"no {wanted} in this folder (found: {', '.join(there[:8]) or 'nothing'})", way_out)
 
 
 class LazyCheckpoint:
@@ -24,7 +36,7 @@ class LazyCheckpoint:
 
     part: "vision_model" of a whole CLIPModel gives that tower's tensors without the prefix; a folder that holds only the tower
           gives all it has.
-    Raises: MissingPath, NoSafetensors, TruncatedFile, BadFile when opened.
+    Raises: MissingPath, TruncatedFile, BadFile when opened.
     """
 
     def __init__(self, folder: str | Path, part: str | None = None):
@@ -62,7 +74,7 @@ class LazyCheckpoint:
     def file_of(self, name: str) -> Path:
         """The file that holds a tensor. Raises: MissingTensor with the three nearest names."""
         if name not in self._file:
-            raise MissingTensor(self.folder, name, get_close_matches(name, self.names, n=3, cutoff=0.0))
+            raise MissingTensor(self.folder, name, self.names)
         return self._file[name]
 
     def tensor(self, name: str) -> Tensor:
@@ -77,10 +89,12 @@ class LazyCheckpoint:
         return tensor
 
     def require_floating(self) -> None:
-        """Raise NotFloating where a weight is stored as whole numbers; other tensors, such as counters, may be."""
+        """Raise BadFile where a weight is stored as whole numbers; other tensors, such as counters, may be."""
         for name in self.names:
             if name.endswith("weight") and not self.dtype(name).is_floating_point:
-                raise NotFloating(self.file_of(name), name, self.dtype(name))
+                problem = f"{name} is stored as {self.dtype(name)}, but weights must be floating-point numbers"
+                way_out = "give the checkpoint a quantised one was made from, or write its values as float32, float16 or bfloat16"
+                raise BadFile(self.file_of(name), problem, way_out)
 
     def _files(self) -> dict[str, Path]:
         """Stored name -> file."""
@@ -93,11 +107,11 @@ class LazyCheckpoint:
                 there = self._open_file(path).names
                 lost = sorted(n for n in {n for n, f in files.items() if f == path}.difference(there))
                 if lost:
-                    raise MissingTensor(path, lost[0], get_close_matches(lost[0], there, n=3, cutoff=0.0))
+                    raise MissingTensor(path, lost[0], there)
         elif single.is_file():
             files = dict.fromkeys(self._open_file(single).names, single)
         else:
-            raise NoSafetensors(self.folder, sorted(p.name for p in self.folder.iterdir()))
+            raise no_safetensors(self.folder)
         # older files store this counter 0, 1, 2, … although every model builds it itself
         return {n: f for n, f in files.items() if not n.endswith("embeddings.position_ids")}
 

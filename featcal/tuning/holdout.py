@@ -4,16 +4,14 @@ Drawn sample by sample, as batches are often sorted by length, and by a generato
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 from zlib import crc32
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from featcal.calibration.batches import Batch, rows, size
 from featcal.errors import BadBatches
 
-Batch = Mapping[str, Any]
 Split = tuple[dict[str, list[Batch]], dict[str, list[Batch]]]  # kept and held out, by task
 
 
@@ -39,19 +37,3 @@ def split(task: str, batches: Iterable[Batch], share: float, seed: int) -> tuple
         kept += [rows(batch, ~own)] if not own.all() else []
         held += [rows(batch, own)] if own.any() else []
     return kept, held
-
-
-def size(task: str, number: int, batch: Batch) -> int:
-    """Samples of a batch. Raises: BadBatches for one without a tensor."""
-    tensors = [value for value in batch.values() if isinstance(value, Tensor)] if isinstance(batch, Mapping) else []
-    if not tensors:
-        raise BadBatches(task, f"batch {number} holds no tensor; expected a mapping such as {{'pixel_values': tensor}}")
-    return len(tensors[0])
-
-
-def rows(batch: Batch, chosen: Tensor) -> Batch:
-    """Some samples of a batch; what is no tensor with a row for every sample stays as it is."""
-    return {
-        name: value[chosen.to(value.device)] if isinstance(value, Tensor) and len(value) == len(chosen) else value
-        for name, value in batch.items()
-    }

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from featcal.blocks.linear import side_by_side
 from featcal.blocks.plan import BlockPlan, Stack, blocks_of
-from featcal.calibration.block import Systems, add_task, solve
+from featcal.calibration.block import Systems, add_task, load, solve
 from featcal.calibration.calibrate import budgets
 from featcal.calibration.models import Model, hold_models
 from featcal.calibration.observe import BlockView, observe
@@ -99,7 +99,7 @@ def stack_gains(run: Run, stack: Stack, kept: Mapping[str, Tracks], held: Mappin
                 add_task(seen, observe(block, teacher, kept[task], view), teacher, settings)
                 add_task(apart, observe(block, teacher, held[task], view), teacher, settings)
             gains |= block_gains(seen, apart, block, base, view.name, settings)
-            solve(seen, block, base, view.name, settings, run.ranks)
+            load(block, solve(seen, block, base, view.name, settings, run.ranks), settings)
             for task in models.experts:
                 advance_student(block, stack, kept[task])
                 advance_student(block, stack, held[task])

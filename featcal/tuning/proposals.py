@@ -11,7 +11,7 @@ from zlib import crc32
 
 import numpy as np
 
-from featcal.errors import MissingPath
+from featcal.errors import BadEnvironment
 from featcal.settings import Calibration
 from featcal.tuning.settings import ANCHOR_BLEND, INTERPOLATION, LOG_RIDGE, Candidate, Proposal, Search, at
 
@@ -80,10 +80,11 @@ def nearest(value: float, low: float, high: float, step: float) -> float:
 
 
 def imported() -> Any:
-    """Optuna, without its messages. Raises: MissingPath where it is not installed."""
+    """Optuna, without its messages. Raises: BadEnvironment where it is not installed."""
     try:
         import optuna
     except ImportError:
-        raise MissingPath("optuna", "the package that searches", "install it: pip install 'featcal[tune]'") from None
+        way_out = "install it: pip install 'featcal[tune]'"
+        raise BadEnvironment("optuna", "the package that searches is not installed", way_out) from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna

@@ -5,9 +5,9 @@ Knows nothing of torch or models.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from featcal.settings import Calibration, require, whole_number
+from featcal.settings import Calibration, Checked, Count, Natural, Within
 
 Origin = Literal["start", "path", "search"]
 
@@ -19,24 +19,18 @@ INTERPOLATION = (0.0, 1.0, 0.05)
 
 
 @dataclass(frozen=True)
-class Search:
+class Search(Checked):
     """How λ, ρ and α are searched for.
 
     trials:  calibrated models that are tried.   holdout: share of every task's samples that no calibration sees.
     at_once: trials that are proposed together, knowing all that came before them; 1 unless they are run side by side.
     """
 
-    trials: int = 16
-    holdout: float = 0.25
-    seed: int = 42
-    at_once: int = 1
-
-    def __post_init__(self) -> None:
-        whole_number("tune.trials", self.trials)
-        whole_number("tune.seed", self.seed, least=0)
-        whole_number("tune.at_once", self.at_once)
-        fine = isinstance(self.holdout, float) and 0 < self.holdout < 1
-        require(fine, "tune.holdout", self.holdout, "must lie between 0 and 1, for example 0.25")
+    place = "tune"
+    trials: Count = 16
+    holdout: Annotated[float, Within(0, 1, strictly=True)] = 0.25
+    seed: Natural = 42
+    at_once: Count = 1
 
 
 @dataclass(frozen=True)

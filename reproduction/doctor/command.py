@@ -155,12 +155,12 @@ def fonts() -> str:
 
 def fence() -> str:
     """Whether what a language model programs can be run behind limits."""
-    from featcal.errors import CannotFence
+    from featcal.errors import BadEnvironment
     from reproduction.language.sandbox import Program, run_programs
 
     try:
         outcome = run_programs([Program("answer = 42", ["assert answer == 42"])])[0]
-    except CannotFence as error:
+    except BadEnvironment as error:
         return f"cannot be run: {str(error).splitlines()[0]}"
     return "run behind limits of time, memory and files" if outcome.passed else f"do not run: {outcome.detail}"
 

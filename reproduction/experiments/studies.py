@@ -12,9 +12,10 @@ from typing import Any, Literal
 from featcal.merging.settings import settings_of
 from featcal.rivals.settings import ProbSurgery, Surgery
 from featcal.settings import Calibration, from_mapping, require, several, text, whole_number
+from reproduction.experiments.beyond import BeyondStudy
 from reproduction.experiments.choices import ChoicesStudy
 from reproduction.experiments.entries import for_suite
-from reproduction.experiments.runs import SETTINGS, Draw, Reading, role_and_pool
+from reproduction.experiments.runs import ADAPTER_SETTINGS, SETTINGS, Draw, Reading, role_and_pool
 from reproduction.experiments.sweeps import Sweep, SweepStudy
 from reproduction.experiments.tunings import TuneStudy
 
@@ -210,6 +211,28 @@ class TheoryStudy(Study):
 
 
 @dataclass(frozen=True)
+class ExpertSeedsStudy:
+    """The main comparison with experts of other trainings.
+
+    upstreams: mergers.   settings: of adapters.   seeds: of the experts' trainings but the first, which `evaluate` scores.
+    """
+
+    role: str
+    pool: int
+    upstreams: tuple[str, ...]
+    settings: tuple[str, ...]
+    seeds: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for upstream in self.upstreams:
+            text("expert_seeds.upstreams", upstream)
+        for setting in self.settings:
+            known = f"must be one of {', '.join(ADAPTER_SETTINGS)}"
+            require(setting in ADAPTER_SETTINGS, "expert_seeds.settings", setting, known)
+        several("expert_seeds.seeds", self.seeds)
+
+
+@dataclass(frozen=True)
 class FieldStudy:
     """Every merger from the same experts and the same samples: as it is, with FeatCal, and with Surgery behind it.
 
@@ -246,7 +269,8 @@ class FieldStudy:
 
 STUDIES: dict[str, type[Any]] = {
     "samples": SamplesStudy, "corrupted": CorruptedStudy, "cost": CostStudy, "sweep": SweepStudy, "theory": TheoryStudy,
-    "choices": ChoicesStudy, "tune": TuneStudy, "task_counts": TaskCountsStudy, "field": FieldStudy,
+    "choices": ChoicesStudy, "tune": TuneStudy, "task_counts": TaskCountsStudy, "beyond": BeyondStudy,
+    "expert_seeds": ExpertSeedsStudy, "field": FieldStudy,
 }  # fmt: skip
 NESTED: dict[str, type[Any]] = {
     "rivals": Rivals, "featcal": Calibration, "surgery": Surgery, "prob_surgery": ProbSurgery, "around": Sweep,

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from featcal.errors import BadData, NoHarness
+from featcal.errors import BadData, BadEnvironment
 from featcal.models.load import quiet
 from reproduction.language.generation import Change
 
@@ -55,7 +55,7 @@ def score_tests(
     chat:     whether prompts, worked examples among them, are put as a chat by the tokenizer's own template.
     progress: whether the harness shows its bars; its warnings are not shown.
     Returns:  None in place of the last where a prompt can be partly right.
-    Raises:   NoHarness without the package; BadData for a prompt longer than the model can read.
+    Raises:   BadEnvironment without the package; BadData for a prompt longer than the model can read.
     """
     require_harness()
     found = {}
@@ -69,7 +69,7 @@ def score_tests(
 
 
 def configured(config: dict[str, Any]) -> Any:
-    """A task of lm_eval from its configuration. Raises: NoHarness without the package."""
+    """A task of lm_eval from its configuration. Raises: BadEnvironment without the package."""
     require_harness()
     from lm_eval.api.task import ConfigurableTask
 
@@ -86,9 +86,10 @@ def prepared(task: Any) -> Any:
 
 
 def require_harness() -> None:
-    """Raise NoHarness unless lm-evaluation-harness is installed."""
+    """Raise BadEnvironment unless lm-evaluation-harness is installed."""
     if not installed():
-        raise NoHarness(["lm-evaluation-harness (lm_eval), which asks language models for answers, is not installed"], [INSTALL])
+        problem = "the package that asks language models for answers is not installed"
+        raise BadEnvironment("lm-evaluation-harness (lm_eval)", problem, INSTALL)
 
 
 def installed() -> bool:

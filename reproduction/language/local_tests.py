@@ -21,7 +21,7 @@ def local_test(key: str, rows: Sequence[Row], check: str, new_tokens: int) -> Lo
 
     check:      "arithmetic", "letter", "instructions" or "program".
     new_tokens: after which an answer is cut; it ends at its first line break or end token.
-    Raises:     BadData without rows or columns; UnknownKey for a check that does not exist; NoHarness.
+    Raises:     BadData without rows or columns; UnknownKey for a check that does not exist; BadEnvironment.
     """
     from datasets import Dataset
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from featcal.errors import NoHarness, UnknownKey
+from featcal.errors import BadEnvironment, UnknownKey
 from reproduction.data.public import PUBLIC, PublicTest
 from reproduction.language.harness import Loaded, prepared, require_harness, silent
 from reproduction.language.requirements import fetch_punkt, lacking, require_antlr
@@ -25,7 +25,7 @@ def load_public(tests: Mapping[str, str] = PAPER, revisions: Mapping[str, str] |
 
     tests:     by what the results call the test, a name of PUBLIC.
     revisions: the commits of their data sets, by the same keys; left out, whatever is there now.
-    Raises: NoHarness naming everything that is lacking, of all tests at once; UnknownKey.
+    Raises: BadEnvironment naming everything that is lacking, of all tests at once; UnknownKey.
     """
     unknown = next((name for name in tests.values() if name not in PUBLIC), None)
     if unknown:
@@ -45,7 +45,7 @@ def load_public(tests: Mapping[str, str] = PAPER, revisions: Mapping[str, str] |
             said = (str(error).strip().splitlines() or [type(error).__name__])[0]
             problems.append(f"{test.task}: {said.rstrip('.;')[:160]}")
     if problems:
-        raise NoHarness(problems, list(dict.fromkeys(ways_out)))
+        raise BadEnvironment("public tests", ";\n".join(problems), *dict.fromkeys(ways_out))
     return loaded
 
 

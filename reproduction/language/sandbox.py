@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from featcal.errors import CannotFence
+from featcal.errors import BadEnvironment
 
 FENCE = Path(__file__).with_name("fence.py")
 
@@ -60,7 +60,7 @@ def run_programs(programs: Iterable[Program], limits: Limits | None = None) -> l
 
     All share one interpreter without site-packages, environment or input, in an empty folder; each runs in a forked child that
     writes no file, opens no socket, starts no process, and whose output is thrown away. One that leaves early has not passed.
-    Raises: CannotFence where the system has no such limits (Windows), or where even a harmless program fails behind them.
+    Raises: BadEnvironment where the system has no such limits (Windows), or where even a harmless program fails behind them.
     """
     given, limits = list(programs), limits or Limits()
     if not given:
@@ -76,13 +76,18 @@ def run_programs(programs: Iterable[Program], limits: Limits | None = None) -> l
             )
         except subprocess.CalledProcessError as error:
             last = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]
-            raise CannotFence(f"the interpreter that runs programs ended before its time ({last})") from None
+            raise _cannot_fence(f"the interpreter that runs programs ended before its time ({last})") from None
         except subprocess.TimeoutExpired:
-            raise CannotFence(f"the interpreter that runs programs was silent for {longest:.0f} s") from None
+            raise _cannot_fence(f"the interpreter that runs programs was silent for {longest:.0f} s") from None
     return [Outcome(state, detail) for state, detail in json.loads(done.stdout)]
 
 
 def require_fence() -> None:
-    """Raise CannotFence where the system cannot fork and limit processes."""
+    """Raise BadEnvironment where the system cannot fork and limit processes."""
     if sys.platform == "win32":
-        raise CannotFence("Windows has no limits of processor time and memory for a process")
+        raise _cannot_fence("Windows has no limits of processor time and memory for a process")
+
+
+def _cannot_fence(reason: str) -> BadEnvironment:
+    way_out = "the scores that run programs (humaneval_plus, mbpp_plus) need Linux; WSL or a container will do"
+    return BadEnvironment("programs that a model wrote", reason, way_out)

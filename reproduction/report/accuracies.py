@@ -4,32 +4,32 @@ from html import escape
 
 from reproduction.report import tables
 from reproduction.report.markup import PageOutput, accuracy_table, fold, note, table
-from reproduction.report.reproduced import against_printed, elsewhere
-from reproduction.report.show import PLACES, evidence, label
+from reproduction.report.pages import Page
+from reproduction.report.reproduced import elsewhere
 
 LEGEND = "Arrows: against the block’s merger. sd: over seeds. Bold: best of the block."
 
 
-def measured(page: str, suite: str) -> PageOutput:
+def measured(page: Page) -> PageOutput:
     """The page's accuracy table in the paper's row order, at the suite's main settings; its other settings are folded away."""
-    ours = evidence(page, suite)
-    main, *others = tables.settings_shown(suite, ours.pool)
-    html = _table(page, suite, main, tables.accuracy_rows(ours))
+    ours = page.evidence
+    main, *others = tables.settings_shown(page.suite, ours.pool)
+    html = _table(page, main, tables.accuracy_rows(ours))
     for setting in others:
         words = f"The same blocks at the {tables.SETTING_LABELS[setting]}"
-        html += fold(words, _table(page, suite, setting, tables.block_rows(ours, setting)))
-    return PageOutput(html + against_printed(page, suite))
+        html += fold(words, _table(page, setting, tables.block_rows(ours, setting)))
+    return PageOutput(html + page.against_printed())
 
 
-def _table(page: str, suite: str, setting: str, rows: list[tables.Row]) -> str:
-    ours = evidence(page, suite)
-    caption = f"Top-1 accuracy (%) on test images, at the {tables.SETTING_LABELS[setting]} — {label(suite)}. {LEGEND}"
+def _table(page: Page, setting: str, rows: list[tables.Row]) -> str:
+    ours = page.evidence
+    caption = f"Top-1 accuracy (%) on test {page.inputs}, at the {tables.SETTING_LABELS[setting]} — {page.label}. {LEGEND}"
     return accuracy_table(rows, ours.tasks, [ours.title(task) for task in ours.tasks], caption)[0]
 
 
-def printed(page: str) -> PageOutput:
+def printed(page: Page) -> PageOutput:
     """The paper's printed table, folded away, with the cells in doubt marked."""
-    number = PLACES[page][2]
+    number = page.topic.printed
     tasks, rows = tables.paper_rows(number)
     caption = f"The paper’s Table {int(number[-2:])}, as printed: real CLIP models on real data"
     return PageOutput(folded_table(*accuracy_table(rows, tasks, [tables.TASKS[task] for task in tasks], caption)))
@@ -42,9 +42,9 @@ def folded_table(html: str, marks: list[str]) -> str:
     return fold("The paper’s own values", html + doubts)
 
 
-def recovered(page: str, suite: str) -> PageOutput:
+def recovered(page: Page) -> PageOutput:
     """The share of the way from each merger to the experts that FeatCal goes, here and in the paper."""
-    found = tables.recovered(evidence(page, suite))
+    found = tables.recovered(page.evidence)
     if not found:
         return PageOutput(note("○ not run: the share of the gap that FeatCal recovers needs a merger, FeatCal and the experts."))
     rows = []
@@ -52,9 +52,9 @@ def recovered(page: str, suite: str) -> PageOutput:
         spread = f" <small>sd {item.spread:.1f}</small>" if item.spread is not None else ""
         one = ' <small class="fc-run">one seed</small>' if item.one_run else ""
         name = f"{tables.UPSTREAMS[item.upstream]}, {tables.SETTING_LABELS[item.setting]}"
-        rows.append(("", [name, f"{item.share:.0f} %{spread}{one}", _paper_share(PLACES[page][2], item.upstream)]))
-    caption = f"Share of the gap between merger and experts that FeatCal recovers — {label(suite)}"
-    return PageOutput(table(["Merger, settings", "Here", elsewhere(suite)], rows, caption))
+        rows.append(("", [name, f"{item.share:.0f} %{spread}{one}", _paper_share(page.topic.printed, item.upstream)]))
+    caption = f"Share of the gap between merger and experts that FeatCal recovers — {page.label}"
+    return PageOutput(table(["Merger, settings", "Here", elsewhere(page.suite)], rows, caption))
 
 
 def _paper_share(number: str, upstream: str) -> str:

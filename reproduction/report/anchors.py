@@ -7,9 +7,9 @@ weigh no more than the anchor in any direction.
 from reproduction.report.controls import Key, average, margin, standing
 from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.language import MERGER, PLAYED, UNITS, blocks, experiments
+from reproduction.report.language import MERGER, UNITS, blocks, experiments
 from reproduction.report.markup import PageOutput, compact, estimated, fold, table
-from reproduction.report.show import label
+from reproduction.report.pages import Page
 from reproduction.report.tables import METHODS, UPSTREAMS, Row, cells_of, with_changes
 from reproduction.report.values import PAPER_SETTINGS, player
 
@@ -19,10 +19,10 @@ MERGED: Key = (MERGER, "merged", "")
 NAMES = {MERGED: UPSTREAMS[MERGER], ANCHOR: "The anchor alone, ρ times the merger’s change", FEATCAL: METHODS["featcal"]}
 
 
-def folded(page: str, suite: str) -> PageOutput:
+def folded(page: Page) -> PageOutput:
     """How far FeatCal is from its anchor: averages with their margins, and below them every column."""
-    caption = f"{UNITS[PLAYED[page][0]]} — {label(suite)}. Arrows: against task arithmetic."
-    return PageOutput(fold("What FeatCal’s anchor alone does", distances(page, suite) + blocks(page, suite, rows, caption)))
+    caption = f"{UNITS[page.place[1]]} — {page.label}. Arrows: against task arithmetic."
+    return PageOutput(fold("What FeatCal’s anchor alone does", distances(page) + blocks(page, rows, caption)))
 
 
 def rows(ours: Evidence) -> list[Row]:
@@ -34,18 +34,18 @@ def rows(ours: Evidence) -> list[Row]:
     return [with_changes(row, found[0]) if row.kind == "calibrated" else row for row in found]
 
 
-def distances(page: str, suite: str) -> str:
+def distances(page: Page) -> str:
     """Of both sizes: averages of the merger, of the anchor and of FeatCal, and which of them differ."""
     body = []
-    for ours in experiments(page, suite):
+    for ours in experiments(page):
         values = PAPER_SETTINGS[ours.role]
-        name = f"{player(ours.role, suite)}<small>λ = {compact(values.ridge)}, ρ = {compact(values.anchor_blend)}</small>"
+        name = f"{player(ours.role, page.suite)}<small>λ = {compact(values.ridge)}, ρ = {compact(values.anchor_blend)}</small>"
         merged, anchor, featcal = (average(ours, key) for key in (MERGED, ANCHOR, FEATCAL))
         cells = [estimated(merged), estimated(anchor), estimated(featcal)]
         cells += [margin(anchor, merged), margin(featcal, anchor)]
         body.append(("", [name, *cells, _furthest(ours)]))
     head = ["", "Task arithmetic", "Anchor alone", "FeatCal", "Anchor against task arithmetic", "FeatCal against its anchor"]
-    caption = f"Averages (%) and their margins (points); within noise: at most two standard errors — {label(suite)}"
+    caption = f"Averages (%) and their margins (points); within noise: at most two standard errors — {page.label}"
     return table([*head, "Largest distance in a column"], body, caption, "fc-long")
 
 

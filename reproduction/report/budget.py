@@ -9,10 +9,9 @@ from matplotlib.figure import Figure
 from reproduction.report.claims import main_setting
 from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.figures import COLOURS, WIDTH, drawing, svg
+from reproduction.report.figures import COLOURS, WIDTH, drawing
 from reproduction.report.markup import PageOutput, fold, note, table
-from reproduction.report.reproduced import against_printed
-from reproduction.report.show import evidence, label
+from reproduction.report.pages import Page
 from reproduction.report.studies import RIVALS
 from reproduction.report.values import paper_table
 
@@ -58,19 +57,19 @@ def merged_level(ours: Evidence) -> float | None:
     return None if value is None else value.mean
 
 
-def means(page: str, suite: str) -> PageOutput:
+def means(page: Page) -> PageOutput:
     """Table 12: mean and standard deviation over seeds, the best of every column in bold; then the paper's, one click away."""
-    ours = evidence(page, suite)
+    ours = page.evidence
     found, level = measured(ours), merged_level(ours)
     paper = fold("The paper’s own values", _table(printed(), "The paper’s Table 12, as printed: real CLIP models on real data"))
     if not found:
-        return PageOutput(note(f"○ not run: no results of this study in the {label(suite)}.") + paper)
+        return PageOutput(note(f"○ not run: no results of this study in the {page.label}.") + paper)
     caption = (
-        f"Average top-1 accuracy (%) on test images by images per task, sd over seeds — {label(suite)}. Bold: best of the column."
+        f"Average top-1 accuracy (%) on test {page.inputs} by {page.inputs} per task, sd over seeds — {page.label}. Bold: best."
     )
     remarks = [] if level is None else [f"Where all start: {UPSTREAM.replace('_', ' ')} alone, {level:.1f} %."]
     remarks += [*spreads(found), *short(ours)]
-    return PageOutput(_table(found, caption) + note(" ".join(remarks)) + against_printed(page, suite) + paper)
+    return PageOutput(_table(found, caption) + note(" ".join(remarks)) + page.against_printed() + paper)
 
 
 def _table(points: list[Point], caption: str) -> str:
@@ -110,12 +109,9 @@ def short(ours: Evidence) -> list[str]:
     return told
 
 
-def figure(page: str, suite: str) -> PageOutput:
+def figure(page: Page) -> PageOutput:
     """Figure 3, or a note that it was not run."""
-    drawn = curves(evidence(page, suite))
-    if drawn is None:
-        return PageOutput(note(f"○ not run: no results of this study in the {label(suite)}."))
-    return PageOutput(picture={"image/svg+xml": svg(drawn)}, text=f"accuracy by images per task ({label(suite)})")
+    return page.drawn(curves(page.evidence), f"accuracy by {page.inputs} per task")
 
 
 def curves(ours: Evidence) -> Figure | None:

@@ -5,8 +5,8 @@ from typing import Any
 
 from reproduction.report.evidence import read_json
 from reproduction.report.markup import PageOutput, compact, fold, note, table
+from reproduction.report.pages import SYMBOLS, label
 from reproduction.report.root import results_folder
-from reproduction.report.show import SYMBOLS, label
 
 ROLES = {"clip_b32": "smaller model", "clip_l14": "larger model"}
 

@@ -1,7 +1,7 @@
 """What the paper leaves open for language models: how far one choice moves the score, and how far chance does.
 
 Chance is two standard errors of one model's difference to the mean of the default's S draws: 2·√(s²(1 + 1/S) + v), where
-s is the deviation of those draws and v what other test texts would do to both scores, taken as independent, which is cautious.
+s is the deviation of those draws and v what other test texts would do to the difference, which answers text by text tell.
 """
 
 import math
@@ -12,11 +12,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from reproduction.report import study
-from reproduction.report.estimate import image_variance
+from reproduction.report.estimate import difference, estimate
 from reproduction.report.evidence import Evidence, read_json, select
-from reproduction.report.markup import PageOutput, compact, link, note, table
-from reproduction.report.show import SYMBOLS, commands, label, run_rows
+from reproduction.report.markup import PageOutput, compact, note, table
+from reproduction.report.pages import SYMBOLS, drawn, label
 
 ROLES = {"flan_t5_base": ("glue", "FLAN-T5-base on GLUE"), "llama_3b": ("mergebench", "Llama-3B on MergeBench")}
 WORDS = {
@@ -65,7 +64,9 @@ def moved(ours: Evidence) -> list[OptionEffect]:
     drawn = sum((value - middle) ** 2 for value in own) / (len(own) - 1) * (1 + 1 / len(own))
     found = []
     for (choice, option), part in select(rows, {"default": 0}).groupby(["choice", "option"], sort=False):
-        mean, chance = float(part["value"].mean()), drawn + image_variance(default) + image_variance(part)
+        mean, ends = float(part["value"].mean()), [(weight, estimate(rows)) for weight, rows in ((1.0, part), (-1.0, default))]
+        texts = difference([(weight, end) for weight, end in ends if end])
+        chance = drawn + texts.variance - sum(end.seed_variance for _, end in ends if end)
         found.append(OptionEffect(str(choice), str(option), mean, mean - middle, 2 * math.sqrt(chance)))
     return found
 
@@ -112,7 +113,7 @@ def _summary(role: str, suite: str) -> str:
 
 def panel(role: str, suite: str) -> PageOutput:
     """Options as dots beside the default's draws, or a note where there are none."""
-    return study.drawn(_panel(evidence(role, suite), ROLES[role][1]), "study of unstated choices", suite)
+    return drawn(_panel(evidence(role, suite), ROLES[role][1]), "study of unstated choices", label(suite))
 
 
 def _panel(ours: Evidence, title: str) -> Figure | None:
@@ -157,17 +158,6 @@ def settings(suite: str) -> PageOutput:
             rows.append(("", [name, *(compact(values[key]) for key in SYMBOLS), ", ".join(map(str, used["seeds"])), reading]))
     head = ["Model", *(words.replace("images", "texts") for words in SYMBOLS.values()), "seeds", "reading"]
     return PageOutput(table(head, rows, f"The default — {label(suite)}") if rows else note("○ not run: no settings file yet."))
-
-
-def provenance(suite: str) -> PageOutput:
-    """Files, run records and commands behind the page."""
-    rows: list[tuple[str, list[str]]] = []
-    for role, (pool, name) in ROLES.items():
-        ours = evidence(role, suite)
-        there = [ours.path("scores"), *sorted(ours.folder.glob(f"{role}-{pool}.choices.*"))]
-        listed = ", ".join(link(f"../results/{suite}/{file.name}", file.name) for file in there if file.is_file())
-        rows += [("", [f"Results, {name}", listed or "none yet"]), *run_rows(ours.record("choices"))]
-    return PageOutput(table(["", ""], rows + commands("choices"), f"Provenance — {label(suite)}", "fc-words"))
 
 
 def _study(ours: Evidence) -> dict[str, Any]:

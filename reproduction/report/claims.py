@@ -13,7 +13,7 @@ import yaml
 from featcal.settings import from_mapping
 from reproduction.report.margins import Side, Term, combinations_of, named, terms
 from reproduction.report.tables import METHODS, UPSTREAMS
-from reproduction.report.values import TEXT_TASKS, place_name
+from reproduction.report.values import IMAGES, REAL, TEXT_TASKS, place_name
 
 INSIDE = ("embeddings", "features")  # rows of a drift file that are no blocks
 DIGITS = {"value": 1, "seconds": 1, "memory_mib": 0, "count": 0}  # of a measure in words; others have three
@@ -70,6 +70,26 @@ class Claim:
     def parts(self) -> dict[str, "Claim"]:
         """A claim about several experiments or models as one claim about each, by name."""
         return {", ".join(_names(choice)): self._one(choice) for choice in combinations_of(self.over)} if self.over else {}
+
+    @property
+    def on_texts(self) -> "Claim | None":
+        """The claim about the real encoder; None where it is about a larger model, a kind of damage, or language models."""
+        places = self.over.get("place") if isinstance(self.over, dict) else self.over
+        roles = {named(side).get("role", self.role) for side in (self.left, self.right, self.than) if side}
+        if places:
+            roles = {IMAGES} & {role for role, _ in places}
+        damage = {named(side).get("corruption", "clean") for side in (self.where, self.left, self.right) if side}
+        if roles != {IMAGES} or damage != {"clean"}:
+            return None
+        left, right, than = (
+            side | {"role": REAL} if isinstance(side, dict) and "role" in side else side
+            for side in (self.left, self.right, self.than)
+        )
+        over = self.over
+        if places:
+            kept = [[REAL, pool] for role, pool in places if role == IMAGES]
+            over = over | {"place": kept} if isinstance(over, dict) else kept
+        return replace(self, role=REAL, left=left, right=right, than=than, over=over)
 
     def is_about(self, value: Any) -> bool:
         """Whether a claim about each task (or each of another column) is about this one, too."""

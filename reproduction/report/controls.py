@@ -8,7 +8,7 @@ from reproduction.report.claims import main_setting
 from reproduction.report.estimate import Estimate, estimate, noise
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.markup import PageOutput, accuracy_table, estimated, fold, note, table
-from reproduction.report.show import evidence, label
+from reproduction.report.pages import Page, label
 from reproduction.report.tables import MERGERS, METHODS, SETTING_LABELS, SHIFT, Row, measured_cells, settings_shown, with_changes
 from reproduction.report.values import SIZES
 
@@ -20,10 +20,12 @@ INGREDIENTS = {
     "without_interpolation": "w/ FeatCal, α = 1", "without_extrapolation": "w/ FeatCal, ρ = 1",
 }  # fmt: skip
 ADAPTERS = {
-    "suite": "in proportion, test images", "suite_train": "in proportion, training images",
-    "paper": "published code’s size, test images", "paper_train": "published code’s size, training images",
+    "suite": "in proportion, unlabelled", "suite_train": "in proportion, training",
+    "suite_scored": "in proportion, unlabelled and scored",
+    "paper": "published code’s size, unlabelled", "paper_train": "published code’s size, training",
 }  # fmt: skip
 SHIFTED = "w/ mean shift, one constant vector per task"
+UNLABELLED = "Unlabelled: test images, which are scored too; of the real encoder texts that are not scored."
 Key = tuple[str, str, str]  # upstream, method, setting
 
 
@@ -37,8 +39,8 @@ def controls_of(suite: str, upstream: str) -> dict[Key, str]:
         rows |= {(upstream, "rescaled", ""): f"{MERGERS[upstream]} at its best scale"}
         rows |= {(name, "merged", ""): f"{MERGERS[name]}, FeatCal’s images" for name in ("regmean", "regmean_plus_plus")}
         rows |= {(upstream, "featcal", name): words for name, words in INGREDIENTS.items()}
-    rows |= {(upstream, SHIFT, main): f"{SHIFTED}, test images"}
-    rows |= {(upstream, SHIFT, f"{main}_train"): f"{SHIFTED}, training images"}
+    rows |= {(upstream, SHIFT, main): f"{SHIFTED}, unlabelled"}
+    rows |= {(upstream, SHIFT, f"{main}_train"): f"{SHIFTED}, training"}
     for method in ("surgery", "prob_surgery"):
         rows |= {(upstream, method, name): f"{METHODS[method]}, {words}" for name, words in ADAPTERS.items()}
     return rows
@@ -54,15 +56,15 @@ def block(ours: Evidence, upstream: str) -> list[Row]:
     return [with_changes(row, rows[0]) for row in rows] if rows and rows[0].kind == "merger" else []
 
 
-def folded(page: str, suite: str) -> PageOutput:
+def folded(page: Page) -> PageOutput:
     """The page's controls, one click away."""
-    ours = evidence(page, suite)
+    ours = page.evidence
     rows = [row for upstream in (*UPSTREAMS, *OTHERS) for row in block(ours, upstream)]
     if not rows:
         return PageOutput(
-            fold("Controls that the paper lacks", note(f"○ not run: no controls in the results of the {label(suite)}."))
+            fold("Controls that the paper lacks", note(f"○ not run: no controls in the results of the {page.label}."))
         )
-    caption = f"Controls, top-1 accuracy (%) on test images — {label(suite)}. Arrows: against the block’s merger. sd: over seeds."
+    caption = f"Controls, top-1 accuracy (%) on test {page.inputs} — {page.label}. Arrows: against the block’s merger. sd: seeds."
     html, _ = accuracy_table(rows, ours.tasks, [ours.title(t) for t in ours.tasks], caption)
     return PageOutput(fold("Controls that the paper lacks: what the gain is made of", html))
 
@@ -78,11 +80,11 @@ def _averages(suite: str, upstream: str) -> str:
     rows = []
     for key, name in controls_of(suite, upstream).items():
         places = [Evidence(suite, role, "8") for role in SIZES]
-        if upstream in UPSTREAMS or any(average(ours, key) for ours in places):
+        if (upstream in UPSTREAMS and not key[2].endswith("_scored")) or any(average(ours, key) for ours in places):
             cells = [cell for ours in places for cell in _against(ours, key, upstream)]
             rows.append(("fc-merger" if key[1] == "merged" and key[0] == upstream else "", [name, *cells]))
     head = ["", *(cell for size in SIZES.values() for cell in (size.capitalize(), "against FeatCal"))]
-    caption = f"{MERGERS[upstream]}: average top-1 accuracy (%) of its controls — {label(suite)}"
+    caption = f"{MERGERS[upstream]}: average top-1 accuracy (%) of its controls — {label(suite)}. {UNLABELLED}"
     return table(head, rows, caption, "fc-long") if rows else ""
 
 

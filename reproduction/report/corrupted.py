@@ -7,14 +7,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from reproduction.report import study
 from reproduction.report.claims import main_setting
-from reproduction.report.damage import KINDS, UPSTREAM, found
+from reproduction.report.damage import KINDS, UPSTREAM, found, kinds
 from reproduction.report.estimate import Estimate, estimate
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.markup import PageOutput, accuracy_table, fold, note, number, table
-from reproduction.report.reproduced import against_printed
-from reproduction.report.show import evidence, label
+from reproduction.report.pages import Page
 from reproduction.report.tables import METHODS, SETTING_LABELS, UPSTREAMS, Cell, Row, settings_shown
 from reproduction.report.values import AVERAGE, paper_table
 
@@ -22,15 +20,15 @@ COLOURS = {"featcal": "#0072B2", "surgery": "#009E73", "prob_surgery": "#CC79A7"
 MARKERS = {"featcal": "^", "surgery": "o", "prob_surgery": "s"}
 
 
-def averages(page: str, suite: str) -> PageOutput:
+def averages(page: Page) -> PageOutput:
     """The table in the paper's order: every number with its change against the same method from clean images."""
-    ours = evidence(page, suite)
+    ours = page.evidence
     if ours.table("corrupted").empty:
-        return PageOutput(note(f"○ not run: no damaged calibration images in the results of the {label(suite)}."))
-    values = {m: {k: found(ours, m, k) for k in (*KINDS, AVERAGE)} for m in ("merged", *METHODS)}
+        return PageOutput(note(f"○ not run: no damaged calibration {page.inputs} in the results of the {page.label}."))
+    values = {m: {k: found(ours, m, k) for k in (*kinds(ours), AVERAGE)} for m in ("merged", *METHODS)}
     cells = {m: {k: Cell(e.mean) for k, e in row.items() if e} for m, row in values.items()}
-    caption = f"Average top-1 accuracy (%) on clean test images, by calibration images — {label(suite)}. Arrows: against clean."
-    return PageOutput(_table(cells, caption) + against_printed(page, suite))
+    caption = f"Average top-1 accuracy (%) on clean test {page.inputs}, by what calibrates — {page.label}. Arrows: against clean."
+    return PageOutput(_table(cells, caption, kinds(ours)) + page.against_printed())
 
 
 def paper(suite: str) -> PageOutput:
@@ -41,16 +39,16 @@ def paper(suite: str) -> PageOutput:
         for method, name in {"merged": UPSTREAM, **{m: m for m in METHODS}}.items()
     }
     return PageOutput(
-        fold("The paper’s own values", _table(cells, "The paper’s Table 6, as printed: real CLIP models on real data"))
+        fold("The paper’s own values", _table(cells, "The paper’s Table 6, as printed: real CLIP models on real data", KINDS))
     )
 
 
-def _table(cells: dict[str, dict[str, Cell]], caption: str) -> str:
+def _table(cells: dict[str, dict[str, Cell]], caption: str, titles: dict[str, str]) -> str:
     """Rows of one merger and three methods, best of every column in bold."""
     rows = []
     for method, name in {"merged": UPSTREAMS[UPSTREAM], **METHODS}.items():
         line = []
-        for kind in (*KINDS, AVERAGE):
+        for kind in (*titles, AVERAGE):
             cell, clean = cells[method].get(kind), cells[method].get("clean")
             if cell is None or (method == "merged" and kind == AVERAGE):
                 line.append("<td>–</td>")
@@ -59,19 +57,19 @@ def _table(cells: dict[str, dict[str, Cell]], caption: str) -> str:
             change = cell.value - clean.value if clean and kind not in ("clean", AVERAGE) else None
             line.append(number(Cell(cell.value, change=change, best=round(cell.value, 1) == top), []))
         rows.append(("fc-merger" if method == "merged" else "fc-calibrated", [escape(name), *line]))
-    return table(["Model", *KINDS.values(), "Average"], rows, caption, "fc-accuracy")
+    return table(["Model", *titles.values(), "Average"], rows, caption, "fc-accuracy")
 
 
-def firmer(page: str, suite: str) -> PageOutput:
+def firmer(page: Page) -> PageOutput:
     """FeatCal at the suite's and at the paper's settings, with what each kind of damage costs it."""
-    ours, rows = evidence(page, suite), []
-    for setting in settings_shown(suite):
+    ours, rows = page.evidence, []
+    for setting in settings_shown(page.suite):
         clean = found(ours, "featcal", "clean", setting)
-        means = {kind: found(ours, "featcal", kind, setting) for kind in KINDS}
+        means = {kind: found(ours, "featcal", kind, setting) for kind in kinds(ours)}
         cells = [_lost(mean, clean) for mean in means.values()]
         rows.append(("", [f"FeatCal, {SETTING_LABELS[setting]}", *cells]))
-    caption = f"FeatCal by settings, average top-1 accuracy (%); arrows: against clean images — {label(suite)}"
-    return PageOutput(table(["", *KINDS.values()], rows, caption, "fc-accuracy"))
+    caption = f"FeatCal by settings, average top-1 accuracy (%); arrows: against clean {page.inputs} — {page.label}"
+    return PageOutput(table(["", *kinds(ours).values()], rows, caption, "fc-accuracy"))
 
 
 def _lost(mean: Estimate | None, clean: Estimate | None) -> str:
@@ -81,30 +79,30 @@ def _lost(mean: Estimate | None, clean: Estimate | None) -> str:
     return number(Cell(mean.mean, change=change), [])
 
 
-def tasks(page: str, suite: str) -> PageOutput:
+def tasks(page: Page) -> PageOutput:
     """Every task's accuracy, one click away."""
-    ours, rows = evidence(page, suite), []
+    ours, rows = page.evidence, []
     for method, name in METHODS.items():
-        for kind, title in KINDS.items():
-            own = select(ours.table("corrupted"), {"method": method, "corruption": kind, "setting": main_setting(suite)})
+        for kind, title in kinds(ours).items():
+            own = select(ours.table("corrupted"), {"method": method, "corruption": kind, "setting": main_setting(page.suite)})
             means = {task: estimate(select(own, {"task": task})) for task in ours.tasks} | {AVERAGE: estimate(own)}
             rows.append(Row(f"{name}: {title}", "calibrated", UPSTREAM, {t: Cell(e.mean) for t, e in means.items() if e}))
-    caption = f"Top-1 accuracy (%) on clean test images — {label(suite)}"
+    caption = f"Top-1 accuracy (%) on clean test {page.inputs} — {page.label}"
     return PageOutput(fold("Every task", accuracy_table(rows, ours.tasks, [ours.title(t) for t in ours.tasks], caption)[0]))
 
 
-def strengths(page: str, suite: str) -> PageOutput:
+def strengths(page: Page) -> PageOutput:
     """How strong each corruption is on the suite's images."""
-    told = study.settings_of(page, suite, "corrupted").get("strengths", {})
+    told = page.settings_of("corrupted").get("strengths", {})
     if not told:
         return PageOutput(note("○ not run: no settings file yet."))
-    rows = [("", [KINDS[kind], escape(words)]) for kind, words in told.items()]
-    return PageOutput(table(["Corruption", "Strength"], rows, f"Damage done to calibration images — {label(suite)}", "fc-words"))
+    rows = [("", [kinds(page.evidence).get(kind, kind), escape(words)]) for kind, words in told.items()]
+    return PageOutput(table(["Corruption", "Strength"], rows, f"Damage done to calibration images — {page.label}", "fc-words"))
 
 
-def cost(page: str, suite: str) -> PageOutput:
+def cost(page: Page) -> PageOutput:
     """Dots of the average accuracy by method, one line per kind of calibration images."""
-    return study.drawn(_cost(evidence(page, suite)), "accuracies from damaged images", suite)
+    return page.drawn(_cost(page.evidence), "accuracies from damaged images")
 
 
 def _cost(ours: Evidence) -> Figure | None:
@@ -117,23 +115,23 @@ def _cost(ours: Evidence) -> Figure | None:
         figure = Figure(figsize=(WIDTH, 3.4))
         axes = figure.add_subplot()
         for method in METHODS:
-            means = [(row, found(ours, method, kind)) for row, kind in enumerate(KINDS)]
+            means = [(row, found(ours, method, kind)) for row, kind in enumerate(kinds(ours))]
             there = [(row, e.mean) for row, e in means if e]
             look: dict[str, Any] = {"color": COLOURS[method], "marker": MARKERS[method], "edgecolor": "white", "lw": 0.8}
             name = METHODS[method].removeprefix("w/ ")
             axes.scatter([mean for _, mean in there], [row for row, _ in there], s=130, zorder=3, label=name, **look)
         axes.axvline(merged.mean, color=INK, ls="--", lw=1.4, label="merger alone")
-        axes.set_yticks(range(len(KINDS)), list(KINDS.values()))
+        axes.set_yticks(range(len(kinds(ours))), list(kinds(ours).values()))
         axes.invert_yaxis()
         axes.margins(y=0.2)
-        axes.set(xlabel="average top-1 accuracy (%), clean test images")
+        axes.set(xlabel="average top-1 accuracy (%), clean test inputs")
         axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=2, handletextpad=0.4, columnspacing=1.2)
         return figure
 
 
-def examples(page: str, suite: str) -> PageOutput:
+def examples(page: Page) -> PageOutput:
     """Calibration images clean and under each corruption, every pixel as a square."""
-    return study.drawn(_examples(evidence(page, suite)), "example images", suite)
+    return page.drawn(_examples(page.evidence), "example images")
 
 
 def _examples(ours: Evidence) -> Figure | None:

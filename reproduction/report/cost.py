@@ -12,7 +12,7 @@ from reproduction.report.claims import main_setting
 from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.markup import PageOutput, fold, note, table
-from reproduction.report.show import evidence, label
+from reproduction.report.pages import Page, label
 from reproduction.report.studies import RIVALS
 from reproduction.report.values import paper_table
 
@@ -27,20 +27,18 @@ ORDER = ("surgery", "prob_surgery", "featcal")
 Costs = dict[str, float]
 
 
-def single(page: str, suite: str) -> PageOutput:
+def single(page: Page) -> PageOutput:
     """Table 5: every way to calibrate, each run once and alone; speed-ups relative to Surgery as published."""
-    ours = evidence(page, suite)
-    runs = select(ours.table("cost.run"), {"setting": main_setting(suite)})
+    ours = page.evidence
+    runs = select(ours.table("cost.run"), {"setting": main_setting(page.suite)})
     found = {name: _means(select(runs, {"method": m, "encode": e})) for (m, e), name in ROWS.items()}
-    caption = (
-        f"One run each, alone on the machine, images decoded before the clock starts — {label(suite)}. Bold: best of the column."
-    )
+    caption = f"One run each, alone on the machine, {page.inputs} read before the clock starts — {page.label}. Bold: best."
     return _costs(found, ROWS["surgery", "each_step"], caption, ours, "cost.run", _paper("table05", "seconds", "cpu_rss_gib"))
 
 
-def procedures(page: str, suite: str) -> PageOutput:
+def procedures(page: Page) -> PageOutput:
     """The abstract's cost by both procedures of the adapters: seconds and how many times FeatCal's, here and as printed."""
-    runs = select(evidence(page, suite).table("cost.run"), {"setting": main_setting(suite)})
+    runs = select(page.evidence.table("cost.run"), {"setting": main_setting(page.suite)})
     here = {(m, e): _means(select(runs, {"method": m, "encode": e})).get("seconds", math.nan) for m, e in ROWS}
     paper = paper_table("table05").set_index("method")["seconds"]
     there = {(m, e): float(paper[m]) if m == "featcal" or e == "each_step" else math.nan for m, e in ROWS}
@@ -49,7 +47,7 @@ def procedures(page: str, suite: str) -> PageOutput:
         cells = [cell for found in (here, there) for cell in _times(found[key], found["featcal", "once"])]
         rows.append(("", [name, *cells]))
     head = ["", "Seconds, here", "Times FeatCal’s, here", "Seconds, the paper", "Times FeatCal’s, the paper"]
-    caption = f"What one calibration with 256 images per task costs — {label(suite)}. One run each, at the suite’s main settings."
+    caption = f"What one calibration with 256 {page.inputs} per task costs — {page.label}. One run each, at the main settings."
     return PageOutput(table(head, rows, caption, "fc-long"))
 
 
@@ -60,15 +58,15 @@ def _times(seconds: float, featcal: float) -> list[str]:
     return [f"{seconds:.1f}" if seconds < 100 else f"{seconds:.0f}", "–" if math.isnan(featcal) else f"{seconds / featcal:.1f}×"]
 
 
-def averages(page: str, suite: str) -> PageOutput:
+def averages(page: Page) -> PageOutput:
     """Table 13: means over all numbers of images and seeds."""
-    ours = evidence(page, suite)
-    runs = select(ours.table("samples.run"), {"setting": main_setting(suite)})
+    ours = page.evidence
+    runs = select(ours.table("samples.run"), {"setting": main_setting(page.suite)})
     found = {
         f"{RIVALS[method]}{f', {KEPT}' if method != 'featcal' else ''}": _means(select(runs, {"method": method}))
         for method in ORDER
     }
-    caption = f"Means over all numbers of images and seeds — {label(suite)}. Bold: best of the column."
+    caption = f"Means over all numbers of {page.inputs} and seeds — {page.label}. Bold: best of the column."
     paper = _paper("table13", "stage_seconds", "peak_cpu_rss_gib")
     return _costs(found, f"Surgery, {KEPT}", caption, ours, "samples.run", paper)
 
@@ -131,16 +129,16 @@ def _paper(name: str, seconds: str, memory: str) -> str:
     return fold("The paper’s own values", table(["Method", *HEAD[:-1], "Peak host memory"], rows, caption))
 
 
-def audit(page: str, suite: str) -> PageOutput:
+def audit(page: Page) -> PageOutput:
     """Accuracy of the adapters as published after fewer steps than all."""
-    ours = evidence(page, suite)
+    ours = page.evidence
     rows = ours.table("cost")
     if rows.empty:
-        return PageOutput(note(f"○ not run: no audit in the results of the {label(suite)}."))
+        return PageOutput(note(f"○ not run: no audit in the results of the {page.label}."))
     steps = sorted(rows["step"].unique())
     body = []
     for method in ORDER[:2]:
         values = {step: estimate(rows[(rows["method"] == method) & (rows["step"] == step)]) for step in steps}
         body.append(("", [ROWS[method, "each_step"], *(f"{v.mean:.1f}" if v else "–" for v in values.values())]))
-    caption = f"Average top-1 accuracy (%) on test images after so many steps of one training — {label(suite)}"
+    caption = f"Average top-1 accuracy (%) on test {page.inputs} after so many steps of one training — {page.label}"
     return PageOutput(table(["Adapters", *(f"{step} steps" for step in steps)], body, caption, "fc-accuracy"))

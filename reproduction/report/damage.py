@@ -3,10 +3,18 @@
 from reproduction.report.claims import main_setting
 from reproduction.report.estimate import Estimate, estimate
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.values import AVERAGE
+from reproduction.report.values import AVERAGE, REAL
 
 KINDS = {"clean": "Clean", "gaussian_noise": "Gaussian noise", "motion_blur": "Motion blur", "fog": "Fog"}
 UPSTREAM = "task_arithmetic"
+
+
+def kinds(ours: Evidence) -> dict[str, str]:
+    """The kinds of calibration inputs, as pages call them: the paper's three of images, or those that texts were given."""
+    if ours.role != REAL:
+        return KINDS
+    run = dict.fromkeys(ours.table("corrupted")["corruption"]) or {"clean": None}
+    return {kind: kind.replace("_", " ").capitalize() for kind in run}
 
 
 def found(ours: Evidence, method: str, kind: str = AVERAGE, setting: str = "") -> Estimate | None:
@@ -19,4 +27,4 @@ def found(ours: Evidence, method: str, kind: str = AVERAGE, setting: str = "") -
         rows = select(rows, {"setting": setting or main_setting(ours.suite)})
     if kind != AVERAGE:
         return estimate(select(rows, {"corruption": kind}))
-    return estimate(rows) if set(rows["corruption"]) == set(KINDS) else None
+    return estimate(rows) if set(rows["corruption"]) == set(kinds(ours)) else None

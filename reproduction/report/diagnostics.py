@@ -9,16 +9,16 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from reproduction.report import show
 from reproduction.report.claims import main_setting
-from reproduction.report.controls import SIZES
 from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import COLOURS, MARKERS, NAMES, WIDTH, drawing
 from reproduction.report.gains import gains
 from reproduction.report.markup import PageOutput, estimated, fold, note, table
+from reproduction.report.pages import Page, label
 from reproduction.report.scatter import named, specks
 from reproduction.report.tables import MERGERS, SETTING_LABELS
+from reproduction.report.values import SIZES
 
 RIVALS = {"figure2": "surgery", "figure7": "prob_surgery"}
 UPSTREAM = "task_arithmetic"
@@ -148,9 +148,9 @@ def _all_models(evidence: Evidence, size: str) -> str:
         return note(f"○ not run: the {size}.")
     head = ["", "Accuracy (%)", "Cosine of final features", "Cosine of task vectors", "… of the blocks’ linears only"]
     legend = "Length: of the change from the base, as a multiple of the expert’s."
-    return table(head, rows, f"Means over tasks, {size}, one seed — {show.label(evidence.suite)}. {legend}")
+    return table(head, rows, f"Means over tasks, {size}, one seed — {label(evidence.suite)}. {legend}")
 
 
-def figure(panel: str, page: str, suite: str) -> PageOutput:
+def figure(panel: str, page: Page) -> PageOutput:
     """One panel of Figure 2 or 7, or a note that it was not run."""
-    return show.drawn(panel, PANELS[panel](show.evidence(page, suite), RIVALS[page]), suite)
+    return page.drawn(PANELS[panel](page.evidence, RIVALS[page.name]), panel)

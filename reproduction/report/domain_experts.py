@@ -8,7 +8,7 @@ from reproduction.report.controls import margin
 from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.markup import PageOutput, table
-from reproduction.report.show import label
+from reproduction.report.pages import label
 from reproduction.report.tables import REFERENCES, Cell, Row, cells_of, with_best, with_changes
 from reproduction.report.values import AVERAGE, PAPER_MODELS, paper_table, player
 

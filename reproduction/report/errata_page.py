@@ -6,7 +6,7 @@ The evidence is computed in printed_errors.py; the lists stand in errata.yaml, p
 from collections import Counter
 from html import escape
 
-from reproduction.report import show
+from reproduction.report import pages
 from reproduction.report.errata import Erratum, errata, passages
 from reproduction.report.markup import PageOutput, fold, table
 from reproduction.report.overview import place_link
@@ -71,14 +71,14 @@ def _shown(value: float) -> str:
 
 def differences(suite: str) -> PageOutput:
     """What differs from the paper in this suite, of image models and of language models."""
-    images = show.differences(suite, name="Known differences, image models")
-    return images + show.differences(suite, "language", "Known differences, language models")
+    images = pages.differences(suite, name="Known differences, image models")
+    return images + pages.differences(suite, "language", "Known differences, language models")
 
 
 def other_suites(suite: str) -> PageOutput:
     """The same of every other suite, folded away."""
-    others = [name for name in show.suites() if name not in (suite, "smoke")]
-    return PageOutput("".join(fold(f"The {show.label(name)}", differences(name).html) for name in others))
+    others = [name for name in pages.suites() if name not in (suite, "smoke")]
+    return PageOutput("".join(fold(f"The {pages.label(name)}", differences(name).html) for name in others))
 
 
 def provenance(suite: str) -> PageOutput:
@@ -86,4 +86,4 @@ def provenance(suite: str) -> PageOutput:
     names = ("differences", "errata", "passages")
     lists = ", ".join(f"<code>reproduction/report/{name}.yaml</code>" for name in names)
     rows = [("", ["Lists", lists]), ("", ["The paper’s values", "<code>reproduction/report/paper/</code>"])]
-    return PageOutput(table(["", ""], rows + show.commands("differences"), f"Provenance — {show.label(suite)}", "fc-words"))
+    return PageOutput(table(["", ""], rows + pages.commands("differences"), f"Provenance — {pages.label(suite)}", "fc-words"))

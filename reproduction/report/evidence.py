@@ -13,12 +13,12 @@ import pandas as pd
 
 from reproduction.report.paired import with_correct
 from reproduction.report.root import results_folder
-from reproduction.report.values import TASKS, TEXT_TASKS, title_of
+from reproduction.report.values import REAL, TASKS, TEXT_TASKS, texts, title_of
 
 KEYS = [
     "upstream", "method", "setting", "encode", "task", "metric", "seed", "model", "label", "block", "part", "suite", "role",
     "pool", "corruption", "parameter", "statement", "quantity", "choice",
-    "option", "origin", "stream", "correct", "seen",
+    "option", "origin", "variant", "stream", "correct", "seen", "expert_seed",
 ]  # fmt: skip
 COLUMNS = {
     "scores": "suite role pool upstream method setting task metric seed value count",
@@ -36,6 +36,7 @@ COLUMNS = {
     "choices": "suite role pool upstream method setting choice option default task metric seed value count",
     "tune": "suite role pool upstream method setting trial origin chosen ridge anchor_blend interpolation divergence task metric "
     "seed value count",
+    "beyond": "suite role pool upstream method setting variant chosen samples task metric seed validation value count",
     "theory": "suite role pool upstream method setting statement quantity task block nodes value count",
     "theory_points": "method setting statement task block index actual bound kept",
     "field": "suite role pool upstream method setting task metric seed value count",
@@ -45,7 +46,9 @@ COLUMNS = {
 MEASURED = ".run"  # ends a kind whose rows were measured with a clock: `cost.run` is what the record of `cost` says each run cost
 COSTS = "upstream method setting encode seed samples images seconds memory_mib energy_wh"
 COLUMNS["references"] = COLUMNS["scores"]
-KEPT = ("scores", "corrupted", "sweep", "choices", "tune", "samples", "cost", "field")  # beside which stands what was right
+COLUMNS["expert_seeds"] = f"expert_seed {COLUMNS['scores']}"
+# kinds beside which it stands what was right
+KEPT = ("scores", "corrupted", "sweep", "choices", "tune", "samples", "cost", "beyond", "field")
 COLUMNS |= {
     "correct" if kind == "scores" else f"{kind}.correct": COLUMNS[kind].removesuffix("value count") + "correct" for kind in KEPT
 }
@@ -128,6 +131,9 @@ class Evidence:
         if self.pool in TEXT_TASKS:
             run = set(self.table("scores")["task"])
             return [task for task in TEXT_TASKS[self.pool] if task in run or not run]
+        if self.role == REAL:
+            run = set(self.table("scores")["task"])
+            return [task for task in list(texts())[: int(self.pool)] if task in run or not run]
         listed = [task["task"] for task in suite_record(self.suite, self.folder).get("tasks", [])] or list(TASKS)
         scored = list(dict.fromkeys(self.table("scores")["task"]))
         if scored:

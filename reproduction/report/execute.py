@@ -13,9 +13,9 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from featcal.errors import BadPage, MissingPath, UnknownKey
+from featcal.errors import BadFile, MissingPath, UnknownKey
 
-LARGEST = 300_000  # bytes; executed pages are kept in git
+LARGEST = 400_000  # bytes; executed pages are kept in git
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
 
@@ -25,7 +25,7 @@ def execute_page(name: str, parameters: Mapping[str, Any], source_folder: Path, 
     The kernel starts in the source folder, from which pages find the project.
 
     Returns: the executed page.
-    Raises:  MissingPath for an unknown page; UnknownKey for a parameter the page does not declare; BadPage above 300 KB;
+    Raises:  MissingPath for an unknown page; UnknownKey for a parameter the page does not declare; BadFile above 300 KB;
              papermill's own error, naming the cell, when a cell fails. Nothing is written in any of these cases.
     """
     import papermill
@@ -85,7 +85,7 @@ def _keep(page: NotebookNode, target: Path) -> Path:
     content = nbformat.writes(page).rstrip("\n").encode() + b"\n"
     if len(content) > LARGEST:
         way_out = "show less on it: a smaller picture, or a shorter table"
-        raise BadPage(target, f"{len(content)} bytes, more than the {LARGEST} a page may have", way_out)
+        raise BadFile(target, f"{len(content)} bytes, more than the {LARGEST} a page may have", way_out)
     target.parent.mkdir(parents=True, exist_ok=True)
     hidden = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -10,8 +10,8 @@ from reproduction.report.claims import INSIDE, main_setting
 from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import BARS, COLOURS, INK, MARKERS, NAMES
-from reproduction.report.markup import PageOutput, link, note, table
-from reproduction.report.show import commands, drawn, label
+from reproduction.report.markup import PageOutput, note
+from reproduction.report.pages import Page
 
 ROLE, POOL, UPSTREAM = "clip_b32", "8", "task_arithmetic"
 LANES = {"merged": 2.0, "featcal": 1.0, "expert": 0.0}  # from top to bottom
@@ -23,9 +23,9 @@ WORDS = {
 HIGH, WIDE = 0.34, 0.62  # of a block, lanes and blocks
 
 
-def picture(suite: str) -> PageOutput:
+def picture(page: Page) -> PageOutput:
     """Blocks of the three models above each other, and below them the drift after every block, averaged over tasks."""
-    return drawn("FeatCal in one figure", _figure(drift(Evidence(suite, ROLE, POOL))), suite)
+    return page.drawn(_figure(drift(Evidence(page.suite, page.place[0], POOL))), "FeatCal in one figure")
 
 
 def drift(evidence: Evidence) -> pd.DataFrame:
@@ -76,15 +76,15 @@ def _lane(axes: Axes, model: str, height: float, blocks: int) -> None:
     axes.text(-0.7, height + (-0.34 if model == "expert" else HIGH + 0.08), WORDS[model], fontsize=11.5)
 
 
-def outcome(suite: str) -> PageOutput:
+def outcome(page: Page) -> PageOutput:
     """What came of it in this suite: average accuracy of base, merged, calibrated and expert models, and the share of the gap."""
-    evidence = Evidence(suite, ROLE, POOL)
+    evidence = Evidence(page.suite, page.place[0], POOL)
     scores = evidence.table("scores")
     keys: list[dict[str, str]] = [{"method": "base"}, {"upstream": UPSTREAM, "method": "merged"}]
-    keys += [{"upstream": UPSTREAM, "method": "featcal", "setting": main_setting(suite)}, {"method": "expert"}]
+    keys += [{"upstream": UPSTREAM, "method": "featcal", "setting": main_setting(page.suite)}, {"method": "expert"}]
     found = [estimate(select(scores, key)) for key in keys]
     if None in found:
-        return PageOutput(note(f"○ not run: no scores in the {label(suite)}."))
+        return PageOutput(note(f"○ not run: no scores in the {page.label}."))
     base, merged, ours, expert = (one.mean for one in found if one)
     way = "The merged model is no worse than the experts, so there is no way to go."
     if expert > merged:
@@ -95,13 +95,4 @@ def outcome(suite: str) -> PageOutput:
         f"{expert:.1f} of the experts, each on its own task, {merged:.1f} of the one merged model, and {ours:.1f} of that model "
         f"after calibration. {way}"
     )
-    return PageOutput(f'<div class="fc-card"><p><strong>Measured in the {label(suite)}.</strong> {words}</p></div>')
-
-
-def provenance(suite: str) -> PageOutput:
-    """The two result files behind the drawing and the sentence, and what makes this page."""
-    evidence = Evidence(suite, ROLE, POOL)
-    files = [evidence.path(kind) for kind in ("scores", "drift")]
-    listed = ", ".join(link(f"../results/{suite}/{path.name}", path.name) for path in files if path.is_file()) or "none yet"
-    rows = [("", ["Results", listed]), *commands("start")]
-    return PageOutput(table(["", ""], rows, f"Provenance — {label(suite)}", "fc-words"))
+    return PageOutput(f'<div class="fc-card"><p><strong>Measured in the {page.label}.</strong> {words}</p></div>')

@@ -13,18 +13,18 @@ import pandas as pd
 
 from reproduction.report.claims import main_setting
 from reproduction.report.controls import average
+from reproduction.report.controls import margin as stands
 from reproduction.report.correct import Bits, bits
+from reproduction.report.damage import kinds
 from reproduction.report.estimate import Estimate, estimate
 from reproduction.report.evidence import Evidence, read_json, select
 from reproduction.report.markup import PageOutput, estimated, fold, note, table
+from reproduction.report.pages import EIGHT, Page, label
 from reproduction.report.seen_images import Block, Draws, Margin, Parts
-from reproduction.report.show import PLACES, label
 from reproduction.report.tables import METHODS, UPSTREAMS
-from reproduction.report.values import SIZES, place_name
+from reproduction.report.values import REAL, SIZES, place_name
 
-EIGHT = [(role, "8") for role in SIZES]
 SEVERAL = {"table02": [(role, pool) for pool in ("8", "14", "20") for role in SIZES], "gain": EIGHT, "rankings": EIGHT}
-STUDIES = dict.fromkeys(("figure3", "table12", "table13"), "samples") | dict.fromkeys(("figure4", "table06"), "corrupted")
 STREAM, STUDIED = "test_unlabelled", "task_arithmetic"  # the latter: where studies start
 NAMES = {"surgery": "Surgery", "prob_surgery": "ProbSurgery"}
 ADAPTERS = tuple(NAMES)
@@ -32,16 +32,40 @@ SUMMARY = "Adapters on test images they were trained on, and on others"
 NOT_RUN = '<span class="fc-none">not run</span>'
 
 
-def folded(page: str, suite: str) -> PageOutput:
+def folded(page: Page) -> PageOutput:
     """All that the page compares with adapters, one click away, and what seen images are worth in a sentence."""
-    html = ""
-    for role, pool in SEVERAL.get(page) or [PLACES[page][:2]]:
-        ours = Evidence(suite, role, pool)
-        blocks = [block for block in blocks_of(ours, STUDIES.get(page, "")) if any(block.parts(m) for m in ADAPTERS)]
-        words = f"{place_name(role, pool)} — {label(suite)}"
-        said = _table(blocks, words) + note(sentence(blocks) + _borrowed(blocks, page)) if blocks else ""
+    html, shown = "", [place for place in page.topic.places if place[1] == page.place[1]]
+    for role, pool in SEVERAL.get(page.name) or shown:
+        ours = Evidence(page.suite, role, pool)
+        if role == REAL:
+            html += _apart(ours)
+            continue
+        blocks = [block for block in blocks_of(ours, page.topic.study) if any(block.parts(m) for m in ADAPTERS)]
+        words = f"{place_name(role, pool)} — {page.label}"
+        said = _table(blocks, words) + note(sentence(blocks) + _borrowed(blocks, page.topic.study)) if blocks else ""
         html += said or note(f"○ not run: {words}.")
     return PageOutput(fold(SUMMARY, html))
+
+
+def _apart(ours: Evidence) -> str:
+    """Of the real encoder, whose adapters see texts that are not scored: those, and the same adapters from other texts."""
+    rows, main = [], main_setting(ours.suite)
+    streams = {"": "unlabelled texts that are not scored", "_train": "training texts", "_scored": "the scored test texts"}
+    for upstream, name in UPSTREAMS.items():
+        featcal = average(ours, (upstream, "featcal", main))
+        for method in ADAPTERS:
+            found = {stream: average(ours, (upstream, method, main + stream)) for stream in streams}
+            if any(found.values()):
+                lead = [stands(featcal, found[stream]) for stream in streams]
+                cells = [f"{estimated(found[stream])}<br>{one}" for stream, one in zip(streams, lead, strict=True)]
+                worth = stands(found["_scored"], found[""])
+                rows.append(("", [f"{NAMES[method]}<small>{escape(name)}</small>", *cells, worth]))
+    words = f"{place_name(ours.role, ours.pool)} — {label(ours.suite)}"
+    if not rows:
+        return note(f"○ not run: {words}.")
+    head = ["Trained on", *streams.values(), "What the scored texts are worth"]
+    caption = f"Average top-1 accuracy (%) of adapters, and FeatCal minus them; within noise: two standard errors. {words}"
+    return table(head, rows, caption, "fc-long")
 
 
 def blocks_of(ours: Evidence, study: str = "") -> Iterator[Block]:
@@ -75,13 +99,11 @@ def _budgets(ours: Evidence) -> Iterator[Block]:
 
 def _damaged(ours: Evidence) -> Iterator[Block]:
     """Of the study its one budget and seeds; from clean images the same models out of the scores."""
-    from reproduction.report.corrupted import KINDS  # a page's own words; it needs matplotlib
-
     rows, seen = select(ours.table("corrupted.correct"), {"upstream": STUDIED}), ours.table("corrupted.seen")
     whole, seeds = select(ours.table("correct"), {"upstream": STUDIED}), set(rows["seed"])
     trained = select(ours.table("corrupted"), {"upstream": STUDIED, "setting": f"{main_setting(ours.suite)}_train"})
     budgets = sorted(set(seen["samples"]))
-    for kind, name in KINDS.items() if budgets else ():
+    for kind, name in kinds(ours).items() if budgets else ():
         clean = kind == "clean"
         own = whole[whole["seed"].isin(seeds)] if clean else rows[rows["corruption"] == kind]
         right = _right(ours, pd.concat([whole[whole["method"] == "merged"], own]), seen)
@@ -157,10 +179,10 @@ def _table(blocks: list[Block], words: str) -> str:
     return table(head, rows, caption, "fc-long")
 
 
-def _borrowed(blocks: Sequence[Block], page: str) -> str:
+def _borrowed(blocks: Sequence[Block], study: str) -> str:
     """Where a study of budgets, which trains no adapter on training images, shows those of the main results."""
     named = [block.name for block in blocks if any(block.trained.values())]
-    if STUDIES.get(page) != "samples" or not named:
+    if study != "samples" or not named:
         return ""
     return f" Adapters trained on training images: at {' and '.join(named)} those of Table 1, this study trains none."
 

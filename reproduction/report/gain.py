@@ -8,27 +8,28 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from reproduction.report import study
 from reproduction.report.claims import main_setting
 from reproduction.report.controls import INGREDIENTS, SIZES, UPSTREAMS, Key, average, controls_of, margin, standing
 from reproduction.report.estimate import Estimate, noise
 from reproduction.report.evidence import Evidence
-from reproduction.report.markup import PageOutput, link, note, table
-from reproduction.report.show import commands, label, run_rows
+from reproduction.report.markup import PageOutput, note, table
+from reproduction.report.pages import drawn, label
 from reproduction.report.tables import MERGERS, SETTING_LABELS, SHIFT, settings_shown
+from reproduction.report.values import IMAGES, REAL
 
 SHORT = {
     "anchor": "anchor alone", "rescaled": "merger at best scale", "regmean": "RegMean, same images",
     "regmean_plus_plus": "RegMean++, same images", "without_bias": "biases left", "without_norm": "LayerNorms left",
     "without_task_weights": "tasks not weighted", "without_forward_order": "merger’s features", "without_interpolation": "α = 1",
     "without_extrapolation": "ρ = 1", "surgery": "Surgery", "prob_surgery": "ProbSurgery",
-    "suite": "in proportion, test", "suite_train": "in proportion, train",
-    "paper": "published size, test", "paper_train": "published size, train", "mean_shift": "mean shift",
+    "suite": "in proportion, unlabelled", "suite_train": "in proportion, train", "suite_scored": "in proportion, scored",
+    "paper": "published size, unlabelled", "paper_train": "published size, train", "mean_shift": "mean shift",
 }  # fmt: skip
 CLOSED = "wudi_closed_form"
 TOLD = {"task_arithmetic": "task arithmetic", CLOSED: "WUDI in closed form"}  # mergers in sentences
 LOOKS: dict[str, dict[str, Any]] = {
-    "clip_b32": {"color": "#0072B2", "marker": "o"}, "clip_l14": {"color": "#D55E00", "marker": "s", "markerfacecolor": "white"},
+    REAL: {"color": "#009E73", "marker": "D"}, IMAGES: {"color": "#0072B2", "marker": "o"},
+    "clip_l14": {"color": "#D55E00", "marker": "s", "markerfacecolor": "white"},
 }  # fmt: skip  # Okabe and Ito; filled and hollow
 
 
@@ -107,7 +108,7 @@ def _pairs(main: str) -> list[tuple[str, Key, Key]]:
 
 def dots(upstream: str, suite: str) -> PageOutput:
     """One merger's controls as gains over it, both sizes."""
-    return study.drawn(_dots(upstream, suite), f"gains over {MERGERS[upstream]}", suite)
+    return drawn(_dots(upstream, suite), f"gains over {MERGERS[upstream]}", label(suite))
 
 
 def _dots(upstream: str, suite: str) -> Figure | None:
@@ -124,7 +125,7 @@ def _dots(upstream: str, suite: str) -> Figure | None:
         for place, (role, size) in enumerate(SIZES.items()):
             there = [(row, *gains[role][key]) for row, key in enumerate(shown) if key in gains[role]]
             if there:
-                y, x, bars = zip(*((row + 0.24 * place - 0.12, gain, room) for row, gain, room in there), strict=True)
+                y, x, bars = zip(*((row + 0.26 * place - 0.26, gain, room) for row, gain, room in there), strict=True)
                 axes.errorbar(x, y, xerr=bars, ls="", elinewidth=1.2, markersize=8, label=size, **LOOKS[role])
         axes.axvline(0, color=INK, lw=1.2)
         axes.set_yticks(range(len(shown)), [_name(key) for key in shown], fontsize=11)
@@ -148,16 +149,5 @@ def _name(key: Key) -> str:
     if method == "featcal":
         return f"FeatCal, {SHORT[setting] if setting in INGREDIENTS else SETTING_LABELS[setting]}"
     if method == SHIFT:
-        return f"{SHORT[method]}, {'train' if setting.endswith('_train') else 'test'}"
+        return f"{SHORT[method]}, {'train' if setting.endswith('_train') else 'unlabelled'}"
     return f"{SHORT[method]}, {SHORT[setting]}" if setting else SHORT[method]
-
-
-def provenance(suite: str) -> PageOutput:
-    """Files, run records and commands behind the page."""
-    rows = []
-    for role, size in SIZES.items():
-        ours = Evidence(suite, role, "8")
-        files = [file for file in (ours.path("scores"), ours.path("scales")) if file.is_file()]
-        listed = ", ".join(link(f"../results/{suite}/{file.name}", file.name) for file in files)
-        rows += [("", [f"Results, {size}", listed or "none yet"]), *run_rows(ours.run_record)]
-    return PageOutput(table(["", ""], rows + commands("gain"), f"Provenance — {label(suite)}", "fc-words"))

@@ -6,9 +6,11 @@ from matplotlib.figure import Figure
 from reproduction.report.estimate import estimate, noise
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import COLOURS, WIDTH, drawing
+from reproduction.report.pages import Page
 from reproduction.report.tables import UPSTREAMS, model_key, settings_shown
-from reproduction.report.values import PRINTED, SIZES
+from reproduction.report.values import PRINTED, REAL, SIZES
 
+POOLS = ("8", "14", "20")
 BLOCKS = ("task_arithmetic", "wudi")
 STYLES = {  # name, colour of Okabe and Ito, line, marker: told apart in grey too
     "featcal": ("FeatCal", COLOURS["featcal"], "-", "^"), "surgery": ("Surgery", "#009E73", "--", "o"),
@@ -16,11 +18,11 @@ STYLES = {  # name, colour of Okabe and Ito, line, marker: told apart in grey to
 }  # fmt: skip
 
 
-def by_tasks(suite: str) -> pd.DataFrame:
+def by_tasks(page: Page) -> pd.DataFrame:
     """Gain of each method over its merger at the suite's main settings, and two standard errors of it; a row per experiment."""
-    main, found = settings_shown(suite)[0], []
-    for role, pool in PRINTED:
-        scores = Evidence(suite, role, pool).table("scores")
+    main, found = settings_shown(page.suite)[0], []
+    for role, pool in (*((REAL, pool) for pool in POOLS), *PRINTED):
+        scores = Evidence(page.suite, role, pool).table("scores")
         for upstream in BLOCKS:
             merged = estimate(select(scores, model_key(upstream, "merged", "")))
             for method in STYLES:
@@ -31,24 +33,25 @@ def by_tasks(suite: str) -> pd.DataFrame:
     return pd.DataFrame(found, columns=["role", "tasks", "upstream", "method", "gain", "room"])
 
 
-def drawn(suite: str) -> Figure | None:
+def drawn(page: Page) -> Figure | None:
     """A panel per merger and size; bars reach two standard errors up and down. None where nothing was run."""
-    rows = by_tasks(suite)
+    rows = by_tasks(page)
     if rows.empty:
         return None
     with drawing():
         figure = Figure(figsize=(WIDTH, 6.2))
-        panels = figure.subplots(len(BLOCKS), len(SIZES), sharex=True, sharey="row", squeeze=False)
+        sizes = {role: size for role, size in SIZES.items() if role in set(rows["role"])}
+        panels = figure.subplots(len(BLOCKS), len(sizes), sharex=True, sharey="row", squeeze=False)
         for line, upstream in zip(panels, BLOCKS, strict=True):
-            for axes, (role, size) in zip(line, SIZES.items(), strict=True):
+            for axes, (role, size) in zip(line, sizes.items(), strict=True):
                 own = select(rows, {"role": role, "upstream": upstream})
                 for method, (name, colour, dashes, marker) in STYLES.items():
                     curve = select(own, {"method": method}).sort_values("tasks")
                     style = {"linestyle": dashes, "marker": marker, "color": colour, "lw": 2, "markersize": 7, "capsize": 3}
                     axes.errorbar(curve["tasks"], curve["gain"], yerr=curve["room"], label=name, **style)
                 axes.axhline(0, color="#333333", lw=1)
-                axes.set_title(f"{UPSTREAMS[upstream]},\n{size}", fontsize=13)
-                axes.set_xticks(sorted({int(pool) for _, pool in PRINTED}))
+                axes.set_title(f"{UPSTREAMS[upstream]},\n{size}", fontsize=13 if len(sizes) < 3 else 11)
+                axes.set_xticks(list(map(int, POOLS)))
         for axes in panels[:, 0]:
             axes.set_ylabel("gain (points)")
         for axes in panels[-1]:

@@ -10,16 +10,11 @@ from reproduction.report import domain_experts, tables
 from reproduction.report.accuracies import folded_table
 from reproduction.report.evidence import Evidence
 from reproduction.report.markup import PageOutput, accuracy_table, fold, note, table
-from reproduction.report.reproduced import against_printed, elsewhere
-from reproduction.report.show import differences, label, origin
+from reproduction.report.pages import Page
+from reproduction.report.reproduced import elsewhere
 from reproduction.report.tables import Cell, Row
 from reproduction.report.values import PAPER_MODELS, PAPER_NAMES, TEXT_TASKS, player
 
-PLAYED = {  # page → pool and the roles of its blocks
-    "table03": ("glue", ("flan_t5_base", "flan_t5_large")),
-    "table04": ("mergebench", ("llama_3b", "llama_8b")),
-    "table14": ("mergebench", ("llama_3b", "llama_8b")),
-}
 MERGER = "task_arithmetic"
 UNITS = {
     "glue": "Exactly right answers (%), for STS-B Spearman’s ρ in percent, on test texts",
@@ -30,26 +25,25 @@ LEGEND = "Arrows: against task arithmetic. Bold: best of what was merged."
 Rows = Callable[[Evidence], list[Row]]
 
 
-def experiments(page: str, suite: str) -> list[Evidence]:
+def experiments(page: Page) -> list[Evidence]:
     """The results behind a page, one per block."""
-    pool, roles = PLAYED[page]
-    return [Evidence(suite, role, pool) for role in roles]
+    return [Evidence(page.suite, *place) for place in page.topic.places]
 
 
-def measured(page: str, suite: str) -> PageOutput:
+def measured(page: Page) -> PageOutput:
     """Table 3 or 4 in the paper's order of rows; the same at the other settings is folded away."""
-    pool = PLAYED[page][0]
-    main, *others = tables.settings_shown(suite, pool)
-    html = _at(page, suite, main)
+    pool = page.place[1]
+    main, *others = tables.settings_shown(page.suite, pool)
+    html = _at(page, main)
     for setting in others:
-        html += fold(f"The same rows {tables.setting_label(setting)}", _at(page, suite, setting))
-    return PageOutput(html + against_printed(page, suite))
+        html += fold(f"The same rows {tables.setting_label(setting)}", _at(page, setting))
+    return PageOutput(html + page.against_printed())
 
 
-def _at(page: str, suite: str, setting: str) -> str:
-    pool = PLAYED[page][0]
-    caption = f"{UNITS[pool]}, {tables.setting_label(setting)} — {label(suite)}. {LEGEND}"
-    return blocks(page, suite, lambda ours: accuracy_rows(ours, setting), caption)
+def _at(page: Page, setting: str) -> str:
+    pool = page.place[1]
+    caption = f"{UNITS[pool]}, {tables.setting_label(setting)} — {page.label}. {LEGEND}"
+    return blocks(page, lambda ours: accuracy_rows(ours, setting), caption)
 
 
 def accuracy_rows(ours: Evidence, setting: str) -> list[Row]:
@@ -63,10 +57,10 @@ def accuracy_rows(ours: Evidence, setting: str) -> list[Row]:
     return tables.rows_in_order(look, ("base", "expert"), (MERGER,))
 
 
-def blocks(page: str, suite: str, rows_of: Rows, caption: str) -> str:
+def blocks(page: Page, rows_of: Rows, caption: str) -> str:
     """The rows of both sizes below each other, each block under its model's name."""
-    found = experiments(page, suite)
-    rows = [row for ours in found for row in (heading(player(ours.role, suite)), *rows_of(ours))]
+    found = experiments(page)
+    rows = [row for ours in found for row in (heading(player(ours.role, page.suite)), *rows_of(ours))]
     run = {task for ours in found if ours.was_run for task in ours.tasks}
     columns = [task for task in TEXT_TASKS[found[0].pool] if task in run or not run]
     return accuracy_table(rows, columns, [found[0].title(column) for column in columns], caption)[0]
@@ -77,51 +71,33 @@ def heading(name: str) -> Row:
     return Row(name, "heading", "", {})
 
 
-def printed(page: str) -> PageOutput:
+def printed(page: Page) -> PageOutput:
     """The paper's printed table, folded away, with the cells in doubt marked."""
-    pool, roles = PLAYED[page]
-    rows: list[Row] = []
-    for role in roles:
+    pool, rows = page.place[1], []  # type: str, list[Row]
+    for role, _ in page.topic.places:
         model = PAPER_MODELS[role]
         rows += [heading(PAPER_NAMES[role])]
-        rows += domain_experts.printed_rows(model) if page == "table14" else tables.paper_rows(page, model)[1]
-    caption = f"The paper’s Table {int(page[-2:])}, as printed: the models it names on public data"
+        rows += domain_experts.printed_rows(model) if page.name == "table14" else tables.paper_rows(page.name, model)[1]
+    caption = f"The paper’s Table {int(page.name[-2:])}, as printed: the models it names on public data"
     return PageOutput(folded_table(*accuracy_table(rows, list(TEXT_TASKS[pool]), list(TEXT_TASKS[pool].values()), caption)))
 
 
-def experts(suite: str) -> PageOutput:
+def experts(page: Page) -> PageOutput:
     """Table 14: the base and every expert on all tests, and the highest of them column by column."""
-    caption = f"{UNITS['mergebench']} — {label(suite)}. Arrows: against the base. Bold: highest, what the last row takes."
-    return PageOutput(blocks("table14", suite, domain_experts.rows, caption) + against_printed("table14", suite))
+    caption = f"{UNITS['mergebench']} — {page.label}. Arrows: against the base. Bold: highest, what the last row takes."
+    return PageOutput(blocks(page, domain_experts.rows, caption) + page.against_printed())
 
 
-def recovered(page: str, suite: str) -> PageOutput:
+def recovered(page: Page) -> PageOutput:
     """The share of the way from task arithmetic to the experts that FeatCal goes, here and in the paper."""
     rows = []
-    for ours in experiments(page, suite):
+    for ours in experiments(page):
         for item in tables.recovered(ours):
             one = ' <small class="fc-run">one seed</small>' if item.one_run else ""
-            said = tables.paper_recovered(page, MERGER, model=PAPER_MODELS[ours.role])
-            name = f"{player(ours.role, suite)}, {tables.SETTING_LABELS[item.setting]}"
+            said = tables.paper_recovered(page.name, MERGER, model=PAPER_MODELS[ours.role])
+            name = f"{player(ours.role, page.suite)}, {tables.SETTING_LABELS[item.setting]}"
             rows.append(("", [name, f"{item.share:.0f} %{one}", "–" if said is None else f"{said:.0f} %"]))
     if not rows:
         return PageOutput(note("○ not run: the share of the gap that FeatCal recovers needs a merger, FeatCal and the experts."))
-    caption = f"Share of the gap between task arithmetic and experts that FeatCal recovers — {label(suite)}"
-    return PageOutput(table(["Model, settings", "Here", elsewhere(suite)], rows, caption))
-
-
-def known(suite: str) -> PageOutput:
-    """What differs from the paper's experiments with language models, folded away: it is the same on all of their pages."""
-    words = f"Everything else in which the language models of the {label(suite)} differ from the paper’s"
-    return PageOutput(fold(words, differing(suite).html))
-
-
-def differing(suite: str) -> PageOutput:
-    """What differs from the paper's experiments with language models, and why."""
-    return differences(suite, "language", "Known differences of language models")
-
-
-def provenance(page: str, suite: str) -> PageOutput:
-    """Files, run records and commands behind the page."""
-    pool, roles = PLAYED[page]
-    return PageOutput(origin(page, suite, [(role, pool) for role in roles]))
+    caption = f"Share of the gap between task arithmetic and experts that FeatCal recovers — {page.label}"
+    return PageOutput(table(["Model, settings", "Here", elsewhere(page.suite)], rows, caption))

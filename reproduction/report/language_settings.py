@@ -8,7 +8,7 @@ from typing import Any
 from reproduction.report.evidence import Evidence, read_json
 from reproduction.report.language import experiments
 from reproduction.report.markup import PageOutput, compact, note, table
-from reproduction.report.show import SYMBOLS, label
+from reproduction.report.pages import SYMBOLS, Page
 from reproduction.report.tables import ADAPTER_LABELS, METHODS
 from reproduction.report.values import PAPER_SETTINGS, player
 
@@ -21,9 +21,9 @@ COUNTED = {
 SIZES = {"surgery": "rank", "prob_surgery": "hidden"}  # what an adapter's size is called
 
 
-def settings(page: str, suite: str) -> PageOutput:
+def settings(page: Page) -> PageOutput:
     """λ, ρ, α and what FeatCal reads of its texts, and the size and training of the adapters."""
-    found = experiments(page, suite)
+    found = experiments(page)
     rows = [row for ours in found for row in _calibrated(ours)]
     missing = "" if rows else note("○ not run: no settings file yet.")
     for ours in found:
@@ -31,11 +31,11 @@ def settings(page: str, suite: str) -> PageOutput:
         told = [compact(paper[key]) for key in SYMBOLS]
         name = f"the paper, Section 5.1<small>{player(ours.role, 'paper')}</small>"
         rows.append(("fc-reference", [name, *told, *["not told"] * (len(COLUMNS) - len(told))]))
-    html = table(["FeatCal on", *COLUMNS], rows, f"Settings of FeatCal — {label(suite)}") + missing
+    html = table(["FeatCal on", *COLUMNS], rows, f"Settings of FeatCal — {page.label}") + missing
     adapters = [row for ours in found for row in _adapted(ours)]
     if adapters:
         head = ["Adapters", "Size", "Width in all", "Steps", "Texts per task", "Features"]
-        html += table(head, adapters, f"Settings of the adapters, before the language head — {label(suite)}")
+        html += table(head, adapters, f"Settings of the adapters, before the language head — {page.label}")
     return PageOutput(html)
 
 

@@ -13,8 +13,8 @@ from reproduction.report.estimate import Estimate, estimate
 from reproduction.report.evidence import Evidence, read_json, select
 from reproduction.report.language import MERGER
 from reproduction.report.markup import PageOutput, estimated, fold, note, table
+from reproduction.report.pages import label
 from reproduction.report.root import results_folder
-from reproduction.report.show import label
 from reproduction.report.values import PAPER_MODELS, TEXT_PRINTED, TEXT_TASKS, paper_table, player, title_of
 
 SPLITS = ("train", "validation", "test")

@@ -9,33 +9,36 @@ from collections import Counter
 from collections.abc import Iterable
 from html import escape
 
-from reproduction.report import shares, tables
+from reproduction.report import tables
 from reproduction.report.choice import ranges_met
-from reproduction.report.claims import GROUPS, claims, main_setting
+from reproduction.report.claims import GROUPS, claims
 from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, read_json, select, suite_record
 from reproduction.report.language import MERGER
-from reproduction.report.markup import PageOutput, chip, estimated, fold, link, note, table
+from reproduction.report.markup import PageOutput, chip, estimated, fold, note, table
+from reproduction.report.pages import EIGHT, TOPICS, label, suites
 from reproduction.report.root import results_folder
-from reproduction.report.show import PLACES, SEVERAL, commands, label, origin, suites
 from reproduction.report.values import PRINTED, TASKS, TEXT_PRINTED, paper_value, place_name
 from reproduction.report.verdict_table import counts, verdict_table
-from reproduction.report.verdicts import WORDS, judged
+from reproduction.report.verdicts import WORDS, Source, sources
 from reproduction.report.verdicts import groups as count_groups
 from reproduction.report.verdicts import tables as count_table
 
-RUNS = {("clip_b32", "8"): "smaller model, 8 tasks", ("clip_l14", "8"): "larger model, 8 tasks"}
+RUNS = {place: place_name(*place) for place in EIGHT}
 KINDS = ("Section", "Table", "Figure", "Theory", "Appendix")  # order in which places of the paper are counted
 SHEET_BYTES = 150_000  # a page may have 300 KB, and base64 adds a third
 RULE = "base 40–55 · experts at least 85 · mergers 8–20 above the base and at least 20 below the experts"
 
 
 def headline(suite: str) -> PageOutput:
-    """What this book's numbers are, and the verdicts of the headline set counted."""
-    found = judged([claim for claim in claims() if claim.headline], suite, main_setting(suite))
-    about = suites().get(suite, {}).get("about", f"The suite {suite}.")
-    text = f"<p><strong>Numbers in this book: {label(suite)}.</strong> {about}</p>"
-    text += f"<p>{len(found)} claims of the paper’s text: {counts(found)}</p>"
+    """The verdicts of the headline set counted by source, and what each source is."""
+    chosen = [claim for claim in claims() if claim.headline]
+    text = f"<p><strong>{len(chosen)} claims of the paper’s text, tested on each source of numbers in this book.</strong></p>"
+    for source in sources(suite):
+        found = [verdict for verdict in source.judged(chosen) if verdict]
+        lacking = f", {len(chosen) - len(found)} without a counterpart in texts" if len(found) < len(chosen) else ""
+        about = suites().get("real" if source.real else source.suite, {}).get("about", f"The suite {source.suite}.")
+        text += f"<p><strong>{source.title}</strong>{lacking}: {counts(found)}<br><small>{about}</small></p>"
     return PageOutput(f'<div class="fc-card">{text}</div>')
 
 
@@ -46,10 +49,14 @@ def abstract(suite: str) -> PageOutput:
 
 
 def group_counts(suite: str) -> PageOutput:
-    """Verdicts of the headline set by group, and of the theorems checked numerically."""
-    frame = count_groups(suite)
-    unsure = judged([claim for claim in claims() if claim.headline], suite, main_setting(suite))
-    met = Counter(v.claim.group for v in unsure if v.word == "one run" and v.met)
+    """Verdicts of the headline set by group, and of the theorems checked numerically, of every source."""
+    return PageOutput("".join(map(_group_counts, sources(suite))))
+
+
+def _group_counts(source: Source) -> str:
+    frame = count_groups(source)
+    unsure = source.judged([claim for claim in claims() if claim.headline])
+    met = Counter(v.claim.group for v in unsure if v and v.word == "one run" and v.met)
     *rows, theory = [(name, frame.loc[name], met[name]) for name in frame.index]
     rows.append(("headline set", frame.iloc[:-1].sum(), met.total()))
     body = []
@@ -57,7 +64,7 @@ def group_counts(suite: str) -> PageOutput:
         cells = dict(zip(WORDS, _numbers(found), strict=True))
         cells["one run"] += f"<small>{pointing} as claimed</small>" if found["one run"] else ""
         body.append(("fc-total" if name == "headline set" else "", [name, *cells.values()]))
-    return PageOutput(table(["Claims", *map(chip, WORDS)], body, f"The headline set, counted — {label(suite)}", "fc-counts"))
+    return table(["Claims", *map(chip, WORDS)], body, f"The headline set, counted — {source.title}", "fc-counts")
 
 
 def headlines(suite: str) -> PageOutput:
@@ -73,13 +80,17 @@ def _numbers(found: Iterable[int]) -> list[str]:
 
 
 def verdict_counts(suite: str) -> PageOutput:
-    """Verdicts per table and figure of the paper, at the suite's main settings."""
-    frame = count_table(suite)
+    """Verdicts per table and figure of the paper, at the suite's main settings, of every source."""
+    return PageOutput("".join(map(_verdict_counts, sources(suite))))
+
+
+def _verdict_counts(source: Source) -> str:
+    frame = count_table(source)
     rows = []
     for place in sorted(frame.index, key=_order):
         rows.append(("", [place_link(place), *_numbers(frame.loc[place])]))
     rows.append(("fc-total", ["all", *(str(n) for n in frame.sum())]))
-    return PageOutput(table(["In the paper", *map(chip, WORDS)], rows, f"Verdicts counted — {label(suite)}", "fc-counts"))
+    return table(["In the paper", *map(chip, WORDS)], rows, f"Verdicts counted — {source.title}", "fc-counts")
 
 
 def _order(place: str) -> tuple[int, int]:
@@ -92,7 +103,7 @@ def place_link(place: str) -> str:
     """A place of the paper by its name ("Table 1"), linked to its page where it has one."""
     kind = place.rstrip("0123456789")
     name = " ".join([kind.title(), *(str(int(n)) for n in [place[len(kind) :]] if n)])
-    return f'<a href="{place}.html">{name}</a>' if place in (*PLACES, *SEVERAL, "theory") else name
+    return f'<a href="{place}.html">{name}</a>' if place in TOPICS else name
 
 
 def runs(suite: str) -> PageOutput:
@@ -132,26 +143,6 @@ def own_checkpoints(suite: str) -> PageOutput:
         "<code>featcal doctor --suite paper</code> says what is missing on a machine."
     )
     return PageOutput(note(text))
-
-
-def provenance(suite: str) -> PageOutput:
-    """Files, run records and commands behind the landing page, and the files of the studies that the abstract is about."""
-    pools = [(shares.ROLE, pool) for pool in shares.POOLS]
-    studies = sorted({Evidence(suite, c.role, c.pool).path(c.file).name for c in claims() if c.abstract and c.file != "scores"})
-    named = [name.replace(".run.csv", ".run.json") for name in studies]
-    there = [link(f"../results/{suite}/{name}", name) for name in named if (results_folder(suite) / name).is_file()]
-    listed = note(f"Of the abstract’s claims about images and cost: {', '.join(there)}.") if there else ""
-    return PageOutput(origin("landing", suite, list(dict.fromkeys([*RUNS, *pools, *TEXT_PRINTED]))) + listed)
-
-
-def task_provenance(suite: str) -> PageOutput:
-    """Files and commands behind the tasks page; nothing of it varies from run to run, so there is no run record."""
-    names = ["suite.json", "choice.json", "language.json", "language_choice.json"]
-    names += [f"{role}-{pool}.references.csv" for role, pool in (*RUNS, *TEXT_PRINTED)]
-    there = [name for name in names if (results_folder(suite) / name).is_file()]
-    listed = ", ".join(link(f"../results/{suite}/{name}", name) for name in there) or "none yet"
-    rows = [("", ["Results", listed]), *commands("tasks")]
-    return PageOutput(table(["", ""], rows, f"Provenance — {label(suite)}", "fc-words"))
 
 
 def task_list(suite: str) -> PageOutput:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from featcal.settings import Calibration
 from reproduction.report.markup import PageOutput, arrow, compact, link, note, table
-from reproduction.report.show import SYMBOLS, label
+from reproduction.report.pages import SYMBOLS, label
 from reproduction.report.values import TASKS
 
 SEED = 42  # of the calibration draw: the first of the tables' seeds

@@ -2,10 +2,10 @@
 
 from matplotlib.figure import Figure
 
-from reproduction.report import show
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import NAMES, PROJECTED, WIDTH, drawing, mean_cosines, plane
 from reproduction.report.markup import PageOutput
+from reproduction.report.pages import Page
 
 COLUMNS = 2  # panels side by side; more cannot be read at 390 pixels
 
@@ -32,6 +32,6 @@ def planes(evidence: Evidence) -> Figure | None:
         return figure
 
 
-def figure(suite: str) -> PageOutput:
-    """Figure 6 of a suite, or a note that it was not run."""
-    return show.drawn("planes", planes(show.evidence("figure6", suite)), suite)
+def figure(page: Page) -> PageOutput:
+    """Figure 6, or a note that it was not run."""
+    return page.drawn(planes(page.evidence), "planes")

@@ -12,11 +12,11 @@ from reproduction.report.controls import average
 from reproduction.report.estimate import Estimate, noise
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.markup import PageOutput, chip, estimated, note, table
-from reproduction.report.show import label, origin, suites
+from reproduction.report.pages import label
 from reproduction.report.tables import MERGERS, METHODS, SETTING_LABELS, UPSTREAMS
-from reproduction.report.values import SIZES, paper_value
+from reproduction.report.values import IMAGES, REAL, SIZES, paper_value
 
-TABLES = {"clip_b32": "table01", "clip_l14": "table07"}
+TABLES = {REAL: "table01", IMAGES: "table01", "clip_l14": "table07"}
 SHORT = {"merged": "the merger alone", "surgery": "Surgery", "prob_surgery": "ProbSurgery", "featcal": "FeatCal"}
 
 
@@ -51,13 +51,6 @@ def ranks(values: list[float]) -> list[int]:
     """1 for the highest; equal to one decimal is equal."""
     printed = [round(value, 1) for value in values]
     return [1 + sum(other > value for other in printed) for value in printed]
-
-
-def banner(suite: str) -> PageOutput:
-    """What the numbers below are."""
-    about = suites().get(suite, {}).get("about", f"The suite {suite}.")
-    warning = " Compare ranks with the paper’s, never values." if suite != "paper" else ""
-    return PageOutput(f'<div class="fc-card"><p><strong>Numbers here: {label(suite)}.</strong> {about}{warning}</p></div>')
 
 
 def ranking(suite: str) -> PageOutput:
@@ -141,7 +134,7 @@ def mergers(suite: str) -> PageOutput:
     """Every merger on its own, those that the paper has no row for included."""
     body = []
     found = {role: {name: average(Evidence(suite, role, "8"), (name, "merged", "")) for name in MERGERS} for role in SIZES}
-    first = found["clip_b32"]
+    first = next((own for own in found.values() if any(own.values())), found[IMAGES])
     for name in sorted(MERGERS, key=lambda word: -(e.mean if (e := first[word]) else 0)):
         cells = [escape(MERGERS[name])]
         for role in SIZES:
@@ -171,14 +164,9 @@ def losses(panel: str, suite: str) -> PageOutput:
     """A plot of loss curves of the smaller model, or a note that nothing was trained."""
     from reproduction.report import curves
 
-    drawn = curves.PANELS[panel](Evidence(suite, "clip_b32", "8"))
+    drawn = curves.PANELS[panel](Evidence(suite, IMAGES, "8"))
     if drawn is None:
         return PageOutput(note(f"○ not run: no loss curves in the results of the {label(suite)}."))
     from reproduction.report.figures import svg
 
     return PageOutput(picture={"image/svg+xml": svg(drawn)}, text=f"{panel} ({label(suite)})")
-
-
-def provenance(suite: str) -> PageOutput:
-    """Files, run records and commands behind the page."""
-    return PageOutput(origin("rankings", suite, [(role, "8") for role in SIZES]))

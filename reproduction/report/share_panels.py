@@ -4,8 +4,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from reproduction.report import study
 from reproduction.report.markup import PageOutput
+from reproduction.report.pages import Page
 from reproduction.report.tables import UPSTREAMS
 from reproduction.report.task_counts import MERGERS, PAPER, POOLS, STUDY, TRAINED, Share, series, shares
 from reproduction.report.why_adapters import NAMES, ran
@@ -16,15 +16,15 @@ MARKS: dict[str, dict[str, Any]] = {  # of Okabe and Ito; told apart in grey by 
 }  # fmt: skip
 
 
-def panels(suite: str) -> PageOutput:
+def panels(page: Page) -> PageOutput:
     """The shares drawn: a row per method, a column per merger."""
-    return study.drawn(_panels(suite), "shares of the gap by number of tasks", suite)
+    return page.drawn(_panels(page), "shares of the gap by number of tasks")
 
 
-def _panels(suite: str) -> Figure | None:
+def _panels(page: Page) -> Figure | None:
     from reproduction.report.figures import WIDTH, drawing
 
-    found = shares(suite) if ran(suite) else []
+    found = shares(page) if ran(page) else []
     if not found:
         return None
     methods = ("featcal", *TRAINED, "mean_shift")
@@ -33,7 +33,7 @@ def _panels(suite: str) -> Figure | None:
         grid = figure.subplots(len(methods), len(MERGERS), sharex=True, sharey=True, squeeze=False)
         for line, method in zip(grid, methods, strict=True):
             for axes, upstream in zip(line, MERGERS, strict=True):
-                for number, setting in enumerate([s for m, s in series(suite) if m == method]):
+                for number, setting in enumerate([s for m, s in series(page) if m == method]):
                     own = [s for s in found if (s.upstream, s.method, s.setting) == (upstream, method, setting)]
                     _curve(axes, own, "-" if number == 0 else "--")
                 _points(axes, [s for s in found if (s.upstream, s.method, s.source) == (upstream, method, PAPER)], PAPER)

@@ -9,50 +9,49 @@ from reproduction.report.errata import corrected_table
 from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.markup import PageOutput, note, table
-from reproduction.report.show import label
+from reproduction.report.pages import Page
 from reproduction.report.tables import METHODS, SETTING_LABELS, UPSTREAMS, model_key, settings_shown, share
-from reproduction.report.values import AVERAGE, PRINTED, paper_table
+from reproduction.report.values import AVERAGE, IMAGES, PRINTED, SIZES, paper_table
 
-ROLE = "clip_b32"
-POOLS = {pool: table for (role, pool), table in PRINTED.items() if role == ROLE}  # number of tasks → the paper's table of it
+POOLS = {pool: table for (role, pool), table in PRINTED.items() if role == IMAGES}  # number of tasks → the paper's table of it
 STARTS = ("average", "task_arithmetic")
 NAMES = {method: words.removeprefix("w/ ") for method, words in METHODS.items()}
 ORDER = ("featcal", "surgery", "prob_surgery")
 
 
-def by_tasks(suite: str) -> PageOutput:
+def by_tasks(page: Page) -> PageOutput:
     """A row per merger and method, FeatCal's at every setting: the share with 8, 14 and 20 tasks here, and in the paper."""
     rows = []
     for upstream in STARTS:
         for method in ORDER:
-            for setting in settings_shown(suite) if method == "featcal" else settings_shown(suite)[:1]:
-                ours = [_said(measured(suite, pool, upstream, method, setting)) for pool in POOLS]
-                theirs = [_printed(number, upstream, method) for number in POOLS.values()] if _main(suite, setting) else [""] * 3
+            for setting in settings_shown(page.suite) if method == "featcal" else settings_shown(page.suite)[:1]:
+                ours = [_said(measured(page, pool, upstream, method, setting)) for pool in POOLS]
+                theirs = [_printed(number, upstream, method) for number in POOLS.values()] if _main(page, setting) else [""] * 3
                 name = f"{NAMES[method]}<small>{UPSTREAMS[upstream]}, {SETTING_LABELS[setting]}</small>"
-                rows.append(("" if _main(suite, setting) else "fc-reference", [name, *ours, *theirs]))
+                rows.append(("" if _main(page, setting) else "fc-reference", [name, *ours, *theirs]))
     head = ["From, at", *(f"{pool} tasks, here" for pool in POOLS), *(f"{pool} tasks, the paper" for pool in POOLS)]
-    caption = f"Share of the gap between merger and experts that is recovered, smaller image model — {label(suite)}"
-    return PageOutput(table(head, rows, caption, "fc-long") + note(words(suite)))
+    caption = f"Share of the gap between merger and experts that is recovered, {SIZES[page.place[0]]} — {page.label}"
+    return PageOutput(table(head, rows, caption, "fc-long") + note(words(page)))
 
 
-def words(suite: str) -> str:
+def words(page: Page) -> str:
     """What the table says of FeatCal and of the adapters, from both mergers, in numbers of its own."""
     said = []
     for upstream in STARTS:
-        apart = {method: _apart(suite, upstream, method) for method in ORDER}
+        apart = {method: _apart(page, upstream, method) for method in ORDER}
         if any(None in one for one in apart.values()):
             return "○ not run: a share needs the merger, what calibrates it, and the experts."
         adapters = [*apart["surgery"], *apart["prob_surgery"]]
         said.append(
-            f"From {UPSTREAMS[upstream].lower()}, FeatCal’s shares at the {SETTING_LABELS[settings_shown(suite)[0]]} differ from "
-            f"the paper’s by {_signed(apart['featcal'])} points, the adapters’ by {_signed(adapters)}."
+            f"From {UPSTREAMS[upstream].lower()}, FeatCal’s shares at the {SETTING_LABELS[settings_shown(page.suite)[0]]} differ "
+            f"from the paper’s by {_signed(apart['featcal'])} points, the adapters’ by {_signed(adapters)}."
         )
     return " ".join(said)
 
 
-def measured(suite: str, pool: str, upstream: str, method: str, setting: str) -> float | None:
+def measured(page: Page, pool: str, upstream: str, method: str, setting: str) -> float | None:
     """The share that one method recovers here; None where a model was not run."""
-    scores = Evidence(suite, ROLE, pool).table("scores")
+    scores = Evidence(page.suite, page.place[0], pool).table("scores")
     keys = [model_key(upstream, "merged", ""), model_key(upstream, method, setting), model_key("", "expert", "")]
     return share(*(found and found.mean for found in (estimate(select(scores, key)) for key in keys)))
 
@@ -69,18 +68,18 @@ def _at(means: pd.Series, key: tuple[str, str]) -> float | None:
     return float(means[key]) if key in means.index else None
 
 
-def _apart(suite: str, upstream: str, method: str) -> list[float | None]:
+def _apart(page: Page, upstream: str, method: str) -> list[float | None]:
     """By how many points the share here is above the paper's, per number of tasks, at the main setting."""
     found: list[float | None] = []
     for pool, number in POOLS.items():
-        here = measured(suite, pool, upstream, method, settings_shown(suite)[0])
+        here = measured(page, pool, upstream, method, settings_shown(page.suite)[0])
         there = printed(number, upstream, method)
         found.append(None if here is None or there is None else here - there)
     return found
 
 
-def _main(suite: str, setting: str) -> bool:
-    return setting == settings_shown(suite)[0]
+def _main(page: Page, setting: str) -> bool:
+    return setting == settings_shown(page.suite)[0]
 
 
 def _printed(number: str, upstream: str, method: str) -> str:

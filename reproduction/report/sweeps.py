@@ -6,12 +6,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from reproduction.report import study
 from reproduction.report.claims import main_setting
 from reproduction.report.controls import average
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.markup import PageOutput, compact, fold, note, table
-from reproduction.report.show import SYMBOLS, evidence, label
+from reproduction.report.pages import SYMBOLS, Page
 from reproduction.report.tables import SETTING_LABELS, UPSTREAMS, settings_shown
 
 MERGERS = ("task_arithmetic", "wudi")
@@ -20,9 +19,9 @@ MARKERS = {"task_arithmetic": "o", "wudi": "s"}
 WORDS = {"ridge": "ridge", "anchor_blend": "blend of merged and base", "interpolation": "interpolation"}
 
 
-def panel(parameter: str, page: str, suite: str) -> PageOutput:
+def panel(parameter: str, page: Page) -> PageOutput:
     """One parameter's curves: both mergers, every setting that it was varied around."""
-    return study.drawn(_panel(evidence(page, suite), parameter), f"sweep of {SYMBOLS[parameter]}", suite)
+    return page.drawn(_panel(page.evidence, parameter), f"sweep of {SYMBOLS[parameter]}")
 
 
 def curve(ours: Evidence, parameter: str, upstream: str, setting: str) -> pd.DataFrame:
@@ -64,31 +63,31 @@ def _line(axes: Axes, points: pd.DataFrame, upstream: str, setting: str, main: b
     axes.scatter(chosen.index, chosen["value"], s=260, facecolors="none", edgecolors=colour, lw=1.8, zorder=4)
 
 
-def values(page: str, suite: str) -> PageOutput:
+def values(page: Page) -> PageOutput:
     """The numbers behind the curves, one click away; bold: what was chosen."""
-    ours, parts = evidence(page, suite), []
+    ours, parts = page.evidence, []
     if ours.table("sweep").empty:
-        return PageOutput(note(f"○ not run: no sweeps in the results of the {label(suite)}."))
+        return PageOutput(note(f"○ not run: no sweeps in the results of the {page.label}."))
     for parameter in WORDS:
-        for setting in settings_shown(suite):
+        for setting in settings_shown(page.suite):
             curves = {upstream: curve(ours, parameter, upstream, setting) for upstream in MERGERS}
             there = {upstream: points for upstream, points in curves.items() if not points.empty}
             if there:
-                parts.append(_values(there, parameter, setting, suite))
+                parts.append(_values(there, parameter, setting, page))
     return PageOutput(fold("The numbers behind the curves", "".join(parts)))
 
 
-def _values(curves: dict[str, pd.DataFrame], parameter: str, setting: str, suite: str) -> str:
+def _values(curves: dict[str, pd.DataFrame], parameter: str, setting: str, page: Page) -> str:
     first = next(iter(curves.values()))
     head = [SYMBOLS[parameter], *(f"<strong>{compact(at)}</strong>" if c else compact(at) for at, c in first["chosen"].items())]
     rows = [("", [UPSTREAMS[upstream], *(f"{value:.1f}" for value in points["value"])]) for upstream, points in curves.items()]
-    caption = f"Average top-1 accuracy (%) by {SYMBOLS[parameter]}, the others at the {SETTING_LABELS[setting]} — {label(suite)}"
+    caption = f"Average top-1 accuracy (%) by {SYMBOLS[parameter]}, the others at the {SETTING_LABELS[setting]} — {page.label}"
     return table(head, rows, caption)
 
 
-def settings(page: str, suite: str) -> PageOutput:
+def settings(page: Page) -> PageOutput:
     """What the curves are varied around, and from how many images."""
-    told = study.settings_of(page, suite, "sweep").get("study", {})
+    told = page.settings_of("sweep").get("study", {})
     if not told:
         return PageOutput(note("○ not run: no settings file yet."))
     names = [name for name in SYMBOLS if name != "samples"]
@@ -97,4 +96,4 @@ def settings(page: str, suite: str) -> PageOutput:
         for around in told["around"]
     ]
     head = ["The curves stand around the", *(SYMBOLS[name] for name in names), SYMBOLS["samples"]]
-    return PageOutput(table(head, rows, f"Settings — {label(suite)}; seed {told['seed']}"))
+    return PageOutput(table(head, rows, f"Settings — {page.label}; seed {told['seed']}"))

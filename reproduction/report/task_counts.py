@@ -15,10 +15,11 @@ from reproduction.report.controls import average
 from reproduction.report.estimate import Estimate, estimate, noise
 from reproduction.report.evidence import Evidence, read_json, select
 from reproduction.report.gains import FEWEST
+from reproduction.report.pages import Page
 from reproduction.report.tables import LARGER, paper_recovered, settings_shown
-from reproduction.report.values import PRINTED, paper_table
+from reproduction.report.values import IMAGES, PRINTED, paper_table
 
-ROLE, POOL = "clip_b32", "8"
+POOL = "8"
 MERGERS = ("average", "task_arithmetic")
 TRAINED = ("surgery", "prob_surgery")
 ADAPTERS = ("mean_shift", *TRAINED)
@@ -44,34 +45,36 @@ class Share:
     mean: Estimate | None = None
 
 
-def studied(suite: str) -> pd.DataFrame:
+def studied(page: Page) -> pd.DataFrame:
     """Rows of the study; empty where it was not run."""
-    return Evidence(suite, ROLE, POOL).table("task_counts")
+    return Evidence(page.suite, page.place[0], POOL).table("task_counts")
 
 
-def classes(suite: str) -> dict[str, int]:
+def classes(page: Page) -> dict[str, int]:
     """How many classes each task has, as the study found them."""
-    folder = Evidence(suite, ROLE, POOL).folder
-    return dict(read_json(folder / f"{ROLE}-{POOL}.task_counts.settings.json").get("classes", {}))
+    folder = Evidence(page.suite, page.place[0], POOL).folder
+    return dict(read_json(folder / f"{page.place[0]}-{POOL}.task_counts.settings.json").get("classes", {}))
 
 
-def series(suite: str) -> list[tuple[str, str]]:
+def series(page: Page) -> list[tuple[str, str]]:
     """Method and setting of everything whose share is told, the main setting of each method first."""
-    main = main_setting(suite)
-    featcal = [("featcal", setting) for setting in settings_shown(suite)]
+    main = main_setting(page.suite)
+    featcal = [("featcal", setting) for setting in settings_shown(page.suite)]
     return featcal + [(method, main + stream) for method in (*TRAINED, "mean_shift") for stream in ("", "_train")]
 
 
-def shares(suite: str) -> list[Share]:
+def shares(page: Page) -> list[Share]:
     """Every share there is: of drawn parts, of the larger pools, and of the paper's tables, corrected where that can be told."""
     found = []
     for upstream in MERGERS:
-        for method, setting in series(suite):
-            found += _of_parts(studied(suite), upstream, method, setting)
-            found += [one for pool in LARGER for one in _of_pool(Evidence(suite, ROLE, pool), upstream, method, setting)]
+        for method, setting in series(page):
+            found += _of_parts(studied(page), upstream, method, setting)
+            found += [
+                one for pool in LARGER for one in _of_pool(Evidence(page.suite, page.place[0], pool), upstream, method, setting)
+            ]
         for method in ("featcal", *TRAINED):
             for (role, pool), number in PRINTED.items():
-                share = paper_recovered(number, upstream, corrected=True, method=method) if role == ROLE else None
+                share = paper_recovered(number, upstream, corrected=True, method=method) if role == IMAGES else None
                 if share is not None:
                     found.append(Share(PAPER, upstream, method, "", int(pool), share, share, share))
     return found
@@ -111,17 +114,17 @@ def _share(value: float, merged: float, expert: float) -> float:
     return 100 * (value - merged) / (expert - merged) if expert > merged else math.nan
 
 
-def whole_pool(suite: str, upstream: str = "task_arithmetic") -> pd.DataFrame:
+def whole_pool(page: Page, upstream: str = "task_arithmetic") -> pd.DataFrame:
     """Rows of the study in which all tasks of the pool are merged, those of the experts among them."""
-    rows = studied(suite)
+    rows = studied(page)
     rows = select(rows, {"tasks": rows["tasks"].max()})
     return rows[rows["upstream"].isin(["", upstream])]
 
 
-def accuracies(suite: str, method: str, setting: str, measure: str = "value", task: str = "") -> Estimate | None:
+def accuracies(page: Page, method: str, setting: str, measure: str = "value", task: str = "") -> Estimate | None:
     """Mean accuracy of one model on task arithmetic of the whole pool, among the classes that `measure` says (value or union)."""
     key = {"method": method, "setting": setting} | ({"task": task} if task else {})
-    rows = select(whole_pool(suite), key)
+    rows = select(whole_pool(page), key)
     return estimate(rows.assign(value=rows[measure]))
 
 
@@ -130,34 +133,34 @@ def lead(left: Estimate | None, right: Estimate | None) -> tuple[float, float]:
     return (left.mean - right.mean, noise(left, right)) if left and right else (math.nan, math.nan)
 
 
-def better_adapter(suite: str, task: str = "", measure: str = "value") -> Estimate | None:
+def better_adapter(page: Page, task: str = "", measure: str = "value") -> Estimate | None:
     """The better one of the two trained adapters at the suite's main settings."""
-    found = [accuracies(suite, method, main_setting(suite), measure, task) for method in TRAINED]
+    found = [accuracies(page, method, main_setting(page.suite), measure, task) for method in TRAINED]
     return max((one for one in found if one), key=lambda one: one.mean, default=None)
 
 
-def share_of_task(suite: str, method: str, task: str) -> float:
+def share_of_task(page: Page, method: str, task: str) -> float:
     """The share of one task's gap on task arithmetic of the whole pool, at the suite's main settings."""
-    rows = select(whole_pool(suite), {"task": task})
-    return _share(*(side["value"].mean() for side in _sides(rows, "task_arithmetic", method, main_setting(suite))))
+    rows = select(whole_pool(page), {"task": task})
+    return _share(*(side["value"].mean() for side in _sides(rows, "task_arithmetic", method, main_setting(page.suite))))
 
 
 def printed_leads() -> dict[str, float]:
     """By task, how far FeatCal stands above the better adapter on task arithmetic in the paper's Table 1, in points."""
-    rows = select(paper_table(PRINTED[ROLE, POOL]), {"upstream": "task_arithmetic"})
+    rows = select(paper_table(PRINTED[IMAGES, POOL]), {"upstream": "task_arithmetic"})
     own = {(row.method, row.task): row.value for row in rows.itertuples()}
     tasks = [task for task in dict.fromkeys(rows["task"]) if task != "average"]
     return {task: own["featcal", task] - max(own[method, task] for method in TRAINED) for task in tasks}
 
 
-def drifts(suite: str, tasks: Sequence[str] = ()) -> pd.DataFrame:
+def drifts(page: Page, tasks: Sequence[str] = ()) -> pd.DataFrame:
     """Squared drift of final features on task arithmetic of the whole pool, mean over tasks: its per-task mean, and the rest.
 
     Returns: a row per method at its main settings, columns method, drift, mean_drift, rest; none where the study was not run.
     """
     found = []
     for method in ("merged", "featcal", *ADAPTERS):
-        rows = select(whole_pool(suite), {"method": method, "setting": "" if method == "merged" else main_setting(suite)})
+        rows = select(whole_pool(page), {"method": method, "setting": "" if method == "merged" else main_setting(page.suite)})
         rows = rows[rows["task"].isin(tasks)] if tasks else rows
         if len(rows):
             whole, mean = rows["drift"].mean(), rows["mean_drift"].mean()

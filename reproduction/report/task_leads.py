@@ -8,15 +8,13 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from reproduction.report import study
 from reproduction.report.claims import main_setting
 from reproduction.report.evidence import Evidence
 from reproduction.report.markup import PageOutput, fold, note, table
-from reproduction.report.show import label
+from reproduction.report.pages import Page
 from reproduction.report.task_counts import (
     ADAPTERS,
     POOL,
-    ROLE,
     TRAINED,
     accuracies,
     better_adapter,
@@ -33,23 +31,23 @@ from reproduction.report.why_adapters import NAMES, listed, missing, ran
 MOST = 3  # tasks in which a lead is said to sit
 
 
-def tasks_of(suite: str) -> list[str]:
+def tasks_of(page: Page) -> list[str]:
     """Tasks of the pool, in the suite's order."""
-    return list(dict.fromkeys(whole_pool(suite)["task"]))
+    return list(dict.fromkeys(whole_pool(page)["task"]))
 
 
-def drift_parts(suite: str) -> PageOutput:
+def drift_parts(page: Page) -> PageOutput:
     """The squared drift of final features split into its per-task mean and the rest, and who undoes which part."""
-    found = {row.method: row for row in drifts(suite).itertuples()} if ran(suite) else {}
+    found = {row.method: row for row in drifts(page).itertuples()} if ran(page) else {}
     if not found:
-        return missing(suite)
+        return missing(page)
     rows = []
     for method, row in found.items():
         values = [f"{value:.4f}" for value in (row.drift, row.mean_drift, row.rest)]
         rows.append(("", [NAMES[method], *values, f"{100 * row.mean_drift / row.drift:.0f} %"]))
     head = ["", "Squared drift", "its per-task mean", "the rest", "mean’s part"]
-    caption = f"Squared distance of unit-length final features to the expert’s, mean over tasks — {label(suite)}"
-    return PageOutput(table(head, rows, caption, "fc-long") + note(undone(found)) + _each_task(suite, list(found)))
+    caption = f"Squared distance of unit-length final features to the expert’s, mean over tasks — {page.label}"
+    return PageOutput(table(head, rows, caption, "fc-long") + note(undone(found)) + _each_task(page, list(found)))
 
 
 def undone(found: dict[str, Any]) -> str:
@@ -65,14 +63,14 @@ def undone(found: dict[str, Any]) -> str:
     for method in [m for m in TRAINED if m in found and "featcal" in found]:
         parts = [name for name, i in (("the mean", 0), ("the rest", 1)) if left[method][i] < left["featcal"][i]]
         text += f" {NAMES[method]} undoes more than FeatCal of {listed(parts) if parts else 'neither part'}."
-    return text
+    return f"{text} Drift was measured once, so no error is known of these shares."
 
 
-def _each_task(suite: str, methods: list[str]) -> str:
+def _each_task(page: Page, methods: list[str]) -> str:
     """The mean's part and the whole of every task, one click away."""
-    ours, rows = Evidence(suite, ROLE, POOL), []
-    for task in dict.fromkeys(whole_pool(suite)["task"]):
-        by_method = {row.method: row for row in drifts(suite, [task]).itertuples()}
+    ours, rows = Evidence(page.suite, page.place[0], POOL), []
+    for task in dict.fromkeys(whole_pool(page)["task"]):
+        by_method = {row.method: row for row in drifts(page, [task]).itertuples()}
         rows.append(
             (
                 "",
@@ -82,19 +80,19 @@ def _each_task(suite: str, methods: list[str]) -> str:
                 ],
             )
         )
-    caption = f"Squared drift by task, and its mean’s part — {label(suite)}"
+    caption = f"Squared drift by task, and its mean’s part — {page.label}"
     return fold("Task by task", table(["", *(NAMES[m] for m in methods)], rows, caption))
 
 
-def drift_bars(suite: str) -> PageOutput:
+def drift_bars(page: Page) -> PageOutput:
     """The same drawn: what is left of the mean, and of the rest."""
-    return study.drawn(_drift_bars(suite), "squared drift in two parts", suite)
+    return page.drawn(_drift_bars(page), "squared drift in two parts")
 
 
-def _drift_bars(suite: str) -> Figure | None:
+def _drift_bars(page: Page) -> Figure | None:
     from reproduction.report.figures import WIDTH, drawing
 
-    found = drifts(suite) if ran(suite) else drifts(suite).iloc[:0]
+    found = drifts(page) if ran(page) else drifts(page).iloc[:0]
     if found.empty:
         return None
     with drawing():
@@ -111,13 +109,13 @@ def _drift_bars(suite: str) -> Figure | None:
         return figure
 
 
-def by_classes(suite: str) -> PageOutput:
+def by_classes(page: Page) -> PageOutput:
     """Shares of every task's gap beside its number of classes, and whether the adapters' lead goes with that number."""
-    if not ran(suite):
-        return missing(suite)
-    ours, counts = Evidence(suite, ROLE, POOL), classes(suite)
+    if not ran(page):
+        return missing(page)
+    ours, counts = Evidence(page.suite, page.place[0], POOL), classes(page)
     methods = ("featcal", *TRAINED, "mean_shift")
-    own = {task: [share_of_task(suite, method, task) for method in methods] for task in tasks_of(suite)}
+    own = {task: [share_of_task(page, method, task) for method in methods] for task in tasks_of(page)}
     rows = [
         (
             "",
@@ -129,7 +127,7 @@ def by_classes(suite: str) -> PageOutput:
         )
         for task in sorted(own, key=lambda task: counts.get(task, 0))
     ]
-    caption = f"Share of each task’s gap recovered (%), tasks by number of classes — {label(suite)}"
+    caption = f"Share of each task’s gap recovered (%), tasks by number of classes — {page.label}"
     head = ["", "Classes", *(NAMES[method] for method in methods)]
     return PageOutput(table(head, rows, caption) + note(with_classes(own, counts)))
 
@@ -146,25 +144,25 @@ def with_classes(own: dict[str, list[float]], counts: dict[str, int]) -> str:
     )
 
 
-def among_all(suite: str) -> PageOutput:
+def among_all(page: Page) -> PageOutput:
     """Accuracy among the task's own classes and among those of all tasks of the pool."""
-    if not ran(suite):
-        return missing(suite)
-    main = main_setting(suite)
+    if not ran(page):
+        return missing(page)
+    main = main_setting(page.suite)
     rows, measures = [], ("value", "union")
     for method in ("merged", "featcal", *TRAINED, "mean_shift", "expert"):
-        pair = [accuracies(suite, method, main if method in ("featcal", *ADAPTERS) else "", measure) for measure in measures]
+        pair = [accuracies(page, method, main if method in ("featcal", *ADAPTERS) else "", measure) for measure in measures]
         rows.append(("", [NAMES[method], *(f"{one.mean:.1f}" if one else "–" for one in pair)]))
-    total = sum(classes(suite).values())
+    total = sum(classes(page).values())
     head = ["", "Own classes", f"All {total} classes" if total else "All classes"]
-    caption = f"Average top-1 accuracy (%), among the classes of the task and of all tasks — {label(suite)}"
-    return PageOutput(table(head, rows, caption) + note(crowded(suite)))
+    caption = f"Average top-1 accuracy (%), among the classes of the task and of all tasks — {page.label}"
+    return PageOutput(table(head, rows, caption) + note(crowded(page)))
 
 
-def crowded(suite: str) -> str:
+def crowded(page: Page) -> str:
     """In words, what becomes of the better adapter's lead where the answer may be a class of any task."""
-    main = main_setting(suite)
-    leads = [lead(better_adapter(suite, measure=m), accuracies(suite, "featcal", main, m)) for m in ("value", "union")]
+    main = main_setting(page.suite)
+    leads = [lead(better_adapter(page, measure=m), accuracies(page, "featcal", main, m)) for m in ("value", "union")]
     told = [
         f"{margin:+.1f} points ({'beyond' if abs(margin) > room else 'within'} two standard errors)" for margin, room in leads
     ]
@@ -175,11 +173,12 @@ def crowded(suite: str) -> str:
     )
 
 
-def paper_lead(suite: str) -> PageOutput:
+def paper_lead(page: Page) -> PageOutput:
     """By task, how far FeatCal stands above the better adapter on task arithmetic: in the paper's Table 1, and here."""
-    ours, printed = Evidence(suite, ROLE, POOL), printed_leads()
+    ours, printed = Evidence(page.suite, page.place[0], POOL), printed_leads()
     here = {
-        task: lead(accuracies(suite, "featcal", main_setting(suite), task=task), better_adapter(suite, task)) for task in printed
+        task: lead(accuracies(page, "featcal", main_setting(page.suite), task=task), better_adapter(page, task))
+        for task in printed
     }
     rows = []
     for task in sorted(printed, key=lambda task: -printed[task]):
@@ -187,7 +186,7 @@ def paper_lead(suite: str) -> PageOutput:
         measured = f"{margin:+.1f}<small>± {room:.1f}</small>" if margin == margin else '<span class="fc-none">not run</span>'
         rows.append(("", [escape(ours.title(task)), f"{printed[task]:+.1f}", measured]))
     head = ["", "In the paper", "Here, ± two standard errors"]
-    caption = f"FeatCal above the better of Surgery and ProbSurgery on task arithmetic (points) — {label(suite)}"
+    caption = f"FeatCal above the better of Surgery and ProbSurgery on task arithmetic (points) — {page.label}"
     return PageOutput(table(head, rows, caption) + note(sits(printed, {t: m for t, (m, _) in here.items() if m == m}, ours)))
 
 
@@ -198,7 +197,7 @@ def sits(printed: dict[str, float], here: dict[str, float], ours: Evidence) -> s
     text = f"In the paper the lead is {sum(printed.values()) / len(printed):.1f} points on average over tasks; "
     text += f"{listed([ours.title(task) for task in first])} make up {part:.0f} % of it."
     if not set(first) <= set(here):
-        return text + f" ○ not run in the {label(ours.suite)}."
+        return text + " ○ not run in results."
     others = [task for task in here if task not in first]
     means = [sum(here[task] for task in group) / len(group) for group in (first, others) if group]
     text += f" Here FeatCal stands {means[0]:+.1f} points against the better adapter on the tasks that play these"

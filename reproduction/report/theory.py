@@ -4,19 +4,15 @@ import re
 from functools import cache
 from html import escape
 from importlib.resources import files
-from typing import Any
 
 import pandas as pd
 import yaml
 
-from reproduction.report.claims import claims, main_setting
-from reproduction.report.evidence import Evidence, read_json, select
-from reproduction.report.markup import PageOutput, chip, link, note, table
-from reproduction.report.show import label, run_rows
+from reproduction.report.claims import main_setting
+from reproduction.report.evidence import select
+from reproduction.report.markup import PageOutput, chip, note, table
+from reproduction.report.pages import Page
 from reproduction.report.verdicts import judge
-
-KEY = ("clip_b32", "8")
-FILES = ("theory.csv", "theory_points.csv", "theory.run.json")
 
 
 @cache
@@ -27,16 +23,17 @@ def statements() -> dict[str, dict[str, str]]:
     return found
 
 
-def rows(suite: str) -> pd.DataFrame:
+def rows(page: Page) -> pd.DataFrame:
     """All lines of the study, without the calibrated model's at other settings than the suite's main one."""
-    found = Evidence(suite, *KEY).table("theory")
-    return found[found["setting"].isin(["", main_setting(suite)])]
+    found = page.evidence.table("theory")
+    return found[found["setting"].isin(["", main_setting(page.suite)])]
 
 
-def checks(suite: str) -> PageOutput:
+def checks(page: Page) -> PageOutput:
     """One row per statement: what it says, on what it was checked, its worst case, how tight it is, and the verdict."""
-    found, setting = rows(suite), main_setting(suite)
-    verdicts = {claim.id: judge(claim, suite, setting) for claim in claims() if claim.place == "theory"}
+    found, setting = rows(page), main_setting(page.suite)
+    own = [claim.on_texts if page.role else claim for claim in page.claims]
+    verdicts = {claim.id: judge(claim, page.suite, setting) for claim in own if claim}
     head = ["Statement", "In plain words", "Checked on", "Worst case, merged", "Worst case, calibrated", "Verdict"]
     body = []
     for name, told in statements().items():
@@ -47,7 +44,7 @@ def checks(suite: str) -> PageOutput:
         worst = [worst_case(own, method, told["quantity"]) for method in ("merged", "featcal")]
         body.append(("", [*words, *worst, chip(verdicts[told["claim"]].word)]))
     caption = (
-        f"The numbered statements — {label(suite)}. Equations: digits that both sides share, of the 16 that float64 holds. "
+        f"The numbered statements — {page.label}. Equations: digits that both sides share, of the 16 that float64 holds. "
         "Inequalities: by how much the larger side exceeds the smaller where they come closest, and, as tightness, the smaller "
         "side in percent of the larger, median."
     )
@@ -82,24 +79,13 @@ def filled(text: str, own: pd.DataFrame) -> str:
     return re.sub(r"\{(\w+):(\w+)\}", mean, text)
 
 
-def figure(panel: str, suite: str) -> PageOutput:
+def figure(panel: str, page: Page) -> PageOutput:
     """One figure of the page, or a note that it was not run."""
-    from reproduction.report import figures, theory_figures  # matplotlib takes a second to import; only pages with figures pay
+    from reproduction.report import theory_figures  # matplotlib takes a second to import; only pages with figures pay
 
-    points = Evidence(suite, *KEY).table("theory_points")
-    if rows(suite).empty or points.empty:
-        return PageOutput(note(f"○ not run: no result files for this figure in the {label(suite)}."))
-    drawn = theory_figures.PANELS[panel](rows(suite), points[points["setting"].isin(["", main_setting(suite)])])
-    return PageOutput(picture={"image/svg+xml": figures.svg(drawn)}, text=f"{panel} ({label(suite)})")
-
-
-def provenance(suite: str) -> PageOutput:
-    """Files, machine, seconds, and the command that makes the page again."""
-    ours = Evidence(suite, *KEY)
-    names = [f"{'-'.join(KEY)}.{name}" for name in FILES if (ours.folder / f"{'-'.join(KEY)}.{name}").is_file()]
-    listed = ", ".join(link(f"../results/{suite}/{name}", name) for name in names) or "none yet"
-    record: dict[str, Any] = read_json(ours.folder / f"{'-'.join(KEY)}.theory.run.json")
-    body = [("", ["Results", listed]), *run_rows(record)]
-    body += [("", ["Source of this page", link("../notebooks/theory.ipynb", "notebooks/theory.ipynb")])]
-    body += [("", ["This page only", "<code>dvc repro page@theory</code>"])]
-    return PageOutput(table(["", ""], body, f"Provenance — {label(suite)}", "fc-words"))
+    points = page.evidence.table("theory_points")
+    if rows(page).empty or points.empty:
+        return PageOutput(note(f"○ not run: no result files for this figure in the {page.label}."))
+    return page.drawn(
+        theory_figures.PANELS[panel](rows(page), points[points["setting"].isin(["", main_setting(page.suite)])]), panel
+    )

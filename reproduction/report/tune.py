@@ -9,13 +9,14 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from reproduction.report import study
 from reproduction.report.evidence import Evidence, read_json
-from reproduction.report.markup import PageOutput, compact, fold, link, note, table
-from reproduction.report.show import commands, label, run_rows
+from reproduction.report.markup import PageOutput, compact, fold, note, table
+from reproduction.report.pages import drawn, label
 from reproduction.report.tuned import SYMBOLS, Tried, found, tried
+from reproduction.report.values import REAL
 
 MODELS = {
+    (REAL, "8"): "Real encoder, 8 tasks",
     ("clip_b32", "8"): "CLIP ViT-B/32, 8 tasks",
     ("clip_l14", "8"): "CLIP ViT-L/14, 8 tasks",
     ("clip_b32", "14"): "CLIP ViT-B/32, 14 tasks",
@@ -74,7 +75,7 @@ def _scored(one: Tried | None) -> str:
 
 def panel(suite: str) -> PageOutput:
     """Divergence and score of every candidate, one drawing for each model, or a note where there is none."""
-    return study.drawn(_panel(suite), "search for settings", suite)
+    return drawn(_panel(suite), "search for settings", label(suite))
 
 
 def _panel(suite: str) -> Figure | None:
@@ -149,17 +150,6 @@ def cost(suite: str) -> PageOutput:
     head = ["Model", "Path, s", "Trials", "Mean of a trial, s", "All, s"]
     caption = f"Seconds of one core, two trials side by side — {label(suite)}"
     return PageOutput(table(head, rows, caption) if rows else note("○ not run: no run record of this study."))
-
-
-def provenance(suite: str) -> PageOutput:
-    """Files, run records and commands behind the page."""
-    rows: list[tuple[str, list[str]]] = []
-    for (role, pool), name in MODELS.items():
-        ours = Evidence(suite, role, pool)
-        there = sorted(ours.folder.glob(f"{role}-{pool}.tune.*"))
-        listed = ", ".join(link(f"../results/{suite}/{file.name}", file.name) for file in there)
-        rows += [("", [f"Results, {name}", listed or "none yet"]), *run_rows(ours.record("tune"))]
-    return PageOutput(table(["", ""], rows + commands("tune"), f"Provenance — {label(suite)}", "fc-words"))
 
 
 def drawn_from(suite: str) -> PageOutput:

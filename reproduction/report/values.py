@@ -5,8 +5,10 @@ The only place that reads the paper's tables. Knows nothing of our results; what
 
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 import pandas as pd
+import yaml
 
 from featcal.settings import Calibration
 
@@ -47,7 +49,8 @@ EXTENDED = {  # columns of Table 2, as printed → role, pool
     "8-Task L/14": ("clip_l14", "8"), "14-Task B/32": ("clip_b32", "14"), "14-Task L/14": ("clip_l14", "14"),
     "20-Task B/32": ("clip_b32", "20"), "20-Task L/14": ("clip_l14", "20"),
 }  # fmt: skip
-SIZES = {"clip_b32": "smaller model", "clip_l14": "larger model"}
+REAL, IMAGES = "minilm", "clip_b32"  # the real encoder has the smaller image model's experiments, on texts
+SIZES = {REAL: "real encoder", IMAGES: "smaller model", "clip_l14": "larger model"}
 PAPER_NAMES = {
     "flan_t5_base": "FLAN-T5-base", "flan_t5_large": "FLAN-T5-large", "llama_3b": "Llama-3.2-3B-Instruct",
     "llama_8b": "Llama-3.1-8B-Instruct",
@@ -55,7 +58,8 @@ PAPER_NAMES = {
 TEXT_SIZES = {
     "flan_t5_base": "Smaller T5", "flan_t5_large": "Larger T5", "llama_3b": "Smaller Llama", "llama_8b": "Larger Llama",
 }  # fmt: skip
-PAPER_SETTINGS = {  # section 5.1 of the paper: λ, ρ, α
+PAPER_SETTINGS = {  # section 5.1 of the paper: λ, ρ, α; the real encoder has those of the image models
+    REAL: Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3),
     "clip_b32": Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3),
     "clip_l14": Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3),
     "flan_t5_base": Calibration(ridge=1e-5, anchor_blend=2.0, interpolation=0.6),
@@ -63,6 +67,15 @@ PAPER_SETTINGS = {  # section 5.1 of the paper: λ, ρ, α
     "llama_3b": Calibration(ridge=1e-5, anchor_blend=0.5, interpolation=0.15),
     "llama_8b": Calibration(ridge=3.0, anchor_blend=0.5, interpolation=0.15),
 }
+
+
+@cache
+def texts() -> dict[str, dict[str, Any]]:
+    """The text sets of the real encoder, in the order of its pools, from texts.yaml."""
+    found: dict[str, dict[str, Any]] = yaml.safe_load(
+        files("reproduction.report").joinpath("texts.yaml").read_text(encoding="utf-8")
+    )
+    return found
 
 
 @cache
@@ -96,8 +109,8 @@ def paper_value(table: str, upstream: str, method: str, task: str = AVERAGE) -> 
 
 
 def title_of(task: str) -> str:
-    """The paper's heading of a task's column; empty for a task that is not the paper's."""
-    return _TITLES.get(task, "")
+    """The heading of a task's column: the paper's, or a text set's own name; empty for any other task."""
+    return _TITLES.get(task) or texts().get(task, {}).get("name", "")
 
 
 def place_name(role: str, pool: str) -> str:

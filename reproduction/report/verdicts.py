@@ -19,9 +19,12 @@ from reproduction.report.evidence import Evidence, select
 from reproduction.report.margins import named, told
 from reproduction.report.sums import measured_sum, rows_of
 from reproduction.report.tables import UPSTREAMS
+from reproduction.report.values import PRINTED, TEXT_PRINTED
 
 WORDS = ("holds", "does not hold", "within noise", "one run", "vacuous", "not run")
 _titled: dict[str, Callable[[Any], str]] = {"samples": "n = {:g}".format, "corruption": lambda kind: str(kind).replace("_", " ")}
+PAPER = "paper"
+TITLES = {"mini": "Drawn images and texts", PAPER: "The paper’s checkpoints"}  # of sources
 SHARE = 0.1  # "drift appears in a block": at least a tenth of the largest, so that no single block carries it
 
 
@@ -48,21 +51,41 @@ class Verdict:
         return self.margin > 0
 
 
+@dataclass(frozen=True)
+class Source:
+    """Where verdicts come from: the results of a suite, or those of its real encoder.   title: its heading."""
+
+    title: str
+    suite: str
+    real: bool = False
+
+    def judged(self, chosen: Iterable[Claim], setting: str = "", folder: Path | None = None) -> list[Verdict | None]:
+        """Verdicts on several claims, at the main setting or another; None of a claim that has no counterpart in texts."""
+        own = (claim.on_texts if self.real else claim for claim in chosen)
+        return [claim and judge(claim, self.suite, setting or main_setting(self.suite), folder) for claim in own]
+
+
+def sources(suite: str) -> tuple[Source, ...]:
+    """The real encoder, the suite's own models, and the paper's checkpoints where a user has run them."""
+    found = [Source("Real encoder, real texts", suite, real=True), Source(TITLES.get(suite, f"{suite} suite"), suite)]
+    run = suite != PAPER and any(Evidence(PAPER, role, pool).was_run for role, pool in PRINTED | TEXT_PRINTED)
+    return (*found, *([Source(TITLES[PAPER], PAPER)] if run else []))
+
+
 def judged(chosen: Iterable[Claim], suite: str, setting: str, folder: Path | None = None) -> list[Verdict]:
     """Verdicts on several claims."""
     return [judge(claim, suite, setting, folder) for claim in chosen]
 
 
-def tables(suite: str, folder: Path | None = None) -> pd.DataFrame:
-    """How many claims of each place of the paper there are of each verdict."""
-    return _counted((v.claim.place, v.word) for v in judged(claims(), suite, main_setting(suite), folder))
+def tables(source: Source, folder: Path | None = None) -> pd.DataFrame:
+    """How many claims of each place of the paper there are of each verdict of one source."""
+    return _counted((v.claim.place, v.word) for v in source.judged(claims(), folder=folder) if v)
 
 
-def groups(suite: str, folder: Path | None = None) -> pd.DataFrame:
-    """The same of the headline set, by its groups, and of the theorems that were checked numerically."""
-    chosen = [claim for claim in claims() if claim.group]
-    found = _counted((v.claim.group, v.word) for v in judged(chosen, suite, main_setting(suite), folder))
-    return found.reindex(list(GROUPS), fill_value=0)
+def groups(source: Source, folder: Path | None = None) -> pd.DataFrame:
+    """Of one source the same of the headline set, by its groups, and of the theorems that were checked numerically."""
+    found = source.judged([claim for claim in claims() if claim.group], folder=folder)
+    return _counted((v.claim.group, v.word) for v in found if v).reindex(list(GROUPS), fill_value=0)
 
 
 def _counted(pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:

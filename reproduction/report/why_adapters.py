@@ -6,16 +6,13 @@ Every sentence is made from the results it speaks of; where something was not ru
 from typing import Any
 
 from reproduction.report.claims import main_setting
-from reproduction.report.evidence import Evidence
-from reproduction.report.markup import PageOutput, link, note, table
-from reproduction.report.show import commands, label, run_rows
-from reproduction.report.studies import RIVALS, STREAMS
-from reproduction.report.tables import LARGER, SETTING_LABELS, UPSTREAMS, paper_recovered
+from reproduction.report.markup import PageOutput, note, table
+from reproduction.report.pages import Page
+from reproduction.report.studies import RIVALS
+from reproduction.report.tables import SETTING_LABELS, UPSTREAMS, paper_recovered
 from reproduction.report.task_counts import (
     MERGERS,
     PAPER,
-    POOL,
-    ROLE,
     TRAINED,
     Share,
     lead,
@@ -23,38 +20,38 @@ from reproduction.report.task_counts import (
     shares,
     studied,
 )
-from reproduction.report.values import PRINTED
+from reproduction.report.values import IMAGES, PRINTED
 
 NAMES = RIVALS | {"mean_shift": "Mean shift", "merged": "Task arithmetic", "expert": "Experts"}
 KIND = "task_counts"
 MISPRINT = 5  # points of share from which a correction of the paper’s averages is told
 
 
-def missing(suite: str) -> PageOutput:
+def missing(page: Page) -> PageOutput:
     """What stands in the place of a piece whose study was not run."""
-    return PageOutput(note(f"○ not run: the study of drawn parts is not in the results of the {label(suite)}."))
+    return PageOutput(note(f"○ not run: the study of drawn parts is not in the results of the {page.label}."))
 
 
-def ran(suite: str) -> bool:
+def ran(page: Page) -> bool:
     """Whether the study has rows."""
-    return not studied(suite).empty
+    return not studied(page).empty
 
 
 def way(method: str, setting: str) -> str:
     """A method with its setting in words."""
     if method == "featcal":
         return f"FeatCal, {SETTING_LABELS[setting]}"
-    return f"{NAMES[method]}, {STREAMS['train' if setting.endswith('_train') else 'test_unlabelled']}"
+    return f"{NAMES[method]}, {'training inputs' if setting.endswith('_train') else 'unlabelled inputs'}"
 
 
-def headline(suite: str) -> PageOutput:
+def headline(page: Page) -> PageOutput:
     """What the page comes to: FeatCal's share beside the paper's, and the adapters' beside theirs."""
-    if not ran(suite):
-        return missing(suite)
-    found, lines = shares(suite), []
+    if not ran(page):
+        return missing(page)
+    found, lines = shares(page), []
     for upstream in MERGERS:
         (ours, printed), (best, other) = (
-            [share_by_tasks(of(found, upstream, suite, paper)) for paper in (False, True)] for of in (featcals, better)
+            [share_by_tasks(of(found, upstream, page, paper)) for paper in (False, True)] for of in (featcals, better)
         )
         counts = sorted(set(ours) & set(printed))
         if counts:
@@ -69,14 +66,14 @@ def headline(suite: str) -> PageOutput:
             told += f"and ProbSurgery recovers {percent(best, counts)} here and {percent(other, counts)} there; of these "
             told += f"{len(counts)} numbers of tasks it is ahead of FeatCal at {ahead[0]} here, and at {ahead[1]} there."
             lines.append(note(told + misprinted(upstream)))
-    return PageOutput("".join(lines)) if lines else missing(suite)
+    return PageOutput("".join(lines)) if lines else missing(page)
 
 
 def misprinted(upstream: str) -> str:
     """Shares that the paper's averages give as printed, where corrected ones give quite another."""
     told = ""
     for (role, pool), number in PRINTED.items():
-        for method in ("featcal", *TRAINED) if role == ROLE else ():
+        for method in ("featcal", *TRAINED) if role == IMAGES else ():
             printed, mended = (paper_recovered(number, upstream, corrected, method=method) for corrected in (False, True))
             if printed is not None and mended is not None and abs(printed - mended) > MISPRINT:
                 told += f" As printed, the paper’s averages would give {NAMES[method]} {printed:.0f} % with {pool} tasks "
@@ -84,16 +81,16 @@ def misprinted(upstream: str) -> str:
     return told
 
 
-def featcals(found: list[Share], upstream: str, suite: str, paper: bool = False) -> dict[int, Share]:
+def featcals(found: list[Share], upstream: str, page: Page, paper: bool = False) -> dict[int, Share]:
     """FeatCal's share by number of tasks at the main settings: ours, or the paper's."""
-    return _own(found, upstream, "featcal", main_setting(suite), paper)
+    return _own(found, upstream, "featcal", main_setting(page.suite), paper)
 
 
-def better(found: list[Share], upstream: str, suite: str, paper: bool = False) -> dict[int, Share]:
+def better(found: list[Share], upstream: str, page: Page, paper: bool = False) -> dict[int, Share]:
     """The larger share of the two trained adapters by number of tasks: ours, or the paper's."""
     best: dict[int, Share] = {}
     for method in TRAINED:
-        for count, one in _own(found, upstream, method, main_setting(suite), paper).items():
+        for count, one in _own(found, upstream, method, main_setting(page.suite), paper).items():
             best[count] = max(best.get(count, one), one, key=lambda share: share.share)
     return best
 
@@ -119,15 +116,15 @@ def listed(words: list[Any]) -> str:
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
 
 
-def by_number(suite: str) -> PageOutput:
+def by_number(page: Page) -> PageOutput:
     """Shares of everything by number of tasks as a table, ours and the paper's, and what they do from few tasks to many."""
-    if not ran(suite):
-        return missing(suite)
-    found, parts = shares(suite), []
+    if not ran(page):
+        return missing(page)
+    found, parts = shares(page), []
     counts = sorted({one.tasks for one in found})
     for upstream in MERGERS:
         rows = []
-        for method, setting in series(suite):
+        for method, setting in series(page):
             here = {one.tasks: one for one in found if (one.upstream, one.method, one.setting) == (upstream, method, setting)}
             rows.append(("", [way(method, setting), *(cell(here.get(n)) for n in counts)]))
         for method in ("featcal", *TRAINED):
@@ -137,7 +134,7 @@ def by_number(suite: str) -> PageOutput:
             f"{UPSTREAMS[upstream]}: share of the gap recovered (%) by number of tasks; small: least and most of the drawn parts"
         )
         parts.append(
-            table(["", *map(str, counts)], rows, f"{caption} — {label(suite)}", "fc-long") + note(trend(found, upstream, suite))
+            table(["", *map(str, counts)], rows, f"{caption} — {page.label}", "fc-long") + note(trend(found, upstream, page))
         )
     return PageOutput("".join(parts))
 
@@ -150,9 +147,9 @@ def cell(one: Share | None) -> str:
     return f"{one.share:.0f}{among}"
 
 
-def trend(found: list[Share], upstream: str, suite: str) -> str:
+def trend(found: list[Share], upstream: str, page: Page) -> str:
     """In words, what FeatCal's share and the better adapter's do from the fewest tasks to the most, and who is ahead where."""
-    ours, best = featcals(found, upstream, suite), better(found, upstream, suite)
+    ours, best = featcals(found, upstream, page), better(found, upstream, page)
     counts = sorted(set(ours) & set(best))
     if len(counts) < 2:
         return "○ not run: one number of tasks only."
@@ -166,16 +163,3 @@ def trend(found: list[Share], upstream: str, suite: str) -> str:
     where = [f"{name} at {listed(those)}" for name, those in ahead.items() if those]
     clear = f"Ahead by more than two standard errors: {'; '.join(where)} tasks."
     return f"From {few} to {many} tasks the share goes: {listed(told)}. {clear}"
-
-
-def provenance(suite: str) -> PageOutput:
-    """Files, run records and commands behind the page."""
-    rows: list[tuple[str, list[str]]] = []
-    for pool in (POOL, *LARGER):
-        ours = Evidence(suite, ROLE, pool)
-        kinds = ("task_counts.csv", "task_counts.settings.json", "task_counts.run.json") if pool == POOL else ("csv", "run.json")
-        there = [ours.folder / f"{ROLE}-{pool}.{kind}" for kind in kinds]
-        listed_files = ", ".join(link(f"../results/{suite}/{file.name}", file.name) for file in there if file.is_file())
-        record = ours.record(KIND) if pool == POOL else ours.run_record
-        rows += [("", [f"Results, {pool} tasks", listed_files or "none yet"]), *run_rows(record)]
-    return PageOutput(table(["", ""], rows + commands("why_adapters"), f"Provenance — {label(suite)}", "fc-words"))

@@ -1,6 +1,6 @@
 """Columns of the small files beside the scores: loss curves, sweeps, what is measured of features, what studies found."""
 
-from featcal.storage.results import DRIFT, PROJECTION
+from featcal.storage.results import DRIFT, PROJECTION, SCORES
 
 CURVES = ("suite", "role", "pool", "upstream", "method", "setting", "seed", "step", "loss")
 SCALES = ("suite", "role", "pool", "upstream", "factor", "value", "chosen")
@@ -12,6 +12,7 @@ AUDIT = (
 CORRUPTED = (
     "suite", "role", "pool", "upstream", "method", "setting", "corruption", "task", "metric", "seed", "value", "count",
 )  # fmt: skip
+EXPERT_SEEDS = (*SCORES, "expert_seed")
 # which test images a stream held: `seen` as `correct` beside scores
 SEEN = ("suite", "role", "pool", "task", "stream", "samples", "seed", "count", "seen")
 EXAMPLES = ("task", "index", "corruption", "row", "column")
@@ -30,6 +31,10 @@ CHOICES = (
 TUNE = (
     "suite", "role", "pool", "upstream", "method", "setting", "trial", "origin", "chosen", "ridge", "anchor_blend",
     "interpolation", "divergence", "task", "metric", "seed", "value", "count",
+)  # fmt: skip
+BEYOND = (  # variant: what is on; validation: percent right of validation samples, as value is of test samples
+    "suite", "role", "pool", "upstream", "method", "setting", "variant", "chosen", "samples", "task", "metric", "seed",
+    "validation", "value", "count",
 )  # fmt: skip
 
 _MODEL = ("suite", "role", "pool", "upstream", "method", "setting", "seed", "task")

@@ -44,9 +44,9 @@ def run(key: str) -> None:
                 rows = scores(context, key, study, models)
             draws = [study.rivals.draw("surgery", study.samples, seed) for seed in study.seeds]
             seen = seen_rows(context, study.role, study.pool, draws, rows)
-            pictures, shown = examples(context, study)
+            pictures, shown, told = text_examples(context, study) if study.of_texts else examples(context, study)
             write_sheet(pictures, folder / "corrupted.examples.png")
-            told = {"study": asdict(study), "strengths": strengths_at(pictures[0][0].shape[-1])}
+            told = {"study": asdict(study), **told}
         write_scores(folder / "corrupted.csv", rows, CORRUPTED)
         write_rows(folder / "corrupted.seen.csv", seen, SEEN)
         write_rows(folder / "corrupted.examples.csv", shown, EXAMPLES)
@@ -86,20 +86,19 @@ def by_draw(study: CorruptedStudy, seed: int) -> dict[Draw, list[Way]]:
 
 
 def calibrate_on(context: Context, study: CorruptedStudy, corruption: str, draw: Draw, outs: Mapping[Way, Path]) -> None:
-    """Calibrated models and adapters of all tasks from the images they would see undamaged, damaged once for all of them."""
+    """Calibrated models and adapters of all tasks from the samples they would see undamaged, damaged once for all of them."""
     from safetensors.torch import load_file
 
     import featcal
     from featcal.models.device import torch_device
     from featcal.rivals.pool import adapters_from, pool_features
-    from reproduction.data.corruptions import corrupted
     from reproduction.stages.streams import streams
 
     layout, role, pool, rivals = context.layout, study.role, study.pool, study.rivals
     merged = layout.merged(f"{role}-{pool}-{study.upstream}")
     experts = {task: layout.expert(role, pool, task) for task in context.suite.tasks_of(role, pool)}
     device = torch_device(context.suite.device)
-    batches = streams(context, role, pool, draw, change=lambda task, images: corrupted(images, task, corruption, draw.seed))
+    batches = streams(context, role, pool, draw, change=lambda task, samples: damaged(samples, task, corruption, draw.seed))
     pairs = None
     for (method, setting), out in outs.items():
         if method == "featcal":
@@ -115,10 +114,37 @@ def calibrate_on(context: Context, study: CorruptedStudy, corruption: str, draw:
         adapters_from(training, pairs, draw.seed).save(out)
 
 
-def examples(context: Context, study: CorruptedStudy) -> tuple[list[list["np.ndarray"]], list[dict[str, Any]]]:
-    """Of every second task the first image that FeatCal sees, clean and under each corruption; and which image is where."""
+def damaged(samples: Any, task: str, damage: str, seed: int) -> Any:
+    """Images under a corruption, or texts under a damage with its strength behind the name."""
+    from reproduction.data import corruptions
+    from reproduction.data import damage as of_texts
+
+    name, _, strength = damage.partition("-")
+    if strength:
+        return of_texts.damaged(samples, task, name, int(strength), seed)
+    return corruptions.corrupted(samples, task, name, seed)
+
+
+def text_examples(context: Context, study: CorruptedStudy) -> tuple[list[Any], list[dict[str, Any]], dict[str, Any]]:
+    """No pictures; what each damage does in words, and of every second task one text that FeatCal sees, clean and damaged."""
     from featcal.data.sampling import draw_indices
-    from reproduction.data.corruptions import corrupted
+    from reproduction.data.damage import strengths
+    from reproduction.suites.load_task import load_task
+
+    shown: dict[str, dict[str, str]] = {}
+    base, seed = context.layout.base(study.role, study.pool), study.seeds[0]
+    for task in context.suite.tasks_of(study.role, study.pool)[1::2]:
+        texts = load_task(context.layout.data_of(study.role), task, "train", base)
+        one = texts.take(draw_indices(task, len(texts.labels), study.samples, seed)[:1])
+        versions = {"clean": one} | {name: damaged(one, task, name, seed) for name in study.damages}
+        shown[task] = {name: version.texts[0] for name, version in versions.items()}
+    return [], [], {"strengths": strengths(), "examples": shown}
+
+
+def examples(context: Context, study: CorruptedStudy) -> tuple[list[list["np.ndarray"]], list[dict[str, Any]], dict[str, Any]]:
+    """Of every second task the first image that FeatCal sees, clean and damaged; which image is where; how strong damage is."""
+    from featcal.data.sampling import draw_indices
+    from reproduction.data.corruptions import corrupted, strengths
     from reproduction.suites.load_task import load_task
 
     seed, pictures, shown = study.seeds[0], [], []
@@ -132,14 +158,7 @@ def examples(context: Context, study: CorruptedStudy) -> tuple[list[list["np.nda
             {"task": task, "index": int(place[0]), "corruption": name, "row": row, "column": column}
             for column, name in enumerate(versions)
         ]
-    return pictures, shown
-
-
-def strengths_at(side: int) -> dict[str, str]:
-    """How strong the corruptions are on images of this width."""
-    from reproduction.data.corruptions import strengths
-
-    return strengths(side)
+    return pictures, shown, {"strengths": strengths(pictures[0][0].shape[-1])}
 
 
 def write_sheet(pictures: "list[list[np.ndarray]]", path: Path) -> None:

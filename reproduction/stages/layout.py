@@ -17,16 +17,18 @@ class Layout:
     pools: tasks by role and by the size of each pool that is prepared. An expert lies in the smallest one with its task, so that
            none is made twice.
     sentences: of sentence encoders, by role, the folder of their texts below the root.
+    aside: a folder that stands for outputs/<suite>/ while a study makes what it forgets.
     """
 
     root: Path
     suite: str
     pools: Mapping[str, Mapping[Pool, tuple[str, ...]]]
     sentences: Mapping[str, str] = field(default_factory=dict)
+    aside: Path | None = None
 
     @property
     def outputs(self) -> Path:
-        return self.root / "outputs" / self.suite
+        return self.aside or self.root / "outputs" / self.suite
 
     @property
     def results(self) -> Path:
@@ -97,7 +99,7 @@ class Layout:
         return self.outputs / "drift" / key
 
     def study(self, kind: str, key: str) -> Path:
-        """What a study found: samples, corrupted, cost, sweep, theory, choices, tune, task_counts, field."""
+        """What a study found: samples, corrupted, cost, sweep, theory, choices, tune, task_counts, beyond, field."""
         return self.outputs / kind / key
 
     def run(self, verb: str, key: str | None) -> Path:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 
-from featcal.errors import PackageUnreachable
+from featcal.errors import HubUnreachable
 from featcal.storage.atomic import atomic_folder
 from reproduction.experiments.runs import Pool, role_and_pool
 from reproduction.stages.context import Context, recorded
@@ -34,13 +34,13 @@ def run(context: Context, key: str) -> None:
         model = context.suite.sentences.roles[name].model
         try:
             encoder = making.encoder_folder(layout.root, model, layout.pins)
-        except PackageUnreachable as error:
+        except HubUnreachable as error:
             told["not_run"] = str(error)
             with atomic_folder(out):
                 console.print(f"prepare {key}: {name} is not run, its pages will say so; later: dvc repro -f prepare@{key}")
                 console.print(str(error))
             return
-        store = layout.unfinished(f"{key}-{_fingerprint(context, encoder, name, pool)}")
+        store = layout.unfinished(f"{key}-{fingerprint(context, encoder, name, pool, _seeds(context, pool))}")
         _prepare(context, encoder, name, pool, store, out)
     for old in store.parent.glob(f"{key}-*"):  # interrupted runs with other settings too
         shutil.rmtree(old)
@@ -79,11 +79,11 @@ def _made_here(context: Context, role: str, pool: Pool) -> list[str]:
     return [task for task in context.suite.tasks_of(role, pool) if context.layout.home(role, pool, task) == pool]
 
 
-def _fingerprint(context: Context, encoder: Path, name: str, pool: Pool) -> str:
+def fingerprint(context: Context, encoder: Path, name: str, pool: Pool, seeds: tuple[int, ...]) -> str:
     """What the experts depend on: settings, texts, base weights and the code that trains them."""
     digest = sha256()
     tasks, sentences = context.suite.tasks_of(name, pool), context.suite.sentences
-    digest.update(json.dumps([tasks, asdict(sentences.fine_tune), _seeds(context, pool)]).encode())
+    digest.update(json.dumps([tasks, asdict(sentences.fine_tune), seeds]).encode())
     package = Path(__file__).parents[1]
     rows = [file for task in tasks for file in sorted((context.layout.data_of(name) / task).glob("*.*"))]
     code = [*sorted(package.glob("suites/*.py")), package / "data" / "sentences.py"]

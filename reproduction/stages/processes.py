@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from featcal.errors import LostProcess
+from featcal.errors import OutOfMemory
 from reproduction.stages.workers import console, from_a_server
 
 
@@ -20,7 +20,7 @@ def alone(
     """Results of `function(*jobs[name])` by name, as they come, with one progress line each.
 
     at_once: jobs side by side, started in their order.   threads: of torch in each; None leaves torch's own number.
-    Raises: what a job raises; LostProcess for one that ends without a word. Either ends the jobs still running.
+    Raises: what a job raises; OutOfMemory for one that ends without a word. Either ends the jobs still running.
     """
     context = from_a_server()
     waiting, done = deque(jobs.items()), 0
@@ -70,7 +70,12 @@ def _received(told: Connection, name: str, process: Any) -> Any:
         result, error = told.recv()
     except EOFError:
         process.join()
-        raise LostProcess(name, process.exitcode) from None
+        raise OutOfMemory(
+            name,
+            f"its process ended without a result (exit code {process.exitcode})",
+            "without a message above it was probably short of memory: set `workers: 1` in the suite file, or",
+            "take fewer samples",
+        ) from None
     process.join()
     if error is not None:
         raise error

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import CLIPVisionModel
 
 from featcal.data.sampling import batch_indices
-from featcal.errors import TrainingDiverged
+from featcal.errors import Diverged
 from reproduction.suites.recipe import FineTune
 
 
@@ -39,7 +39,7 @@ def fine_tune(
     projection:   (p, h) and head (K, p), rows of the head of unit length.   logit_scale: CLIP's parameter, a logarithm.
     pixel_values: (n, 3, H, W), float, or anything that `normalise` turns into that, a batch at a time.   labels: (n,), int64.
     Batches are keyed by (task, seed, epoch), so an expert does not depend on which others are made.
-    Raises:       TrainingDiverged.
+    Raises:       Diverged.
     """
     scale = math.exp(float(logit_scale))
 
@@ -70,7 +70,7 @@ def trained(
 ) -> CLIPVisionModel:
     """A copy of `vision` after settings.steps steps, ready for evaluation; lesson(step) is what a step is trained on.
 
-    Raises: TrainingDiverged with task and step when the loss is not finite.
+    Raises: Diverged with task and step when the loss is not finite.
     """
     learner = copy.deepcopy(vision).float().train()
     learning = [p for name, p in learner.named_parameters() if not name.startswith(settings.frozen)]
@@ -84,7 +84,8 @@ def trained(
         features = F.normalize(learner(pixel_values=now.pixels.to(device)).pooler_output @ projection.T, dim=-1)
         loss = F.cross_entropy(scale * features @ now.head.to(device).float().T, now.labels.to(device))
         if not torch.isfinite(loss):
-            raise TrainingDiverged(now.task, step, settings.lr)
+            look = "NaN in the base or in the images of this task"
+            raise Diverged(f"fine-tuning {now.task!r}", step, "fine_tune.lr in the suite file", settings.lr, look)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(learning, settings.clip)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from featcal.errors import TrainingDiverged
+from featcal.errors import Diverged
 from featcal.evaluation.features import unit_length
 from featcal.models.pooling import token_mean
 from reproduction.data.sentences import SentenceSet
@@ -30,7 +30,7 @@ def fine_tune_sentences(
 
     head: (K, h), rows of unit length.   texts: the training rows.
     Batches and dropout are keyed by (task, seed), so an expert does not depend on which others are made.
-    Raises: TrainingDiverged with task and step when the loss is not finite.
+    Raises: Diverged with task and step when the loss is not finite.
     """
     learner = copy.deepcopy(encoder).float().train()
     for name, parameter in learner.named_parameters():
@@ -47,7 +47,7 @@ def fine_tune_sentences(
             features = unit_length(token_mean(learner(**batch).last_hidden_state, batch["attention_mask"]))
             loss = F.cross_entropy(features @ head.T / settings.temperature, labels[torch.from_numpy(chosen).to(place)])
             if not torch.isfinite(loss):
-                raise TrainingDiverged(task, step, settings.lr)
+                raise Diverged(f"fine-tuning {task!r}", step, "fine_tune.lr in the suite file", settings.lr, "NaN in the base")
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(learning, settings.clip)

@@ -16,9 +16,9 @@ from featcal.data.inputs import input_of
 from featcal.data.sampling import batch_indices
 from featcal.data.text import Sample
 from featcal.data.tokens import IGNORED, Reader, padded, reader_for
-from featcal.errors import BadData, TrainingDiverged, UnknownModelClass
+from featcal.errors import BadData, Diverged
 from featcal.models.device import torch_device
-from featcal.models.load import load_model
+from featcal.models.load import load_model, other_class
 from featcal.models.lora import dense_model, save_adapters, with_adapters
 from reproduction.suites.text_recipe import FineTuneText
 
@@ -45,12 +45,12 @@ def fine_tune_text(
     samples:  prompts with what follows them; targets of "" are left out.   device: cpu, cuda or auto.
     adapters: with settings.lora, the folder that the adapters are written to as well. The expert returned is dense either way.
     Batches are keyed by (task, seed, epoch), so an expert does not depend on which others are made.
-    Raises:   TrainingDiverged; BadData for a sample without a target; UnknownModelClass for a model that does not generate.
+    Raises:   Diverged; BadData for a sample without a target; BadFile for a model that does not generate.
     """
     base = load_model(folder)
     takes = input_of(base)
     if not (takes.kind == "pair" and takes.labels) and not takes.continued:
-        raise UnknownModelClass(folder, type(base).__name__, "a model that generates text is needed here, such as T5 or Llama")
+        raise other_class(folder, type(base).__name__, "a model that generates text is needed here, such as T5 or Llama")
     reader = reader_for([Path(folder)], takes, settings.tokens)
     lessons = [tokenized_example(sample, reader) for sample in samples if sample.target != ""]
     if not lessons:
@@ -70,7 +70,7 @@ def fine_tune_text(
 def trained(
     model: nn.Module, lessons: Sequence[TokenizedExample], pad: int, settings: FineTuneText, task: str, seed: int
 ) -> None:
-    """Train a model in place. Raises: TrainingDiverged with task and step when the loss is not finite."""
+    """Train a model in place. Raises: Diverged with task and step when the loss is not finite."""
     if settings.lora is None:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(not name.startswith(settings.frozen))
@@ -85,7 +85,8 @@ def trained(
             batch = {name: value.to(place) for name, value in lesson_batch([lessons[i] for i in chosen], pad).items()}
             loss: Tensor = model(**batch).loss
             if not torch.isfinite(loss):
-                raise TrainingDiverged(task, step, settings.lr)
+                look = "NaN in the base or in the texts of this task"
+                raise Diverged(f"fine-tuning {task!r}", step, "fine_tune.lr in the suite file", settings.lr, look)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(learning, settings.clip)

@@ -14,7 +14,7 @@ from typing import Any
 import huggingface_hub
 
 from featcal.data.hub_cache import COMMIT, Kind, cached_commit, reaching
-from featcal.errors import BadFile, BadSetting, ChangedFile, HubUnreachable, NoRevision, WrongPin
+from featcal.errors import BadFile, BadSetting, HubUnreachable, NoRevision
 from featcal.storage.results import read_json, write_json
 
 PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]  # weights, configuration, tokenizer; never a pickle
@@ -26,14 +26,14 @@ def fetch(name: str, pins: str | Path) -> Path:
     """The local folder of a hub model at its pinned commit, downloaded when it is not in the cache.
 
     Its files are those of the first use: sha256 of weights, configuration and tokenizer.
-    Raises: NotOnHub; Gated with the page of its terms; HubUnreachable with how to provide a local copy; BadFile for a pin that is
-            not a commit; WrongPin for a commit that the hub does not have; ChangedFile.
+    Raises: NotOnHub, for a gated repository with the page of its terms; HubUnreachable with how to provide a local copy;
+            BadFile for a pin that is not a commit, a commit that the hub does not have, or a file that is not the pinned one.
     """
     commit = pinned(pins, name)
     try:
         folder = download(name, commit)
     except NoRevision:
-        raise WrongPin(pins, name, commit) from None
+        raise _wrong_pin(pins, name, commit) from None
     _hold(pins, name, commit, _sums(pins, name, folder))
     return folder
 
@@ -42,7 +42,7 @@ def pinned_data(pins: str | Path, name: str) -> str:
     """The commit of a hub data set, whose files the hub still lists with the check-sums of the first use.
 
     Without a connection the commit alone is pinned: what is cached is found by it (data/hub.py).
-    Raises: as pinned; WrongPin, ChangedFile.
+    Raises: as fetch.
     """
     commit = pinned(pins, name, "dataset")
     try:
@@ -50,11 +50,29 @@ def pinned_data(pins: str | Path, name: str) -> str:
             listed = huggingface_hub.HfApi().list_repo_tree(name, recursive=True, revision=commit, repo_type="dataset")
             told = {entry.path: entry for entry in listed if isinstance(entry, huggingface_hub.RepoFile)}
     except NoRevision:
-        raise WrongPin(pins, name, commit) from None
+        raise _wrong_pin(pins, name, commit) from None
     except HubUnreachable:
         return commit
     _hold(pins, name, commit, {path: entry.lfs.sha256 if entry.lfs else entry.blob_id for path, entry in told.items()})
     return commit
+
+
+def _wrong_pin(pins: str | Path, name: str, commit: str) -> BadFile:
+    return BadFile(
+        pins,
+        f"{name} is pinned to {commit}, a commit that the hub does not have",
+        "if it was edited, put back what git holds of this file; or",
+        "if the repository's history was rewritten, remove this line: the present commit is then pinned",
+    )
+
+
+def _changed_file(pins: str | Path, name: str, file: str, found: str, expected: str) -> BadFile:
+    return BadFile(
+        name,
+        f"{file} is not the file that was pinned: check-sum {found[:16]}…, in {pins} {expected[:16]}…",
+        "if it was damaged here, remove the repository from the cache (hf cache rm) and run again; or",
+        f"if the hub's own copy has changed, ask its owner; to take it as it is, remove the entry of {name} from `files`",
+    )
 
 
 def download(name: str, commit: str) -> Path:
@@ -81,19 +99,19 @@ def pinned(pins: str | Path, name: str, kind: Kind = "model") -> str:
 
 
 def _hold(pins: str | Path, name: str, commit: str, found: Mapping[str, str]) -> None:
-    """Check-sums of files of one commit against those of their first use; new ones are added. Raises: ChangedFile."""
+    """Check-sums of files of one commit against those of their first use; new ones are added. Raises: BadFile."""
     known = _read_pins(pins)
     held = known["files"].setdefault(f"{name}@{commit}", {})
     for file, expected in held.items():
         if found.get(file) != expected:
-            raise ChangedFile(pins, name, file, found.get(file, "none: it is not there"), str(expected))
+            raise _changed_file(pins, name, file, found.get(file, "none: it is not there"), str(expected))
     if found.keys() - held.keys():
         held |= dict(sorted(found.items()))
         _write(pins, known)
 
 
 def _sums(pins: str | Path, name: str, folder: Path) -> dict[str, str]:
-    """The sha256 of every file that was asked for. Raises: ChangedFile for one that is not what the cache calls it."""
+    """The sha256 of every file that was asked for. Raises: BadFile for one that is not what the cache calls it."""
     found = {}
     for path in sorted(folder.rglob("*")):
         file = path.relative_to(folder).as_posix()
@@ -102,7 +120,7 @@ def _sums(pins: str | Path, name: str, folder: Path) -> dict[str, str]:
                 found[file] = file_digest(content, "sha256").hexdigest()
             named = path.resolve().name  # a large file is kept in the cache under the check-sum that the hub told
             if _SHA256.fullmatch(named) and named != found[file]:
-                raise ChangedFile(pins, name, file, found[file], named)
+                raise _changed_file(pins, name, file, found[file], named)
     return found
 
 

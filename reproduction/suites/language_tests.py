@@ -11,7 +11,7 @@ from reproduction.suites.texts import open_rows, read_text_sources
 
 
 def load_tests(texts: Path, language: Language, split: str = "test") -> Mapping[str, Loaded]:
-    """Every test by its key. Raises: NoHarness with all that is lacking; whatever opening the rows raises."""
+    """Every test by its key. Raises: BadEnvironment with all that is lacking; whatever opening the rows raises."""
     if language.texts is None or language.texts.source != "mini":
         told = read_text_sources(texts)
         return load_public(language.tests, {key: told[key].revision or "" for key in language.tests if key in told})

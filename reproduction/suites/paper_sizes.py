@@ -47,6 +47,10 @@ _CLIP, _T5_MODEL, _LLAMA_MODEL = "CLIPVisionModel", "T5ForConditionalGeneration"
 SIZES = {
     "clip_b32": _size("clip_vision_model", _CLIP, {}, None, 87_456_000, 50, 87_456_000 * 4),
     "clip_l14": _size("clip_vision_model", _CLIP, _LARGE, None, 303_179_776, 257, 303_179_776 * 4),
+    "minilm": _size(
+        "bert", "BertModel", {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 12},
+        48, 10_645_632, 48, 90_868_376,
+    ),
     "flan_t5_base": _size(
         "t5", _T5_MODEL, {**_T5, "d_model": 768, "d_ff": 2048, "num_layers": 12, "num_heads": 12}, 512, 247_577_856, 128,
         247_577_856 * 4,
@@ -65,10 +69,11 @@ SIZES = {
 GLUE_PROMPTS = {
     "cola": 1043, "mnli": 9815, "mrpc": 408, "qnli": 5463, "qqp": 40430, "rte": 277, "sst2": 872, "stsb": 1500,
 }  # fmt: skip
+SENTENCES = 500  # scored ones of every task in reproduction/real_text
 DOMAIN_PROMPTS = 500 + 1319 + 164 + 378 + 541 + 1172  # MATH-500, GSM8K, HumanEval+, MBPP+, IFEval, ARC-Challenge
 
 
 def test_samples(pool: Pool, tasks: tuple[str, ...]) -> int:
-    """Images or prompts that one model answers in a pool."""
+    """Images, sentences or prompts that one model answers in a pool."""
     counts = TEST_IMAGES if isinstance(pool, int) else GLUE_PROMPTS
-    return DOMAIN_PROMPTS if isinstance(pool, str) and pool != GLUE_POOL else sum(counts[task] for task in tasks)
+    return DOMAIN_PROMPTS if isinstance(pool, str) and pool != GLUE_POOL else sum(counts.get(task, SENTENCES) for task in tasks)

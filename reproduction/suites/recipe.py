@@ -2,31 +2,23 @@
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
-from featcal.settings import require
+from featcal.settings import Checked, Count, Positive, Within
 
 
 @dataclass(frozen=True)
-class FineTune:
+class FineTune(Checked):
     """SGD with Nesterov momentum, linear warm-up, cosine to zero. `frozen`: beginnings of the parameter names that stay."""
 
-    steps: int = 100
-    lr: float = 0.03
-    batch: int = 48
-    warm_up: int = 10
-    momentum: float = 0.9
-    clip: float = 1.0
+    place = "fine_tune"
+    steps: Count = 100
+    lr: Positive = 0.03
+    batch: Count = 48
+    warm_up: Count = 10
+    momentum: Annotated[float, Within(0, 1, strictly=True)] = 0.9
+    clip: Positive = 1.0
     frozen: tuple[str, ...] = ("embeddings", "pre_layrnorm")
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch", "warm_up"):
-            value = getattr(self, name)
-            require(isinstance(value, int) and value > 0, f"fine_tune.{name}", value, "must be a whole number above 0")
-        for name in ("lr", "clip"):
-            value = getattr(self, name)
-            require(isinstance(value, int | float) and value > 0, f"fine_tune.{name}", value, "must be a number above 0")
-        require(0 < self.momentum < 1, "fine_tune.momentum", self.momentum, "must lie between 0 and 1")
-        object.__setattr__(self, "frozen", tuple(self.frozen))  # YAML gives a list
 
     def rate(self, step: int) -> float:
         """Learning rate of a step, counted from 0."""

@@ -8,6 +8,7 @@ from reproduction.data.glue import GLUE, HUB_ID
 from reproduction.data.public import PUBLIC
 from reproduction.data.registry import TASKS
 from reproduction.experiments.runs import GLUE_POOL
+from reproduction.suites.packages import PREFIX
 from reproduction.suites.suite import Suite
 
 # Bytes that are downloaded of a model: parameters times those of one number. Sources: recipes of the paper's checkpoints (the
@@ -17,6 +18,7 @@ MODEL_BYTES = {
     "openai/clip-vit-large-patch14": 427_616_513 * 4,
     "tanganke/clip-vit-base-patch32_": 87_456_000 * 4,
     "tanganke/clip-vit-large-patch14_": 303_179_776 * 4,
+    "sentence-transformers/all-MiniLM-L6-v2": 90_868_376,
     "google/flan-t5-base": 247_577_856 * 4,
     "tanganke/flan-t5-base_": 247_577_856 * 4,
     "google/flan-t5-large": 783_150_080 * 4,
@@ -55,6 +57,9 @@ def repositories(suite: Suite) -> list[Repository]:
     found: list[Repository] = []
     for name, role in suite.roles.items():
         found += _models(name, role.clip, role.experts, suite.tasks)
+    for name, encoder in suite.sentences.roles.items():
+        if not encoder.model.startswith(PREFIX):
+            found += _models(name, encoder.model, "", ())
     for name, text_role in suite.language.roles.items():
         pool = GLUE_POOL if "t5" in name else "mergebench"
         found += _models(name, text_role.model, text_role.experts, suite.language.pools.get(pool, ()))

@@ -12,8 +12,8 @@ class FineTuneSentences:
     frozen: beginnings of the parameter names that stay.
     """
 
-    steps: int = 200
-    lr: float = 1.0e-4
+    steps: int = 100
+    lr: float = 2.0e-4
     batch: int = 32
     warm_up: int = 20
     decay: float = 0.01

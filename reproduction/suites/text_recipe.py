@@ -4,25 +4,21 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from featcal.settings import from_mapping, number, require, whole_number
+from featcal.settings import Checked, Count, Positive, Share, from_mapping
 
 
 @dataclass(frozen=True)
-class Lora:
+class Lora(Checked):
     """Rank r, α, and the last part of the names of the linear modules that get an adapter."""
 
-    rank: int = 16
-    alpha: int = 32
+    place = "lora"
+    rank: Count = 16
+    alpha: Count = 32
     modules: tuple[str, ...] = ("q", "v")
-
-    def __post_init__(self) -> None:
-        for name in ("rank", "alpha"):
-            whole_number(f"lora.{name}", getattr(self, name))
-        object.__setattr__(self, "modules", tuple(self.modules))  # YAML gives a list
 
 
 @dataclass(frozen=True)
-class FineTuneText:
+class FineTuneText(Checked):
     """AdamW, linear warm-up, cosine to zero, on teacher-forced cross-entropy of what follows the prompt.
 
     frozen: beginnings of the names of the parameters that stay. Embeddings and language head lie outside the blocks, where no
@@ -32,27 +28,19 @@ class FineTuneText:
     tokens: at most so many of a text; None for what the model is usually given.
     """
 
-    steps: int = 100
-    lr: float = 1e-3
-    batch: int = 32
-    warm_up: int = 10
-    decay: float = 0.0
-    clip: float = 1.0
+    place = "fine_tune"
+    steps: Count = 100
+    lr: Positive = 1e-3
+    batch: Count = 32
+    warm_up: Count = 10
+    decay: Share = 0.0
+    clip: Positive = 1.0
     frozen: tuple[str, ...] = ("shared", "lm_head", "model.embed_tokens")
     lora: Lora | None = None
-    tokens: int | None = None
+    tokens: Count | None = None
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "warm_up"):
-            whole_number(f"fine_tune.{name}", getattr(self, name))
-        for name in ("lr", "clip"):
-            number(f"fine_tune.{name}", getattr(self, name))
-            require(getattr(self, name) > 0, f"fine_tune.{name}", getattr(self, name), "must be above 0")
-        number("fine_tune.decay", self.decay)
-        require(0 <= self.decay < 1, "fine_tune.decay", self.decay, "must lie in [0, 1)")
-        if self.tokens is not None:
-            whole_number("fine_tune.tokens", self.tokens)
-        object.__setattr__(self, "frozen", tuple(self.frozen))  # YAML gives a list
+        super().__post_init__()
         given: Any = self.lora
         if isinstance(given, dict):
             object.__setattr__(self, "lora", from_mapping(Lora, given, "fine_tune.lora"))

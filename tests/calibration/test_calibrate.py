@@ -33,6 +33,11 @@ VARIANTS = {
     "uniform": replace(PAPER, task_weights="uniform"),
     "no bias": replace(PAPER, bias=False),
     "no norm": replace(PAPER, norm=False),
+    "residual": replace(PAPER, residual=(0.5, 1.0)),
+    "sites": replace(PAPER, order="sites"),
+    "joint": replace(PAPER, affine="joint"),
+    "prior": replace(PAPER, prior=0.2),
+    "all of them": replace(PAPER, residual=0.7, order="sites", affine="joint", prior=0.2, ridge=1e-3, interpolation=0.9),
 }
 
 

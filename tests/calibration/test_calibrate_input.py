@@ -9,7 +9,7 @@ from tiny import PAPER, clip, experiment, images, same_bits
 
 import featcal.models.save
 from featcal import calibrate
-from featcal.errors import BadBatches, MissingTensor, NotFinite, ReplayDiffers, TaskMismatch, TensorsDiffer
+from featcal.errors import BadBatches, BadPlan, MissingTensor, NotFinite, TensorsDiffer
 from featcal.models.load import load_vision
 from featcal.models.save import save_model
 
@@ -55,12 +55,12 @@ def test_expert_with_another_number_of_blocks_names_expert_and_tensor():
 def test_expert_without_batches_names_the_task_and_the_nearest_one():
     batches = experiment()["batches"]
     batches["mnits"] = batches.pop("mnist")
-    message = refused(TaskMismatch, batches=batches)
-    assert "'mnist' has no batches" in message and "did you mean 'mnits'" in message
+    message = refused(BadBatches, batches=batches)
+    assert "['mnist']: is missing" in message and "did you mean 'mnits'" in message
 
 
 def test_batches_without_an_expert_name_the_task():
-    assert "'extra' has no expert" in refused(TaskMismatch, batches=experiment()["batches"] | {"extra": images(1)})
+    assert "'extra']: has no expert" in refused(BadBatches, batches=experiment()["batches"] | {"extra": images(1)})
 
 
 def test_no_experts_at_all_is_an_error():
@@ -95,7 +95,7 @@ def test_model_whose_blocks_cannot_be_replayed_is_refused_before_anything_is_sol
         return inner(*args, **kwargs) * len(calls)
 
     given["merged"].encoder.layers[0].forward = drifting
-    assert "differs from the model's own forward by" in refused(ReplayDiffers, **given)
+    assert "differs from the model's own forward by" in refused(BadPlan, **given)
 
 
 def written(tmp_path, name="out", **changes):

@@ -13,7 +13,7 @@ from featcal import BlockPlan, Stack, calibrate
 from featcal.blocks.coverage import uncovered
 from featcal.blocks.plans import T5 as T5_PLAN
 from featcal.blocks.replay import check_replay
-from featcal.errors import BadBatches, BadCapture, BadPlan, BadSetting, ReplayDiffers
+from featcal.errors import BadBatches, BadCapture, BadPlan, BadSetting
 
 
 def refused(error, build, batches, **more):
@@ -147,14 +147,14 @@ def test_norm_of_an_unknown_kind_is_no_matter_where_norms_are_left_alone():
 
 def test_layers_of_several_kinds_need_their_own_arguments():
     given = experiment(FAMILIES["gemma3"], torch.float32)
-    with pytest.raises(ReplayDiffers, match="model.layers"):
+    with pytest.raises(BadPlan, match="model.layers"):
         check_replay(given["base"], BlockPlan(Stack("s", "model.layers")), given["batches"]["a"][0])
     check_replay(given["base"], BlockPlan(Stack("s", "model.layers", mixed=True)), given["batches"]["a"][0])
 
 
 def test_position_bias_that_is_not_carried_on_is_refused():
     given = experiment(FAMILIES["t5_encoder"], torch.float32)
-    with pytest.raises(ReplayDiffers, match="encoder.block"):
+    with pytest.raises(BadPlan, match="encoder.block"):
         check_replay(given["base"], BlockPlan(Stack("encoder", "encoder.block")), given["batches"]["a"][0])
 
 

@@ -1,7 +1,7 @@
 """Several processes give the numbers of one, and the same bits on all of them."""
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from featcal.calibration.ranks import Ranks, current, owners
 from featcal.calibration.run_folder import RunFolder
 from featcal.core.norm import NormSystem
 from featcal.core.ridge import RidgeSystem, Solution
-from featcal.errors import TooManyRanks
+from featcal.errors import BadSetting
 
 QK, OUT = ("q_proj", "k_proj"), ("out_proj",)
 
@@ -31,11 +31,16 @@ def t5():
     return families.experiment(families.FAMILIES["t5"], experts=("a", "b"))
 
 
+def beyond():
+    more = {"order": "sites", "residual": 1.0, "affine": "joint", "prior": 0.1, "no_harm": True, "interpolation": "auto"}
+    return tiny.experiment(count=20) | {"settings": replace(tiny.PAPER, **more)}
+
+
 def calibrated(given):
     """Tensors and records; T5's norms compute in float64 throughout."""
     with pytest.MonkeyPatch.context() as patch:
         families.without_float32(patch, given["base"])
-        result = calibrate(**given, settings=tiny.PAPER)
+        result = calibrate(**{"settings": tiny.PAPER} | given)
     return dict(result.model.named_parameters()), [asdict(block) for block in result.blocks]
 
 
@@ -60,7 +65,9 @@ def assert_same_records(found, expected):
         assert block == {key: v if isinstance(v, str) else pytest.approx(v, rel=1e-5) for key, v in other.items()}
 
 
-@pytest.mark.parametrize(("build", "world"), [(clip, 2), (clip, 3), (t5, 2)], ids=["clip on 2", "clip on 3", "t5 on 2"])
+@pytest.mark.parametrize(
+    ("build", "world"), [(clip, 2), (clip, 3), (t5, 2), (beyond, 2)], ids=lambda value: getattr(value, "__name__", value)
+)
 def test_several_processes_give_the_numbers_of_one_and_agree_to_the_bit(build, world, tmp_path):
     ends = together(partial(calibrate_own, build), world, tmp_path)
     assert all("said" in end for end in ends), ends
@@ -84,7 +91,7 @@ def test_tasks_are_dealt_in_the_order_of_names_and_none_is_left_or_taken_twice()
 def test_more_processes_than_tasks_are_refused_with_the_way_to_use_them():
     ranks = Ranks()
     ranks.world = 3
-    with pytest.raises(TooManyRanks, match="3 processes for 2 tasks.*\n.*at most 2.*\n.*side by side"):
+    with pytest.raises(BadSetting, match="3 .* at most 2, the number of tasks.* side by side"):
         ranks.mine({"mnist", "dtd"})
 
 

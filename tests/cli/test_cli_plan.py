@@ -160,7 +160,7 @@ def test_a_merged_model_of_another_depth_is_named_with_the_key(vision, capsys):
 
 
 def test_text_models_want_to_know_how_many_tokens_at_most_their_positions(llama, capsys):
-    assert "--tokens: None cannot be used; it must be named for LlamaForCausalLM" in refused(PLAN, capsys)
+    assert "--tokens: nothing is given; it must be named for LlamaForCausalLM" in refused(PLAN, capsys)
     assert "--tokens: 65 cannot be used; it must be at most 64" in refused([*PLAN, "--tokens", "65"], capsys)
 
 

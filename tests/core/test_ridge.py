@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from tiny import seeded
 
 from featcal.core.moments import Moments, add_gram, mirror
-from featcal.core.ridge import RidgeSystem, anchor, solve_ridge, task_system
+from featcal.core.ridge import RidgeSystem, anchor, both_ends, joined, prior_system, solve_ridge, task_system
 from featcal.errors import SingularGram
 
 INPUTS, OUTPUTS, RIDGE, ALPHA = 12, 7, 0.05, 0.3
@@ -187,3 +187,48 @@ def test_solved_linear_is_nearer_to_the_expert_than_the_anchor_is():
     solution = solve_ridge(system([(x, y, w, W, b)]), A, a, RIDGE)
     target = F.linear(ALPHA * y + (1 - ALPHA) * x, W, b)
     assert (F.linear(x, solution.weight, solution.bias) - target).norm() < 0.5 * (F.linear(x, A, a) - target).norm()
+
+
+def test_target_with_the_residual_streams_lag_worked_by_hand():
+    x, W, zero = torch.eye(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    m = Moments.zero(2, 2, lagging=True)
+    lag = torch.tensor([[0, 4], [0, 0.0]], dtype=torch.float64)  # of the first of two tokens, in the second output
+    m.add(x, 2 * x, torch.ones(2, dtype=torch.float64), 2 * x, lag)
+    solution = solve_ridge(task_system(m, W, zero, 0.5, "uniform"), 0 * W, zero, 0.5)
+    torch.testing.assert_close(solution.weight, torch.tensor([[0.75, 0], [1, 0.75]], dtype=torch.float64))
+    # target means (0.75, 0.75) + (0, 1), what the weight gives (0.375, 0.875), over 1 + λ
+    torch.testing.assert_close(solution.bias, torch.tensor([0.25, 0.875 / 1.5], dtype=torch.float64))
+
+
+def test_weight_and_bias_at_once_worked_by_hand():
+    m, one, zero = Moments.zero(1), torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    x = torch.tensor([[0.0], [2.0]], dtype=torch.float64)  # an expert y = x + 1, λ = 1: 3W + b = 3, W + 2b = 2
+    m.add(x, x, torch.ones(2, dtype=torch.float64))
+    share = joined(task_system(m, one, one[0], 1.0, "uniform", "joint"), zero, 1.0)
+    solution = solve_ridge(share, 0 * one, zero, 1.0)
+    assert solution.weight.item() == pytest.approx(0.8) and solution.bias.item() == pytest.approx(0.6)
+
+
+def test_prior_without_data_worked_by_hand():
+    W, base, A = (
+        torch.tensor(rows, dtype=torch.float64) for rows in ([[2, 0], [0, 0.0]], [[0, 0], [0, 0.0]], [[0, 5], [0, 0.0]])
+    )
+    solution = solve_ridge(prior_system(W, base, 3.0), A, 0 * A[0], 1.0)  # P is 1 in the first direction, κ = 3, λ = 1
+    torch.testing.assert_close(solution.weight, torch.tensor([[1.5, 5], [0, 0]], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("affine", ["separate", "joint"])
+@pytest.mark.parametrize("folded", [False, True])
+def test_solutions_at_both_ends_give_the_one_in_between(affine, folded):
+    tasks, (_, _, _, A, a) = [task(seed) for seed in range(3)], task(99)
+
+    def solved(alpha, A, a, ends):
+        total = RidgeSystem.zero(INPUTS, len(A))
+        for x, y, w, W, b in tasks:
+            share = task_system(moments(x, y, w, F.linear(y, W, b) if folded else None), W, b, alpha, affine=affine)
+            total += both_ends(share, W, b, affine) if ends else share
+        return solve_ridge(joined(total, a, RIDGE) if affine == "joint" else total, A, a, RIDGE)
+
+    line, direct = solved(1.0, A.repeat(2, 1), a.repeat(2), True), solved(ALPHA, A, a, False)
+    torch.testing.assert_close(torch.lerp(*line.weight.chunk(2), ALPHA), direct.weight, **CLOSE)
+    torch.testing.assert_close(torch.lerp(*line.bias.chunk(2), ALPHA), direct.bias, **CLOSE)

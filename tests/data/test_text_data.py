@@ -14,7 +14,7 @@ from featcal.data.sampling import draw_indices
 from featcal.data.splits import quiet
 from featcal.data.text import load_text
 from featcal.data.tokens import Reader, reader_for, token_batches
-from featcal.errors import BadData, BadFile, BadSetting, HubUnreachable, MissingPath, TruncatedFile, UnknownInput
+from featcal.errors import BadData, BadFile, BadSetting, HubUnreachable, MissingPath, TruncatedFile
 
 CHAT = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]
 PAIRS = [{"input": f"say {word}", "target": word} for word in WORDS]
@@ -201,7 +201,7 @@ def test_sound_video_and_two_inputs_at_once_are_refused(name):
     import transformers
 
     kind = getattr(transformers, name)
-    with torch.device("meta"), pytest.raises(UnknownInput, match=name):
+    with torch.device("meta"), pytest.raises(BadData, match=name):
         input_of(kind(kind.config_class()))
 
 

@@ -11,7 +11,7 @@ from open_clip_models import CFG, TEXT, VISION, changed, folder_of, theirs
 from safetensors.torch import load_file, save_file
 
 from featcal.cli import main as cli
-from featcal.errors import BadFile, BadSetting, FeatCalError, MissingPath, NoSafetensors, NotFinite, TruncatedFile, WrongKeys
+from featcal.errors import BadFile, BadSetting, FeatCalError, MissingPath, NotFinite, TruncatedFile, WrongKeys
 from featcal.interchange.open_clip import CONFIG, WEIGHTS, read_open_clip, write_open_clip
 from featcal.models.load import load_clip
 
@@ -83,7 +83,7 @@ def test_pickles_missing_and_damaged_files_are_refused(broken):
     with pytest.raises(MissingPath):
         read_open_clip(broken / "nothing.safetensors", CFG)
     (broken / "open_clip_pytorch_model.bin").write_bytes(b"\x80")
-    with pytest.raises(NoSafetensors, match=r"open_clip_pytorch_model\.bin is a pickle"):
+    with pytest.raises(BadFile, match=r"open_clip_pytorch_model\.bin is a pickle"):
         read_open_clip(broken / "open_clip_pytorch_model.bin", CFG)
     (broken / WEIGHTS).write_bytes((broken / WEIGHTS).read_bytes()[:100])
     with pytest.raises(TruncatedFile):

@@ -11,7 +11,7 @@ from folders import batch_for, folder_of, outputs, same, whole
 from safetensors.torch import load_file, save_file
 from tiny import VISION, images, make
 
-from featcal.errors import BadFile, FeatCalError, MissingPath, MissingTensor, NoSafetensors, WrongKeys
+from featcal.errors import BadFile, FeatCalError, MissingPath, MissingTensor, WrongKeys
 from featcal.models.save import save_model
 from featcal.models.streamed import Streamed
 from featcal.storage.checkpoint import LazyCheckpoint, all_finite
@@ -164,7 +164,7 @@ def test_code_that_a_folder_brings_along_is_not_run(tmp_path):
 def test_a_pickle_is_not_read(tmp_path):
     folder = folder_of(tmp_path / "m", "llama")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(NoSafetensors, match="is a pickle"):
+    with pytest.raises(BadFile, match="is a pickle"):
         Streamed(folder)
 
 

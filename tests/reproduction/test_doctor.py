@@ -41,7 +41,8 @@ def project(tmp_path):
         shutil.copyfile(ROOT / name, folder / name)
     file = folder / "suites/paper.yaml"
     suite = yaml.safe_load(file.read_text())
-    suite |= {"pools": {8: ["mnist", "dtd"]}, "roles": {"clip_b32": suite["roles"]["clip_b32"]}, "language": None}
+    suite |= {"pools": {8: ["mnist", "dtd"]}, "roles": {"clip_b32": suite["roles"]["clip_b32"]}}
+    suite |= {"language": None, "sentences": None}
     file.write_text(yaml.safe_dump(suite))
     return folder
 

@@ -13,6 +13,7 @@ from synthetic_results import write_project
 from reproduction.experiments.params import load_experiments
 from reproduction.report import fairness
 from reproduction.report.evidence import Evidence
+from reproduction.report.pages import Page
 from reproduction.report.seen_images import Block, margin
 
 ROOT = Path(__file__).parents[2]
@@ -100,7 +101,7 @@ def test_every_page_that_compares_with_adapters_tells_seen_from_other_images(pag
         own, settings = Evidence._read, fairness.read_json
         watched.setattr(Evidence, "_read", lambda self, kind: read.append(self.path(kind)) or own(self, kind))
         watched.setattr(fairness, "read_json", lambda path: read.append(path) or settings(path))
-        text = fairness.folded(page, "mini").text
+        text = fairness.folded(Page(page, "mini")).text
     assert "is worth" in text and text.count("w/ FeatCal") >= len(PAGES[page])
     records = [json.loads((ROOT / path).read_text()) for path in resolved().nodes[f"page@{page}"]["deps"] if "run.json" in path]
     assert {path.name for path in read} <= {file for record in records for file in record["files"]}, "whose bytes a record tells"
@@ -140,12 +141,12 @@ def test_damaged_images_are_held_against_adapters_on_damaged_training_images(tmp
 def test_the_budget_of_the_main_results_borrows_their_adapters_on_training_images(tmp_path, monkeypatch):
     path = write_project(tmp_path) / "clip_b32-8.settings.json"
     monkeypatch.chdir(tmp_path)
-    assert "of Table 1" not in fairness.folded("table12", "mini").text
+    assert "of Table 1" not in fairness.folded(Page("table12", "mini")).text
     path.write_text(path.read_text().replace('"samples": 256', '"samples": 64'))
     blocks = {block.name: block for block in fairness.blocks_of(Evidence("mini", "clip_b32", "8"), "samples")}
     assert blocks["64 images per task"].trained["surgery"].mean == pytest.approx(70 + 0.5 * 3.5 + 0.2)
     assert blocks["8 images per task"].trained == blocks["512 images per task"].trained == {}
-    assert "at 64 images per task those of Table 1, this study trains none" in fairness.folded("table12", "mini").text
+    assert "at 64 images per task those of Table 1, this study trains none" in fairness.folded(Page("table12", "mini")).text
 
 
 def test_what_is_not_there_is_not_run(tmp_path, monkeypatch):
@@ -154,7 +155,7 @@ def test_what_is_not_there_is_not_run(tmp_path, monkeypatch):
     for path in folder.glob("*.seen.csv"):
         path.unlink()
     for page in ("table01", "figure3", "table06"):
-        assert "not run: 8 tasks, smaller model" in fairness.folded(page, "mini").text
+        assert "not run: 8 tasks, smaller model" in fairness.folded(Page(page, "mini")).text
 
 
 @pytest.mark.parametrize("suite", ["mini", "paper"])

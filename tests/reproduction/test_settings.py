@@ -122,12 +122,12 @@ def test_the_mini_suite_in_force_is_the_one_that_was_chosen():
     assert suite.data.strength == choice["chosen"]["strength"]
     for key, mergers in params["merge"].items():
         role, pool = role_and_pool(key)
-        if isinstance(pool, int):
+        if role in suite.roles:
             scale = choice["chosen"]["scale"][role][str(pool)]
             assert mergers["task_arithmetic"]["mini"]["scale"] == scale, key
             assert mergers["adamerging"]["mini"].get("start", scale) == scale, key
     for key, run in load_experiments(ROOT / "params.yaml", "mini").calibrate.items():
-        if run.setting == "suite" and run.calibration and isinstance(run.pool, int):
+        if run.setting == "suite" and run.calibration and run.role in suite.roles:
             assert choice["chosen"]["settings"].items() <= asdict(run.calibration).items(), key
 
 

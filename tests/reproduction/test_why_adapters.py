@@ -4,16 +4,17 @@ import pytest
 from synthetic_results import text_without_results, write_project
 
 from reproduction.report import share_panels, task_counts, task_leads, why_adapters
+from reproduction.report.pages import Page
 
 PIECES = {
-    "headline": why_adapters.headline,
-    "by_number": why_adapters.by_number,
-    "panels": share_panels.panels,
-    "drift_parts": task_leads.drift_parts,
-    "drift_bars": task_leads.drift_bars,
-    "by_classes": task_leads.by_classes,
-    "among_all": task_leads.among_all,
-    "paper_lead": task_leads.paper_lead,
+    "headline": lambda suite: why_adapters.headline(Page("why_adapters", suite)),
+    "by_number": lambda suite: why_adapters.by_number(Page("why_adapters", suite)),
+    "panels": lambda suite: share_panels.panels(Page("why_adapters", suite)),
+    "drift_parts": lambda suite: task_leads.drift_parts(Page("why_adapters", suite)),
+    "drift_bars": lambda suite: task_leads.drift_bars(Page("why_adapters", suite)),
+    "by_classes": lambda suite: task_leads.by_classes(Page("why_adapters", suite)),
+    "among_all": lambda suite: task_leads.among_all(Page("why_adapters", suite)),
+    "paper_lead": lambda suite: task_leads.paper_lead(Page("why_adapters", suite)),
 }
 
 
@@ -68,12 +69,12 @@ def test_a_share_that_a_misprint_changes_is_told_in_both_forms(project):
 
 def test_who_is_ahead_is_told_beyond_two_standard_errors_only(project):
     """With 2 tasks FeatCal is 7 points above, with 4 it is 2 below, which is within noise, with 8 it is 8 below."""
-    told = why_adapters.by_number("mini").text
+    told = why_adapters.by_number(Page("why_adapters", "mini")).text
     assert "FeatCal at 2" in told and "the better adapter at 8;" in told and "neither at 4" in told.replace(" tasks", "")
 
 
 def test_the_mean_s_part_of_a_drift_and_what_undoes_it(project):
-    told = task_leads.drift_parts("mini").text
+    told = task_leads.drift_parts(Page("why_adapters", "mini")).text
     assert "The per-task mean is 75 % of the merged model’s squared drift" in told
     assert "FeatCal 50 % of the mean and 50 % of the rest" in told and "Surgery 100 % of the mean and 0 % of the rest" in told
     assert "Surgery undoes more than FeatCal of the mean." in told
@@ -81,12 +82,12 @@ def test_the_mean_s_part_of_a_drift_and_what_undoes_it(project):
 
 
 def test_among_all_classes_the_better_adapter_s_lead_is_what_it_keeps_and_the_others_lose(project):
-    told = task_leads.among_all("mini").text
+    told = task_leads.among_all(Page("why_adapters", "mini")).text
     assert "+8.0 points" in told and "+28.0 points" in told and "the margin is larger" in told
 
 
 def test_a_lead_that_does_not_vary_has_no_relation_to_classes(project):
-    assert "too few tasks" in task_leads.by_classes("mini").text
+    assert "too few tasks" in task_leads.by_classes(Page("why_adapters", "mini")).text
     own = {f"t{i}": [50.0, 50.0 + i, 40.0] for i in range(8)}
     assert "grows with the task’s number of classes: correlation +1.00" in task_leads.with_classes(
         own, {t: i for i, t in enumerate(own)}
@@ -96,5 +97,5 @@ def test_a_lead_that_does_not_vary_has_no_relation_to_classes(project):
 def test_the_papers_lead_is_that_over_the_better_adapter_of_each_task(project):
     """SUN397 in Table 1: FeatCal 70.1, ProbSurgery 60.6; the invented FeatCal is 8 points below ProbSurgery on every task."""
     assert task_counts.printed_leads()["sun397"] == pytest.approx(70.1 - 60.6)
-    told = task_leads.paper_lead("mini").text
+    told = task_leads.paper_lead(Page("why_adapters", "mini")).text
     assert "Cars, SVHN and SUN397 make up 58 % of it. Here FeatCal stands -8.0 points" in told

@@ -12,7 +12,7 @@ from test_evaluation import pictures, right_by_hand
 from torch import nn
 
 from featcal.errors import (
-    AdapterMisfit,
+    BadData,
     BadFile,
     BadPlan,
     BadSetting,
@@ -85,7 +85,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
 def test_damaged_weights_are_named(tmp_path):
     folder = trained().save(tmp_path / "a")
     cases = {
-        r"adapters.safetensors: dtd/up is \(12, 2\), but \(12, 3\)": (AdapterMisfit, {"dtd/up": torch.zeros(12, 2)}),
+        r"adapters.safetensors: dtd/up is \(12, 2\), but \(12, 3\)": (BadFile, {"dtd/up": torch.zeros(12, 2)}),
         "adapters.safetensors: dtd/up holds NaN": (NotFinite, {"dtd/up": torch.full((12, 3), float("inf"))}),
         "no tensor named 'dtd/up'": (MissingTensor, {"dtd/up": None}),
     }
@@ -125,7 +125,7 @@ def test_a_task_without_adapter_and_features_of_another_width_are_named():
     adapters = trained()
     with pytest.raises(UnknownKey, match="'mnst' is not known here; did you mean 'mnist'"):
         adapters.apply("mnst", torch.zeros(1, 12))
-    with pytest.raises(AdapterMisfit, match="features of mnist: their width is 11, but 12 is expected"):
+    with pytest.raises(BadData, match="features of mnist: their width is 11, but 12 is expected"):
         adapters.apply("mnist", torch.zeros(1, 11))
 
 

@@ -11,7 +11,7 @@ from tiny import experiment, same_bits, shifted
 from torch.nn import functional
 
 import featcal
-from featcal.errors import AdapterDiverged, BadSetting
+from featcal.errors import BadSetting, Diverged
 from featcal.rivals.adapters import Adapters, unit
 from featcal.rivals.corrections import LowRank
 from featcal.rivals.draws import batch_order, generator
@@ -166,12 +166,12 @@ def test_a_loss_that_is_no_number_names_task_and_step():
     steps = list(islice(kept_steps(features, SETTINGS, 42), 6))
     broken = steps[4]["dtd"]
     steps[4]["dtd"] = Pair(torch.full_like(broken.merged, float("nan")), broken.expert, broken.sizes)
-    with pytest.raises(AdapterDiverged, match="surgery 'dtd': the loss is not finite at step 4"):
+    with pytest.raises(Diverged, match="surgery 'dtd': the loss is not finite at step 4"):
         train(SETTINGS, steps, 42)
 
 
 def test_weights_that_the_last_step_broke_are_noticed():
-    with pytest.raises(AdapterDiverged, match="step 0"):
+    with pytest.raises(Diverged, match="step 0"):
         trained({"a": pair(0, 9, dtype=torch.float32)}, Surgery(rank=2, steps=1, lr=1e39, features="raw"))
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from featcal.errors import BadFile, DiskFull, MissingPath, MissingTensor, NoSafetensors, NotFinite, TruncatedFile
+from featcal.errors import BadFile, DiskFull, MissingPath, MissingTensor, NotFinite, TruncatedFile
 from featcal.storage import writer
 from featcal.storage.atomic import atomic_folder, atomic_path
 from featcal.storage.checkpoint import LazyCheckpoint
@@ -182,14 +182,14 @@ def test_a_file_that_is_no_safetensors_is_named(tmp_path, content):
 
 def test_a_pickle_only_folder_is_refused_with_a_way_out(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    with pytest.raises(NoSafetensors, match=r"pytorch_model\.bin is a pickle[\s\S]*save_pretrained"):
+    with pytest.raises(BadFile, match=r"pytorch_model\.bin is a pickle[\s\S]*save_pretrained"):
         LazyCheckpoint(tmp_path)
 
 
 def test_a_missing_folder_and_an_empty_one_are_told_apart(tmp_path):
     with pytest.raises(MissingPath, match="nowhere"):
         LazyCheckpoint(tmp_path / "nowhere")
-    with pytest.raises(NoSafetensors, match="found: nothing"):
+    with pytest.raises(BadFile, match="found: nothing"):
         LazyCheckpoint(tmp_path)
 
 

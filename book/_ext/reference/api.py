@@ -1,8 +1,10 @@
-"""The public names of Python, from signatures and docstrings in the sources; nothing is imported."""
+"""The public names of Python, from signatures and docstrings in the sources, without importing torch."""
 
 import ast
 from pathlib import Path
 
+from featcal.rivals import settings as adapters
+from featcal.tuning import settings as search
 from reference.markdown import block, docstring, escaped
 
 # heading → file and name; the first group is `featcal.<name>`, a test holds them against featcal.__all__
@@ -29,7 +31,7 @@ HELPERS = {
     "featcal.data.load.load_images": "featcal/data/load.py",
     "featcal.data.sampling.draw_indices": "featcal/data/sampling.py",
     "featcal.merging.merge.merge_recorded": "featcal/merging/merge.py",
-    "featcal.errors.FeatCalError": "featcal/errors/base.py",
+    "featcal.errors.FeatCalError": "featcal/errors.py",
 }
 
 
@@ -91,7 +93,13 @@ def _split(args: ast.arguments) -> list[str]:
 
 
 def _parameter(arg: ast.arg, default: ast.expr | None) -> str:
-    return ast.unparse(arg) + (f" = {ast.unparse(default)}" if default is not None else "")
+    """A default that a class of settings holds (`Surgery.rank`) as its value."""
+    if default is None:
+        return ast.unparse(arg)
+    kinds = {**vars(adapters), **vars(search)}
+    of_class = isinstance(default, ast.Attribute) and isinstance(default.value, ast.Name) and default.value.id in kinds
+    value = repr(getattr(kinds[default.value.id], default.attr)) if of_class else ast.unparse(default)
+    return f"{ast.unparse(arg)} = {value}"
 
 
 def methods(node: ast.AST) -> str:

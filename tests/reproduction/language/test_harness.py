@@ -13,7 +13,7 @@ from tiny import make
 from tokenizers import processors
 
 import featcal
-from featcal.errors import BadData, NoHarness, UnknownKey
+from featcal.errors import BadData, BadEnvironment, UnknownKey
 from reproduction.language import harness
 from reproduction.language.generation import generate_texts
 from reproduction.language.harness import score_tests
@@ -221,5 +221,5 @@ def test_rows_and_checks_that_cannot_be_used_are_named():
 
 def test_without_the_harness_its_extra_is_named(monkeypatch):
     monkeypatch.setattr(harness, "installed", lambda: False)
-    with pytest.raises(NoHarness, match="lm_eval.*is not installed.\n  - install the extra: pip install"):
+    with pytest.raises(BadEnvironment, match="lm_eval.*is not installed.\n  - install the extra: pip install"):
         score_tests(None, None, {}, 1)

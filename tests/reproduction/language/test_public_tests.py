@@ -12,7 +12,7 @@ import huggingface_hub
 import pytest
 from rehearsal_punkt import ENGLISH, punkt_tab
 
-from featcal.errors import NoHarness, UnknownKey
+from featcal.errors import BadEnvironment, UnknownKey
 from reproduction.data.public import PUBLIC
 from reproduction.language import harness, requirements
 from reproduction.language.public_tests import PAPER, load_public
@@ -57,7 +57,7 @@ print(json.dumps(found))
 def test_what_public_tests_lack_is_told_at_once(monkeypatch):
     monkeypatch.delenv(harness.ALLOW_PROGRAMS, raising=False)
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
-    with pytest.raises(NoHarness) as told:
+    with pytest.raises(BadEnvironment) as told:
         load_public(PAPER | {"gsm8k": "gsm8k_strict"})
     message = str(told.value)
     assert message.count("\n") < 16 and "Traceback" not in message
@@ -88,7 +88,7 @@ def test_public_tests_have_the_names_that_the_harness_knows():
 
 def test_without_the_harness_its_extra_is_named(monkeypatch):
     monkeypatch.setattr(harness, "installed", lambda: False)
-    with pytest.raises(NoHarness, match="lm_eval.*is not installed.\n  - install the extra: pip install"):
+    with pytest.raises(BadEnvironment, match="lm_eval.*is not installed.\n  - install the extra: pip install"):
         load_public()
 
 

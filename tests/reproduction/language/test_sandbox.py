@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from featcal.errors import CannotFence
+from featcal.errors import BadEnvironment
 from reproduction.language import sandbox
 from reproduction.language.sandbox import Limits, Program, run_programs
 
@@ -121,7 +121,7 @@ def test_no_program_is_no_process(monkeypatch):
 
 def test_a_system_without_limits_is_told(monkeypatch):
     monkeypatch.setattr(sandbox.sys, "platform", "win32")
-    with pytest.raises(CannotFence, match="Windows has no limits"):
+    with pytest.raises(BadEnvironment, match="Windows has no limits"):
         run_programs([GOOD])
 
 
@@ -129,12 +129,12 @@ def test_an_interpreter_that_ends_early_is_told(tmp_path, monkeypatch):
     broken = tmp_path / "fence.py"
     broken.write_text("raise SystemExit('gone')")
     monkeypatch.setattr(sandbox, "FENCE", broken)
-    with pytest.raises(CannotFence, match="ended before its time \\(gone\\)"):
+    with pytest.raises(BadEnvironment, match="ended before its time \\(gone\\)"):
         run_programs([GOOD])
 
 
 def test_limits_that_let_nothing_run_are_told_instead_of_failing_every_program():
-    with pytest.raises(CannotFence, match="a harmless program does not run behind these limits"):
+    with pytest.raises(BadEnvironment, match="a harmless program does not run behind these limits"):
         run_programs([GOOD], Limits(seconds=0))
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel, CLIPProcessor
 
 from featcal.data.sampling import batch_indices
-from featcal.errors import BadSetting, TrainingDiverged
+from featcal.errors import BadSetting, Diverged
 from reproduction.mini import pretrain as pretraining
 from reproduction.mini.augment import normalised
 from reproduction.mini.base_folder import MODELS, image_processor
@@ -190,7 +190,7 @@ def test_a_batch_at_a_time_normalised_equals_all_at_once(lesson):
 
 def test_a_loss_that_is_not_finite_names_task_and_step(lesson):
     broken = (*lesson[:4], lesson[4] * float("nan"), lesson[5])
-    with pytest.raises(TrainingDiverged, match="'pcam'.*step 0"):
+    with pytest.raises(Diverged, match="'pcam'.*step 0"):
         fine_tune(*broken, settings=FineTune(steps=3), task="pcam", seed=0)
 
 

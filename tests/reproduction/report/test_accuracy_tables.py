@@ -6,6 +6,7 @@ from synthetic_results import write_project
 
 from reproduction.report import accuracies, extended, gains_by_tasks
 from reproduction.report.evidence import Evidence
+from reproduction.report.pages import Page
 from reproduction.report.tables import accuracy_rows, block_rows, paper_recovered, paper_rows, recovered
 from reproduction.report.values import AVERAGE, PRINTED, TASKS
 
@@ -26,23 +27,23 @@ def test_rows_stand_in_the_papers_order_and_none_is_missing(project, role, pool)
 
 
 def test_settings_that_are_not_the_main_ones_stand_in_a_fold_and_only_where_they_were_run(project, monkeypatch):
-    eight, twenty = (accuracies.measured(page, "mini").html for page in ("table01", "table10"))
+    eight, twenty = (accuracies.measured(Page(page, "mini")).html for page in ("table01", "table10"))
     assert eight.index("at the suite’s settings") < eight.index("<details") < eight.index("at the paper’s settings — ")
     assert "<details" not in twenty and "paper’s settings" not in twenty
-    assert "<details" not in accuracies.measured("table01", "paper").html
+    assert "<details" not in accuracies.measured(Page("table01", "paper")).html
 
 
 def test_columns_of_the_larger_pools_are_the_papers(project):
-    head = accuracies.measured("table10", "mini").text.splitlines()[1].split("  ")
+    head = accuracies.measured(Page("table10", "mini")).text.splitlines()[1].split("  ")
     assert head == ["Model", *TASKS.values(), "Average"]
 
 
 def test_the_table_of_averages_has_the_papers_rows_and_columns(project):
-    lines = [line.split("  ") for line in extended.averages("mini").text.splitlines()]
+    lines = [line.split("  ") for line in extended.averages(Page("table02", "mini")).text.splitlines()]
     assert lines[1][1:] == ["8 tasks, larger model"] + [f"{n} tasks, {s} model" for n in (14, 20) for s in ("smaller", "larger")]
     _, printed = paper_rows("table02")
-    assert [row.label for row in extended.rows("mini")] == [row.label for row in printed]
-    surgery = {row.upstream: row for row in extended.rows("mini") if row.label == "w/ Surgery"}["wudi"]
+    assert [row.label for row in extended.rows(Page("table02", "mini"))] == [row.label for row in printed]
+    surgery = {row.upstream: row for row in extended.rows(Page("table02", "mini")) if row.label == "w/ Surgery"}["wudi"]
     assert surgery.cells["20-Task L/14"].value == pytest.approx(79 + 0.25 * 19)
     assert surgery.cells["20-Task L/14"].change == pytest.approx(3) and "8-Task L/14" not in surgery.cells
 
@@ -69,7 +70,7 @@ def test_columns_follow_the_suite_of_the_user(tmp_path, monkeypatch):
     mine = ["cats", "gtsrb", "dogs"]
     write_project(tmp_path, "files", tasks=mine)
     monkeypatch.chdir(tmp_path)
-    text = accuracies.measured("table01", "files").text.splitlines()
+    text = accuracies.measured(Page("table01", "files")).text.splitlines()
     assert text[1].split("  ") == ["Model", "cats", "GTSRB", "dogs", "Average"]
 
 
@@ -83,7 +84,7 @@ def test_the_share_recovered_is_the_part_of_the_gap(project):
 
 
 def test_averages_stand_in_the_last_column(project):
-    text = accuracies.measured("table01", "mini").text.splitlines()
+    text = accuracies.measured(Page("table01", "mini")).text.splitlines()
     base = next(line for line in text if line.startswith("Pre-trained"))
     assert base.split("  ")[-1] == f"{np.mean([50 + 0.5 * i for i in range(8)]):.1f}"
     assert AVERAGE not in TASKS

@@ -13,6 +13,7 @@ from reproduction.experiments.runs import Reading
 from reproduction.experiments.studies import study_run
 from reproduction.report import choices
 from reproduction.report.evidence import Evidence
+from reproduction.report.pages import Page
 
 GIVEN = {
     "upstream": "task_arithmetic",
@@ -103,7 +104,7 @@ def test_words_of_the_page_come_from_the_settings_of_the_study(results):
 
 
 def test_the_page_names_its_files_and_draws_the_same_bytes_twice(results):
-    assert "flan_t5_base-glue.choices.csv" in choices.provenance("mini").text
+    assert "flan_t5_base-glue.choices.csv" in Page("choices", "mini").provenance().text
     drawn = [choices.panel("flan_t5_base", "mini").bundle["image/svg+xml"] for _ in range(2)]
     assert drawn[0] == drawn[1]
 

@@ -1,7 +1,9 @@
 """Every verdict, held against a second computation that shares no code with the report (recomputed_verdicts.py)."""
 
 import csv
+import json
 import math
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +14,8 @@ from synthetic_correct import forget_answers
 from synthetic_results import write_project
 
 from reproduction.report.claims import claims
-from reproduction.report.verdicts import groups, judge
+from reproduction.report.values import IMAGES, REAL, texts
+from reproduction.report.verdicts import groups, judge, sources
 
 ROOT = Path(__file__).parents[3]
 YAML = ROOT / "reproduction" / "report" / "claims.yaml"
@@ -65,8 +68,27 @@ def test_the_counts_of_the_landing_page_are_those_of_the_other_code(tmp_path):
     for entry in all_claims(YAML):
         if entry.get("group"):
             counted[entry["group"], again.verdict(entry)[0]] += 1
-    frame = groups("mini", folder)
+    frame = groups(sources("mini")[1], folder)
     assert {(g, w): n for g in frame.index for w, n in frame.loc[g].items() if n} == dict(counted)
+
+
+def test_a_claim_is_judged_on_texts_as_on_images_that_have_the_same_numbers(tmp_path):
+    """Results of the smaller image model under the real encoder's name: every claim that has a counterpart comes out the same."""
+    source = ROOT / "results" / "mini"
+    images = json.loads((source / "suite.json").read_text())["pools"]["20"]
+    named = dict(zip(images, texts(), strict=True)) | {IMAGES: REAL}
+    words = re.compile(r"(?<![\w-])(" + "|".join(map(re.escape, named)) + r")(?![\w-])")
+    for path in source.glob(f"{IMAGES}-*"):
+        if path.suffix != ".png":
+            renamed = words.sub(lambda found: named[found[1]], path.read_text())
+            (tmp_path / path.name.replace(IMAGES, REAL)).write_text(renamed)
+    pairs = [(claim, claim.on_texts) for claim in claims() if claim.on_texts]
+    assert len(pairs) > 90 and {claim.role for claim, _ in pairs} <= {IMAGES, "clip_l14"}
+    for claim, counterpart in pairs:
+        if len(claim.parts) == len(counterpart.parts):  # no larger model among them
+            ours, theirs = judge(claim, "mini", "suite", source), judge(counterpart, "mini", "suite", tmp_path)
+            assert ours.word == theirs.word, claim.id
+            assert (ours.margin, ours.noise) == pytest.approx((theirs.margin, theirs.noise), nan_ok=True), claim.id
 
 
 def test_the_second_computation_can_disagree(tmp_path):

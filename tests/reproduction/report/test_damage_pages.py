@@ -4,20 +4,21 @@ import pytest
 from synthetic_correct import forget_answers
 from synthetic_results import text_without_results, write_project
 
-from reproduction.report import corrupted, gain, study, sweeps
+from reproduction.report import corrupted, gain, sweeps
 from reproduction.report.claims import claims
 from reproduction.report.evidence import Evidence
+from reproduction.report.pages import Page
 from reproduction.report.verdicts import judge
 
 PIECES = {
-    "averages": lambda suite: corrupted.averages("table06", suite),
-    "firmer": lambda suite: corrupted.firmer("table06", suite),
-    "strengths": lambda suite: corrupted.strengths("table06", suite),
-    "examples": lambda suite: corrupted.examples("figure4", suite),
-    "cost": lambda suite: corrupted.cost("figure4", suite),
-    "ridge": lambda suite: sweeps.panel("ridge", "figure5", suite),
-    "values": lambda suite: sweeps.values("figure5", suite),
-    "settings": lambda suite: sweeps.settings("figure5", suite),
+    "averages": lambda suite: corrupted.averages(Page("table06", suite)),
+    "firmer": lambda suite: corrupted.firmer(Page("table06", suite)),
+    "strengths": lambda suite: corrupted.strengths(Page("table06", suite)),
+    "examples": lambda suite: corrupted.examples(Page("figure4", suite)),
+    "cost": lambda suite: corrupted.cost(Page("figure4", suite)),
+    "ridge": lambda suite: sweeps.panel("ridge", Page("figure5", suite)),
+    "values": lambda suite: sweeps.values(Page("figure5", suite)),
+    "settings": lambda suite: sweeps.settings(Page("figure5", suite)),
     "questions": gain.questions,
     "told": gain.told,
     "dots": lambda suite: gain.dots("wudi", suite),
@@ -43,17 +44,21 @@ def test_the_clean_column_is_what_the_scores_say_of_the_same_seed(project):
     clean = rows[rows["corruption"] == "clean"]
     assert set(clean["method"]) == {"merged", "featcal", "surgery"} and set(clean["seed"]) == {"", "42"}
     assert set(clean["setting"]) == {"", "suite", "paper", "suite_train"}
-    featcal = next(line for line in corrupted.averages("table06", "mini").text.splitlines() if line.startswith("w/ FeatCal"))
+    featcal = next(
+        line for line in corrupted.averages(Page("table06", "mini")).text.splitlines() if line.startswith("w/ FeatCal")
+    )
     assert featcal.split("  ")[1:] == ["81.8", "77.8", "↓4.0", "77.8", "↓4.0", "77.8", "↓4.0", "78.8"]
 
 
 def test_the_merger_alone_has_a_clean_value_only(project):
-    line = next(line for line in corrupted.averages("table06", "mini").text.splitlines() if line.startswith("Task Arithmetic"))
+    line = next(
+        line for line in corrupted.averages(Page("table06", "mini")).text.splitlines() if line.startswith("Task Arithmetic")
+    )
     assert line.split("  ")[1:] == ["65.8", "–", "–", "–", "–"]
 
 
 def test_what_damage_costs_stands_beside_each_setting(project):
-    suite, paper = corrupted.firmer("table06", "mini").text.splitlines()[-2:]
+    suite, paper = corrupted.firmer(Page("table06", "mini")).text.splitlines()[-2:]
     assert suite.split()[-7:] == ["81.8", "77.8", "↓4.0", "77.8", "↓4.0", "77.8", "↓4.0"]
     assert paper.split()[-7:] == ["73.8", "72.8", "↓1.0", "72.8", "↓1.0", "72.8", "↓1.0"]
 
@@ -127,5 +132,5 @@ def test_a_merger_that_featcal_raises_keeps_its_gain_and_noise_is_no_change(proj
 
 
 def test_a_study_page_names_its_own_files(project):
-    text = study.provenance("table06", "mini", "corrupted").text
+    text = Page("table06", "mini").provenance().text
     assert "clip_b32-8.corrupted.csv" in text and "sweep" not in text and "dvc repro page@table06" in text

@@ -15,6 +15,7 @@ from reproduction.report.claims import claims
 from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence
 from reproduction.report.gains import apart, correlation, gains, together
+from reproduction.report.pages import Page
 from reproduction.report.scatter import around, covered
 from reproduction.report.verdicts import judge
 from reproduction.stages.final_features import alignment_row, evenly, projection_rows, similarity_rows
@@ -136,10 +137,10 @@ def test_the_claims_of_the_diagnostics_are_answered_from_their_own_files(project
 @pytest.mark.parametrize("panel", diagnostics.PANELS)
 def test_a_panel_is_drawn_from_results_and_says_so_without(project, panel, page):
     assert (
-        diagnostics.figure(panel, page, "mini").bundle["image/svg+xml"]
-        == (diagnostics.figure(panel, page, "mini").bundle["image/svg+xml"])
+        diagnostics.figure(panel, Page(page, "mini")).bundle["image/svg+xml"]
+        == (diagnostics.figure(panel, Page(page, "mini")).bundle["image/svg+xml"])
     )
-    assert "not run" in diagnostics.figure(panel, page, "paper").text
+    assert "not run" in diagnostics.figure(panel, Page(page, "paper")).text
     drawn = diagnostics.PANELS[panel](project, diagnostics.RIVALS[page])
     assert drawn is not None and all(axes.get_xlabel() for axes in drawn.axes)
 
@@ -155,7 +156,7 @@ def test_every_task_has_its_plane_and_its_two_cosines(project):
     drawn = projections.planes(project)
     assert [axes.get_title() for axes in drawn.axes] == [f"{project.title(task)}\n0.60 → 0.84" for task in TASKS]
     assert len(figures.svg(drawn)) < 250_000
-    assert "not run" in projections.figure("paper").text
+    assert "not run" in projections.figure(Page("figure6", "paper")).text
 
 
 def test_all_measured_models_stand_in_one_table(project):

@@ -8,6 +8,7 @@ from reproduction.report import errata_page, explained, printed_errors, scoreboa
 from reproduction.report.claims import claims
 from reproduction.report.errata import errata, passages
 from reproduction.report.evidence import Evidence
+from reproduction.report.pages import Page
 from reproduction.report.values import paper_table
 
 
@@ -90,15 +91,17 @@ def test_all_claims_are_listed_and_say_their_verdict(project):
 def test_the_first_page_draws_blocks_and_the_drift_behind_them(project):
     drift = explained.drift(project)
     assert list(drift.index) == ["featcal", "merged"] and drift.shape[1] == 6
-    picture = explained.picture("mini").bundle["image/svg+xml"]
+    picture = explained.picture(Page("start", "mini")).bundle["image/svg+xml"]
     assert "<image" not in picture and len(picture) < 100_000
-    assert "of the way from the merged model to the experts" in explained.outcome("mini").text
+    assert "of the way from the merged model to the experts" in explained.outcome(Page("start", "mini")).text
 
 
 def test_the_first_page_says_where_nothing_was_run(tmp_path, monkeypatch):
     write_project(tmp_path, empty=True)
     monkeypatch.chdir(tmp_path)
-    assert "not run" in explained.picture("mini").text and "not run" in explained.outcome("mini").text
+    assert (
+        "not run" in explained.picture(Page("start", "mini")).text and "not run" in explained.outcome(Page("start", "mini")).text
+    )
 
 
 def test_without_a_gap_there_is_no_share_of_it(project, tmp_path):
@@ -108,4 +111,4 @@ def test_without_a_gap_there_is_no_share_of_it(project, tmp_path):
     level = [lines[0], *([*line[:value], "50.0", *line[value + 1 :]] for line in lines[1:])]
     file.write_text("".join(",".join(line) + "\n" for line in level))
     forget_answers(file.parent)
-    assert "no way to go" in explained.outcome("mini").text
+    assert "no way to go" in explained.outcome(Page("start", "mini")).text

@@ -8,20 +8,21 @@ from synthetic_results import text_without_results, write_project
 from reproduction.report import anchors, domain_experts, language, language_settings, language_tasks, overview
 from reproduction.report.claims import claims
 from reproduction.report.evidence import Evidence
+from reproduction.report.pages import Page
 from reproduction.report.tables import Cell, paper_rows
 from reproduction.report.values import AVERAGE, PAPER_MODELS, TEXT_PRINTED, TEXT_TASKS
 from reproduction.report.verdicts import judge
 
 PIECES = {
-    "measured": lambda s: language.measured("table03", s),
-    "domains": lambda s: language.measured("table04", s),
-    "anchors": lambda s: anchors.folded("table04", s),
-    "recovered": lambda s: language.recovered("table03", s),
-    "experts": language.experts,
+    "measured": lambda s: language.measured(Page("table03", s)),
+    "domains": lambda s: language.measured(Page("table04", s)),
+    "anchors": lambda s: anchors.folded(Page("table04", s)),
+    "recovered": lambda s: language.recovered(Page("table03", s)),
+    "experts": lambda s: language.experts(Page("table14", s)),
     "trade": domain_experts.won_and_lost,
-    "settings": lambda s: language_settings.settings("table04", s),
-    "origin": lambda s: language.provenance("table14", s),
-    "differences": language.known,
+    "settings": lambda s: language_settings.settings(Page("table04", s)),
+    "origin": lambda s: Page("table14", s).provenance(),
+    "differences": lambda s: Page("table03", s).known(),
     "tasks": language_tasks.task_list,
     "choice": language_tasks.choice,
     "ranges": language_tasks.ranges,
@@ -65,10 +66,10 @@ def test_every_piece_is_shown_without_results(tmp_path, monkeypatch, name, suite
 
 
 def test_both_models_stand_in_one_table_under_their_names(project):
-    lines = language.measured("table03", "mini").text.splitlines()
+    lines = language.measured(Page("table03", "mini")).text.splitlines()
     assert lines[1].split("  ") == ["Model", *TEXT_TASKS["glue"].values(), "Average"]
     assert lines.index("Larger T5, for FLAN-T5-large") == lines.index("Smaller T5, for FLAN-T5-base") + 7
-    assert "FLAN-T5-base" in language.measured("table03", "paper").text.splitlines()
+    assert "FLAN-T5-base" in language.measured(Page("table03", "paper")).text.splitlines()
 
 
 def test_columns_are_those_the_user_has_texts_for(project):
@@ -76,7 +77,7 @@ def test_columns_are_those_the_user_has_texts_for(project):
         path = project / f"{role}-glue.csv"
         frame = pd.read_csv(path, keep_default_na=False)
         frame[frame["task"].isin(["cola", "rte"]) & (role == "flan_t5_base")].to_csv(path, index=False)
-    assert language.measured("table03", "mini").text.splitlines()[1].split("  ") == ["Model", "CoLA", "RTE", "Average"]
+    assert language.measured(Page("table03", "mini")).text.splitlines()[1].split("  ") == ["Model", "CoLA", "RTE", "Average"]
 
 
 def test_featcal_is_the_same_at_both_sizes_of_the_adapters(project):

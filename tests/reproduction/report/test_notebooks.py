@@ -15,10 +15,11 @@ import yaml
 from pages import run_page, with_parameters, without_kernels
 from synthetic_results import write_project
 
-from featcal.errors import BadPage, MissingPath, UnknownKey
-from reproduction.report import execute, show
+from featcal.errors import BadFile, MissingPath, UnknownKey
+from reproduction.report import execute
 from reproduction.report.execute import execute_page
 from reproduction.report.figures import PANELS
+from reproduction.report.pages import Page
 
 ROOT = Path(__file__).parents[3]
 SOURCES = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -156,7 +157,7 @@ def test_figures_of_a_page_have_the_bytes_of_another_process(tmp_path, monkeypat
     path = execute_page("figure1", {"suite": "mini"}, tmp_path / "notebooks", tmp_path / "out")
     data = [output.data for output in outputs(nbformat.read(path, as_version=4))]
     monkeypatch.chdir(tmp_path)
-    drawn = [show.figure(panel, "figure1", "mini").bundle["image/svg+xml"] for panel in PANELS]
+    drawn = [Page("figure1", "mini").figure(panel).bundle["image/svg+xml"] for panel in PANELS]
     assert [one["image/svg+xml"] for one in data if "image/svg+xml" in one] == drawn
     assert path.stat().st_size < execute.LARGEST
 
@@ -187,7 +188,7 @@ def test_a_page_that_is_too_large_leaves_the_old_one_alone(sources, tmp_path, mo
     out = tmp_path / "out"
     out.mkdir()
     (out / "small.ipynb").write_text("old")
-    with pytest.raises(BadPage, match="small.ipynb"):
+    with pytest.raises(BadFile, match="small.ipynb"):
         execute_page("small", {}, sources, out)
     assert [(path.name, path.read_text()) for path in out.iterdir()] == [("small.ipynb", "old")]
 

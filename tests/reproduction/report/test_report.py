@@ -14,35 +14,40 @@ from PIL import Image
 from synthetic_results import TASKS, write_project
 
 from featcal.errors import MissingPath
-from reproduction.report import accuracies, choice, cost, extended, figures, overview, shares, show
+from reproduction.report import accuracies, choice, cost, extended, figures, overview, pages, real_encoder, shares
 from reproduction.report.evidence import Evidence
 from reproduction.report.markup import SIGNS, arrow, compact, plain, table
+from reproduction.report.pages import Page
 from reproduction.report.root import project_root
 
 PAGES = {
-    "verdicts": lambda s: show.verdicts("table01", s),
-    "banner": lambda s: show.banner("figure1", s),
-    "accuracies": lambda s: accuracies.measured("table01", s),
-    "paper": lambda s: accuracies.printed("table01"),
-    "wide": lambda s: accuracies.measured("table10", s),
-    "averages": extended.averages,
-    "gains": extended.gains,
-    "origin of averages": extended.provenance,
-    "recovered": lambda s: accuracies.recovered("table01", s),
-    "settings": lambda s: show.settings("table01", s),
-    "differences": show.differences,
-    "provenance": lambda s: show.provenance("table01", s),
-    "figure": lambda s: show.figure("drift", "figure1", s),
+    "verdicts": lambda s: Page("table01", s).verdicts(),
+    "banner": lambda s: Page("figure1", s).banner(),
+    "accuracies": lambda s: accuracies.measured(Page("table01", s)),
+    "paper": lambda s: accuracies.printed(Page("table01", "mini")),
+    "wide": lambda s: accuracies.measured(Page("table10", s)),
+    "averages": lambda s: extended.averages(Page("table02", s)),
+    "gains": lambda s: extended.gains(Page("table02", s)),
+    "origin of averages": lambda s: Page("table02", s).provenance(),
+    "recovered": lambda s: accuracies.recovered(Page("table01", s)),
+    "settings": lambda s: Page("table01", s).settings(),
+    "differences": pages.differences,
+    "provenance": lambda s: Page("table01", s).provenance(),
+    "figure": lambda s: Page("figure1", s).figure("drift"),
     "headline": overview.headline,
-    "origin": overview.provenance,
-    "task origin": overview.task_provenance,
+    "origin": lambda s: Page("landing", s).provenance(),
+    "sets": lambda s: real_encoder.sets(Page("tasks", s)),
+    "beside": lambda s: real_encoder.averages(Page("real_encoder", s)),
+    "agreement": lambda s: real_encoder.agreement(Page("real_encoder", s)),
+    "why": lambda s: real_encoder.why(Page("real_encoder", s)),
+    "seeds": lambda s: real_encoder.seeds(Page("real_encoder", s)),
     "abstract": overview.abstract,
     "counts": overview.verdict_counts,
     "headline counts": overview.group_counts,
     "headline set": overview.headlines,
     "runs": overview.runs,
-    "procedures": lambda s: cost.procedures("table05", s),
-    "shares": shares.by_tasks,
+    "procedures": lambda s: cost.procedures(Page("landing", s)),
+    "shares": lambda s: shares.by_tasks(Page("landing", s)),
     "checkpoints": overview.own_checkpoints,
     "tasks": overview.task_list,
     "sheet": overview.contact_sheet,
@@ -59,7 +64,7 @@ def project(tmp_path, monkeypatch):
 
 
 def test_the_report_imports_neither_torch_nor_transformers():
-    code = "import sys, reproduction.report.show, reproduction.report.overview, reproduction.report.figures; print(*sys.modules)"
+    code = "import sys, reproduction.report.pages, reproduction.report.overview, reproduction.report.figures; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "transformers", "datasets"} & set(loaded)
 
@@ -68,20 +73,20 @@ def test_a_page_lists_the_files_of_its_claims_and_not_those_of_other_studies(pro
     for name in ("clip_b32-8.samples.csv", "clip_b32-8.samples.run.json", "clip_b32-8.cost.csv"):
         (project / "results" / "mini" / name).write_text("{}")
     ours = Evidence("mini", "clip_b32", "8")
-    assert not [path for path in show.result_files("table01", ours) if "samples" in path.name or "cost" in path.name]
-    listed = {path.name for path in show.result_files("figure3", ours)}
+    assert not [path for path in Page("table01", "mini").files(ours) if "samples" in path.name or "cost" in path.name]
+    listed = {path.name for path in Page("figure3", "mini").files(ours)}
     assert {"clip_b32-8.csv", "clip_b32-8.samples.csv", "clip_b32-8.samples.run.json"} <= listed
 
 
 def test_pages_name_the_stage_that_makes_them():
     defined = yaml.safe_load((Path(__file__).parents[3] / "dvc.yaml").read_text())["stages"]
-    for page in (*show.PLACES, *show.SEVERAL, "landing", "tasks", "rankings"):
-        stage = dict(cells for _, cells in show.commands(page))["This page only"].removeprefix("<code>dvc repro ")
+    for page in (*pages.TOPICS, "scoreboard", "differences"):
+        stage = dict(cells for _, cells in pages.commands(page))["This page only"].removeprefix("<code>dvc repro ")
         assert stage.removesuffix("</code>").split("@")[0] in defined
 
 
 @pytest.mark.parametrize("name", PAGES)
-@pytest.mark.parametrize("suite", ["mini", "paper", "files", "smoke"])
+@pytest.mark.parametrize("suite", ["mini", "paper"])
 def test_every_piece_of_a_page_is_shown_without_results(tmp_path, monkeypatch, name, suite):
     write_project(tmp_path, suite, empty=True)
     monkeypatch.chdir(tmp_path)
@@ -96,7 +101,7 @@ def test_mini_numbers_are_labelled_mini_wherever_they_stand(project):
 
 
 def test_doubtful_cells_of_the_paper_carry_a_mark_and_its_reason():
-    shown = accuracies.printed("table01")
+    shown = accuracies.printed(Page("table01", "mini"))
     assert shown.html.startswith("<details") and "Cells in doubt" in shown.text
     assert shown.html.count('class="fc-doubt"') >= 4
 
@@ -119,7 +124,7 @@ def test_settings_are_read_without_the_notation_of_programs():
 
 @pytest.mark.parametrize("panel", figures.PANELS)
 def test_a_figure_has_the_same_bytes_twice_and_no_outside_link(project, panel):
-    first, second = (show.figure(panel, "figure1", "mini").bundle["image/svg+xml"] for _ in range(2))
+    first, second = (Page("figure1", "mini").figure(panel).bundle["image/svg+xml"] for _ in range(2))
     assert first == second and len(first) < 120_000
     tree = ElementTree.fromstring(first.split("?>", 1)[1])
     links = [value for node in tree.iter() for key, value in node.attrib.items() if key.endswith("href")]
@@ -130,7 +135,7 @@ def test_drawing_leaves_the_settings_of_matplotlib_alone(project):
     import matplotlib
 
     before = dict(matplotlib.rcParams)
-    show.figure("accuracies", "figure1", "mini")
+    Page("figure1", "mini").figure("accuracies")
     assert dict(matplotlib.rcParams) == before
 
 

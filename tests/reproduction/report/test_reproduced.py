@@ -7,11 +7,12 @@ import pytest
 from synthetic_results import write_project
 
 from featcal.storage.results import SCORES, write_rows
-from reproduction.report import accuracies, budget, compared, corrupted, extended, language, show
+from reproduction.report import accuracies, budget, compared, corrupted, extended, language
 from reproduction.report.compared import ROUNDING, Compared, tolerance
 from reproduction.report.errata import corrected_table
 from reproduction.report.estimate import Estimate
 from reproduction.report.evidence import Evidence
+from reproduction.report.pages import Page
 from reproduction.report.reproduced import against_printed, elsewhere
 from reproduction.report.values import AVERAGE, PAPER_MODELS, PRINTED, TEXT_PRINTED, paper_table
 
@@ -70,7 +71,7 @@ def test_a_rotated_row_is_reproduced_in_its_corrected_form_only(project):
     write_as_printed(project, "clip_b32", "14", "table08")
     rotated = cells("clip_b32", "14", "table08")["Task Arithmetic", "mnist"]
     assert (rotated.as_printed, rotated.as_corrected, rotated.corrected) == (False, True, 85.6) and rotated.doubt
-    text = accuracies.measured("table08", "paper").text
+    text = accuracies.measured(Page("table08", "paper")).text
     assert "printed 48.2: differs by +37.4" in text and "corrected 85.6: reproduced" in text
     assert "more in the corrected form of a doubtful cell" in text
 
@@ -102,15 +103,15 @@ def test_the_highest_of_base_and_experts_is_held_against_the_llamas_fine_tuned_r
 def test_averages_of_table_2_are_those_of_the_other_experiments(project):
     for place in (("clip_l14", "8"), ("clip_b32", "14")):
         write_as_printed(project, *place, PRINTED[place])
-    html = extended.averages("paper").text
+    html = extended.averages(Page("table02", "paper")).text
     assert "Against the paper’s own values" in html and "Fine-tuned (STL)" in html
     assert "corrected 89.3: reproduced" in html
 
 
 def test_nothing_is_run_yet_is_said_and_is_no_error(project):
     assert "not run: nothing to hold against" in against_printed("table01", "paper")
-    assert "Against the paper" not in show.banner("table01", "paper").text
-    assert budget.means("table12", "paper").text and corrupted.averages("table06", "paper").text
+    assert "Against the paper" not in Page("table01", "paper").banner().text
+    assert budget.means(Page("table12", "paper")).text and corrupted.averages(Page("table06", "paper")).text
 
 
 def test_studies_are_compared_by_number_of_images_and_by_damage(tmp_path, monkeypatch):
@@ -122,15 +123,23 @@ def test_studies_are_compared_by_number_of_images_and_by_damage(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     budgets = compared.budgets(Evidence("paper", "clip_b32", "8"))
     assert {one.column for one in budgets} == {"n = 8", "n = 64", "n = 512"} and len(budgets) == 9
-    assert "Against the paper’s own values" in budget.means("table12", "paper").text
+    assert "Against the paper’s own values" in budget.means(Page("table12", "paper")).text
     assert any(one.column == "Fog" for one in compared.damaged(Evidence("paper", "clip_b32", "8")))
 
 
 def test_other_suites_are_compared_by_claim_and_never_by_value(tmp_path, monkeypatch):
     write_project(tmp_path)
     monkeypatch.chdir(tmp_path)
-    shown = [accuracies.measured("table01", "mini"), extended.averages("mini"), language.measured("table03", "mini")]
-    shown += [language.experts("mini"), budget.means("table12", "mini"), corrupted.averages("table06", "mini")]
-    shown += [show.banner("table01", "mini")]
+    shown = [
+        accuracies.measured(Page("table01", "mini")),
+        extended.averages(Page("table02", "mini")),
+        language.measured(Page("table03", "mini")),
+    ]
+    shown += [
+        language.experts(Page("table14", "mini")),
+        budget.means(Page("table12", "mini")),
+        corrupted.averages(Page("table06", "mini")),
+    ]
+    shown += [Page("table01", "mini").banner()]
     assert not any("reproduced" in one.text for one in shown)
     assert elsewhere("mini") != elsewhere("paper")

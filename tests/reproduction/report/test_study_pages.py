@@ -8,6 +8,7 @@ from synthetic_results import write_project
 
 from reproduction.report import budget, claims, cost, verdicts
 from reproduction.report.evidence import Evidence
+from reproduction.report.pages import Page
 
 
 def judged(name, folder):
@@ -45,13 +46,13 @@ def test_kept_features_are_another_row_than_the_published_procedure(folder):
 
 def test_energy_that_was_not_measured_gives_no_verdict_and_no_number(folder):
     assert judged("t5_energy_surgery", folder).word == "not run"
-    assert "not measured" in cost.single("table05", "mini").text
+    assert "not measured" in cost.single(Page("table05", "mini")).text
 
 
 def test_energy_that_was_measured_gives_both(folder):
     changed(folder, "cost", lambda run: run.update(energy_wh=run["seconds"] / 100))
     assert judged("t5_energy_surgery", folder).met
-    told = cost.single("table05", "mini").text
+    told = cost.single(Page("table05", "mini")).text
     assert "0.80" in told and "power over time" in told
 
 
@@ -75,18 +76,18 @@ def test_most_of_a_gain_is_more_than_half_of_it(folder):
 
 
 def test_speed_ups_are_relative_to_surgery_as_the_paper_defines_them(folder):
-    lines = cost.single("table05", "mini").text.splitlines()
+    lines = cost.single(Page("table05", "mini")).text.splitlines()
     assert next(line for line in lines if line.startswith("FeatCal")).split("  ")[2] == "16.0×"
     printed = [line for line in lines if line.startswith("FeatCal")][1]
     assert "53  4.1×" in printed
 
 
 def test_a_split_with_too_few_images_is_told_under_the_table(folder):
-    assert "At n = 512, Surgery and ProbSurgery saw 500 images" in budget.means("table12", "mini").text
+    assert "At n = 512, Surgery and ProbSurgery saw 500 images" in budget.means(Page("table12", "mini")).text
 
 
 def test_the_papers_own_means_are_bold_where_it_is_best():
-    html = budget.means("table12", "nowhere").html
+    html = budget.means(Page("table12", "nowhere")).html
     row = html.split("w/ FeatCal")[1].split("</tr>")[0]
     assert "not run" in html and row.count("<strong>") == 7
 

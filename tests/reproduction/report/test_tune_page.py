@@ -15,6 +15,7 @@ from featcal.errors import BadSetting
 from reproduction.experiments.studies import study_run
 from reproduction.report import tune
 from reproduction.report.evidence import Evidence
+from reproduction.report.pages import Page
 from reproduction.report.tuned import found
 
 ROOT = Path(__file__).parents[3]
@@ -86,7 +87,7 @@ def test_the_page_tells_what_was_chosen_and_what_it_cost(results):
     assert "CLIP ViT-B/32" in tune.values("mini").text and "λ 0.01, ρ 2, α 0.3" in tune.values("mini").text
     assert "+14.0" in tune.values("mini").text
     assert "5  3  5  20" in tune.cost("mini").text
-    assert "search, chosen" in tune.trials("mini").text and "clip_l14-8.tune.csv" in tune.provenance("mini").text
+    assert "search, chosen" in tune.trials("mini").text and "clip_l14-8.tune.csv" in Page("tune", "mini").provenance().text
     drawn = [tune.panel("mini").bundle["image/svg+xml"] for _ in range(2)]
     assert drawn[0] == drawn[1]
 

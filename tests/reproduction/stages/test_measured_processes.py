@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from featcal.errors import BadSetting, FeatCalError, LostProcess
+from featcal.errors import BadSetting, FeatCalError, OutOfMemory
 from reproduction.stages.processes import alone
 
 
@@ -49,5 +49,5 @@ def test_what_a_job_raises_is_raised():
 
 
 def test_a_process_that_dies_is_named():
-    with pytest.raises(LostProcess, match=r"job: its process ended .* \(exit code 9\)"):
+    with pytest.raises(OutOfMemory, match=r"job: its process ended .* \(exit code 9\)"):
         dict(alone("test", killed, {"job": ()}, 1, 1))

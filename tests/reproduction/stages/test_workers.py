@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from featcal.errors import FeatCalError, TrainingDiverged
+from featcal.errors import Diverged, FeatCalError
 from reproduction.stages import workers
 from reproduction.stages.workers import fan_out
 
@@ -28,7 +28,7 @@ def threads() -> int:
 
 
 def diverged(task: str) -> None:
-    raise TrainingDiverged(task, 3, 0.1)
+    raise Diverged(task, 3, "lr", 0.1, "NaN")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -58,7 +58,7 @@ def test_a_worker_keeps_the_memory_that_it_frees_unless_the_environment_says_oth
 def test_a_mistake_found_in_a_worker_keeps_its_message(workers):
     with pytest.raises(FeatCalError) as found:
         dict(fan_out("train", diverged, {"mnist": ("mnist",)}, workers))
-    assert str(found.value) == str(TrainingDiverged("mnist", 3, 0.1))
+    assert str(found.value) == str(Diverged("mnist", 3, "lr", 0.1, "NaN"))
 
 
 SLEEPERS = """

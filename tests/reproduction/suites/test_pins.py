@@ -51,7 +51,7 @@ def test_a_wrong_revision_is_one_error_that_names_the_pin(served, tmp_path, what
     pins = tmp_path / "pins.json"
     pins.write_text(json.dumps({section: {name: "5" * 40}}))
     said = served[1].ask(what, name, pins)[0]
-    assert said.startswith(f"WrongPin: {pins}: {name} is pinned to {'5' * 40}, a commit that the hub does not have")
+    assert said.startswith(f"BadFile: {pins}: {name} is pinned to {'5' * 40}, a commit that the hub does not have")
     assert "remove this line" in said
 
 
@@ -63,7 +63,7 @@ def test_a_file_that_changed_under_a_pinned_commit_is_noticed(served, tmp_path, 
     commit = hub.commit(name if what == "fetch" else f"datasets/{name}")
     rewrite(pins, "files", f"{name}@{commit}", held(pins, name, commit) | {file: "7" * 64})
     said = client.ask(what, name, pins)[0]
-    assert said.startswith(f"ChangedFile: {name}: {file} is not the file that was pinned") and "7777" in said
+    assert said.startswith(f"BadFile: {name}: {file} is not the file that was pinned") and "7777" in said
 
 
 def test_weights_damaged_in_the_cache_are_noticed_before_they_are_used(served, tmp_path):
@@ -74,14 +74,14 @@ def test_weights_damaged_in_the_cache_are_noticed_before_they_are_used(served, t
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     for known in (pins, tmp_path / "first use.json"):
         said = served[1].ask("fetch", EXPERT, known)[0]
-        assert said.startswith(f"ChangedFile: {EXPERT}: model.safetensors") and "hf cache rm" in said
+        assert said.startswith(f"BadFile: {EXPERT}: model.safetensors") and "hf cache rm" in said
     weights.write_bytes(content)
     assert served[1].ask("fetch", EXPERT, pins)[0] == str(folder)
 
 
 def test_a_gated_model_says_where_its_terms_are_and_how_to_log_in(served, tmp_path):
     said = served[1].ask("fetch", GATED, tmp_path / "pins.json")[0]
-    assert said.startswith(f"Gated: {GATED}") and f"https://huggingface.co/{GATED}" in said and "`hf auth login`" in said
+    assert said.startswith(f"NotOnHub: {GATED}") and f"https://huggingface.co/{GATED}" in said and "`hf auth login`" in said
 
 
 def test_without_a_connection_pinned_names_are_taken_as_they_stand(served, tmp_path):

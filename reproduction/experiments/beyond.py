@@ -1,0 +1,74 @@
+"""The study of what goes beyond the paper, as a frozen dataclass. Knows nothing of torch, models or where results go."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from featcal.settings import Calibration, from_mapping, require, several, text, whole_number
+
+OWN = ("merged", "paper", "suite")  # variants that are no candidates of what goes beyond: the merger, the paper's method twice
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One calibrated model. settings: None is the merged model itself."""
+
+    upstream: str
+    variant: str
+    settings: Calibration | None
+    samples: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.upstream} {self.variant} n={self.samples} seed={self.seed}"
+
+
+@dataclass(frozen=True)
+class BeyondStudy:
+    """Ideas beyond the paper, each alone and together, from several mergers; one is chosen on validation samples.
+
+    paper, suite: the paper's method with its own and with the suite's λ, ρ and α.   variants: by name, what differs from `suite`.
+    samples, few: of each task; with `few`, and with every seed but the first, only the chosen variant and `suite` are run.
+    """
+
+    role: str
+    pool: int
+    upstreams: tuple[str, ...]
+    paper: Calibration
+    suite: Calibration
+    variants: Mapping[str, Mapping[str, Any]]
+    samples: int
+    few: int
+    batch: int
+    seeds: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for upstream in self.upstreams:
+            text("beyond.upstreams", upstream)
+        for name in ("samples", "few", "batch"):
+            whole_number(f"beyond.{name}", getattr(self, name))
+        several("beyond.seeds", self.seeds, least=0)
+        require(isinstance(self.variants, Mapping) and bool(self.variants), "beyond.variants", self.variants, "must name some")
+        for name in self.variants:
+            require(name not in OWN, "beyond.variants", name, f"must be none of {', '.join(OWN)}, which are always run")
+            self.settings(name)
+
+    def settings(self, variant: str) -> Calibration | None:
+        """The settings of a variant; None for the merged model. Raises: BadSetting, UnknownKey."""
+        if variant in OWN:
+            return None if variant == "merged" else getattr(self, variant)
+        return from_mapping(Calibration, {**asdict(self.suite), **self.variants[variant]}, f"beyond.variants.{variant}")
+
+    def first(self) -> list[Trial]:
+        """Every variant from every merger, with the first seed."""
+        return [self.trial(u, v, self.samples, self.seeds[0]) for u in self.upstreams for v in (*OWN, *self.variants)]
+
+    def further(self, chosen: str) -> list[Trial]:
+        """The chosen variant and the paper's method with few samples, and with the other seeds."""
+        draws = [(self.few, self.seeds[0]), *((self.samples, seed) for seed in self.seeds[1:])]
+        return [self.trial(u, v, n, seed) for u in self.upstreams for v in dict.fromkeys((chosen, "suite")) for n, seed in draws]
+
+    def trial(self, upstream: str, variant: str, samples: int, seed: int) -> Trial:
+        """One model to be made and scored."""
+        return Trial(upstream, variant, self.settings(variant), samples, seed)

@@ -1,0 +1,136 @@
+"""What the real encoder teaches beside the drawn suite: its text sets, both beside the paper, and where they disagree.
+
+Every sentence is made from the results it speaks of.
+"""
+
+from collections import Counter
+from html import escape
+
+from reproduction.report.claims import Claim, claims, main_setting
+from reproduction.report.controls import average
+from reproduction.report.estimate import estimate
+from reproduction.report.evidence import Evidence, select
+from reproduction.report.markup import PageOutput, estimated, note, table
+from reproduction.report.pages import Page, label
+from reproduction.report.tables import METHODS, REFERENCES, SETTING_LABELS, SHIFT, UPSTREAMS, settings_shown
+from reproduction.report.task_counts import drifts
+from reproduction.report.values import IMAGES, REAL, paper_value, texts
+from reproduction.report.verdict_table import verdict_table
+from reproduction.report.verdicts import Verdict, sources
+
+DECIDED = ("holds", "does not hold")
+POOLS = ("8", "14", "20")
+SHARE_ALIKE = "BY-SA"
+
+
+def sets(page: Page) -> PageOutput:
+    """The text sets: what one reads, classes, licence and source, and what base and expert make of each."""
+    rows = []
+    ours = [Evidence(page.suite, REAL, pool) for pool in POOLS]
+    for number, (task, told) in enumerate(texts().items(), start=1):
+        pool = next(pool for pool in POOLS if number <= int(pool))
+        scores = next((e.table("scores") for e in ours if task in set(e.table("scores")["task"])), ours[0].table("scores"))
+        own = [estimated(estimate(select(scores, {"task": task, "method": method}))) for method in ("base", "expert")]
+        alike = "<small>share-alike</small>" if SHARE_ALIKE in told["licence"] else ""
+        source = f"{escape(told['licence'])}{alike}<small>{escape(told['source'])}</small>"
+        rows.append(
+            ("", [f"{escape(told['name'])}<small>{escape(told['says'])}</small>", str(told["classes"]), pool, *own, source])
+        )
+    head = ["Set", "Classes", "From pool", "Base (%)", "Expert (%)", "Licence and source"]
+    return PageOutput(table(head, rows, f"The text sets, scored on test texts — {page.real.label}", "fc-words"))
+
+
+def averages(page: Page) -> PageOutput:
+    """Averages of references, mergers and what calibrates them: the real encoder, drawn images, the paper's printed ones."""
+    main, *others = settings_shown(page.suite)
+    lines: list[tuple[str, str, str, tuple[str, str]]] = [(name, "", m, ("", "")) for m, name in REFERENCES.items()]
+    for upstream, name in UPSTREAMS.items():
+        lines.append((name, upstream, "merged", ("", "")))
+        lines += [(f"w/ FeatCal, {SETTING_LABELS[at]}", upstream, "featcal", (at, at)) for at in (main, *others)]
+        for method in (*[m for m in METHODS if m != "featcal"], SHIFT):
+            words = METHODS.get(method, "w/ mean shift")
+            lines.append((f"{words}, on unlabelled rows that are not scored", upstream, method, (main, "")))
+            lines.append((f"{words}, on test rows that are scored", upstream, method, (f"{main}_scored", main)))
+            lines.append((f"{words}, on training rows", upstream, method, (f"{main}_train", f"{main}_train")))
+    rows = []
+    for name, upstream, method, settings in lines:
+        keys = zip((REAL, IMAGES), settings, strict=True)
+        found = [average(Evidence(page.suite, role, "8"), (upstream, method, setting)) for role, setting in keys]
+        if any(found):
+            printed = paper_value("table01", upstream, method) if settings[1] in ("", main) and found[1] else None
+            cells = [*map(estimated, found), "–" if printed is None else f"{printed:.1f}"]
+            rows.append(("fc-merger" if method == "merged" else "", [name, *cells]))
+    if not rows:
+        return PageOutput(note(f"○ not run: no scores with 8 tasks in the {label(page.suite)}."))
+    head = ["", *(source.title for source in sources(page.suite)[:2]), "The paper, as printed"]
+    return PageOutput(table(head, rows, f"Average top-1 accuracy (%) with 8 tasks — {page.real.label}", "fc-long"))
+
+
+def verdicts(page: Page) -> list[tuple[Claim, Verdict, Verdict]]:
+    """Every claim that both sources were run on, with the verdict of the real encoder and of the drawn suite."""
+    real, drawn = (source.judged(claims()) for source in sources(page.suite)[:2])
+    found = zip(claims(), real, drawn, strict=True)
+    return [(c, r, d) for c, r, d in found if r and d and "not run" not in (r.word, d.word)]
+
+
+def agreement(page: Page) -> PageOutput:
+    """How often both sources say the same of a claim, in a sentence; and the claims on which they disagree, in a table."""
+    found = verdicts(page)
+    if not found:
+        return PageOutput(note(f"○ not run: no claim was tested on both sources of the {label(page.suite)}."))
+    both = [(c, r, d) for c, r, d in found if r.word in DECIDED and d.word in DECIDED]
+    words = Counter((r.word, d.word) for _, r, d in both)
+    apart = [c for c, r, d in both if r.word != d.word]
+    text = (
+        f"{len(found)} claims were tested on both. On {len(both)} of them both decide: {words['holds', 'holds']} hold on both, "
+        f"{words['does not hold', 'does not hold']} on neither, {words['holds', 'does not hold']} on the real encoder only, "
+        f"{words['does not hold', 'holds']} on drawn images only."
+    )
+    listed = verdict_table(apart, page.suite, "Claims on which the real encoder and the drawn suite disagree") if apart else ""
+    return PageOutput(note(text) + listed)
+
+
+def why(page: Page) -> PageOutput:
+    """What tells the sources apart: headroom, and how much of the merged model's drift one shift per task is."""
+    rows = []
+    for role, source in zip((REAL, IMAGES), sources(page.suite), strict=False):
+        ours = Evidence(page.suite, role, "8")
+        base, expert, merged = (
+            average(ours, key) for key in (("", "base", ""), ("", "expert", ""), ("task_arithmetic", "merged", ""))
+        )
+        parts = {row.method: row for row in drifts(page.real if role == REAL else page).itertuples()}
+        shift = average(ours, ("task_arithmetic", SHIFT, f"{main_setting(page.suite)}_train"))
+        start = parts.get("merged")
+        cells = [
+            estimated(base),
+            estimated(merged),
+            estimated(expert),
+            f"{100 * start.mean_drift / start.drift:.0f} %" if start else "–",
+        ]
+        taken = shift.mean - merged.mean if shift and merged else None
+        rows.append(("", [source.title, *cells, "–" if taken is None else f"{taken:+.1f}"]))
+    head = ["", "Base", "Task arithmetic", "Experts", "Of its squared drift, per-task mean", "A mean shift gains (points)"]
+    return PageOutput(table(head, rows, f"What one shift per task can do, 8 tasks — {page.real.label}", "fc-long"))
+
+
+def seeds(page: Page) -> PageOutput:
+    """Averages of every model from experts of other seeds: how far another fine-tuning moves them, and FeatCal's lead."""
+    rows, found = [], Evidence(page.suite, REAL, "8").table("expert_seeds")
+    drawn = sorted(set(found["expert_seed"]))
+    for upstream in ("", *UPSTREAMS):
+        for method, setting in (
+            found[found["upstream"] == upstream][["method", "setting"]].drop_duplicates().itertuples(index=False)
+        ):
+            own = select(found, {"upstream": upstream, "method": method, "setting": setting})
+            means = own.groupby("expert_seed")["value"].mean()
+            name = REFERENCES.get(method) or (UPSTREAMS[upstream] if method == "merged" else METHODS.get(method, method))
+            at = f"<small>{SETTING_LABELS.get(setting, setting)}</small>" if setting else ""
+            spread = f"{means.std(ddof=1):.1f}" if len(means) > 1 else "–"
+            cells = [*(f"{means[seed]:.1f}" if seed in means else "–" for seed in drawn), f"{means.mean():.1f}", spread]
+            rows.append(("fc-merger" if method == "merged" else "", [name + at, *cells]))
+    if not rows:
+        return PageOutput(note(f"○ not run: no experts of other seeds in the {label(page.suite)}."))
+    head = ["", *(f"Experts of seed {seed}" for seed in drawn), "Mean", "sd"]
+    return PageOutput(
+        table(head, rows, f"Average top-1 accuracy (%) with 8 tasks, by the experts’ seed — {page.real.label}", "fc-long")
+    )

@@ -1,0 +1,102 @@
+"""Stage `expert_seeds`: the main comparison of a sentence encoder again, with experts of other trainings.
+
+Experts of the first seed are scored by `evaluate`. Those of others are trained here and stay beside the parts of unfinished
+stages, so that a change elsewhere trains none again; everything made from them is forgotten when it is scored.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from featcal.storage.atomic import atomic_folder
+from featcal.storage.results import write_json, write_scores
+from reproduction.experiments.params import Experiments
+from reproduction.experiments.studies import ExpertSeedsStudy
+from reproduction.stages.calibrate import calibrate_one
+from reproduction.stages.columns import EXPERT_SEEDS
+from reproduction.stages.context import Context, load_context, pick, recorded
+from reproduction.stages.evaluate import score
+from reproduction.stages.merge import merge_one
+from reproduction.stages.prepare_sentences import fingerprint
+from reproduction.stages.scored import scored
+from reproduction.stages.streams import samples_of
+from reproduction.stages.trainings import train_all
+from reproduction.stages.trials import room
+from reproduction.stages.workers import console, fan_out
+from reproduction.suites import sentence_experts as making
+
+
+def run(key: str) -> None:
+    """Write outputs/<suite>/expert_seeds/<key>/: expert_seeds.csv and its settings; no rows where the suite does not run it."""
+    context = load_context()
+    study: ExpertSeedsStudy | None = pick("expert_seeds", context.experiments.studies["expert_seeds"], key)
+    rows: list[dict[str, Any]] = []
+    told: dict[str, Any] = {}
+    with recorded(context, "expert_seeds", key), atomic_folder(context.layout.study("expert_seeds", key)) as folder:
+        if study is None or not context.plays(study.role, study.pool):
+            console.print(f"expert_seeds {key}: not run in suite {context.suite.name}")
+        else:
+            experts = trained(context, key, study)
+            for seed in study.seeds:
+                with room(context, "expert_seeds") as models:
+                    rows += compared(context, study, seed, experts[seed], models)
+            told = {"study": asdict(study)}
+        write_scores(folder / "expert_seeds.csv", rows, EXPERT_SEEDS)
+        write_json(folder / "expert_seeds.settings.json", told)
+
+
+def trained(context: Context, key: str, study: ExpertSeedsStudy) -> dict[int, Path]:
+    """The folders of all experts of every seed, those that are finished from an earlier run."""
+    layout, suite = context.layout, context.suite
+    prepared, texts = layout.prepared(study.role, study.pool), layout.data_of(study.role)
+    digest = fingerprint(context, prepared / "base", study.role, study.pool, study.seeds)
+    store = layout.unfinished(f"expert_seeds-{key}-{digest}")
+    folders, jobs = {seed: store / f"seed{seed}" for seed in study.seeds}, {}
+    for seed, folder in folders.items():
+        for task in suite.tasks_of(study.role, study.pool):
+            if not (folder / task).is_dir():
+                job = making.SentenceExpert(task, suite.sentences.fine_tune, seed, suite.device, folder / task)
+                jobs[f"{task}, seed {seed}"] = (job, texts, prepared)
+    for _ in fan_out("expert", making.write_sentence_expert, jobs, suite.workers):
+        pass
+    return folders
+
+
+def compared(context: Context, study: ExpertSeedsStudy, seed: int, experts: Path, folder: Path) -> Iterator[dict[str, Any]]:
+    """Rows of all models made from the experts of one seed, by the stages' own functions in a folder that stands for outputs/."""
+    prepared, own = context.layout.prepared(study.role, study.pool), replace(context.layout, aside=folder)
+    here = replace(context, layout=own, experiments=fewer(context.experiments, study))
+    own.prepared(study.role, study.pool).mkdir(parents=True)
+    for name, target in {"base": prepared / "base", "experts": experts, making.HEADS: prepared / making.HEADS}.items():
+        (own.prepared(study.role, study.pool) / name).symlink_to(target)
+    label, workers = f"experts of seed {seed}", context.suite.workers
+    for _ in fan_out(f"{label}, merge", merge_one, {name: (here, name) for name in here.experiments.merge}, workers):
+        pass
+    jobs = {}
+    for name, run in here.experiments.calibrate.items():
+        for draw in run.seeds:
+            jobs[f"{name} seed {draw}"] = (here, f"{label} {name}", run, draw, own.calibrated(name, draw))
+    for _ in fan_out(f"{label}, calibrate", calibrate_one, jobs, workers):
+        pass
+    train_all(here, f"{label}, adapt", here.experiments.adapt, samples_of)
+    scores = score(here, f"{label}, evaluate", study.role, study.pool, scored(here, study.role, study.pool))
+    yield from ({**row, "expert_seed": seed} for rows in scores.values() for row in rows)
+
+
+def fewer(experiments: Experiments, study: ExpertSeedsStudy) -> Experiments:
+    """Of a role and pool the mergers of the study and what is made from them, at the first draw of each."""
+    words = (study.role, study.pool)
+    merge = {k: run for k, run in experiments.merged_in(*words).items() if run.upstream in study.upstreams}
+    calibrate = {
+        k: replace(run, seeds=run.seeds[:1])
+        for k, run in experiments.calibrated_in(*words).items()
+        if run.upstream in study.upstreams
+    }
+    adapt = {}
+    for k, run in experiments.adapted_in(*words).items():
+        if run.upstream in study.upstreams:
+            assert run.settings is not None
+            settings = {n: replace(s, seeds=s.seeds[:1]) for n, s in run.settings.items() if n in study.settings}
+            adapt[k] = replace(run, settings=settings)
+    return replace(experiments, merge=merge, calibrate=calibrate, adapt=adapt, ablate={}, multitask={})

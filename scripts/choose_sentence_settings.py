@@ -1,0 +1,98 @@
+"""Settings of the real encoder's mergers and of FeatCal, on validation texts. Writes reproduction/real_text/settings_choice.json.
+
+The experts were trained before and stay; test texts are not looked at. Of task arithmetic with 14 and 20 tasks the scale, chosen
+by its own score before anything was calibrated (with 8 it is the paper's); of FeatCal λ, ρ and α from task arithmetic with 8,
+on fewer texts than it is run with.
+Needs the prepared and merged models: dvc repro pipeline/sentences/dvc.yaml:merge_sentences@minilm-8
+
+  python scripts/choose_sentence_settings.py featcal minilm-8
+  python scripts/choose_sentence_settings.py scale minilm-14
+"""
+
+import argparse
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import featcal  # before transformers
+from featcal.evaluation.accuracy import evaluate_pool, percent
+from featcal.models.load import load_as_calibrated
+from featcal.storage.results import read_json, write_json
+from reproduction.experiments.runs import Draw, role_and_pool
+from reproduction.stages.context import Context, load_context
+from reproduction.stages.streams import stream
+from reproduction.stages.workers import fan_out
+
+RIDGES, ANCHOR_BLENDS, INTERPOLATIONS = (1.0e-4, 1.0e-2, 0.05), (1.0, 2.0), (0.3, 0.6, 0.9)
+SCALES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4)
+SAMPLES = 64  # of each task, for a calibration
+ROWS = 150  # of each task that are scored
+FOUND = Path(__file__).parents[1] / "reproduction" / "real_text" / "settings_choice.json"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["featcal", "scale"])
+    parser.add_argument("key", nargs="+")
+    asked, context = parser.parse_args(), load_context()
+    known = read_json(FOUND) if FOUND.is_file() else {}
+    for key in asked.key:
+        if asked.what == "scale":
+            jobs: dict[str, tuple[Any, ...]] = {f"scale {scale:g}": (context, key, scale) for scale in SCALES}
+            scores = dict(fan_out(key, task_arithmetic, jobs, context.suite.workers))
+        else:
+            grid = product(RIDGES, ANCHOR_BLENDS, INTERPOLATIONS)
+            jobs = {f"ridge {r:g}, anchor_blend {b:g}, interpolation {i:g}": (context, key, r, b, i) for r, b, i in grid}
+            scores = dict(fan_out(key, calibrated, jobs, context.suite.workers))
+        best = max(scores, key=lambda name: scores[name])
+        known.setdefault(key, {})[asked.what] = {"rows": ROWS, "best": best, "averages": {name: scores[name] for name in jobs}}
+        print(key, best, scores)
+        write_json(FOUND, known)
+
+
+def task_arithmetic(context: Context, key: str, scale: float) -> float:
+    """Average accuracy of task arithmetic at one scale."""
+    role, pool = role_and_pool(key)
+    base = load_as_calibrated(context.layout.base(role, pool))
+    return score(context, key, featcal.merge("task_arithmetic", base, _experts(context, key), scale=scale))
+
+
+def calibrated(context: Context, key: str, ridge: float, anchor_blend: float, interpolation: float) -> float:
+    """Average accuracy of task arithmetic after FeatCal."""
+    role, pool = role_and_pool(key)
+    draw = Draw("train", SAMPLES, 64)
+    result = featcal.calibrate(
+        context.layout.merged(f"{key}-task_arithmetic"),
+        base=context.layout.base(role, pool),
+        experts={task: context.layout.expert(role, pool, task) for task in context.suite.tasks_of(role, pool)},
+        batches={task: stream(context, role, pool, task, draw) for task in context.suite.tasks_of(role, pool)},
+        settings=featcal.Calibration(ridge=ridge, anchor_blend=anchor_blend, interpolation=interpolation),
+    )
+    return score(context, key, result.model)
+
+
+def score(context: Context, key: str, model: Any) -> float:
+    """Average accuracy on validation texts, in percent."""
+    from safetensors.torch import load_file
+
+    from reproduction.suites.load_task import load_task
+
+    role, pool = role_and_pool(key)
+    base, tensors = context.layout.base(role, pool), load_file(context.layout.heads(role, pool))
+    values = []
+    for task in context.suite.tasks_of(role, pool):
+        texts = load_task(context.layout.data_of(role), task, "validation", base)
+        texts = texts.take(range(0, len(texts), max(len(texts) // ROWS, 1)))  # of every length
+        right = evaluate_pool({"model": model}, {task: texts}, {task: tensors[f"head/{task}"]}, None)["model"][task]
+        values.append(percent(right))
+    return round(sum(values) / len(values), 2)
+
+
+def _experts(context: Context, key: str) -> dict[str, Any]:
+    role, pool = role_and_pool(key)
+    tasks = context.suite.tasks_of(role, pool)
+    return {task: load_as_calibrated(context.layout.expert(role, pool, task)) for task in tasks}
+
+
+if __name__ == "__main__":
+    main()
