@@ -10,11 +10,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from reproduction.report import study
 from reproduction.report.estimate import Estimate, estimate
 from reproduction.report.evidence import Evidence, read_json, select
-from reproduction.report.markup import PageOutput, compact, estimated, link, note, table
-from reproduction.report.show import commands, label, run_rows
+from reproduction.report.markup import PageOutput, compact, estimated, note, table
+from reproduction.report.pages import drawn, label
 
 ROLES = {"clip_b32": "images, CLIP ViT-B/32", "minilm": "texts, MiniLM"}
 POOL = "8"
@@ -186,7 +185,7 @@ def told_gain(way: str, gains: dict[str, float]) -> str:
 
 def panel(role: str, suite: str) -> PageOutput:
     """Accuracy against the seconds that a merger takes, by what it looks at; hollow: with FeatCal behind it."""
-    return study.drawn(_panel(evidence(role, suite)), "study of the field", suite)
+    return drawn(_panel(evidence(role, suite)), "study of the field", label(suite))
 
 
 COLOURS = {NOTHING: "#0072B2", TRAIN: "#D55E00", UNLABELLED: "#009E73"}  # Okabe and Ito
@@ -238,14 +237,3 @@ def printed() -> PageOutput:
     rows = [("", [escape(name), f"{value:.1f}", escape(place)]) for name, (value, place) in PRINTED.items()]
     caption = "Printed elsewhere: CLIP ViT-B/32, 8 tasks, the checkpoints tanganke/clip-vit-base-patch32_… of FusionBench"
     return PageOutput(table(["Method", "Average", "Where"], rows, caption, "fc-words"))
-
-
-def provenance(suite: str) -> PageOutput:
-    """Files, run records and commands behind the page."""
-    rows: list[Any] = []
-    for role, name in ROLES.items():
-        ours = evidence(role, suite)
-        there = sorted(ours.folder.glob(f"{role}-{POOL}.field.*"))
-        listed = ", ".join(link(f"../results/{suite}/{file.name}", file.name) for file in there)
-        rows += [("", [f"Results, {name}", listed or "none yet"]), *run_rows(ours.record("field"))]
-    return PageOutput(table(["", ""], rows + commands("field"), f"Provenance — {label(suite)}", "fc-words"))

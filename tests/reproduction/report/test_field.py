@@ -49,7 +49,7 @@ def test_tables_and_drawing_are_there(ours):
     assert "84.4" in field.printed().text and "FusionBench" in field.printed().text
 
 
-@pytest.mark.parametrize("piece", [field.summary, lambda suite: field.values("clip_b32", suite), field.provenance])
+@pytest.mark.parametrize("piece", [field.summary, lambda suite: field.values("clip_b32", suite)])
 def test_without_results_it_says_so(piece, tmp_path, monkeypatch):
     text = text_without_results(piece, "mini", tmp_path, monkeypatch)
     assert "not run" in text or "none yet" in text
