@@ -15,7 +15,7 @@ FOUNDATION = {"errors", "settings", "version", "core", "blocks", "storage", "mod
 MAY_IMPORT = {  # rooms of the library, and single files of a room where not all of it is meant
     "featcal": {
         "torchvision_mend", "settings", "version", "blocks.plan", "calibration.calibrate", "data.calibration", "merging.merge",
-        "rivals", "tuning.tune",
+        "merging.svc", "rivals", "tuning.tune",
     },
     "torchvision_mend": set(),
     "version": set(),
@@ -28,7 +28,7 @@ MAY_IMPORT = {  # rooms of the library, and single files of a room where not all
     "data": FOUNDATION,
     "calibration": FOUNDATION | {"planning.cost"},  # a run's own count
     "planning": FOUNDATION | {f"calibration.{file}" for file in ("observe", "sites", "tokens", "record", "stacks")},
-    "merging": FOUNDATION,
+    "merging": FOUNDATION | {"rivals.draws"},
     "rivals": FOUNDATION,
     "evaluation": FOUNDATION,
     "interchange": FOUNDATION | {"data.images"},
