@@ -76,14 +76,15 @@ def smoke_params(root: Path = ROOT) -> dict:
         entry["smoke"] = {**entry["mini"], **FEW, "rescale": rescale} if key == "clip_b32-8" else None
         entry["from"] = {"task_arithmetic": {}, "wudi": None}
     for study in STUDIES:
-        for entry in params[study].values():
-            entry["smoke"] = {**(entry["mini"] or entry["paper"]), **STUDIED[study]} if study in STUDIED else None
+        for key, entry in params[study].items():
+            run = study in STUDIED and not key.startswith("minilm")
+            entry["smoke"] = {**(entry["mini"] or entry["paper"]), **STUDIED[study]} if run else None
             if entry["smoke"] and "rivals" in entry["smoke"]:
                 entry["smoke"]["rivals"] = {**entry["smoke"]["rivals"], **RIVALS}
-    for entry in params["multitask"].values():
-        entry["smoke"] = {"steps": 4}
-    for entry in params["measure"].values():
-        entry["smoke"] = {**entry["mini"], "task": "dtd"}
+    for key, entry in params["multitask"].items():
+        entry["smoke"] = {"steps": 4} if key in POOLS else None
+    for key, entry in params["measure"].items():
+        entry["smoke"] = {**entry["mini"], "task": "dtd"} if key in POOLS else None
     return params
 
 
