@@ -47,7 +47,7 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
     "mini": {"data"},
     "suites": KNOWN | {"language", "mini"},
     "doctor": KNOWN | {"language", "suites"},
-    "stages": KNOWN | {"language", "mini", "suites", "profiling", "report.execute"},
+    "stages": KNOWN | {"language", "mini", "suites", "profiling", "report.artifact", "report.execute", "report.summary"},
     "playground": KNOWN | {"suites", "stages", "report"},
 }
 FEATCAL_IN_REPORT = {"errors", "settings", "storage.results"}  # of the library, what needs no torch
