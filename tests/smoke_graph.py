@@ -50,8 +50,8 @@ STUDIED: dict[str, dict] = {
     "choices": {"samples": 16, "batch": 8, "seeds": [42, 43], "vary": {"split": ["validation"], "samples": [8]}},
     "tune": {"samples": 16, "batch": 8, "trials": 3},
     "beyond": {
-        "upstreams": ["task_arithmetic"], "chosen_on": ["task_arithmetic"], "samples": 16, "few": 8, "batch": 8, "seeds": [42, 43],
-        "variants": {"residual and sites": {"residual": 1.0, "order": "sites"}},
+        "upstreams": ["task_arithmetic"], "chosen_on": ["task_arithmetic"], "samples": 16, "few": 8, "batch": 8,
+        "seeds": [42, 43], "variants": {"residual and sites": {"residual": 1.0, "order": "sites"}},
     },
 }  # fmt: skip
 UNTRAINED = {"samples": 16, "seeds": [42]}

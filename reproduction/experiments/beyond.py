@@ -28,8 +28,8 @@ class Trial:
 class BeyondStudy:
     """Ideas beyond the paper, each alone and together, from several mergers; one is chosen on validation samples.
 
-    chosen_on: mergers from which all variants are run, with all seeds and with `few` samples; from the other `upstreams` only what
-               was chosen there and the paper's method, with one seed.
+    chosen_on: mergers from which all variants are run, with all seeds and with `few` samples; from the other `upstreams` only
+               what was chosen there and the paper's method, with one seed.
     paper, suite: the paper's method with its own and with the suite's λ, ρ and α.   variants: by name, what differs from `suite`.
     samples, few: of each task; with `few`, and with every seed but the first, only the chosen variant and `suite` are run.
     """
