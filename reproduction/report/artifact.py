@@ -46,8 +46,8 @@ The headline set of claims, counted on the book's front page. All others are on 
 `results/{suite}/claims.json`. The verdict is that of the committed results. Minutes are the time of every stage that the page
 needs, from nothing, on the reference machine; what an earlier command computed is not computed again.
 
-`make repro` computes Table 1 and Figure 1 on drawn images and the playground: {repro} minutes; `make real` the same tables on the real
-encoder: {real} minutes. `dvc repro` computes everything: {total} minutes.
+`make repro` computes Table 1 and Figure 1 on drawn images and the playground: {repro} minutes; `make real` the same tables on the
+real encoder: {real} minutes. `dvc repro` computes everything: {total} minutes.
 `make verify` does so in a temporary clone and compares with the committed scores. On the same kind of machine they are the same
 bytes. Tolerance on another processor: {tolerance}. A verdict whose margin is near its noise may change there.
 
