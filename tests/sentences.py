@@ -24,12 +24,12 @@ def encoder(folder: Path) -> Path:
     return folder
 
 
-def task(folder: Path, count: int = 60) -> Path:
+def task(folder: Path, count: int = 60, seed: int = 7) -> Path:
     """Sentences of 2 to 12 words, each with one word of its class in it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "labels.json").write_text(json.dumps({"classes": CLASSES, "templates": ["{}", "a {} stone"]}))
     for number, split in enumerate(("train", "validation", "test", "stream")):
-        draw = np.random.default_rng([7, number])
+        draw = np.random.default_rng([seed, number])
         labels = draw.integers(0, 3, count)
         texts = [" ".join([CLASSES[label], *draw.choice(WORDS[3:], draw.integers(1, 12))]) for label in labels]
         pq.write_table(pa.table({"text": texts, "label": labels.astype(np.int64)}), folder / f"{split}.parquet")

@@ -11,6 +11,7 @@ from pathlib import Path
 import networkx
 import yaml
 from pages import without_kernels
+from sentences import encoder, task
 
 import pipeline
 from reproduction.experiments.runs import ADAPTER_SETTINGS, ADAPTERS
@@ -32,7 +33,7 @@ RUN = {
     "calibrate": ("average", "task_arithmetic"),
     "adapt": {"task_arithmetic": ("surgery", "mean_shift"), "average": ("prob_surgery",)},
 }
-POOLS = ("clip_b32-8", "clip_l14-8", "clip_b32-14", "flan_t5_base-glue", "llama_3b-mergebench")
+POOLS = ("clip_b32-8", "clip_l14-8", "clip_b32-14", "minilm-8", "flan_t5_base-glue", "llama_3b-mergebench")
 BRIEF = {"steps": 3}
 RIVALS = {"batch": 8, "surgery": {"rank": 4, **BRIEF}, "prob_surgery": {"hidden": 32, "kl_weight": 1.0e-4, **BRIEF}}
 AT = {"ridge": 1.0e-6, "anchor_blend": 2.0, "interpolation": 0.9}
@@ -49,12 +50,14 @@ STUDIED: dict[str, dict] = {
     "theory": {"samples": 16, "batch": 8, "images": 6, "traced": 2, "nodes": [2, 4]},
     "choices": {"samples": 16, "batch": 8, "seeds": [42, 43], "vary": {"split": ["validation"], "samples": [8]}},
     "tune": {"samples": 16, "batch": 8, "trials": 3},
+    "field": {"samples": 16, "batch": 8, "rows": 24, "mergers": {"average": {}, "iso_c": {"scale": [0.5, 1.0]}, "fisher": {}}},
     "beyond": {
-        "upstreams": ["task_arithmetic"], "chosen_on": ["task_arithmetic"], "samples": 16, "few": 8,
-        "batch": 8, "seeds": [42, 43],
-        "variants": {"residual and sites": {"residual": 1.0, "order": "sites"}},
+        "upstreams": ["task_arithmetic"], "chosen_on": ["task_arithmetic"], "samples": 16, "few": 8, "batch": 8,
+        "seeds": [42, 43], "variants": {"residual and sites": {"residual": 1.0, "order": "sites"}},
     },
+    "expert_seeds": {"upstreams": ["task_arithmetic"], "settings": ["suite"], "seeds": [1]},
 }  # fmt: skip
+OF_TEXTS = {"corrupted": {"corruptions": ["typing_errors"], "severity": [1, 3]}}
 UNTRAINED = {"samples": 16, "seeds": [42]}
 ADAPTED = {**UNTRAINED, "steps": 3}
 
@@ -73,17 +76,18 @@ def smoke_params(root: Path = ROOT) -> dict:
                 entry["from"] = {name: ROWS[section](name, row) for name, row in entry["from"].items()}
     for key, entry in params["ablate"].items():
         rescale = {"factors": [0.5, 1.0], "split": "validation", "samples": 24}
-        entry["smoke"] = {**entry["mini"], **FEW, "rescale": rescale} if key == "clip_b32-8" else None
+        entry["smoke"] = {**entry["mini"], **FEW, "rescale": rescale} if key != "clip_l14-8" else None
         entry["from"] = {"task_arithmetic": {}, "wudi": None}
     for study in STUDIES:
-        for entry in params[study].values():
-            entry["smoke"] = {**(entry["mini"] or entry["paper"]), **STUDIED[study]} if study in STUDIED else None
-            if entry["smoke"] and "rivals" in entry["smoke"]:
+        for key, entry in params[study].items():
+            others = OF_TEXTS.get(study, {}) if key == "minilm-8" else {}
+            entry["smoke"] = {**(entry["mini"] or entry["paper"]), **STUDIED[study], **others}
+            if "rivals" in entry["smoke"]:
                 entry["smoke"]["rivals"] = {**entry["smoke"]["rivals"], **RIVALS}
     for entry in params["multitask"].values():
-        entry["smoke"] = {"steps": 4}
-    for entry in params["measure"].values():
-        entry["smoke"] = {**entry["mini"], "task": "dtd"}
+        entry["smoke"] = {"steps": 4} if entry["mini"] else None
+    for key, entry in params["measure"].items():
+        entry["smoke"] = {**entry["mini"], "task": "banking77" if key == "minilm-8" else "dtd"}
     return params
 
 
@@ -93,7 +97,7 @@ def _merger(key: str, name: str, group: dict | None) -> dict | None:
         scale = {"scale": 0.3} if name == "task_arithmetic" else {}  # of four tasks, a quarter would be the average
         return {**group, **SHORT.get(name, {}), **scale}
     if group is None or name in SHORT:
-        return group and SHORT[name]
+        return group and {**group, **SHORT[name]}
     return {"samples": 16, "batch": 8} if "stream" in group else group
 
 
@@ -144,6 +148,9 @@ def lay_out(work: Path, root: Path = ROOT) -> None:
     copied(work, root)
     shutil.copyfile(root / "tests" / "smoke" / "smoke.yaml", work / "suites" / "smoke.yaml")
     (work / "params.yaml").write_text(yaml.safe_dump(smoke_params(root), sort_keys=False))
+    encoder(work / "data" / "encoder")
+    for number, name in enumerate(("clinc150", "banking77", "tosdr_cases")):
+        task(work / "data" / "sentences" / name, count=120, seed=7 + number)
     from dvc.repo import Repo
 
     Repo.init(str(work), no_scm=True).close()

@@ -131,7 +131,7 @@ def _check_references(found: Experiments) -> None:
     runs: dict[str, Any] = {f"measure.{k}.{found.suite}": v for k, v in found.measure.items() if v}
     runs |= {f"{kind}.{k}.{found.suite}": v for kind, studies in found.studies.items() for k, v in studies.items() if v}
     for place, run in runs.items():
-        for name in getattr(run, "upstreams", None) or (run.upstream,):
+        for name in getattr(run, "upstreams", None) or ([run.upstream] if hasattr(run, "upstream") else []):
             upstream = f"{run.role}-{run.pool}-{name}"
             there = [key for key, made in found.merge.items() if (made.role, made.pool) == (run.role, run.pool)]
             require(upstream in there, place, upstream, f"must be one of the merged models: {', '.join(there) or 'none'}")

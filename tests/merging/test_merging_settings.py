@@ -6,7 +6,6 @@ from smoke_graph import ROOT, smoke_params
 from test_settings_mistakes import project, put
 
 from featcal.errors import FeatCalError
-from featcal.merging.methods import METHODS
 from reproduction.experiments.params import load_experiments
 from reproduction.experiments.runs import ADAPTERS, STREAMS, Draw
 
@@ -14,6 +13,7 @@ SUITE = yaml.safe_load((ROOT / "tests/smoke/smoke.yaml").read_text())
 
 
 POOL = "clip_b32-8"
+PAPERS = {"average", "task_arithmetic", "ties", "wudi", "regmean", "regmean_plus_plus", "lot", "adamerging"}
 
 
 def asked(folder, method, settings):
@@ -82,7 +82,7 @@ def test_every_setting_of_params_yaml_is_valid_in_every_suite(tmp_path, suite):
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     found = load_experiments(tmp_path / "params.yaml")
     for role in ("clip_b32", "clip_l14"):
-        assert {run.method for run in found.merged_in(role, 8).values()} == set(METHODS)
+        assert {run.method for run in found.merged_in(role, 8).values()} == PAPERS
         assert {(run.upstream, run.method) for run in found.adapted_in(role, 8).values()} == {
             (upstream, method)
             for upstream in ("average", "task_arithmetic", "adamerging", "wudi", "wudi_closed_form")

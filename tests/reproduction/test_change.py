@@ -64,7 +64,7 @@ def test_lambda_changes_calibrations_controls_and_studies_of_images_and_no_merge
     stages = changed("lambda", before, tmp_path)
     assert {"calibrate@clip_b32-8-wudi", "calibrate_pool@clip_l14-20", "ablate@clip_b32-8-wudi", "sweep@clip_b32-8"} <= stages
     kinds = {stage.partition("@")[0] for stage in stages}
-    studies = {"samples", "corrupted", "task_counts", "cost", "sweep", "theory", "tune", "beyond"}
+    studies = {"samples", "corrupted", "task_counts", "cost", "sweep", "theory", "tune", "beyond", "field"}
     assert kinds == {"calibrate", "calibrate_pool", "ablate", *studies}
     assert not [stage for stage in stages if "glue" in stage or "mergebench" in stage]
 
