@@ -13,6 +13,7 @@ from torch import nn
 from featcal.blocks.batches import check_tasks
 from featcal.blocks.plan import BlockPlan
 from featcal.calibration.card import calibration_card
+from featcal.calibration.measured import measured_drift
 from featcal.calibration.models import hold_models
 from featcal.calibration.ranks import current
 from featcal.calibration.record import Result
@@ -21,6 +22,7 @@ from featcal.calibration.stacks import Run, calibrate_stacks
 from featcal.calibration.write import write_calibrated
 from featcal.core.precision import exact_products
 from featcal.core.weighting import TokenRule
+from featcal.errors import TaskMismatch
 from featcal.planning.cost import counting
 from featcal.settings import Calibration
 from featcal.storage.spool import Spool
@@ -39,6 +41,7 @@ def calibrate(
     batches: Mapping[str, Batches],
     settings: Calibration,
     out: str | Path | None = None,
+    held_out: Mapping[str, Batches] | None = None,
     plan: BlockPlan | None = None,
     token_weights: TokenRule | None = None,
     device: str | torch.device | None = None,
@@ -60,6 +63,9 @@ def calibrate(
         settings: λ, ρ, α and which parts are on.
         out: a folder to write instead of returning the model: the merged folder's files with calibrated numbers in its own
             precision, where that was a folder; else the base folder's tokenizer and the like beside them, where that was one.
+        held_out: batches like `batches` of samples that are in none of these: on them the result tells how far the merged model
+            and the calibrated one are from each expert. A task without any is measured on its own `batches`, where these can be
+            read twice. Nothing is measured where None.
         plan: which blocks the model has; looked up or inferred where None.
         token_weights: (module name, last block?, (batch, tokens)) -> weights of that shape; the family's rule where None.
         device: where blocks of folders are loaded to, the CPU where None; modules stay where they are, and batches follow them.
@@ -70,12 +76,16 @@ def calibrate(
         resume: go on from the blocks that an earlier run with the same models, batches and settings has solved.
         progress: called with one line of text per block.
 
-    Returns: Result with model (None with `out`), folder (None without), one record per block, and what the run cost.
+    Returns: Result with model (None with `out`), folder (None without), one record per block, what the run cost, and
+        with `held_out` the drift from every expert.
     Raises: FeatCalError, before the first block is touched, for models or batches that do not fit.
     """
     ranks, place = current(), Path(work) if work else beside(Path(out)) if out is not None else Path(tempfile.gettempdir())
     with counting() as meter, ranks.fail_together(), ExitStack() as open_:
         check_tasks(experts, batches)
+        for task in held_out or ():
+            if task not in experts:
+                raise TaskMismatch(task, "expert", sorted(experts))
         mine = {task: experts[task] for task in ranks.mine(experts)}
         models = hold_models(merged, base, mine, plan, settings, whole=out is None, device=device, dtype=dtype)
         open_.enter_context(models.evaluated())
@@ -84,14 +94,15 @@ def calibrate(
         spool = open_.enter_context(Spool(*budgets(models.device, host_memory), place))
         run = Run(models, len(experts), settings, token_weights, spool, folder, resume, ranks, progress if ranks.first else None)
         blocks = calibrate_stacks(run, meter.watched(batches))
+        drift = measured_drift(run, merged, batches, held_out) if held_out is not None else []
         if out is None or folder is None:
-            return Result(models.student.module, None, blocks, meter.cost(run, blocks))
+            return Result(models.student.module, None, blocks, meter.cost(run, blocks), drift)
         if ranks.first:
-            card = calibration_card(merged, base, experts, settings, blocks)
-            write_calibrated(models, out, settings, blocks, folder, card)
+            card = calibration_card(merged, base, experts, settings, blocks, drift=drift)
+            write_calibrated(models, out, settings, blocks, drift, folder, card)
         cost = meter.cost(run, blocks)
     folder.remove()
-    return Result(None, Path(out), blocks, cost)
+    return Result(None, Path(out), blocks, cost, drift)
 
 
 def budgets(device: torch.device, host_memory: int | None) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from featcal.cli.sizes import bytes_of
 from featcal.cli.terminal import Json, Quiet, counted, note, say, say_json, table
 
 if TYPE_CHECKING:
-    from featcal.calibration.record import BlockRecord, Result
+    from featcal.calibration.record import Result
 
 DATA = "Samples of an expert's task: a folder, a file or a data set of the hub; labels are not used."
 PICTURES = "a folder of pictures, FOLDER/train/CLASS/*.png, FOLDER/train.parquet with a column image"
@@ -90,7 +90,7 @@ def calibrate(
     from featcal.blocks.batches import check_tasks
     from featcal.calibration.ranks import current
     from featcal.calibration.run_folder import beside
-    from featcal.data.calibration import Draw, drawn
+    from featcal.data.calibration import Draw, drawn, held_out
     from featcal.merging.dense import check_adapter
     from featcal.models.products import onednn_products
     from featcal.storage.results import run_record, write_json
@@ -102,12 +102,14 @@ def calibrate(
         check_adapter(folder, named.experts[name])
     blocks = block_count(student, settings.modules)
     own = {name: places[name] for name in (places if dry_run else current().mine(places))}
-    batches = drawn(student, (named.base, merged), own, Draw(samples, seed, batch, split, tokens, dtype_named(dtype)))
+    draw = Draw(samples, seed, batch, split, tokens, dtype_named(dtype))
+    batches = drawn(student, (named.base, merged), own, draw)
     if dry_run:
         from featcal.cli.dry_run import show_run
 
         return show_run(student, batches, batch, given, settings.modules, as_json)
     given |= {"batches": dict.fromkeys(places, ()) | batches}  # what other processes calibrate is theirs to read
+    given |= {"held_out": held_out(student, (named.base, merged), own, draw)}
     if given["device"].type == "cpu":
         give_back_large_blocks()
     whole = whole_experts(named, work or beside(out), list(own))
@@ -122,7 +124,7 @@ def calibrate(
     write_json(out / "featcal.run.json", run_record({"calibrate": result.cost.seconds}, cost=asdict(result.cost)))
     how = {"samples of each task": samples, "split": split, "seed": seed, "precision": dtype}
     how |= {"tokens of a sample, at most": tokens} if tokens else {}
-    tell_card(out, merged, named, settings, result.blocks, places, how)
+    tell_card(out, merged, named, settings, result, places, how)
     show_result(result, asdict(settings), as_json)
 
 
@@ -140,27 +142,17 @@ def block_count(model: Any, modules: Sequence[str] | None) -> int:
 
 
 def show_result(result: "Result", settings: dict[str, Any], as_json: bool) -> None:
-    """What was written, and how far each block was from the experts."""
+    """What was written, and how far the merged and the calibrated model are from each expert; a warning where it got worse."""
+    from featcal.calibration.card import DRIFT_COLUMNS, drift_rows, worse
+
     if as_json:
         blocks = [asdict(block) for block in result.blocks]
         told = {"folder": str(result.folder), "settings": settings, "blocks": blocks, "cost": asdict(result.cost)}
-        say_json(told)
-        return
-    show_blocks(result.blocks)
-    say(f"calibrated model: {result.folder}")
-
-
-def show_blocks(blocks: list["BlockRecord"]) -> None:
-    """How far each block's features were from the experts', with its merged weights and with the calibrated ones."""
-    rows = [
-        [
-            block.name,
-            f"{block.relative_drift_before:.3f}",
-            f"{block.relative_drift_after:.3f}",
-            f"{block.cosine_before:.3f}",
-            f"{block.cosine_after:.3f}",
-        ]
-        for block in blocks
-    ]
-    title = "drift from the experts (before: the first batch of every task, after: all)"
-    table(title, ["block", "before", "after", "cosine before", "after"], rows)
+        say_json(told | {"drift": [asdict(one) for one in result.drift]})
+    else:
+        rows = [[block.name, f"{block.relative_drift:.3f}", f"{block.cosine:.3f}"] for block in result.blocks]
+        table("calibrated blocks, drift from the experts on the calibration samples", ["block", "drift", "cosine"], rows)
+        table("drift from each expert behind the last block", DRIFT_COLUMNS, drift_rows(result.drift))
+        say(f"calibrated model: {result.folder}")
+    for sentence in worse(result.drift):
+        note(f"warning: {sentence}")

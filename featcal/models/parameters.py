@@ -3,7 +3,7 @@
 Knows nothing of when a parameter is needed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import prod
 
 import torch
@@ -14,17 +14,32 @@ from featcal.models.stored import stored_tensors, tied_names, untie_different
 from featcal.storage.checkpoint import LazyCheckpoint
 from featcal.storage.ledger import Ledger
 
+Instead = Callable[[str], Tensor | None]
+
+
+def nothing(name: str) -> None:
+    """Every parameter as it is stored."""
+
 
 class Parameters:
     """The parameters of a skeleton, each under the first of its names; buffers that the checkpoint holds are loaded at once.
 
     names:  of everything a checkpoint of this model holds, a tied parameter once.
     ledger: counts the bytes of what is loaded.
+    instead: by name what is loaded in the place of what is stored; None where that is.
     Raises: what stored_tensors raises.
     """
 
-    def __init__(self, module: PreTrainedModel, checkpoint: LazyCheckpoint, device: torch.device, ledger: Ledger):
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        checkpoint: LazyCheckpoint,
+        device: torch.device,
+        ledger: Ledger,
+        instead: Instead = nothing,
+    ):
         self._module, self._checkpoint, self._device, self._ledger = module, checkpoint, device, ledger
+        self._instead = instead
         found = stored_tensors(module, checkpoint)
         untie_different(module, found, checkpoint.tensor)
         self._places = {names[0]: names for names in tied_names(module)}
@@ -79,7 +94,8 @@ class Parameters:
         """Puts those in that are not there yet, from `ahead` where it has them; adds each to `loaded` once it is there."""
         for name in names:
             if name not in self._there:
-                tensor = ahead.pop(name) if ahead and name in ahead else self.stored(name)
+                tensor = ahead.pop(name) if ahead and name in ahead else self._instead(name)
+                tensor = self.stored(name) if tensor is None else tensor
                 meta = self._meta[name]
                 tensor = tensor.to(self._device, non_blocking=True).to(meta.dtype)
                 self._put(name, nn.Parameter(tensor, meta.requires_grad))  # some modules compute otherwise without gradients

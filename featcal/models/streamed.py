@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from featcal.blocks.plan import part_of
-from featcal.models.parameters import Parameters
+from featcal.models.parameters import Instead, Parameters, nothing
 from featcal.models.read_ahead import ReadAhead
 from featcal.models.skeleton import skeleton
 from featcal.storage.checkpoint import LazyCheckpoint
@@ -26,6 +26,7 @@ class Streamed:
     blocks: paths of the lists of blocks, as in a plan; other outermost lists of modules are treated alike.
     dtype:  what parameters are loaded as, whatever the file holds.
     ledger: counts the bytes of the parameters in memory, in the module or read ahead; one ledger may serve several models.
+    instead: by name what is loaded in the place of what the folder holds, None where that is; what is read ahead is the folder's.
     Raises, as every name and shape is settled here: what skeleton, LazyCheckpoint and stored_tensors raise.
     """
 
@@ -37,12 +38,13 @@ class Streamed:
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         ledger: Ledger | None = None,
+        instead: Instead = nothing,
     ):
         self.folder, self.device, self.ledger = Path(folder), torch.device(device), ledger or Ledger()
         self.module, part = skeleton(folder, dtype, self.device)
         self.checkpoint = LazyCheckpoint(folder, part)
         self.checkpoint.require_floating()
-        self.parameters = Parameters(self.module, self.checkpoint, self.device, self.ledger)
+        self.parameters = Parameters(self.module, self.checkpoint, self.device, self.ledger, instead)
         self._lists = lists_of_modules(self.module, blocks)
         self._ahead: dict[str, ReadAhead] = {}
 
