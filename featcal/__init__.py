@@ -13,6 +13,7 @@ torchvision_mend.install()
 
 _HOMES = {
     "calibrate": "featcal.calibration.calibrate",
+    "compare": "featcal.evaluation.compare",
     "load_batches": "featcal.data.calibration",
     "merge": "featcal.merging.merge",
     "tune": "featcal.tuning.tune",
@@ -29,6 +30,7 @@ __all__ = [
     "Stack",
     "__version__",
     "calibrate",
+    "compare",
     "mean_shift",
     "load_batches",
     "merge",
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from featcal.blocks.plan import BlockPlan, Stack
     from featcal.calibration.calibrate import calibrate
     from featcal.data.calibration import load_batches
+    from featcal.evaluation.compare import compare
     from featcal.merging.merge import merge
     from featcal.rivals.mean_shift import mean_shift
     from featcal.rivals.prob_surgery import prob_surgery

@@ -1,7 +1,7 @@
 """Drift of whole models against an expert: block by block for measuring (Figures 1, 2, 6 and 7), or behind the last block."""
 
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -66,13 +66,17 @@ def model_drift(
     ]
 
 
-def last_features(model: nn.Module, batch: Mapping[str, Any], plan: BlockPlan) -> dict[str, Tensor]:
-    """What leaves the last block of every stack, (batch, tokens, d) by stack; what comes behind the last of them does not run."""
+@contextmanager
+def last_outputs(model: nn.Module, plan: BlockPlan, stop: bool = False) -> Iterator[dict[str, Tensor]]:
+    """What leaves the last block of every stack during the next forward, (batch, tokens, d) by stack.
+
+    stop: the forward ends behind the last of them, as what follows is not needed.
+    """
     seen: dict[str, Tensor] = {}
 
     def note(name: str, output: Any) -> None:
         seen[name] = output if isinstance(output, Tensor) else output[0]
-        if len(seen) == len(plan.stacks):
+        if stop and len(seen) == len(plan.stacks):
             raise StopForward
 
     with ExitStack() as hooks:
@@ -80,9 +84,15 @@ def last_features(model: nn.Module, batch: Mapping[str, Any], plan: BlockPlan) -
             last = blocks_of(model, stack)[-1]
             hooks.callback(last.register_forward_hook(lambda _m, _a, out, name=stack.name: note(name, out)).remove)
         try:
-            model(**model_call(model, batch))
+            yield seen
         except StopForward:
             pass
+
+
+def last_features(model: nn.Module, batch: Mapping[str, Any], plan: BlockPlan) -> dict[str, Tensor]:
+    """What leaves the last block of every stack, of one batch."""
+    with last_outputs(model, plan, stop=True) as seen:
+        model(**model_call(model, batch))
     return seen
 
 
