@@ -30,7 +30,7 @@ MAY_IMPORT = {  # rooms of the library, and single files of a room where not all
     "planning": FOUNDATION | {f"calibration.{file}" for file in ("observe", "sites", "tokens", "record", "stacks")},
     "merging": FOUNDATION,
     "rivals": FOUNDATION,
-    "evaluation": FOUNDATION | {"calibration", "rivals.features", "tuning.divergence"},
+    "evaluation": FOUNDATION | {"data", "calibration", "rivals.features", "tuning.divergence"},
     "interchange": FOUNDATION | {"data.images"},
     "tuning": FOUNDATION | {"calibration", "rivals"},
     "cli": FOUNDATION | {"data", "calibration", "planning", "merging", "rivals", "evaluation", "interchange", "tuning"},
