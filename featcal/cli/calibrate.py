@@ -18,7 +18,7 @@ from featcal.cli.arguments import (
 )
 from featcal.cli.card import tell_card
 from featcal.cli.model_folders import require_alike, skeleton
-from featcal.cli.recipe import EXPERT, HELP, named_models, whole_experts
+from featcal.cli.recipe import EXPERT, HELP, Named, named_models, whole_experts
 from featcal.cli.sizes import bytes_of
 from featcal.cli.terminal import Json, Quiet, counted, note, say, say_json, table
 
@@ -98,6 +98,7 @@ def calibrate(
     check_tasks(named.experts, {name: [place] for name, place in places.items()})  # before samples are read
     student = [skeleton(folder) for folder in folders.values()][1]
     require_alike(folders)
+    tell_heads(student, named)
     for name, folder in named.under.items():
         check_adapter(folder, named.experts[name])
     blocks = block_count(student, settings.modules)
@@ -139,6 +140,18 @@ def block_count(model: Any, modules: Sequence[str] | None) -> int:
         check_coverage(model, stack)
     check_modules(model, plan, modules)
     return sum(len(blocks_of(model, stack)) for stack in plan.stacks)
+
+
+def tell_heads(student: Any, named: Named) -> None:
+    """A line for each expert of another class than the merged model's: what stands on its tower has no part in this."""
+    from featcal.models.load import model_class
+
+    for name, folder in named.shaped.items():
+        own, kind = model_class(folder), type(student)
+        if own is not kind and own.base_model_prefix == kind.base_model_prefix:
+            note(
+                f"{name}: a {own.__name__}, of which the tower counts; its head stays with it (the merged model: {kind.__name__})"
+            )
 
 
 def show_result(result: "Result", settings: dict[str, Any], as_json: bool) -> None:

@@ -22,6 +22,7 @@ from featcal.calibration.drift import last_outputs
 from featcal.core.drift import Drift
 from featcal.core.precision import exact_products, wide
 from featcal.errors import BadBatches, BadSetting, NotFinite
+from featcal.models.lora import without_adapters
 from featcal.models.mode import evaluation_mode
 from featcal.models.residency import Held, Resident, require_alike
 from featcal.models.streamed import Streamed
@@ -83,7 +84,7 @@ def compare(
     place = torch.device(device)
 
     def held(model: Model) -> Held:
-        return Resident(model) if isinstance(model, nn.Module) else Streamed(model, dtype=dtype, device=place)
+        return Resident(without_adapters(model)) if isinstance(model, nn.Module) else Streamed(model, dtype=dtype, device=place)
 
     ours = {name: held(model) for name, model in models.items()}
     found = []
@@ -92,7 +93,7 @@ def compare(
         # heads of its own task's number of classes are compared with none; blocks must be alike
         require_blocks_alike({f"expert {task!r}": expert, **ours}, plan)
         with evaluation_mode([each.module for each in (expert, *ours.values())]), exact_products():
-            found += agreements(task, ours, expert, batches[task], plan_for(expert.module, plan), place)
+            found += agreements(task, ours, expert, batches[task], plan, place)
     return found
 
 
@@ -121,7 +122,7 @@ class Sums:
 
 
 def agreements(
-    task: str, models: Mapping[str, Held], expert: Held, batches: Batches, plan: BlockPlan, device: torch.device
+    task: str, models: Mapping[str, Held], expert: Held, batches: Batches, plan: BlockPlan | None, device: torch.device
 ) -> Iterator[Agreement]:
     """The records of one task. Raises: BadBatches; NotFinite."""
     sums = {name: Sums() for name in models}
@@ -176,9 +177,10 @@ class Table:
         return log_softmax(wide(self.rows[start:end]), dim=-1)
 
 
-def answered(model: nn.Module, batch: Mapping[str, Any], plan: BlockPlan) -> Answers:
+def answered(model: nn.Module, batch: Mapping[str, Any], given: BlockPlan | None) -> Answers:
     """Features and scores of one forward; of a vocabulary the scores are made when they are asked for, a few rows at a time."""
-    stack, language, scores = plan.stacks[-1], output_embeddings(model), None
+    plan, language = plan_for(model, given), output_embeddings(model)
+    stack = plan.stacks[-1]
     with last_outputs(model, plan) as seen:
         if language is not None:
             rows, sizes = rows_before_head(model, batch, None)

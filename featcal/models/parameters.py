@@ -27,6 +27,7 @@ class Parameters:
     names:  of everything a checkpoint of this model holds, a tied parameter once.
     ledger: counts the bytes of what is loaded.
     instead: by name what is loaded in the place of what is stored; None where that is.
+    heads:  of the checkpoint's head and the module's one may lack what the other has; it can then not compute.
     Raises: what stored_tensors raises.
     """
 
@@ -37,16 +38,18 @@ class Parameters:
         device: torch.device,
         ledger: Ledger,
         instead: Instead = nothing,
+        heads: bool = False,
     ):
         self._module, self._checkpoint, self._device, self._ledger = module, checkpoint, device, ledger
         self._instead = instead
-        found = stored_tensors(module, checkpoint)
+        found = stored_tensors(module, checkpoint, heads)
         untie_different(module, found, checkpoint.tensor)
         self._places = {names[0]: names for names in tied_names(module)}
         self._meta = {name: module.get_parameter(name) for name in self._places}
         first = {id(parameter): name for name, parameter in self._meta.items()}
         self._own = {m: [first[id(p)] for p in m._parameters.values() if p is not None] for m in module.modules()}
-        self._stored = {name: next(found[n] for n in places if n in found) for name, places in self._places.items()}
+        there = {name: next((found[n] for n in places if n in found), None) for name, places in self._places.items()}
+        self._stored = {name: stored for name, stored in there.items() if stored is not None}  # a head may be missing
         buffers = {name: stored for name, stored in found.items() if name not in {n for p in self._places.values() for n in p}}
         self._stored |= buffers
         self._there: set[str] = set()
@@ -87,7 +90,7 @@ class Parameters:
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
         """Bytes, as stored, of those that are not loaded."""
-        absent = [name for name in names if name not in self._there]
+        absent = [name for name in names if name not in self._there and name in self._stored]
         return {name: prod(self._stored[name].shape) * self.stored_dtype(name).itemsize for name in absent}
 
     def load(self, names: Iterable[str], loaded: list[str], ahead: dict[str, Tensor] | None = None) -> None:
