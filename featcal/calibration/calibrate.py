@@ -2,16 +2,18 @@
 
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from featcal.blocks.batches import check_tasks
+from featcal.blocks.batches import check_batch, check_tasks, naming
 from featcal.blocks.plan import BlockPlan
+from featcal.blocks.replay import check_replay
+from featcal.calibration.batches import on_device
 from featcal.calibration.card import calibration_card
 from featcal.calibration.measured import measured_drift
 from featcal.calibration.models import hold_models
@@ -22,7 +24,7 @@ from featcal.calibration.stacks import Run, calibrate_stacks
 from featcal.calibration.write import write_calibrated
 from featcal.core.precision import exact_products
 from featcal.core.weighting import TokenRule
-from featcal.errors import TaskMismatch
+from featcal.errors import BadBatches, BadFile, TaskMismatch
 from featcal.planning.cost import counting
 from featcal.settings import Calibration
 from featcal.storage.spool import Spool
@@ -81,7 +83,7 @@ def calibrate(
     Raises: FeatCalError, before the first block is touched, for models or batches that do not fit.
     """
     ranks, place = current(), Path(work) if work else beside(Path(out)) if out is not None else Path(tempfile.gettempdir())
-    with counting() as meter, ranks.fail_together(), ExitStack() as open_:
+    with counting() as meter, still_there(place, out is not None), ranks.fail_together(), ExitStack() as open_:
         check_tasks(experts, batches)
         for task in held_out or ():
             if task not in experts:
@@ -103,6 +105,48 @@ def calibrate(
         cost = meter.cost(run, blocks)
     folder.remove()
     return Result(None, Path(out), blocks, cost, drift)
+
+
+@contextmanager
+def still_there(place: Path, ours: bool) -> Iterator[None]:
+    """Turns what goes wrong once somebody has removed the folder that a run works in into BadFile."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if not ours or place.exists():
+            raise
+        raise BadFile(
+            place, f"was removed while a calibration worked in it ({error.filename})", "start the same run again"
+        ) from None
+
+
+def check(
+    merged: Model,
+    *,
+    base: Model,
+    experts: Mapping[str, Model],
+    batches: Mapping[str, Batches],
+    settings: Calibration,
+    plan: BlockPlan | None = None,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """What `calibrate` checks before it computes: every tensor there, alike and a number, and of each task one sample replayed.
+
+    Raises: what `calibrate` raises for models and batches that do not fit.
+    """
+    check_tasks(experts, batches)
+    models = hold_models(merged, base, experts, plan, settings, whole=False, device=device, dtype=dtype)
+    with models.evaluated(), exact_products():
+        for task, expert in models.experts.items():
+            batch = next(iter(batches[task]), None)
+            if batch is None:
+                raise BadBatches(task, "is empty; calibration needs at least one batch with at least one sample")
+            check_batch(task, 0, batch, models.student.module)
+            sample = on_device({name: v[:1] if isinstance(v, torch.Tensor) else v for name, v in batch.items()}, models.device)
+            for held in (models.student, expert):
+                with naming(task, 0), held.running() as model:
+                    check_replay(model, models.plan, sample)
 
 
 def budgets(device: torch.device, host_memory: int | None) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from featcal.cli.arguments import (
     existing_folder,
     named_places,
     new_folder,
+    require_space,
     work_folder,
 )
 from featcal.cli.card import tell_card
@@ -105,10 +106,16 @@ def calibrate(
     own = {name: places[name] for name in (places if dry_run else current().mine(places))}
     draw = Draw(samples, seed, batch, split, tokens, dtype_named(dtype))
     batches = drawn(student, (named.base, merged), own, draw)
+    require_room(merged, out, work)
     if dry_run:
+        from featcal.calibration.calibrate import check
         from featcal.cli.dry_run import show_run
 
-        return show_run(student, batches, batch, given, settings.modules, as_json)
+        whole = {name: folder for name, folder in named.experts.items() if name not in named.under} or {"merged": merged}
+        own = {name: batches[name] if name in batches else next(iter(batches.values())) for name in whole}
+        how = {key: given[key] for key in ("device", "dtype")}
+        check(merged, base=named.base, experts=whole, batches=own, settings=settings, **how)
+        return show_run(student, batches, batch, given, settings.modules, as_json, out)
     given |= {"batches": dict.fromkeys(places, ()) | batches}  # what other processes calibrate is theirs to read
     given |= {"held_out": held_out(student, (named.base, merged), own, draw)}
     if given["device"].type == "cpu":
@@ -140,6 +147,15 @@ def block_count(model: Any, modules: Sequence[str] | None) -> int:
         check_coverage(model, stack)
     check_modules(model, plan, modules)
     return sum(len(blocks_of(model, stack)) for stack in plan.stacks)
+
+
+def require_room(merged: Path, out: Path, work: Path | None) -> None:
+    """Disk for the result, and as much again for the solved blocks. Raises: BadSetting."""
+    size = sum(file.stat().st_size for file in merged.glob("*.safetensors"))
+    same = work is None or work.absolute().parent == out.absolute().parent
+    require_space("--out", out, 2 * size if same else size)
+    if work is not None and not same:
+        require_space("--work", work, size)
 
 
 def tell_heads(student: Any, named: Named) -> None:
