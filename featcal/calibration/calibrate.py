@@ -31,6 +31,8 @@ from featcal.storage.spool import Spool
 
 GPU_SHARE = 0.25  # of free memory, for activations; blocks, sums and one batch at work need the rest
 
+PAPER = Calibration()
+
 Model = nn.Module | str | Path
 Batches = Iterable[Mapping[str, Any]]
 
@@ -41,7 +43,7 @@ def calibrate(
     base: Model,
     experts: Mapping[str, Model],
     batches: Mapping[str, Batches],
-    settings: Calibration,
+    settings: Calibration = PAPER,
     out: str | Path | None = None,
     held_out: Mapping[str, Batches] | None = None,
     plan: BlockPlan | None = None,
@@ -62,7 +64,7 @@ def calibrate(
         merged, base, experts: modules or checkpoint folders of one architecture.
         batches: per task an iterable of keyword mappings for the model's own forward, such as {"pixel_values": x}; read once,
             and kept for models with several stacks (T5: {"input_ids": i, "attention_mask": m, "labels": l}).
-        settings: λ, ρ, α and which parts are on.
+        settings: λ, ρ, α and which parts are on; the paper's for CLIP where left out.
         out: a folder to write instead of returning the model: the merged folder's files with calibrated numbers in its own
             precision, where that was a folder; else the base folder's tokenizer and the like beside them, where that was one.
         held_out: batches like `batches` of samples that are in none of these: on them the result tells how far the merged model

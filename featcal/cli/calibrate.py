@@ -24,6 +24,7 @@ from featcal.cli.sizes import bytes_of
 from featcal.cli.terminal import Json, Quiet, counted, note, say, say_json, table
 
 if TYPE_CHECKING:
+    from featcal.blocks.plan import BlockPlan
     from featcal.calibration.record import Result
 
 DATA = "Samples of an expert's task: a folder, a file or a data set of the hub; labels are not used."
@@ -31,6 +32,7 @@ PICTURES = "a folder of pictures, FOLDER/train/CLASS/*.png, FOLDER/train.parquet
 TEXT = (
     "FILE.txt (a sample on each line), FILE.jsonl or FILE.parquet with text, messages, prompt and completion, or input and target"
 )
+STACK = "List of blocks to calibrate, such as encoder.layers; once for each. As the model's class says left out."
 MODULES = "Of the linears solve only those whose names end so, such as q; once for each. All of them left out."
 EPILOG = f"""Pictures, for CLIP, ViT, DINOv2 and SigLIP: {PICTURES}, or a data set of the hub.
 
@@ -65,6 +67,9 @@ def calibrate(
     batch: Annotated[int, Option(min=1, help="Samples in memory at a time.")] = 32,
     split: Annotated[str, Option(help="The split of each data folder to draw from.")] = "train",
     module: Annotated[list[str] | None, Option(metavar="NAME", help=MODULES)] = None,
+    norm: Annotated[bool, Option("--norm/--no-norm", help="Solve norms' scales and shifts, too.")] = True,
+    bias: Annotated[bool, Option("--bias/--no-bias", help="Solve biases, too.")] = True,
+    stack: Annotated[list[str] | None, Option(metavar="PATH", help=STACK)] = None,
     device: Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
     dtype: Annotated[str, Option(help="float32 or bfloat16, in which the models run.")] = "float32",
     host_memory: Annotated[str, Option(metavar="SIZE", help="Memory for features that wait, such as 8GiB; then disk.")] = "",
@@ -80,7 +85,7 @@ def calibrate(
     from featcal.calibration.torchrun import own_device
     from featcal.settings import Calibration
 
-    settings = Calibration(ridge, anchor_blend, interpolation, modules=tuple(module or ()) or None)
+    settings = Calibration(ridge, anchor_blend, interpolation, bias, norm, modules=tuple(module or ()) or None)
     existing_folder("--merged", merged)
     named, places = named_models(base, expert or (), recipe, merged), named_places("--data", data)
     folders = {"base": named.base, "merged": merged} | {f"expert {name!r}": folder for name, folder in named.shaped.items()}
@@ -102,7 +107,9 @@ def calibrate(
     tell_heads(student, named)
     for name, folder in named.under.items():
         check_adapter(folder, named.experts[name])
-    blocks = block_count(student, settings.modules)
+    plan = stacks_named(student, stack)
+    given["plan"] = plan
+    blocks = block_count(student, settings.modules, plan)
     own = {name: places[name] for name in (places if dry_run else current().mine(places))}
     draw = Draw(samples, seed, batch, split, tokens, dtype_named(dtype))
     batches = drawn(student, (named.base, merged), own, draw)
@@ -113,7 +120,7 @@ def calibrate(
 
         whole = {name: folder for name, folder in named.experts.items() if name not in named.under} or {"merged": merged}
         own = {name: batches[name] if name in batches else next(iter(batches.values())) for name in whole}
-        how = {key: given[key] for key in ("device", "dtype")}
+        how = {key: given[key] for key in ("device", "dtype", "plan")}
         check(merged, base=named.base, experts=whole, batches=own, settings=settings, **how)
         return show_run(student, batches, batch, given, settings.modules, as_json, out)
     given |= {"batches": dict.fromkeys(places, ()) | batches}  # what other processes calibrate is theirs to read
@@ -136,13 +143,32 @@ def calibrate(
     show_result(result, asdict(settings), as_json)
 
 
-def block_count(model: Any, modules: Sequence[str] | None) -> int:
+def stacks_named(model: Any, paths: Sequence[str] | None) -> "BlockPlan":
+    """The plan of the model, or of the lists of blocks that are named. Raises: BadPlan with the lists that there are."""
+    from torch.nn import ModuleList
+
+    from featcal.blocks.plan import BlockPlan, Stack, blocks_of
+    from featcal.blocks.plans import plan_for
+    from featcal.errors import BadPlan
+
+    lists = [path for path, part in model.named_modules() if isinstance(part, ModuleList) and len(part)]
+    choices = f"name one with --stack: {', '.join(lists) or 'there is none'}"
+    try:
+        plan = plan_for(model) if not paths else BlockPlan(*(Stack(path.replace(".", "_"), path) for path in paths))
+        for stack in plan.stacks:
+            blocks_of(model, stack)
+    except BadPlan as error:
+        raise BadPlan(type(model).__name__, str(error).splitlines()[0].partition(": ")[2].rstrip("."), choices) from None
+    return plan
+
+
+def block_count(model: Any, modules: Sequence[str] | None, plan: "BlockPlan | None" = None) -> int:
     """How many blocks will be solved, after the checks that need no numbers. Raises: BadPlan, UnknownKey."""
     from featcal.blocks.coverage import check_coverage, check_modules
     from featcal.blocks.plan import blocks_of
     from featcal.blocks.plans import plan_for
 
-    plan = plan_for(model)
+    plan = plan_for(model, plan)
     for stack in plan.stacks:
         check_coverage(model, stack)
     check_modules(model, plan, modules)

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from featcal.cli.arguments import require_space
+from featcal.cli.solved import NOT_RUN
 from featcal.cli.terminal import say, say_json, table
+from featcal.errors import FeatCalError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,7 +36,13 @@ def show_run(
     on_gpu = given["device"].type == "cuda"
     load = Workload(len(batches), most, min(size, most), on_gpu, host_budget=given["host_memory"])
     dtype = str(given["dtype"]).removeprefix("torch.")
-    found = planned_needs(model, load, longest or None, longest > 0, dtype, modules)
+    try:
+        found = planned_needs(model, load, longest or None, longest > 0, dtype, modules, given["plan"])
+    except NOT_RUN as error:  # what it takes to run a model without numbers is more than what calibration asks of it
+        if isinstance(error, FeatCalError):
+            raise
+        say(f"everything was found; what the run needs cannot be told without numbers ({' '.join(str(error).split())[:200]})")
+        return
     require_space("--out", out, found.disk)
     if as_json:
         drawn = {task: {"samples": of.samples, "longest": of.longest} for task, of in batches.items()}

@@ -5,6 +5,7 @@ package and leaves its traceback, with exit code 1.
 """
 
 import errno
+import re
 import signal
 import sys
 import threading
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RemoteRankError:  # by another process of this run, which tells it
         return MISTAKE
     except FeatCalError as error:
-        complain(str(error))
+        complain(in_options(str(error)))
         return MISTAKE
     except typer.TyperException as error:  # what typer cannot make sense of: unknown options, missing arguments
         context = getattr(error, "ctx", None)
@@ -98,6 +99,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if code == INTERRUPTED:
         complain("interrupted; nothing half-written is left")
     return code if isinstance(code, int) else 0
+
+
+OPTIONS = {
+    "calibrate.modules": "--module",
+    "merge.embeddings": "--embeddings",
+    "merge.batches": "--data",
+    "merge.experts": "--expert",
+    "merge.head": "--head",
+    "merge.scale": "--scale",
+    "merge.method": "METHOD",
+}
+KEY = re.compile(r"(?<![\w.-])(calibrate|merge)\.([a-z]+(?:_[a-z]+)*)(?![\w.])")
+
+
+def in_options(text: str) -> str:
+    """A message of the library in the words of the commands: --ridge for calibrate.ridge, --set density for merge.density.
+
+    A key of an experiment, which has more parts, stays as it is, and so do names of files.
+    """
+
+    def option(found: re.Match[str]) -> str:
+        room, key = found.groups()
+        if key in ("json", "yaml", "yml", "py"):
+            return found[0]
+        return OPTIONS.get(found[0]) or (f"--set {key}" if room == "merge" else f"--{key.replace('_', '-')}")
+
+    return KEY.sub(option, text)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 UNCOVERED = 5  # largest parameters that are told
 TOKENS = 8  # of a text that is thought of to find the sites
 # what a model's forward may raise where it is run without numbers on a batch made up from its configuration
-_NOT_RUN = (FeatCalError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
+NOT_RUN = (FeatCalError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
 def show_plan(folder: Path) -> None:
@@ -106,7 +106,7 @@ def found_sites(model: "nn.Module") -> "dict[str, StackShape] | str":
     tokens = None if getattr(config, "image_size", None) is not None else TOKENS
     try:
         (shape,) = shapes(model, Workload(1, 1, 1), tokens, False, "float32").values()
-    except _NOT_RUN as error:
+    except NOT_RUN as error:
         return " ".join(str(error).split())
     return {stack.name: stack for stack in shape.stacks}
 

@@ -56,7 +56,8 @@ def test_a_work_folder_that_vanishes_is_one_message(models, capsys, monkeypatch)
     keep = RunFolder.keep
     monkeypatch.setattr(RunFolder, "keep", gone)
     assert cli.main(CALIBRATE) == cli.MISTAKE
-    assert ".new.unfinished: was removed while a calibration worked in it" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.count("featcal:") == 1 and ".new.unfinished" in said and "start the same run again" in said
 
 
 def test_inspecting_tensors_alone_asks_no_transformers(models):  # noqa: F811
@@ -80,7 +81,9 @@ def test_options_of_the_command_are_keywords_of_the_library(models, monkeypatch)
 
     taken = {}
 
-    def calibrate(merged, *, base, experts, batches, settings, out, device, progress, dtype, host_memory, work, resume, held_out):
+    def calibrate(
+        merged, *, base, experts, batches, settings, out, device, progress, dtype, host_memory, work, resume, held_out, plan
+    ):
         taken.update(dtype=dtype, host_memory=host_memory, work=work, resume=resume)
         return Result(None, Path("new"), [], Cost(1.0, 0, 0, None))
 

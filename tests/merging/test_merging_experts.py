@@ -210,11 +210,11 @@ def test_the_command_draws_images_for_methods_that_need_them(models, capsys):
         (["ties", *MERGE, "--set", "density"], "NAME=VALUE"),
         (["ties", *MERGE, "--set", "density=0.1", "--set", "density=0.2"], "second time"),
         (["ties", *MERGE, "--set", "desnity=0.1"], "did you mean 'density'"),
-        (["ties", *MERGE, "--set", "density=much"], "merge.density"),
-        (["regmean", *MERGE], "merge.batches"),
-        (["average", *MERGE, *DATA], "merge.batches"),
-        (["adamerging", *MERGE, *DATA], "merge.head"),
-        (["average", *MERGE, "--embeddings", "none"], "merge.embeddings"),
+        (["ties", *MERGE, "--set", "density=much"], "--set density"),
+        (["regmean", *MERGE], "--data"),
+        (["average", *MERGE, *DATA], "--data"),
+        (["adamerging", *MERGE, *DATA], "--head"),
+        (["average", *MERGE, "--embeddings", "none"], "--embeddings: "),
     ],
 )
 def test_a_mistake_in_the_arguments_is_one_message_and_writes_nothing(models, capsys, arguments, said):
