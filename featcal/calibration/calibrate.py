@@ -1,5 +1,6 @@
 """FeatCal's public function: a merged model, its base and its experts in, the calibrated model out (Algorithm 1)."""
 
+import logging
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,6 +33,7 @@ from featcal.storage.spool import Spool
 GPU_SHARE = 0.25  # of free memory, for activations; blocks, sums and one batch at work need the rest
 
 PAPER = Calibration()
+LOG = logging.getLogger("featcal")
 
 Model = nn.Module | str | Path
 Batches = Iterable[Mapping[str, Any]]
@@ -78,7 +80,7 @@ def calibrate(
             some). Where told, freed memory is also given back to the system at once, which takes up to a quarter more time.
         work: a folder for activations and, with `out`, for the solved blocks a killed run goes on from; beside `out` where None.
         resume: go on from the blocks that an earlier run with the same models, batches and settings has solved.
-        progress: called with one line of text per block.
+        progress: called with one line of text per block, which the logger "featcal" gets too.
 
     Returns: Result with model (None with `out`), folder (None without), one record per block, what the run cost, and
         with `held_out` the drift from every expert.
@@ -96,7 +98,9 @@ def calibrate(
         open_.enter_context(exact_products())
         folder = open_.enter_context(RunFolder(place, writes=ranks.first)) if out is not None else None
         spool = open_.enter_context(Spool(*budgets(models.device, host_memory), place))
-        run = Run(models, len(experts), settings, token_weights, spool, folder, resume, ranks, progress if ranks.first else None)
+        run = Run(
+            models, len(experts), settings, token_weights, spool, folder, resume, ranks, told(progress) if ranks.first else None
+        )
         blocks = calibrate_stacks(run, meter.watched(batches))
         drift = measured_drift(run, merged, batches, held_out) if held_out is not None else []
         if out is None or folder is None:
@@ -149,6 +153,17 @@ def check(
             for held in (models.student, expert):
                 with naming(task, 0), held.running() as model:
                     check_replay(model, models.plan, sample)
+
+
+def told(progress: Callable[[str], None] | None) -> Callable[[str], None]:
+    """What is called with each line: the log, then who asked for it."""
+
+    def both(text: str) -> None:
+        LOG.info(text)
+        if progress:
+            progress(text)
+
+    return both
 
 
 def budgets(device: torch.device, host_memory: int | None) -> tuple[int, int]:

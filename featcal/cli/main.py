@@ -19,7 +19,7 @@ from typer.main import get_command
 
 from featcal.calibration.torchrun import started
 from featcal.cli import calibrate, compare, convert, evaluate, inspect, merge, plan, tune
-from featcal.cli.terminal import complain, hush, plain_without_terminal, say
+from featcal.cli.terminal import complain, hush, log_to, plain_without_terminal, say
 from featcal.errors import FeatCalError, OutOfMemory, RemoteRankError
 
 MISTAKE, INTERRUPTED = 2, 130
@@ -56,9 +56,15 @@ for command in (
 
 @app.callback(invoke_without_command=True)
 def options(
-    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    log_file: Annotated[str, typer.Option(metavar="FILE", help="Append what is told of the run, with times.")] = "",
+    log_level: Annotated[str, typer.Option(metavar="LEVEL", help="Of --log-file: debug, info, warning or error.")] = "info",
 ) -> None:
     from featcal.version import __version__
+
+    if log_file:
+        log_to(log_file, log_level)
 
     if version:
         say(f"featcal {__version__}")

@@ -60,6 +60,19 @@ def test_a_work_folder_that_vanishes_is_one_message(models, capsys, monkeypatch)
     assert said.count("featcal:") == 1 and ".new.unfinished" in said and "start the same run again" in said
 
 
+def test_a_log_file_tells_every_block_and_what_went_wrong(models, capsys):  # noqa: F811
+    import logging
+
+    before = logging.getLogger().handlers[:]
+    assert cli.main(["--log-file", "run.log", *CALIBRATE]) == 0
+    assert cli.main(["--log-file", "run.log", *CALIBRATE]) == cli.MISTAKE
+    assert cli.main(["--log-file", "run.log", "--log-level", "lots", *CALIBRATE]) == cli.MISTAKE
+    text = (models / "run.log").read_text()
+    assert "INFO featcal: vision.01" in text and "ERROR featcal: --out" in text
+    for handler in [h for h in logging.getLogger().handlers if h not in before]:
+        logging.getLogger().removeHandler(handler)
+
+
 def test_inspecting_tensors_alone_asks_no_transformers(models):  # noqa: F811
     asked = "main(['inspect', 'dtd', '--tensors'])"
     code = f"import sys; from featcal.cli.main import main; {asked}; print('transformers' in sys.modules)"
