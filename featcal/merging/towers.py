@@ -71,7 +71,8 @@ def aligned(base: Source, experts: Mapping[str, Source], base_model: Any, models
     """
     found, apart, told = dict(experts), set[str](), {}
     for task, expert in experts.items():
-        known = in_base_names(base, expert, prefix_of(base_model, base), prefix_of(models[task], expert))
+        same = class_of(base_model) is class_of(models[task])
+        known = in_base_names(base, expert, prefix_of(base_model, base), prefix_of(models[task], expert), same)
         if known is None:
             continue
         rows = {
@@ -109,22 +110,21 @@ def words(left: list[str], rows: Mapping[str, Tensor], expert: Source, known: Ma
     return "; ".join(said)
 
 
-def in_base_names(base: Source, expert: Source, tower: str, theirs: str) -> dict[str, str] | None:
+def in_base_names(base: Source, expert: Source, tower: str, theirs: str, same: bool) -> dict[str, str] | None:
     """The base's name -> the expert's, where all that is missing on either side stands outside of the tower; else None.
 
     tower, theirs: what the tower is called inside of each, with a dot behind it; empty where the model is the tower itself.
+    same: both are of one class, so that a table of words that one of them lacks is tied there, and no head of a task.
     """
-    known = {}
+    known, ours = {}, set(base.names)
     for name in expert.names:
         inner = name.removeprefix(theirs) if theirs else name
         mine = tower + inner if not theirs or name.startswith(theirs) else name
-        if mine in base.names:
+        if mine in ours:
             known[mine] = name
-    # words that one of two whole language models has twice and the other ties are no head of a task
-    missing = [name for name in base.names if name not in known and (is_vocabulary(name) or not outside(name, tower))]
-    used = set(known.values())
-    strict = {name for name in expert.names if tower and is_vocabulary(name)}
-    surplus = [name for name in expert.names if name not in used and (name in strict or not outside(name, theirs))]
+    missing = [name for name in ours.difference(known) if (same and is_vocabulary(name)) or not outside(name, tower)]
+    left = set(expert.names).difference(known.values())
+    surplus = [name for name in left if (same and is_vocabulary(name)) or not outside(name, theirs)]
     return None if missing or surplus or not known else known
 
 
@@ -133,12 +133,16 @@ def outside(name: str, tower: str) -> bool:
     return bool(tower and not name.startswith(tower)) or POOLER in name.split(".")
 
 
+def class_of(model: Any) -> type | None:
+    """The class of a model; None of a LoRA folder, which tells none."""
+    if isinstance(model, nn.Module):
+        return type(model)
+    return model_class(model) if (Path(model) / "config.json").is_file() else None
+
+
 def prefix_of(model: Any, source: Source) -> str:
     """What a model with a head calls its tower, such as "bert."; empty for a tower."""
-    if isinstance(model, str | Path) and not (Path(model) / "config.json").is_file():
-        return ""  # a LoRA folder, which has the base's names
-    kind = model if isinstance(model, nn.Module) else model_class(model)
-    prefix = getattr(kind, "base_model_prefix", "")
+    prefix = getattr(class_of(model), "base_model_prefix", "")  # a LoRA folder has the base's names
     return f"{prefix}." if prefix and any(name.startswith(f"{prefix}.") for name in source.names) else ""
 
 

@@ -73,6 +73,16 @@ def test_a_base_of_another_head_lends_its_tower(given, tmp_path):
     assert same_bits(load_model(tmp_path / "one"), load_model(tmp_path / "other"))
 
 
+def test_experts_with_classes_are_merged_on_a_masked_language_model(tmp_path):
+    """As most of RoBERTa's are; the head for words is the base's, and stays it."""
+    config = tf.RobertaConfig(**TEXT, max_position_embeddings=16)
+    base = make(lambda: tf.RobertaForMaskedLM(config), 0, torch.float32)
+    experts = {t: make(lambda: tf.RobertaForSequenceClassification(config), i, torch.float32) for i, t in enumerate("ab", 1)}
+    merged = merge("average", base, experts)
+    mean = averaged([expert.roberta for expert in experts.values()])
+    assert same_bits(merged.roberta, mean) and same_bits(merged.lm_head.dense, base.lm_head.dense)
+
+
 def test_models_of_another_tower_are_refused(given):
     roberta = make(FAMILIES["roberta"].build, 0, torch.float32)
     with pytest.raises(FeatCalError):

@@ -217,6 +217,7 @@ def test_blocks_are_named_with_stack_and_norms_and_biases_left_out_with_switches
     for seed, name in enumerate(("base", "a", "b", "merged")):
         config = tf.DebertaConfig(**tiny.TEXT | {"vocab_size": language.VOCABULARY, "max_position_embeddings": 64})
         save_model(make(lambda config=config: tf.DebertaModel(config), seed, torch.float32), folder / name)
+        tokenizer().save_pretrained(folder / name)
     asked = [*TEXT, "--data", "a=a.jsonl", "--data", "b=b.jsonl"]
     assert "norm" in refused(asked, folder, capsys)
     message = refused([*asked, "--stack", "encoder.layers"], folder, capsys)
