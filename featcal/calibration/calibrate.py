@@ -25,7 +25,7 @@ from featcal.calibration.stacks import Run, calibrate_stacks
 from featcal.calibration.write import write_calibrated
 from featcal.core.precision import exact_products
 from featcal.core.weighting import TokenRule
-from featcal.errors import BadBatches, BadFile, TaskMismatch
+from featcal.errors import BadBatches, BadFile
 from featcal.planning.cost import counting
 from featcal.settings import Calibration
 from featcal.storage.spool import Spool
@@ -91,7 +91,7 @@ def calibrate(
         check_tasks(experts, batches)
         for task in held_out or ():
             if task not in experts:
-                raise TaskMismatch(task, "expert", sorted(experts))
+                raise BadBatches(task, f"is held out, but no expert has this name; there are: {', '.join(sorted(experts))}")
         mine = {task: experts[task] for task in ranks.mine(experts)}
         models = hold_models(merged, base, mine, plan, settings, whole=out is None, device=device, dtype=dtype)
         open_.enter_context(models.evaluated())

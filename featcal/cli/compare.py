@@ -12,7 +12,7 @@ from featcal.cli.calibrate import DATA
 from featcal.cli.model_folders import skeleton
 from featcal.cli.recipe import EXPERT, Named, is_adapter, whole_experts
 from featcal.cli.terminal import Json, Quiet, say_json, table
-from featcal.errors import MissingOption
+from featcal.errors import BadSetting
 
 if TYPE_CHECKING:
     from featcal.evaluation.compare import Agreement
@@ -49,7 +49,7 @@ def compare(
     for name, folder in experts.items():
         if is_adapter(folder):
             if base is None:
-                raise MissingOption("--base", f"the expert {name!r} is a LoRA folder; name the model that it stands on")
+                raise BadSetting("--base", None, f"must name the model that {name!r} stands on, which is a LoRA folder")
             under[name] = existing_folder("--base", base)
     import featcal
     from featcal.blocks.batches import check_tasks

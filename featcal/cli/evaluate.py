@@ -9,7 +9,7 @@ from typer import Option
 from featcal.cli.arguments import device_named, existing_folder, named_folders, named_places, pairs_by_name
 from featcal.cli.model_folders import skeleton
 from featcal.cli.terminal import Json, Quiet, note, say_json, table
-from featcal.errors import BadFile, BadSetting, MissingOption, TensorsDiffer
+from featcal.errors import BadFile, BadSetting, TensorsDiffer
 from featcal.settings import require
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def evaluate(
         from featcal.data.inputs import input_of
 
         if input_of(skeleton(model)).kind == "pictures":
-            raise MissingOption("--clip", "images are told apart zero-shot: name the whole CLIP that the heads are made with")
+            raise BadSetting("--clip", None, "must name the whole CLIP: images are told apart by heads that it makes")
         right = text_answers(model, data, template or (), classes or (), split, tokens, batch, device_named(device))
         return show(model, {name: (value, None) for name, value in right.items()}, "texts", as_json)
     require(not classes and tokens is None, "--clip", str(clip), "is for images, where --classes and --tokens say nothing")

@@ -76,7 +76,7 @@ def compare(
     batches: by task as for `calibrate`, best ones that it does not see; read once.
     device, dtype: of folders, of which one block at a time is in memory; modules stay as they are.
     Returns: one record for each expert and model, in the order of names of experts.
-    Raises:  TaskMismatch, BadBatches; MissingTensor, TensorsDiffer for models of another shape; what opening folders raises.
+    Raises:  BadBatches; MissingTensor, TensorsDiffer for models of another shape; what opening folders raises.
     """
     check_tasks(experts, batches)
     if not models:
