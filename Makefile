@@ -9,8 +9,10 @@ ANTLR  := antlr4-python3-runtime==4.11.1
 # Named after the content of pip's inputs: a checkout that only touches dates installs nothing again.
 STAMP  := $(VENV)/.installed-$(firstword $(shell (cat pyproject.toml reproduction/pyproject.toml constraints.txt; echo '$(ANTLR)') | cksum))
 
-# The first table and figure, with everything upstream of them, and the page on which their models are played with.
-HEADLINE := page@table01 page@figure1 playground
+# The numbers of the first table and figure on drawn images, their metrics, and the page on which those
+# models are played with; the same numbers on the real encoder.
+HEADLINE := results@clip_b32-8 headline playground
+REAL     := results@minilm-8
 BASES    := images/dvc.yaml:pretrain@clip_b32 images/dvc.yaml:pretrain@clip_l14 \
             language/dvc.yaml:pretrain_t5@flan_t5_base language/dvc.yaml:pretrain_t5@flan_t5_large \
             language/dvc.yaml:pretrain_llama@llama_3b language/dvc.yaml:pretrain_llama@llama_8b
@@ -27,7 +29,7 @@ export DVC_NO_ANALYTICS = 1
 unexport JUPYTER_PATH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup project repro test processors book pretrain verify rehearsal accept clean
+.PHONY: help setup locked project repro real test processors book pretrain verify rehearsal accept clean
 
 help:
 	@awk -F ' *## *' '/^[a-z]+:.*## / {sub(/:.*/, "", $$1); printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,14 +44,29 @@ $(STAMP):
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/share/featcal/antlr4 $(ANTLR)
 	@rm -f $(VENV)/.installed-* && touch $@
 
+# What comes as source is built with the setuptools of the lock. The CPU build needs PyTorch's own index: PIP_EXTRA_INDEX_URL.
+LOCK ?= cpu
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps
+locked:  ## the same, each file checked by its hash in requirements/ (Linux, Python 3.11; LOCK=cpu or cuda)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) --require-hashes -r requirements/build.txt
+	$(INSTALL) --require-hashes -r requirements/linux-$(LOCK).txt
+	$(INSTALL) -e . -e ./reproduction
+	$(INSTALL) --require-hashes --upgrade --target $(VENV)/share/featcal/antlr4 -r requirements/antlr4.txt
+	@rm -f $(VENV)/.installed-* && touch $(STAMP)
+
 # DVC wants a git repository unless told otherwise; a downloaded archive has none.
 project: setup
 	@if git rev-parse --is-inside-work-tree >/dev/null 2>&1; \
 	then ! grep -qs no_scm .dvc/config.local || $(BIN)/dvc config --quiet --local --unset core.no_scm; \
 	else grep -qs no_scm .dvc/config.local || $(BIN)/dvc config --quiet --local core.no_scm true; fi
 
-repro: project  ## recompute the headline chain (Table 1, Figure 1) and build the book
+repro: project  ## recompute the headline chain on drawn images (Table 1, Figure 1) and build the book
 	$(BIN)/dvc repro $(HEADLINE)
+	@$(MAKE) --no-print-directory book
+
+real: project  ## recompute the same tables on the real encoder (about half an hour), and build the book
+	$(BIN)/dvc repro $(REAL)
 	@$(MAKE) --no-print-directory book
 
 book: project  ## build the book from the results in git, computing no model

@@ -17,6 +17,7 @@ _HOMES = {
     "merge": "featcal.merging.merge",
     "tune": "featcal.tuning.tune",
     "surgery": "featcal.rivals.surgery",
+    "svc": "featcal.merging.svc",
     "prob_surgery": "featcal.rivals.prob_surgery",
     "mean_shift": "featcal.rivals.mean_shift",
     "Calibration": "featcal.settings",
@@ -34,6 +35,7 @@ __all__ = [
     "merge",
     "prob_surgery",
     "surgery",
+    "svc",
     "tune",
 ]
 
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from featcal.calibration.calibrate import calibrate
     from featcal.data.calibration import load_batches
     from featcal.merging.merge import merge
+    from featcal.merging.svc import svc
     from featcal.rivals.mean_shift import mean_shift
     from featcal.rivals.prob_surgery import prob_surgery
     from featcal.rivals.surgery import surgery

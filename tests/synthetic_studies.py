@@ -6,7 +6,7 @@ from pathlib import Path
 from PIL import Image
 from synthetic_correct import COUNT, write_answers, write_seen
 
-from featcal.storage.results import write_rows
+from featcal.storage.results import SCORES, write_rows
 from reproduction.stages.columns import CHOICES, CORRUPTED, EXAMPLES, SWEEP, TASK_COUNTS, TUNE
 
 DAMAGE = ("gaussian_noise", "motion_blur", "fog")
@@ -42,6 +42,7 @@ def write_studies(folder: Path, suite: str, role: str, tasks: list[str]) -> None
     write_rows(folder / f"{role}-8.corrupted.examples.csv", shown, EXAMPLES)
     Image.linear_gradient("L").resize((32, 8)).convert("RGB").save(folder / f"{role}-8.corrupted.examples.png")
     write_task_counts(folder, suite, role, tasks)
+    write_field(folder, suite, role, tasks)
     _json(folder / f"{role}-8.corrupted.settings.json", {"strengths": dict.fromkeys(DAMAGE, "Invented.")})
     write_answers(folder / f"{role}-8.sweep.csv", list(_sweep(suite, role, tasks)), SWEEP)
     around = {"setting": "suite", "featcal": {"ridge": 1e-6, "anchor_blend": 2.0, "interpolation": 0.9}}
@@ -54,6 +55,30 @@ def write_task_counts(folder: Path, suite: str, role: str, tasks: list[str]) -> 
     told = {"study": {"samples": 256, "seed": 42}, "classes": {task: 10 + 2 * i for i, task in enumerate(tasks)}}
     _json(folder / f"{role}-8.task_counts.settings.json", told)
     _json(folder / f"{role}-8.task_counts.run.json", {"seconds": {f"task_counts@{role}-8": 90.0}, "host": {"cpu": "invented"}})
+
+
+# Of each merger: as it is, with FeatCal, Surgery and SVC behind it, its seconds, the scales that were tried.
+FIELD = {
+    "average": ((60.0, 80.0, 70.0, 58.0), 0.5, []),
+    "iso_c": ((75.0, 82.0, 74.0, 76.0), 2.0, [0.5, 1.0, 1.5]),
+    "wudi_closed_form": ((83.0, 85.0, 84.0, 81.0), 1.0, []),
+}
+
+
+def write_field(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
+    """The study of the whole field; the second merger's scale is the largest that was tried."""
+    rows = []
+    for merger, (levels, _, _) in FIELD.items():
+        for method, level in zip(("merged", "featcal", "surgery", "svc"), levels, strict=True):
+            setting, seed = ("suite", "42") if method in ("featcal", "surgery") else ("", "")
+            words = {"upstream": merger, "method": method, "setting": setting, "seed": seed, "metric": "accuracy"}
+            rows += [{"suite": suite, "role": role, "pool": 8, "task": t, **words, "value": level, "count": COUNT} for t in tasks]
+    write_answers(folder / f"{role}-8.field.csv", rows, SCORES)
+    tried = {m: [{"scale": s, "value": 70 + s} for s in scales] for m, (_, _, scales) in FIELD.items() if scales}
+    chosen = {merger: {"scale": max(scales)} if scales else {} for merger, (_, _, scales) in FIELD.items()}
+    _json(folder / f"{role}-8.field.settings.json", {"study": {"samples": 256}, "chosen": chosen, "tried": tried})
+    cost = {m: {"merged": s, "featcal": 3.0} | ({"choosing": 9.0} if scales else {}) for m, (_, s, scales) in FIELD.items()}
+    _json(folder / f"{role}-8.field.run.json", {"seconds": {f"field@{role}-8": 60.0}, "cost": cost, "host": {"cpu": "invented"}})
 
 
 def write_choices(folder: Path, suite: str) -> None:

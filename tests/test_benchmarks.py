@@ -9,7 +9,7 @@ import torch
 from test_calibrate import plain_result
 from tiny import PAPER, experiment, shifted
 
-from benchmarks import block, calibrate, evaluate, measure, plain_version, products, scaling, solve
+from benchmarks import block, calibrate, evaluate, measure, plain_version, products, solve
 
 TINY = {"tasks": 2, "samples": 6, "layers": 2, "width": 64, "batch": 4, "repeats": 1, "device": "cpu", "threads": 1}
 
@@ -77,24 +77,6 @@ def test_both_give_the_same_product(monkeypatch):
     monkeypatch.setattr(products, "TOLERANCE", -1.0)
     with pytest.raises(AssertionError, match="the results differ by"):
         products.compare((512, 400, 64), repeats=1)
-
-
-def test_exponent_is_that_of_a_power_law():
-    sizes = [1, 2, 4, 8]
-    assert scaling.exponent(sizes, [3 * s**1.7 for s in sizes]) == pytest.approx(1.7, rel=1e-12)
-
-
-def test_scaling_plots_every_key_with_labels(tmp_path):
-    found = {"layers": scaling.medians(Namespace(**TINY), "layers", (1, 2)), "width": {64: (2.0, 1.0), 128: (8.0, 4.0)}}
-    scaling.plot(found, "machine", tmp_path / "scaling.png")
-    assert scaling.exponents(found["width"]) == pytest.approx((2.0, 2.0))
-    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_random_experts_come_from_their_seed_and_differ():
-    base = measure.tower(64, 1)
-    first, again, other = (measure.moved(base, seed, 0.01) for seed in (1, 1, 2))
-    assert measure.largest_difference(first, again) == 0 < measure.largest_difference(first, other)
 
 
 def test_peak_memory_counts_what_was_freed_again():

@@ -15,7 +15,7 @@ FOUNDATION = {"errors", "settings", "version", "core", "blocks", "storage", "mod
 MAY_IMPORT = {  # rooms of the library, and single files of a room where not all of it is meant
     "featcal": {
         "torchvision_mend", "settings", "version", "blocks.plan", "calibration.calibrate", "data.calibration", "merging.merge",
-        "rivals", "tuning.tune",
+        "merging.svc", "rivals", "tuning.tune",
     },
     "torchvision_mend": set(),
     "version": set(),
@@ -28,7 +28,7 @@ MAY_IMPORT = {  # rooms of the library, and single files of a room where not all
     "data": FOUNDATION,
     "calibration": FOUNDATION | {"planning.cost"},  # a run's own count
     "planning": FOUNDATION | {f"calibration.{file}" for file in ("observe", "sites", "tokens", "record", "stacks")},
-    "merging": FOUNDATION,
+    "merging": FOUNDATION | {"rivals.draws"},
     "rivals": FOUNDATION,
     "evaluation": FOUNDATION,
     "interchange": FOUNDATION | {"data.images"},
@@ -47,7 +47,7 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
     "mini": {"data"},
     "suites": KNOWN | {"language", "mini"},
     "doctor": KNOWN | {"language", "suites"},
-    "stages": KNOWN | {"language", "mini", "suites", "profiling", "report.execute"},
+    "stages": KNOWN | {"language", "mini", "suites", "profiling", "report.artifact", "report.execute", "report.summary"},
     "playground": KNOWN | {"suites", "stages", "report"},
 }
 FEATCAL_IN_REPORT = {"errors", "settings", "storage.results"}  # of the library, what needs no torch
@@ -79,17 +79,20 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def imports(path: Path) -> list[tuple[int, str]]:
     """Line and full name of everything a file imports, wherever in the file, and of featcal's names loaded on first use."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
+            found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: relative import"
-            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+            found += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "featcal":
             if node.attr in LAZY:
-                yield node.lineno, f"featcal.{LAZY[node.attr]}"
+                found.append((node.lineno, f"featcal.{LAZY[node.attr]}"))
+    return found
 
 
 def home(name: str) -> str | None:

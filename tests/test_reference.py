@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 
-import pytest
 import yaml
 
 import featcal
@@ -12,7 +11,7 @@ from featcal import errors
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
 
-from reference import api, commands, markdown, messages, params, results  # noqa: E402
+from reference import api, commands, messages, params, results  # noqa: E402
 
 WORDS = yaml.safe_load((ROOT / "book" / "reference" / "words.yaml").read_text("utf-8"))
 
@@ -45,11 +44,6 @@ def test_every_key_of_params_yaml_has_a_meaning_and_no_meaning_is_left_over():
     assert not set(WORDS["keys"]) - used
 
 
-def test_every_group_of_params_yaml_is_told_in_a_comment_of_its_own():
-    comments = params.comments_of("# One.\n# Two.\nmerge:\n  a: 1\n\nother:\n")
-    assert comments == {"merge": "One. Two."}
-
-
 def test_every_result_file_and_column_has_a_meaning_and_no_meaning_is_left_over():
     kinds = results.kinds_of(ROOT / "results" / "mini")
     assert set(kinds) == set(WORDS["files"]), "book/reference/words.yaml: files"
@@ -62,19 +56,3 @@ def test_every_error_has_an_example_and_every_message_says_what_to_do():
     defined = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
     assert defined - set(messages.SILENT) == set(messages.EXAMPLES)
     assert all(len(messages.message(name)) > 30 for name in messages.EXAMPLES)
-
-
-@pytest.mark.parametrize(
-    ("text", "myst"),
-    [
-        ("One *line*.", "One \\*line\\*.\n\n"),
-        ("One.\n\na, b:  first\n       goes on\nc: second", "One.\n\n`a, b`\n: first goes on\n\n`c`\n: second\n\n"),
-        ("Args:\n    a: first\n        goes on\n\nReturns: what", "`a`\n: first goes on\n\n`Returns`\n: what\n\n"),
-    ],
-)
-def test_a_docstring_becomes_paragraphs_and_lists_of_terms(text, myst):
-    assert markdown.docstring(text) == myst
-
-
-def test_a_bar_in_a_table_does_not_end_its_cell():
-    assert markdown.table(["a"], [["x | y"]]).splitlines()[2] == "| x \\| y |"

@@ -17,7 +17,7 @@ import typer
 from typer.main import get_command
 
 from featcal.calibration.torchrun import started
-from featcal.cli import calibrate, convert, evaluate, inspect, merge, plan, tune
+from featcal.cli import calibrate, convert, evaluate, inspect, merge, plan, repair, tune
 from featcal.cli.terminal import complain, hush, plain_without_terminal, say
 from featcal.errors import FeatCalError, OutOfMemory, RemoteRankError
 
@@ -41,6 +41,7 @@ app = typer.Typer(help="FeatCal: calibrate a merged model to its experts' featur
 for command in (
     merge.merge,
     calibrate.calibrate,
+    repair.repair,
     evaluate.evaluate,
     inspect.inspect,
     plan.plan,

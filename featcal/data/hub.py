@@ -16,9 +16,9 @@ from huggingface_hub import DatasetCard, hf_hub_download
 from huggingface_hub import errors as hub_errors
 from pyarrow import ArrowInvalid
 
-from featcal.data.hub_cache import cached_commit, first_line, reaching
+from featcal.data.hub_cache import cached_commit, first_line, reaching, unreachable
 from featcal.data.place import Place
-from featcal.errors import BadData, HubUnreachable
+from featcal.errors import BadData
 
 _UNUSABLE = (FileNotFoundDatasetsError, DatasetsError, ValueError, RuntimeError, yaml.YAMLError)
 _CHECK = "check split and configuration, and that the data set is of files (parquet, JSON lines, pictures), without a script"
@@ -78,6 +78,6 @@ def _downloaded(name: str, revision: str, commit: str, config: str | None) -> da
     """The data set prepared in the cache. The prefix: a folder of the same name below the current one must not be taken."""
     builder = datasets.load_dataset_builder(f"hf://datasets/{name}", config, revision=commit)
     if builder.hash != commit:
-        raise HubUnreachable(name, revision, f"the cache holds another commit of it, {builder.hash}")
+        raise unreachable(f"{name}@{revision}", f"the cache holds another commit of it, {builder.hash}")
     builder.download_and_prepare()
     return builder

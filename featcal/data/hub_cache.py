@@ -48,12 +48,17 @@ def reaching(name: str, revision: str | None, more: str = "", kind: Kind = "mode
     except (OSError, _HTTP, _XET) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise DiskFull(constants.HF_HUB_CACHE) from None
-        raise HubUnreachable(
-            place,
-            f"not in the local Hugging Face cache, and downloading it failed ({first_line(error)}{more})",
-            "run again with network access (what was downloaded before is kept), or",
-            "copy a filled cache here and set HF_HOME to it (HF_HUB_OFFLINE=1 then forbids any connection)",
-        ) from None
+        raise unreachable(place, first_line(error) + more) from None
+
+
+def unreachable(place: str, reason: str) -> HubUnreachable:
+    """The error of a repository (`name@revision`) that neither the cache nor the hub gives."""
+    return HubUnreachable(
+        place,
+        f"not in the local Hugging Face cache, and downloading it failed ({reason})",
+        "run again with network access (what was downloaded before is kept), or",
+        "copy a filled cache here and set HF_HOME to it (HF_HUB_OFFLINE=1 then forbids any connection)",
+    )
 
 
 def cached_commit(name: str, kind: Kind, revision: str) -> str | None:

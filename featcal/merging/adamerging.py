@@ -10,14 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
-from transformers import CLIPVisionModel
 
 from featcal.blocks.batches import check_batch, check_tasks, naming
 from featcal.core.precision import exact_products
-from featcal.errors import BadBatches, BadSetting, Diverged
+from featcal.errors import BadBatches, Diverged
+from featcal.merging.answers import answer_logits, encoder
 from featcal.merging.job import Job, Named
-from featcal.models.pooling import pooled
 
 REPORTS = 20  # lines of progress, whatever the number of steps
 
@@ -87,10 +85,7 @@ def endless(task: str, batches: Iterable[Mapping[str, Any]], model: nn.Module) -
 
 def adamerging(job: Job) -> Iterator[Named]:
     """Every tensor by AdaMerging; the record keeps the loss of every step (summed over tasks) and the last coefficients."""
-    model = job.structure().to(job.device).eval()
-    if not (isinstance(model, CLIPVisionModel) or encodes_texts(model)):
-        kinds = f"is for CLIPVisionModel and encoders of texts, and the base is a {type(model).__name__}"
-        raise BadSetting("merge.method", "adamerging", kinds)
+    model = encoder(job, "adamerging")
     check_tasks(job.experts, job.batches)
     mixture = Mixture(job)
     job.record["loss"] = descended(job, model, mixture)
@@ -123,25 +118,8 @@ def descended(job: Job, model: nn.Module, mixture: Mixture) -> list[float]:
     return losses
 
 
-def encodes_texts(model: nn.Module) -> bool:
-    """Whether a model of transformers reads tokens and has no language head."""
-    reads: bool = getattr(model, "main_input_name", None) == "input_ids"
-    return reads and getattr(model, "get_output_embeddings", lambda: None)() is None
-
-
 def answer_entropy(job: Job, model: nn.Module, mixed: Mapping[str, Tensor], task: str, batch: Mapping[str, Any]) -> float:
     """Entropy of the answers to one batch; its gradient is added to that of the tensors."""
-    head, weight = job.head, next(iter(mixed.values()))
-    call = {
-        name: value.to(weight.device, weight.dtype if value.is_floating_point() else None) if isinstance(value, Tensor) else value
-        for name, value in batch.items()
-    }
-    vectors = pooled(model, functional_call(model, dict(mixed), kwargs=call), call)  # (n, h)
-    assert vectors is not None
-    projection = head.get("visual_projection")
-    projected = vectors if projection is None else vectors @ projection.to(weight).T
-    feature = nn.functional.normalize(projected, dim=-1)  # (n, p)
-    logits = head["logit_scale"].to(weight).exp() * feature @ head[f"head/{task}"].to(weight).T  # (n, K)
-    loss = entropy(logits)
+    loss = entropy(answer_logits(job.head, model, mixed, task, batch))
     torch.autograd.backward(loss)
     return float(loss.detach())

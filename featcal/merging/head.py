@@ -1,4 +1,4 @@
-"""Zero-shot heads as adamerging reads them: what turns a feature of an image or text into one logit per class of a task."""
+"""Zero-shot heads of methods that answer: what turns a feature of an image or text into one logit per class of a task."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

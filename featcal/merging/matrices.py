@@ -1,9 +1,13 @@
-"""Which tensors WUDI takes for matrices, told from names and shapes: of no model is a module made for it."""
+"""Which tensors are matrices, told from names and shapes: of no model is a module made for it."""
 
 import re
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
-from featcal.merging.job import Job
+from torch import Tensor
+
+from featcal.merging.arithmetic import task_vectors
+from featcal.merging.job import Job, Named
 from featcal.merging.settings import is_vocabulary
 
 STACKED = (("q_proj", "k_proj", "v_proj"), ("q", "k", "v"), ("query", "key", "value"))
@@ -14,6 +18,17 @@ def matrix_groups(job: Job) -> list[tuple[str, ...]]:
     """FusionBench: every tensor with two axes by itself, CLIP's position embedding too; not those that the settings exclude."""
     two = (name for name in job.names if len(job.base.shape(name)) == 2)
     return [(name,) for name in two if not is_vocabulary(name, job.settings.exclude)]
+
+
+def matrix_by_matrix(job: Job, merged: Callable[[Sequence[Tensor]], Tensor]) -> Iterator[Named]:
+    """θ₀ + s τ: of a matrix τ is what `merged` makes of its task vectors (o, d) in float64, of any other tensor their mean."""
+    matrices = {names[0] for names in matrix_groups(job)}
+    for number, name in enumerate(job.names, start=1):
+        base, experts = job.read(name)
+        vectors = task_vectors(base, experts)
+        tau = merged(vectors) if name in matrices else sum(vectors[1:], vectors[0]) / len(vectors)
+        yield name, (base.double() + job.settings.scale * tau).to(base.dtype)
+        job.progress(f"{number}/{len(job.names)}: {name}")
 
 
 def linear_groups(job: Job) -> list[tuple[str, ...]]:

@@ -54,14 +54,14 @@ def merge(
 ) -> nn.Module | Path:
     """One model from a base and its experts.
 
-    method:   average, task_arithmetic, ties, wudi, regmean, regmean_plus_plus, lot (from its published formula: its code could
-              not be consulted) or adamerging.
+    method:   a name of featcal.merging.methods.METHODS, such as average, task_arithmetic, ties, tsv_merge, wudi_closed_form or
+              regmean; lot is from its published formula, as its code could not be consulted.
     base, experts: modules or checkpoint folders, experts by task name or in a list; folders are read tensor by tensor. A whole
               CLIPModel as base of CLIPVisionModel experts is taken by its vision tower. A LoRA folder (adapter_config.json,
               adapter_model.safetensors) is an expert too: base plus adapter.
     out:      a folder to write instead of returning a module, with a model card, and merge.json where the method keeps a record.
     batches:  for methods that need data: per task an iterable of keyword dictionaries for the model's forward.
-    head:     for adamerging: a heads.safetensors, or its tensors: visual_projection, logit_scale, head/<task>.
+    head:     for adamerging and fisher: a heads.safetensors, or its tensors: visual_projection, logit_scale, head/<task>.
     embeddings: "merge", or "base": tables of words are the base's, so that experts may have other vocabularies.
     device:   where it is computed.   progress: a function that is given one line per finished piece.
     settings: the method's own, such as scale=0.3 (featcal/merging/settings.py); those left out are the paper's.
@@ -106,16 +106,16 @@ def merge_recorded(
     named = dict(experts) if isinstance(experts, Mapping) else {f"{i:03d}": expert for i, expert in enumerate(experts)}
     if not named:
         raise BadSetting("merge.experts", named, "must hold at least one expert")
-    base, part = _matching_part(base, named)
+    base, part = matching_part(base, named)
     origin = source(base, "base", part)
     theirs = expert_sources(named, origin)
     kept, shared, theirs = kept_embeddings(origin, theirs, embeddings == "base")
-    job = Job(shared, theirs, chosen, partial(_module, base, part), device=torch.device(device), progress=progress)
+    job = Job(shared, theirs, chosen, partial(module_like, base, part), device=torch.device(device), progress=progress)
     job.batches, job.head = batches or {}, read_head(head, theirs) if head is not None else {}
     tensors = _recorded(rule, job, kept)
     if out is None:
-        return Merged(fill(_module(base, part), tensors), None, job.record)
-    target = _target(base, part, size_of(origin))
+        return Merged(fill(module_like(base, part), tensors), None, job.record)
+    target = merge_target(base, part, size_of(origin))
     card = merge_card(rule, chosen, base, named, target.architecture)
     return Merged(None, write_merged(tensors, out, target, job.record, card), job.record)
 
@@ -131,7 +131,8 @@ def _recorded(rule: Method, job: Job, kept: Any) -> Any:
         job.record.update(about, settings=asdict(job.settings), experts=list(job.experts), **found)
 
 
-def _target(base: Any, part: str | None, size: int) -> Target:
+def merge_target(base: Any, part: str | None, size: int) -> Target:
+    """What a folder of a merge like the base holds."""
     architecture = CLIPVisionModel.__name__ if part else _class_of(base).__name__
     if isinstance(base, nn.Module):
         return Target(base.config, architecture, None, size)  # type: ignore[arg-type]
@@ -142,7 +143,7 @@ def _class_of(model: Model) -> type:
     return type(model) if isinstance(model, nn.Module) else model_class(model)
 
 
-def _matching_part(base: Model, experts: Mapping[str, Model]) -> tuple[Any, str | None]:
+def matching_part(base: Model, experts: Mapping[str, Model]) -> tuple[Any, str | None]:
     """The base as a module or folder, and which part of the folder; a CLIPModel yields its tower to CLIPVisionModel experts."""
     whole = [expert for expert in experts.values() if not is_adapter(expert)]
     if not whole or _class_of(whole[0]) is not CLIPVisionModel or _class_of(base) is not CLIPModel:
@@ -150,7 +151,7 @@ def _matching_part(base: Model, experts: Mapping[str, Model]) -> tuple[Any, str 
     return (base.get_submodule(VISION), None) if isinstance(base, nn.Module) else (base, VISION)
 
 
-def _module(base: Model, part: str | None) -> nn.Module:
+def module_like(base: Model, part: str | None) -> nn.Module:
     """A module like the base that is nobody else's."""
     if isinstance(base, nn.Module):
         return copy.deepcopy(base)

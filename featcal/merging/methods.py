@@ -7,12 +7,20 @@ from typing import Any
 from featcal.errors import BadSetting
 from featcal.merging.adamerging import adamerging
 from featcal.merging.arithmetic import average, task_arithmetic
+from featcal.merging.breadcrumbs import breadcrumbs
+from featcal.merging.consensus import consensus
+from featcal.merging.dare import dare, dare_ties
+from featcal.merging.fisher import fisher
+from featcal.merging.iso import iso_c, iso_cts
 from featcal.merging.job import Job, Named
 from featcal.merging.lot import lot
+from featcal.merging.mats import mats
+from featcal.merging.pcb import pcb
 from featcal.merging.regmean import regmean, regmean_plus_plus
 from featcal.merging.settings import settings_of
 from featcal.merging.ties import ties
-from featcal.merging.wudi import wudi
+from featcal.merging.tsv import tsv_merge
+from featcal.merging.wudi import wudi, wudi_closed_form
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,17 @@ METHODS = {
             note="from the published formula: its authors' code could not be consulted",
         ),
         Method("adamerging", adamerging, "Yang et al., 2024; defaults of FusionBench", data=True, head=True),
+        Method("wudi_closed_form", wudi_closed_form, "Cheng et al., 2025, at the minimum of its loss"),
+        Method("tsv_merge", tsv_merge, "Gargiulo et al., 2025; defaults of FusionBench"),
+        Method("iso_c", iso_c, "Marczak et al., 2025; defaults of FusionBench"),
+        Method("iso_cts", iso_cts, "Marczak et al., 2025; defaults of FusionBench"),
+        Method("dare", dare, "Yu et al., 2024, with task arithmetic; defaults of FusionBench"),
+        Method("dare_ties", dare_ties, "Yu et al., 2024, with TIES; defaults of FusionBench"),
+        Method("breadcrumbs", breadcrumbs, "Davari and Belilovsky, 2024"),
+        Method("consensus", consensus, "Wang et al., 2024"),
+        Method("pcb", pcb, "Du et al., 2024"),
+        Method("mats", mats, "Tam et al., 2024", data=True),
+        Method("fisher", fisher, "Matena and Raffel, 2022; normalised as FusionBench does", data=True, head=True),
     )
 }
 

@@ -117,6 +117,132 @@ class AdaMerging(MethodSettings):
     batches_per_step: Count = 1
 
 
+@dataclass(frozen=True)
+class WudiClosedForm(MethodSettings):
+    """exclude: as of Wudi, whose variant "closed_form" this is."""
+
+    exclude: tuple[str, ...] = VOCABULARY
+
+
+@dataclass(frozen=True)
+class TsvMerge(MethodSettings):
+    """scale: of the merged task vector; 1 in FusionBench, chosen on validation data by the authors.
+
+    exclude: names, with * for any letters, of matrices that are averaged instead; embeddings of words when left out.
+    """
+
+    scale: float = 1.0
+    exclude: tuple[str, ...] = VOCABULARY
+
+
+@dataclass(frozen=True)
+class IsoC(TsvMerge):
+    """As TsvMerge; the authors try scales up to 3 on validation data, FusionBench prints results of 1.5."""
+
+
+@dataclass(frozen=True)
+class IsoCts(TsvMerge):
+    """common: share of the directions that the experts have in common; scale, exclude: as of IsoC."""
+
+    common: Share = 0.8
+
+
+@dataclass(frozen=True)
+class Dare(MethodSettings):
+    """drop: probability with which an entry of a task vector is dropped.
+
+    scale: of the sum of task vectors.   seed: of what is dropped.
+    """
+
+    drop: Share = 0.5
+    scale: float = 0.3
+    seed: Natural = 42
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.drop < 1, "merge.drop", self.drop, "must be below 1: something has to be kept")
+
+
+@dataclass(frozen=True)
+class DareTies(Ties):
+    """drop, seed: as of Dare; density, scale, combine: of the TIES behind it."""
+
+    scale: float = 0.5
+    drop: Share = 0.5
+    seed: Natural = 42
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.drop < 1, "merge.drop", self.drop, "must be below 1: something has to be kept")
+
+
+@dataclass(frozen=True)
+class Breadcrumbs(MethodSettings):
+    """keep, remove: shares of a row's entries, by magnitude: how many are kept, below the largest, which are removed.
+
+    scale: of the sum of task vectors. All three are what the authors' search tries first.
+    """
+
+    keep: Share = 0.15
+    remove: Share = 0.006
+    scale: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.keep + self.remove <= 1, "merge.keep", self.keep, "must leave room for what is removed")
+
+
+@dataclass(frozen=True)
+class Consensus(MethodSettings):
+    """threshold: λ of the masks; FusionBench's 0.6, the authors choose it per task from 0.2 to 0.6 on validation data.
+
+    tasks: k, to how many tasks an entry must matter.   scale: of the masked sum of task vectors.
+    """
+
+    threshold: Positive = 0.6
+    tasks: Natural = 2
+    scale: float = 0.3
+
+
+@dataclass(frozen=True)
+class Pcb(MethodSettings):
+    """ratio: share of each expert's entries that compete, the highest balanced ones.
+
+    scale: of the merged task vector. Both are the authors' for CLIP.
+    """
+
+    ratio: Share = 0.05
+    scale: float = 1.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.ratio > 0, "merge.ratio", self.ratio, "must be above 0: something has to compete")
+
+
+@dataclass(frozen=True)
+class Mats(MethodSettings):
+    """steps: of conjugate gradients.   scale: of the task arithmetic they start from.
+
+    off_diagonal: as of RegMean; 1 leaves the Gram matrices as they are.
+    """
+
+    steps: Natural = 100
+    scale: float = 0.3
+    off_diagonal: Share = 1.0
+
+
+@dataclass(frozen=True)
+class Fisher(MethodSettings):
+    """normalize: the diagonals of all experts have the same length.
+
+    floor: added to every entry of them.   seed: of the labels that are drawn.
+    """
+
+    normalize: bool = True
+    floor: Positive = 1e-6
+    seed: Natural = 42
+
+
 SETTINGS: dict[str, type[Any]] = {
     "average": Average,
     "task_arithmetic": TaskArithmetic,
@@ -126,6 +252,17 @@ SETTINGS: dict[str, type[Any]] = {
     "regmean_plus_plus": RegMeanPlusPlus,
     "lot": Lot,
     "adamerging": AdaMerging,
+    "wudi_closed_form": WudiClosedForm,
+    "tsv_merge": TsvMerge,
+    "iso_c": IsoC,
+    "iso_cts": IsoCts,
+    "dare": Dare,
+    "dare_ties": DareTies,
+    "breadcrumbs": Breadcrumbs,
+    "consensus": Consensus,
+    "pcb": Pcb,
+    "mats": Mats,
+    "fisher": Fisher,
 }
 
 
@@ -144,6 +281,16 @@ class MergeSettings(TypedDict, total=False):
     start: float
     clamp: bool
     batches_per_step: int
+    common: float
+    drop: float
+    seed: int
+    keep: float
+    remove: float
+    threshold: float
+    tasks: int
+    ratio: float
+    normalize: bool
+    floor: float
 
 
 def settings_of(method: object, given: Mapping[str, Any], place: str) -> Any:

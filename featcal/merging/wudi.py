@@ -4,7 +4,7 @@ Source: Cheng et al., 2025; FusionBench's and the official code differ in which 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from featcal.errors import Diverged
 from featcal.merging.arithmetic import average_tensor
 from featcal.merging.job import Job, Named, tensor_by_tensor
 from featcal.merging.matrices import linear_groups, matrix_groups
+from featcal.merging.settings import Wudi
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,11 @@ def wudi(job: Job) -> Iterator[Named]:
     job.record.update(loss=curve, matrices=ends)
     rest = sorted(set(job.names) - {name for names in groups for name in names})
     yield from tensor_by_tensor(job, rest, (lambda base, experts: base) if official else average_tensor)
+
+
+def wudi_closed_form(job: Job) -> Iterator[Named]:
+    """Every tensor by WUDI's closed form."""
+    yield from wudi(replace(job, settings=Wudi("closed_form", exclude=job.settings.exclude)))  # the record is the job's own
 
 
 def _solved(job: Job, names: Sequence[str]) -> tuple[Tensor, list[float]]:

@@ -29,8 +29,8 @@ from reproduction.experiments.studies import STUDIES, study_run
 
 T = TypeVar("T")
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # LibYAML's, where PyYAML was built with it, is six times as fast
-METHODS = "methods"  # settings with names, for the experiments to share; not experiments
-SECTIONS = ("suite", METHODS, "merge", "calibrate", "adapt", "ablate", "multitask", "measure", *STUDIES)
+METHODS, EXP = "methods", "exp"  # settings with names, for the experiments to share and for `dvc exp run -S`; not experiments
+SECTIONS = ("suite", METHODS, EXP, "merge", "calibrate", "adapt", "ablate", "multitask", "measure", *STUDIES)
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _check_references(found: Experiments) -> None:
     runs: dict[str, Any] = {f"measure.{k}.{found.suite}": v for k, v in found.measure.items() if v}
     runs |= {f"{kind}.{k}.{found.suite}": v for kind, studies in found.studies.items() for k, v in studies.items() if v}
     for place, run in runs.items():
-        for name in getattr(run, "upstreams", None) or (run.upstream,):
+        for name in getattr(run, "upstreams", None) or ([run.upstream] if hasattr(run, "upstream") else []):
             upstream = f"{run.role}-{run.pool}-{name}"
             there = [key for key, made in found.merge.items() if (made.role, made.pool) == (run.role, run.pool)]
             require(upstream in there, place, upstream, f"must be one of the merged models: {', '.join(there) or 'none'}")

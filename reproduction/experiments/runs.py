@@ -23,6 +23,7 @@ TEXT_ADAPTERS = ("surgery", "prob_surgery")  # those that stand before a languag
 STREAMS = {
     "adamerging": "test_unlabelled", "surgery": "test_unlabelled", "prob_surgery": "test_unlabelled",
     "mean_shift": "test_unlabelled", "regmean": "train", "regmean_plus_plus": "train", "lot": "train",
+    "mats": "train", "fisher": "train",
 }  # fmt: skip
 Pool = int | str  # of images by the number of tasks, of texts by name
 HEADLINE_POOL = 8  # of Tables 1 and 7, with every merger and all controls

@@ -6,8 +6,10 @@ nothing of torch, models or where results go.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal
 
+from featcal.merging.settings import settings_of
 from featcal.rivals.settings import ProbSurgery, Surgery
 from featcal.settings import Calibration, from_mapping, require, several, text, whole_number
 from reproduction.experiments.beyond import BeyondStudy
@@ -230,10 +232,45 @@ class ExpertSeedsStudy:
         several("expert_seeds.seeds", self.seeds)
 
 
+@dataclass(frozen=True)
+class FieldStudy:
+    """Every merger from the same experts and the same samples: as it is, with FeatCal, and with Surgery behind it.
+
+    mergers: settings by method; of a list of values, validation samples choose one, as in the sources.
+    samples, batch, seed: of each task, for what looks at training samples.   rows: validation samples of each task.
+    Methods that adapt without labels see the stream of `rivals`, which holds none of the samples that are scored.
+    """
+
+    role: str
+    pool: int
+    rivals: Rivals
+    mergers: Mapping[str, Mapping[str, Any]]
+    samples: int
+    batch: int
+    seed: int
+    rows: int
+
+    def __post_init__(self) -> None:
+        for key in ("samples", "batch", "rows"):
+            whole_number(f"field.{key}", getattr(self, key))
+        whole_number("field.seed", self.seed, least=0)
+        scored = "must hold other samples than are scored: train, or unlabelled"
+        require(self.rivals.stream != "test_unlabelled", "field.rivals.stream", self.rivals.stream, scored)
+        for method in self.mergers:
+            for settings in self.tried(method):
+                settings_of(method, settings, f"field.mergers.{method}")
+
+    def tried(self, method: str) -> list[dict[str, Any]]:
+        """The settings of a method, one mapping for each combination of what is tried."""
+        given = self.mergers[method]
+        several_values = {key: value for key, value in given.items() if isinstance(value, list)}
+        return [{**given, **dict(zip(several_values, values, strict=True))} for values in product(*several_values.values())]
+
+
 STUDIES: dict[str, type[Any]] = {
     "samples": SamplesStudy, "corrupted": CorruptedStudy, "cost": CostStudy, "sweep": SweepStudy, "theory": TheoryStudy,
     "choices": ChoicesStudy, "tune": TuneStudy, "task_counts": TaskCountsStudy, "beyond": BeyondStudy,
-    "expert_seeds": ExpertSeedsStudy,
+    "expert_seeds": ExpertSeedsStudy, "field": FieldStudy,
 }  # fmt: skip
 NESTED: dict[str, type[Any]] = {
     "rivals": Rivals, "featcal": Calibration, "surgery": Surgery, "prob_surgery": ProbSurgery, "around": Sweep,

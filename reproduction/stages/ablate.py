@@ -4,12 +4,13 @@ FeatCal without one ingredient each; its anchor alone, base + ρ (merged − bas
 by the factor that is best on samples that are no test samples.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from featcal.storage.atomic import atomic_folder
 from featcal.storage.results import write_rows
-from reproduction.experiments.runs import ANCHOR, RESCALED, AblateRun
+from reproduction.experiments.runs import ANCHOR, RESCALED, AblateRun, Pool
 from reproduction.stages.calibrate import calibrate_one
 from reproduction.stages.columns import SCALES
 from reproduction.stages.context import Context, load_context, pick, recorded
@@ -72,6 +73,15 @@ def best_factor(context: Context, key: str, ablate: AblateRun) -> float:
 
 def averages(context: Context, ablate: AblateRun) -> dict[float, float]:
     """Average accuracy over the tasks at every factor, in percent."""
+    whole, rescale = ablate.whole, ablate.rescale
+    models = {factor: scaled(context, ablate, factor) for factor in rescale.factors}
+    return averages_of(context, whole.role, whole.pool, models, rescale.split, rescale.samples, whole.seeds[0])
+
+
+def averages_of(
+    context: Context, role: str, pool: Pool, models: Mapping[Any, Any], split: str, samples: int, seed: int
+) -> dict[Any, float]:
+    """Average accuracy over the tasks of every model, in percent, on a draw of so many samples of each task, or all there are."""
     from safetensors.torch import load_file
 
     from featcal.data.sampling import draw_indices
@@ -79,20 +89,13 @@ def averages(context: Context, ablate: AblateRun) -> dict[float, float]:
     from featcal.models.device import torch_device
     from reproduction.suites.load_task import load_task
 
-    layout, whole, rescale = context.layout, ablate.whole, ablate.rescale
-    device = torch_device(context.suite.device)
-    models = {str(factor): scaled(context, ablate, factor).to(device) for factor in rescale.factors}
-    tensors = load_file(layout.heads(whole.role, whole.pool))
-    tasks = context.suite.tasks_of(whole.role, whole.pool)
-    samples = {}
+    layout, device, tasks = context.layout, torch_device(context.suite.device), context.suite.tasks_of(role, pool)
+    tensors, drawn = load_file(layout.heads(role, pool)), {}
     for task in tasks:
-        there = load_task(layout.data_of(whole.role), task, rescale.split, layout.base(whole.role, whole.pool))
-        count = min(rescale.samples, len(there.labels))
-        samples[task] = there.take(draw_indices(task, len(there.labels), count, whole.seeds[0]))
+        there = load_task(layout.data_of(role), task, split, layout.base(role, pool))
+        drawn[task] = there.take(draw_indices(task, len(there.labels), min(samples, len(there.labels)), seed))
     heads = {task: tensors[f"head/{task}"] for task in tasks}
-    judged = evaluate_pool(models, samples, heads, tensors.get("visual_projection"), BATCH)
-    found = {}
-    for factor in rescale.factors:
-        rights = [judged[str(factor)][task] for task in tasks]
-        found[factor] = 100 * sum(int(right.sum()) / len(right) for right in rights) / len(tasks)
-    return found
+    placed = {str(name): model.to(device) for name, model in models.items()}
+    judged = evaluate_pool(placed, drawn, heads, tensors.get("visual_projection"), BATCH)
+    rights = {name: [judged[str(name)][task] for task in tasks] for name in models}
+    return {name: 100 * sum(int(right.sum()) / len(right) for right in own) / len(tasks) for name, own in rights.items()}

@@ -99,7 +99,7 @@ class Layout:
         return self.outputs / "drift" / key
 
     def study(self, kind: str, key: str) -> Path:
-        """What a study found: samples, corrupted, cost, sweep, theory, choices, tune, task_counts, beyond."""
+        """What a study found: samples, corrupted, cost, sweep, theory, choices, tune, task_counts, beyond, field."""
         return self.outputs / kind / key
 
     def run(self, verb: str, key: str | None) -> Path:

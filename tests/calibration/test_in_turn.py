@@ -52,13 +52,6 @@ def test_blocks_read_ahead_are_those_read_when_needed(tmp_path):
     assert list(ahead) == sorted(models) and all(nothing_left(held) for held in models.values())
 
 
-def test_given_modules_take_their_turn_beside_folders(tmp_path):
-    folders = towers(tmp_path, 2)
-    mixed = {"a": Resident(whole(folders["0"], "clip")), "b": Streamed(folders["1"])}
-    got = {name: numbers(block) for name, block in in_turn(mixed, f"{LAYERS}.0")}
-    assert same(got["a"], numbers(mixed["a"].module.get_submodule(f"{LAYERS}.0"))) and nothing_left(mixed["b"])
-
-
 def test_an_error_while_reading_ahead_is_raised_where_that_block_is_taken(tmp_path):
     folders = towers(tmp_path, 3)
     models = {name: Streamed(folder) for name, folder in folders.items()}

@@ -68,12 +68,3 @@ def test_anchor_needs_one_weight_beside_its_result():
     with Float64Peak() as counted:
         anchor(merged, base, 2.0)
     assert counted.peak == 2 * merged.numel()
-
-
-def test_counting_sees_what_is_alive_and_forgets_what_is_not():
-    with Float64Peak() as counted:
-        kept = torch.ones(10, dtype=torch.float64)
-        for _ in range(3):
-            kept + 1
-        torch.ones(10)
-    assert counted.peak == 20

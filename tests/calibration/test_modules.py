@@ -8,14 +8,11 @@ import pytest
 import torch
 from families import FAMILIES, experiment, without_float32
 from test_cli import CALIBRATE, models, ready, refused  # noqa: F401 - fixtures
-from test_cost import counted
 from tiny import PAPER, difference, same_bits
 
 from featcal import Calibration, calibrate
 from featcal.cli import main as cli
-from featcal.errors import BadSetting, UnknownKey
-from featcal.planning.needs import Workload, needs
-from featcal.planning.shapes import model_shape
+from featcal.errors import UnknownKey
 
 LINEARS = replace(PAPER, norm=False)
 LISTS = [
@@ -73,29 +70,6 @@ def test_a_name_that_no_linear_has_is_refused_with_the_nearest_one():
         calibrate(**given, settings=replace(PAPER, modules=("q_prj",)))
     with pytest.raises(UnknownKey, match="'proj' is not known"):  # a whole name, not its last letters
         calibrate(**given, settings=replace(PAPER, modules=("q_proj", "proj")))
-
-
-@pytest.mark.parametrize("modules", ["q", [], ["q", "q"], [1], [""]])
-def test_what_is_no_list_of_different_names_is_refused(modules):
-    with pytest.raises(BadSetting, match="calibrate.modules"):
-        replace(PAPER, modules=modules)
-
-
-@pytest.mark.parametrize("modules", [("q", "v"), ("EncDecAttention.k",)])
-def test_the_work_of_fewer_modules_is_counted_within_2_percent(modules):
-    result, true = counted(**experiment(FAMILIES["t5"], batch=4), settings=replace(LINEARS, modules=modules))
-    assert result.cost.flops == pytest.approx(true, rel=0.02)
-
-
-def test_fewer_modules_need_less():
-    given = experiment(FAMILIES["llama"], torch.float32)
-    from featcal.blocks.plans import plan_for
-    from featcal.planning.cost import shapes_only
-    from featcal.planning.meta_profiler import to_meta
-
-    bare, batch = to_meta(given["merged"]), shapes_only(given["batches"]["a"][0])
-    found = [needs({3: model_shape(bare, plan_for(bare), batch, modules=m)}, Workload(2, 3, 3)) for m in (None, ("q_proj",))]
-    assert found[1].work.moments < found[0].work.moments and found[1].host < found[0].host
 
 
 def test_the_command_takes_names_one_by_one_and_refuses_an_unknown_one_before_it_reads_samples(models, capsys):  # noqa: F811

@@ -128,21 +128,6 @@ def test_a_mistake_on_the_command_line_is_printed_once_and_every_process_exits_w
     assert not (models / "new").exists()
 
 
-FOUND_BY_ALL = {
-    "value": (["--device", "tpu"], "tpu"),
-    "option": (["--rigde", "1"], "--rigde"),
-    "ranks": ([], "3 processes for 2 tasks"),
-}
-
-
-@pytest.mark.parametrize("case", FOUND_BY_ALL)
-def test_a_mistake_that_all_find_is_printed_by_the_first_alone(models, case):  # noqa: F811
-    more, text = FOUND_BY_ALL[case]
-    assert run(command, [*CALIBRATE, *more], 3, models) == [cli.MISTAKE] * 3
-    told = [(models / f"{rank}.txt").read_text() for rank in range(3)]
-    assert told[1:] == ["", ""] and told[0].count("featcal:") == 1 and text in told[0]
-
-
 def under_torchrun(arguments, folder):
     """Two processes of torchrun's, as a user starts them."""
     program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments]

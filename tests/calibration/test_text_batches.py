@@ -13,7 +13,6 @@ from tiny import PAPER, averaged, difference, shifted
 
 from featcal import calibrate
 from featcal.data.text import Sample
-from featcal.errors import BadData
 from featcal.models.load import load_model
 from reproduction.experiments.runs import Reading
 from reproduction.suites import text_batches as batches_of
@@ -97,12 +96,6 @@ def test_what_is_read_is_what_counts(tmp_path, texts):
     for (base, reading), tokens in expected.items():
         found = blocks(base, {"a": text_batches(base, texts, "a", 8, 3, 8, reading)}, reading)
         assert [block.tokens for block in found if block.name.endswith(".00")] == tokens, reading
-
-
-def test_an_answer_that_is_cut_away_cannot_be_counted(tmp_path, texts):
-    base = folder(tmp_path / "llama", "llama")
-    with pytest.raises(BadData, match="is cut before its completion, at 4 tokens"):
-        text_batches(base, texts, "a", 8, 3, 8, Reading(counted="answer", tokens=4))
 
 
 def test_the_draw_is_of_the_seed_and_takes_what_there_is(tmp_path, texts):

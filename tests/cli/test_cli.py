@@ -228,12 +228,6 @@ def test_a_full_disk_leaves_the_solved_blocks_of_a_calibration(models, capsys, f
     assert all(name.startswith("new/") for name in tree(models).keys() - before.keys())
 
 
-def test_inspect_names_every_tensor_that_holds_nan(models, capsys):
-    checkpoints.with_tensors(models / "dtd", {WEIGHT: torch.full((64, 32), float("inf"))})
-    message = refused(["inspect", "dtd"], models, capsys)
-    assert WEIGHT in message
-
-
 @pytest.mark.parametrize("command", sorted(COMMANDS))
 def test_an_existing_folder_is_only_replaced_with_force(models, capsys, command):
     shutil.copytree("dtd", "new")
@@ -257,12 +251,6 @@ def test_ctrl_c_ends_with_130_and_leaves_nothing_behind(models, capsys, monkeypa
     assert "interrupted" in capsys.readouterr().err and tree(models) == before
 
 
-def test_a_fault_of_ours_keeps_its_traceback(models, monkeypatch):
-    monkeypatch.setattr("featcal.merging.merge.method_named", lambda name: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        cli.main(MERGE)
-
-
 def test_as_a_program_help_loads_no_torch_and_a_mistake_ends_with_exit_code_2(models):
     program = Path(sys.executable).with_name("featcal")
     code = "import sys; from featcal.cli.main import main; main(['--help']); print({'torch', 'transformers'} & set(sys.modules))"
@@ -271,9 +259,3 @@ def test_as_a_program_help_loads_no_torch_and_a_mistake_ends_with_exit_code_2(mo
     done = subprocess.run([program, *MERGE, "--expert", "cars=missing"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("featcal: missing: no such file or folder") and "Traceback" not in done.stderr
-
-
-def test_doctor_tells_versions_and_the_device(capsys):
-    assert cli.main(["doctor"]) == 0
-    printed = capsys.readouterr().out
-    assert torch.__version__.split("+")[0] in printed and "free disk" in printed

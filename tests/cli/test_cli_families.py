@@ -175,12 +175,6 @@ def test_text_that_cannot_be_used_is_one_message(texts, capsys, monkeypatch, cha
         assert said in refused(command, folder, capsys)
 
 
-def test_more_tokens_than_the_model_has_positions_are_refused(texts, capsys):
-    folder = texts("bert")
-    message = refused([*TEXT, "--data", "a=a.jsonl", "--data", "b=b.jsonl", "--tokens", "65"], folder, capsys)
-    assert "tokens" in message and "64" in message
-
-
 def test_a_model_that_would_need_code_from_its_folder_is_refused_without_a_question(texts, capsys, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether to run a checkpoint's code"))
     folder = texts("llama")
@@ -190,12 +184,6 @@ def test_a_model_that_would_need_code_from_its_folder_is_refused_without_a_quest
     (folder / "a/config.json").write_text(json.dumps(changed))
     for command in (["inspect", "a"], [*TEXT, "--data", "a=a.jsonl", "--data", "b=b.jsonl"]):
         assert "no code from a checkpoint is run" in refused(command, folder, capsys)
-
-
-def test_a_processor_file_that_is_a_list_is_named(flat, capsys):
-    folder, _ = flat("vit")
-    (folder / "base/preprocessor_config.json").write_text("[1]")
-    assert "base/preprocessor_config.json" in refused(PICTURES, folder, capsys)
 
 
 def test_a_row_that_names_a_picture_outside_of_the_folder_is_refused(flat, capsys):

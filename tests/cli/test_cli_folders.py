@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -48,12 +47,6 @@ def test_a_configuration_that_is_no_json_mapping_is_named(models, capsys, conten
     assert "merged/config.json" in refused(CALIBRATE, models, capsys)
 
 
-def test_a_folder_without_configuration_gets_a_way_out_that_is_not_one_of_this_project(models, capsys):  # noqa: F811
-    (models / "mnist/config.json").unlink()
-    message = refused(CALIBRATE, models, capsys)
-    assert "mnist/config.json" in message and "dvc" not in message
-
-
 def test_a_file_given_as_a_folder_is_called_a_file(models, capsys):  # noqa: F811
     assert "names a file" in refused(["inspect", "base/config.json"], models, capsys)
 
@@ -61,10 +54,6 @@ def test_a_file_given_as_a_folder_is_called_a_file(models, capsys):  # noqa: F81
 @pytest.mark.parametrize("arguments", [CALIBRATE, [*EVALUATE, *PROMPT]], ids=["calibrate", "evaluate"])
 def test_a_device_that_does_not_exist_is_not_taken_for_the_cpu(models, capsys, arguments):  # noqa: F811
     assert "--device: 'tpu'" in refused([*arguments, "--device", "tpu"], models, capsys)
-
-
-def test_a_negative_seed_is_refused(models, capsys):  # noqa: F811
-    assert "--seed" in refused([*CALIBRATE, "--seed", "-1"], models, capsys)
 
 
 def test_a_model_that_is_not_as_wide_as_the_clip_s_tower_is_refused(models, capsys):  # noqa: F811
@@ -88,13 +77,6 @@ def test_prompts_with_words_the_tokenizer_lacks_are_refused_because_their_accura
     assert "a doodle of a cat" in message and "--template" in message
 
 
-def test_a_path_in_a_title_stays_on_one_line_however_narrow_the_table(models, capsys):  # noqa: F811
-    deep = Path("a-folder-with-a-rather-long-name/and-another-one-inside-it")
-    shutil.copytree("merged", deep)
-    assert cli.main(["evaluate", "--model", str(deep), *EVALUATE[3:], *PROMPT]) == 0
-    assert f"{deep}: percent correct\n" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENAMETOOLONG])
 def test_a_path_that_cannot_be_written_is_one_message(models, capsys, monkeypatch, number):  # noqa: F811
     def refuse(path, *_, **__):
@@ -110,12 +92,6 @@ def test_a_link_to_nothing_is_refused_as_out_at_once(models, capsys, command):  
     Path("loop").symlink_to("loop")
     for link in ("link", "loop"):
         assert "is a link to" in refused([*command, "--out", link], models, capsys)
-
-
-def test_sigterm_is_as_it_was_after_a_command(models, capsys):  # noqa: F811
-    before = signal.getsignal(signal.SIGTERM)
-    assert cli.main(MERGE) == 0
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 INTERRUPTED_AT_THE_FIRST_BLOCK = """

@@ -32,12 +32,6 @@ def test_a_dry_run_finds_what_a_run_would_stumble_over(models, capsys):  # noqa:
     assert WEIGHT in refused([*CALIBRATE, "--dry-run"], models, capsys)
 
 
-def test_the_summary_as_json_is_what_the_folder_says_of_itself(models, capsys):  # noqa: F811
-    assert cli.main([*CALIBRATE, "--json"]) == 0
-    told, kept = json.loads(capsys.readouterr().out), json.loads((models / "new/featcal.json").read_text())
-    assert told["blocks"] == kept["blocks"] and told["settings"] == kept["settings"] and told["folder"] == "new"
-
-
 def test_options_of_the_command_are_keywords_of_the_library(models, monkeypatch):  # noqa: F811
     from pathlib import Path
 
@@ -91,12 +85,6 @@ def test_a_place_or_a_value_that_cannot_be_used_is_refused_before_anything_is_re
 )
 def test_a_folder_that_cannot_be_made_is_one_message(models, capsys, command):  # noqa: F811
     assert "/proc/x" in refused([*command, "/proc/x"], models, capsys)
-
-
-@pytest.mark.parametrize("folder", ["mnist", "base"])
-def test_merge_refuses_a_folder_without_config_json(models, capsys, folder):  # noqa: F811
-    (models / folder / "config.json").unlink()
-    assert f"{folder}/config.json" in refused(MERGE, models, capsys)
 
 
 @pytest.mark.parametrize("command", [MERGE, CALIBRATE], ids=["merge", "calibrate"])
@@ -180,20 +168,6 @@ def test_inspect_of_a_model_that_cannot_be_thought_through_says_so_and_goes_on(m
     assert "Wav2Vec2Model: it takes" in refused(["calibrate", "--merged", "sound", "--base", "sound", *few], models, capsys)
 
 
-def test_the_time_left_is_told_from_the_pieces_done():
-    ticks, lines = iter([0.0, 100.0, 110.0, 120.0, 130.0]), []
-    line = terminal.plain_lines(4, lines.append, clock=lambda: next(ticks))
-    for name in "abcd":
-        line(name)
-    assert lines == [
-        "a  (1 of 4, about 5 min 0 s left)",  # one piece only, with all that went before it
-        "b  (2 of 4, about 20 s left)",
-        "c  (3 of 4, about 10 s left)",
-        "d  (4 of 4)",
-    ]
-    assert [terminal.duration(s) for s in (0.4, 59, 3600, 7380)] == ["0 s", "59 s", "1 h 0 min", "2 h 3 min"]
-
-
 SPEAKING = """
 from featcal.cli.terminal import complain, counted, say, table
 say("result")
@@ -211,11 +185,3 @@ def test_of_several_processes_only_the_first_prints_and_each_tells_its_own_mista
         said[rank] = subprocess.run([sys.executable, "-c", SPEAKING], capture_output=True, text=True, check=True, env=environment)
     assert "result" in said["0"].stdout and "piece  (1 of 1)" in said["0"].stderr and "featcal: mistake" in said["0"].stderr
     assert said["1"].stdout == "" and said["1"].stderr == "featcal (process 1): mistake\n"
-
-
-def test_help_shows_examples_and_exit_codes(capsys):
-    for command in ("calibrate", "merge", "evaluate", "convert"):
-        assert cli.main([command, "--help"]) == 0
-        assert f"featcal {command} " in " ".join(capsys.readouterr().out.split())
-    assert cli.main(["--help"]) == 0
-    assert "130" in capsys.readouterr().out

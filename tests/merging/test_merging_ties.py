@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from featcal.errors import BadSetting, UnknownKey
+from featcal.errors import BadSetting
 from featcal.merging import selection, ties
 from featcal.merging.merge import merge, merge_recorded
 from featcal.merging.selection import kth_smallest
@@ -69,12 +69,6 @@ def test_one_expert_at_density_one_is_that_expert():
     assert all(torch.equal(a, b) for a, b in zip(merged.parameters(), expert.parameters(), strict=True))
 
 
-def test_equal_experts_at_density_one_averaged_are_that_expert():
-    expert = vision(1)
-    merged = merge("ties", vision(0), [expert] * 3, density=1.0, scale=1.0, combine="mean")
-    np.testing.assert_allclose(flat(merged), flat(expert), rtol=0, atol=1e-12)
-
-
 def test_the_order_of_the_tasks_and_the_size_of_the_pieces_do_not_matter(monkeypatch):
     experts = {str(i): checkpoints.vision(i) for i in range(1, 5)}
     one = merge("ties", checkpoints.vision(), experts).state_dict()
@@ -111,8 +105,3 @@ def test_the_kth_smallest_is_what_sorting_gives(monkeypatch, candidates, values)
 def test_values_out_of_range_name_their_setting(wrong):
     with pytest.raises(BadSetting, match=f"merge.{next(iter(wrong))}"):
         merge("ties", checkpoints.vision(), [checkpoints.vision(1)], **wrong)
-
-
-def test_a_setting_of_no_method_names_the_nearest_one():
-    with pytest.raises(UnknownKey, match="did you mean 'density'"):
-        merge("ties", checkpoints.vision(), [checkpoints.vision(1)], desnity=0.2)

@@ -10,7 +10,6 @@ from featcal.blocks.capture import first_inputs
 from featcal.blocks.plan import blocks_of
 from featcal.blocks.plans import plan_for
 from featcal.blocks.replay import check_replay
-from featcal.errors import BadPlan
 from featcal.models.save import save_model
 from featcal.models.streamed import Streamed
 
@@ -97,12 +96,6 @@ def test_a_block_may_be_written_to_and_is_read_anew_the_next_time(tmp_path):
     assert nothing_left(held)
 
 
-def test_a_block_that_is_not_there_is_named(tmp_path):
-    held = Streamed(folder_of(tmp_path / "m", "clip"))
-    with pytest.raises(BadPlan, match=r"no module 'encoder\.blocks\.0'"), held.block("encoder.blocks.0"):
-        pass
-
-
 def test_a_tied_embedding_is_loaded_once(tmp_path):
     held = Streamed(folder_of(tmp_path / "m", "t5"))
     with held.running() as module:
@@ -119,27 +112,6 @@ def test_half_precision_files_compute_in_float32_and_tell_what_they_hold(tmp_pat
         assert same(outputs(module, batch), outputs(whole(tmp_path / "m", "llama"), batch))
     kinds = {held.parameters.stored_dtype(name) for name in held.parameters.names}
     assert kinds == {torch.bfloat16} == {held.parameters.stored(name).dtype for name in held.parameters.names}
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_parameters_have_the_dtypes_that_from_pretrained_gives_them(dtype, tmp_path):
-    folder = folder_of(tmp_path / "m", "t5")
-    expected = {name: p.dtype for name, p in whole(folder, "t5", dtype).named_parameters()}
-    held = Streamed(folder, dtype=dtype)
-    with held.block("encoder"), held.block("decoder"), held.block("lm_head"):
-        assert {name: p.dtype for name, p in held.module.named_parameters()} == expected and len(present(held)) == len(expected)
-
-
-def test_names_are_those_a_folder_of_this_model_holds(tmp_path):
-    held = Streamed(folder_of(tmp_path / "m", "t5", way="featcal"))
-    assert sorted(held.parameters.names) == held.checkpoint.names
-
-
-def test_making_one_leaves_random_numbers_alone(tmp_path):
-    folder = folder_of(tmp_path / "m", "clip")
-    before = torch.get_rng_state()
-    Streamed(folder)
-    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_other_lists_of_modules_come_and_go_like_blocks(tmp_path):

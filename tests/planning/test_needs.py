@@ -82,11 +82,6 @@ def test_the_phases_of_a_run_are_the_parts_counted_by_hand():
     assert found["advance"]["weights"] == 4 * BLOCK
 
 
-def test_one_task_needs_neither_a_second_expert_nor_what_others_added_up_to():
-    found = needs.phases(shape(), load(tasks=1))["observe"]
-    assert found["weights"] == 2 * 4 * BLOCK and found["systems"] == 0
-
-
 def test_the_files_of_a_run_are_its_solved_blocks_and_the_model_with_one_tensor_twice():
     whole = 4 * (2 * BLOCK + ENTRY + 2 * D)
     patches = 4 * 3 * 8 * 8 * D
@@ -118,11 +113,6 @@ def test_what_exceeds_a_budget_waits_on_the_next_place(more, expected):
     assert found == (wanted if rest else {"gpu": 0, "host": whole, "disk": 0})
 
 
-def test_more_processes_need_less_memory_each_and_compute_the_same_in_all():
-    one, two = (needs.needs({3: shape(3), 1: shape(1)}, load(ranks=ranks)) for ranks in (1, 2))
-    assert two.waiting["host"] == one.waiting["host"] * 2 // 3 and two.work == one.work
-
-
 def test_depth_and_tasks_leave_the_memory_at_work_as_it_is():
     def of(layers, tasks):
         model = to_meta(clip(num_hidden_layers=layers)).float().eval()
@@ -130,9 +120,3 @@ def test_depth_and_tasks_leave_the_memory_at_work_as_it_is():
         return {phase: parts for phase, parts in found.items() if phase != "check"}
 
     assert of(2, 2) == of(6, 2) == of(2, 8)
-
-
-def test_a_batch_that_is_larger_than_the_rest_is_counted_at_its_size():
-    assert load(samples=7, batch=3).batches == {3: 2, 1: 1}
-    assert load(samples=6, batch=3).batches == {3: 2}
-    assert load(samples=2, batch=3).batches == {2: 1}

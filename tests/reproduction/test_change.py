@@ -60,15 +60,11 @@ def changed(name: str, before: dict[str, dict], folder: Path) -> set[str]:
     return {stage for stage, values in after.items() if values != before[stage]}
 
 
-def test_every_edit_is_tried():
-    assert set(EDITS) == {"lambda", "samples", "merger", "task"}
-
-
 def test_lambda_changes_calibrations_controls_and_studies_of_images_and_no_merger_or_adapter(before, tmp_path):
     stages = changed("lambda", before, tmp_path)
     assert {"calibrate@clip_b32-8-wudi", "calibrate_pool@clip_l14-20", "ablate@clip_b32-8-wudi", "sweep@clip_b32-8"} <= stages
     kinds = {stage.partition("@")[0] for stage in stages}
-    studies = {"samples", "corrupted", "task_counts", "cost", "sweep", "theory", "tune", "beyond"}
+    studies = {"samples", "corrupted", "task_counts", "cost", "sweep", "theory", "tune", "beyond", "field"}
     assert kinds == {"calibrate", "calibrate_pool", "ablate", *studies}
     assert not [stage for stage in stages if "glue" in stage or "mergebench" in stage]
 
@@ -87,3 +83,18 @@ def test_another_merger_is_one_row(before, tmp_path):
 def test_a_task_left_out_begins_with_the_images(before, tmp_path):
     stages = changed("task", before, tmp_path)
     assert "prepare_data" in stages and {stage.partition("@")[0] for stage in stages} == {"prepare_data", "prepare"}
+
+
+def test_every_option_of_dvc_exp_on_the_page_reaches_every_calibration_of_images_and_nothing_else(before, tmp_path):
+    from dvc.utils.hydra import apply_overrides
+
+    options = set(re.findall(r"-S (exp\S+)", TEXT))
+    assert options == {"exp.calibrate.ridge=0.01"}
+    apply_overrides(str(project(tmp_path) / "params.yaml"), sorted(options))
+    after = settings(tmp_path)
+    stages = {stage for stage, values in after.items() if values != before[stage]}
+    assert {stage.partition("@")[0] for stage in stages} == {"calibrate", "calibrate_pool"}
+    told = load_experiments(tmp_path / "params.yaml")
+    images = [run for run in told.calibrate.values() if isinstance(run.pool, int) and run.calibration and run.setting == "suite"]
+    assert images and {run.calibration.ridge for run in images} == {0.01}
+    assert told.ablate["clip_b32-8-wudi"].whole.calibration.ridge != 0.01

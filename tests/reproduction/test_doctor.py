@@ -17,15 +17,13 @@ from hub_server import HubServer
 from rehearsal_punkt import punkt_tab
 
 from featcal.cli import main as cli
-from reproduction.data.decoded import WORTHWHILE
-from reproduction.data.registry import TASKS
 from reproduction.doctor import suite as doctor_suite
-from reproduction.doctor.needs import Chosen, hours, models_kept, role_needs, tables
+from reproduction.doctor.needs import Chosen
 from reproduction.experiments.params import load_experiments
 from reproduction.language import requirements
 from reproduction.suites import packages
 from reproduction.suites.reachable import look
-from reproduction.suites.repositories import DECODED, TEST_IMAGES, TRAIN_IMAGES, Repository, decoded_bytes, repositories
+from reproduction.suites.repositories import Repository, repositories
 from reproduction.suites.suite import load_suite
 
 ROOT = Path(__file__).parents[2]
@@ -139,35 +137,9 @@ def test_the_suite_made_here_lacks_its_encoder_at_most_and_a_misspelt_one_is_tol
     assert "paper" in capsys.readouterr().err
 
 
-def test_outside_of_a_project_a_suite_cannot_be_looked_at(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["doctor", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["machine"]["torch"]
-    assert cli.main(["doctor", "--suite", "paper"]) == 2
-
-
-def test_hours_grow_with_models_and_fall_with_speed(project):
-    here = chosen(project)
-    assert hours(here, 2e13)["clip_b32-8"] == pytest.approx(hours(here, 1e13)["clip_b32-8"] / 2)
-    (needs,) = role_needs(here)
-    assert needs.disk == (models_kept(here, "clip_b32", 8) + 2 + 1) * 87_456_000 * 4  # and two experts, one base
-
-
-def test_every_table_of_scores_names_its_roles_and_pools():
-    found = tables(yaml.safe_load((ROOT / "pipeline/pages.yaml").read_text())["pages"])
-    assert found["table01"] == ["clip_b32-8", "minilm-8"] and "clip_l14-20" in found["table02"]
-    assert found["table04"] == ["llama_3b-mergebench", "llama_8b-mergebench"]
-
-
 def test_the_paper_asks_for_every_checkpoint_and_data_set_once():
     asked = repositories(load_suite(ROOT, "paper"))
     names = [(one.kind, one.name) for one in asked]
     assert len(names) == len(set(names)) == 2 * 21 + 1 + 2 * 9 + 2 * 4 + 20 + 1 + 3 + 6
     assert all(one.bytes for one in asked if one.kind == "model")
     assert repositories(load_suite(ROOT, "mini")) == repositories(load_suite(ROOT, "files")) == []
-
-
-def test_the_decoded_pictures_of_the_twenty_tasks_are_the_counts_of_the_recipes():
-    assert sum(TEST_IMAGES.values()) == 233_068 and set(TEST_IMAGES) == set(TASKS)
-    assert max(TRAIN_IMAGES.values()) * DECODED <= WORTHWHILE
-    assert decoded_bytes(load_suite(ROOT, "paper")) == (233_068 + 28_524) * 3 * 224 * 224

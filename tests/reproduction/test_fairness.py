@@ -58,11 +58,6 @@ def test_differences_are_paired_image_by_image():
     assert block().difference("prob_surgery") is None
 
 
-def test_one_image_of_a_task_tells_no_error():
-    single = Block("TA", block().right, {"surgery": {"42": flags(a="1100", b="100000")}}, {})
-    assert single.worth("surgery") is None and single.difference("surgery") is not None
-
-
 def test_equal_answers_leave_no_difference_and_no_noise():
     same = block(featcal={"42": flags(a="1100", b="100100")})
     assert same.difference("surgery") == same.worth("surgery") == (0, 0)
@@ -84,12 +79,6 @@ def test_where_all_images_were_shown_nothing_is_left_to_compare():
 def test_only_seeds_that_both_have_are_compared():
     other = block(featcal={"43": flags(a="1011", b="101011")})
     assert other.difference("surgery") is None and other.parts("featcal") is None
-
-
-def test_the_sentence_says_what_the_table_says():
-    said = fairness.sentence([block()])
-    assert "is worth +100.0 ± 70.7 points to Surgery" in said and "ProbSurgery" not in said
-    assert "above the adapter in 1 of 1, below in 0, and within two standard errors in 0" in said
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -30,16 +30,6 @@ def test_an_allocation_is_found_although_it_is_gone_before_anybody_looked(monkey
     assert cost.energy_wh is None
 
 
-def test_what_a_child_held_before_hides_nothing(monkeypatch):
-    monkeypatch.setattr(profile, "INTERVAL", 60)
-    holds = f"held = bytearray({3 * SIZE}); held[::4096] = b'x' * len(held[::4096]); print(flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", holds], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        child.stdout.readline()
-        _, cost = profiled(lambda: len(touched(SIZE)))
-        child.communicate(b"\n")
-    assert 119 <= cost.memory_mib <= 130
-
-
 def test_what_was_held_before_does_not_count():
     held = touched(SIZE)
     _, cost = profiled(lambda: None)
@@ -54,20 +44,6 @@ def test_memory_of_a_child_counts():
 def test_seconds_are_those_of_the_work_and_its_value_comes_back():
     value, cost = profiled(lambda: time.sleep(0.3) or 7)
     assert value == 7 and 0.3 <= cost.seconds <= 0.6
-
-
-def test_elsewhere_than_on_linux_memory_is_not_measured(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory, "PROC", tmp_path)
-    assert profiled(lambda: None)[1].memory_mib is None
-
-
-def test_an_error_of_the_work_comes_through_and_nobody_keeps_looking():
-    import threading
-
-    before = threading.active_count()
-    with pytest.raises(ZeroDivisionError):
-        profiled(lambda: 1 / 0)
-    assert threading.active_count() == before
 
 
 class NVMLError(Exception):
@@ -129,8 +105,3 @@ def test_the_gpu_that_is_measured_is_torchs_first(monkeypatch, visible, wanted):
     with power_meter() as watts:
         assert math.isclose(watts(), 1.0)
     assert asked == [wanted, "shut down"]
-
-
-def test_a_gpu_is_not_asked_about_work_on_the_cpu(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", stand_in(lambda: 360.0))
-    assert profiled(lambda: None)[1].energy_wh is None

@@ -9,13 +9,13 @@ from tiny import averaged, clip, images, make, seeded, shifted
 
 from featcal.settings import Calibration
 from reproduction.theory.deployed import Models, check_sources
-from reproduction.theory.drift import Growth, check_residual, decomposed, residual
-from reproduction.theory.found import Found, digits
+from reproduction.theory.drift import check_residual, decomposed, residual
+from reproduction.theory.found import Found
 from reproduction.theory.losses import check_loss, check_margins
 from reproduction.theory.path import nodes_and_weights, path_average
 from reproduction.theory.propagation import check_propagation
 from reproduction.theory.scores import Head, check_scores, cosine_constant, score_drift
-from reproduction.theory.sources import Linear, loss, minimum, mismatch, objective, peak, wasserstein
+from reproduction.theory.sources import Linear, loss, minimum, mismatch, objective, wasserstein
 from reproduction.theory.tower import tower
 
 BATCH = images(7, count=4, batch=4)[0]
@@ -72,12 +72,6 @@ def test_the_unrolled_sum_of_mismatches_converges_to_the_final_drift(towers):
     assert errors[0] < errors[1] < errors[2] and errors[2] > 6
     shares = [line["value"] for line in found.lines if line["quantity"] == "share_of_final"]
     assert len(shares) == 3 and sum(shares) == pytest.approx(100)
-
-
-def test_growth_needs_less_mismatch_than_stretch():
-    g = Growth(gamma=torch.tensor([0.5, 0.5, -0.1]), eta=torch.tensor([0.2, 0.5, 0.0]), factor=torch.tensor([1.4, 1.0, 1.1]))
-    assert g.applies.tolist() == [True, False, False]  # a block 1.5 h with mismatch −0.5 leaves drift as it was: η = γ
-    assert torch.allclose(g.promised, torch.tensor([1.3, 1.0, 0.9]))
 
 
 def head(classes=5):
@@ -140,12 +134,6 @@ def test_solving_on_another_source_costs_no_more_than_both_parts_of_proposition_
     assert same.gap == same.largest == same.transport == 0
 
 
-def test_the_peak_of_a_parabola_may_lie_inside():
-    assert peak(0.0, 1.0, 0.0) == pytest.approx(1.0)
-    assert peak(-2.0, 0.0, 2.0) == 2.0
-    assert peak(1.0, -0.125, 0.0) == 1.0
-
-
 def test_the_wasserstein_distance_ignores_the_order_of_tokens():
     linear, src, _ = linear_and_sources()
     turned = replace(src, u={t: u.flip(0) for t, u in src.u.items()}, y={t: y.flip(0) for t, y in src.y.items()})
@@ -172,10 +160,6 @@ def test_in_forward_order_the_first_block_sees_what_it_was_solved_on_and_later_o
     assert value(found, "proposition_8", "room") >= 0 and value(found, "proposition_8_transport", "room") >= 0
     moved = [value(found, "proposition_8", f"{kind}_moved", block="01") for kind in ("forward", "stale")]
     assert 0 < moved[0] < moved[1]
-
-
-def test_digits_end_where_float64_does():
-    assert digits(1e-3) == pytest.approx(3) and digits(0.0) == 16
 
 
 def test_equations_hold_on_padded_texts_whose_blocks_end_in_a_norm():

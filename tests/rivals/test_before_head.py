@@ -5,7 +5,7 @@ import torch
 from adapter_features import difference
 from families import FAMILIES, without_float32
 from families import experiment as texts
-from tiny import clip, experiment, images
+from tiny import clip, images
 
 import featcal
 from featcal.errors import BadBatches, BadSetting
@@ -42,13 +42,6 @@ def test_a_decoder_given_its_tokens_counts_those_that_do_not_pad():
     masked = given | {"decoder_attention_mask": torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]])}
     assert sizes.tolist() == [3, 2, 4]
     torch.testing.assert_close(rows, rows_before_head(model, masked, None)[0], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", LANGUAGE)
-def test_scores_over_the_vocabulary_are_not_made_for_features(name, monkeypatch):
-    model = texts(FAMILIES[name])["merged"]
-    monkeypatch.setattr(model.get_output_embeddings(), "forward", lambda hidden: pytest.fail("the head was run"))
-    rows_before_head(model, FAMILIES[name].batches(5)[0], None)
 
 
 @pytest.mark.parametrize("name", LANGUAGE)
@@ -100,13 +93,3 @@ def test_language_models_refuse_unit_features_and_a_second_head():
         featcal.surgery(*call, features="unit")
     with pytest.raises(BadSetting, match="head: 'Tensor' cannot be used; it must be left out"):
         featcal.surgery(*call, head=torch.zeros(4, 32), rank=2)
-
-
-def test_experts_and_batches_that_do_not_match_are_named():
-    given = experiment()
-    with pytest.raises(BadBatches, match="'dtd'.*is missing"):
-        featcal.surgery(given["merged"], given["experts"], {"mnist": given["batches"]["mnist"], "svhn": []})
-    with pytest.raises(BadBatches, match=r"batches\['dtd'\]: is empty"):
-        featcal.surgery(given["merged"], given["experts"], given["batches"] | {"dtd": []})
-    with pytest.raises(BadBatches, match=r"batches\['dtd'\]: batch 0 is refused by the model"):
-        featcal.surgery(given["merged"], given["experts"], given["batches"] | {"dtd": [{"pixels": torch.zeros(1)}]})

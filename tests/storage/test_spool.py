@@ -71,12 +71,6 @@ def test_gaps_between_rows_are_not_kept(place, tmp_path):
     assert torch.equal(back, tensor) and back.is_contiguous()
 
 
-def test_a_part_of_a_larger_tensor_does_not_keep_the_rest_in_memory(tmp_path):
-    with in_memory(tmp_path) as spool:
-        back = spool.get(spool.keep(random(1000, 4)[:2]))
-        assert back.untyped_storage().nbytes() == spool.host_bytes == 32
-
-
 def test_expanded_axes_are_counted_and_stored_once(tmp_path):
     with in_memory(tmp_path / "a") as memory, on_disk(tmp_path / "b") as disk:
         for spool in (memory, disk):
@@ -113,12 +107,6 @@ def test_nothing_is_left_on_disk_whatever_ends_the_run(tmp_path):
         spool.keep(random(10))
         raise KeyboardInterrupt
     assert os.listdir(tmp_path) == [] and spool.disk_bytes == 0
-
-
-def test_a_spool_that_needs_no_disk_makes_no_folder(tmp_path):
-    with in_memory(tmp_path / "none") as spool:
-        spool.keep(random(10))
-    assert os.listdir(tmp_path) == []
 
 
 def test_what_a_killed_process_left_is_removed_and_a_living_one_keeps_its_files(tmp_path):

@@ -12,6 +12,7 @@ PUBLIC = {
     "featcal.calibrate": "featcal/calibration/calibrate.py",
     "featcal.load_batches": "featcal/data/calibration.py",
     "featcal.merge": "featcal/merging/merge.py",
+    "featcal.svc": "featcal/merging/svc.py",
     "featcal.surgery": "featcal/rivals/surgery.py",
     "featcal.prob_surgery": "featcal/rivals/prob_surgery.py",
     "featcal.mean_shift": "featcal/rivals/mean_shift.py",

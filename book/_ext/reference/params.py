@@ -10,7 +10,7 @@ import yaml
 from reference.markdown import escaped, table
 
 SUITES = ("mini", "paper", "files")
-APART = ("suite", "methods")  # not experiments
+APART = ("suite", "methods", "exp")  # not experiments
 
 
 @cache

@@ -13,7 +13,7 @@ from tiny import make
 from tokenizers import processors
 
 import featcal
-from featcal.errors import BadData, BadEnvironment, UnknownKey
+from featcal.errors import BadData, UnknownKey
 from reproduction.language import harness
 from reproduction.language.generation import generate_texts
 from reproduction.language.harness import score_tests
@@ -217,9 +217,3 @@ def test_rows_and_checks_that_cannot_be_used_are_named():
         local_test("ifeval", [], "instructions", NEW)
     with pytest.raises(UnknownKey, match="'leter' is not known here; did you mean 'letter'"):
         local_test("a", rows(PROMPTS), "leter", NEW)
-
-
-def test_without_the_harness_its_extra_is_named(monkeypatch):
-    monkeypatch.setattr(harness, "installed", lambda: False)
-    with pytest.raises(BadEnvironment, match="lm_eval.*is not installed.\n  - install the extra: pip install"):
-        score_tests(None, None, {}, 1)

@@ -69,23 +69,6 @@ def test_what_public_tests_lack_is_told_at_once(monkeypatch):
         load_public({"gsm8k": "gsm8k_strikt"})
 
 
-@installed
-def test_public_tests_have_the_names_that_the_harness_knows():
-    import lm_eval
-
-    for key, test in PUBLIC.items():
-        file = Path(lm_eval.__file__).parent / "tasks" / test.file
-        texts = [path.read_text() for path in file.parent.glob("*.yaml")]
-        assert f"task: {test.task}\n" in file.read_text(), key
-        for word in (test.data, f"test_split: {test.split}\n"):
-            assert any(word in text for text in texts), (key, word)
-        if test.filter != "none":
-            assert any(test.filter in text for text in texts), key
-        metric = {"pass@1": "pass_at_k"}.get(test.metric, test.metric)  # the function, and what it calls its score
-        assert any(metric in text for text in texts), key
-    assert set(PAPER) < set(PUBLIC)
-
-
 def test_without_the_harness_its_extra_is_named(monkeypatch):
     monkeypatch.setattr(harness, "installed", lambda: False)
     with pytest.raises(BadEnvironment, match="lm_eval.*is not installed.\n  - install the extra: pip install"):
@@ -130,13 +113,6 @@ def antlr(folder: Path, version: str) -> Path:
     own.mkdir(parents=True)
     (own / "METADATA").write_text(f"Metadata-Version: 2.1\nName: antlr4-python3-runtime\nVersion: {version}\n")
     return folder
-
-
-def test_a_test_lacks_what_it_imports_and_nothing_that_only_others_do(monkeypatch):
-    monkeypatch.setattr(requirements, "find_spec", lambda name: None)
-    assert [lack.what for lack in requirements.lacking(PUBLIC["ifeval"])] == ["langdetect, immutabledict, nltk not installed"]
-    assert "pip install -c constraints.txt -e '.[language]'" in requirements.lacking(PUBLIC["ifeval"])[0].way_out
-    assert requirements.lacking(PUBLIC["gsm8k"]) == requirements.lacking(PUBLIC["math500_plain"]) == []
 
 
 @pytest.mark.parametrize(("offline", "here", "asked"), [(False, False, 1), (True, False, 0), (False, True, 0)])

@@ -21,7 +21,8 @@ STUDIES = ("samples", "cost", "corrupted", "sweep", "theory", "choices", "tune",
 STAGES = (
     "prepare_data", "prepare", "merge", "calibrate", "adapt", "ablate", "multitask", "merge_pool", "calibrate_pool", "adapt_pool",
     "evaluate", "evaluate_pool", "measure", *STUDIES, "gather", "gather_more", "gather_corrupted",
-    "results", "results_pool", "page", "prepare_texts", "prepare_language", "merge_language", "calibrate_language",
+    "results", "results_pool", "headline", "claims", "artifact", "page", "prepare_texts", "prepare_language", "merge_language",
+    "calibrate_language",
     "adapt_language", "evaluate_language", "results_language", "prepare_sentences", "merge_sentences", "calibrate_sentences",
     "adapt_sentences",
 )  # fmt: skip
@@ -55,7 +56,7 @@ EXEMPT = {
 # How many decimals a score has is storage/results.py's business.
 WRITES_SCORES = (
     "ablate", "evaluate", "evaluate_pool", "evaluate_language", "measure", *STUDIES, "gather", "gather_more", "gather_corrupted",
-    "results", "results_pool", "results_language",
+    "results", "results_pool", "results_language", "headline", "claims", "artifact",
 )  # fmt: skip
 
 

@@ -1,0 +1,86 @@
+"""Fisher merging: every entry the mean of the experts' weighted by how much their own answers depend on it.
+
+Source: Matena and Raffel, 2022 (arXiv 2111.09832), with a label drawn from each answer; normalised as in FusionBench
+(fusion_bench/method/fisher_merging/fisher_merging.py), which squares one gradient per batch, where the definition has one per
+sample. Every expert's diagonal is in memory.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from featcal.blocks.batches import check_batch, check_tasks, naming
+from featcal.core.precision import SUM_DTYPE, exact_products
+from featcal.errors import BadBatches
+from featcal.merging.answers import answer_logits, encoder
+from featcal.merging.job import Job, Named
+from featcal.merging.sources import Source
+from featcal.rivals.draws import generator
+
+Diagonal = dict[str, Tensor]  # by name of a tensor, in float64
+
+
+@torch.enable_grad()  # whatever the caller has switched off
+def diagonal_fisher(job: Job, model: nn.Module, expert: Source, task: str) -> Diagonal:
+    """Fᵢ = (1/n) Σ (∂ log p(y | x) / ∂θ)², y drawn from p(· | x), the expert's own answer to each of n samples of its task.
+
+    Raises: BadBatches for a task without samples.
+    """
+    tensors = {name: expert.finite_tensor(name).to(job.device).requires_grad_() for name in job.names}
+    found = {name: torch.zeros_like(tensor, dtype=SUM_DTYPE) for name, tensor in tensors.items()}
+    draws, count = generator(task, "fisher", job.settings.seed), 0
+    for number, batch in enumerate(job.batches[task]):
+        check_batch(task, number, batch, model)
+        for one in singles(batch):
+            with naming(task, number), exact_products():
+                answer = answer_logits(job.head, model, tensors, task, one).log_softmax(-1)  # (1, K)
+                label = torch.multinomial(answer.detach().double().exp().cpu(), 1, generator=draws)
+                slopes = torch.autograd.grad(answer[0, int(label)], list(tensors.values()), allow_unused=True)
+            for name, slope in zip(tensors, slopes, strict=True):
+                if slope is not None:
+                    found[name] += slope.to(SUM_DTYPE).square()
+            count += 1
+    if not count:
+        raise BadBatches(task, "is empty; at least one batch with at least one sample is needed")
+    job.progress(f"fisher: {task}, {count} samples")
+    return {name: total / count for name, total in found.items()}
+
+
+def singles(batch: Mapping[str, object]) -> Iterator[dict[str, object]]:
+    """Every sample of a batch as a batch of one."""
+    count = max(len(value) for value in batch.values() if isinstance(value, Tensor))
+    for i in range(count):
+        yield {key: value[i : i + 1] if isinstance(value, Tensor) else value for key, value in batch.items()}
+
+
+def fisher_weights(fishers: Sequence[Diagonal], floor: float, normalize: bool) -> list[float]:
+    """cᵢ = 1 / (‖Fᵢ‖ + floor) over the whole model, so that no expert's is larger than another's; 1 without `normalize`."""
+    if not normalize:
+        return [1.0] * len(fishers)
+    return [1 / (float(torch.stack([F.square().sum() for F in own.values()]).sum().sqrt()) + floor) for own in fishers]
+
+
+def fisher_tensor(base: Tensor, experts: Sequence[Tensor], fishers: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """θ = Σ cᵢ Fᵢ θᵢ / Σ cᵢ Fᵢ, entry by entry. Returns: the base's shape and dtype."""
+    total, left = torch.zeros_like(base, dtype=SUM_DTYPE), torch.zeros_like(base, dtype=SUM_DTYPE)
+    for expert, F, c in zip(experts, fishers, weights, strict=True):
+        total += c * F * expert.double()
+        left += c * F
+    return (total / left).to(base.dtype)
+
+
+def fishers_of(job: Job, method: str) -> list[Diagonal]:
+    """The diagonal of every expert, in the order of the tasks."""
+    check_tasks(job.experts, job.batches)
+    model = encoder(job, method)
+    return [diagonal_fisher(job, model, expert, task) for task, expert in job.experts.items()]
+
+
+def fisher(job: Job) -> Iterator[Named]:
+    """Every tensor by Fisher merging."""
+    chosen, fishers = job.settings, fishers_of(job, "fisher")
+    weights = fisher_weights(fishers, chosen.floor, chosen.normalize)
+    for name in job.names:
+        base, experts = job.read(name)
+        yield name, fisher_tensor(base, experts, [own[name] + chosen.floor for own in fishers], weights)

@@ -1,0 +1,97 @@
+"""The public function `svc`: singular values of a merged model's change brought down where its experts share directions.
+
+Source: Li et al., When Shared Knowledge Hurts, 2026 (arXiv 2602.05536, Eqs. 4 and 8, Algorithm 1); FusionBench,
+fusion_bench/method/singular_value_calibration/utils.py, whose smallest coefficient of 0.1 is the default.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from featcal.errors import BadSetting
+from featcal.merging.adapters import expert_sources
+from featcal.merging.arithmetic import task_vectors
+from featcal.merging.job import Named, silent
+from featcal.merging.merge import Model, matching_part, merge_target, module_like
+from featcal.merging.settings import VOCABULARY, is_vocabulary
+from featcal.merging.sources import Source, require_alike, source
+from featcal.merging.stream import fill, size_of, write_merged
+from featcal.settings import number, require
+
+TINY = 1e-12  # FusionBench's least squared length of an expert's response
+
+
+def svc_matrix(tau: Tensor, vectors: Sequence[Tensor], least: float) -> Tensor:
+    """Σ γᵣ σᵣ uᵣ vᵣᵀ, where τ = Σ σᵣ uᵣ vᵣᵀ: with aᵢ = uᵣᵀ τᵢ, γᵣ = N / Σ max(least, ⟨uᵣᵀ τ, aᵢ⟩ / ‖aᵢ‖²).
+
+    A coefficient ⟨…⟩ above 1 says that the merge moves further along an expert's own response than the expert does.
+
+    Args: merged τ and vectors τᵢ (o, d) of N experts in float64; least > 0.  Returns: (o, d).
+    """
+    U, S, Vt = torch.linalg.svd(tau, full_matrices=False)
+    coefficients = []
+    for vector in vectors:
+        response = U.T @ vector  # (r, d)
+        along = S * (Vt * response).sum(1)
+        coefficients.append((along / response.square().sum(1).clamp_min(TINY)).clamp_min(least))
+    factors = len(vectors) / torch.stack(coefficients).sum(0)  # (r,)
+    calibrated: Tensor = U * (factors * S) @ Vt
+    return calibrated
+
+
+def svc(
+    merged: Model,
+    base: Model,
+    experts: Mapping[str, Model] | Sequence[Model],
+    *,
+    out: str | Path | None = None,
+    least: float = 0.1,
+    exclude: Sequence[str] = VOCABULARY,
+    device: str | torch.device = "cpu",
+    progress: Callable[[str], None] = silent,
+) -> nn.Module | Path:
+    """The merged model with every matrix of its change from the base calibrated by SVC, without data; other tensors stay.
+
+    merged, base, experts: modules or checkpoint folders, as of `merge`.   out: a folder to write instead of returning a module.
+    least:    the smallest coefficient that counts; the lower, the more a direction is raised that the experts do not share.
+    exclude:  names of matrices, with * for any letters, that stay as they are; embeddings of words when left out.
+    Returns:  the module, or the path `out`.
+    Raises:   BadSetting; MissingTensor, TensorsDiffer when the models do not fit; NotFinite; DiskFull.
+    """
+    number("svc.least", least)
+    require(least > 0, "svc.least", least, "must be above 0")
+    named = dict(experts) if isinstance(experts, Mapping) else {f"{i:03d}": expert for i, expert in enumerate(experts)}
+    if not named:
+        raise BadSetting("svc.experts", named, "must hold at least one expert")
+    whole, part = matching_part(base, named)
+    origin = source(whole, "base", part)
+    theirs, ours = expert_sources(named, origin), source(merged, "merged")
+    require_alike(origin, {**theirs, "merged": ours})
+    place = torch.device(device)
+    tensors = _calibrated(ours, origin, theirs, least, tuple(exclude), place, progress)
+    if out is None:
+        return fill(module_like(whole, part), tensors)
+    return write_merged(tensors, out, merge_target(whole, part, size_of(origin)), {})
+
+
+def _calibrated(
+    merged: Source,
+    base: Source,
+    experts: Mapping[str, Source],
+    least: float,
+    exclude: tuple[str, ...],
+    device: torch.device,
+    progress: Callable[[str], None],
+) -> Iterator[Named]:
+    """Every tensor, in the merged model's dtypes."""
+    for name in merged.names:
+        tensor = merged.finite_tensor(name)
+        if tensor.dim() == 2 and tensor.is_floating_point() and not is_vocabulary(name, exclude):
+            start = base.finite_tensor(name).to(device)
+            (tau,) = task_vectors(start, [tensor.to(device)])
+            vectors = task_vectors(start, [expert.finite_tensor(name).to(device) for expert in experts.values()])
+            tensor = (start.double() + svc_matrix(tau, vectors, least)).to(tensor.dtype).cpu()
+            progress(f"svc: {name}")
+        yield name, tensor

@@ -1,0 +1,239 @@
+"""The whole field at one table: every merger from the same experts, as it is and with FeatCal, Surgery or SVC behind it.
+
+What a method needs is a fact of the method, told once in METHODS; numbers that other authors printed stand apart, in PRINTED.
+"""
+
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from reproduction.report.estimate import Estimate, estimate
+from reproduction.report.evidence import Evidence, read_json, select
+from reproduction.report.markup import PageOutput, compact, estimated, note, table
+from reproduction.report.pages import drawn, label
+
+ROLES = {"clip_b32": "images, CLIP ViT-B/32", "minilm": "texts, MiniLM"}
+POOL = "8"
+BEHIND = {"featcal": "with FeatCal", "surgery": "with Surgery", "svc": "with SVC"}
+NOTHING, TRAIN, UNLABELLED = "nothing", "training samples", "unlabelled samples"
+# what breaks a constraint that one may have: a mark for each, explained below the table
+MARKS = {
+    "G": "takes gradients: a training loop, and memory for it",
+    "H": "needs the tasks’ heads, so that there is an answer to look at",
+    "V": "its scale is chosen on labelled validation samples, as its source does",
+    "A": "adapts to unlabelled samples, in its source to those that are scored",
+    "T": "has to be told the task of every sample at test time",
+    "P": "adds parameters of every task to the merged model",
+    "F": "made from its published formula; its code could not be consulted",
+}
+
+
+@dataclass(frozen=True)
+class Known:
+    """A method as its source describes it: its name, what it looks at, and the marks of MARKS that it bears."""
+
+    name: str
+    sees: str = NOTHING
+    marks: str = ""
+
+
+METHODS = {
+    "average": Known("Simple Averaging"),
+    "task_arithmetic": Known("Task Arithmetic", marks="V"),
+    "ties": Known("TIES-Merging", marks="V"),
+    "dare": Known("DARE, Task Arithmetic", marks="V"),
+    "dare_ties": Known("DARE, TIES", marks="V"),
+    "breadcrumbs": Known("Model Breadcrumbs", marks="V"),
+    "consensus": Known("Consensus TA", marks="V"),
+    "pcb": Known("PCB-Merging", marks="V"),
+    "tsv_merge": Known("TSV-Merge", marks="V"),
+    "iso_c": Known("Iso-C", marks="V"),
+    "iso_cts": Known("Iso-CTS", marks="V"),
+    "wudi": Known("WUDI-Merging", marks="G"),
+    "wudi_closed_form": Known("WUDI-Merging, closed form"),
+    "fisher": Known("Fisher Merging", TRAIN, "GH"),
+    "regmean": Known("RegMean", TRAIN),
+    "regmean_plus_plus": Known("RegMean++", TRAIN),
+    "mats": Known("MaTS", TRAIN),
+    "lot": Known("LOT Merging", TRAIN, "F"),
+    "adamerging": Known("AdaMerging", UNLABELLED, "GHA"),
+    "featcal": Known("FeatCal", TRAIN),
+    "surgery": Known("Surgery", UNLABELLED, "GTP"),
+    "svc": Known("SVC"),
+}
+# Averages over the eight tasks as printed; the models are FusionBench's tanganke/clip-vit-base-patch32_<task>.
+FUSION_BENCH = "FusionBench, docs/modelpool/clip_vit.md"
+TSV_RESULTS = "FusionBench, examples/task_singular_vector/results/clip-vit-base-patch32/TA8.json"
+PRINTED = {
+    "Simple Averaging": (66.5, FUSION_BENCH),
+    "Task Arithmetic, λ = 0.3": (68.0, FUSION_BENCH),
+    "Fisher Merging": (70.6, FUSION_BENCH),
+    "TIES-Merging, λ = 0.3": (72.2, FUSION_BENCH),
+    "RegMean": (82.4, FUSION_BENCH),
+    "AdaMerging, layer-wise": (82.6, FUSION_BENCH),
+    "Iso-CTS, scale 1.5": (82.7, FUSION_BENCH),
+    "Iso-C, scale 1.5": (82.8, FUSION_BENCH),
+    "TSV-Merge": (83.1, TSV_RESULTS),
+    "RegMean++": (84.4, FUSION_BENCH),
+    "Concrete AdaMerging, layer-wise": (84.4, FUSION_BENCH),
+    "WUDI-Merging": (84.5, FUSION_BENCH),
+}
+
+
+def evidence(role: str, suite: str) -> Evidence:
+    """The results of one role."""
+    return Evidence(suite, role, POOL)
+
+
+def average(ours: Evidence, merger: str, method: str) -> Estimate | None:
+    """Mean over the tasks of a merger as it is ("merged") or with something behind it; None where it was not run."""
+    return estimate(select(ours.table("field"), {"upstream": merger, "method": method}))
+
+
+def mergers(ours: Evidence) -> list[str]:
+    """Those with scores, the best with FeatCal behind it first."""
+    found = {str(name): average(ours, str(name), "featcal") for name in ours.table("field")["upstream"].unique()}
+    return sorted(found, key=lambda name: -(found[name].mean if found[name] else 0.0))  # type: ignore[union-attr]
+
+
+def seconds(ours: Evidence, merger: str, part: str) -> float | None:
+    """What a part took: "merged", "choosing", or what is behind; None where it was not run."""
+    found = ours.record("field").get("cost", {}).get(merger, {}).get(part)
+    return None if found is None else float(found)
+
+
+def values(role: str, suite: str) -> PageOutput:
+    """The table of one role: a row for every merger, its needs, its seconds, its average and those with something behind it."""
+    ours, rows = evidence(role, suite), []
+    names = mergers(ours)
+    if not names:
+        return PageOutput(note(f"○ not run: no study of the field with {ROLES[role]} in the results of the {label(suite)}."))
+    for merger in names:
+        known, took, choosing = METHODS[merger], seconds(ours, merger, "merged"), seconds(ours, merger, "choosing")
+        cost = "–" if took is None else f"{took:.1f}<small>{'' if choosing is None else f'choosing {choosing:.0f}'}</small>"
+        cells = [average(ours, merger, method) for method in ("merged", *BEHIND)]
+        shown = [estimated(cell) if cell else "–" for cell in cells]
+        rows.append(("", [f"{escape(known.name)} {marks_of(merger, ours)}", known.sees, cost, *shown]))
+    head = ["Merger", "It looks at", "Seconds", "As it is", *BEHIND.values()]
+    return PageOutput(table(head, rows, f"Average accuracy (%), 8 tasks, {ROLES[role]} — {label(suite)}", "fc-words"))
+
+
+def marks_of(merger: str, ours: Evidence) -> str:
+    """The marks of a merger; V where its scale was chosen in this run."""
+    tried = _settings(ours).get("tried", {})
+    kept = "".join(mark for mark in METHODS[merger].marks if mark != "V" or merger in tried)
+    return f"<sup>{kept}</sup>" if kept else ""
+
+
+def _settings(ours: Evidence) -> dict[str, Any]:
+    return dict(read_json(ours.folder / f"{ours.role}-{ours.pool}.field.settings.json"))
+
+
+def legend() -> PageOutput:
+    """What the marks say."""
+    rows = [("", [mark, escape(text)]) for mark, text in MARKS.items()]
+    behind = [("", [escape(METHODS[name].name), f"{METHODS[name].sees}<sup>{METHODS[name].marks}</sup>"]) for name in BEHIND]
+    return PageOutput(
+        table(["Mark", "It"], rows, "What a method asks for", "fc-words")
+        + table(["Behind a merger", "It looks at"], behind, "What is put behind", "fc-words")
+    )
+
+
+def chosen(role: str, suite: str) -> PageOutput:
+    """What validation samples chose, of how many, and whether the choice lies at an end of what was tried."""
+    told, rows = _settings(evidence(role, suite)), []
+    for merger, tried in told.get("tried", {}).items():
+        picked = told["chosen"][merger]
+        scales = [one["scale"] for one in tried]
+        edge = "at an end of what was tried" if picked["scale"] in (min(scales), max(scales)) else ""
+        rows.append(("", [METHODS[merger].name, compact(picked["scale"]), ", ".join(map(compact, scales)), edge]))
+    if not rows:
+        return PageOutput(note(f"○ not run: no settings of such a study in the results of the {label(suite)}."))
+    return PageOutput(table(["Merger", "Scale", "Of", ""], rows, f"Chosen on validation samples, {ROLES[role]}", "fc-words"))
+
+
+def summary(suite: str) -> PageOutput:
+    """In words: the best merger, what FeatCal adds to how many, and where something else behind a merger is better."""
+    return PageOutput("".join(note(sentence(evidence(role, suite), name)) for role, name in ROLES.items()))
+
+
+def sentence(ours: Evidence, name: str) -> str:
+    """One role in words, from its rows alone."""
+    names = mergers(ours)
+    if not names:
+        return f"○ not run: {name}."
+    means = {m: {way: average(ours, m, way) for way in ("merged", *BEHIND)} for m in names}
+    found = {m: {way: value.mean for way, value in own.items() if value} for m, own in means.items()}
+    first = max(found, key=lambda m: found[m]["merged"])
+    top = max(((m, way) for m in found for way in found[m]), key=lambda pair: found[pair[0]][pair[1]])
+    gains = {way: {m: own[way] - own["merged"] for m, own in found.items() if way in own} for way in BEHIND}
+    told = [f"<strong>{name}.</strong> The best merger as it is: {METHODS[first].name}, {found[first]['merged']:.1f}."]
+    told += [f"{told_gain(way, gains[way])}" for way in BEHIND if gains[way]]
+    behind = "as it is" if top[1] == "merged" else BEHIND[top[1]]
+    told.append(f"The highest of all: {METHODS[top[0]].name} {behind}, {found[top[0]][top[1]]:.1f}.")
+    return " ".join(told)
+
+
+def told_gain(way: str, gains: dict[str, float]) -> str:
+    """To how many mergers something adds, and between what and what."""
+    helped, least, most = sum(gain > 0 for gain in gains.values()), min(gains.values()), max(gains.values())
+    return f"{METHODS[way].name} raises {helped} of {len(gains)} mergers, by {least:+.1f} to {most:+.1f} points."
+
+
+def panel(role: str, suite: str) -> PageOutput:
+    """Accuracy against the seconds that a merger takes, by what it looks at; hollow: with FeatCal behind it."""
+    return drawn(_panel(evidence(role, suite)), "study of the field", label(suite))
+
+
+COLOURS = {NOTHING: "#0072B2", TRAIN: "#D55E00", UNLABELLED: "#009E73"}  # Okabe and Ito
+MARKERS = {NOTHING: "o", TRAIN: "s", UNLABELLED: "D"}
+
+
+def _panel(ours: Evidence) -> Figure | None:
+    from reproduction.report.figures import WIDTH, drawing
+
+    names = [m for m in mergers(ours) if seconds(ours, m, "merged") is not None]
+    if not names:
+        return None
+    with drawing():
+        figure = Figure(figsize=(WIDTH, 5.2))
+        axes = figure.add_subplot()
+        _points(axes, ours, names)
+        axes.set_xscale("log")
+        axes.set(xlabel="seconds for merging, and for FeatCal where it is behind", ylabel="average accuracy (%)")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=2)
+        return figure
+
+
+def _points(axes: Axes, ours: Evidence, names: list[str]) -> None:
+    from reproduction.report.scatter import named
+
+    places: dict[str, tuple[float, float]] = {}
+    for sees in COLOURS:
+        own = [m for m in names if METHODS[m].sees == sees]
+        for method, look, words in (("merged", COLOURS[sees], sees), ("featcal", "none", f"{sees}, with FeatCal")):
+            points = []
+            for merger in own:
+                value, took = average(ours, merger, method), seconds(ours, merger, "merged") or 0.0
+                more = (seconds(ours, merger, "featcal") or 0.0) if method == "featcal" else 0.0
+                if value:
+                    points.append((max(took + more, 0.01), value.mean))
+                    if method == "merged":
+                        places[METHODS[merger].name] = points[-1]
+            if points:
+                x, y = zip(*points, strict=True)
+                axes.scatter(
+                    x, y, s=55, marker=MARKERS[sees], facecolors=look, edgecolors=COLOURS[sees], label=f"looks at {words}"
+                )
+    axes.margins(0.08)
+    named(axes, places)
+
+
+def printed() -> PageOutput:
+    """What other authors printed of CLIP ViT-B/32 on the paper's eight tasks, with its place; nothing of it is from here."""
+    rows = [("", [escape(name), f"{value:.1f}", escape(place)]) for name, (value, place) in PRINTED.items()]
+    caption = "Printed elsewhere: CLIP ViT-B/32, 8 tasks, the checkpoints tanganke/clip-vit-base-patch32_… of FusionBench"
+    return PageOutput(table(["Method", "Average", "Where"], rows, caption, "fc-words"))

@@ -1,0 +1,298 @@
+"""The mergers of the field: by their definitions in float64, at their limits, and whatever the order of the experts."""
+
+import checkpoints
+import pytest
+import tiny
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file
+from typer.main import get_command
+
+import featcal
+from featcal.cli.main import app
+from featcal.merging.breadcrumbs import masked
+from featcal.merging.consensus import tall_masks
+from featcal.merging.dare import dropped
+from featcal.merging.fisher import diagonal_fisher, fisher_tensor, fisher_weights
+from featcal.merging.iso import iso_c_matrix, iso_cts_matrix
+from featcal.merging.job import Job
+from featcal.merging.mats import conjugate_gradients
+from featcal.merging.merge import merge, merge_recorded
+from featcal.merging.settings import Fisher
+from featcal.merging.sources import ModuleSource
+from featcal.merging.svc import svc_matrix
+from featcal.merging.tsv import orthogonal, tsv_matrix
+
+FIELD = ("wudi_closed_form", "tsv_merge", "iso_c", "iso_cts", "breadcrumbs", "consensus", "pcb")  # DARE's draws go by task
+COUNT = 3
+
+
+def matrices(count=COUNT, o=10, d=12):
+    g = tiny.seeded(3)
+    return [torch.randn(o, d, generator=g, dtype=torch.float64) for _ in range(count)]
+
+
+def experts(names="abc"):
+    return {name: tiny.clip(seed) for seed, name in enumerate(names, start=1)}
+
+
+def state(method, models=None, base=None, **settings):
+    return merge(method, base or tiny.clip(), models or experts(), **settings).state_dict()
+
+
+def close(one, other, tolerance=1e-12):
+    return one.keys() == other.keys() and all(torch.allclose(one[n], other[n], rtol=0, atol=tolerance) for n in one)
+
+
+@pytest.mark.parametrize("method", FIELD)
+def test_which_expert_has_which_name_does_not_matter(method):
+    assert close(state(method), state(method, dict(zip("bca", experts().values(), strict=True))), 1e-9)
+
+
+@pytest.mark.parametrize("method", [*FIELD, "dare", "dare_ties"])
+def test_experts_that_are_the_base_leave_it_as_it_is(method):
+    assert close(state(method, {"a": tiny.clip(), "b": tiny.clip()}), tiny.clip().state_dict())
+
+
+@pytest.mark.parametrize("method", [*FIELD, "dare", "dare_ties"])
+def test_folders_are_merged_as_modules_are(method, tmp_path):
+    folders = {name: checkpoints.vision_folder(tmp_path / name, seed) for seed, name in enumerate("ab", start=1)}
+    models = {name: checkpoints.vision(seed) for seed, name in enumerate("ab", start=1)}
+    streamed = merge(method, checkpoints.clip_folder(tmp_path / "base"), folders).state_dict()
+    assert all(torch.equal(streamed[n], t) for n, t in merge(method, checkpoints.clip(), models).state_dict().items())
+
+
+def test_the_closed_form_of_wudi_is_its_variant():
+    one, other = state("wudi_closed_form"), state("wudi", variant="closed_form")
+    assert all(torch.equal(one[n], other[n]) for n in one)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("dare", {"drop": 0.0}),
+        ("breadcrumbs", {"keep": 1.0, "remove": 0.0, "scale": 0.3}),
+        ("consensus", {"tasks": 0}),
+    ],
+)
+def test_with_nothing_left_out_it_is_task_arithmetic(method, settings):
+    assert close(state(method, **settings), state("task_arithmetic"))
+
+
+def test_dare_with_ties_and_nothing_dropped_is_ties():
+    assert close(state("dare_ties", drop=0.0, scale=0.3), state("ties"))
+
+
+def test_dare_keeps_the_share_it_says_and_the_mean():
+    vector = torch.ones(200, 200, dtype=torch.float64)
+    found = dropped(vector, 0.9, tiny.seeded(0))
+    assert found.unique().tolist() == pytest.approx([0.0, 10.0])
+    assert float(found.mean()) == pytest.approx(1.0, abs=0.05)  # 40,000 draws: a standard error of 0.015
+
+
+def test_dare_drops_other_entries_of_every_expert_and_the_same_again():
+    one, again, other = (state("dare", seed=seed) for seed in (1, 1, 2))
+    assert close(one, again, 0.0) and not close(one, other, 1e-6)
+    alike = dict.fromkeys("ab", tiny.clip(1))  # were the same entries dropped, each would be 0 or N times its own share
+    base, expert = tiny.clip().state_dict(), tiny.clip(1).state_dict()
+    name = "encoder.layers.0.mlp.fc1.weight"
+    share = (state("dare", alike, scale=1.0)[name] - base[name]) / (expert[name] - base[name])
+    assert {round(x, 6) for x in share.flatten().tolist()} == {0.0, 2.0, 4.0}
+
+
+def test_breadcrumbs_of_a_row_by_hand():
+    row = torch.tensor([[9.0, -1.0, 3.0, -4.0, 0.5], [0.1, 0.2, -0.3, 0.4, 0.5]]).double()
+    found = masked(row, keep=0.4, remove=0.2)  # of five entries the largest goes and the two next stay
+    assert torch.equal(found, torch.tensor([[0.0, 0.0, 3.0, -4.0, 0.0], [0.0, 0.0, -0.3, 0.4, 0.0]]).double())
+
+
+def test_consensus_by_hand():
+    vectors = [torch.tensor([1.0, 1.0, 4.0]), torch.tensor([1.0, -1.0, 0.1])]
+    assert tall_masks(vectors, 0.5).tolist() == [[True, True, True], [True, True, False]]
+    base, name = tiny.clip().state_dict(), "encoder.layers.0.mlp.fc1.weight"
+    taus = [model.state_dict()[name] - base[name] for model in experts().values()]
+    agreed = sum((t.abs() > 0.6 * (sum(taus) - t).abs()).int() for t in taus) >= 2
+    assert torch.allclose(state("consensus")[name], base[name] + 0.3 * (agreed * sum(taus)), rtol=0, atol=1e-12)
+    assert close(state("consensus", tasks=4), tiny.clip().state_dict())
+
+
+def test_one_expert_is_itself_by_tsv_and_keeps_its_directions_by_iso():
+    one = {"a": tiny.clip(1)}
+    assert close(state("tsv_merge", one), tiny.clip(1).state_dict(), 1e-10)
+    (vector,) = matrices(1)
+    U, S, Vt = torch.linalg.svd(vector, full_matrices=False)
+    assert torch.allclose(iso_c_matrix([vector]), S.mean() * (U @ Vt), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rank", [10, 2])
+def test_tsv_is_the_sum_of_leading_parts_whose_directions_are_made_orthogonal(rank):
+    g = tiny.seeded(5)
+    vectors = [
+        torch.randn(10, rank, generator=g, dtype=torch.float64) @ torch.randn(rank, 12, generator=g, dtype=torch.float64)
+        for _ in range(COUNT)
+    ]
+    parts = [torch.linalg.svd(v, full_matrices=False) for v in vectors]
+    k = min(10 // COUNT, rank)
+    U, V = (torch.cat(side, 1) for side in ([p[0][:, :k] for p in parts], [p[2][:k].T for p in parts]))
+    values = torch.cat([p[1][:k] for p in parts])
+
+    def polar(M):  # U (UᵀU)^(−1/2), by eigenvalues
+        e, Q = torch.linalg.eigh(M.T @ M)
+        return M @ Q @ torch.diag(e.rsqrt()) @ Q.T
+
+    assert torch.allclose(tsv_matrix(vectors), polar(U) @ torch.diag(values) @ polar(V).T, rtol=0, atol=1e-9)
+    assert torch.allclose(orthogonal(U).T @ orthogonal(U), torch.eye(COUNT * k, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_orthogonal_task_vectors_add_up_by_tsv():
+    vectors = [torch.zeros(6, 6, dtype=torch.float64) for _ in range(2)]
+    vectors[0][:3, :3], vectors[1][3:, 3:] = matrices(1, 3, 3)[0], matrices(2, 3, 3)[1]
+    assert torch.allclose(tsv_matrix(vectors), vectors[0] + vectors[1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("merged", [iso_c_matrix, lambda vectors: iso_cts_matrix(vectors, 0.4)])
+def test_isotropic_task_vectors_have_one_singular_value(merged):
+    values = torch.linalg.svdvals(merged(matrices()))
+    assert torch.allclose(values, values[0].expand_as(values), rtol=1e-9)
+
+
+def test_iso_cts_with_all_directions_common_is_iso_c():
+    vectors = matrices()
+    assert torch.allclose(iso_cts_matrix(vectors, 1.0), iso_c_matrix(vectors), rtol=0, atol=1e-12)
+
+
+def test_iso_cts_keeps_the_leading_directions_of_the_sum():
+    vectors = matrices()
+    found, total = iso_cts_matrix(vectors, 0.4), sum(vectors)  # of 10: round((10 − 4)/3) = 2 of every expert's own, 4 common
+    U, S, Vt = torch.linalg.svd(total, full_matrices=False)
+    own = [torch.linalg.svd(v - U[:, :4] @ U[:, :4].T @ v, full_matrices=False) for v in vectors]
+    mean = torch.cat([S[:4], *(s[:2] for _, s, _ in own)]).mean()
+    left = torch.cat([U[:, :4], *(u[:, :2] for u, _, _ in own)], 1)
+    right = torch.cat([Vt[:4].T, *(v[:2].T for _, _, v in own)], 1)
+    (P, _, Qt), (A, _, Bt) = (torch.linalg.svd(side, full_matrices=False) for side in (left, right))
+    assert torch.allclose(found, mean * (P @ Qt) @ (A @ Bt).T, rtol=0, atol=1e-10)
+    assert torch.linalg.matrix_norm(found, 2) == pytest.approx(float(mean))
+
+
+def test_pcb_is_its_formula_on_one_long_vector():
+    base, models = tiny.clip().state_dict(), experts()
+    names = sorted(n for n, t in base.items() if t.is_floating_point())
+    flat = torch.stack([torch.cat([(m.state_dict()[n] - base[n]).flatten() for n in names]) for m in models.values()])
+    n, d = flat.shape
+    sizes = flat.abs().sort(1).values
+    sizes = flat.abs().clamp(sizes[:, int(d * 1e-4), None], sizes[:, int(d * (1 - 1e-4)) - 1, None])
+    self_ = ((sizes - sizes.amin(1, keepdim=True)) / (sizes.amax(1, keepdim=True) - sizes.amin(1, keepdim=True))) ** 2
+    beta = torch.exp(n * self_) * torch.tanh(flat * flat.sum(0))
+    cut = beta.sort(1).values[:, int(d * 0.95), None]
+    weight = (beta.clamp_min(cut) - cut) / (beta.amax(1, keepdim=True) - cut)
+    want = 1.2 * (weight * flat.sign() * sizes).sum(0) / weight.sum(0).clamp_min(1e-12)
+    found = state("pcb")
+    got = torch.cat([(found[name] - base[name]).flatten() for name in names])
+    assert torch.allclose(got, want, rtol=0, atol=1e-12) and float((want != 0).double().mean()) > 0.05
+
+
+def heads(p=8, classes=4):
+    g = tiny.seeded(3)
+    found = {"visual_projection": torch.randn(p, 32, generator=g), "logit_scale": torch.tensor(2.0)}
+    return found | {f"head/{task}": torch.nn.functional.normalize(torch.randn(classes, p, generator=g), dim=-1) for task in "abc"}
+
+
+def images(names="abc"):
+    return {name: tiny.images(50 + i) for i, name in enumerate(names)}
+
+
+def test_conjugate_gradients_reach_the_solution_in_as_many_steps_as_there_are_eigenvalues():
+    g = tiny.seeded(1)
+    A = torch.randn(40, 8, generator=g, dtype=torch.float64)
+    G, R = A.T @ A, torch.randn(3, 8, generator=g, dtype=torch.float64)
+    found, steps = conjugate_gradients(G, R, torch.zeros_like(R), 100)
+    assert 0 < steps <= 9 and float((found @ G - R).norm()) <= 1e-5 * float(R.norm())
+    assert conjugate_gradients(G, R, found, 100)[1] == 0  # nothing is left to do
+    one, _ = conjugate_gradients(G, R, torch.zeros_like(R), 1)  # along the gradient, as far as the loss falls
+    assert torch.allclose(one, R * (R.square().sum() / (R * (R @ G)).sum()), rtol=1e-12)
+
+
+def test_mats_goes_from_task_arithmetic_to_regmean():
+    name = "encoder.layers.1.mlp.fc2.weight"
+    batches = {task: [b for seed in range(6) for b in tiny.images(100 * i + seed)] for i, task in enumerate("abc")}
+    goal = state("regmean", batches=batches, off_diagonal=1.0)[name]
+    start = state("mats", batches=batches, steps=0)[name]
+    assert torch.allclose(start, state("task_arithmetic")[name], rtol=0, atol=1e-12)
+    near = [float((state("mats", batches=batches, steps=n)[name] - goal).norm()) for n in (0, 3, 200)]
+    assert near[0] > near[1] > near[2] and near[2] < 0.05 * near[0]
+    made = merge_recorded("mats", tiny.clip(), experts(), batches=batches, steps=5).record["steps"]
+    assert set(made.values()) <= set(range(6)) and len(made) == 8  # four sites in each of two blocks
+
+
+def job(**settings):
+    sources = {task: ModuleSource(model, task) for task, model in experts().items()}
+    wide = {name: tensor.double() for name, tensor in heads().items()}
+    return Job(ModuleSource(tiny.clip(), "base"), sources, Fisher(**settings), tiny.clip, batches=images(), head=wide)
+
+
+def test_the_diagonal_is_the_mean_of_squared_slopes_of_the_drawn_labels():
+    """With every label instead of a drawn one, weighted by its probability, it comes out as the mean over many draws."""
+    work, name = job(), "encoder.layers.1.mlp.fc2.bias"
+    expert, head = tiny.clip(1), work.head
+    exact, count = torch.zeros_like(expert.get_parameter(name)), 0
+    for batch in work.batches["a"]:
+        for pixels in batch["pixel_values"]:
+            pooled = expert(pixel_values=pixels[None]).pooler_output @ head["visual_projection"].T
+            logits = head["logit_scale"].exp() * torch.nn.functional.normalize(pooled, dim=-1) @ head["head/a"].T
+            answer = logits.log_softmax(-1)[0]
+            for value in answer:
+                (slope,) = torch.autograd.grad(value, expert.get_parameter(name), retain_graph=True)
+                exact += value.detach().exp() * slope.square()
+            count += 1
+    draws = [diagonal_fisher(job(seed=seed), tiny.clip(), ModuleSource(expert, "a"), "a")[name].detach() for seed in range(60)]
+    found = torch.stack(draws).mean(0)
+    spread = torch.stack(draws).std(0) / len(draws) ** 0.5
+    assert float(((found - exact / count).abs() / spread).mean()) < 2  # standard errors; 0.8 is expected
+    again = diagonal_fisher(job(seed=0), tiny.clip(), ModuleSource(expert, "a"), "a")[name]
+    assert torch.equal(again, draws[0]) and not torch.equal(draws[0], draws[1])
+
+
+def test_fisher_merging_by_hand():
+    thetas = [torch.tensor([1.0, 2.0]).double(), torch.tensor([3.0, 6.0]).double()]
+    F = [torch.tensor([1.0, 0.0]).double(), torch.tensor([3.0, 2.0]).double()]
+    assert fisher_tensor(torch.zeros(2).double(), thetas, F, [1.0, 1.0]).tolist() == [2.5, 6.0]
+    assert fisher_tensor(torch.zeros(2).double(), thetas, F, [3.0, 1.0]).tolist() == [2.0, 6.0]
+    assert fisher_weights([{"w": torch.tensor([3.0, 4.0])}, {"w": torch.ones(1)}], 0.0, True) == pytest.approx([0.2, 1.0])
+
+
+def test_fisher_merging_with_a_floor_above_all_is_the_average():
+    found = state("fisher", batches=images(), head=heads(), floor=1e9, normalize=False)
+    assert close(found, state("average"), 1e-6)
+    assert not close(state("fisher", batches=images(), head=heads()), state("average"), 1e-4)
+
+
+def test_svc_is_algorithm_1_direction_by_direction():
+    vectors = matrices()
+    tau, want = sum(vectors), torch.zeros(10, 12, dtype=torch.float64)
+    U, S, Vt = torch.linalg.svd(tau, full_matrices=False)
+    for u, s, v in zip(U.T, S, Vt, strict=True):
+        shares = [float((u @ tau) @ (u @ one) / (u @ one).square().sum()) for one in vectors]
+        want += COUNT / sum(max(0.1, share) for share in shares) * s * torch.outer(u, v)
+    assert torch.allclose(svc_matrix(tau, vectors, 0.1), want, rtol=0, atol=1e-10)
+
+
+def test_svc_undoes_what_equal_experts_add_up_and_leaves_one_expert_as_it_is():
+    (vector,) = matrices(1)
+    assert torch.allclose(svc_matrix(3 * vector, [vector] * 3, 0.1), vector, rtol=0, atol=1e-12)
+    models = {"a": tiny.clip(1), "b": tiny.clip(1)}
+    twice = merge("task_arithmetic", tiny.clip(), models, scale=1.0)  # adds the same change twice
+    found = featcal.svc(twice, tiny.clip(), models).state_dict()
+    expert, name = tiny.clip(1).state_dict(), "encoder.layers.0.mlp.fc1"
+    assert torch.allclose(found[f"{name}.weight"], expert[f"{name}.weight"], rtol=0, atol=1e-10)
+    assert torch.equal(found[f"{name}.bias"], twice.state_dict()[f"{name}.bias"])
+
+
+def test_repair_writes_the_folder_that_svc_makes(tmp_path):
+    base = checkpoints.vision_folder(tmp_path / "base", 0)
+    folders = {name: checkpoints.vision_folder(tmp_path / name, seed) for seed, name in enumerate("ab", start=1)}
+    merge("average", base, folders, out=tmp_path / "merged")
+    words = [f"--expert={name}={folder}" for name, folder in folders.items()]
+    told = ["--merged", str(tmp_path / "merged"), "--base", str(base), *words, "--out", str(tmp_path / "out")]
+    assert CliRunner().invoke(get_command(app), ["repair", "svc", *told]).exit_code == 0
+    want = featcal.svc(tmp_path / "merged", base, folders).state_dict()
+    assert all(torch.equal(want[n], t) for n, t in load_file(tmp_path / "out" / "model.safetensors").items())

@@ -1,0 +1,51 @@
+"""ARTIFACT.md and the page of compute: current, and their minutes and watt-hours from the run records by hand."""
+
+import json
+import re
+import runpy
+
+import pytest
+from resolved import resolved
+
+from pipeline import ROOT
+from reproduction.report import artifact, compute
+from reproduction.report.claims import claims
+
+RESULTS = ROOT / "results" / "mini"
+
+
+def test_artifact_md_is_what_results_and_claims_say_now():
+    assert (ROOT / "ARTIFACT.md").read_text("utf-8") == artifact.text("mini"), "write it again: dvc repro artifact"
+
+
+def test_every_headline_claim_stands_in_it_once_with_a_page_that_has_a_stage():
+    text, stages = artifact.text("mini"), set(resolved().nodes)
+    for claim in claims():
+        rows = [line for line in text.splitlines() if line.startswith(f"| {' '.join(claim.sentence.split())} |")]
+        assert len(rows) == claim.headline, claim.id
+    assert {f"page@{page}" for page in re.findall(r"dvc repro page@(\w+)", text)} <= stages
+
+
+def test_minutes_of_a_page_are_those_of_the_stages_that_it_needs():
+    seconds = json.loads((RESULTS / "flan_t5_base-glue.run.json").read_text())["seconds"]
+    seconds |= json.loads((RESULTS / "flan_t5_large-glue.run.json").read_text())["seconds"]
+    assert artifact.minutes("mini", ["page@table03"]) == f"{sum(seconds.values()) / 60:.0f}"
+    assert "prepare@clip_b32-8" in artifact.upstream()["page@table10"], "experts of smaller pools are in the larger ones"
+
+
+def test_the_tolerance_is_that_of_the_comparison():
+    allowed = runpy.run_path(str(ROOT / "scripts" / "compare_results.py"))
+    told = re.findall(r"±(\d+)", artifact.TOLERANCE)
+    assert [float(number) for number in told] == [allowed["AVERAGE"], allowed["TASK"]]
+
+
+def test_energy_is_power_times_time():
+    assert compute.watt_hours(3600, 2) == pytest.approx(2 * 280 / 64 + 3)
+    assert compute.watt_hours(0, 64) == 0
+
+
+def test_every_stage_is_counted_once_though_several_records_tell_of_it():
+    told = [json.loads(path.read_text())["seconds"] for path in RESULTS.glob("*.run.json")]
+    found = compute.seconds("mini")
+    assert set(found) == {stage for one in told for stage in one}
+    assert sum(found.values()) < sum(sum(one.values()) for one in told), "prepare_data is in every record of images"

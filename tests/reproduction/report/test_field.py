@@ -1,0 +1,55 @@
+"""The page of the whole field: its order, its words and its marks, out of invented results with known relations."""
+
+import pytest
+from synthetic_results import text_without_results, write_project
+
+from featcal.merging.methods import METHODS
+from reproduction.report import field
+from reproduction.report.evidence import Evidence
+
+
+@pytest.fixture
+def ours(tmp_path, monkeypatch):
+    write_project(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return Evidence("mini", "clip_b32", "8")
+
+
+def test_every_method_has_its_facts():
+    assert set(field.METHODS) == set(METHODS) | set(field.BEHIND)
+    assert {mark for known in field.METHODS.values() for mark in known.marks} <= set(field.MARKS)
+    for name, method in METHODS.items():
+        assert (field.METHODS[name].sees != field.NOTHING, "H" in field.METHODS[name].marks) == (method.data, method.head), name
+
+
+def test_mergers_stand_by_what_featcal_makes_of_them(ours):
+    assert field.mergers(ours) == ["wudi_closed_form", "iso_c", "average"]
+    assert field.average(ours, "iso_c", "svc").mean == pytest.approx(76.0)
+    assert (field.seconds(ours, "iso_c", "choosing"), field.seconds(ours, "average", "choosing")) == (9.0, None)
+
+
+def test_the_sentence_tells_what_the_rows_say(ours):
+    told = field.sentence(ours, "images")
+    assert "best merger as it is: WUDI-Merging, closed form, 83.0" in told
+    assert "FeatCal raises 3 of 3 mergers, by +2.0 to +20.0 points" in told
+    assert "Surgery raises 2 of 3 mergers, by -1.0 to +10.0 points" in told
+    assert "SVC raises 1 of 3 mergers, by -2.0 to +1.0 points" in told
+    assert "highest of all: WUDI-Merging, closed form with FeatCal, 85.0" in told
+
+
+def test_only_a_scale_that_was_chosen_bears_the_mark_of_it(ours):
+    assert (field.marks_of("iso_c", ours), field.marks_of("average", ours)) == ("<sup>V</sup>", "")
+    assert "at an end of what was tried" in field.chosen("clip_b32", "mini").text
+
+
+def test_tables_and_drawing_are_there(ours):
+    page = field.values("clip_b32", "mini").text
+    assert page.index("WUDI-Merging, closed form") < page.index("Iso-C") < page.index("Simple Averaging")
+    assert "not run" not in field.panel("clip_b32", "mini").text and "not run" in field.panel("minilm", "mini").text
+    assert "84.4" in field.printed().text and "FusionBench" in field.printed().text
+
+
+@pytest.mark.parametrize("piece", [field.summary, lambda suite: field.values("clip_b32", suite)])
+def test_without_results_it_says_so(piece, tmp_path, monkeypatch):
+    text = text_without_results(piece, "mini", tmp_path, monkeypatch)
+    assert "not run" in text or "none yet" in text
