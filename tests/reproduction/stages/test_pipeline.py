@@ -13,18 +13,17 @@ from resolved import resolved
 import pipeline
 from reproduction.experiments.params import load_experiments
 from reproduction.experiments.runs import HEADLINE_POOL
+from reproduction.experiments.studies import STUDIES
 from reproduction.stages.run import module_of
 from reproduction.suites.suite import load_suite
 
 ROOT = Path(__file__).parents[3]
-STUDIES = ("samples", "cost", "corrupted", "sweep", "theory", "choices", "tune", "task_counts", "beyond", "expert_seeds")
 STAGES = (
     "prepare_data", "prepare", "merge", "calibrate", "adapt", "ablate", "multitask", "merge_pool", "calibrate_pool", "adapt_pool",
     "evaluate", "evaluate_pool", "measure", *STUDIES, "gather", "gather_more", "gather_corrupted",
     "results", "results_pool", "headline", "claims", "artifact", "page", "prepare_texts", "prepare_language", "merge_language",
-    "calibrate_language",
-    "adapt_language", "evaluate_language", "results_language", "prepare_sentences", "merge_sentences", "calibrate_sentences",
-    "adapt_sentences",
+    "calibrate_language", "adapt_language", "evaluate_language", "results_language", "prepare_sentences", "merge_sentences",
+    "calibrate_sentences", "adapt_sentences",
 )  # fmt: skip
 
 # What no number depends on: messages, settings (their values are params), paths, processes, the record of the run, counters of
