@@ -105,6 +105,17 @@ def norm(tasks, merged, base, s):
     return tuple(np.array(solved).T)
 
 
+def beyond(name, last, beta, student, teacher, expert, base, index):
+    """What targets beyond the paper need of one task: the lag of the residual stream, the task vector of the site."""
+    to, rows = f"to {name}", student[name].shape[:2]
+    lag = beta * (teacher[to] - student[to]) if to in student else np.zeros((*rows, 1))
+    site = (name,)
+    if name in LINEARS[:3]:  # q, k and v; in the last block q has token weights of its own
+        site = LINEARS[:3] if not last else LINEARS[:1] if name == LINEARS[0] else LINEARS[1:3]
+    keys = [f"encoder.layers.{index}.{n}.weight" for n in site]
+    return lag.reshape(-1, lag.shape[-1]).T, np.vstack([expert[key] - base[key] for key in keys])
+
+
 def calibrate(merged, base, experts, hidden, settings, depth=2):
     """Parameters of the calibrated model; hidden: per task the (student, teacher) features before the first block."""
     result, merged, base = parameters(merged), parameters(merged), parameters(base)
@@ -126,14 +137,9 @@ def calibrate(merged, base, experts, hidden, settings, depth=2):
                     x, y = student[t][0][name], teacher[t][0][name]
                     p = token_weights(name, x.shape[:2], last)
                     features = [x.reshape(-1, x.shape[-1]).T, y.reshape(-1, y.shape[-1]).T][: 2 if name in LINEARS else 1]
-                    to = f"to {name}"
-                    site = [
-                        n for n in LINEARS[:3] if name in LINEARS[:3] and (not last or (n == LINEARS[0]) == (name == LINEARS[0]))
-                    ]
-                    keys = [f"encoder.layers.{index}.{n}.weight" for n in site or [name]]
-                    tau = np.vstack([experts[t][k] - base[k] for k in keys]) if name in LINEARS else None
-                    lag = beta * (teacher[t][0][to] - student[t][0][to]) if to in student[t][0] else np.zeros((1, p.size))
-                    more = [lag.reshape(-1, lag.shape[-1]).T if to in student[t][0] else lag, tau] if name in LINEARS else []
+                    more = (
+                        beyond(name, last, beta, student[t][0], teacher[t][0], experts[t], base, index) if name in LINEARS else []
+                    )
                     tasks.append((*features, p, experts[t][pair[0]], experts[t][pair[1]], *more))
                 solve = linear if name in LINEARS else norm
                 both = solve(tasks, tuple(merged[k] for k in pair), tuple(base[k] for k in pair), s)

@@ -52,9 +52,8 @@ STUDIED: dict[str, dict] = {
     "tune": {"samples": 16, "batch": 8, "trials": 3},
     "field": {"samples": 16, "batch": 8, "rows": 24, "mergers": {"average": {}, "iso_c": {"scale": [0.5, 1.0]}, "fisher": {}}},
     "beyond": {
-        "upstreams": ["task_arithmetic"], "chosen_on": ["task_arithmetic"], "samples": 16, "few": 8,
-        "batch": 8, "seeds": [42, 43],
-        "variants": {"residual and sites": {"residual": 1.0, "order": "sites"}},
+        "upstreams": ["task_arithmetic"], "chosen_on": ["task_arithmetic"], "samples": 16, "few": 8, "batch": 8,
+        "seeds": [42, 43], "variants": {"residual and sites": {"residual": 1.0, "order": "sites"}},
     },
     "expert_seeds": {"upstreams": ["task_arithmetic"], "settings": ["suite"], "seeds": [1]},
 }  # fmt: skip

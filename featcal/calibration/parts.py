@@ -6,7 +6,7 @@ Both that order and the linears that write into the residual stream are seen fro
 from collections.abc import Mapping
 from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import nn
 
 from featcal.blocks.capture import module_inputs, residual_streams
 from featcal.blocks.replay import step
@@ -43,20 +43,15 @@ def residual_writers(student: nn.Module, tracks: Tracks, view: BlockView) -> tup
 
 def in_forward_order(student: nn.Module, tracks: Tracks, view: BlockView) -> list[Modules]:
     """Norms one by one and linears with all others that read the same tensor, as one batch runs through them."""
-    found: list[tuple[list[str], Tensor]] = []
-    norms = []
+    linears, norms = view.modules.linears, view.modules.norms
     hidden, arguments = tracks.student[0]
-    with module_inputs(student, view.modules.linears + view.modules.norms) as seen:
+    with module_inputs(student, linears + norms) as seen:
         step(student, view.stack, hidden, arguments)
+    found: list[list[str]] = []
     for name, x in seen.items():
-        together = next((names for names, read in found if name not in view.modules.norms and same_memory(x, read)), None)
-        if name in view.modules.norms:
-            norms.append(name)
-        if together is None or together[0] in norms:
-            found.append(([name], x))
+        alike = [names for names in found if names[0] in linears and name in linears and same_memory(x, seen[names[0]])]
+        if alike:
+            alike[0].append(name)
         else:
-            together.append(name)
-    order = view.modules.linears.index
-    return [
-        Modules((), tuple(names)) if names[0] in norms else Modules(tuple(sorted(names, key=order)), ()) for names, _ in found
-    ]
+            found.append([name])
+    return [Modules(*(tuple(name for name in kind if name in names) for kind in (linears, norms))) for names in found]

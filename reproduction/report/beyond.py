@@ -11,8 +11,8 @@ import pandas as pd
 
 from reproduction.report.estimate import Estimate, estimate, noise
 from reproduction.report.evidence import Evidence, read_json, select
-from reproduction.report.markup import PageOutput, link, note, table
-from reproduction.report.show import commands, label, run_rows
+from reproduction.report.markup import PageOutput, note, table
+from reproduction.report.pages import label
 from reproduction.report.tables import MERGERS
 
 MODELS = {("minilm", "8"): "MiniLM, 8 tasks of real texts", ("clip_b32", "8"): "CLIP ViT-B/32, 8 tasks"}
@@ -176,14 +176,3 @@ def few(suite: str) -> PageOutput:
             caption = f"{name}: {it.few} samples of each task, one draw — {label(suite)}"
             parts.append(table(["Merger", "Paper’s method", "Chosen variant", "Difference"], rows, caption))
     return PageOutput("".join(parts) or note("○ not run: no such study in the results."))
-
-
-def provenance(suite: str) -> PageOutput:
-    """Files, run records and commands behind the page."""
-    rows: list[tuple[str, list[str]]] = []
-    for (role, pool), name in MODELS.items():
-        ours = Evidence(suite, role, pool)
-        there = sorted(ours.folder.glob(f"{role}-{pool}.beyond.*"))
-        listed = ", ".join(link(f"../results/{suite}/{file.name}", file.name) for file in there)
-        rows += [("", [f"Results, {name}", listed or "none yet"]), *run_rows(ours.record("beyond"))]
-    return PageOutput(table(["", ""], rows + commands("beyond"), f"Provenance — {label(suite)}", "fc-words"))

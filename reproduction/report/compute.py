@@ -10,8 +10,8 @@ from typing import Any
 
 from reproduction.report.evidence import Evidence, read_json
 from reproduction.report.markup import PageOutput, compact, note, table
+from reproduction.report.pages import SYMBOLS, label
 from reproduction.report.root import results_folder
-from reproduction.report.show import SYMBOLS, label
 
 CORE, MEMORY = 280 / 64, 8 * 3 / 8  # watts: of a core of an EPYC 7763 (280 W, 64 cores); of 8 GiB at codecarbon's 3 W for 8 GiB
 VERBS = {

@@ -59,7 +59,8 @@ TOPICS = {
     "table05": Topic(B32, "table05", "cost"), "table12": Topic(B32, "table12", "samples"),
     "table13": Topic(B32, "table13", "samples"), "figure3": Topic(B32, "table12", "samples"),
     "table06": Topic(B32, "table06", "corrupted"), "figure4": Topic(B32, "table06", "corrupted"),
-    "field": Topic(B32, study="field"), "figure5": Topic(B32, study="sweep"), "theory": Topic(B32, study="theory"),
+    "field": Topic(B32, study="field"), "beyond": Topic(B32, study="beyond"),
+    "figure5": Topic(B32, study="sweep"), "theory": Topic(B32, study="theory"),
     "why_adapters": Topic(
         B32, study="task_counts", beside=((REAL, "14"), (REAL, "20"), ("clip_b32", "14"), ("clip_b32", "20"))
     ),
@@ -70,7 +71,7 @@ TOPICS = {
     **dict.fromkeys(("figure1", "figure6", "start"), Topic(B32, "table01")),
     **dict.fromkeys(("figure2", "figure7", "rankings", "gain"), Topic(B32, "table01", beside=(L14,))),
     **dict.fromkeys(
-        ("landing", "real_encoder"),
+        ("landing", "real_encoder", "reproducibility", "compute"),
         Topic(B32, "table01", beside=((REAL, "14"), (REAL, "20"), L14, ("clip_b32", "14"), ("clip_b32", "20"), *TEXTS)),
     ),
     "tasks": Topic(B32, beside=((REAL, "14"), (REAL, "20"), L14, *TEXTS)),

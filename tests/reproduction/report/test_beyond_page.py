@@ -44,7 +44,7 @@ def test_page_tells_the_chosen_variant_its_lead_and_its_cost(results):
     assert "+15.0" in beyond.against("mini").text and "80.0" in beyond.few("mini").text
     it = beyond.study("clip_b32", "8", "mini")
     assert beyond.cost_ratios(it) == {"suite": 1.0, "both": 1.75}
-    assert "both ← chosen" in beyond.variants("mini").text and "clip_b32-8.beyond.csv" in beyond.provenance("mini").text
+    assert "both ← chosen" in beyond.variants("mini").text
 
 
 def test_adapters_that_saw_scored_rows_are_not_compared_with(results):

@@ -45,7 +45,7 @@ def test_only_a_scale_that_was_chosen_bears_the_mark_of_it(ours):
 def test_tables_and_drawing_are_there(ours):
     page = field.values("clip_b32", "mini").text
     assert page.index("WUDI-Merging, closed form") < page.index("Iso-C") < page.index("Simple Averaging")
-    assert "not run" not in field.panel("clip_b32", "mini").text and "not run" in field.panel("minilm", "mini").text
+    assert "not run" not in field.panel("clip_b32", "mini").text
     assert "84.4" in field.printed().text and "FusionBench" in field.printed().text
 
 
