@@ -13,6 +13,7 @@ torchvision_mend.install()
 
 _HOMES = {
     "calibrate": "featcal.calibration.calibrate",
+    "compare": "featcal.evaluation.compare",
     "load_batches": "featcal.data.calibration",
     "merge": "featcal.merging.merge",
     "tune": "featcal.tuning.tune",
@@ -30,6 +31,7 @@ __all__ = [
     "Stack",
     "__version__",
     "calibrate",
+    "compare",
     "mean_shift",
     "load_batches",
     "merge",
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from featcal.blocks.plan import BlockPlan, Stack
     from featcal.calibration.calibrate import calibrate
     from featcal.data.calibration import load_batches
+    from featcal.evaluation.compare import compare
     from featcal.merging.merge import merge
     from featcal.merging.svc import svc
     from featcal.rivals.mean_shift import mean_shift

@@ -149,7 +149,7 @@ def _fitted(value: Any, hint: Any) -> tuple[Any, str]:
 
 @dataclass(frozen=True)
 class Calibration:
-    """How a merged model is calibrated: λ, ρ and α of the paper, and which parts of the method are on.
+    """How a merged model is calibrated: λ, ρ and α of the paper, by default those for CLIP, and which parts of the method are on.
 
     ridge:          λ > 0 of Eq. 12, relative to the unit-norm Gram matrices of Eq. 14.
     anchor_blend:   ρ of Eq. 11: 1 is the merged weight, 0 the base weight, above 1 extrapolates away from the base.
@@ -177,9 +177,9 @@ class Calibration:
                     samples held out: there no block is further from its experts than with its merged weights.
     """
 
-    ridge: float
-    anchor_blend: float
-    interpolation: float | Literal["auto"]
+    ridge: float = 0.05
+    anchor_blend: float = 2.0
+    interpolation: float | Literal["auto"] = 0.3
     bias: bool = True
     norm: bool = True
     task_weights: Literal["gram", "uniform"] = "gram"

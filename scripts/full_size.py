@@ -126,7 +126,6 @@ def report() -> int:
         took = calibrated(size, "cuda")
         memory = took.cost.peak_device_bytes / 2**30
         told = f"{size.name}: task arithmetic {took.merge:.1f} s, calibration {took.cost.seconds:.1f} s, {memory:.1f} GiB at most"
-        drift = f"{took.last.relative_drift_before:.3f} -> {took.last.relative_drift_after:.3f}"
-        print(f"{told}; drift of the last block {drift}", flush=True)
+        print(f"{told}; drift of the last block {took.last.relative_drift:.3f}", flush=True)
         torch.cuda.empty_cache()
     return 0

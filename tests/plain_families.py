@@ -75,7 +75,8 @@ def solved_linear(name, student, merged, base, experts, batches, s, last):
     for task, expert in experts.items():
         x_cal, p = features(student, batches[task], name, last)
         x_exp, _ = features(expert, batches[task], name, last)
-        tasks.append((x_cal.T, x_exp.T, p, *weight(expert.get_submodule(name))))
+        W, b = weight(expert.get_submodule(name))
+        tasks.append((x_cal.T, x_exp.T, p, W, b, 0.0, W - weight(base.get_submodule(name))[0]))  # nothing beyond the paper
     return plain.linear(tasks, weight(merged.get_submodule(name)), weight(base.get_submodule(name)), s)
 
 

@@ -15,7 +15,7 @@ FOUNDATION = {"errors", "settings", "version", "core", "blocks", "storage", "mod
 MAY_IMPORT = {  # rooms of the library, and single files of a room where not all of it is meant
     "featcal": {
         "torchvision_mend", "settings", "version", "blocks.plan", "calibration.calibrate", "data.calibration", "merging.merge",
-        "merging.svc", "rivals", "tuning.tune",
+        "merging.svc", "rivals", "tuning.tune", "evaluation.compare",
     },
     "torchvision_mend": set(),
     "version": set(),
@@ -30,7 +30,7 @@ MAY_IMPORT = {  # rooms of the library, and single files of a room where not all
     "planning": FOUNDATION | {f"calibration.{file}" for file in ("observe", "sites", "tokens", "record", "stacks")},
     "merging": FOUNDATION | {"rivals.draws"},
     "rivals": FOUNDATION,
-    "evaluation": FOUNDATION,
+    "evaluation": FOUNDATION | {"data", "calibration", "rivals.features", "tuning.divergence"},
     "interchange": FOUNDATION | {"data.images"},
     "tuning": FOUNDATION | {"calibration", "rivals"},
     "cli": FOUNDATION | {"data", "calibration", "planning", "merging", "rivals", "evaluation", "interchange", "tuning"},
@@ -64,7 +64,7 @@ FOREIGN = {  # what some rooms do not know, of other people's packages
 LAZY = {
     "merge": "merging.merge", "surgery": "rivals.surgery", "prob_surgery": "rivals.prob_surgery", "tune": "tuning.tune",
     "calibrate": "calibration.calibrate", "load_batches": "data.calibration", "Calibration": "settings",
-    "BlockPlan": "blocks.plan", "Stack": "blocks.plan", "mean_shift": "rivals.mean_shift",
+    "BlockPlan": "blocks.plan", "Stack": "blocks.plan", "mean_shift": "rivals.mean_shift", "compare": "evaluation.compare",
 }  # fmt: skip
 
 

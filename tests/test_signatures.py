@@ -10,7 +10,7 @@ from PIL import Image
 from tiny import clip
 
 import featcal
-from featcal.data.calibration import Draw, drawn
+from featcal.data.calibration import Draw, drawn, held_out
 from featcal.data.place import Place
 from featcal.errors import BadSetting, MissingPath
 from featcal.merging.settings import SETTINGS, MergeSettings
@@ -60,6 +60,15 @@ def test_batches_are_those_that_the_command_draws(folders):
             pairs = list(zip(ours[task], theirs[task], strict=True))
             assert [len(one["pixel_values"]) for one, _ in pairs] == [2, 2, 1]
             assert all(torch.equal(one["pixel_values"], other["pixel_values"]) for one, other in pairs)
+
+
+def test_samples_held_out_are_others_than_those_drawn(folders, monkeypatch):
+    monkeypatch.setattr("featcal.data.calibration.LEAST_HELD_OUT", 2)
+    model, places = skeleton(folders / "base")[0], {"a": Place(folders / "a")}
+    given = model, [folders / "base"], places
+    ours, others = (next(iter(make(*given, Draw(4, 3, 6))["a"]))["pixel_values"] for make in (drawn, held_out))
+    assert len(others) == 2 and len(torch.cat([ours, others]).unique(dim=0)) == 6
+    assert not held_out(*given, Draw(5, 3, 6))
 
 
 def test_what_is_not_there_or_too_little_is_said(folders):

@@ -36,6 +36,23 @@ T5 = BlockPlan(
 LLAMA = BlockPlan(Stack("decoder", "layers"))
 LLAMA_FOR_CAUSAL_LM = BlockPlan(Stack("decoder", "model.layers"))
 
+
+def seq2seq(prefix: str = "model.", norm: bool = False) -> BlockPlan:
+    """Encoder and decoder of the BART family; `norm`: whether a norm follows the encoder's last layer."""
+    exit = f"{prefix}encoder.layer_norm" if norm else ""
+    return BlockPlan(
+        Stack("encoder", f"{prefix}encoder.layers", f"{prefix}encoder", exit, feeds="encoder_hidden_states"),
+        Stack("decoder", f"{prefix}decoder.layers", f"{prefix}decoder"),
+    )
+
+
+UMT5_ENCODER = BlockPlan(Stack("encoder", "encoder.block"))
+UMT5 = BlockPlan(
+    Stack("encoder", "encoder.block", "encoder", "encoder.final_layer_norm", feeds="encoder_hidden_states"),
+    Stack("decoder", "decoder.block", "decoder", "decoder.final_layer_norm"),
+)
+SIGLIP = BlockPlan(Stack("vision", "vision_model.encoder.layers", mask=""), Stack("text", "text_model.encoder.layers"))
+
 KNOWN = {
     "CLIPVisionModel": CLIP_VISION,
     "CLIPVisionModelWithProjection": CLIP_VISION_PROJECTED,
@@ -48,6 +65,20 @@ KNOWN = {
     "MT5EncoderModel": T5_ENCODER,
     "MT5Model": T5,
     "MT5ForConditionalGeneration": T5,
+    "UMT5EncoderModel": UMT5_ENCODER,
+    "UMT5Model": UMT5,
+    "UMT5ForConditionalGeneration": UMT5,
+    "BartModel": seq2seq(""),
+    "BartForConditionalGeneration": seq2seq(),
+    "MarianModel": seq2seq(""),
+    "MarianMTModel": seq2seq(),
+    "PegasusModel": seq2seq("", norm=True),
+    "PegasusForConditionalGeneration": seq2seq(norm=True),
+    "MBartModel": seq2seq("", norm=True),
+    "MBartForConditionalGeneration": seq2seq(norm=True),
+    "M2M100Model": seq2seq("", norm=True),
+    "M2M100ForConditionalGeneration": seq2seq(norm=True),
+    "SiglipModel": SIGLIP,
     "LlamaModel": LLAMA,
     "LlamaForCausalLM": LLAMA_FOR_CAUSAL_LM,
 }

@@ -11,6 +11,7 @@ from featcal.blocks.capture import Arguments, Features, block_outputs, feeding, 
 from featcal.blocks.plan import BlockPlan, Stack, blocks_of, part_of
 from featcal.errors import BadCapture, BadPlan
 
+NO_REPLAY = "this model cannot be calibrated as a whole; a list of blocks inside it that can is named with --stack or plan="
 ROUNDING = 1e-5  # of the largest feature; a CPU replays bit for bit, kernels of a GPU may differ in the last bits
 
 
@@ -57,7 +58,13 @@ def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) ->
         model(**model_call(model, batch))
         own = {name: list(outputs.values())[-1] for name, outputs in seen.items() if outputs}
         hooks.close()
-        replayed = replay(model, plan, batch)
+        try:
+            replayed = replay(model, plan, batch)
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            if "memory" in f"{type(error).__name__} {error}".lower():
+                raise
+            reason = " ".join(str(error).split())[:200]
+            raise BadPlan(type(model).__name__, f"its blocks cannot be run one by one ({reason})", NO_REPLAY) from error
     for stack in plan.stacks:
         difference = float((replayed[stack.name] - own[stack.name]).abs().max())
         if not difference <= ROUNDING * float(own[stack.name].abs().max()):

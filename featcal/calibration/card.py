@@ -8,16 +8,18 @@ from typing import Any
 
 import yaml
 
-from featcal.calibration.record import BlockRecord
+from featcal.calibration.record import BlockRecord, DriftRecord
 from featcal.settings import Calibration
 from featcal.storage.model_card import UNTOLD, card, front_matter, name_of, shown, table, use
 from featcal.version import __version__
 
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "residual": "β", "prior": "κ"}
 RECIPE = "mergekit_config.yml"
-DRIFT = """Relative drift ‖H − H_exp‖ / ‖H_exp‖ of the features H that leave a block from the expert's, and their cosine, as means
-over the experts. *Before*: the block with its merged weights, on the first batch of every expert's samples. *After*: with its
-calibrated weights, on all of them. These are the samples that the model was calibrated on."""
+DRIFT_COLUMNS = ["expert", "merged", "calibrated", "cosine merged", "cosine calibrated", "samples"]
+MEASURE = """Relative drift ‖H − H_exp‖ / ‖H_exp‖ of the features H from the expert's, and their cosine."""
+LAST = """Behind the last block, of the merged model as it was and of this one, on the same samples of each expert's task; *held
+out*: on samples that it was not calibrated on."""
+BLOCKS = """Behind every block of this model, as means over the experts, on the samples that it was calibrated on."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ def calibration_card(
     settings: Calibration,
     blocks: Sequence[BlockRecord],
     drawn: Drawn | None = None,
+    drift: Sequence[DriftRecord] = (),
 ) -> str:
     """The card's text; it holds nothing that varies between two runs, and no number that was not measured."""
     models = {"base": base, "merged model": merged} | {f"expert {task}": experts[task] for task in sorted(experts)}
@@ -49,8 +52,10 @@ def calibration_card(
         "## How it was calibrated",
         table(["setting", "value"], setting_rows(settings, drawn)),
         "## How far it is from its experts",
-        DRIFT,
-        drift_table(blocks),
+        MEASURE,
+        *([LAST, expert_table(drift), *worse(drift)] if drift else ()),
+        BLOCKS,
+        block_table(blocks),
         UNTOLD,
         "## Use",
         use(class_name(merged)),
@@ -70,13 +75,37 @@ def setting_rows(settings: Calibration, drawn: Drawn | None) -> list[list[str]]:
     return rows
 
 
-def drift_table(blocks: Sequence[BlockRecord]) -> str:
+def expert_table(drift: Sequence[DriftRecord]) -> str:
+    """A row for each expert and stack."""
+    return table(DRIFT_COLUMNS, drift_rows(drift))
+
+
+def drift_rows(drift: Sequence[DriftRecord]) -> list[list[str]]:
+    """The cells of `DRIFT_COLUMNS`."""
+    several = len({one.stack for one in drift}) > 1
+    rows = []
+    for one in drift:
+        numbers = (one.merged, one.calibrated, one.cosine_merged, one.cosine_calibrated)
+        name = f"{one.expert}, {one.stack}" if several else one.expert
+        rows.append([name, *(f"{value:.3f}" for value in numbers), f"{one.samples}{', held out' * one.held_out}"])
+    return rows
+
+
+def worse(drift: Sequence[DriftRecord]) -> list[str]:
+    """A sentence that names the experts from which calibration has led away; none where there are none."""
+    names = list(dict.fromkeys(one.expert for one in drift if one.worse))
+    if not names:
+        return []
+    return [f"Farther from its expert than the merged model is: {', '.join(names)}. More samples or a larger λ may help."]
+
+
+def block_table(blocks: Sequence[BlockRecord]) -> str:
     """A row for each block and their mean."""
-    keys = ("relative_drift_before", "relative_drift_after", "cosine_before", "cosine_after")
+    keys = ("relative_drift", "cosine")
     rows = [[block.name, *(f"{getattr(block, key):.3f}" for key in keys), f"{block.tokens:,}"] for block in blocks]
     if len(blocks) > 1:
         rows.append(["mean", *(f"{sum(getattr(block, key) for block in blocks) / len(blocks):.3f}" for key in keys), ""])
-    return table(["block", "drift before", "drift after", "cosine before", "cosine after", "tokens"], rows)
+    return table(["block", "drift", "cosine", "tokens"], rows)
 
 
 def merge_method(merged: object) -> str | None:

@@ -1,18 +1,21 @@
-"""Drift of a whole model against its expert, block by block, for measuring (Figures 1, 2, 6 and 7)."""
+"""Drift of whole models against an expert: block by block for measuring (Figures 1, 2, 6 and 7), or behind the last block."""
 
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from featcal.blocks.batches import pad_token, padding_mask
-from featcal.blocks.capture import block_outputs, model_call
+from featcal.blocks.batches import check_batch, naming, pad_token, padding_mask
+from featcal.blocks.capture import StopForward, block_outputs, model_call
 from featcal.blocks.plan import BlockPlan, Stack, blocks_of
 from featcal.blocks.plans import plan_for
+from featcal.calibration.batches import on_device
 from featcal.core.drift import Drift
 from featcal.core.precision import exact_products
 from featcal.models.mode import evaluation_mode
+from featcal.models.residency import Held
 
 
 def block_features(model: nn.Module, batch: Mapping[str, Any], plan: BlockPlan | None = None) -> dict[str, Tensor]:
@@ -61,3 +64,63 @@ def model_drift(
         }
         for block in tokens
     ]
+
+
+@contextmanager
+def last_outputs(model: nn.Module, plan: BlockPlan, stop: bool = False) -> Iterator[dict[str, Tensor]]:
+    """What leaves the last block of every stack during the next forward, (batch, tokens, d) by stack.
+
+    stop: the forward ends behind the last of them, as what follows is not needed.
+    """
+    seen: dict[str, Tensor] = {}
+
+    def note(name: str, output: Any) -> None:
+        seen[name] = output if isinstance(output, Tensor) else output[0]
+        if stop and len(seen) == len(plan.stacks):
+            raise StopForward
+
+    with ExitStack() as hooks:
+        for stack in plan.stacks:
+            last = blocks_of(model, stack)[-1]
+            hooks.callback(last.register_forward_hook(lambda _m, _a, out, name=stack.name: note(name, out)).remove)
+        try:
+            yield seen
+        except StopForward:
+            pass
+
+
+def last_features(model: nn.Module, batch: Mapping[str, Any], plan: BlockPlan) -> dict[str, Tensor]:
+    """What leaves the last block of every stack, of one batch."""
+    with last_outputs(model, plan, stop=True) as seen:
+        model(**model_call(model, batch))
+    return seen
+
+
+def expert_drift(
+    task: str,
+    models: Mapping[str, Held],
+    expert: Held,
+    plan: BlockPlan,
+    batches: Iterable[Mapping[str, Any]],
+    device: torch.device,
+) -> tuple[dict[str, dict[str, Drift]], int]:
+    """Drift behind the last block of every stack, {stack: {model: Drift}}, on the same batches; and how many samples they hold.
+
+    Of a model that lies in a folder a block is in memory while it computes, batch after batch. Raises: BadBatches.
+    """
+    found: dict[str, dict[str, Drift]] = {stack.name: {name: Drift() for name in models} for stack in plan.stacks}
+    samples = 0
+    for number, given in enumerate(batches):
+        check_batch(task, number, given, expert.module)
+        batch = on_device(given, device)
+        with naming(task, number):
+            with expert.running() as teacher:
+                theirs = last_features(teacher, batch, plan)
+            for name, held in models.items():
+                with held.running() as model:
+                    ours = last_features(model, batch, plan)
+                    for stack in plan.stacks:
+                        mask = padding_mask(batch, ours[stack.name], stack.mask, pad_token(model))
+                        found[stack.name][name].add(ours[stack.name], theirs[stack.name], mask)
+        samples += len(theirs[plan.stacks[0].name])
+    return found, samples

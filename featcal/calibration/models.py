@@ -8,14 +8,17 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from featcal.blocks.coverage import check_blocks, check_norms
 from featcal.blocks.plan import BlockPlan
 from featcal.blocks.plans import plan_for
 from featcal.calibration.checks import check_models
-from featcal.models.load import load_as_calibrated
+from featcal.models.load import load_as_calibrated, model_class
+from featcal.models.lora import without_adapters
 from featcal.models.mode import evaluation_mode
 from featcal.models.residency import Held, Resident
+from featcal.models.skeleton import same_tower
 from featcal.models.streamed import Streamed
 from featcal.settings import Calibration
 from featcal.storage.ledger import Ledger
@@ -72,18 +75,28 @@ def hold_models(
 
     ledger = Ledger()
 
-    def streamed(folder: str | Path) -> Held:
-        return Streamed(folder, [stack.blocks for stack in plan.stacks] if plan else (), dtype=dtype, device=place, ledger=ledger)
+    def streamed(folder: str | Path, like: type[PreTrainedModel] | None = None) -> Held:
+        paths = [stack.blocks for stack in plan.stacks] if plan else ()
+        return Streamed(folder, paths, dtype=dtype, device=place, ledger=ledger, like=like)
 
     if isinstance(merged, nn.Module):
-        student: Held = Resident(copy.deepcopy(merged))
+        student: Held = Resident(copy.deepcopy(without_adapters(merged)))
     else:
         student = Resident(load_as_calibrated(merged, dtype).to(place)) if whole else streamed(merged)
     plan = plan_for(student.module, plan)
-    others = [
-        Resident(m) if isinstance(m, nn.Module) else streamed(m) for m in (base, *(experts[task] for task in sorted(experts)))
-    ]
-    check_models(dict(zip(given, (student, *others), strict=True)))
+
+    def beside(model: Model) -> Held:
+        """A model that only shows its blocks and what reaches them: its tower, where its head is another than the student's."""
+        kind = type(student.module)
+        if isinstance(model, nn.Module):
+            plain = without_adapters(model)
+            tower = getattr(plain, "base_model", plain)
+            return Resident(tower if type(plain) is not kind and type(tower) is kind else plain)
+        own = model_class(model)
+        return streamed(model, kind if own is not kind and same_tower(own, kind) else None)
+
+    others = [beside(m) for m in (base, *(experts[task] for task in sorted(experts)))]
+    check_models(dict(zip(given, (student, *others), strict=True)), plan)
     check_blocks(student.module, plan, settings.norm, settings.modules)
     for stack in plan.stacks if settings.norm else ():
         with student.block(f"{stack.blocks}.0") as block:  # blocks of one stack are of one class

@@ -1,10 +1,10 @@
-"""What is told about a calibrated block: how far the student was from the teachers, before and after it was solved.
+"""What is told about a calibration: how far each block is from the teachers', and the whole model from every expert.
 
 Nothing of that varies between two runs; what a run cost does, and is a record of its own.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import nn
@@ -16,19 +16,36 @@ DIGITS = 6  # beyond them the rounding of the machine shows
 
 @dataclass(frozen=True)
 class BlockRecord:
-    """Features that leave one block, against the teachers' (means over tasks of each task's value over its tokens).
-
-    "Before" is the block with the merged weights, "after" with the calibrated ones, both on the same student features; before,
-    it is the tokens of every task's first batch alone, the only ones that run through the whole block with those weights.
-    """
+    """Features that leave one calibrated block, against the teachers' (means over tasks of each task's value over its tokens)."""
 
     name: str
-    relative_drift_before: float  # ‖H − H_exp‖_F / ‖H_exp‖_F, first batch of every task
-    relative_drift_after: float
-    cosine_before: float  # first batch of every task
-    cosine_after: float
+    relative_drift: float  # ‖H − H_exp‖_F / ‖H_exp‖_F on the samples that it was calibrated on
+    cosine: float
     tokens: int  # over all tasks, without padding
     conditioning: float  # largest lower bound of a condition number among the block's sites
+
+
+@dataclass(frozen=True)
+class DriftRecord:
+    """Features that leave the last block of a stack, of two models against one expert's, on the same samples.
+
+    merged: of the model as it was merged, untouched.   calibrated: of the result.   samples: how many.
+    held_out: whether they are others than those that the model was calibrated on.
+    """
+
+    expert: str
+    stack: str
+    merged: float  # ‖H − H_exp‖_F / ‖H_exp‖_F
+    calibrated: float
+    cosine_merged: float  # mean over tokens
+    cosine_calibrated: float
+    samples: int
+    held_out: bool
+
+    @property
+    def worse(self) -> bool:
+        """Whether calibration has led away from this expert."""
+        return self.calibrated > self.merged
 
 
 @dataclass(frozen=True)
@@ -38,7 +55,7 @@ class Cost:
     seconds: float
     peak_host_bytes: int | None  # of this process, above what it held before; None where the system does not tell
     peak_device_bytes: int  # of torch's own memory on the GPU, of this process; 0 without one
-    flops: int | None  # of all processes, without what an interrupted run did before; None where it is not known from shapes
+    flops: int | None  # of all processes, but for measuring and an interrupted run's; None where it is not known from shapes
 
 
 @dataclass(frozen=True)
@@ -49,6 +66,7 @@ class Result:
     folder: Path | None
     blocks: list[BlockRecord]  # in forward order
     cost: Cost
+    drift: list[DriftRecord] = field(default_factory=list)  # by expert and stack; empty unless it was asked for
 
 
 def rounded(value: float) -> float:
@@ -62,14 +80,15 @@ def mean(values: Sequence[float]) -> float:
 
 
 def block_record(name: str, told: Mapping[str, tuple[Drift, Drift, int]], conditioning: Sequence[float]) -> BlockRecord:
-    """The record of one block from the drift before and after, and the tokens, of every task in the order of names."""
-    first, second, tokens = zip(*told.values(), strict=True)
+    """The record of one block from the drift before and after, and the tokens, of every task in the order of names.
+
+    The drift before is not told: it is that of one batch, whose features the blocks before have calibrated already.
+    """
+    _, drift, tokens = zip(*told.values(), strict=True)
     return BlockRecord(
         name=name,
-        relative_drift_before=mean([d.relative for d in first]),
-        relative_drift_after=mean([d.relative for d in second]),
-        cosine_before=mean([d.cosine for d in first]),
-        cosine_after=mean([d.cosine for d in second]),
+        relative_drift=mean([d.relative for d in drift]),
+        cosine=mean([d.cosine for d in drift]),
         tokens=sum(tokens),
         conditioning=rounded(max(conditioning, default=1.0)),
     )
@@ -77,5 +96,4 @@ def block_record(name: str, told: Mapping[str, tuple[Drift, Drift, int]], condit
 
 def line(record: BlockRecord, tasks: int, seconds: float) -> str:
     """One line of progress."""
-    drift = f"drift {record.relative_drift_before:.3f} → {record.relative_drift_after:.3f}"
-    return f"{record.name}  {tasks} tasks  {drift}  {seconds:.1f} s"
+    return f"{record.name}  {tasks} tasks  drift {record.relative_drift:.3f}  {seconds:.1f} s"

@@ -8,12 +8,13 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from featcal.blocks.plan import blocks_of
 from featcal.calibration.models import Models
-from featcal.calibration.record import BlockRecord
+from featcal.calibration.record import BlockRecord, DriftRecord
 from featcal.calibration.run_folder import RunFolder, block_name
 from featcal.errors import BadFile
 from featcal.models.save import copy_beside, save_model
@@ -26,7 +27,13 @@ from featcal.storage.writer import ShardWriter
 
 
 def write_calibrated(
-    models: Models, out: str | Path, settings: Calibration, blocks: Sequence[BlockRecord], folder: RunFolder, card: str
+    models: Models,
+    out: str | Path,
+    settings: Calibration,
+    blocks: Sequence[BlockRecord],
+    drift: Sequence[DriftRecord],
+    folder: RunFolder,
+    card: str,
 ) -> Path:
     """The folder of a student that is in memory, or of one that was streamed: the merged folder with the solved numbers in it.
 
@@ -34,7 +41,9 @@ def write_calibrated(
     as a module, and nothing where both did.
     Raises: DiskFull; BadFile as copy_beside.
     """
-    record = {"settings": settings.stated, "blocks": [asdict(block) for block in blocks]}
+    record: dict[str, Any] = {"settings": settings.stated, "blocks": [asdict(block) for block in blocks]}
+    if drift:
+        record["drift"] = [asdict(one) for one in drift]
     text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     with atomic_folder(out) as place:
         if isinstance(models.student, Streamed):

@@ -1,5 +1,6 @@
 """What several commands take on the command line, checked before anything is loaded: folders, `name=FOLDER` pairs, devices."""
 
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import mkdtemp
@@ -101,6 +102,17 @@ def work_folder(work: Path | None, out: Path, inputs: Iterable[Path]) -> Path | 
     require(clash is None, "--work", str(work), f"lies in {clash}, which is read or written as a whole; name another folder")
     require_writable("--work", work / "run")
     return work
+
+
+def require_space(option: str, folder: Path, needed: int) -> None:
+    """A disk with so many bytes free. Raises: BadSetting."""
+    from featcal.cli.sizes import size_text
+
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if free < needed:
+        said = f"must lie on a disk with {size_text(needed)} free; {there} has {size_text(free)}"
+        raise BadSetting(option, str(folder), f"{said}; free some, or name another place")
 
 
 def require_writable(option: str, folder: Path) -> None:

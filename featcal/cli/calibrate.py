@@ -14,22 +14,25 @@ from featcal.cli.arguments import (
     existing_folder,
     named_places,
     new_folder,
+    require_space,
     work_folder,
 )
 from featcal.cli.card import tell_card
 from featcal.cli.model_folders import require_alike, skeleton
-from featcal.cli.recipe import EXPERT, HELP, named_models, whole_experts
+from featcal.cli.recipe import EXPERT, HELP, Named, named_models, whole_experts
 from featcal.cli.sizes import bytes_of
 from featcal.cli.terminal import Json, Quiet, counted, note, say, say_json, table
 
 if TYPE_CHECKING:
-    from featcal.calibration.record import BlockRecord, Result
+    from featcal.blocks.plan import BlockPlan
+    from featcal.calibration.record import Result
 
 DATA = "Samples of an expert's task: a folder, a file or a data set of the hub; labels are not used."
 PICTURES = "a folder of pictures, FOLDER/train/CLASS/*.png, FOLDER/train.parquet with a column image"
 TEXT = (
     "FILE.txt (a sample on each line), FILE.jsonl or FILE.parquet with text, messages, prompt and completion, or input and target"
 )
+STACK = "List of blocks to calibrate, such as encoder.layers; once for each. As the model's class says left out."
 MODULES = "Of the linears solve only those whose names end so, such as q; once for each. All of them left out."
 EPILOG = f"""Pictures, for CLIP, ViT, DINOv2 and SigLIP: {PICTURES}, or a data set of the hub.
 
@@ -74,6 +77,9 @@ def calibrate(
     batch: Annotated[int, Option(min=1, help="Samples in memory at a time.")] = 32,
     split: Annotated[str, Option(help="The split of each data folder to draw from.")] = "train",
     module: Annotated[list[str] | None, Option(metavar="NAME", help=MODULES)] = None,
+    norm: Annotated[bool, Option("--norm/--no-norm", help="Solve norms' scales and shifts, too.")] = True,
+    bias: Annotated[bool, Option("--bias/--no-bias", help="Solve biases, too.")] = True,
+    stack: Annotated[list[str] | None, Option(metavar="PATH", help=STACK)] = None,
     device: Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
     dtype: Annotated[str, Option(help="float32 or bfloat16, in which the models run.")] = "float32",
     host_memory: Annotated[str, Option(metavar="SIZE", help="Memory for features that wait, such as 8GiB; then disk.")] = "",
@@ -91,7 +97,7 @@ def calibrate(
 
     chosen: dict[str, Any] = {"ridge": ridge, "anchor_blend": anchor_blend, "interpolation": interpolation}
     chosen |= {"residual": residual, "order": order, "affine": affine, "prior": prior, "no_harm": no_harm or None}
-    chosen |= {"modules": tuple(module or ()) or None}
+    chosen |= {"bias": bias, "norm": norm, "modules": tuple(module or ()) or None}
     settings = Calibration.preset(preset, {name: value for name, value in chosen.items() if value is not None})
     existing_folder("--merged", merged)
     named, places = named_models(base, expert or (), recipe, merged), named_places("--data", data)
@@ -103,7 +109,7 @@ def calibrate(
     from featcal.blocks.batches import check_tasks
     from featcal.calibration.ranks import current
     from featcal.calibration.run_folder import beside
-    from featcal.data.calibration import Draw, drawn
+    from featcal.data.calibration import Draw, drawn, held_out
     from featcal.merging.dense import check_adapter
     from featcal.models.products import onednn_products
     from featcal.storage.results import run_record, write_json
@@ -111,16 +117,27 @@ def calibrate(
     check_tasks(named.experts, {name: [place] for name, place in places.items()})  # before samples are read
     student = [skeleton(folder) for folder in folders.values()][1]
     require_alike(folders)
+    tell_heads(student, named)
     for name, folder in named.under.items():
         check_adapter(folder, named.experts[name])
-    blocks = block_count(student, settings.modules)
+    plan = stacks_named(student, stack)
+    given["plan"] = plan
+    blocks = block_count(student, settings.modules, plan)
     own = {name: places[name] for name in (places if dry_run else current().mine(places))}
-    batches = drawn(student, (named.base, merged), own, Draw(samples, seed, batch, split, tokens, dtype_named(dtype)))
+    draw = Draw(samples, seed, batch, split, tokens, dtype_named(dtype))
+    batches = drawn(student, (named.base, merged), own, draw)
+    require_room(merged, out, work)
     if dry_run:
+        from featcal.calibration.calibrate import check
         from featcal.cli.dry_run import show_run
 
-        return show_run(student, batches, batch, given, settings.modules, as_json)
+        whole = {name: folder for name, folder in named.experts.items() if name not in named.under} or {"merged": merged}
+        own = {name: batches[name] if name in batches else next(iter(batches.values())) for name in whole}
+        how = {key: given[key] for key in ("device", "dtype", "plan")}
+        check(merged, base=named.base, experts=whole, batches=own, settings=settings, **how)
+        return show_run(student, batches, batch, given, settings.modules, as_json, out)
     given |= {"batches": dict.fromkeys(places, ()) | batches}  # what other processes calibrate is theirs to read
+    given |= {"held_out": held_out(student, (named.base, merged), own, draw)}
     if given["device"].type == "cpu":
         give_back_large_blocks()
     whole = whole_experts(named, work or beside(out), list(own))
@@ -135,45 +152,75 @@ def calibrate(
     write_json(out / "featcal.run.json", run_record({"calibrate": result.cost.seconds}, cost=asdict(result.cost)))
     how = {"samples of each task": samples, "split": split, "seed": seed, "precision": dtype}
     how |= {"tokens of a sample, at most": tokens} if tokens else {}
-    tell_card(out, merged, named, settings, result.blocks, places, how)
+    tell_card(out, merged, named, settings, result, places, how)
     show_result(result, settings.stated, as_json)
 
 
-def block_count(model: Any, modules: Sequence[str] | None) -> int:
+def stacks_named(model: Any, paths: Sequence[str] | None) -> "BlockPlan":
+    """The plan of the model, or of the lists of blocks that are named. Raises: BadPlan with the lists that there are."""
+    from torch.nn import ModuleList
+
+    from featcal.blocks.plan import BlockPlan, Stack, blocks_of
+    from featcal.blocks.plans import plan_for
+    from featcal.errors import BadPlan
+
+    lists = [path for path, part in model.named_modules() if isinstance(part, ModuleList) and len(part)]
+    choices = f"name one with --stack: {', '.join(lists) or 'there is none'}"
+    try:
+        plan = plan_for(model) if not paths else BlockPlan(*(Stack(path.replace(".", "_"), path) for path in paths))
+        for stack in plan.stacks:
+            blocks_of(model, stack)
+    except BadPlan as error:
+        raise BadPlan(type(model).__name__, str(error).splitlines()[0].partition(": ")[2].rstrip("."), choices) from None
+    return plan
+
+
+def block_count(model: Any, modules: Sequence[str] | None, plan: "BlockPlan | None" = None) -> int:
     """How many blocks will be solved, after the checks that need no numbers. Raises: BadPlan, UnknownKey."""
     from featcal.blocks.coverage import check_coverage, check_modules
     from featcal.blocks.plan import blocks_of
     from featcal.blocks.plans import plan_for
 
-    plan = plan_for(model)
+    plan = plan_for(model, plan)
     for stack in plan.stacks:
         check_coverage(model, stack)
     check_modules(model, plan, modules)
     return sum(len(blocks_of(model, stack)) for stack in plan.stacks)
 
 
+def require_room(merged: Path, out: Path, work: Path | None) -> None:
+    """Disk for the result, and as much again for the solved blocks. Raises: BadSetting."""
+    size = sum(file.stat().st_size for file in merged.glob("*.safetensors"))
+    same = work is None or work.absolute().parent == out.absolute().parent
+    require_space("--out", out, 2 * size if same else size)
+    if work is not None and not same:
+        require_space("--work", work, size)
+
+
+def tell_heads(student: Any, named: Named) -> None:
+    """A line for each expert of another class than the merged model's: what stands on its tower has no part in this."""
+    from featcal.models.load import model_class
+
+    for name, folder in named.shaped.items():
+        own, kind = model_class(folder), type(student)
+        if own is not kind and own.base_model_prefix == kind.base_model_prefix:
+            note(
+                f"{name}: a {own.__name__}, of which the tower counts; its head stays with it (the merged model: {kind.__name__})"
+            )
+
+
 def show_result(result: "Result", settings: dict[str, Any], as_json: bool) -> None:
-    """What was written, and how far each block was from the experts."""
+    """What was written, and how far the merged and the calibrated model are from each expert; a warning where it got worse."""
+    from featcal.calibration.card import DRIFT_COLUMNS, drift_rows, worse
+
     if as_json:
         blocks = [asdict(block) for block in result.blocks]
         told = {"folder": str(result.folder), "settings": settings, "blocks": blocks, "cost": asdict(result.cost)}
-        say_json(told)
-        return
-    show_blocks(result.blocks)
-    say(f"calibrated model: {result.folder}")
-
-
-def show_blocks(blocks: list["BlockRecord"]) -> None:
-    """How far each block's features were from the experts', with its merged weights and with the calibrated ones."""
-    rows = [
-        [
-            block.name,
-            f"{block.relative_drift_before:.3f}",
-            f"{block.relative_drift_after:.3f}",
-            f"{block.cosine_before:.3f}",
-            f"{block.cosine_after:.3f}",
-        ]
-        for block in blocks
-    ]
-    title = "drift from the experts (before: the first batch of every task, after: all)"
-    table(title, ["block", "before", "after", "cosine before", "after"], rows)
+        say_json(told | {"drift": [asdict(one) for one in result.drift]})
+    else:
+        rows = [[block.name, f"{block.relative_drift:.3f}", f"{block.cosine:.3f}"] for block in result.blocks]
+        table("calibrated blocks, drift from the experts on the calibration samples", ["block", "drift", "cosine"], rows)
+        table("drift from each expert behind the last block", DRIFT_COLUMNS, drift_rows(result.drift))
+        say(f"calibrated model: {result.folder}")
+    for sentence in worse(result.drift):
+        note(f"warning: {sentence}")

@@ -1,6 +1,6 @@
 """The model card of `featcal calibrate`: as the library writes it, with what only the command line knows: the samples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ from featcal.cli.terminal import note
 from featcal.storage.model_card import inherited, write_card
 
 if TYPE_CHECKING:
-    from featcal.calibration.record import BlockRecord
+    from featcal.calibration.record import Result
     from featcal.data.place import Place
     from featcal.settings import Calibration
 
@@ -19,7 +19,7 @@ def tell_card(
     merged: Path,
     named: Named,
     settings: "Calibration",
-    blocks: Sequence["BlockRecord"],
+    result: "Result",
     places: Mapping[str, "Place"],
     how: Mapping[str, object],
 ) -> None:
@@ -28,7 +28,7 @@ def tell_card(
 
     hub = [str(place.source) for place in places.values() if place.on_hub]
     drawn = Drawn({task: place_name(place) for task, place in places.items()}, how, hub)
-    write_card(out, calibration_card(merged, named.base, named.experts, settings, blocks, drawn))
+    write_card(out, calibration_card(merged, named.base, named.experts, settings, result.blocks, drawn, result.drift))
     if inherited({"base": named.base, "merged": merged, **named.experts}).differs:
         note(f"{out / 'README.md'}: the inputs have different licences; which terms hold for the result is yours to settle")
 

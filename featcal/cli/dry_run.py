@@ -1,9 +1,13 @@
 """`featcal calibrate --dry-run`: what was drawn and what the run will need, from the same arguments; nothing is computed."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from featcal.cli.arguments import require_space
+from featcal.cli.solved import NOT_RUN
 from featcal.cli.terminal import say, say_json, table
+from featcal.errors import FeatCalError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,8 +22,12 @@ def show_run(
     given: Mapping[str, Any],
     modules: Sequence[str] | None,
     as_json: bool,
+    out: Path,
 ) -> None:
-    """The drawn samples of every task, and the needs that `featcal plan` tells for them."""
+    """The drawn samples of every task, and the needs that `featcal plan` tells for them.
+
+    Raises: BadSetting where the disk has less room than is needed.
+    """
     from featcal.cli.plan import as_mapping, planned_needs, show
     from featcal.planning.needs import Workload
 
@@ -28,12 +36,23 @@ def show_run(
     on_gpu = given["device"].type == "cuda"
     load = Workload(len(batches), most, min(size, most), on_gpu, host_budget=given["host_memory"])
     dtype = str(given["dtype"]).removeprefix("torch.")
-    found = planned_needs(model, load, longest or None, longest > 0, dtype, modules)
+    try:
+        found = planned_needs(model, load, longest or None, longest > 0, dtype, modules, given["plan"])
+    except NOT_RUN as error:  # what it takes to run a model without numbers is more than what calibration asks of it
+        if isinstance(error, FeatCalError):
+            raise
+        say(f"everything was found; what the run needs cannot be told without numbers ({' '.join(str(error).split())[:200]})")
+        return
+    require_space("--out", out, found.disk)
     if as_json:
         drawn = {task: {"samples": of.samples, "longest": of.longest} for task, of in batches.items()}
         say_json({"drawn": drawn, "needs": as_mapping(found)})
         return
     rows = [[task, str(of.samples), *([str(of.longest)] if longest else [])] for task, of in batches.items()]
-    table("everything was found", ["task", "samples", *(["longest text, tokens"] if longest else [])], rows)
+    table(
+        "everything was found, models are alike and replay one sample of each task",
+        ["task", "samples", *(["longest text, tokens"] if longest else [])],
+        rows,
+    )
     show(found, load)
     say("nothing was computed and nothing written (--dry-run)")

@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument
+from typer import Argument, Option
 
 from featcal.cli.arguments import existing_folder
 from featcal.cli.recipe import is_adapter
@@ -21,11 +21,12 @@ EPILOG = """Examples:
 
 featcal inspect models/base
 
-featcal inspect merged --json"""
+featcal inspect merged --tensors --json"""
 
 
 def inspect(
     folder: Annotated[Path, Argument(help="Checkpoint folder: config.json and safetensors.")],
+    tensors: Annotated[bool, Option("--tensors", help="Only what the files hold; transformers is not asked.")] = False,
     as_json: Json = False,
 ) -> None:
     """Tell what a model folder holds and which of its parts calibration solves; exit code 2 for NaN or infinity in it."""
@@ -39,13 +40,15 @@ def inspect(
     checkpoint = LazyCheckpoint(folder)
     recipe = beside_merged(folder)
     if as_json:
-        told = tensors_as_mapping(checkpoint) | {"recipe": described_recipe(recipe), "calibration": plan_as_mapping(folder)}
+        told = tensors_as_mapping(checkpoint) | {"recipe": described_recipe(recipe)}
+        told |= {} if tensors else {"calibration": plan_as_mapping(folder)}
         require_finite(checkpoint, quiet=True)
         return say_json(told)
     show_tensors(checkpoint)
     for role, models in described_recipe(recipe).items():
         say(f"{role}: {', '.join(models) if isinstance(models, list) else models}")
-    show_plan(folder)
+    if not tensors:
+        show_plan(folder)
     require_finite(checkpoint)
 
 
@@ -63,11 +66,11 @@ def described_recipe(file: Path | None) -> dict[str, str | list[str]]:
 
 def tensors_as_mapping(checkpoint: "LazyCheckpoint") -> dict[str, Any]:
     """Folder, number of tensors and of values, tensors by data type."""
-    sizes, kinds = tensors(checkpoint)
+    sizes, kinds = counted_tensors(checkpoint)
     return {"folder": str(checkpoint.folder), "tensors": len(sizes), "values": sum(sizes.values()), "stored_as": dict(kinds)}
 
 
-def tensors(checkpoint: "LazyCheckpoint") -> tuple[dict[str, int], Counter[str]]:
+def counted_tensors(checkpoint: "LazyCheckpoint") -> tuple[dict[str, int], Counter[str]]:
     """How many values each tensor has, and how many tensors each data type."""
     from math import prod
 
@@ -77,7 +80,7 @@ def tensors(checkpoint: "LazyCheckpoint") -> tuple[dict[str, int], Counter[str]]
 
 def show_tensors(checkpoint: "LazyCheckpoint") -> None:
     """Numbers of tensors and values by data type, and the largest tensors."""
-    sizes, kinds = tensors(checkpoint)
+    sizes, kinds = counted_tensors(checkpoint)
     say(f"{checkpoint.folder}: {len(sizes)} tensors, {sum(sizes.values()):,} values")
     say("stored as " + ", ".join(f"{kind} ({count} tensors)" for kind, count in kinds.most_common()))
     largest = sorted(sizes, key=lambda name: (-sizes[name], name))[:5]

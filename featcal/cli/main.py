@@ -5,6 +5,7 @@ package and leaves its traceback, with exit code 1.
 """
 
 import errno
+import re
 import signal
 import sys
 import threading
@@ -17,8 +18,8 @@ import typer
 from typer.main import get_command
 
 from featcal.calibration.torchrun import started
-from featcal.cli import calibrate, convert, evaluate, inspect, merge, plan, repair, tune
-from featcal.cli.terminal import complain, hush, plain_without_terminal, say
+from featcal.cli import calibrate, compare, convert, evaluate, inspect, merge, plan, repair, tune
+from featcal.cli.terminal import complain, hush, log_to, plain_without_terminal, say
 from featcal.errors import FeatCalError, OutOfMemory, RemoteRankError
 
 MISTAKE, INTERRUPTED = 2, 130
@@ -42,6 +43,7 @@ for command in (
     merge.merge,
     calibrate.calibrate,
     repair.repair,
+    compare.compare,
     evaluate.evaluate,
     inspect.inspect,
     plan.plan,
@@ -55,9 +57,15 @@ for command in (
 
 @app.callback(invoke_without_command=True)
 def options(
-    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    log_file: Annotated[str, typer.Option(metavar="FILE", help="Append what is told of the run, with times.")] = "",
+    log_level: Annotated[str, typer.Option(metavar="LEVEL", help="Of --log-file: debug, info, warning or error.")] = "info",
 ) -> None:
     from featcal.version import __version__
+
+    if log_file:
+        log_to(log_file, log_level)
 
     if version:
         say(f"featcal {__version__}")
@@ -76,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RemoteRankError:  # by another process of this run, which tells it
         return MISTAKE
     except FeatCalError as error:
-        complain(str(error))
+        complain(in_options(str(error)))
         return MISTAKE
     except typer.TyperException as error:  # what typer cannot make sense of: unknown options, missing arguments
         context = getattr(error, "ctx", None)
@@ -110,6 +118,33 @@ def out_of_memory(command: Sequence[str], reason: BaseException) -> OutOfMemory:
         "end what else is on that GPU (nvidia-smi lists it), or",
         "compute on the CPU: `device: cpu` in the suite file, or --device cpu",
     )
+
+
+OPTIONS = {
+    "calibrate.modules": "--module",
+    "merge.embeddings": "--embeddings",
+    "merge.batches": "--data",
+    "merge.experts": "--expert",
+    "merge.head": "--head",
+    "merge.scale": "--scale",
+    "merge.method": "METHOD",
+}
+KEY = re.compile(r"(?<![\w.-])(calibrate|merge)\.([a-z]+(?:_[a-z]+)*)(?![\w.])")
+
+
+def in_options(text: str) -> str:
+    """A message of the library in the words of the commands: --ridge for calibrate.ridge, --set density for merge.density.
+
+    A key of an experiment, which has more parts, stays as it is, and so do names of files.
+    """
+
+    def option(found: re.Match[str]) -> str:
+        room, key = found.groups()
+        if key in ("json", "yaml", "yml", "py"):
+            return found[0]
+        return OPTIONS.get(found[0]) or (f"--set {key}" if room == "merge" else f"--{key.replace('_', '-')}")
+
+    return KEY.sub(option, text)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from featcal.blocks.plan import BlockPlan
     from featcal.planning.needs import Needs, Workload
     from featcal.planning.shapes import ModelShape
 
@@ -107,6 +108,7 @@ def planned_needs(
     padded: bool = False,
     dtype: str = "float32",
     modules: Sequence[str] | None = None,
+    plan: "BlockPlan | None" = None,
 ) -> "Needs":
     """What `featcal calibrate` will need with a model that has no numbers; the samples it has drawn are counted too.
 
@@ -117,7 +119,7 @@ def planned_needs(
 
     sample = meta_batch(model, 1, tokens, padded)
     drawn = sum(v.numel() if v.is_floating_point() else size([v]) for v in sample.values()) * load.samples * load.tasks
-    return needs(shapes(model, load, tokens, padded, dtype, modules), replace(load, drawn=drawn))
+    return needs(shapes(model, load, tokens, padded, dtype, modules, plan), replace(load, drawn=drawn))
 
 
 def shapes(
@@ -127,6 +129,7 @@ def shapes(
     padded: bool,
     dtype: str,
     modules: Sequence[str] | None = None,
+    plan: "BlockPlan | None" = None,
 ) -> dict[int, "ModelShape"]:
     """What calibration meets in the model, for every size of batch."""
     import torch
@@ -136,7 +139,7 @@ def shapes(
 
     kind = getattr(torch, dtype)
     model = model.to(kind).eval()
-    block_plan = plan_for(model)
+    block_plan = plan_for(model, plan)
     batches = {size: meta_batch(model, size, tokens, padded) for size in load.batches}
     return {size: model_shape(model, block_plan, batch, padded=padded, modules=modules) for size, batch in batches.items()}
 

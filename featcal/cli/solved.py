@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from featcal.cli.model_folders import skeleton
+from featcal.cli.model_folders import require_names
 from featcal.cli.terminal import say, table
 from featcal.errors import BadPlan, FeatCalError
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 UNCOVERED = 5  # largest parameters that are told
 TOKENS = 8  # of a text that is thought of to find the sites
 # what a model's forward may raise where it is run without numbers on a batch made up from its configuration
-_NOT_RUN = (FeatCalError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
+NOT_RUN = (FeatCalError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
 def show_plan(folder: Path) -> None:
     """Every stack of the plan with its modules and sites, and the share of the parameters that is solved."""
     from featcal.blocks.plans import plan_for
 
-    model = skeleton(folder)
+    model = fitting(folder)
     try:
         plan = plan_for(model)
     except BadPlan as error:
@@ -40,13 +40,25 @@ def show_plan(folder: Path) -> None:
     show_uncovered(model, plan)
 
 
+def fitting(folder: Path) -> "nn.Module":
+    """The model of config.json without its numbers, whose tensors the folder has. Raises: WrongKeys, MissingTensor."""
+    from featcal.models.skeleton import skeleton
+    from featcal.models.stored import stored_tensors
+    from featcal.storage.checkpoint import LazyCheckpoint
+
+    require_names(folder / "config.json")
+    model, part = skeleton(folder)
+    stored_tensors(model, LazyCheckpoint(folder, part))
+    return model
+
+
 def plan_as_mapping(folder: Path) -> dict[str, Any]:
     """Stacks with their number of blocks and the modules solved in each, for programs; the reason where there are none."""
     from featcal.blocks.plan import blocks_of
     from featcal.blocks.plans import plan_for
     from featcal.calibration.sites import calibrated_modules
 
-    model = skeleton(folder)
+    model = fitting(folder)
     try:
         plan = plan_for(model)
     except BadPlan as error:
@@ -94,7 +106,7 @@ def found_sites(model: "nn.Module") -> "dict[str, StackShape] | str":
     tokens = None if getattr(config, "image_size", None) is not None else TOKENS
     try:
         (shape,) = shapes(model, Workload(1, 1, 1), tokens, False, "float32").values()
-    except _NOT_RUN as error:
+    except NOT_RUN as error:
         return " ".join(str(error).split())
     return {stack.name: stack for stack in shape.stacks}
 

@@ -5,6 +5,7 @@ colours are for terminals alone; NO_COLOR switches colours off there too.
 """
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from typer import Option
+
+from featcal.errors import BadSetting
 
 RANK = int(os.environ.get("RANK", "0") or "0")
 # soft_wrap below: a path broken over two lines can neither be copied nor searched for
@@ -59,13 +62,33 @@ def say_json(content: Any) -> None:
     say(json.dumps(content, indent=2, ensure_ascii=False))
 
 
+LOG = logging.getLogger("featcal")
+
+
+def log_to(file: str, level: str) -> None:
+    """From here on what is noted, and what the packages underneath log, is appended to a file. Raises: BadSetting."""
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise BadSetting("--log-level", level, "must be debug, info, warning or error")
+    try:
+        handler = logging.FileHandler(file, encoding="utf-8")
+    except OSError as error:
+        raise BadSetting("--log-file", file, f"must name a file that can be written ({(error.strerror or '').lower()})") from None
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setLevel(number)
+    logging.getLogger().addHandler(handler)
+    LOG.setLevel(min(number, logging.INFO))
+
+
 def note(text: str) -> None:
     """One line beside the result."""
+    LOG.info(text)
     progress.print(escape(text), soft_wrap=True)
 
 
 def complain(text: str) -> None:
     """One clear message about what went wrong."""
+    LOG.error(text)
     who = f"featcal (process {RANK}):" if RANK else "featcal:"
     errors.print(f"[bold red]{who}[/] {escape(text)}", soft_wrap=True)
 

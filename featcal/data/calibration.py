@@ -1,9 +1,10 @@
 """From where the data of every task lie to the batches a calibration reads: opened, drawn, checked, prepared for one model."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -13,9 +14,12 @@ from featcal.data.inputs import input_of
 from featcal.data.load import load_pictures
 from featcal.data.place import Place, place_of
 from featcal.data.sampling import draw_indices
+from featcal.data.splits import open_pictures
 from featcal.data.text import load_text
 from featcal.data.tokens import reader_for, token_batches
 from featcal.models.skeleton import skeleton
+
+HELD_OUT, LEAST_HELD_OUT = 64, 16  # samples of a task on which a calibration is measured
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,7 @@ class Draw:
     """Which samples of each task, in which batches.
 
     samples: how many of each task, drawn by `seed`.   batch: how many in memory at a time.   split: of the data to draw from.
+    behind:  so many come before them in the order drawn and are left out.
     tokens:  at most so many of a text; None for the usual number.   dtype: of what the model is given as numbers.
     """
 
@@ -32,6 +37,11 @@ class Draw:
     split: str = "train"
     tokens: int | None = None
     dtype: torch.dtype = torch.float32
+    behind: int = 0
+
+    def of(self, task: str, count: int) -> list[int]:
+        """The samples of one task that has `count` of them. Raises: BadSetting for too few."""
+        return draw_indices(task, count, self.behind + self.samples, self.seed)[self.behind :].tolist()
 
 
 def load_batches(
@@ -74,9 +84,22 @@ def drawn(model: nn.Module, folders: Sequence[Path], places: Mapping[str, Place]
     batches = {}
     for task, place in sorted(places.items()):
         samples = load_text(place, draw.split)
-        chosen = draw_indices(task, len(samples), draw.samples, draw.seed).tolist()
-        batches[task] = token_batches(samples, chosen, reader, draw.batch)
+        batches[task] = token_batches(samples, draw.of(task, len(samples)), reader, draw.batch)
     return batches
+
+
+def held_out(model: nn.Module, folders: Sequence[Path], places: Mapping[str, Place], draw: Draw) -> dict[str, Batches]:
+    """Batches of samples that `drawn` does not take: the next ones of the same draw, at most HELD_OUT.
+
+    A task that has fewer than LEAST_HELD_OUT left is left out. Raises: as drawn.
+    """
+    pictures, found = input_of(model).kind == "pictures", {}
+    for task, place in sorted(places.items()):
+        count = len(open_pictures(place, draw.split) if pictures else load_text(place, draw.split))
+        left = min(HELD_OUT, count - draw.samples)
+        if left >= LEAST_HELD_OUT:
+            found |= drawn(model, folders, {task: place}, replace(draw, samples=left, behind=draw.samples))
+    return found
 
 
 def processor_folder(folders: Sequence[Path]) -> Path:
@@ -88,8 +111,7 @@ def processor_folder(folders: Sequence[Path]) -> Path:
 def picture_batches(task: str, place: Place, preprocess: Preprocess, draw: Draw) -> Batches:
     """The drawn pictures of one task, decoded now and normalised batch by batch."""
     pictures = load_pictures(place, draw.split, preprocess)
-    chosen = draw_indices(task, len(pictures), draw.samples, draw.seed)
-    held = Pictures(pictures.pixels[chosen], preprocess)
+    held = Pictures(pictures.pixels[np.array(draw.of(task, len(pictures)))], preprocess)
 
     def made() -> Iterator[Batch]:
         for batch in held.batches(None, draw.batch):

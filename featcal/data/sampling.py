@@ -19,7 +19,7 @@ def draw_indices(task: str, count: int, samples: int, seed: int) -> NDArray[np.i
     Returns: indices in the order drawn, (samples,).  Raises: BadSetting when there are fewer of them.
     """
     if samples > count:
-        raise BadSetting("calibrate.samples", samples, f"must be at most {count}, the number of samples of {task}")
+        raise BadSetting("samples", samples, f"must be at most {count}, the number of samples of {task}")
     generator = np.random.default_rng([seed, crc32(task.encode()), crc32(b"calibration")])
     return generator.permutation(count)[:samples].astype(np.int64)
 

@@ -85,6 +85,12 @@ class Reader:
             raise BadFile(self.folder, problem, "give the tokenizer that belongs to this model")
         return found
 
+    def plain_ids(self, text: str, length: int | None = None) -> list[int]:
+        """Token ids of one text, cut to `length` where it is given."""
+        how = {} if length is None else {"truncation": True, "max_length": min(length, self.length)}
+        found: list[int] = self.tokenizer(text, **how)["input_ids"]
+        return found
+
 
 def reader_for(folders: Sequence[Path], takes: Input, tokens: int | None) -> Reader:
     """The tokenizer of the first folder that has one. `tokens`: at most so many of a text; None for the usual 512 or the model's.

@@ -67,17 +67,16 @@ def beside_merged(folder: Path) -> Path | None:
 def read_recipe(file: Path) -> Recipe:
     """The recipe of a YAML file.
 
-    Raises: MissingPath; BadFile for what is no recipe, for models put together of slices or modules, and for one without experts.
+    Slices that cover whole models, in order and alike for all, are those models; so is a merge of the one module "default".
+    Raises: MissingPath; BadFile for what is no recipe, for models put together of other slices or modules, and for one without
+    experts.
     """
-    content = _mapping(file)
+    content = _whole_models(file, _mapping(file))
     unknown = {str(key): next(iter(get_close_matches(str(key), KEYS, n=1)), None) for key in content if key not in KEYS}
     method = content.get("merge_method")
     if not isinstance(method, str):
         way_out = f"give the YAML file that mergekit-yaml was given, or its {WRITTEN}"
         raise BadFile(file, f"no merge_method{hint(unknown, 'merge_method')}", way_out)
-    for key in ("slices", "modules"):
-        if content.get(key):
-            raise BadFile(file, f"puts the model together of {key}", OWN_BLOCKS)
     if method == "passthrough":
         raise BadFile(file, "its merge_method, passthrough, merges nothing", OWN_BLOCKS)
     base = _reference(file, content["base_model"]) if content.get("base_model") else None
@@ -108,6 +107,41 @@ def _mapping(file: Path) -> Mapping[str, Any]:
     if not isinstance(content, Mapping):
         raise BadFile(file, "not a mapping of settings", "give a recipe of mergekit: merge_method, base_model, models")
     return content
+
+
+def _whole_models(file: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The recipe with a list of models, where it tells the same with slices or as a module. Raises: BadFile."""
+    modules = content.get("modules")
+    if modules:
+        default = modules.get("default") if isinstance(modules, Mapping) and len(modules) == 1 else None
+        if not isinstance(default, Mapping):
+            raise BadFile(file, "puts the model together of modules", OWN_BLOCKS)
+        parameters = {**(content.get("parameters") or {}), **(default.get("parameters") or {})}
+        outer = {key: value for key, value in content.items() if key != "modules"}
+        content = outer | {key: default[key] for key in ("models", "slices") if default.get(key)} | {"parameters": parameters}
+    slices = content.get("slices")
+    if not slices:
+        return content
+    models: dict[str, dict[str, Any]] = {}
+    end, first = 0, None
+    for one in slices if isinstance(slices, list) else [None]:
+        sources = one.get("sources") if isinstance(one, Mapping) else None
+        if not isinstance(sources, list) or not all(isinstance(s, Mapping) and "model" in s for s in sources) or not sources:
+            raise BadFile(file, f"puts the model together of slices, of which {one!r} names no sources", OWN_BLOCKS)
+        ranges = {tuple(source.get("layer_range") or ()) for source in sources}
+        names = sorted(str(_reference(file, source["model"])) for source in sources)
+        (layers,) = ranges if len(ranges) == 1 else [()]
+        whole = len(layers) == 2 and layers[0] == end and first in (None, names) and len(set(names)) == len(names)
+        if not whole or one.get("base_model") not in (None, content.get("base_model")) or one.get("residual_weight"):
+            raise BadFile(file, f"puts the model together of slices that are no whole models ({', '.join(names)})", OWN_BLOCKS)
+        end, first = layers[1], names
+        for source in sources:
+            own = {**(one.get("parameters") or {}), **(source.get("parameters") or {})}
+            entry = models.setdefault(str(_reference(file, source["model"])), {"model": source["model"], "parameters": own})
+            for key in {*own, *entry["parameters"]}:  # a value for each slice is not one number
+                if own.get(key) != entry["parameters"].get(key):
+                    entry["parameters"][key] = [entry["parameters"].get(key), own.get(key)]
+    return {key: value for key, value in content.items() if key != "slices"} | {"models": list(models.values())}
 
 
 def _listed(file: Path, content: Mapping[str, Any], unknown: Mapping[str, str | None]) -> list[Any]:

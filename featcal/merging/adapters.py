@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from featcal.errors import BadFile, MissingPath, MissingTensor, TensorsDiffer, TruncatedFile
+from featcal.errors import BadFile, MissingPath, MissingTensor, NotFinite, TensorsDiffer, TruncatedFile
 from featcal.merging.sources import Source, source
 from featcal.storage.results import read_json
 
@@ -21,9 +21,7 @@ PREFIX, A, B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 # a setting that changes what the two matrices mean, or adds tensors of its own, and the value at which it does not
 PLAIN: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
-    "bias": ("none", None),
     "use_dora": (False, None),
-    "modules_to_save": ([], None),
     "alpha_pattern": ({}, None),
     "layer_replication": ([], None),
     "trainable_token_indices": ([], {}, None),
@@ -48,6 +46,9 @@ def expert_sources(experts: Mapping[str, nn.Module | str | Path], base: Source) 
 class AdapterSource:
     """An expert W = W₀ + s B A, with s = α/r (or α/√r where the adapter says so), as a source of the base's tensors.
 
+    Whole tensors beside the matrices (trained biases, modules_to_save) stand in the place of the base's; `heads` are those that
+    the base has none of, such as a classifier.
+
     Raises: MissingPath, TruncatedFile, BadFile for a kind of adapter that is not plain LoRA or a matrix without its partner,
     MissingTensor for one without a weight in the base, TensorsDiffer for shapes that do not fit.
     """
@@ -61,7 +62,9 @@ class AdapterSource:
             )
         try:
             self._tensors: Any = safe_open(self._file, framework="pt", device="cpu")
-            self._pairs = self._paired(list(self._tensors.keys()))
+            self._whole, self.heads = self._saved(list(self._tensors.keys()))
+            kept = {*self._whole.values(), *self.heads}
+            self._pairs = self._paired([key for key in self._tensors.keys() if key not in kept])
         except SafetensorError as error:
             raise TruncatedFile(self._file, error) from None
 
@@ -80,6 +83,11 @@ class AdapterSource:
 
     def finite_tensor(self, name: str) -> Tensor:
         base = self._base.finite_tensor(name)
+        if name in self._whole:
+            saved: Tensor = self._tensors.get_tensor(self._whole[name])
+            if not torch.isfinite(saved).all():
+                raise NotFinite(self._file, self._whole[name])
+            return saved.to(base.dtype)
         if name not in self._pairs:
             return base
         path = self._pairs[name]
@@ -88,6 +96,30 @@ class AdapterSource:
         change = (self._config["lora_alpha"] / rank) * (up @ down)  # (o, d)
         turned: Tensor = change.T if self._config.get("fan_in_fan_out") else change
         return (base.double() + turned).to(base.dtype)
+
+    def _saved(self, keys: list[str]) -> tuple[dict[str, str], list[str]]:
+        """Name of the base's tensor -> key of the whole tensor in its place; and the keys of modules that the base lacks.
+
+        Only biases, where the configuration says that they were trained, and modules_to_save are such.
+        """
+        biases = self._config.get("bias") in ("all", "lora_only")
+        modules = tuple(self._config.get("modules_to_save") or ())
+        whole, heads = {}, []
+        for key in (key for key in keys if not key.endswith((A, B))):
+            name = key.removeprefix(PREFIX)
+            owner = name.rpartition(".")[0]
+            inside = any(f".{module}." in f".{owner}." for module in modules)
+            if not inside and not (biases and name.endswith(".bias")):
+                continue
+            mine = next((c for c in (name, name.removeprefix("vision_model.")) if c in self._base.names), None)
+            if mine is None:
+                heads.append(key)
+                continue
+            shape = tuple(self._tensors.get_slice(key).get_shape())
+            if shape != tuple(self._base.shape(mine)):
+                raise TensorsDiffer(mine, self._base.file_of(mine), self._base.shape(mine), self._file, shape)
+            whole[mine] = key
+        return whole, heads
 
     def _paired(self, keys: list[str]) -> dict[str, str]:
         """Name of the base's weight -> path of its two matrices; every key of the file is one of a pair."""

@@ -38,9 +38,14 @@ class Without:
         return self.inner.finite_tensor(name)
 
 
-def kept_embeddings(base: Source, experts: dict[str, Source], keep: bool) -> tuple[Iterator[Named], Source, dict[str, Source]]:
-    """The base's tables of words as they are, and base and experts without theirs; with `keep` off all of them as they were."""
-    hidden = frozenset(n for s in (base, *experts.values()) for n in s.names if keep and is_vocabulary(n))
+def kept_embeddings(
+    base: Source, experts: dict[str, Source], keep: bool, apart: frozenset[str] = frozenset()
+) -> tuple[Iterator[Named], Source, dict[str, Source]]:
+    """The base's tables of words as they are, and base and experts without theirs; with `keep` off all of them as they were.
+
+    apart: further tensors that stay the base's.
+    """
+    hidden = apart | frozenset(n for s in (base, *experts.values()) for n in s.names if keep and is_vocabulary(n))
     kept = ((name, base.finite_tensor(name)) for name in base.names if name in hidden)
     if not hidden:
         return kept, base, experts

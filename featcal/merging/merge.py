@@ -21,7 +21,9 @@ from featcal.merging.methods import Method, method_named
 from featcal.merging.settings import MergeSettings
 from featcal.merging.sources import source
 from featcal.merging.stream import Target, fill, merged_tensors, size_of, write_merged
+from featcal.merging.towers import aligned
 from featcal.models.load import VISION, load_model, load_vision, model_class
+from featcal.models.lora import without_adapters
 from featcal.settings import require
 
 Model = nn.Module | str | Path
@@ -103,13 +105,16 @@ def merge_recorded(
     chosen = rule.settings(settings)
     rule.check_needs(batches, head)
     require(embeddings in ("merge", "base"), "merge.embeddings", embeddings, "must be merge or base")
-    named = dict(experts) if isinstance(experts, Mapping) else {f"{i:03d}": expert for i, expert in enumerate(experts)}
+    given = experts if isinstance(experts, Mapping) else {f"{i:03d}": expert for i, expert in enumerate(experts)}
+    named = {task: without_adapters(expert) for task, expert in given.items()}
     if not named:
         raise BadSetting("merge.experts", named, "must hold at least one expert")
     base, part = matching_part(base, named)
     origin = source(base, "base", part)
-    theirs = expert_sources(named, origin)
-    kept, shared, theirs = kept_embeddings(origin, theirs, embeddings == "base")
+    ends = aligned(origin, expert_sources(named, origin), base, named)
+    for task, text in ends.told.items():
+        progress(f"{task}: {text}")
+    kept, shared, theirs = kept_embeddings(origin, ends.experts, embeddings == "base", ends.apart)
     job = Job(shared, theirs, chosen, partial(module_like, base, part), device=torch.device(device), progress=progress)
     job.batches, job.head = batches or {}, read_head(head, theirs) if head is not None else {}
     tensors = _recorded(rule, job, kept)

@@ -4,6 +4,7 @@ The dense weight is W + (α / r) B A with A (r, inputs) and B (outputs, r). Need
 of these functions is called.
 """
 
+import copy
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -89,6 +90,14 @@ def dense_model(base: str | Path, adapters: str | Path) -> Any:
     _require_fit(folder, base, peft.get_peft_model_state_dict(adapted, save_embedding_layers=False), state)
     peft.set_peft_model_state_dict(adapted, state)
     return adapted.merge_and_unload().eval()
+
+
+def without_adapters(model: Any) -> Any:
+    """A PeftModel in memory as the plain model it computes, a copy; anything else as it is."""
+    if not (isinstance(model, nn.Module) and type(model).__module__.startswith("peft.")):
+        return model
+    with torch.no_grad():
+        return copy.deepcopy(model).merge_and_unload().eval()  # type: ignore[operator]
 
 
 def _require_fit(folder: Path, base: str | Path, expected: dict[str, Any], found: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 Knows nothing of when a parameter is needed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import prod
 
 import torch
@@ -14,24 +14,42 @@ from featcal.models.stored import stored_tensors, tied_names, untie_different
 from featcal.storage.checkpoint import LazyCheckpoint
 from featcal.storage.ledger import Ledger
 
+Instead = Callable[[str], Tensor | None]
+
+
+def nothing(name: str) -> None:
+    """Every parameter as it is stored."""
+
 
 class Parameters:
     """The parameters of a skeleton, each under the first of its names; buffers that the checkpoint holds are loaded at once.
 
     names:  of everything a checkpoint of this model holds, a tied parameter once.
     ledger: counts the bytes of what is loaded.
+    instead: by name what is loaded in the place of what is stored; None where that is.
+    heads:  of the checkpoint's head and the module's one may lack what the other has; it can then not compute.
     Raises: what stored_tensors raises.
     """
 
-    def __init__(self, module: PreTrainedModel, checkpoint: LazyCheckpoint, device: torch.device, ledger: Ledger):
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        checkpoint: LazyCheckpoint,
+        device: torch.device,
+        ledger: Ledger,
+        instead: Instead = nothing,
+        heads: bool = False,
+    ):
         self._module, self._checkpoint, self._device, self._ledger = module, checkpoint, device, ledger
-        found = stored_tensors(module, checkpoint)
+        self._instead = instead
+        found = stored_tensors(module, checkpoint, heads)
         untie_different(module, found, checkpoint.tensor)
         self._places = {names[0]: names for names in tied_names(module)}
         self._meta = {name: module.get_parameter(name) for name in self._places}
         first = {id(parameter): name for name, parameter in self._meta.items()}
         self._own = {m: [first[id(p)] for p in m._parameters.values() if p is not None] for m in module.modules()}
-        self._stored = {name: next(found[n] for n in places if n in found) for name, places in self._places.items()}
+        there = {name: next((found[n] for n in places if n in found), None) for name, places in self._places.items()}
+        self._stored = {name: stored for name, stored in there.items() if stored is not None}  # a head may be missing
         buffers = {name: stored for name, stored in found.items() if name not in {n for p in self._places.values() for n in p}}
         self._stored |= buffers
         self._there: set[str] = set()
@@ -72,14 +90,15 @@ class Parameters:
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
         """Bytes, as stored, of those that are not loaded."""
-        absent = [name for name in names if name not in self._there]
+        absent = [name for name in names if name not in self._there and name in self._stored]
         return {name: prod(self._stored[name].shape) * self.stored_dtype(name).itemsize for name in absent}
 
     def load(self, names: Iterable[str], loaded: list[str], ahead: dict[str, Tensor] | None = None) -> None:
         """Puts those in that are not there yet, from `ahead` where it has them; adds each to `loaded` once it is there."""
         for name in names:
             if name not in self._there:
-                tensor = ahead.pop(name) if ahead and name in ahead else self.stored(name)
+                tensor = ahead.pop(name) if ahead and name in ahead else self._instead(name)
+                tensor = self.stored(name) if tensor is None else tensor
                 meta = self._meta[name]
                 tensor = tensor.to(self._device, non_blocking=True).to(meta.dtype)
                 self._put(name, nn.Parameter(tensor, meta.requires_grad))  # some modules compute otherwise without gradients

@@ -3,7 +3,7 @@
 Knows neither tasks nor settings.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
@@ -83,14 +83,18 @@ def tensors(held: Held) -> dict[str, tuple[int, ...]]:
     return {name: tuple(p.shape) for name, p in held.module.named_parameters(remove_duplicate=False)}
 
 
-def require_alike(models: Mapping[str, Held]) -> None:
-    """Raise MissingTensor or TensorsDiffer unless all models, by the name errors use, have the first one's names and shapes."""
+def require_alike(models: Mapping[str, Held], blocks: Sequence[str] | None = None) -> None:
+    """Raise MissingTensor or TensorsDiffer unless all models, by the name errors use, have the first one's names and shapes.
+
+    blocks: paths outside of which the number of rows may differ; none where None.
+    """
     (here, reference), *others = ((label, tensors(held)) for label, held in models.items())
     for there, found in others:
         for name, shape in reference.items():
             if name not in found:
                 raise MissingTensor(there, name, found)
-            if found[name] != shape:
+            free = blocks is not None and not any(name.startswith(f"{path}.") for path in blocks)
+            if found[name] != shape and not (free and found[name][1:] == shape[1:]):
                 raise TensorsDiffer(name, here, list(shape), there, list(found[name]))
         for name in found.keys() - reference.keys():
             raise MissingTensor(here, name, reference)

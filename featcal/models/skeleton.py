@@ -22,15 +22,19 @@ _UNUSABLE = (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError
 
 
 def skeleton(
-    folder: str | Path, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+    folder: str | Path,
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
+    like: type[PreTrainedModel] | None = None,
 ) -> tuple[PreTrainedModel, str | None]:
     """The model of a folder in evaluation mode, parameters of `dtype` on meta; and which part of the checkpoint it is.
 
     The class is read from config.json and is one of transformers' own; of a whole CLIP it is the vision tower. Parameters that
     the model ties are one object under several names. Buffers are on `device`.
+    like: a class to build instead, with the same tower: the model without its head, or with another one.
     Raises: MissingPath; BadFile for a config.json that makes no model.
     """
-    kind: Any = model_class(folder)
+    kind: Any = like if like is not None and same_tower(model_class(folder), like) else model_class(folder)
     part = VISION if kind is CLIPModel else None
     kind = CLIPVisionModel if part else kind
     try:
@@ -45,6 +49,15 @@ def skeleton(
     for each in module.modules():
         each._buffers.update({name: b.to(device) for name, b in each._buffers.items() if b is not None})
     return module, part
+
+
+def same_tower(one: type[PreTrainedModel], other: type[PreTrainedModel]) -> bool:
+    """Whether two classes are one family's, so that they differ in what stands on the tower."""
+    return (
+        one.config_class is other.config_class
+        and bool(one.base_model_prefix)
+        and one.base_model_prefix == other.base_model_prefix
+    )
 
 
 @contextmanager

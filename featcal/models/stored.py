@@ -53,9 +53,11 @@ class Conversion:
         return {name: values[0] if isinstance(values, list) else values for name, values in made.items()}
 
 
-def stored_tensors(module: PreTrainedModel, checkpoint: LazyCheckpoint) -> dict[str, Stored]:
+def stored_tensors(module: PreTrainedModel, checkpoint: LazyCheckpoint, heads: bool = False) -> dict[str, Stored]:
     """Every tensor of the model's state that the checkpoint holds, by name; of tied parameters those names that it holds.
 
+    heads: the checkpoint is that of a model with another head, or with one more or less: what stands on the tower may be missing
+    or left over.
     Raises: WrongKeys for tensors of the checkpoint that belong to nothing or have another shape; MissingTensor with the three
     nearest names for a parameter it holds under none of its names; BadFile where a conversion is impossible.
     """
@@ -74,11 +76,23 @@ def stored_tensors(module: PreTrainedModel, checkpoint: LazyCheckpoint) -> dict[
     ties = tied_names(module)
     missing = [names[0] for names in ties if found.keys().isdisjoint(names)]
     missing += sorted(set(keys.missing_keys).difference(*ties))  # of buffers; a parameter can never be left out
+    if heads:
+        missing = [name for name in missing if not on_tower(name, module)]
+        unexpected = [name for name in unexpected if not on_tower(name, module)]
     if unexpected or misshapen:
         raise WrongKeys(checkpoint.folder, type(module).__name__, missing, unexpected, misshapen)
     if missing:
         raise MissingTensor(checkpoint.folder, missing[0], checkpoint.names)
     return found
+
+
+def on_tower(name: str, module: PreTrainedModel) -> bool:
+    """Whether a tensor is no part of the tower: named beside it where one of the two has a head, or a pooler's."""
+    prefix = f"{module.base_model_prefix}."
+    inside = module.state_dict().keys()
+    if "pooler" in name.split("."):
+        return True
+    return not name.startswith(prefix) and (name not in inside or any(each.startswith(prefix) for each in inside))
 
 
 def matches(module: PreTrainedModel, checkpoint: LazyCheckpoint, state: dict[str, Tensor]) -> list[Stored]:
@@ -122,7 +136,7 @@ def tied_names(module: nn.Module) -> list[tuple[str, ...]]:
 def untie_different(module: nn.Module, found: Mapping[str, Stored], read: Read) -> None:
     """Parts names that config.json ties although the checkpoint holds different numbers under them, as from_pretrained does."""
     for names in tied_names(module):
-        first, *others = [name for name in names if name in found]
+        first, *others = [name for name in names if name in found] or [""]  # none of a head that is missing
         for name in others:
             here, there = found[first].read(read), found[name].read(read)
             if not torch.equal(here, there):

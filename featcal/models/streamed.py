@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from featcal.blocks.plan import part_of
-from featcal.models.parameters import Parameters
+from featcal.models.parameters import Instead, Parameters, nothing
 from featcal.models.read_ahead import ReadAhead
 from featcal.models.skeleton import skeleton
 from featcal.storage.checkpoint import LazyCheckpoint
@@ -26,6 +27,8 @@ class Streamed:
     blocks: paths of the lists of blocks, as in a plan; other outermost lists of modules are treated alike.
     dtype:  what parameters are loaded as, whatever the file holds.
     ledger: counts the bytes of the parameters in memory, in the module or read ahead; one ledger may serve several models.
+    instead: by name what is loaded in the place of what the folder holds, None where that is; what is read ahead is the folder's.
+    like:   a class to take the folder's tower into, whose own head may be missing; what stands on the folder's is left out.
     Raises, as every name and shape is settled here: what skeleton, LazyCheckpoint and stored_tensors raise.
     """
 
@@ -37,12 +40,14 @@ class Streamed:
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
         ledger: Ledger | None = None,
+        instead: Instead = nothing,
+        like: type[PreTrainedModel] | None = None,
     ):
         self.folder, self.device, self.ledger = Path(folder), torch.device(device), ledger or Ledger()
-        self.module, part = skeleton(folder, dtype, self.device)
+        self.module, part = skeleton(folder, dtype, self.device, like)
         self.checkpoint = LazyCheckpoint(folder, part)
         self.checkpoint.require_floating()
-        self.parameters = Parameters(self.module, self.checkpoint, self.device, self.ledger)
+        self.parameters = Parameters(self.module, self.checkpoint, self.device, self.ledger, instead, like is not None)
         self._lists = lists_of_modules(self.module, blocks)
         self._ahead: dict[str, ReadAhead] = {}
 

@@ -248,6 +248,8 @@ def calibration(place: str, group: Entry, words: Mapping[str, Any]) -> Calibrate
     for key in ("samples", "batch"):
         whole_number(f"{place}.{key}", draw[key])
     draw["seeds"] = _seeds(f"{place}.seeds", draw["seeds"])
+    for key in ("ridge", "anchor_blend", "interpolation"):  # an experiment names them, whatever the library's defaults are
+        require(key in method, place, list(method), f"lacks {key}")
     return CalibrateRun(**words, calibration=from_mapping(Calibration, method, place), **draw)
 
 

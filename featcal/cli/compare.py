@@ -1,0 +1,92 @@
+"""`featcal compare`: how far models agree with their experts on inputs that no calibration has seen; no label is needed."""
+
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from featcal.cli.arguments import device_named, dtype_named, existing_folder, named_folders, named_places
+from featcal.cli.calibrate import DATA
+from featcal.cli.model_folders import skeleton
+from featcal.cli.recipe import EXPERT, Named, is_adapter, whole_experts
+from featcal.cli.terminal import Json, Quiet, say_json, table
+from featcal.errors import BadSetting
+
+if TYPE_CHECKING:
+    from featcal.evaluation.compare import Agreement
+
+EPILOG = """KL and top-1 agreement compare answers, of models with a head; drift and cosine compare the features behind the last
+block. With several models, ± is the standard error of the difference to the first one, sample by sample.
+
+Examples:
+
+featcal compare --model merged=merged --model calibrated=new --expert math=m --data math=math.jsonl
+
+featcal compare --model calibrated=new --expert mnist=m --data mnist=images/mnist --split test --skip 0 --json"""
+
+
+def compare(
+    model: Annotated[list[str], Option(metavar="NAME=FOLDER", help="A model to compare; once for each, the first one counts.")],
+    expert: Annotated[list[str], Option(metavar="NAME=FOLDER", help=EXPERT)],
+    data: Annotated[list[str], Option(metavar="NAME=PLACE", help=DATA)],
+    base: Annotated[Path | None, Option(help="Folder of the base, where an expert is a LoRA folder.")] = None,
+    samples: Annotated[int, Option(min=2, help="Samples of each task.")] = 64,
+    skip: Annotated[int, Option(min=0, help="So many that calibrate draws before are left out.")] = 256,
+    tokens: Annotated[int | None, Option(min=1, help="At most so many of a text; 512, or what the model can, left out.")] = None,
+    seed: Annotated[int, Option(min=0, help="Which samples are drawn; as for calibrate.")] = 42,
+    batch: Annotated[int, Option(min=1, help="Samples in memory at a time.")] = 32,
+    split: Annotated[str, Option(help="The split of each data folder to draw from.")] = "train",
+    device: Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
+    dtype: Annotated[str, Option(help="float32 or bfloat16, in which the models run.")] = "float32",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Tell how far models agree with their experts: drift, cosine, and where there is a head KL and top-1."""
+    models, experts, places = named_folders("--model", model), named_folders("--expert", expert), named_places("--data", data)
+    under = {}
+    for name, folder in experts.items():
+        if is_adapter(folder):
+            if base is None:
+                raise BadSetting("--base", None, f"must name the model that {name!r} stands on, which is a LoRA folder")
+            under[name] = existing_folder("--base", base)
+    import featcal
+    from featcal.blocks.batches import check_tasks
+    from featcal.data.calibration import Draw, drawn
+    from featcal.models.products import onednn_products
+
+    check_tasks(experts, {name: [place] for name, place in places.items()})
+    first = next(iter(models.values()))
+    sources = [*models.values(), *([base] if base else []), *(folder for name, folder in experts.items() if name not in under)]
+    draw = Draw(samples, seed, batch, split, tokens, dtype_named(dtype), skip)
+    batches = drawn(skeleton(first), sources, places, draw)
+    named = Named(base or first, experts, under)
+    with TemporaryDirectory() as place, whole_experts(named, Path(place), list(experts)) as whole, onednn_products():
+        found = featcal.compare(models, whole, batches, device=device_named(device), dtype=dtype_named(dtype))
+    if as_json:
+        return say_json({"agreement": [asdict(one) for one in found]})
+    show(found)
+
+
+def show(found: "list[Agreement]") -> None:
+    """A row for each expert and model; paired errors behind the models that are compared with the first."""
+    scored, several = any(one.kl is not None for one in found), any(one.than_first for one in found)
+    columns = ["expert", "model", "samples", "drift", *(["±"] if several else []), "cosine"]
+    columns += [name for measure in ("KL", "top-1") for name in (measure, *(["±"] if several else []))] if scored else []
+    rows = []
+    for one in found:
+        row = [one.expert, one.model, str(one.samples), f"{one.relative_drift:.3f}", *error(one, "relative_drift", several)]
+        row.append(f"{one.cosine:.3f}")
+        if scored:
+            row += ["-" if one.kl is None else f"{one.kl:.4f}", *error(one, "kl", several)]
+            row += ["-" if one.top1 is None else f"{100 * one.top1:.1f}", *error(one, "top1", several, 100)]
+        rows.append(row)
+    table("agreement with the experts", columns, rows)
+
+
+def error(one: "Agreement", measure: str, several: bool, scale: float = 1) -> list[str]:
+    """The cell of a paired standard error; none where a single model is told of."""
+    if not several:
+        return []
+    return [f"{scale * one.than_first[measure].error:.2g}" if measure in one.than_first else ""]

@@ -1,0 +1,260 @@
+"""What becomes of model families, folder forms and bad inputs: a line for each, calibrated, refused by name, or a fault of ours.
+
+    python scripts/campaign.py [NAME ...]
+
+Tiny random models stand for the families. "named" is one message that says what is wrong; "silent" is a result that should not
+be there, and "traceback" whatever no message explains: both are faults, and the exit code is 1 where there is one.
+"""
+
+import io
+import json
+import os
+import shutil
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import featcal  # noqa: I001 - before transformers, whose torchvision it may have to mend
+import torch
+import transformers as tf
+from families import FAMILIES, GROUPED, WIDE, pairs, text, translations
+from language import WORDS, folder, jsonl
+from safetensors.torch import load_file, save_file
+from tiny import PAPER, TEXT, averaged, images, make, shifted
+
+from featcal.cli import main as cli
+from featcal.errors import FeatCalError
+
+OK, NAMED, SILENT, TRACEBACK = "ok", "named", "silent", "traceback"
+SWIN = {"image_size": 16, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
+MAE = {"decoder_hidden_size": 16, "decoder_intermediate_size": 32, "decoder_num_hidden_layers": 2} | {
+    "decoder_num_attention_heads": 2
+}
+BOTH = {
+    "vocab_size": 97, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": 32, "pad_token_id": 0,
+    "decoder_start_token_id": 0, "eos_token_id": 1, "bos_token_id": 1,
+}  # fmt: skip
+T5 = {"vocab_size": 97, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+SPECIAL = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
+POSITIONS = {"max_position_embeddings": 32}
+RELATIVE = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+SIGLIP_TEXT = TEXT | {"max_position_embeddings": 7, "projection_size": 32}
+Family = tuple[str, dict[str, Any], Callable[[int], list[Any]], dict[str, Any]]  # class, configuration, batches, settings
+MORE: dict[str, Family] = {
+    "BART": ("BartForConditionalGeneration", BOTH, translations, {}),
+    "Pegasus": ("PegasusForConditionalGeneration", BOTH, translations, {}),
+    "mBART": ("MBartForConditionalGeneration", BOTH, translations, {}),
+    "Marian": ("MarianMTModel", BOTH, translations, {}),
+    "M2M100": ("M2M100ForConditionalGeneration", BOTH, translations, {}),
+    "UMT5": ("UMT5ForConditionalGeneration", T5, translations, {}),
+    "Phi3": ("Phi3ForCausalLM", GROUPED | {"pad_token_id": 0}, text, {}),
+    "GPT-NeoX": ("GPTNeoXForCausalLM", TEXT, text, {}),
+    "Bloom": ("BloomForCausalLM", {"vocab_size": 97, "hidden_size": 32, "n_layer": 2, "n_head": 4}, text, {}),
+    "StableLM": ("StableLmForCausalLM", GROUPED, text, {}),
+    "OLMo2": ("Olmo2ForCausalLM", GROUPED | {"pad_token_id": 0}, text, {}),
+    "Granite": ("GraniteForCausalLM", GROUPED, text, {}),
+    "StarCoder2": ("Starcoder2ForCausalLM", GROUPED, text, {}),
+    "Cohere": ("CohereForCausalLM", TEXT | SPECIAL | {"num_key_value_heads": 2}, text, {}),
+    "Cohere, --no-norm": ("CohereForCausalLM", TEXT | SPECIAL | {"num_key_value_heads": 2}, text, {"norm": False}),
+    "Mixtral": ("MixtralForCausalLM", GROUPED | {"num_local_experts": 4}, text, {}),
+    "Qwen3-MoE": ("Qwen3MoeForCausalLM", GROUPED | {"num_experts": 4, "moe_intermediate_size": 32}, text, {}),
+    "Mamba": ("MambaForCausalLM", {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, text, {}),
+    "ELECTRA": ("ElectraModel", TEXT, text, {}),
+    "MPNet": ("MPNetModel", TEXT | POSITIONS, text, {}),
+    "ModernBERT": ("ModernBertModel", TEXT | SPECIAL | {"cls_token_id": 1, "sep_token_id": 1}, text, {}),
+    "XLM-RoBERTa": ("XLMRobertaModel", TEXT | POSITIONS, text, {}),
+    "ALBERT": ("AlbertModel", TEXT | {"embedding_size": 16}, text, {}),
+    "DeBERTa": ("DebertaModel", TEXT, text, {}),
+    "DeBERTa, --no-norm": ("DebertaModel", TEXT, text, {"norm": False}),
+    "DeBERTa v2": ("DebertaV2Model", TEXT, text, {}),
+    "DeBERTa v3": ("DebertaV2Model", TEXT | RELATIVE | {"share_att_key": True}, text, {}),
+    "DeBERTa v3, --module value_proj --module dense": (
+        "DebertaV2Model", TEXT | RELATIVE | {"share_att_key": True}, text, {"modules": ("value_proj", "dense")},
+    ),
+    "DeiT": ("DeiTModel", WIDE, images, {}),
+    "BEiT": ("BeitModel", WIDE, images, {}),
+    "Swin": ("SwinModel", SWIN, images, {}),
+    "ConvNeXt": ("ConvNextModel", {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2}, images, {}),
+    "YOLOS": ("YolosModel", WIDE | {"image_size": [16, 16]}, images, {}),
+    "ViTMAE": ("ViTMAEForPreTraining", WIDE | MAE, images, {}),
+    "SigLIP, both towers": ("SiglipModel", {"text_config": SIGLIP_TEXT, "vision_config": WIDE}, pairs, {}),
+}  # fmt: skip
+
+
+def family(build: Callable[[], torch.nn.Module], batches: Callable[[int], list[Any]], settings: dict[str, Any]) -> str:
+    """One family, in memory: merged, calibrated, measured, compared."""
+    base = make(build, 0, torch.float32)
+    experts = {task: shifted(base, i + 1, 0.02) for i, task in enumerate("ab")}
+    given = {task: [single(batch) for batch in batches(i + 5)] for i, task in enumerate("ab")}
+    chosen = replace(PAPER, **settings)
+    merged = averaged(list(experts.values()))
+    result = featcal.calibrate(merged, base=base, experts=experts, batches=given, settings=chosen, held_out={})
+    found = featcal.compare({"calibrated": result.model}, experts, given)
+    last = result.drift[-1]
+    assert abs(found[-1].relative_drift - last.calibrated) < 1e-4, "compare and calibrate measure differently"
+    return f"{len(result.blocks)} blocks, drift {last.merged:.3f} to {last.calibrated:.3f}"
+
+
+def single(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value.float() if value.is_floating_point() else value for name, value in batch.items()}
+
+
+def built(name: str, config: dict[str, Any]) -> Callable[[], torch.nn.Module]:
+    kind = getattr(tf, name)
+    return lambda: kind(kind.config_class(**config))
+
+
+MERGE = ["merge", "average", "--base", "base", "--expert", "a=a", "--expert", "b=b", "--out", "merged"]
+CALIBRATE = [
+    "calibrate", "--base", "base", "--merged", "merged", "--expert", "a=a", "--expert", "b=b", "--data", "a=a.jsonl",
+    "--data", "b=b.jsonl", "--out", "new", "--samples", "9", "--device", "cpu",
+]  # fmt: skip
+
+
+def changed(place: str, **tensors: torch.Tensor | None) -> None:
+    file = Path(place) / "model.safetensors"
+    state = load_file(file) | {name.replace("__", "."): tensor for name, tensor in tensors.items()}
+    save_file({name: tensor for name, tensor in state.items() if tensor is not None}, file, metadata={"format": "pt"})
+
+
+def configured(place: str, **values: Any) -> None:
+    file = Path(place) / "config.json"
+    file.write_text(json.dumps({k: v for k, v in (json.loads(file.read_text()) | values).items() if v is not None}))
+
+
+def cut(place: str) -> None:
+    os.truncate(place, Path(place).stat().st_size // 2)
+
+
+def rows(*lines: str) -> None:
+    Path("a.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+FULL = "encoder__layer__0__intermediate__dense__weight"
+# what is done to good folders (base, a, b, merged and two files of text), and whether the command may then succeed
+BAD: dict[str, tuple[Callable[[], object], bool]] = {
+    "nothing": (lambda: None, True),
+    "NaN in an expert": (lambda: changed("a", **{FULL: torch.full((64, 32), float("nan"))}), False),
+    "infinity in the base": (lambda: changed("base", **{FULL: torch.full((64, 32), float("inf"))}), False),
+    "a tensor is missing": (lambda: changed("a", **{FULL: None}), False),
+    "a tensor of another shape": (lambda: changed("a", **{FULL: torch.zeros(48, 32)}), False),
+    "a tensor too many": (lambda: changed("a", more__weight=torch.zeros(3)), False),
+    "whole numbers as weights": (lambda: changed("a", **{FULL: torch.zeros(64, 32, dtype=torch.int8)}), False),
+    "a truncated file": (lambda: cut("a/model.safetensors"), False),
+    "an empty file": (lambda: Path("a/model.safetensors").write_bytes(b""), False),
+    "weights as a pickle": (lambda: Path("a/model.safetensors").rename("a/pytorch_model.bin"), False),
+    "an index without its shards": (lambda: (Path("a/model.safetensors").unlink(), Path("a/model.safetensors.index.json").write_text('{"weight_map": {"x": "y.safetensors"}}')), False),  # noqa: E501
+    "an index that is no JSON": (lambda: Path("a/model.safetensors.index.json").write_text("{"), False),
+    "no config.json": (lambda: Path("a/config.json").unlink(), False),
+    "a config.json that is no JSON": (lambda: Path("a/config.json").write_text("{"), False),
+    "a config.json that is a list": (lambda: Path("a/config.json").write_text("[]"), False),
+    "no architectures": (lambda: configured("a", architectures=None), False),
+    "an unknown architecture": (lambda: configured("a", architectures=["NoSuchModel"]), False),
+    "code in the folder": (lambda: configured("a", auto_map={"AutoModel": "code.Model"}), False),
+    "a quantised model": (lambda: configured("a", quantization_config={"quant_method": "gptq"}), False),
+    "fewer layers told than there are": (lambda: configured("a", num_hidden_layers=1), False),
+    "more layers told than there are": (lambda: configured("a", num_hidden_layers=3), False),
+    "another width told": (lambda: configured("a", hidden_size=48), False),
+    "heads that do not divide the width": (lambda: configured("a", num_attention_heads=5), False),
+    "a width that is text": (lambda: configured("a", hidden_size="wide"), False),
+    "no tokenizer": (lambda: [Path(place, "tokenizer.json").unlink() for place in ("base", "merged")], False),
+    "a tokenizer that is no JSON": (lambda: Path("base/tokenizer.json").write_text("{"), False),
+    "an expert of another family": (lambda: (shutil.rmtree("a"), folder(Path("a"), "roberta", 1)), False),
+    "another architecture as expert": (lambda: (shutil.rmtree("a"), folder(Path("a"), "llama", 1)), False),
+    "another architecture as base": (lambda: (shutil.rmtree("base"), folder(Path("base"), "llama", 1)), False),
+    "no folder of an expert": (lambda: shutil.rmtree("a"), False),
+    "a file instead of a folder": (lambda: (shutil.rmtree("a"), Path("a").write_text("")), False),
+    "no data": (lambda: Path("a.jsonl").unlink(), False),
+    "empty data": (lambda: rows(), False),
+    "too few samples": (lambda: rows('{"text": "a"}'), False),
+    "data that is no JSON": (lambda: rows(*["{"] * 9), False),
+    "rows that are numbers": (lambda: rows(*["3"] * 9), False),
+    "rows without text": (lambda: rows(*['{"label": 3}'] * 9), False),
+    "text that is a number": (lambda: rows(*['{"text": 3}'] * 9), False),
+    "data that is not UTF-8": (lambda: Path("a.jsonl").write_bytes(b'{"text": "\xff"}\n' * 9), False),
+    "the result exists": (lambda: Path("new").mkdir(), False),
+    "the result is a file": (lambda: Path("new").write_text(""), False),
+    "the result is a dangling link": (lambda: Path("new").symlink_to("gone"), False),
+    "an adapter without weights": (lambda: (shutil.rmtree("a"), Path("a").mkdir(), Path("a/adapter_config.json").write_text("{}")), False),  # noqa: E501
+    "an empty recipe in the merged folder": (lambda: Path("merged/mergekit_config.yml").write_text(""), True),
+    "other tensors' order": (lambda: save_file(dict([*load_file("a/model.safetensors").items()][::-1]), "a/model.safetensors"), True),  # noqa: E501
+    "half precision": (lambda: [changed(p, **{n.replace(".", "__"): t.bfloat16() for n, t in load_file(f"{p}/model.safetensors").items()}) for p in ("base", "a", "b", "merged")], True),  # noqa: E501
+}  # fmt: skip
+
+
+def command(words: list[str]) -> tuple[int, str]:
+    said = io.StringIO()
+    with redirect_stderr(said), redirect_stdout(io.StringIO()):
+        code = cli.main([*words, "--quiet"])
+    return code, said.getvalue()
+
+
+def bad_input(harm: Callable[[], object], good: Path, place: Path, fine: bool, words: list[str]) -> tuple[str, str]:
+    """The verdict on one command after some harm was done to its inputs."""
+    shutil.copytree(good, place, symlinks=True)
+    with chdir(place):
+        harm()
+        before = {str(path) for path in Path().rglob("*")}
+        code, _ = command(words)
+        left = {str(path) for path in Path().rglob("*")} - before
+        if code == 0:
+            return (OK, "") if fine else (SILENT, "a result came out")
+        return (
+            (TRACEBACK if fine else NAMED, "refused though it is fine" if fine else "") if not left else (SILENT, f"left {left}")
+        )
+
+
+def main(wanted: list[str]) -> int:
+    """Everything, or what is named; 1 where something is a fault of ours."""
+    tf.logging.set_verbosity_error()
+    counts: Counter[str] = Counter()
+
+    def tell(name: str, run: Callable[[], tuple[str, str]]) -> None:
+        if wanted and name not in wanted:
+            return
+        try:
+            verdict, what = run()
+        except FeatCalError as error:
+            verdict, what = NAMED, str(error).splitlines()[0][:110]
+        except Exception as error:  # what the campaign is for
+            ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "/featcal/" in frame.filename]
+            at = f" at {Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else ""
+            verdict, what = TRACEBACK, f"{type(error).__name__}: {str(error)[:110]}{at}"
+        counts[verdict] += 1
+        print(f"{verdict:10} {name}: {what}", flush=True)
+
+    for name, known in FAMILIES.items():
+        tell(name, lambda known=known: (OK, family(known.build, known.batches, {})))
+    for name, (kind, config, batches, settings) in MORE.items():
+        tell(name, lambda k=kind, c=config, b=batches, s=settings: (OK, family(built(k, c), b, s)))
+    with tempfile.TemporaryDirectory() as place:
+        good = Path(place) / "good"
+        for seed, name in enumerate(("base", "a", "b")):
+            folder(good / name, "bert", seed)
+        for name in "ab":
+            jsonl(good / f"{name}.jsonl", [{"text": word} for word in WORDS])
+        with chdir(good):
+            assert command(MERGE)[0] == 0
+        number = 0
+        for what, (harm, fine) in BAD.items():
+            for words in (CALIBRATE, [*CALIBRATE, "--dry-run"]):
+                number += 1
+                how = "dry run" if "--dry-run" in words else "run"
+                where = Path(place) / str(number)
+                tell(f"{what} ({how})", lambda a=(harm, good, where, fine, words): bad_input(*a))
+    print(", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items())))
+    return 1 if counts[SILENT] or counts[TRACEBACK] else 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    sys.exit(main(sys.argv[1:]))
