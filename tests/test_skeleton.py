@@ -58,9 +58,8 @@ def test_dvc_calls_nobody_and_needs_no_remote():
     assert set(text(".dvc/.gitignore").split()) == {"/config.local", "/tmp", "/cache"}
 
 
-def test_the_readme_stays_short_and_every_file_it_links_is_there():
+def test_every_file_that_the_readme_links_is_there():
     readme = text("README.md")
-    assert len(readme.splitlines()) <= 200
     for link in re.findall(r"\]\(([^)#]+)\)", readme):
         assert link.startswith("https://") or (ROOT / link).exists(), link
 

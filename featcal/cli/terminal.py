@@ -63,6 +63,7 @@ def say_json(content: Any) -> None:
 
 
 LOG = logging.getLogger("featcal")
+LOG.addHandler(logging.NullHandler())  # without any, Python itself would print errors a second time
 
 
 def log_to(file: str, level: str) -> None:

@@ -124,7 +124,8 @@ def against(suite: str) -> PageOutput:
         if it:
             several = " and ".join(MERGERS.get(upstream, upstream) for upstream in it.chosen_on)
             caption = (
-                f"{name}: average score on test samples, {it.samples} samples of each task, {len(it.seeds)} draw{'s' * (len(it.seeds) > 1)} from {several}"
+                f"{name}: average score on test samples, {it.samples} samples of each task, "
+                f"{len(it.seeds)} draw{'s' * (len(it.seeds) > 1)} from {several}"
             )
             parts.append(table(head, rows, f"{caption} — {label(suite)}"))
     return PageOutput("".join(parts) or note("○ not run: no such study in the results."))

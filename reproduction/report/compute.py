@@ -34,12 +34,12 @@ def seconds(suite: str) -> dict[str, float]:
 def machines(suite: str) -> list[str]:
     """Every machine that the records name."""
     hosts = [record["host"] for record in records(suite) if record.get("host")]
-    return sorted({f"{host['cpu']}, {host['cores']} cores" for host in hosts})
+    return sorted({f"{host['cpu']}, {host.get('cores', 1)} cores" for host in hosts})
 
 
 def cores(suite: str) -> int:
     """How many cores the largest of these machines has."""
-    return max((record["host"]["cores"] for record in records(suite) if record.get("host")), default=0)
+    return max((record["host"].get("cores", 1) for record in records(suite) if record.get("host")), default=0)
 
 
 def watt_hours(spent: float, working: int) -> float:

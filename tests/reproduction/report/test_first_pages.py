@@ -84,7 +84,7 @@ def test_another_vintage_is_told_of_exactly_the_cells_that_differ(table, others)
 
 def test_all_claims_are_listed_and_say_their_verdict(project):
     html = scoreboard.board("mini").html
-    assert html.count("<tr class=") == len(claims()) == html.count("fc-is-")
+    assert html.count("<tr class=") == len(claims()) <= html.count("fc-is-")  # a verdict for every source
     assert "fc-filtered" in html and f"{len(claims())} claims" in scoreboard.tally("mini").text
 
 

@@ -110,7 +110,7 @@ def test_experts_win_on_their_own_tests_and_lose_on_the_others(project):
 
 def test_the_anchor_is_held_against_featcal_and_the_merger(project):
     changed(project, "llama_8b-mergebench", lambda f: f["method"] == "anchor", 79.0)
-    line = next(x for x in anchors.folded("table04", "mini").text.splitlines() if "λ = 3" in x)
+    line = next(x for x in anchors.folded(Page("table04", "mini")).text.splitlines() if "λ = 3" in x)
     assert "within noise" in line and "+5.8" in line, "from 73.25 to 79, and FeatCal at 79.25"
 
 

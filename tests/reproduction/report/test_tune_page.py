@@ -83,7 +83,7 @@ def test_without_right_samples_the_errors_of_both_averages_add_up(results):
 
 def test_the_page_tells_what_was_chosen_and_what_it_cost(results):
     told = tune.summary("mini").text
-    assert told.count("1.0 points below the best candidate") == 6 and "not within" not in told
+    assert told.count("1.0 points below the best candidate") == 7 and "not within" not in told
     assert "CLIP ViT-B/32" in tune.values("mini").text and "λ 0.01, ρ 2, α 0.3" in tune.values("mini").text
     assert "+14.0" in tune.values("mini").text
     assert "5  3  5  20" in tune.cost("mini").text
