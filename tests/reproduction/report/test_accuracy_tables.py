@@ -50,8 +50,8 @@ def test_the_table_of_averages_has_the_papers_rows_and_columns(project):
 
 def test_lines_of_the_drawing_are_the_gains_by_number_of_tasks(project):
     drawn = gains_by_tasks.drawn(Page("table02", "mini")).axes
-    assert [panel.get_title() for panel in drawn][::3] == ["Task Arithmetic,\nsmaller model", "WUDI-Merging,\nlarger model"]
-    featcal = drawn[0].containers[0].lines[0]
+    (panel,) = [panel for panel in drawn if panel.get_title() == "Task Arithmetic,\nsmaller model"]
+    featcal = panel.containers[0].lines[0]
     assert list(featcal.get_xdata()) == [8, 14, 20] and list(featcal.get_ydata()) == pytest.approx([16.2, 16, 16])
 
 

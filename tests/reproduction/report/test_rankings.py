@@ -105,8 +105,8 @@ def test_the_fold_below_a_table_holds_what_was_run_and_nothing_else(project):
     shown = controls.folded(Page("table01", "mini"))
     assert shown.html.startswith("<details")
     lines = shown.text.splitlines()
-    assert any(line.startswith("w/ Surgery, published code’s size, training images") for line in lines)
-    assert any(line.startswith("w/ mean shift, one constant vector per task, training images") for line in lines)
+    assert any(line.startswith("w/ Surgery, in proportion, training") for line in lines)
+    assert any(line.startswith("w/ mean shift, one constant vector per task, training") for line in lines)
     assert any(line.startswith("WUDI-Merging, closed form") for line in lines), "a merger beside which the paper has no row"
     assert not any("ProbSurgery" in line or "not run" in line for line in lines)
 
