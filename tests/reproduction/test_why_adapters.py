@@ -27,7 +27,8 @@ def project(tmp_path, monkeypatch):
 
 def share(method, tasks, upstream="average", setting="suite", source=task_counts.STUDY):
     key = (source, upstream, method, setting, tasks)
-    (one,) = [s for s in task_counts.shares(Page("why_adapters", "mini")) if (s.source, s.upstream, s.method, s.setting, s.tasks) == key]
+    found = task_counts.shares(Page("why_adapters", "mini"))
+    (one,) = [s for s in found if (s.source, s.upstream, s.method, s.setting, s.tasks) == key]
     return one
 
 
