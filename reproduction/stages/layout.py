@@ -58,10 +58,8 @@ class Layout:
     def base(self, role: str, pool: Pool) -> Path:
         return self.prepared(role, pool) / "base"
 
-    def expert(self, role: str, pool: Pool, task: str, seed: int = 0) -> Path:
-        """seed: of the expert's training; those of other seeds than the first lie in a folder of their own."""
-        home = self.prepared(role, self.home(role, pool, task))
-        return (home / f"seed{seed}" if seed else home) / "experts" / task
+    def expert(self, role: str, pool: Pool, task: str) -> Path:
+        return self.prepared(role, self.home(role, pool, task)) / "experts" / task
 
     def home(self, role: str, pool: Pool, task: str) -> Pool:
         """The smallest pool of a role that holds a task of this pool."""

@@ -1,4 +1,4 @@
-"""Stage `prepare` of sentence encoders: base, experts and heads of a role and pool, the experts once for every seed.
+"""Stage `prepare` of sentence encoders: base, experts and heads of a role and pool.
 
 An expert that is finished stays finished, as of images.
 """
@@ -18,9 +18,11 @@ from reproduction.suites import sentence_experts as making
 from reproduction.suites.packages import WEIGHTS
 from reproduction.suites.sentence_experts import SentenceExpert
 
+FIRST = 0  # seed of the experts' training; the study expert_seeds trains others
+
 
 def run(context: Context, key: str) -> None:
-    """Write outputs/<suite>/prepared/<key>/: base/, experts/<task>/, seed<s>/experts/<task>/ of further seeds, heads.safetensors.
+    """Write outputs/<suite>/prepared/<key>/: base/, experts/<task>/, heads.safetensors.
 
     The folder stays empty, and this is said, where the suite lacks the pool or the encoder's package cannot be fetched.
     """
@@ -40,7 +42,7 @@ def run(context: Context, key: str) -> None:
                 console.print(f"prepare {key}: {name} is not run, its pages will say so; later: dvc repro -f prepare@{key}")
                 console.print(str(error))
             return
-        store = layout.unfinished(f"{key}-{fingerprint(context, encoder, name, pool, _seeds(context, pool))}")
+        store = layout.unfinished(f"{key}-{fingerprint(context, encoder, name, pool, (FIRST,))}")
         _prepare(context, encoder, name, pool, store, out)
     for old in store.parent.glob(f"{key}-*"):  # interrupted runs with other settings too
         shutil.rmtree(old)
@@ -55,23 +57,17 @@ def _prepare(context: Context, encoder: Path, name: str, pool: Pool, store: Path
         for _ in fan_out("prepare", making.write_encoder_and_heads, heads, min(suite.workers, 1)):
             pass
     jobs = {}
-    for seed in _seeds(context, pool):
-        for task in _made_here(context, name, pool):
-            place = context.layout.expert(name, pool, task, seed).relative_to(out)
-            if (store / place).is_dir():
-                console.print(f"expert {task}, seed {seed}: already there")
-                continue
-            job = SentenceExpert(task, recipe, seed, suite.device, store / place)
-            jobs[f"{task}, seed {seed}"] = (job, texts, store)
+    for task in _made_here(context, name, pool):
+        place = context.layout.expert(name, pool, task).relative_to(out)
+        if (store / place).is_dir():
+            console.print(f"expert {task}: already there")
+            continue
+        jobs[task] = (SentenceExpert(task, recipe, FIRST, suite.device, store / place), texts, store)
     for _ in fan_out("expert", making.write_sentence_expert, jobs, suite.workers):
         pass
     with atomic_folder(out) as folder:
         shutil.copytree(store, folder, dirs_exist_ok=True)
         (folder / "experts").mkdir(exist_ok=True)  # a pool may need no further expert
-
-
-def _seeds(context: Context, pool: Pool) -> tuple[int, ...]:
-    return context.suite.sentences.expert_seeds[int(pool)]
 
 
 def _made_here(context: Context, role: str, pool: Pool) -> list[str]:

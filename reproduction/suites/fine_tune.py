@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import CLIPVisionModel
 
 from featcal.data.sampling import batch_indices
-from featcal.errors import Diverged
+from reproduction.suites.descent import descend
 from reproduction.suites.recipe import FineTune
 
 
@@ -83,14 +83,6 @@ def trained(
         now = lesson(step)
         features = F.normalize(learner(pixel_values=now.pixels.to(device)).pooler_output @ projection.T, dim=-1)
         loss = F.cross_entropy(scale * features @ now.head.to(device).float().T, now.labels.to(device))
-        if not torch.isfinite(loss):
-            look = "NaN in the base or in the images of this task"
-            raise Diverged(f"fine-tuning {now.task!r}", step, "fine_tune.lr in the suite file", settings.lr, look)
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(learning, settings.clip)
-        for group in optimiser.param_groups:
-            group["lr"] = settings.rate(step)
-        optimiser.step()
+        descend(loss, optimiser, learning, settings, now.task, step, "NaN in the base or in the images of this task")
     learner.zero_grad(set_to_none=True)
     return learner.requires_grad_(True).eval()

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from featcal.errors import Diverged
 from featcal.evaluation.features import unit_length
 from featcal.models.pooling import token_mean
 from reproduction.data.sentences import SentenceSet
+from reproduction.suites.descent import descend
 from reproduction.suites.sentence_recipe import FineTuneSentences
 
 WINDOW = 8  # batches that are drawn together and cut by length
@@ -46,14 +46,7 @@ def fine_tune_sentences(
             batch = {name: value.to(place) for name, value in texts.batch(chosen).items()}
             features = unit_length(token_mean(learner(**batch).last_hidden_state, batch["attention_mask"]))
             loss = F.cross_entropy(features @ head.T / settings.temperature, labels[torch.from_numpy(chosen).to(place)])
-            if not torch.isfinite(loss):
-                raise Diverged(f"fine-tuning {task!r}", step, "fine_tune.lr in the suite file", settings.lr, "NaN in the base")
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(learning, settings.clip)
-            for group in optimiser.param_groups:
-                group["lr"] = settings.rate(step)
-            optimiser.step()
+            descend(loss, optimiser, learning, settings, task, step, "NaN in the base")
     learner.zero_grad(set_to_none=True)
     return learner.requires_grad_(True).eval()
 

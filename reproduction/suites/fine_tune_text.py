@@ -16,10 +16,11 @@ from featcal.data.inputs import input_of
 from featcal.data.sampling import batch_indices
 from featcal.data.text import Sample
 from featcal.data.tokens import IGNORED, Reader, padded, reader_for
-from featcal.errors import BadData, Diverged
+from featcal.errors import BadData
 from featcal.models.device import torch_device
 from featcal.models.load import load_model, other_class
 from featcal.models.lora import dense_model, save_adapters, with_adapters
+from reproduction.suites.descent import descend
 from reproduction.suites.text_recipe import FineTuneText
 
 
@@ -84,15 +85,7 @@ def trained(
             chosen = batch_indices(task, len(lessons), settings.batch, step, seed).tolist()
             batch = {name: value.to(place) for name, value in lesson_batch([lessons[i] for i in chosen], pad).items()}
             loss: Tensor = model(**batch).loss
-            if not torch.isfinite(loss):
-                look = "NaN in the base or in the texts of this task"
-                raise Diverged(f"fine-tuning {task!r}", step, "fine_tune.lr in the suite file", settings.lr, look)
-            optimiser.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(learning, settings.clip)
-            for group in optimiser.param_groups:
-                group["lr"] = settings.rate(step)
-            optimiser.step()
+            descend(loss, optimiser, learning, settings, task, step, "NaN in the base or in the texts of this task")
     model.zero_grad(set_to_none=True)
     model.requires_grad_(True)
 

@@ -12,7 +12,7 @@ from featcal.errors import UnknownKey
 from featcal.settings import from_mapping, require, text, whole_number
 from reproduction.suites.sentence_recipe import FineTuneSentences
 
-KEYS = ("texts", "pools", "roles", "fine_tune", "expert_seeds")
+KEYS = ("texts", "pools", "roles", "fine_tune")
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,13 @@ class SentenceRole:
 class Sentences:
     """What plays the roles of sentence encoders; experts are fine-tuned here.
 
-    texts:        folder below the project with one folder per task.   pools: tasks by the size of the pool.
-    expert_seeds: of every pool those of the trainings of its experts; the first is what is meant where no seed is told.
+    texts: folder below the project with one folder per task.   pools: tasks by the size of the pool.
     """
 
     texts: str = ""
     pools: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     roles: Mapping[str, SentenceRole] = field(default_factory=dict)
     fine_tune: FineTuneSentences = field(default_factory=FineTuneSentences)
-    expert_seeds: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 def sentences_of(place: str, raw: Any) -> Sentences:
@@ -63,15 +61,7 @@ def sentences_of(place: str, raw: Any) -> Sentences:
             roles[str(name)] = from_mapping(SentenceRole, _mapping(f"{place}: roles.{name}", given), f"{place}: roles.{name}")
             text(f"{place}: roles.{name}.model", roles[str(name)].model)
     recipe = from_mapping(FineTuneSentences, _mapping(f"{place}: fine_tune", raw.get("fine_tune")), f"{place}: fine_tune")
-    seeds = {}
-    for size, values in _mapping(f"{place}: expert_seeds", raw.get("expert_seeds")).items():
-        if size not in pools:
-            raise UnknownKey(f"{place}: expert_seeds", str(size), list(map(str, pools)))
-        require(isinstance(values, list) and bool(values), f"{place}: expert_seeds.{size}", values, "must be a list of seeds")
-        for value in values:
-            whole_number(f"{place}: expert_seeds.{size}", value, least=0)
-        seeds[size] = tuple(values)
-    return Sentences(raw["texts"], pools, roles, recipe, {size: seeds.get(size, (0,)) for size in pools})
+    return Sentences(raw["texts"], pools, roles, recipe)
 
 
 def _mapping(place: str, raw: Any) -> dict[Any, Any]:
