@@ -1,6 +1,5 @@
 """The graph of dvc.yaml on the smoke suite: the same stages, resolved by DVC itself, run one after the other in this process."""
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -63,8 +62,8 @@ ADAPTED = {**UNTRAINED, "steps": 3}
 
 
 def smoke_params(root: Path = ROOT) -> dict:
-    """params.yaml, groups written out wherever they are meant, with a smoke group in every entry, made from the mini group."""
-    params = json.loads(json.dumps(yaml.safe_load((root / "params.yaml").read_text())))
+    """Every section of the settings, with a smoke group in every entry, made from the mini group."""
+    params = pipeline.settings(root)
     params["suite"] = "smoke"
     for key, mergers in params["merge"].items():
         for name, groups in mergers.items():
@@ -78,12 +77,12 @@ def smoke_params(root: Path = ROOT) -> dict:
         rescale = {"factors": [0.5, 1.0], "split": "validation", "samples": 24}
         entry["smoke"] = {**entry["mini"], **FEW, "rescale": rescale} if key != "clip_l14-8" else None
         entry["from"] = {"task_arithmetic": {}, "wudi": None}
+    for entry in params["studied"].values():
+        entry["smoke"] = {**entry["mini"], "rivals": {**entry["mini"]["rivals"], **RIVALS}}
     for study in STUDIES:
         for key, entry in params[study].items():
             others = OF_TEXTS.get(study, {}) if key == "minilm-8" else {}
             entry["smoke"] = {**(entry["mini"] or entry["paper"]), **STUDIED[study], **others}
-            if "rivals" in entry["smoke"]:
-                entry["smoke"]["rivals"] = {**entry["smoke"]["rivals"], **RIVALS}
     for entry in params["multitask"].values():
         entry["smoke"] = {"steps": 4} if entry["mini"] else None
     for key, entry in params["measure"].items():
@@ -147,7 +146,7 @@ def lay_out(work: Path, root: Path = ROOT) -> None:
     """A project folder without results: the tracked files of `root`, the smoke suite, and a DVC repository without git."""
     copied(work, root)
     shutil.copyfile(root / "tests" / "smoke" / "smoke.yaml", work / "suites" / "smoke.yaml")
-    (work / "params.yaml").write_text(yaml.safe_dump(smoke_params(root), sort_keys=False))
+    pipeline.write_settings(work, smoke_params(root))
     encoder(work / "data" / "encoder")
     for number, name in enumerate(("clinc150", "banking77", "tosdr_cases")):
         task(work / "data" / "sentences" / name, count=120, seed=7 + number)

@@ -13,8 +13,9 @@ from typing import Any
 import networkx
 import pytest
 import yaml
-from resolved import params, resolved
+from resolved import resolved
 
+import pipeline
 from reproduction.experiments.params import METHODS, Experiments, load_experiments
 from reproduction.experiments.runs import keys_of
 from reproduction.experiments.studies import STUDIES
@@ -25,7 +26,7 @@ AGAIN = "expert_seeds"  # a study that calibrates and adapts by the settings of 
 PLAYGROUND = "playground"  # a page that computes: it reads one merger
 Path = tuple[str | int, ...]
 
-SETTINGS = params()
+SETTINGS = pipeline.settings()
 SUITE = SETTINGS["suite"]
 
 
