@@ -46,6 +46,7 @@ EXEMPT = {
     "reproduction/stages/context.py",
     "reproduction/stages/layout.py",
     "reproduction/stages/resident.py",
+    "reproduction/stages/study.py",
     "reproduction/stages/workers.py",
     "featcal/storage/atomic.py",
     "featcal/storage/ledger.py",
