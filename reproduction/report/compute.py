@@ -168,9 +168,6 @@ def bounds(suite: str) -> PageOutput:
     for pool, roles in choice.get("suite", {}).get("pools", {}).items():
         tried = {value for seeds in roles.values() for one in seeds.values() for value in one["task_arithmetic"]}
         rows.append(("", [f"scale of task arithmetic, {pool} tasks, validation images", _listed(tried)]))
-    for role, tried in read_json(results_folder(suite) / "language_choice.json").items():
-        scales = {name.split()[1] for name in tried if name.startswith("task_arithmetic ")}
-        rows.append(("", [f"scale of task arithmetic, {role}, validation texts", _listed(scales)]))
     for key, values in _tried_on_texts().items() if rows else ():
         limits = "; ".join(f"{SYMBOLS[name]} {_listed(tried)}" for name, tried in values.items())
         rows.append(("", [f"FeatCal on {key}, validation texts", f"all combinations of {limits}"]))
