@@ -6,10 +6,10 @@ Knows nothing of torch, so that params.yaml is checked before anything heavy is 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 from featcal.errors import UnknownKey
-from featcal.settings import Checked, Count, Natural, Positive, Share, from_mapping, require
+from featcal.settings import Checked, Count, Natural, Positive, Share, Within, from_mapping, require
 
 # rows are words here, so models with other words in them differ in shape, and a row's direction says nothing of features
 VOCABULARY = ("*shared.weight", "*embed_tokens.weight", "*token_embedding.weight", "*wte.weight", "*word_embeddings.weight",
@@ -243,6 +243,19 @@ class Fisher(MethodSettings):
     seed: Natural = 42
 
 
+@dataclass(frozen=True)
+class GradientMatching(MethodSettings):
+    """scale: α of every task vector.   base_weight: how much the base's curvature counts; the larger, the nearer to task arithmetic.
+
+    floor: δ, added to every entry.   seed: of the labels that are drawn. All but the seed are the authors'.
+    """
+
+    scale: float = 1.0
+    base_weight: Annotated[float, Within(0)] = 1.0
+    floor: Positive = 1e-12
+    seed: Natural = 42
+
+
 SETTINGS: dict[str, type[Any]] = {
     "average": Average,
     "task_arithmetic": TaskArithmetic,
@@ -263,6 +276,7 @@ SETTINGS: dict[str, type[Any]] = {
     "pcb": Pcb,
     "mats": Mats,
     "fisher": Fisher,
+    "gradient_matching": GradientMatching,
 }
 
 
@@ -291,6 +305,7 @@ class MergeSettings(TypedDict, total=False):
     ratio: float
     normalize: bool
     floor: float
+    base_weight: float
 
 
 def settings_of(method: object, given: Mapping[str, Any], place: str) -> Any:
