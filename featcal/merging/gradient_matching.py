@@ -1,8 +1,8 @@
 """Uncertainty-based gradient matching: every entry of a task vector weighted by the curvature of its expert's answers.
 
-Source: Daheim et al., Model Merging by Uncertainty-Based Gradient Matching, ICLR 2024 (arXiv 2310.12808); the authors' code,
-UKPLab/iclr2024-model-merging, code/uncertainty_based_gradient_matching.py, with the diagonals of trainer_hessians.py, whose labels
-are drawn from the answers. There H₀ comes from samples of the pretraining; here, where these are not at hand, from the base's own
+Source: Daheim et al., Model Merging by Uncertainty-Based Gradient Matching, ICLR 2024 (arXiv 2310.12808); the authors'
+code, UKPLab/iclr2024-model-merging, code/uncertainty_based_gradient_matching.py, with the diagonals of trainer_hessians.py, whose
+labels are drawn from the answers. There H₀ comes from samples of the pretraining; here, where these are not at hand, from the base's own
 answers to the experts' samples. The diagonals of base and experts are in memory.
 """
 
@@ -23,9 +23,8 @@ def matched_tensor(base: Tensor, experts: Sequence[Tensor], H0: Tensor, curvatur
     H₀ large leaves task arithmetic of scale α, and H₀ = 0 with α = 1 Fisher merging.
     """
     whole = H0 + scale * sum(curvatures[1:], curvatures[0])
-    vectors = task_vectors(base, experts)
-    total = sum(((H0 + H) * vector for H, vector in zip(curvatures[1:], vectors[1:], strict=True)), (H0 + curvatures[0]) * vectors[0])
-    return (base.double() + scale * total / whole).to(base.dtype)
+    weighted = [(H0 + H) * vector for H, vector in zip(curvatures, task_vectors(base, experts), strict=True)]
+    return (base.double() + scale * sum(weighted[1:], weighted[0]) / whole).to(base.dtype)
 
 
 def gradient_matching(job: Job) -> Iterator[Named]:

@@ -87,7 +87,7 @@ METHODS = {
             "Daheim et al., 2024",
             data=True,
             head=True,
-            note="the base's curvature is that of its answers to the experts' samples, as those it was trained on are not at hand",
+            note="the base's curvature is that of its answers to the experts' samples, as its own are not at hand",
         ),
     )
 }

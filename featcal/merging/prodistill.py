@@ -64,13 +64,15 @@ def prodistill(
     pool = opened("prodistill", merged, base, experts)
     check_tasks(pool.experts, batches)
     place = torch.device(device)
-    work = Distillation(pool, batches, epochs, rate, seed, pool.module().to(place).eval(), pool.module().to(place).eval(), progress)
+    work = Distillation(
+        pool, batches, epochs, rate, seed, pool.module().to(place).eval(), pool.module().to(place).eval(), progress
+    )
     return pool.result(work.tensors(), out)
 
 
 @dataclass(frozen=True)
 class Distillation:
-    """One run: two modules walk through the blocks, the repaired model and, with the tensors of one after the other, the experts."""
+    """One run: two modules walk through the blocks, the repaired model and, with their tensors in turn, the experts."""
 
     pool: Repair
     batches: Batches
@@ -157,7 +159,7 @@ def mixed(coefficients: Tensor, vectors: Tensor) -> Tensor:
 
 @torch.enable_grad()
 def distance(block: Callable[..., Any], stack: Stack, tracks: Tracks, k: int) -> float:
-    """Σ ‖block(z) − target‖² over the tokens of batch k that are none of padding; its gradient is added to that of the block's."""
+    """Σ ‖block(z) − target‖² over the tokens of batch k without padding; its gradient is added to that of the block's."""
     hidden, arguments = tracks.student[k]
     out, _ = step(lambda h, **more: block((h,), more), stack, hidden, arguments)  # type: ignore[arg-type]
     squares = (out - tracks.teacher[k][0]).square().sum(-1)  # (n, tokens)

@@ -1,6 +1,6 @@
 """Adapters inside a merged model, of every task behind several of its modules and of its last feature, trained together.
 
-n samples · d width where an adapter sits. The model itself stays as it is. Which task a sample belongs to must be known at test time.
+n samples · d width where an adapter sits. The model itself stays as it is. Which task a sample is of must be known at test time.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -220,7 +220,7 @@ def train(
     seed: int,
     progress: Callable[[str], None] | None,
 ) -> list[float]:
-    """Adam on one task's weights: Σ over the compared places and the last feature of the mean absolute difference to the expert's.
+    """Adam on one task's weights: Σ over compared places and the last feature of the mean absolute difference to the expert's.
 
     Returns: the loss before every step.
     """

@@ -28,7 +28,7 @@ def interv_merge(
     """Train per task h' = h + Vᵀ (W h + b − V h − c) on the first token of every attention's output, before it is added.
 
     Minimised is the mean absolute difference of the last feature to the expert's, with gradients through the merged model, which
-    stays as it is. The first token is the class token of CLIP and BERT; a feature that is a mean over tokens is reached through it.
+    stays as it is. The first token is the class token of CLIP and BERT; through it a mean over tokens is reached too.
 
     Args:
         merged, experts, batches, head, seed, device, progress: as of `surgery_v2`.
