@@ -2,8 +2,8 @@
 
 Source: Daheim et al., Model Merging by Uncertainty-Based Gradient Matching, ICLR 2024 (arXiv 2310.12808); the authors'
 code, UKPLab/iclr2024-model-merging, code/uncertainty_based_gradient_matching.py, with the diagonals of trainer_hessians.py, whose
-labels are drawn from the answers. There H₀ comes from samples of the pretraining; here, where these are not at hand, from the base's own
-answers to the experts' samples. The diagonals of base and experts are in memory.
+labels are drawn from the answers. There H₀ comes from samples of the pretraining; here, where these are not at hand, from the
+base's own answers to the experts' samples. The diagonals of base and experts are in memory.
 """
 
 from collections.abc import Iterator, Sequence
