@@ -132,8 +132,8 @@ def trained(role: str, suite: str) -> PageOutput:
     for merger in trained_behind(ours):
         for method, words in {"merged": "as it is", **BEHIND, **TRAINED}.items():
             value, took = average(ours, merger, method), seconds(ours, merger, method)
-            known = METHODS[merger if method == "merged" else method]
-            marks = f" <sup>{known.marks}</sup>" if method in METHODS and known.marks else ""
+            own = METHODS[method].marks if method in METHODS else ""
+            marks = f" <sup>{own}</sup>" if own else ""
             cost = "–" if took is None or method == "merged" else f"{took:.0f}"
             rows.append(("", [escape(METHODS[merger].name), f"{words}{marks}", steps_of(method, ours), cost, shown(value)]))
     if not rows:
