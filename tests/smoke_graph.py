@@ -49,7 +49,10 @@ STUDIED: dict[str, dict] = {
     "theory": {"samples": 16, "batch": 8, "images": 6, "traced": 2, "nodes": [2, 4]},
     "choices": {"samples": 16, "batch": 8, "seeds": [42, 43], "vary": {"split": ["validation"], "samples": [8]}},
     "tune": {"samples": 16, "batch": 8, "trials": 3},
-    "field": {"samples": 16, "batch": 8, "rows": 24, "mergers": {"average": {}, "iso_c": {"scale": [0.5, 1.0]}, "fisher": {}}},
+    "field": {
+        "samples": 16, "batch": 8, "rows": 24, "mergers": {"average": {}, "iso_c": {"scale": [0.5, 1.0]}, "fisher": {}},
+        "trained": ["average"], "epochs": 2, "surgery_v2": {"rank": 2, "steps": 3}, "interv_merge": {"steps": 3},
+    },
     "beyond": {
         "upstreams": ["task_arithmetic"], "chosen_on": ["task_arithmetic"], "samples": 16, "few": 8, "batch": 8,
         "seeds": [42, 43], "variants": {"residual and sites": {"residual": 1.0, "order": "sites"}},

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from featcal.errors import UnknownKey
 from featcal.merging.settings import settings_of
-from featcal.rivals.settings import ProbSurgery, Surgery
+from featcal.rivals.settings import IntervMerge, ProbSurgery, Surgery, SurgeryV2
 from featcal.settings import Calibration, from_mapping, require, several, text, whole_number
 from reproduction.experiments.beyond import BeyondStudy
 from reproduction.experiments.choices import ChoicesStudy
@@ -235,10 +235,11 @@ class ExpertSeedsStudy:
 
 @dataclass(frozen=True)
 class FieldStudy:
-    """Every merger from the same experts and the same samples: as it is, with FeatCal, and with Surgery behind it.
+    """Every merger from the same experts and the same samples: as it is, with FeatCal, with Surgery and with SVC behind it.
 
     mergers: settings by method; of a list of values, validation samples choose one, as in the sources.
     samples, batch, seed: of each task, for what looks at training samples.   rows: validation samples of each task.
+    trained: mergers behind which what costs minutes is put too: surgery_v2, interv_merge, and ProDistill in so many epochs.
     Methods that adapt without labels see the stream of `rivals`, which holds none of the samples that are scored.
     """
 
@@ -250,11 +251,17 @@ class FieldStudy:
     batch: int
     seed: int
     rows: int
+    trained: tuple[str, ...]
+    surgery_v2: SurgeryV2
+    interv_merge: IntervMerge
+    epochs: int
 
     def __post_init__(self) -> None:
-        for key in ("samples", "batch", "rows"):
+        for key in ("samples", "batch", "rows", "epochs"):
             whole_number(f"field.{key}", getattr(self, key))
         whole_number("field.seed", self.seed, least=0)
+        for merger in self.trained:
+            require(merger in self.mergers, "field.trained", merger, f"must be one of {', '.join(self.mergers)}")
         scored = "must hold other samples than are scored: train, or unlabelled"
         require(self.rivals.stream != "test_unlabelled", "field.rivals.stream", self.rivals.stream, scored)
         for method in self.mergers:
@@ -276,6 +283,7 @@ STUDIES: dict[str, type[Any]] = {
 NESTED: dict[str, type[Any]] = {
     "rivals": Rivals, "featcal": Calibration, "surgery": Surgery, "prob_surgery": ProbSurgery, "around": Sweep,
     "at_papers": Calibration, "reading": Reading, "paper": Calibration, "suite": Calibration,
+    "surgery_v2": SurgeryV2, "interv_merge": IntervMerge,
 }  # fmt: skip
 SHARED = ("rivals", "paper")
 

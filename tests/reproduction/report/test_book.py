@@ -145,6 +145,22 @@ def test_all_claims_are_filtered_by_verdict_and_words(site, window):
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize("name", ["figure5", "why_adapters"])
+def test_a_figure_tells_values_by_hovering_and_stands_still_without_scripts(site, window, name):
+    page = site / "pages" / f"{name}.html"
+    window.look(page, 1280)
+    told = window.wait(
+        "const box = document.querySelector('.fc-chart.js-plotly-plot');"
+        "if (box) Plotly.Fx.hover(box, [{curveNumber: 0, pointNumber: 1}]);"
+        "return box && box.querySelector('.hoverlayer .hovertext')?.textContent"
+    )
+    value = nbformat.read(site.parents[1] / "pages" / f"{name}.ipynb", as_version=4)
+    assert told and told.split(" %")[0].split()[-1] in str(value)  # as the page's own data have it
+    assert window.run("return [...document.querySelectorAll('.fc-still')].every(one => !one.offsetParent)")
+    assert "fc-still" not in page.read_text() and "fc-chart" not in page.read_text()
+
+
+@pytest.mark.browser
 def test_search_works_without_a_network(site, window):
     window.look(site / "search.html", 1280, "?q=ridge")
     assert any("reference/commands" in link for link in window.found())
