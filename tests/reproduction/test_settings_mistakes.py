@@ -87,7 +87,7 @@ IN_PARAMS: list[tuple[str, Any, str]] = [
     ("measure/clip_b32-8/smoke/task", "dtdd", "did you mean 'dtd'"),
     ("corrupted/clip_b32-8/smoke/corruptions", ["snow"], "gaussian_noise, motion_blur, fog"),
     ("corrupted/clip_b32-8/smoke/severity", 5, "corrupted.clip_b32-8.smoke.severity"),
-    ("sweep/clip_b32-8/smoke/around/0/interpolation", [0.9, 1.5], "must lie in [0, 1]"),
+    ("sweep/clip_b32-8/smoke/around/0/interpolation", [0.9, 1.5], "must be a finite number, between 0 and 1"),
     ("sweep/clip_b32-8/smoke/around", [], "must name each setting once"),
     ("sweep/clip_b32-8/smoke/upstreams", ["wdi"], "must be one of the merged models"),
     ("task_counts/clip_b32-8/smoke/counts", [2, 2], "must name each number once"),
