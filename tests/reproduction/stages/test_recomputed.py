@@ -11,9 +11,9 @@ from unittest.mock import patch
 
 import networkx
 import pytest
-from pipeline import ROOT
 from resolved import params, resolved
 
+from pipeline import ROOT
 from reproduction.experiments import params as experiments_of_params
 from reproduction.experiments.params import METHODS, Experiments
 from reproduction.experiments.runs import keys_of
