@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, CLIPModel, CLIPVisionModel
 
-from featcal.errors import BadSetting
-from featcal.merging.adapters import expert_sources, is_adapter
+from featcal.merging.adapters import expert_sources, is_adapter, named_experts
 from featcal.merging.card import merge_card
 from featcal.merging.embeddings import kept_embeddings
 from featcal.merging.head import read_head
@@ -23,7 +22,6 @@ from featcal.merging.sources import source
 from featcal.merging.stream import Target, fill, merged_tensors, size_of, write_merged
 from featcal.merging.towers import aligned
 from featcal.models.load import VISION, load_model, load_vision, model_class
-from featcal.models.lora import without_adapters
 from featcal.settings import require
 
 Model = nn.Module | str | Path
@@ -105,10 +103,7 @@ def merge_recorded(
     chosen = rule.settings(settings)
     rule.check_needs(batches, head)
     require(embeddings in ("merge", "base"), "merge.embeddings", embeddings, "must be merge or base")
-    given = experts if isinstance(experts, Mapping) else {f"{i:03d}": expert for i, expert in enumerate(experts)}
-    named = {task: without_adapters(expert) for task, expert in given.items()}
-    if not named:
-        raise BadSetting("merge.experts", named, "must hold at least one expert")
+    named = named_experts(experts, "merge")
     base, part = matching_part(base, named)
     origin = source(base, "base", part)
     ends = aligned(origin, expert_sources(named, origin), base, named)

@@ -6,6 +6,7 @@ from smoke_graph import ROOT, smoke_params
 from test_settings_mistakes import project, put
 
 from featcal.errors import FeatCalError
+from pipeline import settings, write_settings
 from reproduction.experiments.params import load_experiments
 from reproduction.experiments.runs import ADAPTERS, STREAMS, Draw
 
@@ -54,8 +55,7 @@ def test_a_method_that_looks_at_images_sees_those_of_its_source_unless_told_othe
 
 @pytest.mark.parametrize("suite", ["mini", "paper", "files"])
 def test_every_setting_of_params_yaml_is_valid_in_every_suite(tmp_path, suite):
-    params = yaml.safe_load((ROOT / "params.yaml").read_text()) | {"suite": suite}
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    write_settings(tmp_path, settings() | {"suite": suite})
     found = load_experiments(tmp_path / "params.yaml")
     for role in ("clip_b32", "clip_l14"):
         assert {run.method for run in found.merged_in(role, 8).values()} == PAPERS

@@ -11,9 +11,9 @@ from unittest.mock import patch
 
 import networkx
 import pytest
-from resolved import params, resolved
+from resolved import resolved
 
-from pipeline import ROOT
+import pipeline
 from reproduction.experiments import params as experiments_of_params
 from reproduction.experiments.params import METHODS, Experiments
 from reproduction.experiments.runs import keys_of
@@ -25,7 +25,7 @@ AGAIN = "expert_seeds"  # a study that calibrates and adapts by the settings of 
 PLAYGROUND = "playground"  # a page that computes: it reads one merger
 Path = tuple[str | int, ...]
 
-SETTINGS = params()
+SETTINGS = pipeline.settings()
 SUITE = SETTINGS["suite"]
 
 
@@ -89,9 +89,9 @@ def touched(settings: dict[str, Any]) -> frozenset[str]:
 
 
 def read(settings: dict[str, Any]) -> Experiments:
-    """What params.yaml with these settings asks for; writing and parsing its text each time would take ten times as long."""
-    with patch.object(experiments_of_params, "read_yaml", lambda path: settings):
-        return experiments_of_params.load_experiments(ROOT / "params.yaml")
+    """What these settings ask for; writing and parsing their text each time would take ten times as long."""
+    with patch.object(experiments_of_params, "read_all", lambda path: settings):
+        return experiments_of_params.load_experiments(pipeline.ROOT / "params.yaml")
 
 
 @cache
