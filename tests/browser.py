@@ -141,7 +141,7 @@ def browser(profile: Path) -> Iterator[Browser]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     window = webdriver.Chrome(options=options, service=Service(driver))
     try:
-        window.set_script_timeout(20)
+        window.set_script_timeout(90)  # of the largest page on a busy machine
         window.get("about:blank")  # away from the browser's own first page
         yield Browser(window)
     finally:

@@ -161,8 +161,9 @@ def test_models_of_both_layouts_are_fetched_at_the_pinned_commit_and_no_pickle_i
     assert not any(".bin" in request for request in hub.seen)
 
 
-@pytest.mark.parametrize("how", ["gone", "offline"])
-@pytest.mark.parametrize("name", LOCAL)
+@pytest.mark.parametrize(
+    ("how", "name"), [*(("offline", name) for name in LOCAL), ("gone", "owner/digits"), ("gone", "owner/photos")]
+)
 def test_without_a_connection_the_cached_commit_and_configuration_are_read_and_no_other(gone, calibrated, name, how):
     there, here = calibrated(gone[how], name)
     assert there == here
@@ -174,8 +175,9 @@ def test_without_a_connection_a_cached_commit_can_be_named_itself(served, gone, 
     assert there == here
 
 
-@pytest.mark.parametrize("how", ["gone", "offline"])
-@pytest.mark.parametrize("name", ["owner/none", "owner/digits@v2", "owner/digits@" + "0" * 40])
+@pytest.mark.parametrize(
+    ("how", "name"), [("gone", "owner/none"), ("offline", "owner/digits@v2"), ("offline", "owner/digits@" + "0" * 40)]
+)
 def test_without_a_connection_what_is_not_cached_is_one_message(gone, place, tmp_path, name, how):
     code, complaint = gone[how].ask("featcal", *command(place, name, tmp_path / "new"))
     assert code == cli.MISTAKE and complaint.count("featcal:") == 1 and "Traceback" not in complaint

@@ -26,22 +26,6 @@ def asked(folder, method, settings):
 
 
 @pytest.mark.parametrize(
-    ("method", "settings"),
-    [
-        ("ties", {"density": 0.1, "combine": "mean"}),
-        ("wudi", {"variant": "official", "exclude": ["*position_embedding.weight"]}),
-        ("regmean", {"off_diagonal": 0.9}),
-        ("regmean_plus_plus", {}),
-        ("lot", {}),
-        ("adamerging", {"granularity": "task", "steps": 100, "clamp": True, "batches_per_step": 2}),
-        ("ties", None),
-    ],
-)
-def test_every_methods_settings_are_taken(tmp_path, method, settings):
-    assert asked(tmp_path, method, settings).options == settings
-
-
-@pytest.mark.parametrize(
     ("method", "settings", "said"),
     [
         ("ties", {"desnity": 0.1}, "merge.clip_b32-8.ties.smoke: 'desnity' is not known here; did you mean 'density'"),
@@ -67,14 +51,6 @@ def test_a_mistake_names_the_entry(tmp_path, method, settings, said):
 )
 def test_a_method_that_looks_at_images_sees_those_of_its_source_unless_told_otherwise(tmp_path, method, draw):
     assert asked(tmp_path, method, {}).draw == draw
-
-
-def test_a_second_model_of_one_method_has_a_name_of_its_own():
-    made = load_experiments(ROOT / "params.yaml").merge
-    for method, second in (("wudi", "wudi_closed_form"), ("adamerging", "adamerging_1000")):
-        assert {run.upstream for run in made.values() if run.method == method} == {method, second}
-    closed = made["clip_b32-14-wudi_closed_form"]  # of a larger pool
-    assert (closed.method, closed.options) == ("wudi", {"variant": "closed_form"})
 
 
 @pytest.mark.parametrize("suite", ["mini", "paper", "files"])

@@ -1,7 +1,7 @@
 """The page of the whole field: its order, its words and its marks, out of invented results with known relations."""
 
 import pytest
-from synthetic_results import text_without_results, write_project
+from synthetic_results import write_project
 
 from featcal.merging.methods import METHODS
 from reproduction.report import field
@@ -50,9 +50,3 @@ def test_tables_and_drawing_are_there(ours):
     assert "Simple Averaging" in page and "Iso-C" not in page and "25 epochs" in page and page.count("400") == 2
     assert "not run" not in field.panel("clip_b32", "mini").text
     assert "84.4" in field.printed().text and "FusionBench" in field.printed().text
-
-
-@pytest.mark.parametrize("piece", [field.summary, lambda suite: field.values("clip_b32", suite)])
-def test_without_results_it_says_so(piece, tmp_path, monkeypatch):
-    text = text_without_results(piece, "mini", tmp_path, monkeypatch)
-    assert "not run" in text or "none yet" in text

@@ -41,8 +41,6 @@ from reproduction.stages.columns import (
     VECTORS,
 )  # fmt: skip
 
-ALONE = ("figure3", "landing", "rankings", "table05", "table12", "table13", "tasks")  # pages with a stage of their own
-
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory):
