@@ -204,13 +204,13 @@ def bad_input(harm: Callable[[], object], good: Path, place: Path, fine: bool, w
     with chdir(place):
         harm()
         before = {str(path) for path in Path().rglob("*")}
-        code, _ = command(words)
+        code, said = command(words)
         left = {str(path) for path in Path().rglob("*")} - before
         if code == 0:
             return (OK, "") if fine else (SILENT, "a result came out")
-        return (
-            (TRACEBACK if fine else NAMED, "refused though it is fine" if fine else "") if not left else (SILENT, f"left {left}")
-        )
+        if left:
+            return SILENT, f"left {left}"
+        return (TRACEBACK, f"refused though it is fine: {said.strip()[:300]}") if fine else (NAMED, "")
 
 
 def main(wanted: list[str]) -> int:

@@ -11,6 +11,7 @@ from torch import nn
 
 from featcal.blocks.plan import part_of
 from featcal.errors import MissingTensor, NotFinite, TensorsDiffer
+from featcal.models.skeleton import require_one_family
 from featcal.storage.checkpoint import all_finite
 
 
@@ -84,10 +85,12 @@ def tensors(held: Held) -> dict[str, tuple[int, ...]]:
 
 
 def require_alike(models: Mapping[str, Held], blocks: Sequence[str] | None = None) -> None:
-    """Raise MissingTensor or TensorsDiffer unless all models, by the name errors use, have the first one's names and shapes.
+    """Raise MissingTensor or TensorsDiffer unless all models, by the name errors use, are of the first one's family and have its
+    names and shapes.
 
     blocks: paths outside of which the number of rows may differ; none where None.
     """
+    require_one_family({label: type(held.module) for label, held in models.items()})
     (here, reference), *others = ((label, tensors(held)) for label, held in models.items())
     for there, found in others:
         for name, shape in reference.items():
