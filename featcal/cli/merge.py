@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 from featcal.cli.arguments import device_named, named_places, new_folder
 from featcal.cli.model_folders import skeleton
+from featcal.cli.publish import Push, push, require_hub
 from featcal.cli.recipe import EXPERT, named_models
 from featcal.cli.recipe_method import method_of
 from featcal.cli.terminal import Json, Quiet, note, say, say_json
@@ -45,6 +46,7 @@ def merge(
     tokens: Annotated[int | None, Option(min=1, help="Longest text in tokens, cut behind; as calibrate does.")] = None,
     embeddings: Annotated[str, Option(help="merge, or base: tables of words stay the base's.")] = "merge",
     device: Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
+    push_to_hub: Push = None,
     as_json: Json = False,
     quiet: Quiet = False,
     force: Annotated[bool, Option("--force", help="Replace the model folder that --out names.")] = False,
@@ -60,6 +62,7 @@ def merge(
     named, places = named_models(base, expert or (), recipe), named_places("--data", data or ())
     read = [place.source for place in places.values() if isinstance(place.source, Path)]
     new_folder(out, force, [*named.read, *read])
+    require_hub(push_to_hub)
     if method is None:
         method, settings = method_of(named)
     from featcal.data.calibration import Draw, drawn
@@ -83,8 +86,10 @@ def merge(
         merged(method, named.base, named.experts, progress=note, **more, **settings)
     if as_json:
         experts = {name: str(folder) for name, folder in named.experts.items()}
-        return say_json({"folder": str(out), "method": method, "settings": settings, "base": str(named.base), "experts": experts})
-    say(f"{method} of {', '.join(named.experts)}: {out}")
+        say_json({"folder": str(out), "method": method, "settings": settings, "base": str(named.base), "experts": experts})
+    else:
+        say(f"{method} of {', '.join(named.experts)}: {out}")
+    push(out, push_to_hub)
 
 
 def named_values(pairs: Iterable[str]) -> dict[str, Any]:
