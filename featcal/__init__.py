@@ -18,6 +18,8 @@ _HOMES = {
     "merge": "featcal.merging.merge",
     "tune": "featcal.tuning.tune",
     "surgery": "featcal.rivals.surgery",
+    "statistics": "featcal.merging.statistics",
+    "Statistics": "featcal.merging.statistics",
     "svc": "featcal.merging.svc",
     "prob_surgery": "featcal.rivals.prob_surgery",
     "mean_shift": "featcal.rivals.mean_shift",
@@ -29,6 +31,7 @@ __all__ = [
     "BlockPlan",
     "Calibration",
     "Stack",
+    "Statistics",
     "__version__",
     "calibrate",
     "compare",
@@ -36,6 +39,7 @@ __all__ = [
     "load_batches",
     "merge",
     "prob_surgery",
+    "statistics",
     "surgery",
     "svc",
     "tune",
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
     from featcal.data.calibration import load_batches
     from featcal.evaluation.compare import compare
     from featcal.merging.merge import merge
+    from featcal.merging.statistics import Statistics, statistics
     from featcal.merging.svc import svc
     from featcal.rivals.mean_shift import mean_shift
     from featcal.rivals.prob_surgery import prob_surgery
