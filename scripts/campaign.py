@@ -45,6 +45,7 @@ BOTH = {
 }  # fmt: skip
 T5 = {"vocab_size": 97, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
 SPECIAL = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
+MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 POSITIONS = {"max_position_embeddings": 32}
 RELATIVE = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
 SIGLIP_TEXT = TEXT | {"max_position_embeddings": 7, "projection_size": 32}
@@ -66,7 +67,7 @@ MORE: dict[str, Family] = {
     "Cohere": ("CohereForCausalLM", TEXT | SPECIAL | {"num_key_value_heads": 2}, text, {}),
     "Cohere, --no-norm": ("CohereForCausalLM", TEXT | SPECIAL | {"num_key_value_heads": 2}, text, {"norm": False}),
     "Mixtral": ("MixtralForCausalLM", GROUPED | {"num_local_experts": 4}, text, {}),
-    "Qwen3-MoE": ("Qwen3MoeForCausalLM", GROUPED | {"num_experts": 4, "moe_intermediate_size": 32}, text, {}),
+    "Qwen3-MoE": ("Qwen3MoeForCausalLM", GROUPED | MIXTURE, text, {}),
     "Mamba": ("MambaForCausalLM", {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, text, {}),
     "ELECTRA": ("ElectraModel", TEXT, text, {}),
     "MPNet": ("MPNetModel", TEXT | POSITIONS, text, {}),

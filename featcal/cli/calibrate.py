@@ -218,7 +218,7 @@ def show_result(result: "Result", settings: dict[str, Any], as_json: bool) -> No
     from featcal.calibration.card import DRIFT_COLUMNS, drift_rows, worse
 
     if as_json:
-        blocks = [asdict(block) for block in result.blocks]
+        blocks = [block.told for block in result.blocks]
         told = {"folder": str(result.folder), "settings": settings, "blocks": blocks, "cost": asdict(result.cost)}
         say_json(told | {"drift": [asdict(one) for one in result.drift]})
     else:

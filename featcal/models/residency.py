@@ -4,11 +4,12 @@ Knows neither tasks nor settings.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 from torch import nn
 
+from featcal.blocks.experts import unpacked
 from featcal.blocks.plan import part_of
 from featcal.errors import MissingTensor, NotFinite, TensorsDiffer
 from featcal.models.skeleton import require_one_family
@@ -23,7 +24,7 @@ class Held(Protocol):
         """The whole model; its parameters may be on meta."""
 
     def block(self, path: str) -> AbstractContextManager[nn.Module]:
-        """The submodule, its parameters really there."""
+        """The submodule, its parameters really there; packed experts are linears."""
 
     def running(self) -> AbstractContextManager[nn.Module]:
         """The model, its own forward working."""
@@ -44,8 +45,11 @@ class Resident:
     def __init__(self, module: nn.Module):
         self.module = module
 
-    def block(self, path: str) -> AbstractContextManager[nn.Module]:
-        return nullcontext(part_of(self.module, path))
+    @contextmanager
+    def block(self, path: str) -> Iterator[nn.Module]:
+        part = part_of(self.module, path)
+        with unpacked(part):
+            yield part
 
     def running(self) -> AbstractContextManager[nn.Module]:
         return nullcontext(self.module)
