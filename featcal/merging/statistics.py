@@ -18,7 +18,7 @@ from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.errors import BadBatches, BadFile
 from featcal.merging.arithmetic import average_tensor
 from featcal.merging.features import Seen
-from featcal.merging.forward_order import ForwardOrder
+from featcal.merging.forward_order import ForwardOrder, require_own_names
 from featcal.merging.job import Job, Named, silent
 from featcal.merging.sources import source
 from featcal.models.load import VISION, load_as_calibrated, model_class
@@ -117,6 +117,7 @@ def from_statistics(job: Job, solve: Callable[[str, nn.Module, dict[str, Seen]],
             raise BadBatches(task, "has no statistics, others have; write its own, too: featcal stats")
     job.record["tokens"] = {task: job.batches[task].tokens for task in job.experts}  # type: ignore[attr-defined]
     worker, done = job.structure(), set[str]()
+    require_own_names(job, worker)
     for stack in plan_for(worker).stacks:
         for number, block in enumerate(blocks_of(worker, stack)):
             path = f"{stack.blocks}.{number}."
