@@ -18,6 +18,8 @@ _HOMES = {
     "merge": "featcal.merging.merge",
     "tune": "featcal.tuning.tune",
     "surgery": "featcal.rivals.surgery",
+    "statistics": "featcal.merging.statistics",
+    "Statistics": "featcal.merging.statistics",
     "svc": "featcal.merging.svc",
     "prodistill": "featcal.merging.prodistill",
     "surgery_v2": "featcal.rivals.surgery_v2",
@@ -32,6 +34,7 @@ __all__ = [
     "BlockPlan",
     "Calibration",
     "Stack",
+    "Statistics",
     "__version__",
     "calibrate",
     "compare",
@@ -41,6 +44,7 @@ __all__ = [
     "merge",
     "prob_surgery",
     "prodistill",
+    "statistics",
     "surgery",
     "surgery_v2",
     "svc",
@@ -54,6 +58,7 @@ if TYPE_CHECKING:
     from featcal.evaluation.compare import compare
     from featcal.merging.merge import merge
     from featcal.merging.prodistill import prodistill
+    from featcal.merging.statistics import Statistics, statistics
     from featcal.merging.svc import svc
     from featcal.rivals.interv_merge import interv_merge
     from featcal.rivals.mean_shift import mean_shift

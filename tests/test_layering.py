@@ -15,7 +15,7 @@ FOUNDATION = {"errors", "settings", "version", "core", "blocks", "storage", "mod
 MAY_IMPORT = {  # rooms of the library, and single files of a room where not all of it is meant
     "featcal": {
         "torchvision_mend", "settings", "version", "blocks.plan", "calibration.calibrate", "data.calibration", "merging.merge",
-        "merging.svc", "merging.prodistill", "rivals", "tuning.tune", "evaluation.compare",
+        "merging.prodistill", "merging.statistics", "merging.svc", "rivals", "tuning.tune", "evaluation.compare",
     },
     "torchvision_mend": set(),
     "version": set(),

@@ -60,7 +60,8 @@ def merge(
               CLIPModel as base of CLIPVisionModel experts is taken by its vision tower. A LoRA folder (adapter_config.json,
               adapter_model.safetensors) is an expert too: base plus adapter.
     out:      a folder to write instead of returning a module, with a model card, and merge.json where the method keeps a record.
-    batches:  for methods that need data: per task an iterable of keyword dictionaries for the model's forward.
+    batches:  for methods that need data: per task an iterable of keyword dictionaries for the model's forward; for regmean
+              also featcal.Statistics(folder) of every task, which `featcal.statistics` wrote.
     head:     for adamerging and fisher: a heads.safetensors, or its tensors: visual_projection, logit_scale, head/<task>.
     embeddings: "merge", or "base": tables of words are the base's, so that experts may have other vocabularies.
     device:   where it is computed.   progress: a function that is given one line per finished piece.
