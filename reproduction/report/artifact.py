@@ -66,7 +66,8 @@ ENVIRONMENTS = """## Environments
 | `conda env create -f environment.yml` | as `make setup` | `environment.yml` |
 
 PyTorch's build for CPUs is not on PyPI: set `PIP_EXTRA_INDEX_URL` to the index that pytorch.org names. The lock for CPUs was
-installed into an empty environment and `featcal doctor` run in it; the lock for CUDA was resolved, not installed. The image
+installed into an empty environment and `featcal doctor` run in it, before plotly and codecarbon joined it; the lock for CUDA was
+resolved, not installed. The image
 was not built, since no container engine was at hand: its steps are apt-get and `make locked`, and the latter was run. Disk: 3 GB,
 with CUDA 10 GB.
 
