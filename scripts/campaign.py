@@ -74,6 +74,8 @@ MORE: dict[str, Family] = {
     "Cohere, --no-norm": ("CohereForCausalLM", TEXT | SPECIAL | {"num_key_value_heads": 2}, text, {"norm": False}),
     "Mixtral": ("MixtralForCausalLM", GROUPED | {"num_local_experts": 4}, text, {}),
     "Qwen3-MoE": ("Qwen3MoeForCausalLM", GROUPED | MIXTURE, text, {}),
+    "Qwen2-MoE": ("Qwen2MoeForCausalLM", GROUPED | MIXTURE | {"shared_expert_intermediate_size": 16}, text, {}),
+    "GPT-OSS": ("GptOssForCausalLM", GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2}, text, {}),
     "Mamba": ("MambaForCausalLM", {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, text, {}),
     "ELECTRA": ("ElectraModel", TEXT, text, {}),
     "MPNet": ("MPNetModel", TEXT | POSITIONS, text, {}),
