@@ -308,21 +308,23 @@ def study_run(kind: str, key: str, entry: Any, suite: str, studied: Mapping[str,
     chosen = for_suite(f"{kind}.{key}", entry, suite)
     if chosen is None:
         return None
-    words = {"role": role, "pool": pool, **_with_shared(STUDIES[kind], chosen, (studied or {}).get(key, {}))}
-    return _filled(STUDIES[kind], words, f"{kind}.{key}.{suite}")
+    place, common = f"{kind}.{key}.{suite}", (studied or {}).get(key, {})
+    return _filled(STUDIES[kind], {"role": role, "pool": pool, **_with_shared(STUDIES[kind], chosen, common, place)}, place)
 
 
-def _with_shared(kind: type[Any], own: Entry, common: Entry) -> dict[str, Any]:
+def _with_shared(kind: type[Any], own: Entry, common: Entry, place: str) -> dict[str, Any]:
     """A study's words, with those that it leaves to what studies have in common."""
     rivals, paper = common.get("rivals", {}), common.get("paper")
     featcal, setting = rivals.get("featcal"), rivals.get("setting")
     values = {"rivals": rivals, "setting": setting, "featcal": featcal, "paper": paper, "suite": featcal}
+    found = {f.name: values[f.name] for f in fields(kind) if values.get(f.name)}
     if kind is TuneStudy and setting == "paper":
-        values["suite"] = None  # nothing was chosen with labels
-    found = {f.name: values[f.name] for f in fields(kind) if f.name in values and common} | dict(own)
+        found["suite"] = None  # nothing was chosen with labels
+    found |= own
     if isinstance(own.get("rivals"), dict):
         found["rivals"] = {**rivals, **own["rivals"]}
     if isinstance(own.get("at_papers"), bool):
+        require(not own["at_papers"] or paper is not None, f"{place}.at_papers", True, "must be false without `paper` in studied")
         found["at_papers"] = paper if own["at_papers"] else None
     if isinstance(own.get("around"), list):
         at = {"paper": {"featcal": paper}, setting: {"featcal": featcal}}

@@ -11,17 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from featcal.storage.atomic import atomic_folder
-from featcal.storage.results import SCORES, packed, write_json, write_scores
+from featcal.storage.results import SCORES, packed
 from reproduction.experiments.runs import Draw, Pool
 from reproduction.experiments.studies import FieldStudy
 from reproduction.stages.ablate import averages_of
-from reproduction.stages.context import Context, load_context, pick, recorded
+from reproduction.stages.context import Context
 from reproduction.stages.evaluate import BATCH, evaluate_model
 from reproduction.stages.scored import Scored
 from reproduction.stages.scoring import Counts, score_models
-from reproduction.stages.trials import room
-from reproduction.stages.workers import console, fan_out
+from reproduction.stages.study import Found, run_study
+from reproduction.stages.workers import fan_out
 
 T = TypeVar("T")
 BEHIND = ("featcal", "surgery", "svc")  # what is put behind every merged model
@@ -33,27 +32,21 @@ ADAPTED_BATCH = 16  # samples of one step of a merger that adapts without labels
 
 def run(key: str) -> None:
     """Write outputs/<suite>/field/<key>/: field.csv, .correct.csv and .settings.json; no rows where the suite does not run it."""
-    context = load_context()
-    study: FieldStudy | None = pick("field", context.experiments.studies["field"], key)
-    rows: list[dict[str, Any]] = []
-    told: dict[str, Any] = {}
-    with recorded(context, "field", key) as record, atomic_folder(context.layout.study("field", key)) as out:
-        if study is None or not context.plays(study.role, study.pool):
-            console.print(f"field {key}: not run in suite {context.suite.name}")
-        else:
-            with room(context, "field") as folder:
-                longest_first = sorted(study.mergers, key=lambda name: name not in study.trained)
-                jobs = {name: (context, study, name, folder / name) for name in longest_first}
-                made = dict(fan_out(f"field {key}", make, jobs, context.suite.workers))
-                models = [model for name in study.mergers for model in models_of(study, name, folder / name)]
-                tasks = context.suite.tasks_of(study.role, study.pool)
-                scores = score_models(evaluate, context, f"field {key}", study.role, study.pool, models, tasks)
-            rows = [row for model in models for row in scores[model.name]]
-            told = {"study": asdict(study), "chosen": {name: made[name]["chosen"] for name in study.mergers}}
-            told["tried"] = {name: made[name]["tried"] for name in study.mergers if made[name]["tried"]}
-            record["cost"] = {name: made[name]["seconds"] for name in study.mergers}
-        write_scores(out / "field.csv", rows, SCORES)
-        write_json(out / "field.settings.json", told)
+    run_study("field", key, compared, SCORES)
+
+
+def compared(context: Context, key: str, study: FieldStudy, folder: Path) -> Found:
+    """Rows of every merger and of what is put behind it, and the settings that were chosen."""
+    longest_first = sorted(study.mergers, key=lambda name: name not in study.trained)
+    jobs = {name: (context, study, name, folder / name) for name in longest_first}
+    made = dict(fan_out(f"field {key}", make, jobs, context.suite.workers))
+    models = [model for name in study.mergers for model in models_of(study, name, folder / name)]
+    tasks = context.suite.tasks_of(study.role, study.pool)
+    scores = score_models(evaluate, context, f"field {key}", study.role, study.pool, models, tasks)
+    told = {"study": asdict(study), "chosen": {name: made[name]["chosen"] for name in study.mergers}}
+    told["tried"] = {name: made[name]["tried"] for name in study.mergers if made[name]["tried"]}
+    seconds = {name: made[name]["seconds"] for name in study.mergers}
+    return Found([row for model in models for row in scores[model.name]], told=told, record={"cost": seconds})
 
 
 def models_of(study: FieldStudy, name: str, folder: Path) -> list[Scored]:

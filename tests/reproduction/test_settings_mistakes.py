@@ -93,6 +93,7 @@ IN_PARAMS: list[tuple[str, Any, str]] = [
     ("task_counts/clip_b32-8/smoke/counts", [2, 2], "must name each number once"),
     ("task_counts/clip_b32-8/smoke/shuffles", 0, "task_counts.clip_b32-8.smoke.shuffles: 0"),
     ("studied/clip_b32-8/smoke/rivals/setting", "paper", "must be left out"),
+    ("studied/clip_b32-8/smoke/paper", DROPPED, "corrupted.clip_b32-8.smoke.at_papers: True"),
     ("studied/clip_b32-8/smoke/rivls", {}, "studied.clip_b32-8.smoke: 'rivls' is not known here; did you mean 'rivals'"),
 ]
 IN_SUITE: list[tuple[str, Any, str]] = [
