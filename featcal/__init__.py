@@ -18,7 +18,12 @@ _HOMES = {
     "merge": "featcal.merging.merge",
     "tune": "featcal.tuning.tune",
     "surgery": "featcal.rivals.surgery",
+    "statistics": "featcal.merging.statistics",
+    "Statistics": "featcal.merging.statistics",
     "svc": "featcal.merging.svc",
+    "prodistill": "featcal.merging.prodistill",
+    "surgery_v2": "featcal.rivals.surgery_v2",
+    "interv_merge": "featcal.rivals.interv_merge",
     "prob_surgery": "featcal.rivals.prob_surgery",
     "mean_shift": "featcal.rivals.mean_shift",
     "Calibration": "featcal.settings",
@@ -29,14 +34,19 @@ __all__ = [
     "BlockPlan",
     "Calibration",
     "Stack",
+    "Statistics",
     "__version__",
     "calibrate",
     "compare",
+    "interv_merge",
     "mean_shift",
     "load_batches",
     "merge",
     "prob_surgery",
+    "prodistill",
+    "statistics",
     "surgery",
+    "surgery_v2",
     "svc",
     "tune",
 ]
@@ -47,10 +57,14 @@ if TYPE_CHECKING:
     from featcal.data.calibration import load_batches
     from featcal.evaluation.compare import compare
     from featcal.merging.merge import merge
+    from featcal.merging.prodistill import prodistill
+    from featcal.merging.statistics import Statistics, statistics
     from featcal.merging.svc import svc
+    from featcal.rivals.interv_merge import interv_merge
     from featcal.rivals.mean_shift import mean_shift
     from featcal.rivals.prob_surgery import prob_surgery
     from featcal.rivals.surgery import surgery
+    from featcal.rivals.surgery_v2 import surgery_v2
     from featcal.settings import Calibration
     from featcal.tuning.tune import tune
 

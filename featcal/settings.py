@@ -42,11 +42,6 @@ def whole_number(key: str, value: object, least: int = 1) -> None:
     require(fine, key, value, f"must be a whole number, at least {least}")
 
 
-def share(key: str, value: Any, more: str = "") -> None:
-    """Raise BadSetting unless a number lies between 0 and 1."""
-    require(0 <= value <= 1, key, value, f"must lie in [0, 1]{more}")
-
-
 def several(key: str, values: object, kind: Any = whole_number, **more: Any) -> None:
     """Raise BadSetting unless the value is a list of different numbers."""
     fine = isinstance(values, Sequence) and not isinstance(values, str) and bool(values)
@@ -134,8 +129,10 @@ def _fitted(value: Any, hint: Any) -> tuple[Any, str]:
     if kind is Literal:
         return value, "" if isinstance(value, str) and value in parts else " or ".join(map(str, parts))
     if kind is tuple:
-        wanted = f"a list of {_fitted(None, parts[0])[1].removeprefix('a ')}"
-        fine = isinstance(value, list | tuple) and not any(_fitted(each, parts[0])[1] for each in value)
+        each, any_length = _fitted(None, parts[0])[1], parts[-1] is Ellipsis
+        wanted = f"a list of {each.removeprefix('a ')}" if any_length else f"a list of {len(parts)}, each {each}"
+        fine = isinstance(value, list | tuple) and not any(_fitted(one, parts[0])[1] for one in value)
+        fine = fine and (any_length or len(value) == len(parts))
         return (tuple(value), "") if fine else (value, wanted)
     plain, limits = parts if kind is Annotated else (hint, Within())
     if plain in (int, float):
@@ -148,7 +145,7 @@ def _fitted(value: Any, hint: Any) -> tuple[Any, str]:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Calibration(Checked):
     """How a merged model is calibrated: λ, ρ and α of the paper, by default those for CLIP, and which parts of the method are on.
 
     ridge:          λ > 0 of Eq. 12, relative to the unit-norm Gram matrices of Eq. 14.
@@ -177,42 +174,23 @@ class Calibration:
                     samples held out: there no block is further from its experts than with its merged weights.
     """
 
-    ridge: float = 0.05
+    place = "calibrate"
+    ridge: Positive = 0.05
     anchor_blend: float = 2.0
-    interpolation: float | Literal["auto"] = 0.3
+    interpolation: Share | Literal["auto"] = 0.3
     bias: bool = True
     norm: bool = True
     task_weights: Literal["gram", "uniform"] = "gram"
     order: Literal["forward", "stale", "sites"] = "forward"
     modules: tuple[str, ...] | None = None
-    residual: float | tuple[float, float] = 0.0
+    residual: Share | tuple[Share, Share] = 0.0
     affine: Literal["separate", "joint"] = "separate"
-    prior: float = 0.0
+    prior: Annotated[float, Within(0)] = 0.0
     no_harm: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("ridge", "anchor_blend", "prior"):
-            number(f"calibrate.{name}", getattr(self, name))
-        require(self.ridge > 0, "calibrate.ridge", self.ridge, "must be > 0 (paper: 0.05 for CLIP, 1e-5 for T5)")
-        require(self.prior >= 0, "calibrate.prior", self.prior, "must be at least 0, which leaves it out")
-        if self.interpolation != "auto":
-            number("calibrate.interpolation", self.interpolation)
-            share("calibrate.interpolation", self.interpolation, ", or be auto")
-        if isinstance(self.residual, list):  # as YAML gives it
-            object.__setattr__(self, "residual", tuple(self.residual))
-        ends = self.residual if isinstance(self.residual, tuple) else (self.residual,) * 2
-        require(
-            len(ends) == 2, "calibrate.residual", self.residual, "must be one number, or those of the first and the last block"
-        )
-        for value in ends:
-            number("calibrate.residual", value)
-            share("calibrate.residual", value)
-        for name in ("bias", "norm", "no_harm"):
-            require(isinstance(getattr(self, name), bool), f"calibrate.{name}", getattr(self, name), "must be true or false")
-        for name, words in (
-            ("task_weights", ("gram", "uniform")), ("order", ("forward", "stale", "sites")), ("affine", ("separate", "joint"))
-        ):  # fmt: skip
-            require(getattr(self, name) in words, f"calibrate.{name}", getattr(self, name), f"must be {' or '.join(words)}")
+        """Raises: BadSetting, as of every field, so of what does not go together."""
+        super().__post_init__()
         both = self.bias or self.affine == "separate"
         require(both, "calibrate.affine", self.affine, "solves weight and bias together, so calibrate.bias must be true")
         stale = self.order == "stale" and self.holds_out
@@ -220,10 +198,8 @@ class Calibration:
         require(not stale, "calibrate.order", self.order, required)
         if self.modules is not None:
             names = self.modules
-            fine = isinstance(names, list | tuple) and bool(names) and all(isinstance(n, str) and n for n in names)
-            require(fine, "calibrate.modules", names, "must be a list of names such as [q, v]; leave it out for all linears")
+            require(bool(names), "calibrate.modules", names, "must name some, such as [q, v]; leave it out for all linears")
             require(len(set(names)) == len(names), "calibrate.modules", names, "must name each kind of linear once")
-            object.__setattr__(self, "modules", tuple(names))  # YAML gives a list
 
     @classmethod
     def preset(cls, name: str, changed: Mapping[str, Any] | None = None) -> "Calibration":

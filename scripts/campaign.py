@@ -34,6 +34,12 @@ from featcal.cli import main as cli
 from featcal.errors import FeatCalError
 
 OK, NAMED, SILENT, TRACEBACK = "ok", "named", "silent", "traceback"
+SHOWN = {
+    "t5": "T5", "t5_gated": "T5 1.1", "t5_encoder": "T5's encoder", "clip": "CLIP", "clip_text": "CLIP's text tower",
+    "llama": "Llama", "bert": "BERT", "roberta": "RoBERTa", "gpt2": "GPT-2", "qwen2": "Qwen2", "qwen3": "Qwen3",
+    "mistral": "Mistral", "gemma": "Gemma", "gemma2": "Gemma 2", "gemma3": "Gemma 3", "opt": "OPT", "vit": "ViT",
+    "dinov2": "DINOv2", "siglip": "SigLIP",
+}  # fmt: skip
 SWIN = {"image_size": 16, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
 MAE = {"decoder_hidden_size": 16, "decoder_intermediate_size": 32, "decoder_num_hidden_layers": 2} | {
     "decoder_num_attention_heads": 2
@@ -45,6 +51,7 @@ BOTH = {
 }  # fmt: skip
 T5 = {"vocab_size": 97, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
 SPECIAL = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
+MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 POSITIONS = {"max_position_embeddings": 32}
 RELATIVE = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
 SIGLIP_TEXT = TEXT | {"max_position_embeddings": 7, "projection_size": 32}
@@ -66,7 +73,9 @@ MORE: dict[str, Family] = {
     "Cohere": ("CohereForCausalLM", TEXT | SPECIAL | {"num_key_value_heads": 2}, text, {}),
     "Cohere, --no-norm": ("CohereForCausalLM", TEXT | SPECIAL | {"num_key_value_heads": 2}, text, {"norm": False}),
     "Mixtral": ("MixtralForCausalLM", GROUPED | {"num_local_experts": 4}, text, {}),
-    "Qwen3-MoE": ("Qwen3MoeForCausalLM", GROUPED | {"num_experts": 4, "moe_intermediate_size": 32}, text, {}),
+    "Qwen3-MoE": ("Qwen3MoeForCausalLM", GROUPED | MIXTURE, text, {}),
+    "Qwen2-MoE": ("Qwen2MoeForCausalLM", GROUPED | MIXTURE | {"shared_expert_intermediate_size": 16}, text, {}),
+    "GPT-OSS": ("GptOssForCausalLM", GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2}, text, {}),
     "Mamba": ("MambaForCausalLM", {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, text, {}),
     "ELECTRA": ("ElectraModel", TEXT, text, {}),
     "MPNet": ("MPNetModel", TEXT | POSITIONS, text, {}),
@@ -86,7 +95,7 @@ MORE: dict[str, Family] = {
     "ConvNeXt": ("ConvNextModel", {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2}, images, {}),
     "YOLOS": ("YolosModel", WIDE | {"image_size": [16, 16]}, images, {}),
     "ViTMAE": ("ViTMAEForPreTraining", WIDE | MAE, images, {}),
-    "SigLIP, both towers": ("SiglipModel", {"text_config": SIGLIP_TEXT, "vision_config": WIDE}, pairs, {}),
+    "SigLIP with both towers": ("SiglipModel", {"text_config": SIGLIP_TEXT, "vision_config": WIDE}, pairs, {}),
 }  # fmt: skip
 
 
@@ -204,38 +213,63 @@ def bad_input(harm: Callable[[], object], good: Path, place: Path, fine: bool, w
     with chdir(place):
         harm()
         before = {str(path) for path in Path().rglob("*")}
-        code, _ = command(words)
+        code, said = command(words)
         left = {str(path) for path in Path().rglob("*")} - before
         if code == 0:
             return (OK, "") if fine else (SILENT, "a result came out")
-        return (
-            (TRACEBACK if fine else NAMED, "refused though it is fine" if fine else "") if not left else (SILENT, f"left {left}")
-        )
+        if left:
+            return SILENT, f"left {left}"
+        return (TRACEBACK, f"refused though it is fine: {said.strip()[:300]}") if fine else (NAMED, "")
+
+
+def families() -> dict[str, Callable[[], tuple[str, str]]]:
+    """What is tried of each family, by its name."""
+    told = {SHOWN[name]: lambda known=known: (OK, family(known.build, known.batches, {})) for name, known in FAMILIES.items()}
+    for name, (kind, config, batches, settings) in MORE.items():
+        told[name] = lambda k=kind, c=config, b=batches, s=settings: (OK, family(built(k, c), b, s))
+    return told
+
+
+def judged(run: Callable[[], tuple[str, str]]) -> tuple[str, str]:
+    """The verdict on what was tried, and what was said."""
+    try:
+        return run()
+    except FeatCalError as error:
+        return NAMED, str(error).splitlines()[0][:110]
+    except Exception as error:  # what the campaign is for
+        ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "/featcal/" in frame.filename]
+        at = f" at {Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else ""
+        return TRACEBACK, f"{type(error).__name__}: {str(error)[:110]}{at}"
+
+
+def matrix(found: dict[str, str]) -> list[str]:
+    """The rows of README's table of families, from the verdicts by name; one that a switch helps is told with the switch."""
+    parts = [name.partition(", --") for name in found if ", --" in name]
+    switched = {name: f"{name} (`--{switch}`)" for name, _, switch in parts}
+    plain = {name: verdict for name, verdict in found.items() if ", --" not in name}
+    fine = [name for name, verdict in plain.items() if verdict == OK]
+    refused = [name for name, verdict in plain.items() if verdict == NAMED and name not in switched]
+    rows = {"calibrated": fine, "with a switch": list(switched.values()), "refused by name": refused}
+    return [f"| {verdict} | {', '.join(names)} |" for verdict, names in rows.items()]
 
 
 def main(wanted: list[str]) -> int:
     """Everything, or what is named; 1 where something is a fault of ours."""
     tf.logging.set_verbosity_error()
     counts: Counter[str] = Counter()
+    found: dict[str, str] = {}
 
     def tell(name: str, run: Callable[[], tuple[str, str]]) -> None:
         if wanted and name not in wanted:
             return
-        try:
-            verdict, what = run()
-        except FeatCalError as error:
-            verdict, what = NAMED, str(error).splitlines()[0][:110]
-        except Exception as error:  # what the campaign is for
-            ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "/featcal/" in frame.filename]
-            at = f" at {Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else ""
-            verdict, what = TRACEBACK, f"{type(error).__name__}: {str(error)[:110]}{at}"
-        counts[verdict] += 1
-        print(f"{verdict:10} {name}: {what}", flush=True)
+        found[name], what = judged(run)
+        counts[found[name]] += 1
+        print(f"{found[name]:10} {name}: {what}", flush=True)
 
-    for name, known in FAMILIES.items():
-        tell(name, lambda known=known: (OK, family(known.build, known.batches, {})))
-    for name, (kind, config, batches, settings) in MORE.items():
-        tell(name, lambda k=kind, c=config, b=batches, s=settings: (OK, family(built(k, c), b, s)))
+    for name, run in families().items():
+        tell(name, run)
+    if not wanted:
+        print("\n".join(matrix(found)), flush=True)
     with tempfile.TemporaryDirectory() as place:
         good = Path(place) / "good"
         for seed, name in enumerate(("base", "a", "b")):

@@ -6,6 +6,7 @@ Knows nothing of the project; without Chromium a test is skipped at home and fai
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,6 +97,13 @@ class Browser:
     def run(self, script: str):
         return self.driver.execute_script(script)
 
+    def wait(self, script: str, seconds: float = 10):
+        """What a script returns, asked again until it is something."""
+        end = time.monotonic() + seconds
+        while not (got := self.run(script)) and time.monotonic() < end:
+            time.sleep(0.1)
+        return got
+
     def found(self) -> list[str]:
         """Where the results of the search page lead, once there are any."""
         return self.driver.execute_async_script(FOUND)
@@ -133,7 +141,7 @@ def browser(profile: Path) -> Iterator[Browser]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     window = webdriver.Chrome(options=options, service=Service(driver))
     try:
-        window.set_script_timeout(20)
+        window.set_script_timeout(90)  # of the largest page on a busy machine
         window.get("about:blank")  # away from the browser's own first page
         yield Browser(window)
     finally:

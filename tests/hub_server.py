@@ -1,8 +1,10 @@
 """A hub on this machine: folders served by HTTP as huggingface_hub and datasets ask the real one for public repositories.
 
-Knows the paths that downloading uses. No accounts, no uploads, no xet, and no exported parquet of the data set viewer.
+Knows the paths that downloading uses and those of uploading with git LFS, to one account. No xet, and no exported parquet of the
+data set viewer.
 """
 
+import base64
 import hashlib
 import json
 import re
@@ -12,11 +14,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import yaml
+
 LARGE = (".safetensors", ".parquet", ".arrow", ".tar", ".zip", ".png", ".jpg")  # what lies in git LFS on the hub
 CONVERTER = "SFconvertbot"
 TOKEN = "hf_of_a_rehearsal"
 _KIND = "(models|datasets|spaces)"
 _API = re.compile(rf"/api/{_KIND}/([^/]+/[^/]+)(?:/(revision|tree|paths-info|discussions)(?:/([^/]+)(?:/(.+))?)?)?")
+_PUSH = re.compile(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/main")
+_LFS = re.compile(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch")
 _FILE = re.compile(r"/(datasets/|spaces/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 
@@ -60,14 +66,18 @@ class HubServer:
     repositories: "owner/model", "datasets/owner/name" or "spaces/owner/name" -> the folder that is its branch main, or
                   {revision: folder}. A revision refs/pr/N is also a pull request of the hub's own safetensors converter.
     gated:        repositories that are refused to who is not logged in, which TOKEN does.
+    uploads:      a folder for what is uploaded by who has TOKEN; each repository is served from there on. None takes nothing.
     cuts:         file name -> the byte behind which the connection breaks off, as long as the entry is there.
     seen:         every request: "GET /path?query", with the range of bytes asked for.
     """
 
-    def __init__(self, repositories: Mapping[str, Path | Mapping[str, Path]], gated: Collection[str] = ()):
+    def __init__(
+        self, repositories: Mapping[str, Path | Mapping[str, Path]], gated: Collection[str] = (), uploads: Path | None = None
+    ):
         given = {name: {"main": at} if isinstance(at, Path) else dict(at) for name, at in repositories.items()}
         self.repositories = {name: {rev: Commit(name, at) for rev, at in revisions.items()} for name, revisions in given.items()}
         self.gated = frozenset(gated)
+        self.uploads, self.large = uploads, dict[str, bytes]()
         self.cuts: dict[str, int] = {}
         self.seen: list[str] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Handler,), {"hub": self}))
@@ -100,16 +110,54 @@ class _Handler(BaseHTTPRequestHandler):
     hub: HubServer
 
     def do_GET(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+        content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.hub.seen.append(" ".join([self.command, self.path, *self.headers.get_all("Range", [])]))
         url = urlsplit(self.path)
+        if self.hub.uploads and (answer := self.uploaded(url.path, content)) is not None:
+            return self.answer(*answer)
+        body = content.decode()
         if found := _FILE.fullmatch(url.path):
             return self.file(*(unquote(part or "") for part in found.groups()))
         if found := _API.fullmatch(url.path):
             return self.api(*(unquote(part or "") for part in found.groups()), {**parse_qs(url.query), **parse_qs(body)})
         self.answer(404, {"error": "no such path"})
 
-    do_HEAD = do_POST = do_GET
+    do_HEAD = do_POST = do_PUT = do_GET
+
+    def uploaded(self, path: str, content: bytes) -> tuple[int, object] | None:
+        """What is answered to a step of an upload, in their order; None where it is none."""
+        if path.startswith("/lfs/"):
+            self.hub.large[path.removeprefix("/lfs/")] = content
+            return 200, {}
+        push, batch = _PUSH.fullmatch(path), _LFS.fullmatch(path)
+        if not (push or batch or path in ("/api/whoami-v2", "/api/repos/create", "/api/validate-yaml")):
+            return None
+        if self.headers.get("Authorization", self.headers.get("authorization")) != f"Bearer {TOKEN}":
+            return 401, {"error": "Invalid user token."}
+        asked = [json.loads(line) for line in content.splitlines()] or [{}]
+        if path == "/api/whoami-v2":
+            return 200, {"name": "me", "type": "user"}
+        if path == "/api/validate-yaml":
+            front = yaml.safe_load(asked[0]["content"].split("---")[1])
+            wrong = [] if isinstance(front, dict) else [{"message": "the card has no metadata"}]
+            return 200 if not wrong else 400, {"errors": wrong, "warnings": []}
+        if path == "/api/repos/create":
+            return 200, {"url": f"{self.hub.url}/{asked[0]['organization']}/{asked[0]['name']}"}
+        if batch:
+            how = lambda oid: {"upload": {"href": f"{self.hub.url}/lfs/{oid}"}}  # noqa: E731
+            return 200, {"objects": [one | {"actions": how(one["oid"])} for one in asked[0]["objects"]]}
+        name, step = push.groups()
+        if step == "preupload":
+            mode = lambda path: "lfs" if path.endswith(LARGE) else "regular"  # noqa: E731
+            files = [one["path"] for one in asked[0]["files"]]
+            return 200, {"files": [{"path": file, "uploadMode": mode(file), "shouldIgnore": False} for file in files]}
+        for key, value in ((one["key"], one["value"]) for one in asked[1:]):
+            file = self.hub.uploads / name / value["path"]
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(base64.b64decode(value["content"]) if key == "file" else self.hub.large[value["oid"]])
+        commit = Commit(name, self.hub.uploads / name)
+        self.hub.repositories[name] = {"main": commit}
+        return 200, {"commitUrl": f"{self.hub.url}/{name}/commit/{commit.id}", "commitOid": commit.id}
 
     def log_message(self, *_) -> None:
         """Nothing: `seen` has it."""

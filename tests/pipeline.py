@@ -1,16 +1,36 @@
 """The stages of the project as its dvc.yaml files define them: one in the project's folder, the others below pipeline/."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "pipeline/pages.yaml"  # what the stage `page` is repeated for
+STUDIES = "pipeline/studies.yaml"
+SETTINGS = (ROOT / "params.yaml", ROOT / STUDIES)
 
 
 def files(root: Path = ROOT, name: str = "dvc.yaml") -> list[Path]:
     """Every dvc.yaml, or every dvc.lock beside them."""
     return [root / name, *sorted(root.glob(f"pipeline/*/{name}"))]
+
+
+def settings(root: Path = ROOT) -> dict[str, Any]:
+    """Every section of params.yaml and pipeline/studies.yaml, groups written out wherever they are meant, to be changed alone."""
+    files = (root / "params.yaml", root / STUDIES)
+    plain: dict[str, Any] = json.loads(json.dumps({k: v for file in files for k, v in yaml.safe_load(file.read_text()).items()}))
+    return plain
+
+
+def write_settings(folder: Path, sections: dict[str, Any]) -> None:
+    """Write sections into a project folder, each to the file where it stands in this one."""
+    apart = yaml.safe_load((ROOT / STUDIES).read_text()).keys() & sections.keys()
+    (folder / "pipeline").mkdir(exist_ok=True)
+    (folder / STUDIES).write_text(yaml.safe_dump({k: sections[k] for k in sections if k in apart}, sort_keys=False))
+    own = {k: v for k, v in sections.items() if k not in apart}
+    (folder / "params.yaml").write_text(yaml.safe_dump(own, sort_keys=False))
 
 
 def blocks(root: Path = ROOT) -> dict[str, dict]:

@@ -15,6 +15,8 @@ from typing import Any
 import yaml
 from smoke_graph import ROOT, commands, copied, working_in
 
+from pipeline import settings, write_settings
+
 SUITE = "paper"
 # What a rehearsal does less of, by the names of params.yaml wherever they stand in a group of the suite; the rest is as it is.
 FEWER: dict[str, Callable[[Any], Any]] = {
@@ -29,14 +31,13 @@ FEWER: dict[str, Callable[[Any], Any]] = {
     "factors": lambda given: [0.6, 1.0],
     "trials": lambda given: 7,  # six are drawn at random, the next is proposed
 }
-SWEPT = ("ridge", "anchor_blend", "interpolation")  # of a sweep: the first value and the one the others are compared with
+SWEPT = ("ridge", "anchor_blend", "interpolation")  # of a sweep: the first value; the one that it is compared with is tried too
 RECORD = "rehearsal.json"
 
 
 def rehearsal_params(root: Path = ROOT) -> dict[str, Any]:
-    """params.yaml with `suite: paper` and fewer samples, steps, seeds and swept values; every experiment stays."""
-    params: dict[str, Any] = yaml.safe_load((root / "params.yaml").read_text())
-    params = json.loads(json.dumps(params))  # groups written out wherever they are meant
+    """Every section of the settings with `suite: paper` and less of everything; every experiment stays."""
+    params = settings(root)
     del params["methods"]
     return {name: fewer(section) for name, section in params.items()} | {"suite": SUITE}
 
@@ -47,9 +48,10 @@ def fewer(entry: Any, inside: bool = False) -> Any:
         return [fewer(part, inside) for part in entry]
     if not isinstance(entry, dict):
         return entry
-    own = entry.get("featcal") or {}
-    swept = {key: list(dict.fromkeys([value[0], own[key]])) for key, value in entry.items() if key in SWEPT and key in own}
-    return {key: swept[key] if key in swept else _fewer(key, value, inside) for key, value in entry.items()}
+    swept = SWEPT if "setting" in entry else ()
+    return {
+        key: value[:1] if key in swept and isinstance(value, list) else _fewer(key, value, inside) for key, value in entry.items()
+    }
 
 
 def _fewer(key: str, value: Any, inside: bool) -> Any:
@@ -68,7 +70,7 @@ def lay_out(work: Path, root: Path = ROOT) -> list[str]:
     from reproduction.language.requirements import lacking
 
     copied(work, root)
-    (work / "params.yaml").write_text(yaml.safe_dump(rehearsal_params(root), sort_keys=False))
+    write_settings(work, rehearsal_params(root))
     suite = yaml.safe_load((work / f"suites/{SUITE}.yaml").read_text())
     tests = suite["language"]["tests"]
     left_out = {key: lacks for key, test in tests.items() if (lacks := lacking(PUBLIC[test]))}

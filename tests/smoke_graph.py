@@ -1,6 +1,5 @@
 """The graph of dvc.yaml on the smoke suite: the same stages, resolved by DVC itself, run one after the other in this process."""
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -50,7 +49,10 @@ STUDIED: dict[str, dict] = {
     "theory": {"samples": 16, "batch": 8, "images": 6, "traced": 2, "nodes": [2, 4]},
     "choices": {"samples": 16, "batch": 8, "seeds": [42, 43], "vary": {"split": ["validation"], "samples": [8]}},
     "tune": {"samples": 16, "batch": 8, "trials": 3},
-    "field": {"samples": 16, "batch": 8, "rows": 24, "mergers": {"average": {}, "iso_c": {"scale": [0.5, 1.0]}, "fisher": {}}},
+    "field": {
+        "samples": 16, "batch": 8, "rows": 24, "mergers": {"average": {}, "iso_c": {"scale": [0.5, 1.0]}, "fisher": {}},
+        "trained": ["average"], "epochs": 2, "surgery_v2": {"rank": 2, "steps": 3}, "interv_merge": {"steps": 3},
+    },
     "beyond": {
         "upstreams": ["task_arithmetic"], "chosen_on": ["task_arithmetic"], "samples": 16, "few": 8, "batch": 8,
         "seeds": [42, 43], "variants": {"residual and sites": {"residual": 1.0, "order": "sites"}},
@@ -63,8 +65,8 @@ ADAPTED = {**UNTRAINED, "steps": 3}
 
 
 def smoke_params(root: Path = ROOT) -> dict:
-    """params.yaml, groups written out wherever they are meant, with a smoke group in every entry, made from the mini group."""
-    params = json.loads(json.dumps(yaml.safe_load((root / "params.yaml").read_text())))
+    """Every section of the settings, with a smoke group in every entry, made from the mini group."""
+    params = pipeline.settings(root)
     params["suite"] = "smoke"
     for key, mergers in params["merge"].items():
         for name, groups in mergers.items():
@@ -78,12 +80,12 @@ def smoke_params(root: Path = ROOT) -> dict:
         rescale = {"factors": [0.5, 1.0], "split": "validation", "samples": 24}
         entry["smoke"] = {**entry["mini"], **FEW, "rescale": rescale} if key != "clip_l14-8" else None
         entry["from"] = {"task_arithmetic": {}, "wudi": None}
+    for entry in params["studied"].values():
+        entry["smoke"] = {**entry["mini"], "rivals": {**entry["mini"]["rivals"], **RIVALS}}
     for study in STUDIES:
         for key, entry in params[study].items():
             others = OF_TEXTS.get(study, {}) if key == "minilm-8" else {}
             entry["smoke"] = {**(entry["mini"] or entry["paper"]), **STUDIED[study], **others}
-            if "rivals" in entry["smoke"]:
-                entry["smoke"]["rivals"] = {**entry["smoke"]["rivals"], **RIVALS}
     for entry in params["multitask"].values():
         entry["smoke"] = {"steps": 4} if entry["mini"] else None
     for key, entry in params["measure"].items():
@@ -147,7 +149,7 @@ def lay_out(work: Path, root: Path = ROOT) -> None:
     """A project folder without results: the tracked files of `root`, the smoke suite, and a DVC repository without git."""
     copied(work, root)
     shutil.copyfile(root / "tests" / "smoke" / "smoke.yaml", work / "suites" / "smoke.yaml")
-    (work / "params.yaml").write_text(yaml.safe_dump(smoke_params(root), sort_keys=False))
+    pipeline.write_settings(work, smoke_params(root))
     encoder(work / "data" / "encoder")
     for number, name in enumerate(("clinc150", "banking77", "tosdr_cases")):
         task(work / "data" / "sentences" / name, count=120, seed=7 + number)

@@ -3,9 +3,12 @@
 No number here was measured: base 50, merged 60, Surgery 70, FeatCal 80, experts 90 with small regular steps from task to task.
 """
 
+import atexit
 import json
 import re
 import shutil
+import tempfile
+from functools import cache
 from pathlib import Path
 
 from PIL import Image
@@ -54,23 +57,38 @@ def write_project(root: Path, suite: str = "mini", empty: bool = False, tasks: l
     shutil.copytree(ROOT / "suites", root / "suites")
     folder = root / "results" / suite
     folder.mkdir(parents=True)
-    if not empty:
-        for role in ("clip_b32", "clip_l14"):
-            write_role(folder, suite, role, tasks or TASKS)
-            for pool in LARGER_TASKS if tasks is None else ():
-                write_larger_pool(folder, suite, role, pool, [*TASKS, *LARGER_TASKS[pool]])
-        if tasks is None:
-            write_role(folder, suite, REAL, list(texts())[:8])
-            write_larger_pool(folder, suite, REAL, 14, list(texts())[:14])
-            first = list(texts())[:8]
-            scored = {seed: _scores(suite, REAL, 8, ("", "expert", ""), 90 + seed, first) for seed in (1, 2)}
-            seeds = [row | {"expert_seed": seed} for seed, rows in scored.items() for row in rows]
-            write_rows(folder / f"{REAL}-8.expert_seeds.csv", seeds, (*SCORES, "expert_seed"))
-        write_suite(folder, suite, tasks or TASKS)
-        write_choices(folder, suite)
-        write_tune(folder, suite)
-        write_language(folder, suite)
+    if tasks is not None:
+        write_results(folder, suite, tasks)
+    elif not empty:
+        shutil.copytree(_results(suite), folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
     return folder
+
+
+@cache
+def _results(suite: str) -> Path:
+    """Results written once for all tests, which copy them."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    write_results(folder, suite, TASKS)
+    for role in ("clip_b32", "clip_l14"):
+        for pool in LARGER_TASKS:
+            write_larger_pool(folder, suite, role, pool, [*TASKS, *LARGER_TASKS[pool]])
+    write_role(folder, suite, REAL, list(texts())[:8])
+    write_larger_pool(folder, suite, REAL, 14, list(texts())[:14])
+    scored = {seed: _scores(suite, REAL, 8, ("", "expert", ""), 90 + seed, list(texts())[:8]) for seed in (1, 2)}
+    seeds = [row | {"expert_seed": seed} for seed, rows in scored.items() for row in rows]
+    write_rows(folder / f"{REAL}-8.expert_seeds.csv", seeds, (*SCORES, "expert_seed"))
+    return folder
+
+
+def write_results(folder: Path, suite: str, tasks: list[str]) -> None:
+    """The files of the smallest pools of images, and of language models."""
+    for role in ("clip_b32", "clip_l14"):
+        write_role(folder, suite, role, tasks)
+    write_suite(folder, suite, tasks)
+    write_choices(folder, suite)
+    write_tune(folder, suite)
+    write_language(folder, suite)
 
 
 def text_without_results(piece, suite: str, root: Path, monkeypatch) -> str:

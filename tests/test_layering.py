@@ -15,7 +15,7 @@ FOUNDATION = {"errors", "settings", "version", "core", "blocks", "storage", "mod
 MAY_IMPORT = {  # rooms of the library, and single files of a room where not all of it is meant
     "featcal": {
         "torchvision_mend", "settings", "version", "blocks.plan", "calibration.calibrate", "data.calibration", "merging.merge",
-        "merging.svc", "rivals", "tuning.tune", "evaluation.compare",
+        "merging.prodistill", "merging.statistics", "merging.svc", "rivals", "tuning.tune", "evaluation.compare",
     },
     "torchvision_mend": set(),
     "version": set(),
@@ -28,7 +28,7 @@ MAY_IMPORT = {  # rooms of the library, and single files of a room where not all
     "data": FOUNDATION,
     "calibration": FOUNDATION | {"planning.cost"},  # a run's own count
     "planning": FOUNDATION | {f"calibration.{file}" for file in ("observe", "sites", "tokens", "record", "stacks")},
-    "merging": FOUNDATION | {"rivals.draws"},
+    "merging": FOUNDATION | {"rivals.draws", "calibration.tracks"},
     "rivals": FOUNDATION,
     "evaluation": FOUNDATION | {"data", "calibration", "rivals.features", "tuning.divergence"},
     "interchange": FOUNDATION | {"data.images"},

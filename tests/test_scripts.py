@@ -1,9 +1,11 @@
 """The scripts behind make verify and make accept: what they let pass, and what they stop."""
 
+from pathlib import Path
+
 import pytest
 
 from featcal.storage.results import SCORES, write_rows
-from scripts import accept, compare_results
+from scripts import accept, campaign, compare_results
 
 MODEL = {"suite": "mini", "role": "clip_b32", "pool": 8, "upstream": "average", "method": "merged", "setting": "", "seed": ""}
 
@@ -71,3 +73,11 @@ def test_other_bytes_of_the_smoke_graph_stop_the_acceptance(after):
 def test_a_smoke_graph_that_wrote_nothing_proves_nothing():
     with pytest.raises(accept.Refused):
         accept.require_same({}, {})
+
+
+def test_the_families_in_the_readme_are_what_becomes_of_them():
+    """Each is merged, calibrated and measured, or refused by one message; nothing else may happen."""
+    found = {name: campaign.judged(run)[0] for name, run in campaign.families().items()}
+    assert set(found.values()) == {campaign.OK, campaign.NAMED}, found
+    lines = (Path(__file__).parents[1] / "README.md").read_text().splitlines()
+    assert [line.strip() for line in lines if line.strip() in campaign.matrix(found)] == campaign.matrix(found)

@@ -19,18 +19,8 @@ def tracked() -> list[Path]:
     done = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode == 0 and done.stdout:
         return [path for line in done.stdout.splitlines() if (path := ROOT / line).is_file()]
-    computed = {
-        ".venv",
-        "outputs",
-        "_build",
-        ".featcal",
-        "cache",
-        "tmp",
-        "__pycache__",
-        "featcal.egg-info",
-        "featcal_reproduction.egg-info",
-        ".git",
-    }
+    computed = {".venv", "outputs", "_build", ".featcal", "cache", "tmp", "__pycache__", ".git"}
+    computed |= {"featcal.egg-info", "featcal_reproduction.egg-info"}
     return [path for path in ROOT.rglob("*") if path.is_file() and not computed & set(path.relative_to(ROOT).parts)]
 
 

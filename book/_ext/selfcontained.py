@@ -4,6 +4,7 @@ Also mends what the builder writes and a screen reader cannot follow.
 """
 
 import shutil
+from importlib import resources
 from pathlib import Path
 
 
@@ -43,9 +44,18 @@ def copy_linked_files(app, error):
             shutil.copyfile(path, target)
 
 
+def copy_plotly(app, error):
+    """Copy plotly.js from the installed package beside the book's own scripts: once, and not into git."""
+    if error or app.builder.format != "html":
+        return
+    source = resources.files("plotly").joinpath("package_data", "plotly.min.js")
+    (Path(app.outdir) / "_static" / "plotly.min.js").write_bytes(source.read_bytes())
+
+
 def setup(app):
     app.connect("html-page-context", drop_launcher, priority=900)
     app.connect("html-page-context", mend_list)
     app.connect("build-finished", mend_search_page)
     app.connect("build-finished", copy_linked_files)
+    app.connect("build-finished", copy_plotly)
     return {"parallel_read_safe": True}

@@ -1,13 +1,14 @@
 """What a plan's blocks hold that calibration can solve, and the refusal of models where that is too little or shared.
 
-A weight that a second place uses too would be solved for one place and change both; weights held as one 3-D parameter (experts of
-a mixture) are under no linear, so nothing would be solved where most of the model is.
+A weight that a second place uses too would be solved for one place and change both; weights held in a tensor of their own form
+are under no linear, so nothing would be solved where most of the model is.
 """
 
 from collections.abc import Sequence
 
 from torch import nn
 
+from featcal.blocks.experts import packed_experts, unpacked
 from featcal.blocks.linear import is_linear
 from featcal.blocks.norms import check_norm, is_norm
 from featcal.blocks.plan import BlockPlan, Stack, blocks_of, parameter_count
@@ -31,7 +32,11 @@ def ends(name: str, end: str) -> bool:
 
 def check_modules(model: nn.Module, plan: BlockPlan, modules: Sequence[str] | None) -> None:
     """Raise UnknownKey for a name that is none of a linear's in any block; a stack may do without it, as T5's encoder may."""
-    linears = {name for stack in plan.stacks for block in blocks_of(model, stack) for name in solved_modules(block)[0]}
+    linears = set[str]()
+    for stack in plan.stacks:
+        for block in blocks_of(model, stack):
+            with unpacked(block):
+                linears.update(solved_modules(block)[0])
     for end in modules or ():
         if not any(ends(name, end) for name in linears):
             raise UnknownKey("calibrate.modules", end, sorted({name.rpartition(".")[2] for name in linears}))
@@ -41,6 +46,7 @@ def uncovered(block: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters of a block that belong to no linear and no norm, by name."""
     linears, norms = solved_modules(block)
     held = {id(p) for name in (*linears, *norms) for p in block.get_submodule(name).parameters(recurse=False)}
+    held |= {id(p) for packed in packed_experts(block).values() for p in packed.parameters(recurse=False)}
     return {name: p for name, p in block.named_parameters() if id(p) not in held}
 
 
@@ -64,6 +70,7 @@ def check_blocks(model: nn.Module, plan: BlockPlan, norm: bool = True, modules: 
         for block in blocks_of(model, stack):
             linears, norms = solved_modules(block, norm, modules)
             solved = [p for name in (*linears, *norms) for p in block.get_submodule(name).parameters(recurse=False)]
+            solved += [p for packed in packed_experts(block).values() for p in packed.parameters(recurse=False)]
             shared = next((places[id(p)] for p in solved if len(places[id(p)]) > 1), None)
             if shared:
                 problem = f"{shared[0]} and {shared[1]} are one tensor, but each place would need its own solution"

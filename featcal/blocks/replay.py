@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from featcal.blocks.capture import Arguments, Features, block_outputs, feeding, first_inputs, model_call
+from featcal.blocks.experts import checked
 from featcal.blocks.plan import BlockPlan, Stack, blocks_of, part_of
 from featcal.errors import BadCapture, BadPlan
 
@@ -55,7 +56,8 @@ def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) ->
     """Raise BadPlan unless replaying the blocks of every stack gives what the model's own forward gives."""
     with torch.no_grad(), ExitStack() as hooks:
         seen = {stack.name: hooks.enter_context(block_outputs(model, blocks_of(model, stack))) for stack in plan.stacks}
-        model(**model_call(model, batch))
+        with checked(model):
+            model(**model_call(model, batch))
         own = {name: list(outputs.values())[-1] for name, outputs in seen.items() if outputs}
         hooks.close()
         try:

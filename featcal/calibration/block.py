@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from featcal.blocks.experts import expert_of
 from featcal.blocks.linear import load_side_by_side, side_by_side
 from featcal.blocks.norms import shift_of
 from featcal.calibration.choice import GRID, held_out_error, least
@@ -24,6 +25,8 @@ from featcal.core.norm import NormSystem, norm_system, solve_norm
 from featcal.core.ridge import Solution, anchor, both_ends, joined, prior_system, solve_ridge, task_system
 from featcal.errors import BadCapture
 from featcal.settings import Calibration
+
+FEWEST_TOKENS = 32  # of a task in one expert of a mixture: fewer say too little to count as much as another task's
 
 
 def calibrate_block(
@@ -44,6 +47,7 @@ def calibrate_block(
     solving and moving on, when the student's numbers may still be rounded.
     """
     before: dict[str, Drift] = {}
+    experts: dict[str, dict[str, int]] = {}
     conditioning: list[float] = []
     parts = block_parts(student, tracks, view, settings)
     merged_way = {task: moved(student, view.stack, tracks[task].student) for task in tracks if settings.order == "stale"}
@@ -54,6 +58,7 @@ def calibrate_block(
             for task, teacher in teachers():
                 seen = observe(student, teacher, tracks[task], part, number == 0, part is parts[-1])  # Eqs. 13, 52, 56: sums
                 before.setdefault(task, seen.drift)
+                experts.setdefault(task, {}).update(seen.experts)
                 add_task(systems, seen, teacher, settings, base_block)  # Eqs. 10, 14, 58; the moments of one task at a time
             base_block = base_block or open_.enter_context(base)
             solved = solve(systems, student, base_block, view.name, settings, ranks)  # Eqs. 11, 17, 51, 55, 59
@@ -63,7 +68,7 @@ def calibrate_block(
     after = {task: advance_student(student, view.stack, tracks[task]) for task in before}
     for task, features in merged_way.items():  # the next block is solved for what the merged model puts out
         tracks[task].student = features
-    told = ranks.gathered({task: (before[task], after[task], track.tokens) for task, track in tracks.items()})
+    told = ranks.gathered({task: (before[task], after[task], track.tokens, experts[task]) for task, track in tracks.items()})
     return block_record(view.name, told, conditioning)
 
 
@@ -94,10 +99,13 @@ def add_task(
         linears = sorted({name for site in systems.sites for name in site})
         raise BadCapture(linears, "they share inputs differently from task to task")
     for site in list(seen.sites):
+        moments, expert = seen.sites.pop(site), expert_of(site[0], seen.experts)
+        if expert and seen.experts[expert] < FEWEST_TOKENS:
+            moments.weight.zero_()  # the task's share is then the empty one, and without any the anchor is kept
         W, b = side_by_side(teacher.get_submodule(name) for name in site)  # (o, d), (o,)
         affine = affine_of(teacher, site, settings)
         alpha = 1.0 if settings.interpolation == "auto" else settings.interpolation
-        share = task_system(seen.sites.pop(site), W, b, alpha, settings.task_weights, affine)
+        share = task_system(moments, W, b, alpha, settings.task_weights, affine)
         if settings.interpolation == "auto":
             share = both_ends(share, W, b, affine)
         if settings.prior and base is not None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from featcal.blocks.capture import module_inputs, module_outputs, residual_streams
+from featcal.blocks.experts import following, routed
 from featcal.blocks.linear import side_by_side, weight_of
 from featcal.blocks.norms import normalised
 from featcal.blocks.plan import Stack
@@ -51,6 +52,7 @@ class Observation:
     sites: dict[Site, Moments] = field(default_factory=dict)
     norms: dict[str, NormMoments] = field(default_factory=dict)
     drift: Drift = field(default_factory=Drift)  # of the first batch
+    experts: dict[str, int] = field(default_factory=dict)  # of a mixture: tokens without padding that each is given
 
 
 def observe(
@@ -77,21 +79,25 @@ def observe(
                 tracks.teacher[number] = step(teacher, view.stack, *tracks.teacher[number])
             continue
         hidden, arguments = tracks.student[number]
-        tokens = Tokens(hidden, mask, arguments[0].get(view.fed), tracks.fed_masks[number])
-        with ExitStack() as watched:
-            x_exp = watched.enter_context(module_inputs(teacher, linears))
-            y_exp = watched.enter_context(module_outputs(teacher, narrow))
-            r_exp = watched.enter_context(residual_streams(teacher, writers, hidden)) if writers else {}
-            out_exp = step(teacher, view.stack, *tracks.teacher[number]) if linears or first or last else None
         with ExitStack() as watched:
             x_cal = watched.enter_context(module_inputs(student, names, stop=stop and number > 0))
             r_cal = watched.enter_context(residual_streams(student, writers, hidden)) if writers else {}
             out_cal = step(student, view.stack, hidden, arguments)
-            if number == 0 and first and out_exp is not None:
-                seen.drift.add(out_cal[0], out_exp[0], mask)
+        tokens = Tokens(hidden, mask, arguments[0].get(view.fed), tracks.fed_masks[number], routed(student))
+        with ExitStack() as watched:
+            watched.enter_context(following(teacher, student))
+            x_exp = watched.enter_context(module_inputs(teacher, linears))
+            y_exp = watched.enter_context(module_outputs(teacher, narrow))
+            r_exp = watched.enter_context(residual_streams(teacher, writers, hidden)) if writers else {}
+            out_exp = step(teacher, view.stack, *tracks.teacher[number]) if linears or first or last else None
+        if number == 0 and first and out_exp is not None:
+            seen.drift.add(out_cal[0], out_exp[0], mask)
         if r_exp.keys() != set(writers) or r_cal.keys() != set(writers):
             raise BadCapture(writers, "their outputs are not added to the residual stream in every batch and model")
         lags = {name: view.residual * (wide(r_exp[name]) - wide(r_cal[name])) for name in writers}
+        for expert, chosen in tokens.routed.items():
+            counted = chosen if mask is None else mask.flatten()[chosen].nonzero()
+            seen.experts[expert] = seen.experts.get(expert, 0) + len(counted)
         add_linears(seen, x_cal, Expert(teacher, x_exp, y_exp, lags), view, tokens)
         for name in view.modules.norms:
             add_norm(seen, name, x_cal[name], student.get_submodule(name), view, tokens)

@@ -4,8 +4,9 @@ Nothing of that varies between two runs; what a run cost does, and is a record o
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -23,6 +24,12 @@ class BlockRecord:
     cosine: float
     tokens: int  # over all tasks, without padding
     conditioning: float  # largest lower bound of a condition number among the block's sites
+    experts: dict[str, int] = field(default_factory=dict)  # of a mixture: tokens that each expert is given, over all tasks
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What is written of it; of a block without experts nothing about them."""
+        return {name: value for name, value in asdict(self).items() if name != "experts" or value}
 
 
 @dataclass(frozen=True)
@@ -79,21 +86,28 @@ def mean(values: Sequence[float]) -> float:
     return rounded(sum(values) / len(values))
 
 
-def block_record(name: str, told: Mapping[str, tuple[Drift, Drift, int]], conditioning: Sequence[float]) -> BlockRecord:
-    """The record of one block from the drift before and after, and the tokens, of every task in the order of names.
+Told = tuple[Drift, Drift, int, Mapping[str, int]]  # of one task: drift before and after, tokens, those of each expert
+
+
+def block_record(
+    name: str, told: Mapping[str, tuple[Drift, Drift, int, Mapping[str, int]]], conditioning: Sequence[float]
+) -> BlockRecord:
+    """The record of one block from what every task, in the order of names, tells of it.
 
     The drift before is not told: it is that of one batch, whose features the blocks before have calibrated already.
     """
-    _, drift, tokens = zip(*told.values(), strict=True)
+    _, drift, tokens, experts = zip(*told.values(), strict=True)
     return BlockRecord(
         name=name,
         relative_drift=mean([d.relative for d in drift]),
         cosine=mean([d.cosine for d in drift]),
         tokens=sum(tokens),
         conditioning=rounded(max(conditioning, default=1.0)),
+        experts={name: sum(counts.get(name, 0) for counts in experts) for name in sorted({n for c in experts for n in c})},
     )
 
 
 def line(record: BlockRecord, tasks: int, seconds: float) -> str:
     """One line of progress."""
-    return f"{record.name}  {tasks} tasks  drift {record.relative_drift:.3f}  {seconds:.1f} s"
+    mixture = f"  {len(record.experts)} experts, {min(record.experts.values()):,} tokens or more" if record.experts else ""
+    return f"{record.name}  {tasks} tasks  drift {record.relative_drift:.3f}{mixture}  {seconds:.1f} s"

@@ -8,7 +8,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -113,7 +113,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             return
         with atomic_path(self._file(block), sum(p.nbytes for p in parameters.values())) as part:
             tensors = {name: p.detach().cpu().contiguous() for name, p in parameters.items()}
-            text = json.dumps(asdict(record))
+            text = json.dumps(record.told)
             save_file(tensors, part, metadata={"record": text, "sum": check_sum(tensors, text)})
 
     def remove(self) -> None:

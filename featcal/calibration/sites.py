@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from featcal.blocks.coverage import solved_modules
+from featcal.blocks.experts import unpacked_experts
 from featcal.calibration.tokens import same_memory
 
 Site = tuple[str, ...]  # names of the linears within their block, in the block's own order
@@ -46,6 +47,8 @@ def shared_sites(inputs: Mapping[str, Tensor], linears: Sequence[str], weigh: We
 
 
 def solved_parameters(block: nn.Module, modules: Modules) -> dict[str, nn.Parameter]:
-    """Parameters of the modules that are solved, by name within the block."""
+    """Parameters of the modules that are solved, by name within the block; of experts the packed ones."""
     named = {name: block.get_submodule(name).named_parameters(recurse=False) for name in (*modules.linears, *modules.norms)}
+    packed = {path: part.named_parameters(recurse=False) for path, part in unpacked_experts(block).items()}
+    named |= {path: parts for path, parts in packed.items() if any(name.startswith(f"{path}.") for name in modules.linears)}
     return {f"{name}.{part}": p for name, parts in named.items() for part, p in parts}

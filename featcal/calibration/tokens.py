@@ -4,11 +4,13 @@ Most inputs are (batch, tokens, d). Some modules see every token's row alone (ro
 and keys and values of cross-attention read the tokens of another stack, whose padding is its own.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from featcal.blocks.experts import expert_of
 from featcal.core.weighting import TokenRule, token_weights
 from featcal.errors import BadCapture
 
@@ -21,6 +23,7 @@ class Tokens:
     mask: Tensor | None = None  # (batch, tokens), 0 at padding
     fed: Tensor | None = None  # (batch, other tokens, d)
     fed_mask: Tensor | None = None
+    routed: Mapping[str, Tensor] = field(default_factory=dict)  # expert of a mixture -> row numbers of the tokens it is given
 
 
 def weights(place: str, name: str, x: Tensor, tokens: Tokens, rule: TokenRule, last: bool) -> Tensor:
@@ -34,6 +37,8 @@ def weights(place: str, name: str, x: Tensor, tokens: Tokens, rule: TokenRule, l
     batch, count = hidden.shape[:2]
     w = token_weights(rule, name, last, x.new_empty(batch, count, 0), mask)  # (batch, tokens)
     w = w if x.dtype == torch.float64 else w.float()
+    if expert := expert_of(name, tokens.routed):
+        return w.flatten()[tokens.routed[expert]]
     if x.shape[:-1] == (batch, count):
         return w
     if x.shape[:-1] == (batch * count,):

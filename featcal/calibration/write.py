@@ -41,7 +41,7 @@ def write_calibrated(
     as a module, and nothing where both did.
     Raises: DiskFull; BadFile as copy_beside.
     """
-    record: dict[str, Any] = {"settings": settings.stated, "blocks": [asdict(block) for block in blocks]}
+    record: dict[str, Any] = {"settings": settings.stated, "blocks": [block.told for block in blocks]}
     if drift:
         record["drift"] = [asdict(one) for one in drift]
     text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
@@ -73,9 +73,9 @@ def copy_with(student: Streamed, folder: Path, solved: Iterable[tuple[str, Tenso
         shutil.copyfile(whole.folder / "config.json", writer.folder / "config.json")
         copy_beside(whole.folder, writer.folder)
         for name, tensor in solved:
-            sources = student.parameters.sources(name)
-            writer.write(sources[0] if len(sources) == 1 else name, tensor.to(student.parameters.stored_dtype(name)))
-            written.update(sources)
+            for stored, part in student.parameters.apart(name, tensor.to(student.parameters.stored_dtype(name))).items():
+                writer.write(stored, part)
+            written.update(student.parameters.sources(name))
         for name in whole.names:
             if whole.stored_name(name) not in written:
                 writer.write(whole.stored_name(name), whole.tensor(name))

@@ -19,6 +19,7 @@ from featcal.cli.arguments import (
 )
 from featcal.cli.card import tell_card
 from featcal.cli.model_folders import require_alike, skeleton
+from featcal.cli.publish import Push, push, require_hub
 from featcal.cli.recipe import EXPERT, HELP, Named, named_models, whole_experts
 from featcal.cli.sizes import bytes_of
 from featcal.cli.terminal import Json, Quiet, counted, note, say, say_json, table
@@ -86,6 +87,7 @@ def calibrate(
     work: Annotated[Path | None, Option(help="Folder for what waits and for solved blocks; beside --out left out.")] = None,
     resume: Annotated[bool, Option("--resume/--no-resume", help="Go on from what an interrupted run of this left.")] = True,
     dry_run: Annotated[bool, Option("--dry-run", help="Check everything, print what is needed, compute nothing.")] = False,
+    push_to_hub: Push = None,
     as_json: Json = False,
     quiet: Quiet = False,
     force: Annotated[bool, Option("--force", help="Replace the model folder that --out names.")] = False,
@@ -104,6 +106,7 @@ def calibrate(
     folders = {"base": named.base, "merged": merged} | {f"expert {name!r}": folder for name, folder in named.shaped.items()}
     read = [merged, *named.read, *(place.source for place in places.values() if isinstance(place.source, Path))]
     new_folder(out, force, read)
+    require_hub(push_to_hub)
     given: dict[str, Any] = {"host_memory": bytes_of("--host-memory", host_memory) if host_memory else None, "resume": resume}
     given |= {"device": own_device(device_named(device)), "dtype": dtype_named(dtype), "work": work_folder(work, out, read)}
     from featcal.blocks.batches import check_tasks
@@ -154,6 +157,7 @@ def calibrate(
     how |= {"tokens of a sample, at most": tokens} if tokens else {}
     tell_card(out, merged, named, settings, result, places, how)
     show_result(result, settings.stated, as_json)
+    push(out, push_to_hub)
 
 
 def stacks_named(model: Any, paths: Sequence[str] | None) -> "BlockPlan":
@@ -214,7 +218,7 @@ def show_result(result: "Result", settings: dict[str, Any], as_json: bool) -> No
     from featcal.calibration.card import DRIFT_COLUMNS, drift_rows, worse
 
     if as_json:
-        blocks = [asdict(block) for block in result.blocks]
+        blocks = [block.told for block in result.blocks]
         told = {"folder": str(result.folder), "settings": settings, "blocks": blocks, "cost": asdict(result.cost)}
         say_json(told | {"drift": [asdict(one) for one in result.drift]})
     else:

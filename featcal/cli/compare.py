@@ -10,11 +10,15 @@ from typer import Option
 from featcal.cli.arguments import device_named, dtype_named, existing_folder, named_folders, named_places
 from featcal.cli.calibrate import DATA
 from featcal.cli.model_folders import skeleton
+from featcal.cli.publish import Card, result
 from featcal.cli.recipe import EXPERT, Named, is_adapter, whole_experts
 from featcal.cli.terminal import Json, Quiet, say_json, table
 from featcal.errors import BadSetting
 
 if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
+
+    from featcal.data.place import Place
     from featcal.evaluation.compare import Agreement
 
 EPILOG = """KL and top-1 agreement compare answers, of models with a head; drift and cosine compare the features behind the last
@@ -40,6 +44,7 @@ def compare(
     split: Annotated[str, Option(help="The split of each data folder to draw from.")] = "train",
     device: Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
     dtype: Annotated[str, Option(help="float32 or bfloat16, in which the models run.")] = "float32",
+    card: Card = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -65,8 +70,24 @@ def compare(
     with TemporaryDirectory() as place, whole_experts(named, Path(place), list(experts)) as whole, onednn_products():
         found = featcal.compare(models, whole, batches, device=device_named(device), dtype=dtype_named(dtype))
     if as_json:
-        return say_json({"agreement": [asdict(one) for one in found]})
-    show(found)
+        say_json({"agreement": [asdict(one) for one in found]})
+    else:
+        show(found)
+    if card:
+        from featcal.storage.model_card import add_results
+
+        for name, folder in models.items():
+            own = [one for one in found if one.model == name]
+            add_results(folder, [number for one in own for number in numbers(one, places[one.expert], split)])
+
+
+def numbers(one: "Agreement", place: "Place", split: str) -> "list[EvalResult]":
+    """What the card tells of one model and one expert."""
+    measures = {"relative_drift": "relative drift from the expert's features", "cosine": "cosine to the expert's features"}
+    measures |= {"kl": "KL from the expert's answers", "top1": "top-1 agreement with the expert"}
+    known = {name: value for name in measures if (value := getattr(one, name)) is not None}
+    told = [(name, float(f"{value:.6g}"), measures[name]) for name, value in known.items()]
+    return [result(place, one.expert, split, "feature-extraction", *number) for number in told]
 
 
 def show(found: "list[Agreement]") -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from featcal.cli.arguments import require_space
 from featcal.cli.solved import NOT_RUN
 from featcal.cli.terminal import say, say_json, table
-from featcal.errors import FeatCalError
+from featcal.errors import BadPlan, FeatCalError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,9 +39,10 @@ def show_run(
     try:
         found = planned_needs(model, load, longest or None, longest > 0, dtype, modules, given["plan"])
     except NOT_RUN as error:  # what it takes to run a model without numbers is more than what calibration asks of it
-        if isinstance(error, FeatCalError):
+        if isinstance(error, FeatCalError) and not isinstance(error, BadPlan):
             raise
-        say(f"everything was found; what the run needs cannot be told without numbers ({' '.join(str(error).split())[:200]})")
+        reason = " ".join(str(error).splitlines()[0].split())[:200]
+        say(f"everything was found and replays; what the run needs cannot be told without numbers ({reason})")
         return
     require_space("--out", out, found.disk)
     if as_json:

@@ -8,6 +8,7 @@ from typer import Option
 
 from featcal.cli.arguments import device_named, existing_folder, named_folders, named_places, pairs_by_name
 from featcal.cli.model_folders import skeleton
+from featcal.cli.publish import Card, result
 from featcal.cli.terminal import Json, Quiet, note, say_json, table
 from featcal.errors import BadFile, BadSetting, TensorsDiffer
 from featcal.settings import require
@@ -42,6 +43,7 @@ def evaluate(
     tokens: Annotated[int | None, Option(min=1, help="Texts: at most so many; 512, or what the model can, left out.")] = None,
     batch: Annotated[int, Option(min=1, help="Samples in memory at a time.")] = 64,
     device: Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
+    card: Card = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -55,11 +57,24 @@ def evaluate(
         if input_of(skeleton(model)).kind == "pictures":
             raise BadSetting("--clip", None, "must name the whole CLIP: images are told apart by heads that it makes")
         right = text_answers(model, data, template or (), classes or (), split, tokens, batch, device_named(device))
-        return show(model, {name: (value, None) for name, value in right.items()}, "texts", as_json)
+        show(model, {name: (value, None) for name, value in right.items()}, "texts", as_json)
+        return tell(model, right, data, split, "text-classification") if card else None
     require(not classes and tokens is None, "--clip", str(clip), "is for images, where --classes and --tokens say nothing")
     existing_folder("--clip", clip)
     found = image_answers(model, clip, data, template or ["a photo of a {}."], split, batch, device_named(device))
     show(model, found, "images", as_json)
+    if card:
+        tell(model, {name: one for name, (one, _) in found.items()}, data, split, "zero-shot-image-classification")
+
+
+def tell(model: Path, right: Mapping[str, "Tensor"], data: Sequence[str], split: str, kind: str) -> None:
+    """The accuracies in the model's card. Raises: BadFile for a folder without one."""
+    from featcal.evaluation.accuracy import percent
+    from featcal.storage.model_card import add_results
+
+    places = named_places("--data", data)
+    values = {task: round(percent(one) / 100, 4) for task, one in right.items()}
+    add_results(model, [result(places[task], task, split, kind, "accuracy", value, "accuracy") for task, value in values.items()])
 
 
 Answered = Mapping[str, tuple["Tensor", int | None]]  # by task which samples are right, and how many classes there are

@@ -18,7 +18,7 @@ import typer
 from typer.main import get_command
 
 from featcal.calibration.torchrun import started
-from featcal.cli import calibrate, compare, convert, evaluate, inspect, merge, plan, repair, tune
+from featcal.cli import calibrate, compare, convert, evaluate, inspect, merge, plan, repair, stats, tune
 from featcal.cli.terminal import complain, hush, log_to, plain_without_terminal, say
 from featcal.errors import FeatCalError, OutOfMemory, RemoteRankError
 
@@ -49,6 +49,7 @@ for command in (
     plan.plan,
     convert.convert,
     tune.tune,
+    stats.stats,
     *(point.load() for point in sorted(entry_points(group=COMMANDS), key=lambda point: point.name)),
 ):
     own = getattr(sys.modules[command.__module__], "EPILOG", "")

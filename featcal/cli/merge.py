@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import yaml
 from typer import Argument, Option
 
-from featcal.cli.arguments import device_named, named_places, new_folder
+from featcal.cli.arguments import device_named, named_folders, named_places, new_folder
 from featcal.cli.model_folders import skeleton
+from featcal.cli.publish import Push, push, require_hub
 from featcal.cli.recipe import EXPERT, named_models
 from featcal.cli.recipe_method import method_of
 from featcal.cli.terminal import Json, Quiet, note, say, say_json
@@ -18,12 +19,15 @@ from featcal.settings import require
 
 METHODS = f"{', '.join(SETTINGS)}; lot is made from its published formula, its code could not be consulted."
 RECIPE = "mergekit's recipe, for base, experts and, where METHOD is left out, method: linear or task_arithmetic with one weight."
+STATS = "What featcal stats wrote of an expert's task, in the place of its data (regmean); once for each."
 
 EPILOG = """Examples:
 
 featcal merge average --base base --expert mnist=models/mnist --expert dtd=models/dtd --out merged
 
 featcal merge task_arithmetic --scale 0.3 --base base --expert mnist=models/mnist --expert dtd=models/dtd --out merged
+
+featcal merge regmean --base base --expert mnist=m --expert dtd=d --stats mnist=m-stats --stats dtd=d-stats --out merged
 
 featcal merge --recipe merge.yaml --out merged"""
 
@@ -37,6 +41,7 @@ def merge(
     scale: Annotated[float | None, Option(help="Scale of the task vectors; the source's when left out.")] = None,
     setting: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help="Another setting of the method.")] = None,
     data: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help="Samples of an expert's task, where needed.")] = None,
+    stats: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help=STATS)] = None,
     head: Annotated[Path | None, Option(help="heads.safetensors with the zero-shot heads (adamerging, fisher).")] = None,
     samples: Annotated[int, Option(min=1, help="Samples of each task (256 for regmean, 16 to 64 for lot).")] = 256,
     seed: Annotated[int, Option(min=0, help="Which images are drawn.")] = 42,
@@ -45,6 +50,7 @@ def merge(
     tokens: Annotated[int | None, Option(min=1, help="Longest text in tokens, cut behind; as calibrate does.")] = None,
     embeddings: Annotated[str, Option(help="merge, or base: tables of words stay the base's.")] = "merge",
     device: Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
+    push_to_hub: Push = None,
     as_json: Json = False,
     quiet: Quiet = False,
     force: Annotated[bool, Option("--force", help="Replace the model folder that --out names.")] = False,
@@ -58,20 +64,25 @@ def merge(
     elif settings:
         raise BadSetting("--recipe", str(recipe), "tells all settings itself; name a METHOD to use other ones with its models")
     named, places = named_models(base, expert or (), recipe), named_places("--data", data or ())
+    told = named_folders("--stats", stats or ())
+    require(not told or (method == "regmean" and not places), "--stats", list(told), "is for regmean, in the place of --data")
     read = [place.source for place in places.values() if isinstance(place.source, Path)]
-    new_folder(out, force, [*named.read, *read])
+    new_folder(out, force, [*named.read, *told.values(), *read])
+    require_hub(push_to_hub)
     if method is None:
         method, settings = method_of(named)
     from featcal.data.calibration import Draw, drawn
     from featcal.merging.merge import merge as merged
     from featcal.merging.methods import method_named
+    from featcal.merging.statistics import Statistics
     from featcal.models.products import onednn_products
 
-    method_named(method).check_needs(places or None, head)  # before samples are read
+    method_named(method).check_needs(places or told or None, head)  # before samples are read
     student = skeleton(named.base)
     for folder in named.shaped.values():
         skeleton(folder)
-    batches = drawn(student, (named.base,), places, Draw(samples, seed, batch, split, tokens)) if places else None
+    batches: Any = {name: Statistics(folder) for name, folder in told.items()} or None
+    batches = drawn(student, (named.base,), places, Draw(samples, seed, batch, split, tokens)) if places else batches
     more: dict[str, Any] = {
         "batches": batches,
         "head": head,
@@ -83,8 +94,10 @@ def merge(
         merged(method, named.base, named.experts, progress=note, **more, **settings)
     if as_json:
         experts = {name: str(folder) for name, folder in named.experts.items()}
-        return say_json({"folder": str(out), "method": method, "settings": settings, "base": str(named.base), "experts": experts})
-    say(f"{method} of {', '.join(named.experts)}: {out}")
+        say_json({"folder": str(out), "method": method, "settings": settings, "base": str(named.base), "experts": experts})
+    else:
+        say(f"{method} of {', '.join(named.experts)}: {out}")
+    push(out, push_to_hub)
 
 
 def named_values(pairs: Iterable[str]) -> dict[str, Any]:

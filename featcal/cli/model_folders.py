@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from featcal.cli.terminal import note
 from featcal.errors import BadFile, MissingPath, TensorsDiffer
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def skeleton(folder: Path) -> "nn.Module":
 
 
 def require_names(path: Path) -> None:
-    """A config.json that lists the names of its classes, of numbers that are not packed."""
+    """A config.json that lists the names of its classes, of numbers that are not packed; a line where it names code, too."""
     from featcal.storage.results import read_json
 
     if not path.is_file():
@@ -38,6 +39,10 @@ def require_names(path: Path) -> None:
         raise BadFile(path, f"architectures is {names!r}", way_out)
     if config.get("quantization_config"):
         raise BadFile(path, "a quantised model (quantization_config)", "give the checkpoint it was made from")
+    from featcal.models.code import model_code
+
+    if code := model_code(config):
+        note(f"{path}: auto_map names {code[0]}, which is not run; transformers' own {names[0]} is used")
 
 
 def require_alike(folders: Mapping[str, Path]) -> None:

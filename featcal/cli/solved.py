@@ -54,6 +54,7 @@ def fitting(folder: Path) -> "nn.Module":
 
 def plan_as_mapping(folder: Path) -> dict[str, Any]:
     """Stacks with their number of blocks and the modules solved in each, for programs; the reason where there are none."""
+    from featcal.blocks.experts import packed_experts
     from featcal.blocks.plan import blocks_of
     from featcal.blocks.plans import plan_for
     from featcal.calibration.sites import calibrated_modules
@@ -67,19 +68,20 @@ def plan_as_mapping(folder: Path) -> dict[str, Any]:
     for stack in plan.stacks:
         blocks = blocks_of(model, stack)
         chosen = calibrated_modules(blocks[0], norm=True)
-        modules = [*chosen.linears, *chosen.norms]
+        modules = [*chosen.linears, *chosen.norms, *packed_experts(blocks[0])]
         stacks.append({"name": stack.name, "path": stack.blocks, "blocks": len(blocks), "modules": modules})
     return {"model": type(model).__name__, "stacks": stacks}
 
 
 def show_stack(model: "nn.Module", stack: "Stack") -> None:
     """Where the blocks of one stack are, what they exchange, and the modules solved in each."""
+    from featcal.blocks.experts import packed_experts
     from featcal.blocks.plan import blocks_of, parameter_count
     from featcal.calibration.sites import calibrated_modules
 
     blocks = blocks_of(model, stack)
     chosen = calibrated_modules(blocks[0], norm=True)
-    solved = {name: blocks[0].get_submodule(name) for name in (*chosen.linears, *chosen.norms)}
+    solved = {name: blocks[0].get_submodule(name) for name in (*chosen.linears, *chosen.norms, *packed_experts(blocks[0]))}
     say(f"calibration solves {len(blocks)} blocks of {type(model).__name__} ({stack.blocks}), in each:")
     table("", ["module", "kind", "shape"], module_rows(solved))
     if handed_on(stack):
@@ -125,13 +127,12 @@ def site_rows(block: "BlockShape") -> list[list[str]]:
 
 def show_uncovered(model: "nn.Module", plan: "BlockPlan") -> None:
     """The largest parameters that stay as they are, with their share of the model's."""
-    from featcal.blocks.coverage import solved_modules
+    from featcal.blocks.coverage import uncovered
     from featcal.blocks.plan import blocks_of, parameter_count
 
-    solved = set()
-    for block in (block for stack in plan.stacks for block in blocks_of(model, stack)):
-        for name in sum(solved_modules(block), []):
-            solved |= {id(p) for p in block.get_submodule(name).parameters(recurse=False)}
+    blocks = [block for stack in plan.stacks for block in blocks_of(model, stack)]
+    stays = {id(p) for block in blocks for p in uncovered(block).values()}
+    solved = {id(p) for block in blocks for p in block.parameters()} - stays
     left = {name: p for name, p in model.named_parameters() if id(p) not in solved}
     largest = sorted(left, key=lambda name: (-left[name].numel(), name))[:UNCOVERED]
     whole = parameter_count(model)
@@ -140,8 +141,10 @@ def show_uncovered(model: "nn.Module", plan: "BlockPlan") -> None:
 
 
 def module_rows(modules: Mapping[str, "nn.Module"]) -> list[list[str]]:
-    """Name, class and weight shape of each module."""
-    return [[name, type(module).__name__, shape_text(module.weight.shape)] for name, module in modules.items()]  # type: ignore
+    """Name, class and shape of the weight, or of the first tensor of experts, of each module."""
+    weights = {name: getattr(module, "weight", None) for name, module in modules.items()}
+    weights = {name: next(modules[name].parameters()) if weight is None else weight for name, weight in weights.items()}
+    return [[name, type(modules[name]).__name__, shape_text(weight.shape)] for name, weight in weights.items()]
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

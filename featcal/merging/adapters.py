@@ -4,7 +4,7 @@ What is not plain LoRA is refused by name, because left out silently it would be
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from featcal.errors import BadFile, MissingPath, MissingTensor, NotFinite, TensorsDiffer, TruncatedFile
+from featcal.errors import BadFile, BadSetting, MissingPath, MissingTensor, NotFinite, TensorsDiffer, TruncatedFile
 from featcal.merging.sources import Source, source
+from featcal.models.lora import without_adapters
 from featcal.storage.results import read_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -32,6 +33,17 @@ PLAIN: Mapping[str, tuple[object, ...]] = {
 def is_adapter(model: object) -> bool:
     """Whether an expert is a folder with an adapter and no model of its own."""
     return isinstance(model, str | Path) and (Path(model) / CONFIG).is_file() and not (Path(model) / "config.json").is_file()
+
+
+def named_experts(experts: Mapping[str, Any] | Sequence[Any], place: str) -> dict[str, Any]:
+    """Experts by task name, or by number where they come in a list; a PeftModel becomes the plain model that it computes.
+
+    Raises: BadSetting naming the place where there is none.
+    """
+    given = experts if isinstance(experts, Mapping) else {f"{i:03d}": expert for i, expert in enumerate(experts)}
+    if not given:
+        raise BadSetting(f"{place}.experts", given, "must hold at least one expert")
+    return {task: without_adapters(expert) for task, expert in given.items()}
 
 
 def expert_sources(experts: Mapping[str, nn.Module | str | Path], base: Source) -> dict[str, Source]:

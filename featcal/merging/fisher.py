@@ -22,14 +22,14 @@ Diagonal = dict[str, Tensor]  # by name of a tensor, in float64
 
 
 @torch.enable_grad()  # whatever the caller has switched off
-def diagonal_fisher(job: Job, model: nn.Module, expert: Source, task: str) -> Diagonal:
-    """Fᵢ = (1/n) Σ (∂ log p(y | x) / ∂θ)², y drawn from p(· | x), the expert's own answer to each of n samples of its task.
+def squared_slopes(job: Job, model: nn.Module, answering: Source, task: str, purpose: str = "fisher") -> tuple[Diagonal, int]:
+    """Σ (∂ log p(y | x) / ∂θ)² over the n samples of a task, y drawn from p(· | x), the own answer of one of the models, and n.
 
     Raises: BadBatches for a task without samples.
     """
-    tensors = {name: expert.finite_tensor(name).to(job.device).requires_grad_() for name in job.names}
+    tensors = {name: answering.finite_tensor(name).to(job.device).requires_grad_() for name in job.names}
     found = {name: torch.zeros_like(tensor, dtype=SUM_DTYPE) for name, tensor in tensors.items()}
-    draws, count = generator(task, "fisher", job.settings.seed), 0
+    draws, count = generator(task, purpose, job.settings.seed), 0
     for number, batch in enumerate(job.batches[task]):
         check_batch(task, number, batch, model)
         for one in singles(batch):
@@ -43,7 +43,13 @@ def diagonal_fisher(job: Job, model: nn.Module, expert: Source, task: str) -> Di
             count += 1
     if not count:
         raise BadBatches(task, "is empty; at least one batch with at least one sample is needed")
-    job.progress(f"fisher: {task}, {count} samples")
+    job.progress(f"{purpose}: {task}, {count} samples")
+    return found, count
+
+
+def diagonal_fisher(job: Job, model: nn.Module, expert: Source, task: str) -> Diagonal:
+    """Fᵢ = (1/n) Σ (∂ log p(y | x) / ∂θ)², y drawn from p(· | x), the expert's own answer to each of n samples of its task."""
+    found, count = squared_slopes(job, model, expert, task)
     return {name: total / count for name, total in found.items()}
 
 
@@ -70,16 +76,11 @@ def fisher_tensor(base: Tensor, experts: Sequence[Tensor], fishers: Sequence[Ten
     return (total / left).to(base.dtype)
 
 
-def fishers_of(job: Job, method: str) -> list[Diagonal]:
-    """The diagonal of every expert, in the order of the tasks."""
-    check_tasks(job.experts, job.batches)
-    model = encoder(job, method)
-    return [diagonal_fisher(job, model, expert, task) for task, expert in job.experts.items()]
-
-
 def fisher(job: Job) -> Iterator[Named]:
     """Every tensor by Fisher merging."""
-    chosen, fishers = job.settings, fishers_of(job, "fisher")
+    check_tasks(job.experts, job.batches)
+    chosen, model = job.settings, encoder(job, "fisher")
+    fishers = [diagonal_fisher(job, model, expert, task) for task, expert in job.experts.items()]
     weights = fisher_weights(fishers, chosen.floor, chosen.normalize)
     for name in job.names:
         base, experts = job.read(name)

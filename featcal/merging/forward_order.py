@@ -17,7 +17,7 @@ from featcal.blocks.plan import Stack, blocks_of
 from featcal.blocks.plans import plan_for
 from featcal.blocks.replay import handed_on, step
 from featcal.core.precision import exact_products
-from featcal.errors import BadBatches
+from featcal.errors import BadBatches, BadFile
 from featcal.merging.arithmetic import average_tensor
 from featcal.merging.features import Seen, Track, watched
 from featcal.merging.job import Job, Named
@@ -43,6 +43,7 @@ class ForwardOrder:
     def __post_init__(self) -> None:
         check_tasks(self.job.experts, self.job.batches)
         self.worker = self.job.structure().to(self.job.device).eval()
+        require_own_names(self.job, self.worker)
         self.plan = plan_for(self.worker)
         held = {task: self.job.batches[task] for task in self.job.experts}
         several = len(self.plan.stacks) > 1  # then batches are read once per stack
@@ -130,6 +131,16 @@ class ForwardOrder:
         """What the stack that has just been carried through feeds to the next one."""
         become(self.worker, self.job.experts[task] if self.own else self.job.base, f"{source.exit}.")
         return [handed_on(self.worker, source, hidden) for hidden, _ in track.features], track
+
+
+def require_own_names(job: Job, worker: nn.Module) -> None:
+    """Raise BadFile for a folder whose tensors transformers joins when it loads them, as it does with a mixture's experts."""
+    other = sorted(set(job.names) - worker.state_dict().keys())
+    if other:
+        way_out = "write all models again, joined: model.save_pretrained(folder, save_original_format=False)"
+        raise BadFile(
+            job.base.file_of(other[0]), f"{other[0]} is stored apart, and this method runs blocks that hold it joined", way_out
+        )
 
 
 @torch.no_grad()

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, CLIPModel, CLIPVisionModel
 
-from featcal.errors import BadSetting
-from featcal.merging.adapters import expert_sources, is_adapter
+from featcal.merging.adapters import expert_sources, is_adapter, named_experts
 from featcal.merging.card import merge_card
 from featcal.merging.embeddings import kept_embeddings
 from featcal.merging.head import read_head
@@ -23,7 +22,6 @@ from featcal.merging.sources import source
 from featcal.merging.stream import Target, fill, merged_tensors, size_of, write_merged
 from featcal.merging.towers import aligned
 from featcal.models.load import VISION, load_model, load_vision, model_class
-from featcal.models.lora import without_adapters
 from featcal.settings import require
 
 Model = nn.Module | str | Path
@@ -62,7 +60,8 @@ def merge(
               CLIPModel as base of CLIPVisionModel experts is taken by its vision tower. A LoRA folder (adapter_config.json,
               adapter_model.safetensors) is an expert too: base plus adapter.
     out:      a folder to write instead of returning a module, with a model card, and merge.json where the method keeps a record.
-    batches:  for methods that need data: per task an iterable of keyword dictionaries for the model's forward.
+    batches:  for methods that need data: per task an iterable of keyword dictionaries for the model's forward; for regmean
+              also featcal.Statistics(folder) of every task, which `featcal.statistics` wrote.
     head:     for adamerging and fisher: a heads.safetensors, or its tensors: visual_projection, logit_scale, head/<task>.
     embeddings: "merge", or "base": tables of words are the base's, so that experts may have other vocabularies.
     device:   where it is computed.   progress: a function that is given one line per finished piece.
@@ -105,10 +104,7 @@ def merge_recorded(
     chosen = rule.settings(settings)
     rule.check_needs(batches, head)
     require(embeddings in ("merge", "base"), "merge.embeddings", embeddings, "must be merge or base")
-    given = experts if isinstance(experts, Mapping) else {f"{i:03d}": expert for i, expert in enumerate(experts)}
-    named = {task: without_adapters(expert) for task, expert in given.items()}
-    if not named:
-        raise BadSetting("merge.experts", named, "must hold at least one expert")
+    named = named_experts(experts, "merge")
     base, part = matching_part(base, named)
     origin = source(base, "base", part)
     ends = aligned(origin, expert_sources(named, origin), base, named)

@@ -11,6 +11,7 @@ from featcal.merging.breadcrumbs import breadcrumbs
 from featcal.merging.consensus import consensus
 from featcal.merging.dare import dare, dare_ties
 from featcal.merging.fisher import fisher
+from featcal.merging.gradient_matching import gradient_matching
 from featcal.merging.iso import iso_c, iso_cts
 from featcal.merging.job import Job, Named
 from featcal.merging.lot import lot
@@ -80,6 +81,14 @@ METHODS = {
         Method("pcb", pcb, "Du et al., 2024"),
         Method("mats", mats, "Tam et al., 2024", data=True),
         Method("fisher", fisher, "Matena and Raffel, 2022; normalised as FusionBench does", data=True, head=True),
+        Method(
+            "gradient_matching",
+            gradient_matching,
+            "Daheim et al., 2024",
+            data=True,
+            head=True,
+            note="the base's curvature is that of its answers to the experts' samples, as its own are not at hand",
+        ),
     )
 }
 

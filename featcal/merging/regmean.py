@@ -14,6 +14,7 @@ from featcal.errors import SingularGram
 from featcal.merging.features import Seen, Site
 from featcal.merging.forward_order import ForwardOrder
 from featcal.merging.job import Job, Named
+from featcal.merging.statistics import Statistics, from_statistics
 
 
 def shrunk(G: Tensor, factor: float) -> Tensor:
@@ -77,7 +78,10 @@ def solved(job: Job, path: str, block: nn.Module, seen: dict[str, Seen]) -> Iter
 
 
 def regmean(job: Job) -> Iterator[Named]:
-    """Every tensor by RegMean: linears of the blocks by regression, all others by their mean."""
+    """Every tensor by RegMean: linears of the blocks by regression, all others by their mean; from data or their statistics."""
+    if any(isinstance(given, Statistics) for given in job.batches.values()):
+        yield from from_statistics(job, lambda *block: solved(job, *block))
+        return
     yield from ForwardOrder(job, lambda *block: solved(job, *block), own=True).tensors()
 
 

@@ -6,10 +6,10 @@ Knows nothing of torch, so that params.yaml is checked before anything heavy is 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 from featcal.errors import UnknownKey
-from featcal.settings import Checked, Count, Natural, Positive, Share, from_mapping, require
+from featcal.settings import Checked, Count, Natural, Positive, Share, Within, from_mapping, require
 
 # rows are words here, so models with other words in them differ in shape, and a row's direction says nothing of features
 VOCABULARY = ("*shared.weight", "*embed_tokens.weight", "*token_embedding.weight", "*wte.weight", "*word_embeddings.weight",
@@ -29,8 +29,8 @@ class MethodSettings(Checked):
 
 
 @dataclass(frozen=True)
-class Average(MethodSettings):
-    """θ = (1/N) Σ θᵢ: nothing to set."""
+class NoSettings(MethodSettings):
+    """Of simple averaging and of LOT: their formulas leave nothing to set."""
 
 
 @dataclass(frozen=True)
@@ -84,19 +84,12 @@ class Wudi(MethodSettings):
 
 @dataclass(frozen=True)
 class RegMean(MethodSettings):
-    """off_diagonal: what the Gram matrices are multiplied by off their diagonal; 0.95 for CLIP (0.6 for GPT-2)."""
+    """off_diagonal: what the Gram matrices are multiplied by off their diagonal; 0.95 for CLIP (0.6 for GPT-2).
+
+    Of RegMean++ too.
+    """
 
     off_diagonal: Share = 0.95
-
-
-@dataclass(frozen=True)
-class RegMeanPlusPlus(RegMean):
-    """As RegMean."""
-
-
-@dataclass(frozen=True)
-class Lot(MethodSettings):
-    """The formula leaves nothing to set."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +119,8 @@ class WudiClosedForm(MethodSettings):
 
 @dataclass(frozen=True)
 class TsvMerge(MethodSettings):
-    """scale: of the merged task vector; 1 in FusionBench, chosen on validation data by the authors.
+    """scale: of the merged task vector; 1 in FusionBench, chosen on validation data by the authors. Of Iso-C their authors try
+           scales up to 3, and FusionBench prints results of 1.5.
 
     exclude: names, with * for any letters, of matrices that are averaged instead; embeddings of words when left out.
     """
@@ -136,26 +130,17 @@ class TsvMerge(MethodSettings):
 
 
 @dataclass(frozen=True)
-class IsoC(TsvMerge):
-    """As TsvMerge; the authors try scales up to 3 on validation data, FusionBench prints results of 1.5."""
-
-
-@dataclass(frozen=True)
 class IsoCts(TsvMerge):
-    """common: share of the directions that the experts have in common; scale, exclude: as of IsoC."""
+    """common: share of the directions that the experts have in common; scale, exclude: as of Iso-C."""
 
     common: Share = 0.8
 
 
 @dataclass(frozen=True)
-class Dare(MethodSettings):
-    """drop: probability with which an entry of a task vector is dropped.
-
-    scale: of the sum of task vectors.   seed: of what is dropped.
-    """
+class Dropping(MethodSettings):
+    """drop: probability with which an entry of a task vector is dropped.   seed: of what is dropped."""
 
     drop: Share = 0.5
-    scale: float = 0.3
     seed: Natural = 42
 
     def __post_init__(self) -> None:
@@ -164,16 +149,17 @@ class Dare(MethodSettings):
 
 
 @dataclass(frozen=True)
-class DareTies(Ties):
-    """drop, seed: as of Dare; density, scale, combine: of the TIES behind it."""
+class Dare(Dropping):
+    """scale: of the sum of task vectors."""
+
+    scale: float = 0.3
+
+
+@dataclass(frozen=True)
+class DareTies(Dropping, Ties):
+    """density, scale, combine: of the TIES behind it."""
 
     scale: float = 0.5
-    drop: Share = 0.5
-    seed: Natural = 42
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.drop < 1, "merge.drop", self.drop, "must be below 1: something has to be kept")
 
 
 @dataclass(frozen=True)
@@ -243,18 +229,31 @@ class Fisher(MethodSettings):
     seed: Natural = 42
 
 
+@dataclass(frozen=True)
+class GradientMatching(MethodSettings):
+    """scale: α of every task vector.   base_weight: how much the base's curvature counts; a large one is task arithmetic.
+
+    floor: δ, added to every entry.   seed: of the labels that are drawn. All but the seed are the authors'.
+    """
+
+    scale: float = 1.0
+    base_weight: Annotated[float, Within(0)] = 1.0
+    floor: Positive = 1e-12
+    seed: Natural = 42
+
+
 SETTINGS: dict[str, type[Any]] = {
-    "average": Average,
+    "average": NoSettings,
     "task_arithmetic": TaskArithmetic,
     "ties": Ties,
     "wudi": Wudi,
     "regmean": RegMean,
-    "regmean_plus_plus": RegMeanPlusPlus,
-    "lot": Lot,
+    "regmean_plus_plus": RegMean,
+    "lot": NoSettings,
     "adamerging": AdaMerging,
     "wudi_closed_form": WudiClosedForm,
     "tsv_merge": TsvMerge,
-    "iso_c": IsoC,
+    "iso_c": TsvMerge,
     "iso_cts": IsoCts,
     "dare": Dare,
     "dare_ties": DareTies,
@@ -263,6 +262,7 @@ SETTINGS: dict[str, type[Any]] = {
     "pcb": Pcb,
     "mats": Mats,
     "fisher": Fisher,
+    "gradient_matching": GradientMatching,
 }
 
 
@@ -291,6 +291,7 @@ class MergeSettings(TypedDict, total=False):
     ratio: float
     normalize: bool
     floor: float
+    base_weight: float
 
 
 def settings_of(method: object, given: Mapping[str, Any], place: str) -> Any:

@@ -10,14 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from featcal.errors import BadSetting
-from featcal.merging.adapters import expert_sources
 from featcal.merging.arithmetic import task_vectors
 from featcal.merging.job import Named, silent
-from featcal.merging.merge import Model, matching_part, merge_target, module_like
+from featcal.merging.merge import Model
+from featcal.merging.repair import Repair, opened
 from featcal.merging.settings import VOCABULARY, is_vocabulary
-from featcal.merging.sources import Source, require_alike, source
-from featcal.merging.stream import fill, size_of, write_merged
 from featcal.settings import number, require
 
 TINY = 1e-12  # FusionBench's least squared length of an expert's response
@@ -62,36 +59,20 @@ def svc(
     """
     number("svc.least", least)
     require(least > 0, "svc.least", least, "must be above 0")
-    named = dict(experts) if isinstance(experts, Mapping) else {f"{i:03d}": expert for i, expert in enumerate(experts)}
-    if not named:
-        raise BadSetting("svc.experts", named, "must hold at least one expert")
-    whole, part = matching_part(base, named)
-    origin = source(whole, "base", part)
-    theirs, ours = expert_sources(named, origin), source(merged, "merged")
-    require_alike(origin, {**theirs, "merged": ours})
-    place = torch.device(device)
-    tensors = _calibrated(ours, origin, theirs, least, tuple(exclude), place, progress)
-    if out is None:
-        return fill(module_like(whole, part), tensors)
-    return write_merged(tensors, out, merge_target(whole, part, size_of(origin)), {})
+    pool = opened("svc", merged, base, experts)
+    return pool.result(_calibrated(pool, least, tuple(exclude), torch.device(device), progress), out)
 
 
 def _calibrated(
-    merged: Source,
-    base: Source,
-    experts: Mapping[str, Source],
-    least: float,
-    exclude: tuple[str, ...],
-    device: torch.device,
-    progress: Callable[[str], None],
+    pool: Repair, least: float, exclude: tuple[str, ...], device: torch.device, progress: Callable[[str], None]
 ) -> Iterator[Named]:
     """Every tensor, in the merged model's dtypes."""
-    for name in merged.names:
-        tensor = merged.finite_tensor(name)
+    for name in pool.merged.names:
+        tensor = pool.merged.finite_tensor(name)
         if tensor.dim() == 2 and tensor.is_floating_point() and not is_vocabulary(name, exclude):
-            start = base.finite_tensor(name).to(device)
+            start = pool.base.finite_tensor(name).to(device)
             (tau,) = task_vectors(start, [tensor.to(device)])
-            vectors = task_vectors(start, [expert.finite_tensor(name).to(device) for expert in experts.values()])
+            vectors = task_vectors(start, [expert.finite_tensor(name).to(device) for expert in pool.experts.values()])
             tensor = (start.double() + svc_matrix(tau, vectors, least)).to(tensor.dtype).cpu()
             progress(f"svc: {name}")
         yield name, tensor

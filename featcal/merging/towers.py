@@ -16,6 +16,7 @@ from featcal.errors import FeatCalError
 from featcal.merging.settings import is_vocabulary
 from featcal.merging.sources import Source
 from featcal.models.load import load_tokenizer, model_class
+from featcal.models.skeleton import require_one_family
 
 POOLER = "pooler"  # behind the tower, but under its name: some heads take it, some do without
 
@@ -68,8 +69,11 @@ def aligned(base: Source, experts: Mapping[str, Source], base_model: Any, models
     """Experts whose towers are the base's, whatever stands on them; those that are like the base stay as they are.
 
     base_model, models: the base and the experts as they were given, for their classes and tokenizers.
+    Raises: TensorsDiffer for an expert of another family.
     """
     found, apart, told = dict(experts), set[str](), {}
+    kinds = {"base": class_of(base_model)} | {f"expert {task!r}": class_of(model) for task, model in models.items()}
+    require_one_family({name: kind for name, kind in kinds.items() if kind})
     for task, expert in experts.items():
         same = class_of(base_model) is class_of(models[task])
         known = in_base_names(base, expert, prefix_of(base_model, base), prefix_of(models[task], expert), same)

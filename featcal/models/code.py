@@ -1,12 +1,13 @@
 """Code that a checkpoint folder names: it is never run, and nobody is asked whether it may be.
 
 Transformers asks at the terminal before it imports such code, and takes a "y" for consent. Here the folder is refused beforehand,
-unless transformers' own class of that name is used anyway.
+unless transformers' own classes of the same names are used anyway.
 """
 
 from pathlib import Path
 from typing import Any
 
+import transformers
 from transformers import CONFIG_MAPPING
 
 from featcal.errors import BadFile
@@ -28,9 +29,20 @@ def refuse_code(folder: str | Path, name: str = CONFIG) -> None:
     if name == CONFIG and _named(content, "AutoConfig") and content.get("model_type") not in CONFIG_MAPPING:
         problem = f"auto_map names code for a model of type {content.get('model_type')!r}, and no code from a checkpoint is run"
         raise BadFile(path, problem, "only models whose class transformers itself has can be used")
+    foreign = [place for place in model_code(content) if not hasattr(transformers, place.rpartition(".")[2])]
+    if name == CONFIG and foreign:
+        problem = f"auto_map names code for the model ({foreign[0]}), and no code from a checkpoint is run"
+        raise BadFile(path, problem, "where the class that architectures names computes the same, remove the entry auto_map")
 
 
 _OWN = "where a class of transformers reads this tokenizer (tokenizer.json is there), remove the entry auto_map"
+
+
+def model_code(config: dict[str, Any]) -> list[str]:
+    """The classes in a folder's code that auto_map names for the model, such as modeling_own.OwnModel."""
+    named = config.get("auto_map")
+    entries = named.items() if isinstance(named, dict) else ()
+    return [str(place) for auto, place in entries if auto.startswith("AutoModel")]
 
 
 def _named(content: dict[str, Any], what: str) -> bool:

@@ -75,6 +75,11 @@ class Parameters:
         """What the files call the tensors that one of `names` is made of; one alone, unless transformers joins or cuts them."""
         return [self._checkpoint.stored_name(source) for source, _ in self._stored[name].sources]
 
+    def apart(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
+        """A tensor for one of `names` as the files hold it, by what they call it: a tensor for each expert, say; else whole."""
+        parts = self._stored[name].apart(tensor, self._checkpoint.shape)
+        return {self._checkpoint.stored_name(source): part for source, part in parts.items()} if parts else {name: tensor}
+
     def stored_dtype(self, name: str) -> torch.dtype:
         """The dtype in the file of one of `names`; the model's own where the file leaves a buffer to the model."""
         stored = self._stored.get(name)

@@ -4,13 +4,15 @@ Knows neither tasks nor settings.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 from torch import nn
 
+from featcal.blocks.experts import unpacked
 from featcal.blocks.plan import part_of
 from featcal.errors import MissingTensor, NotFinite, TensorsDiffer
+from featcal.models.skeleton import require_one_family
 from featcal.storage.checkpoint import all_finite
 
 
@@ -22,7 +24,7 @@ class Held(Protocol):
         """The whole model; its parameters may be on meta."""
 
     def block(self, path: str) -> AbstractContextManager[nn.Module]:
-        """The submodule, its parameters really there."""
+        """The submodule, its parameters really there; packed experts are linears."""
 
     def running(self) -> AbstractContextManager[nn.Module]:
         """The model, its own forward working."""
@@ -43,8 +45,11 @@ class Resident:
     def __init__(self, module: nn.Module):
         self.module = module
 
-    def block(self, path: str) -> AbstractContextManager[nn.Module]:
-        return nullcontext(part_of(self.module, path))
+    @contextmanager
+    def block(self, path: str) -> Iterator[nn.Module]:
+        part = part_of(self.module, path)
+        with unpacked(part):
+            yield part
 
     def running(self) -> AbstractContextManager[nn.Module]:
         return nullcontext(self.module)
@@ -84,10 +89,12 @@ def tensors(held: Held) -> dict[str, tuple[int, ...]]:
 
 
 def require_alike(models: Mapping[str, Held], blocks: Sequence[str] | None = None) -> None:
-    """Raise MissingTensor or TensorsDiffer unless all models, by the name errors use, have the first one's names and shapes.
+    """Raise MissingTensor or TensorsDiffer unless all models, by the name errors use, are of the first one's family and have its
+    names and shapes.
 
     blocks: paths outside of which the number of rows may differ; none where None.
     """
+    require_one_family({label: type(held.module) for label, held in models.items()})
     (here, reference), *others = ((label, tensors(held)) for label, held in models.items())
     for there, found in others:
         for name, shape in reference.items():

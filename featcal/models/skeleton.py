@@ -3,7 +3,7 @@
 Building under `torch.device("meta")` would take the buffers too (positions, rotary frequencies), which no file holds.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from torch import nn
 from transformers import CLIPModel, CLIPVisionModel, PreTrainedModel
 from transformers.core_model_loading import build_glob_alternation
 
-from featcal.errors import BadFile
+from featcal.errors import BadFile, TensorsDiffer
 from featcal.models.load import VISION, model_class, quiet
 
 # what transformers and its validation of configurations raise for a value they cannot use; the last is the parent of their own
@@ -58,6 +58,23 @@ def same_tower(one: type[PreTrainedModel], other: type[PreTrainedModel]) -> bool
         and bool(one.base_model_prefix)
         and one.base_model_prefix == other.base_model_prefix
     )
+
+
+def require_one_family(kinds: Mapping[str, type]) -> None:
+    """Raise TensorsDiffer where models, by the name errors use, are of classes that transformers describes in different places.
+
+    Tensors of the same names and shapes do not make them one family: RoBERTa's are BERT's, and mean something else.
+    """
+    (here, this), *others = kinds.items()
+    for there, that in others:
+        if family(that) != family(this):
+            way_out = "all models must be of one family; where one computes as the other does, write its class into config.json"
+            raise TensorsDiffer("the architecture", here, this.__name__, there, that.__name__, way_out)
+
+
+def family(kind: type) -> str | None:
+    """Where transformers describes the configurations of a class and of those it is part of; None of other classes."""
+    return getattr(getattr(kind, "config_class", None), "__module__", None)
 
 
 @contextmanager

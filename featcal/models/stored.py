@@ -36,6 +36,21 @@ class Stored:
             return read(self.sources[0][0])
         return self.conversion.apply(self.sources, read)[self.name].clone()  # several may be views of one source
 
+    def apart(self, tensor: Tensor, shape_of: Callable[[str], tuple[int, ...]]) -> dict[str, Tensor]:
+        """What `read` makes this tensor of, by source; nothing where it is not made of whole rows of its sources.
+
+        Which row comes from which source is seen from a conversion of tensors that hold their source's number.
+        """
+        names = [source for source, _ in self.sources]
+        if len(names) == 1:
+            return {names[0]: tensor}
+        assert self.conversion is not None
+        marks = {name: torch.full((*shape_of(name)[:-1], 1), number) for number, name in enumerate(names)}
+        made = self.conversion.apply(self.sources, marks.__getitem__)[self.name]
+        if made.shape != (*self.shape[:-1], 1):
+            return {}
+        return {name: tensor[made[..., 0] == number].reshape(shape_of(name)) for number, name in enumerate(names)}
+
 
 @dataclass(frozen=True)
 class Conversion:

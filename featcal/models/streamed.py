@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from featcal.blocks.experts import unpacked
 from featcal.blocks.plan import part_of
 from featcal.models.parameters import Instead, Parameters, nothing
 from featcal.models.read_ahead import ReadAhead
@@ -68,13 +69,14 @@ class Streamed:
 
     @contextmanager
     def block(self, path: str) -> Iterator[nn.Module]:
-        """The submodule with ordinary parameters that may be written to; afterwards they are gone."""
+        """The submodule with ordinary parameters that may be written to, packed experts as linears; afterwards they are gone."""
         part = part_of(self.module, path)
         loaded: list[str] = []
         try:
             ahead = self._ahead.pop(path).taken() if path in self._ahead else None
             self.parameters.load(self.parameters.below(part), loaded, ahead)
-            yield part
+            with unpacked(part):
+                yield part
         finally:
             self.parameters.drop(loaded)
 

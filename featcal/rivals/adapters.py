@@ -28,18 +28,24 @@ from featcal.errors import (
 )
 from featcal.rivals.corrections import Weights, correction_of
 from featcal.rivals.features import output_embeddings
-from featcal.rivals.settings import AdapterMethod, MeanShift, ProbSurgery, Surgery
+from featcal.rivals.settings import AdapterMethod, IntervMerge, MeanShift, ProbSurgery, Surgery, SurgeryV2
 from featcal.settings import from_mapping
 from featcal.storage.atomic import atomic_folder
 from featcal.storage.results import read_json, write_json
 
 WEIGHTS, RECORD, CARD = "adapters.safetensors", "adapters.json", "README.md"
-METHODS: dict[str, type[AdapterMethod]] = {"surgery": Surgery, "prob_surgery": ProbSurgery, "mean_shift": MeanShift}
-TITLES = {"surgery": "Representation Surgery", "prob_surgery": "ProbSurgery", "mean_shift": "Mean shift"}
+TITLES: dict[type[AdapterMethod], str] = {
+    Surgery: "Representation Surgery",
+    ProbSurgery: "ProbSurgery",
+    MeanShift: "Mean shift",
+    SurgeryV2: "SurgeryV2",
+    IntervMerge: "IntervMerge",
+}
+METHODS = {method.name: method for method in TITLES}
 OWN_MODEL = "use adapters with the merged model they were trained for; rank and width stand in their adapters.json"
 DIGITS = 6  # of a loss; beyond them the rounding of the machine shows
 NOTE = (
-    "These adapters correct the last feature of one merged model. **They need the task's identity at test time**: every task\n"
+    "These adapters correct features of one merged model. **They need the task's identity at test time**: every task\n"
     "has its own, and nothing here tells which task a picture or text belongs to. The merged model alone does not need it."
 )
 
@@ -149,7 +155,7 @@ def record(adapters: Adapters) -> dict[str, Any]:
 
 def card(adapters: Adapters) -> str:
     """README.md of the folder."""
-    lines = [f"# {TITLES[adapters.settings.name]} adapters", "", NOTE, "", "| setting | value |", "|---|---|"]
+    lines = [f"# {TITLES[type(adapters.settings)]} adapters", "", NOTE, "", "| setting | value |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in {**asdict(adapters.settings), "seed": adapters.seed}.items()]
     lines += [f"| width of the features | {adapters.width} |"]
     if adapters.losses:

@@ -40,6 +40,26 @@ class Surgery(Training):
 
 
 @dataclass(frozen=True)
+class SurgeryV2(Surgery):
+    """Surgery behind every block and of the last feature, trained together.   rank: 16 for ViT-B, 4 for ViT-L in its code."""
+
+    name: ClassVar[str] = "surgery_v2"
+    place = name
+    features: Literal["unit", "raw"] = "raw"
+    reshuffle: Count | None = 2
+
+
+@dataclass(frozen=True)
+class IntervMerge(Training):
+    """Interventions on the first token of every attention's output.   rank: 1 in the authors' scripts, 4 in their code."""
+
+    name: ClassVar[str] = "interv_merge"
+    place = name
+    reshuffle: Count | None = 2
+    rank: Count = 1
+
+
+@dataclass(frozen=True)
 class ProbSurgery(Training):
     """ProbSurgery.
 

@@ -7,16 +7,21 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from featcal.errors import BadFile
 from featcal.storage.atomic import atomic_path
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
 
 CARD = "README.md"
 _FRONT = re.compile(r"\A---[ \t]*\r?\n(.*?)^---[ \t]*$", re.S | re.M)
 _CACHED = re.compile(r"models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})$")
 UNTOLD = "No accuracy was measured in this run: how well the model does the experts' tasks is not told here."
+MEASURED = "## How well it does the experts' tasks"
 SETTLE = "The inputs have different licences; which terms hold for this model has to be settled before it is passed on."
 LICENCE_KEYS = ("license", "license_name", "license_link")  # as the hub spells them
 
@@ -122,6 +127,30 @@ def shown(value: object) -> str:
 def use(kind: str) -> str:
     """How a folder is loaded with a class of transformers."""
     return f'```python\nfrom transformers import {kind}\n\nmodel = {kind}.from_pretrained("path/to/this/folder")\n```'
+
+
+def add_results(folder: Path, results: Sequence["EvalResult"]) -> None:
+    """Numbers measured of a folder's model, into its card: as the hub's model-index, and accuracies as a table for people.
+
+    A number of the same metric on the same data is replaced. Raises: BadFile for a folder without a card.
+    """
+    from huggingface_hub import ModelCard
+
+    if not (folder / CARD).is_file():
+        raise BadFile(folder, f"no card ({CARD}) in this folder", "give a folder that featcal merge or calibrate wrote")
+    found = ModelCard.load(folder / CARD)
+    kept = [one for one in found.data.eval_results or () if not any(one.is_equal_except_value(new) for new in results)]
+    found.data.eval_results = [*kept, *results]
+    found.data.model_name = found.data.model_name or folder.resolve().name
+    right = [one for one in found.data.eval_results if one.metric_type == "accuracy"]
+    rows = [[one.dataset_name, one.dataset_split or "", f"{100 * one.metric_value:.2f}"] for one in right]
+    text = found.text
+    if right:
+        section = f"{MEASURED}\n\n{table(['task', 'split', 'percent correct'], rows)}"
+        pattern = f"{re.escape(UNTOLD)}|{re.escape(MEASURED)}\n\n(?:\\|.*\n?)+"
+        there = re.search(pattern, text)
+        text = text.replace(there[0].rstrip("\n"), section) if there else f"{text.rstrip()}\n\n{section}\n"
+    write_card(folder, f"---\n{found.data.to_yaml(line_break=None)}\n---\n{text}")
 
 
 def write_card(folder: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""params.yaml read and checked once: which models are merged, calibrated, adapted, evaluated and measured, with which settings.
+"""params.yaml and pipeline/studies.yaml read and checked once: which models are made and studied, with which settings.
 
 Every entry carries one group of settings per suite; only the chosen suite's is used, and null means that the suite does not run
 it. Knows nothing of torch, models or where results go.
@@ -25,12 +25,14 @@ from reproduction.experiments.runs import (
     Pool,
     role_and_pool,
 )
-from reproduction.experiments.studies import STUDIES, study_run
+from reproduction.experiments.studies import STUDIES, shared, study_run
 
 T = TypeVar("T")
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # LibYAML's, where PyYAML was built with it, is six times as fast
+MORE = "pipeline/studies.yaml"  # studies that few edit, beside params.yaml
 METHODS, EXP = "methods", "exp"  # settings with names, for the experiments to share and for `dvc exp run -S`; not experiments
-SECTIONS = ("suite", METHODS, EXP, "merge", "calibrate", "adapt", "ablate", "multitask", "measure", *STUDIES)
+STUDIED = "studied"  # what studies have in common
+SECTIONS = ("suite", METHODS, EXP, STUDIED, "merge", "calibrate", "adapt", "ablate", "multitask", "measure", *STUDIES)
 
 
 @dataclass(frozen=True)
@@ -82,12 +84,21 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return dict(content)
 
 
+def read_all(path: Path) -> dict[str, Any]:
+    """params.yaml, with the studies of the file beside it. Raises: BadSetting for a section that both have."""
+    raw, more = read_yaml(path), path.parent / MORE
+    studies = read_yaml(more) if more.is_file() else {}
+    twice = sorted(raw.keys() & studies.keys())
+    require(not twice, f"{path.name}: {', '.join(twice)}", "given", f"must not stand in {MORE} too")
+    return raw | studies
+
+
 def load_experiments(path: Path, suite: str | None = None) -> Experiments:
     """Every experiment of params.yaml, checked once, in the suite it chooses or in another one.
 
     Raises: MissingPath; BadSetting for a value out of range; UnknownKey for a misspelt key, with the nearest known one.
     """
-    raw = read_yaml(path)
+    raw = read_all(path)
     suite = suite or raw.get("suite")
     require(isinstance(suite, str), "suite", suite, "must name a file of suites/, for example mini")
     assert isinstance(suite, str)
@@ -111,6 +122,7 @@ def load_experiments(path: Path, suite: str | None = None) -> Experiments:
             found |= kind(key, entry, suite, merged[key])
         return found
 
+    studied = read(STUDIED, shared)
     found = Experiments(
         suite=suite,
         merge={key: run for runs in merged.values() for key, run in runs.items()},
@@ -119,7 +131,7 @@ def load_experiments(path: Path, suite: str | None = None) -> Experiments:
         ablate=read_from("ablate", entries.ablate_runs),
         multitask=read("multitask", entries.multitask_run),
         measure=read("measure", entries.measure_run),
-        studies={kind: read(kind, partial(study_run, kind)) for kind in STUDIES},
+        studies={kind: read(kind, partial(study_run, kind, studied=studied)) for kind in STUDIES},
         prepared=tuple(role_and_pool(key) for key in merged),
     )
     _check_references(found)

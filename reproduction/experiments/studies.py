@@ -5,16 +5,17 @@ nothing of torch, models or where results go.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any, Literal
 
+from featcal.errors import UnknownKey
 from featcal.merging.settings import settings_of
-from featcal.rivals.settings import ProbSurgery, Surgery
+from featcal.rivals.settings import IntervMerge, ProbSurgery, Surgery, SurgeryV2
 from featcal.settings import Calibration, from_mapping, require, several, text, whole_number
 from reproduction.experiments.beyond import BeyondStudy
 from reproduction.experiments.choices import ChoicesStudy
-from reproduction.experiments.entries import for_suite
+from reproduction.experiments.entries import Entry, for_suite
 from reproduction.experiments.runs import ADAPTER_SETTINGS, SETTINGS, Draw, Reading, role_and_pool
 from reproduction.experiments.sweeps import Sweep, SweepStudy
 from reproduction.experiments.tunings import TuneStudy
@@ -234,10 +235,11 @@ class ExpertSeedsStudy:
 
 @dataclass(frozen=True)
 class FieldStudy:
-    """Every merger from the same experts and the same samples: as it is, with FeatCal, and with Surgery behind it.
+    """Every merger from the same experts and the same samples: as it is, with FeatCal, with Surgery and with SVC behind it.
 
     mergers: settings by method; of a list of values, validation samples choose one, as in the sources.
     samples, batch, seed: of each task, for what looks at training samples.   rows: validation samples of each task.
+    trained: mergers behind which what costs minutes is put too: surgery_v2, interv_merge, and ProDistill in so many epochs.
     Methods that adapt without labels see the stream of `rivals`, which holds none of the samples that are scored.
     """
 
@@ -249,11 +251,17 @@ class FieldStudy:
     batch: int
     seed: int
     rows: int
+    trained: tuple[str, ...]
+    surgery_v2: SurgeryV2
+    interv_merge: IntervMerge
+    epochs: int
 
     def __post_init__(self) -> None:
-        for key in ("samples", "batch", "rows"):
+        for key in ("samples", "batch", "rows", "epochs"):
             whole_number(f"field.{key}", getattr(self, key))
         whole_number("field.seed", self.seed, least=0)
+        for merger in self.trained:
+            require(merger in self.mergers, "field.trained", merger, f"must be one of {', '.join(self.mergers)}")
         scored = "must hold other samples than are scored: train, or unlabelled"
         require(self.rivals.stream != "test_unlabelled", "field.rivals.stream", self.rivals.stream, scored)
         for method in self.mergers:
@@ -275,14 +283,53 @@ STUDIES: dict[str, type[Any]] = {
 NESTED: dict[str, type[Any]] = {
     "rivals": Rivals, "featcal": Calibration, "surgery": Surgery, "prob_surgery": ProbSurgery, "around": Sweep,
     "at_papers": Calibration, "reading": Reading, "paper": Calibration, "suite": Calibration,
+    "surgery_v2": SurgeryV2, "interv_merge": IntervMerge,
 }  # fmt: skip
+SHARED = ("rivals", "paper")
 
 
-def study_run(kind: str, key: str, entry: Any, suite: str) -> Any:
-    """One entry of a study's section, as its dataclass; None where the suite does not run it."""
+def shared(key: str, entry: Any, suite: str) -> Entry:
+    """What the studies of one role and pool have in common: `rivals`, and `paper`, FeatCal's settings of the paper."""
+    role_and_pool(key, "studied")
+    group = for_suite(f"studied.{key}", entry, suite) or {}
+    for word, settings in group.items():
+        if word not in SHARED:
+            raise UnknownKey(f"studied.{key}.{suite}", str(word), list(SHARED))
+        require(isinstance(settings, dict), f"studied.{key}.{suite}.{word}", settings, "must be a mapping of settings")
+    return group
+
+
+def study_run(kind: str, key: str, entry: Any, suite: str, studied: Mapping[str, Entry] | None = None) -> Any:
+    """One entry of a study's section, as its dataclass; None where the suite does not run it.
+
+    studied: what `shared` returns, by role and pool; a study's own words count more.
+    """
     role, pool = role_and_pool(key, kind)
     chosen = for_suite(f"{kind}.{key}", entry, suite)
-    return None if chosen is None else _filled(STUDIES[kind], {"role": role, "pool": pool, **chosen}, f"{kind}.{key}.{suite}")
+    if chosen is None:
+        return None
+    place, common = f"{kind}.{key}.{suite}", (studied or {}).get(key, {})
+    return _filled(STUDIES[kind], {"role": role, "pool": pool, **_with_shared(STUDIES[kind], chosen, common, place)}, place)
+
+
+def _with_shared(kind: type[Any], own: Entry, common: Entry, place: str) -> dict[str, Any]:
+    """A study's words, with those that it leaves to what studies have in common."""
+    rivals, paper = common.get("rivals", {}), common.get("paper")
+    featcal, setting = rivals.get("featcal"), rivals.get("setting")
+    values = {"rivals": rivals, "setting": setting, "featcal": featcal, "paper": paper, "suite": featcal}
+    found = {f.name: values[f.name] for f in fields(kind) if values.get(f.name)}
+    if kind is TuneStudy and setting == "paper":
+        found["suite"] = None  # nothing was chosen with labels
+    found |= own
+    if isinstance(own.get("rivals"), dict):
+        found["rivals"] = {**rivals, **own["rivals"]}
+    if isinstance(own.get("at_papers"), bool):
+        require(not own["at_papers"] or paper is not None, f"{place}.at_papers", True, "must be false without `paper` in studied")
+        found["at_papers"] = paper if own["at_papers"] else None
+    if isinstance(own.get("around"), list):
+        at = {"paper": {"featcal": paper}, setting: {"featcal": featcal}}
+        found["around"] = [{**at.get(one.get("setting"), {}), **one} for one in own["around"]]
+    return found
 
 
 def _filled(kind: type[Any], mapping: Mapping[str, Any], place: str) -> Any:

@@ -5,10 +5,10 @@ from collections import defaultdict
 from functools import cache
 
 from reproduction.report import compute
-from reproduction.report.claims import claims, main_setting
+from reproduction.report.claims import claims
 from reproduction.report.pages import HEADLINE, TOPICS, label
 from reproduction.report.root import project_root
-from reproduction.report.verdicts import Verdict, judged
+from reproduction.report.verdicts import sources
 
 TOLERANCE = "±1 point on an average, ±3 on a single task"  # a test holds it against scripts/compare_results.py
 EVERYWHERE = "scoreboard"  # shows claims of places that have no page of their own
@@ -19,7 +19,8 @@ HEAD = """# Artifact
 
 What a reviewer needs: what is claimed, which command shows it, how long that takes. The paper is *FeatCal: Feature Calibration
 for Post-Merging Models* ([arXiv:2605.13030](https://arxiv.org/abs/2605.13030)); this is an independent re-implementation. Its
-numbers are of the {label}, whose models and tasks are made on your own machine: they test the paper's claims, never its values.
+numbers are of the {label}, whose models and tasks are made on your own machine, and of a published sentence encoder on public
+texts, the *real encoder*: they test the paper's claims, never its values.
 [README.md](README.md) says what else is here.
 
 Reference machine: {machine}, no GPU. A GPU is used where there is one; only `suite: paper` needs it.
@@ -43,8 +44,9 @@ make book                                   # the report, from the results in gi
 CLAIMS = """## Claims
 
 The headline set of claims, counted on the book's front page. All others are on its page *All claims*, and every one is data in
-`results/{suite}/claims.json`. The verdict is that of the committed results. Minutes are the time of every stage that the page
-needs, from nothing, on the reference machine; what an earlier command computed is not computed again.
+`results/{suite}/claims.json`. The verdicts are those of the committed results; `–` stands where a claim has no counterpart in
+texts, as those about language models or the larger image model. Minutes are the time of every stage that the page needs, from
+nothing, on the reference machine; what an earlier command computed is not computed again.
 
 `make repro` computes Table 1 and Figure 1 on drawn images and the playground: {repro} minutes; `make real` the same tables on the
 real encoder: {real} minutes. `dvc repro` computes everything: {total} minutes.
@@ -64,7 +66,8 @@ ENVIRONMENTS = """## Environments
 | `conda env create -f environment.yml` | as `make setup` | `environment.yml` |
 
 PyTorch's build for CPUs is not on PyPI: set `PIP_EXTRA_INDEX_URL` to the index that pytorch.org names. The lock for CPUs was
-installed into an empty environment and `featcal doctor` run in it; the lock for CUDA was resolved, not installed. The image
+installed into an empty environment and `featcal doctor` run in it, before plotly and codecarbon joined it; the lock for CUDA was
+resolved, not installed. The image
 was not built, since no container engine was at hand: its steps are apt-get and `make locked`, and the latter was run. Disk: 3 GB,
 with CUDA 10 GB.
 
@@ -73,13 +76,12 @@ with CUDA 10 GB.
 
 def text(suite: str) -> str:
     """The whole page."""
-    found = judged([claim for claim in claims() if claim.headline], suite, main_setting(suite))
     known = {"suite": suite, "label": label(suite), "tolerance": TOLERANCE}
     known |= {"machine": " and ".join(compute.machines(suite)) or "none yet"}
     repro = ["results@clip_b32-8", "headline", "playground"]
     known |= {"total": minutes(suite, list(upstream())), "repro": minutes(suite, repro)}
     known |= {"real": minutes(suite, ["results@minilm-8"])}
-    return "".join([*(part.format(**known) for part in (HEAD, TIRES, CLAIMS)), _table(found, suite), ENVIRONMENTS, _licences()])
+    return "".join([*(part.format(**known) for part in (HEAD, TIRES, CLAIMS)), _table(suite), ENVIRONMENTS, _licences()])
 
 
 def minutes(suite: str, stages: list[str]) -> str:
@@ -105,17 +107,18 @@ def page_of(place: str) -> str:
     return place if place in TOPICS else EVERYWHERE
 
 
-def _table(found: list[Verdict], suite: str) -> str:
-    """The headline set by page, in the paper's order."""
-    pages = defaultdict(list)
-    for verdict in found:
-        pages[page_of(verdict.claim.place)].append(verdict)
-    lines = ["| claim of the paper | here | command | minutes |", "|---|---|---|---|"]
-    for page, verdicts in sorted(pages.items(), key=lambda item: (item[0] == EVERYWHERE, item[0][:5] != "table", item[0])):
-        command = "make repro" if page in HEADLINE else f"dvc repro page@{page}"
+def _table(suite: str) -> str:
+    """The headline set by page, in the paper's order, with the verdict from every source of numbers."""
+    headline, pages = [claim for claim in claims() if claim.headline], defaultdict(list)
+    told = [[found.word if found else "–" for found in source.judged(headline)] for source in sources(suite)]
+    for claim, *words in zip(headline, *told, strict=True):
+        pages[page_of(claim.place)].append(" | ".join([" ".join(claim.sentence.split()), *words]))
+    titles = [source.title.lower() for source in sources(suite)]
+    lines = [f"| {' | '.join(['claim of the paper', *titles, 'command', 'minutes'])} |", "|---" * (len(titles) + 3) + "|"]
+    for page, cells in sorted(pages.items(), key=lambda item: (item[0] == EVERYWHERE, item[0][:5] != "table", item[0])):
+        command = "make repro real" if page in HEADLINE else f"dvc repro page@{page}"
         spent = minutes(suite, [f"page@{page}"])
-        for verdict in verdicts:
-            lines.append(f"| {' '.join(verdict.claim.sentence.split())} | {verdict.word} | `{command}` | {spent} |")
+        lines += [f"| {cell} | `{command}` | {spent} |" for cell in cells]
     return "\n".join(lines) + "\n\n"
 
 

@@ -1,11 +1,16 @@
 """What the report took: seconds of every stage from the run records, an estimate of energy, numbers of runs, search bounds.
 
-Seconds are of the clock; stages follow one another and use all cores themselves.
+Seconds are of the clock; stages follow one another and use all cores themselves. Energy is by codecarbon's model of power, which
+its tracker would apply as well on a machine without a counter of energy.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 from html import escape
+from importlib.metadata import version
+from importlib.resources import files
 from typing import Any
 
 from reproduction.report.evidence import Evidence, read_json
@@ -13,7 +18,7 @@ from reproduction.report.markup import PageOutput, compact, note, table
 from reproduction.report.pages import SYMBOLS, label
 from reproduction.report.root import results_folder
 
-CORE, MEMORY = 280 / 64, 8 * 3 / 8  # watts: of a core of an EPYC 7763 (280 W, 64 cores); of 8 GiB at codecarbon's 3 W for 8 GiB
+MODULES = 2  # of memory: what codecarbon counts on x86 up to 16 GB, and the least it counts
 VERBS = {
     "pretrain": "bases", "prepare_data": "images", "prepare_texts": "texts", "prepare": "experts",
     "multitask": "multi-task models", "merge": "merged models", "calibrate": "FeatCal", "adapt": "adapters",
@@ -37,14 +42,35 @@ def machines(suite: str) -> list[str]:
     return sorted({f"{host['cpu']}, {host.get('cores', 1)} cores" for host in hosts})
 
 
-def cores(suite: str) -> int:
-    """How many cores the largest of these machines has."""
-    return max((record["host"].get("cores", 1) for record in records(suite) if record.get("host")), default=0)
+@cache
+def processor(cpu: str, cores: int) -> tuple[float, bool]:
+    """Watts of a processor with all its cores at work by codecarbon's model, and whether its table has the name.
+
+    A known processor counts with its design power, another one with codecarbon's watts for each core.
+    """
+    from codecarbon.core.cpu import DEFAULT_POWER_PER_CORE
+    from codecarbon.input import DataSource
+
+    listed = DataSource().get_cpu_power_data()
+    found = listed[listed["Name"].str.lower() == cpu.lower()]
+    return (float(found["TDP"].iloc[0]), True) if len(found) else (float(cores * DEFAULT_POWER_PER_CORE), False)
 
 
-def watt_hours(spent: float, working: int) -> float:
-    """Energy of so many seconds with all cores busy: cores at the share of the processor's design power, and 8 GiB of memory."""
-    return spent * (working * CORE + MEMORY) / 3600
+def memory() -> float:
+    """Watts of memory by codecarbon's model."""
+    from codecarbon.external.ram import RAM_SLOT_POWER_X86
+
+    return float(MODULES * RAM_SLOT_POWER_X86)
+
+
+def watt_hours(suite: str) -> dict[str, float]:
+    """Energy of every stage that the records tell of: power of the machine it ran on, times its seconds."""
+    found = {}
+    for record in records(suite):
+        host = record.get("host", {})
+        for stage, spent in record.get("seconds", {}).items():
+            found[stage] = spent * (processor(host.get("cpu", ""), host.get("cores", 1))[0] + memory()) / 3600
+    return found
 
 
 def summary(suite: str) -> PageOutput:
@@ -55,18 +81,38 @@ def summary(suite: str) -> PageOutput:
     total = sum(found.values())
     text = (
         f"<p><strong>{len(found)} stages, {total / 60:.0f} minutes</strong> on {escape(' and '.join(machines(suite)))}, "
-        f"without a GPU: about {watt_hours(total, cores(suite)):.0f} Wh by the estimate below. Installing, pre-training the "
+        f"without a GPU: about {sum(watt_hours(suite).values()):.0f} Wh by the estimate below. Installing, pre-training the "
         "bases, making pages and all that was tried and not kept are not counted.</p>"
     )
     return PageOutput(f'<div class="fc-card">{text}</div>')
 
 
+def power(suite: str) -> PageOutput:
+    """The power behind the estimate, machine by machine, and whose model it is."""
+    hosts = {(record["host"]["cpu"], record["host"].get("cores", 1)) for record in records(suite) if record.get("host")}
+    lines = []
+    for cpu, cores in sorted(hosts):
+        watts, known = processor(cpu, cores)
+        whence = (
+            "its design power in codecarbon’s table of processors" if known else
+            f"codecarbon’s table of processors has no line of that name, and counts {watts / cores:g} W a core of such a one"
+        )  # fmt: skip
+        lines.append(
+            f"{escape(cpu)}, {cores} cores: <strong>{watts:g} W</strong> ({whence}) and {memory():g} W for {MODULES} modules of "
+            f"memory, the least that it counts, since no record tells the memory; together {watts + memory():g} W."
+        )
+    text = f"Power model of codecarbon {version('codecarbon')}, all cores at work for as long as a stage took. " + " ".join(lines)
+    return PageOutput(note(text if lines else "○ not run: no machine in the records."))
+
+
 def by_kind(suite: str) -> PageOutput:
     """Seconds and energy by what was made."""
-    found, counted = Counter[str](), Counter[str]()
+    found, counted, energy = Counter[str](), Counter[str](), Counter[str]()
+    hours = watt_hours(suite)
     for stage, value in seconds(suite).items():
         verb = stage.partition("@")[0]
         found[verb] += value  # type: ignore[assignment]
+        energy[verb] += hours[stage]  # type: ignore[assignment]
         counted[verb] += 1
     order = {verb: place for place, verb in enumerate(VERBS)}
     rows = [
@@ -76,24 +122,27 @@ def by_kind(suite: str) -> PageOutput:
                 VERBS.get(verb, f"study: {verb.replace('_', ' ')}"),
                 f"<code>{verb}</code>",
                 str(counted[verb]),
-                *_cost(spent, suite),
+                *_cost(spent, energy[verb]),
             ],
         )
         for verb, spent in sorted(found.items(), key=lambda item: order.get(item[0], len(order)))
     ]
-    rows.append(("fc-total", ["all", "", str(counted.total()), *_cost(sum(found.values()), suite)]))
+    rows.append(("fc-total", ["all", "", str(counted.total()), *_cost(sum(found.values()), sum(hours.values()))]))
     head = ["What is made", "Stage", "How many", "Seconds", "Wh, estimated"]
     return PageOutput(table(head, rows, f"Time and energy by kind of stage — {label(suite)}"))
 
 
 def by_stage(suite: str) -> PageOutput:
     """Seconds and energy of every stage."""
-    rows = [("", [f"<code>{escape(stage)}</code>", *_cost(spent, suite)]) for stage, spent in sorted(seconds(suite).items())]
+    hours = watt_hours(suite)
+    rows = [
+        ("", [f"<code>{escape(stage)}</code>", *_cost(spent, hours[stage])]) for stage, spent in sorted(seconds(suite).items())
+    ]
     return PageOutput(table(["Stage", "Seconds", "Wh, estimated"], rows, f"Every stage — {label(suite)}", "fc-long"))
 
 
-def _cost(spent: float, suite: str) -> list[str]:
-    return [f"{spent:.1f}", f"{watt_hours(spent, cores(suite)):.2f}"]
+def _cost(spent: float, hours: float) -> list[str]:
+    return [f"{spent:.1f}", f"{hours:.2f}"]
 
 
 def runs(suite: str) -> PageOutput:
@@ -106,27 +155,43 @@ def runs(suite: str) -> PageOutput:
         drawn = models[models["seed"] != ""]
         several = drawn.groupby(["upstream", "method", "setting"]).size()
         cells = [len(models), len(drawn), int((several > 1).sum()), int(several.max()) if len(several) else 0]
-        rows.append(("", [escape(f"{role}, {pool}"), *map(str, cells)]))
+        rows.append(("", [escape(f"{role}, {pool}"), *(map(str, cells) if len(models) else ["not run", "", "", ""])]))
     head = ["Role, pool", "Models scored", "of these drawn by a seed", "rows with several draws", "most draws of a row"]
     return PageOutput(table(head, rows, f"Number of runs — {label(suite)}"))
 
 
 def bounds(suite: str) -> PageOutput:
-    """Values among which strengths were chosen on validation images, and how many candidates each search without labels tried."""
+    """Values among which strengths were chosen on validation data, and how many candidates each search without labels tried."""
     choice, rows = read_json(results_folder(suite) / "choice.json"), []
     for parameter, tried in choice.get("settings", {}).get("sweeps", {}).items():
         rows.append(("", [f"{SYMBOLS[parameter]} of FeatCal, validation images", _listed(tried)]))
     for pool, roles in choice.get("suite", {}).get("pools", {}).items():
         tried = {value for seeds in roles.values() for one in seeds.values() for value in one["task_arithmetic"]}
         rows.append(("", [f"scale of task arithmetic, {pool} tasks, validation images", _listed(tried)]))
+    for key, values in _tried_on_texts().items() if rows else ():
+        limits = "; ".join(f"{SYMBOLS[name]} {_listed(tried)}" for name, tried in values.items())
+        rows.append(("", [f"FeatCal on {key}, validation texts", f"all combinations of {limits}"]))
     for path in sorted(results_folder(suite).glob("*.tune.csv")):
         key = path.name.partition(".")[0]
         trials = Evidence(suite, *key.rsplit("-", 1)).table("tune")
+        if trials.empty:
+            continue
         limits = [f"{SYMBOLS[p]} {compact(trials[p].min())} to {compact(trials[p].max())}" for p in SYMBOLS if p in trials]
         rows.append(("", [f"search without labels, {key}", f"{trials['trial'].nunique()} candidates: {', '.join(limits)}"]))
     if not rows:
         return PageOutput(note(f"○ not run: no record of a choice in the results of the {label(suite)}."))
     return PageOutput(table(["What was chosen", "Among"], rows, f"Search bounds — {label(suite)}", "fc-words"))
+
+
+def _tried_on_texts() -> dict[str, dict[str, set[str]]]:
+    """By role and pool, the values of each parameter that scripts/choose_*settings.py combined."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for folder in ("mini/language", "real_text"):
+        for key, told in json.loads((files("reproduction") / folder / "settings_choice.json").read_text("utf-8")).items():
+            for name in told.get("featcal", told)["averages"]:  # "ridge 0.1, interpolation 0.3"; "merged" stands among them
+                for parameter, value in (part.split() for part in name.split(", ") if " " in part):
+                    found.setdefault(key, {}).setdefault(parameter, set()).add(value)
+    return found
 
 
 def _listed(tried: Iterable[str]) -> str:

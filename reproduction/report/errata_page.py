@@ -70,15 +70,20 @@ def _shown(value: float) -> str:
 
 
 def differences(suite: str) -> PageOutput:
-    """What differs from the paper in this suite, of image models and of language models."""
-    images = pages.differences(suite, name="Known differences, image models")
-    return images + pages.differences(suite, "language", "Known differences, language models")
+    """What differs from the paper in this suite, of image models and of language models; the real encoder's first."""
+    return pages.differences("real") + _differences(suite)
+
+
+def _differences(suite: str) -> PageOutput:
+    listed = {"differences": "Known differences, image models", "language": "Known differences, language models"}
+    told = [name for name in listed if name in pages.suites().get(suite, {})]
+    return PageOutput("".join(pages.differences(suite, about, listed[about]).html for about in told))
 
 
 def other_suites(suite: str) -> PageOutput:
     """The same of every other suite, folded away."""
-    others = [name for name in pages.suites() if name not in (suite, "smoke")]
-    return PageOutput("".join(fold(f"The {pages.label(name)}", differences(name).html) for name in others))
+    others = [name for name in pages.suites() if name not in (suite, "real", "smoke")]
+    return PageOutput("".join(fold(f"The {pages.label(name)}", _differences(name).html) for name in others))
 
 
 def provenance(suite: str) -> PageOutput:

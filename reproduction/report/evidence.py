@@ -160,11 +160,16 @@ def _numbers(path: Path, written: int, beside: int) -> pd.DataFrame:
 
     written, beside: when both files were written, 0 where the second is missing; tells old files from new ones.
     """
-    frame = _numeric(pd.read_csv(path, dtype=dict.fromkeys(KEYS, str), keep_default_na=False))
+    frame = _numeric(_rows(path))
     if not beside:
         return frame
     correct = path.with_suffix(".correct.csv")
-    return with_correct(frame, _numeric(pd.read_csv(correct, dtype=dict.fromkeys(KEYS, str), keep_default_na=False)), correct)
+    return with_correct(frame, _numeric(_rows(correct)), correct)
+
+
+def _rows(path: Path) -> pd.DataFrame:
+    """Rows of a file with keys as Python's own strings, which are compared and picked several times as fast as pandas'."""
+    return pd.read_csv(path, dtype=dict.fromkeys(KEYS, object), keep_default_na=False)
 
 
 def _numeric(frame: pd.DataFrame) -> pd.DataFrame:

@@ -91,8 +91,8 @@ def outcome(page: Page) -> PageOutput:
         share = 100 * (ours - merged) / (expert - merged)
         way = f"FeatCal went {share:.0f} % of the way from the merged model to the experts."
     words = (
-        f"Over {len(evidence.tasks)} tasks, right answers per hundred test images: {base:.1f} of the base before fine-tuning, "
-        f"{expert:.1f} of the experts, each on its own task, {merged:.1f} of the one merged model, and {ours:.1f} of that model "
-        f"after calibration. {way}"
+        f"Over {len(evidence.tasks)} tasks, right answers per hundred test {page.inputs}: {base:.1f} of the base before "
+        f"fine-tuning, {expert:.1f} of the experts, each on its own task, {merged:.1f} of the one merged model, and {ours:.1f} "
+        f"of that model after calibration. {way}"
     )
     return PageOutput(f'<div class="fc-card"><p><strong>Measured in the {page.label}.</strong> {words}</p></div>')

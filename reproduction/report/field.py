@@ -18,6 +18,7 @@ from reproduction.report.pages import drawn, label
 ROLES = {"clip_b32": "images, CLIP ViT-B/32", "minilm": "texts, MiniLM"}
 POOL = "8"
 BEHIND = {"featcal": "with FeatCal", "surgery": "with Surgery", "svc": "with SVC"}
+TRAINED = {"prodistill": "with ProDistill", "surgery_v2": "with SurgeryV2", "interv_merge": "with IntervMerge"}  # behind some
 NOTHING, TRAIN, UNLABELLED = "nothing", "training samples", "unlabelled samples"
 # what breaks a constraint that one may have: a mark for each, explained below the table
 MARKS = {
@@ -28,6 +29,7 @@ MARKS = {
     "T": "has to be told the task of every sample at test time",
     "P": "adds parameters of every task to the merged model",
     "F": "made from its published formula; its code could not be consulted",
+    "B": "needs the base’s curvature on its own training samples; here it is taken on the tasks’ samples",
 }
 
 
@@ -55,6 +57,7 @@ METHODS = {
     "wudi": Known("WUDI-Merging", marks="G"),
     "wudi_closed_form": Known("WUDI-Merging, closed form"),
     "fisher": Known("Fisher Merging", TRAIN, "GH"),
+    "gradient_matching": Known("Gradient Matching", TRAIN, "GHB"),
     "regmean": Known("RegMean", TRAIN),
     "regmean_plus_plus": Known("RegMean++", TRAIN),
     "mats": Known("MaTS", TRAIN),
@@ -63,6 +66,9 @@ METHODS = {
     "featcal": Known("FeatCal", TRAIN),
     "surgery": Known("Surgery", UNLABELLED, "GTP"),
     "svc": Known("SVC"),
+    "prodistill": Known("ProDistill", TRAIN, "G"),
+    "surgery_v2": Known("SurgeryV2", UNLABELLED, "GTP"),
+    "interv_merge": Known("IntervMerge", UNLABELLED, "GTP"),
 }
 # Averages over the eight tasks as printed; the models are FusionBench's tanganke/clip-vit-base-patch32_<task>.
 FUSION_BENCH = "FusionBench, docs/modelpool/clip_vit.md"
@@ -115,10 +121,44 @@ def values(role: str, suite: str) -> PageOutput:
         known, took, choosing = METHODS[merger], seconds(ours, merger, "merged"), seconds(ours, merger, "choosing")
         cost = "–" if took is None else f"{took:.1f}<small>{'' if choosing is None else f'choosing {choosing:.0f}'}</small>"
         cells = [average(ours, merger, method) for method in ("merged", *BEHIND)]
-        shown = [estimated(cell) if cell else "–" for cell in cells]
-        rows.append(("", [f"{escape(known.name)} {marks_of(merger, ours)}", known.sees, cost, *shown]))
+        rows.append(("", [f"{escape(known.name)} {marks_of(merger, ours)}", known.sees, cost, *map(shown, cells)]))
     head = ["Merger", "It looks at", "Seconds", "As it is", *BEHIND.values()]
     return PageOutput(table(head, rows, f"Average accuracy (%), 8 tasks, {ROLES[role]} — {label(suite)}", "fc-words"))
+
+
+def trained(role: str, suite: str) -> PageOutput:
+    """What trains for minutes, held against FeatCal behind the same mergers: a row for each, its average and its seconds."""
+    ours, rows = evidence(role, suite), []
+    for merger in trained_behind(ours):
+        for method, words in {"merged": "as it is", **BEHIND, **TRAINED}.items():
+            value, took = average(ours, merger, method), seconds(ours, merger, method)
+            own = METHODS[method].marks if method in METHODS else ""
+            marks = f" <sup>{own}</sup>" if own else ""
+            cost = "–" if took is None or method == "merged" else f"{took:.0f}"
+            rows.append(("", [escape(METHODS[merger].name), f"{words}{marks}", steps_of(method, ours), cost, shown(value)]))
+    if not rows:
+        return PageOutput(note(f"○ not run: nothing that trains for minutes behind a merger, with {ROLES[role]}."))
+    head = ["Merger", "", "Steps", "Seconds", "Average"]
+    return PageOutput(table(head, rows, f"What trains behind a merger, 8 tasks, {ROLES[role]} — {label(suite)}", "fc-words"))
+
+
+def trained_behind(ours: Evidence) -> list[str]:
+    """The mergers behind which something of TRAINED was put, in the order of the table."""
+    return [merger for merger in mergers(ours) if any(average(ours, merger, method) for method in TRAINED)]
+
+
+def steps_of(method: str, ours: Evidence) -> str:
+    """How long a method trained in this run; the sources take 1,000 steps, ProDistill 100 epochs of a quarter of the samples."""
+    study = _settings(ours)["study"]
+    if method == "prodistill":
+        return f"{study['epochs']} epochs"
+    own = study["rivals"]["surgery"] if method == "surgery" else study.get(method)
+    return f"{own['steps']:,}" if isinstance(own, dict) else "none"
+
+
+def shown(value: Estimate | None) -> str:
+    """A cell."""
+    return estimated(value) if value else "–"
 
 
 def marks_of(merger: str, ours: Evidence) -> str:
@@ -135,7 +175,8 @@ def _settings(ours: Evidence) -> dict[str, Any]:
 def legend() -> PageOutput:
     """What the marks say."""
     rows = [("", [mark, escape(text)]) for mark, text in MARKS.items()]
-    behind = [("", [escape(METHODS[name].name), f"{METHODS[name].sees}<sup>{METHODS[name].marks}</sup>"]) for name in BEHIND]
+    facts = [METHODS[name] for name in (*BEHIND, *TRAINED)]
+    behind = [("", [escape(known.name), f"{known.sees}<sup>{known.marks}</sup>"]) for known in facts]
     return PageOutput(
         table(["Mark", "It"], rows, "What a method asks for", "fc-words")
         + table(["Behind a merger", "It looks at"], behind, "What is put behind", "fc-words")
@@ -165,16 +206,27 @@ def sentence(ours: Evidence, name: str) -> str:
     names = mergers(ours)
     if not names:
         return f"○ not run: {name}."
-    means = {m: {way: average(ours, m, way) for way in ("merged", *BEHIND)} for m in names}
+    means = {m: {way: average(ours, m, way) for way in ("merged", *BEHIND, *TRAINED)} for m in names}
     found = {m: {way: value.mean for way, value in own.items() if value} for m, own in means.items()}
     first = max(found, key=lambda m: found[m]["merged"])
     top = max(((m, way) for m in found for way in found[m]), key=lambda pair: found[pair[0]][pair[1]])
     gains = {way: {m: own[way] - own["merged"] for m, own in found.items() if way in own} for way in BEHIND}
     told = [f"<strong>{name}.</strong> The best merger as it is: {METHODS[first].name}, {found[first]['merged']:.1f}."]
     told += [f"{told_gain(way, gains[way])}" for way in BEHIND if gains[way]]
-    behind = "as it is" if top[1] == "merged" else BEHIND[top[1]]
+    told += [told_trained(m, found[m], ours) for m in trained_behind(ours)]
+    behind = "as it is" if top[1] == "merged" else (BEHIND | TRAINED)[top[1]]
     told.append(f"The highest of all: {METHODS[top[0]].name} {behind}, {found[top[0]][top[1]]:.1f}.")
     return " ".join(told)
+
+
+def told_trained(merger: str, means: dict[str, float], ours: Evidence) -> str:
+    """What each way behind one merger reaches, and how long it takes."""
+    parts = []
+    for way in ("featcal", *TRAINED):
+        took = seconds(ours, merger, way)
+        if way in means:
+            parts.append(f"{METHODS[way].name} {means[way]:.1f}" + ("" if took is None else f" in {took:.0f} s"))
+    return f"Behind {METHODS[merger].name} ({means['merged']:.1f}): {', '.join(parts)}."
 
 
 def told_gain(way: str, gains: dict[str, float]) -> str:

@@ -18,7 +18,7 @@ from reproduction.report.language import MERGER
 from reproduction.report.markup import PageOutput, chip, estimated, fold, note, table
 from reproduction.report.pages import EIGHT, TOPICS, label, suites
 from reproduction.report.root import results_folder
-from reproduction.report.values import PRINTED, TASKS, TEXT_PRINTED, paper_value, place_name
+from reproduction.report.values import IMAGES, PRINTED, REAL, TASKS, TEXT_PRINTED, paper_value, place_name
 from reproduction.report.verdict_table import counts, verdict_table
 from reproduction.report.verdicts import WORDS, Source, sources
 from reproduction.report.verdicts import groups as count_groups
@@ -189,18 +189,19 @@ def _smaller(data: bytes) -> bytes:
 
 
 def ranges(suite: str) -> PageOutput:
-    """Whether test images meet the ranges the suite was chosen by on validation images; the paper's averages for comparison."""
+    """Whether test samples meet the ranges that the drawn images were chosen by on validation images; beside it the paper's."""
     rows, chosen = [], read_json(results_folder(suite) / "choice.json")
     for (role, pool), name in RUNS.items():
         frame = Evidence(suite, role, pool).table("references")
         keys = [("", "base"), ("average", "merged"), ("task_arithmetic", "merged"), ("", "expert")]
         found = [estimate(select(frame, {"upstream": u, "method": m})) for u, m in keys]
         cells = [estimated(e) for e in found]
-        rows.append(("", [name, *cells, ranges_met(*([e.mean] for e in found if e)) if chosen and None not in found else "–"]))
-        printed = "table01" if role == "clip_b32" else "table07"
+        ruled = chosen and role != REAL and None not in found
+        rows.append(("", [name, *cells, ranges_met(*([e.mean] for e in found if e)) if ruled else "–"]))
+        printed = PRINTED[IMAGES if role == REAL else role, pool]
         values = [paper_value(printed, u, m) for u, m in keys]
         shown = ["–" if v is None else f"{v:.1f}" for v in values]
         rows.append(("fc-reference", [f"the paper, Table {int(printed[-2:])}", *shown, ""]))
     head = ["", "Base", "Simple averaging", "Task arithmetic", "Experts", "Ranges"]
-    rule = f"Ranges: {RULE}" if chosen else "Its models were not chosen by ranges."
-    return PageOutput(table(head, rows, f"Average top-1 accuracy (%) on test images — {label(suite)}. {rule}"))
+    rule = f"Ranges, of drawn images: {RULE}" if chosen else "Its models were not chosen by ranges."
+    return PageOutput(table(head, rows, f"Average top-1 accuracy (%) on test images and texts — {label(suite)}. {rule}"))

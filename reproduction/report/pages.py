@@ -200,10 +200,12 @@ class Page:
         return PageOutput(table(head, rows, f"Settings — {self.label}") + missing)
 
     def known(self) -> PageOutput:
-        """The suite's known differences, folded away: they are the same on every page."""
+        """Known differences of the suite, and of the real encoder where the page shows it, folded away."""
         about, of = ("language", "the language models of ") if self.topic.place in TEXTS else ("differences", "")
         words = f"Everything else in which {of}the {label(self.suite)} differ{'' if of else 's'} from the paper"
-        return PageOutput(fold(words, differences(self.suite, about).html))
+        real = "real" if REAL in dict(self.topic.places) else ""
+        folds = [fold(f"In what the {label(real)} differs from the paper", differences(real).html)] if real else []
+        return PageOutput("".join([*folds, fold(words, differences(self.suite, about).html)]))
 
     def provenance(self) -> PageOutput:
         """Where the page's numbers come from: files, commit, machine, seconds; and the command that makes them again."""

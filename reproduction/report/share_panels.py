@@ -1,15 +1,21 @@
 """Shares of the gap by number of tasks, drawn: a row per method and a column per merger, ours and the paper's."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
+from reproduction.report.hover import hovering
 from reproduction.report.markup import PageOutput
 from reproduction.report.pages import Page
 from reproduction.report.tables import UPSTREAMS
 from reproduction.report.task_counts import MERGERS, PAPER, POOLS, STUDY, TRAINED, Share, series, shares
-from reproduction.report.why_adapters import NAMES, ran
+from reproduction.report.values import IMAGES
+from reproduction.report.why_adapters import NAMES, ran, way
 
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+METHODS = ("featcal", *TRAINED, "mean_shift")
 MARKS: dict[str, dict[str, Any]] = {  # of Okabe and Ito; told apart in grey by marker and line
     STUDY: {"color": "#0072B2", "marker": "o"}, POOLS: {"color": "#0072B2", "marker": "o", "markerfacecolor": "white"},
     PAPER: {"color": "#444444", "marker": "X", "ls": (0, (1, 2))},
@@ -21,17 +27,23 @@ def panels(page: Page) -> PageOutput:
     return page.drawn(_panels(page), "shares of the gap by number of tasks")
 
 
+def hover(page: Page) -> PageOutput:
+    """The same panels, to be read by hovering: each share with its model, its number of tasks and its range."""
+    found = shares(page) if ran(page) else []
+    ending = "" if page.place[0] == IMAGES else "-real"
+    return hovering({f"fig-why-adapters{ending}": _interactive(found, page)} if found else {})
+
+
 def _panels(page: Page) -> Figure | None:
     from reproduction.report.figures import WIDTH, drawing
 
     found = shares(page) if ran(page) else []
     if not found:
         return None
-    methods = ("featcal", *TRAINED, "mean_shift")
     with drawing():
         figure = Figure(figsize=(WIDTH, 9.6))
-        grid = figure.subplots(len(methods), len(MERGERS), sharex=True, sharey=True, squeeze=False)
-        for line, method in zip(grid, methods, strict=True):
+        grid = figure.subplots(len(METHODS), len(MERGERS), sharex=True, sharey=True, squeeze=False)
+        for line, method in zip(grid, METHODS, strict=True):
             for axes, upstream in zip(line, MERGERS, strict=True):
                 for number, setting in enumerate([s for m, s in series(page) if m == method]):
                     own = [s for s in found if (s.upstream, s.method, s.setting) == (upstream, method, setting)]
@@ -48,6 +60,50 @@ def _panels(page: Page) -> Figure | None:
             axes.set_ylabel("share (%)")
         figure.tight_layout()
         return figure
+
+
+def _interactive(found: list[Share], page: Page) -> "go.Figure":
+    from plotly.subplots import make_subplots  # half a second, which only pages with such figures pay
+
+    titles = [f"{NAMES[method]},<br>{UPSTREAMS[upstream]}" for method in METHODS for upstream in MERGERS]
+    shape: dict[str, Any] = {"rows": len(METHODS), "cols": len(MERGERS), "subplot_titles": titles, "vertical_spacing": 0.06}
+    figure = make_subplots(**shape, shared_xaxes="all", shared_yaxes="all", horizontal_spacing=0.04)
+    for row, method in enumerate(METHODS, 1):
+        for column, upstream in enumerate(MERGERS, 1):
+            own = [one for one in found if (one.method, one.upstream) == (method, upstream)]
+            for number, setting in enumerate([s for m, s in series(page) if m == method]):
+                line = [one for one in own if one.setting == setting and one.source != PAPER]
+                look = {"mode": "lines+markers", "line": {"dash": "dash" if number else "solid", "width": 1.8}}
+                figure.add_traces([look | one for one in _traces(line, way(method, setting))], rows=row, cols=column)
+            printed = _traces([one for one in own if one.source == PAPER], f"{NAMES[method]}, the paper")
+            figure.add_traces([{"mode": "markers"} | one for one in printed], rows=row, cols=column)
+    counts = sorted({one.tasks for one in found})
+    figure.update_xaxes(type="log", tickvals=counts, ticktext=list(map(str, counts)))
+    figure.update_xaxes(title="tasks", row=len(METHODS))
+    figure.update_yaxes(title="share (%)", col=1)
+    return figure.update_annotations(font_size=12).update_layout(height=960, showlegend=False, margin_t=50)
+
+
+def _traces(those: list[Share], name: str) -> list[dict[str, Any]]:
+    """Some shares as one line of plotly's, with what is said of each; none where there are none."""
+    if not those:
+        return []
+    symbols = {STUDY: "circle", POOLS: "circle-open", PAPER: "x"}
+    said = [
+        f"{one.source}, {one.tasks} tasks: {one.share:.0f} %"
+        + (f" (parts from {one.least:.0f} to {one.most:.0f})" if one.most > one.least else "")
+        for one in those
+    ]
+    bars = {"array": [round(one.most - one.share, 2) for one in those], "thickness": 1, "width": 0}
+    bars |= {"arrayminus": [round(one.share - one.least, 2) for one in those], "symmetric": False}
+    mark = {"color": MARKS[those[0].source]["color"], "size": 8, "opacity": 1}
+    trace = {
+        "type": "scatter", "name": name, "error_y": bars,
+        "x": [one.tasks for one in those], "y": [round(one.share, 2) for one in those],
+        "marker": mark | {"symbol": [symbols[one.source] for one in those]},
+        "text": said, "hoverinfo": "text+name", "hoverlabel": {"namelength": -1},
+    }  # fmt: skip
+    return [trace]
 
 
 def _curve(axes: Any, own: list[Share], dashes: str) -> None:

@@ -51,4 +51,7 @@ def rows_of(claim: Claim, side: dict[str, Any], setting: str, evidence: Evidence
     rows = select(frame, {column: value for column, value in wanted.items() if value != "all"})
     if wanted.get("block") == "all":
         rows = rows[~rows["block"].isin(INSIDE)]
-    return rows.dropna(subset=[claim.measure]) if claim.measure in rows else rows.iloc[:0]  # energy without a GPU: not measured
+    if claim.measure not in rows:
+        return rows.iloc[:0]
+    measured = rows[claim.measure].notna()  # energy without a GPU: not measured
+    return rows if measured.all() else rows[measured]

@@ -1,6 +1,7 @@
 """Figure 5: FeatCal's accuracy with one of λ, ρ and α varied at a time, around the suite's settings and the paper's."""
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -9,9 +10,14 @@ from matplotlib.figure import Figure
 from reproduction.report.claims import main_setting
 from reproduction.report.controls import average
 from reproduction.report.evidence import Evidence, select
+from reproduction.report.hover import hovering
 from reproduction.report.markup import PageOutput, compact, fold, note, table
 from reproduction.report.pages import SYMBOLS, Page
 from reproduction.report.tables import SETTING_LABELS, UPSTREAMS, settings_shown
+from reproduction.report.values import IMAGES
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 MERGERS = ("task_arithmetic", "wudi")
 COLOURS = {"task_arithmetic": "#0072B2", "wudi": "#D55E00"}  # Okabe and Ito
@@ -19,9 +25,19 @@ MARKERS = {"task_arithmetic": "o", "wudi": "s"}
 WORDS = {"ridge": "ridge", "anchor_blend": "blend of merged and base", "interpolation": "interpolation"}
 
 
+FIGURES = {"ridge": "fig-sweep-ridge", "anchor_blend": "fig-sweep-blend", "interpolation": "fig-sweep-interpolation"}
+
+
 def panel(parameter: str, page: Page) -> PageOutput:
     """One parameter's curves: both mergers, every setting that it was varied around."""
     return page.drawn(_panel(page.evidence, parameter), f"sweep of {SYMBOLS[parameter]}")
+
+
+def hover(page: Page) -> PageOutput:
+    """The same panels, to be read by hovering: each value of a curve with its accuracy."""
+    ending = "" if page.place[0] == IMAGES else "-real"
+    drawn = {name + ending: _interactive(page.evidence, parameter) for parameter, name in FIGURES.items()}
+    return hovering(drawn if not page.evidence.table("sweep").empty else {})
 
 
 def curve(ours: Evidence, parameter: str, upstream: str, setting: str) -> pd.DataFrame:
@@ -38,12 +54,10 @@ def _panel(ours: Evidence, parameter: str) -> Figure | None:
     with drawing():
         figure = Figure(figsize=(WIDTH, 4.0))
         axes = figure.add_subplot()
-        for upstream in MERGERS:
-            for setting in settings_shown(ours.suite):
-                _line(axes, curve(ours, parameter, upstream, setting), upstream, setting, setting == main_setting(ours.suite))
-            merged = average(ours, (upstream, "merged", ""))
-            if merged:
-                axes.axhline(merged.mean, color=COLOURS[upstream], ls=(0, (1, 2)), lw=1.6, zorder=1)
+        for upstream, setting, points in _curves(ours, parameter):
+            _line(axes, points, upstream, setting, setting == main_setting(ours.suite))
+        for upstream, merged in _merged(ours).items():
+            axes.axhline(merged, color=COLOURS[upstream], ls=(0, (1, 2)), lw=1.6, zorder=1)
         if parameter == "ridge":
             axes.set_xscale("log")
         axes.set(xlabel=f"{SYMBOLS[parameter]}, {WORDS[parameter]} (no unit)", ylabel="average top-1 accuracy (%)")
@@ -51,10 +65,58 @@ def _panel(ours: Evidence, parameter: str) -> Figure | None:
         return figure
 
 
+def _curves(ours: Evidence, parameter: str) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """Merger, setting and points of every curve that was run."""
+    for upstream in MERGERS:
+        for setting in settings_shown(ours.suite):
+            points = curve(ours, parameter, upstream, setting)
+            if not points.empty:
+                yield upstream, setting, points
+
+
+def _merged(ours: Evidence) -> dict[str, float]:
+    """Average accuracy of each merger before calibration, of those that were run."""
+    found = {upstream: average(ours, (upstream, "merged", "")) for upstream in MERGERS}
+    return {upstream: merged.mean for upstream, merged in found.items() if merged}
+
+
+def _interactive(ours: Evidence, parameter: str) -> "go.Figure":
+    import plotly.graph_objects as go  # half a second, which only pages with such figures pay
+
+    figure, symbol = go.Figure(), SYMBOLS[parameter]
+    for upstream, setting, points in _curves(ours, parameter):
+        main, colour = setting == main_setting(ours.suite), COLOURS[upstream]
+        mark = {"symbol": {"o": "circle", "s": "square"}[MARKERS[upstream]], "size": 8, "line": {"color": colour, "width": 2}}
+        chosen, ring = points[points["chosen"] == 1], {"symbol": "circle-open", "size": 17, "color": colour, "opacity": 1}
+        said = [f"{symbol} = {compact(at)}{', chosen' * bool(row.chosen)}: {row.value:.1f} %" for at, row in points.iterrows()]
+        figure.add_scatter(
+            x=points.index.tolist(), y=points["value"].round(2).tolist(), mode="lines+markers",
+            name=f"{UPSTREAMS[upstream]}, {SETTING_LABELS[setting]}", line={"color": colour, "dash": "solid" if main else "dash"},
+            marker=mark | {"color": colour if main else "white"}, text=said, hoverinfo="text+name", hoverlabel={"namelength": -1},
+        )  # fmt: skip
+        figure.add_scatter(
+            x=chosen.index.tolist(), y=chosen["value"].round(2).tolist(), mode="markers", marker=ring | {"line": {"width": 1.8}},
+            showlegend=False, hoverinfo="skip",
+        )  # fmt: skip
+    ends = _ends(ours, parameter)
+    for upstream, merged in _merged(ours).items():
+        figure.add_scatter(
+            x=ends, y=[round(merged, 2)] * len(ends), name=f"{UPSTREAMS[upstream]}, merged", mode="lines",
+            line={"color": COLOURS[upstream], "dash": "dot", "width": 1.6}, text=[f"{merged:.1f} %"] * len(ends),
+            hoverinfo="text+name", hoverlabel={"namelength": -1},
+        )  # fmt: skip
+    figure.update_xaxes(title=f"{symbol}, {WORDS[parameter]} (no unit)", **({"type": "log"} if parameter == "ridge" else {}))
+    return figure.update_yaxes(title="average top-1 accuracy (%)").update_layout(height=440)
+
+
+def _ends(ours: Evidence, parameter: str) -> list[float]:
+    """The least and the largest value at which any curve was run."""
+    tried = [float(at) for _, _, points in _curves(ours, parameter) for at in points.index]
+    return [min(tried), max(tried)] if tried else []
+
+
 def _line(axes: Axes, points: pd.DataFrame, upstream: str, setting: str, main: bool) -> None:
     """A curve with its chosen value ringed: filled and solid at the main settings, hollow and dashed at the others."""
-    if points.empty:
-        return
     colour, name = COLOURS[upstream], f"{UPSTREAMS[upstream]}, {SETTING_LABELS[setting]}"
     look: dict[str, Any] = {"color": colour, "marker": MARKERS[upstream], "markersize": 8, "lw": 2, "label": name}
     look |= {"ls": "-", "zorder": 3} if main else {"ls": "--", "markerfacecolor": "white", "zorder": 2}

@@ -6,34 +6,24 @@ answered too, for the report alone.
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from featcal.storage.atomic import atomic_folder
-from featcal.storage.results import write_json, write_scores
 from reproduction.experiments.beyond import OWN, BeyondStudy, Trial
 from reproduction.stages.columns import BEYOND
-from reproduction.stages.context import Context, load_context, pick, recorded
-from reproduction.stages.workers import console, fan_out
+from reproduction.stages.context import Context
+from reproduction.stages.study import Found, run_study
+from reproduction.stages.workers import fan_out
 
 Row = dict[str, Any]
 
 
 def run(key: str) -> None:
     """Write outputs/<suite>/beyond/<key>/: beyond.csv, .correct.csv, .settings.json; no rows where the suite does not run it."""
-    context = load_context()
-    study: BeyondStudy | None = pick("beyond", context.experiments.studies["beyond"], key)
-    rows: list[Row] = []
-    told: dict[str, Any] = {}
-    with recorded(context, "beyond", key) as record, atomic_folder(context.layout.study("beyond", key)) as folder:
-        if study is None or not context.plays(study.role, study.pool):
-            console.print(f"beyond {key}: not run in suite {context.suite.name}")
-        else:
-            rows, told, record["cost"] = compared(context, key, study)
-        write_scores(folder / "beyond.csv", rows, BEYOND)
-        write_json(folder / "beyond.settings.json", told)
+    run_study("beyond", key, compared, BEYOND)
 
 
-def compared(context: Context, key: str, study: BeyondStudy) -> tuple[list[Row], dict[str, Any], dict[str, float]]:
+def compared(context: Context, key: str, study: BeyondStudy, _: Path) -> Found:
     """Rows of every model, the study with the variant that was chosen, and seconds of every calibration."""
     trials = study.first()
     found = tried_all(context, key, study, trials)
@@ -49,7 +39,7 @@ def compared(context: Context, key: str, study: BeyondStudy) -> tuple[list[Row],
         for task in tasks
     ]
     seconds = {trial.name: found[trial.name][1] for trial in (*trials, *more) if trial.settings}
-    return rows, {"study": asdict(study), "chosen": chosen, "validation": means}, seconds
+    return Found(rows, told={"study": asdict(study), "chosen": chosen, "validation": means}, record={"cost": seconds})
 
 
 def words(trial: Trial) -> Row:

@@ -5,17 +5,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from featcal.storage.atomic import atomic_folder
-from featcal.storage.results import write_json, write_rows, write_scores
 from reproduction.experiments.runs import Draw
 from reproduction.experiments.studies import CorruptedStudy
 from reproduction.stages.columns import CORRUPTED, EXAMPLES, SEEN
-from reproduction.stages.context import Context, load_context, pick, recorded
+from reproduction.stages.context import Context
 from reproduction.stages.evaluate import score
 from reproduction.stages.scored import Scored
 from reproduction.stages.seen import seen_rows
-from reproduction.stages.trials import room
-from reproduction.stages.workers import console, fan_out
+from reproduction.stages.study import Found, run_study
+from reproduction.stages.workers import fan_out
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,28 +27,23 @@ def run(key: str) -> None:
 
     All are empty where the suite does not run it.
     """
-    context = load_context()
-    study: CorruptedStudy | None = pick("corrupted", context.experiments.studies["corrupted"], key)
-    rows: list[dict[str, Any]] = []
-    shown: list[dict[str, Any]] = []
-    seen: list[dict[str, Any]] = []
-    told: dict[str, Any] = {}
-    with recorded(context, "corrupted", key), atomic_folder(context.layout.study("corrupted", key)) as folder:
-        if study is None or not context.plays(study.role, study.pool):
-            console.print(f"corrupted {key}: not run in suite {context.suite.name}")
-            write_sheet([], folder / "corrupted.examples.png")
-        else:
-            with room(context, "corrupted") as models:
-                rows = scores(context, key, study, models)
-            draws = [study.rivals.draw("surgery", study.samples, seed) for seed in study.seeds]
-            seen = seen_rows(context, study.role, study.pool, draws, rows)
-            pictures, shown, told = text_examples(context, study) if study.of_texts else examples(context, study)
-            write_sheet(pictures, folder / "corrupted.examples.png")
-            told = {"study": asdict(study), **told}
-        write_scores(folder / "corrupted.csv", rows, CORRUPTED)
-        write_rows(folder / "corrupted.seen.csv", seen, SEEN)
-        write_rows(folder / "corrupted.examples.csv", shown, EXAMPLES)
-        write_json(folder / "corrupted.settings.json", told)
+    tables = {"corrupted.seen": SEEN, "corrupted.examples": EXAMPLES}
+    run_study("corrupted", key, found, CORRUPTED, tables, finish=draw_examples)
+
+
+def found(context: Context, key: str, study: CorruptedStudy, folder: Path) -> Found:
+    """Scores, the test samples that were seen, and examples of the damage."""
+    rows = scores(context, key, study, folder)
+    draws = [study.rivals.draw("surgery", study.samples, seed) for seed in study.seeds]
+    seen = seen_rows(context, study.role, study.pool, draws, rows)
+    pictures, shown, told = text_examples(context, study) if study.of_texts else examples(context, study)
+    more = {"corrupted.seen": seen, "corrupted.examples": shown}
+    return Found(rows, more, {"study": asdict(study), **told}, pictures=pictures)
+
+
+def draw_examples(folder: Path, found: Found) -> None:
+    """The sheet of examples; of texts, which are told in the settings, an empty one."""
+    write_sheet(list(found.pictures), folder / "corrupted.examples.png")
 
 
 def scores(context: Context, key: str, study: CorruptedStudy, folder: Path) -> list[dict[str, Any]]:

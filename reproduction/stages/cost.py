@@ -7,32 +7,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from featcal.storage.atomic import atomic_folder
-from featcal.storage.results import write_scores
 from reproduction.experiments.studies import CostStudy
 from reproduction.stages.columns import AUDIT
-from reproduction.stages.context import Context, load_context, pick, recorded
+from reproduction.stages.context import Context
 from reproduction.stages.evaluate import score
 from reproduction.stages.processes import alone
 from reproduction.stages.rivals import METHODS, Method, measure, merged_model, step_folder
 from reproduction.stages.scored import Scored
-from reproduction.stages.trials import room
+from reproduction.stages.study import Found, run_study
 
 
 def run(key: str) -> None:
     """Write outputs/<suite>/cost/<key>/cost.csv; no rows where the suite does not run it."""
-    context = load_context()
-    study = pick("cost", context.experiments.studies["cost"], key)
-    rows: list[dict[str, Any]] = []
-    with recorded(context, "cost", key) as record:
-        if study is not None and context.plays(study.role, study.pool):
-            threads = context.suite.workers or None  # nothing runs beside it, so it has the cores that workers share elsewhere
-            with room(context, "cost") as folder:
-                record["cost"] = measured(context, study, key, folder, threads)
-                rows = audited(context, study, key, folder)
-            record |= {"at_once": 1, "threads": threads, "settings": asdict(study)}
-        with atomic_folder(context.layout.study("cost", key)) as out:
-            write_scores(out / "cost.csv", rows, AUDIT)
+    run_study("cost", key, found, AUDIT, settings=False)
+
+
+def found(context: Context, key: str, study: CostStudy, folder: Path) -> Found:
+    """Scores of the adapters as published, and what every rival cost."""
+    threads = context.suite.workers or None  # nothing runs beside it, so it has the cores that workers share elsewhere
+    cost = measured(context, study, key, folder, threads)
+    record = {"cost": cost, "at_once": 1, "threads": threads, "settings": asdict(study)}
+    return Found(audited(context, study, key, folder), record=record)
 
 
 def rivals_of(study: CostStudy) -> list[Method]:

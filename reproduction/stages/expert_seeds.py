@@ -7,43 +7,38 @@ stages, so that a change elsewhere trains none again; everything made from them 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
-from featcal.storage.atomic import atomic_folder
-from featcal.storage.results import write_json, write_scores
 from reproduction.experiments.params import Experiments
 from reproduction.experiments.studies import ExpertSeedsStudy
 from reproduction.stages.calibrate import calibrate_one
 from reproduction.stages.columns import EXPERT_SEEDS
-from reproduction.stages.context import Context, load_context, pick, recorded
+from reproduction.stages.context import Context
 from reproduction.stages.evaluate import score
 from reproduction.stages.merge import merge_one
 from reproduction.stages.prepare_sentences import fingerprint
 from reproduction.stages.scored import scored
 from reproduction.stages.streams import samples_of
+from reproduction.stages.study import Found, run_study
 from reproduction.stages.trainings import train_all
-from reproduction.stages.trials import room
-from reproduction.stages.workers import console, fan_out
+from reproduction.stages.workers import fan_out
 from reproduction.suites import sentence_experts as making
 
 
 def run(key: str) -> None:
     """Write outputs/<suite>/expert_seeds/<key>/: expert_seeds.csv and its settings; no rows where the suite does not run it."""
-    context = load_context()
-    study: ExpertSeedsStudy | None = pick("expert_seeds", context.experiments.studies["expert_seeds"], key)
-    rows: list[dict[str, Any]] = []
-    told: dict[str, Any] = {}
-    with recorded(context, "expert_seeds", key), atomic_folder(context.layout.study("expert_seeds", key)) as folder:
-        if study is None or not context.plays(study.role, study.pool):
-            console.print(f"expert_seeds {key}: not run in suite {context.suite.name}")
-        else:
-            experts = trained(context, key, study)
-            for seed in study.seeds:
-                with room(context, "expert_seeds") as models:
-                    rows += compared(context, study, seed, experts[seed], models)
-            told = {"study": asdict(study)}
-        write_scores(folder / "expert_seeds.csv", rows, EXPERT_SEEDS)
-        write_json(folder / "expert_seeds.settings.json", told)
+    run_study("expert_seeds", key, found, EXPERT_SEEDS)
+
+
+def found(context: Context, key: str, study: ExpertSeedsStudy, folder: Path) -> Found:
+    """Rows of all models, made from the experts of one seed after the other."""
+    experts, rows = trained(context, key, study), list[dict[str, Any]]()
+    for seed in study.seeds:
+        own = folder / f"seed{seed}"
+        rows += compared(context, study, seed, experts[seed], own)
+        rmtree(own)
+    return Found(rows, told={"study": asdict(study)})
 
 
 def trained(context: Context, key: str, study: ExpertSeedsStudy) -> dict[int, Path]:

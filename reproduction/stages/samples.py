@@ -8,17 +8,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from featcal.storage.atomic import atomic_folder
-from featcal.storage.results import write_rows, write_scores
 from reproduction.experiments.studies import SamplesStudy
 from reproduction.stages.columns import SAMPLES, SEEN
-from reproduction.stages.context import Context, load_context, pick, recorded
+from reproduction.stages.context import Context
 from reproduction.stages.evaluate import score
 from reproduction.stages.processes import alone
 from reproduction.stages.rivals import METHODS, Method, measure, merged_model
 from reproduction.stages.scored import Scored
 from reproduction.stages.seen import seen_rows
-from reproduction.stages.trials import room
+from reproduction.stages.study import Found, run_study
 
 
 def run(key: str) -> None:
@@ -26,21 +24,17 @@ def run(key: str) -> None:
 
     Costs go to the run record.
     """
-    context = load_context()
-    study = pick("samples", context.experiments.studies["samples"], key)
-    rows: list[dict[str, Any]] = []
-    seen: list[dict[str, Any]] = []
-    with recorded(context, "samples", key) as record:
-        if study is not None and context.plays(study.role, study.pool):
-            with room(context, "samples") as folder:
-                rows, record["cost"] = study_rows(context, study, key, folder)
-            draws = [study.rivals.draw("surgery", n, seed) for n in study.samples for seed in study.seeds]
-            seen = seen_rows(context, study.role, study.pool, draws, rows)
-            at_once, threads = side_by_side(context)
-            record |= {"at_once": at_once, "threads": threads, "settings": asdict(study)}
-        with atomic_folder(context.layout.study("samples", key)) as out:
-            write_scores(out / "samples.csv", rows, SAMPLES)
-            write_rows(out / "samples.seen.csv", seen, SEEN)
+    run_study("samples", key, found, SAMPLES, {"samples.seen": SEEN}, settings=False)
+
+
+def found(context: Context, key: str, study: SamplesStudy, folder: Path) -> Found:
+    """Scores, the test images that were seen, and costs."""
+    rows, cost = study_rows(context, study, key, folder)
+    draws = [study.rivals.draw("surgery", n, seed) for n in study.samples for seed in study.seeds]
+    seen = seen_rows(context, study.role, study.pool, draws, rows)
+    at_once, threads = side_by_side(context)
+    record = {"cost": cost, "at_once": at_once, "threads": threads, "settings": asdict(study)}
+    return Found(rows, {"samples.seen": seen}, record=record)
 
 
 def side_by_side(context: Context) -> tuple[int, int | None]:

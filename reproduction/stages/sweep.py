@@ -3,23 +3,19 @@
 Scored on test images, for the report only: what is chosen was chosen on validation images.
 """
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from featcal.settings import Calibration
-from featcal.storage.atomic import atomic_folder
-from featcal.storage.results import write_json, write_scores
 from reproduction.experiments.runs import CalibrateRun
 from reproduction.experiments.sweeps import SWEPT, Sweep, SweepStudy
 from reproduction.stages.calibrate import calibrate_one
 from reproduction.stages.columns import SWEEP
-from reproduction.stages.context import Context, load_context, pick, recorded
+from reproduction.stages.context import Context
 from reproduction.stages.evaluate import score
 from reproduction.stages.scored import Scored
-from reproduction.stages.trials import room
-from reproduction.stages.workers import console, fan_out
+from reproduction.stages.study import Found, run_study
+from reproduction.stages.workers import fan_out
 
 
 @dataclass(frozen=True)
@@ -35,18 +31,7 @@ class Point:
 
 def run(key: str) -> None:
     """Write outputs/<suite>/sweep/<key>/sweep.csv; no rows where the suite does not run it."""
-    context = load_context()
-    study: SweepStudy | None = pick("sweep", context.experiments.studies["sweep"], key)
-    rows: list[dict[str, Any]] = []
-    told: dict[str, Any] = {}
-    with recorded(context, "sweep", key), atomic_folder(context.layout.study("sweep", key)) as folder:
-        if study is None or not context.plays(study.role, study.pool):
-            console.print(f"sweep {key}: not run in suite {context.suite.name}")
-        else:
-            with room(context, "sweep") as models:
-                rows, told = list(swept(context, key, study, models)), {"study": asdict(study)}
-        write_scores(folder / "sweep.csv", rows, SWEEP)
-        write_json(folder / "sweep.settings.json", told)
+    run_study("sweep", key, swept, SWEEP)
 
 
 def points(study: SweepStudy) -> list[Point]:
@@ -63,7 +48,7 @@ def points(study: SweepStudy) -> list[Point]:
     return found
 
 
-def swept(context: Context, key: str, study: SweepStudy, folder: Path) -> Iterator[dict[str, Any]]:
+def swept(context: Context, key: str, study: SweepStudy, folder: Path) -> Found:
     """Rows of every point of every curve. Each model is calibrated anew: in forward order, λ decides what later blocks see."""
     found = points(study)
     draw = (study.samples, study.batch, (study.seed,))
@@ -75,8 +60,10 @@ def swept(context: Context, key: str, study: SweepStudy, folder: Path) -> Iterat
         pass
     models = [Scored(p.name, folder / p.name, "featcal", p.upstream, p.sweep.setting, study.seed) for p in found]
     scores = score(context, f"sweep {key}", study.role, study.pool, models)
+    rows = []
     for p in found:
         for parameter, value in p.places:
             chosen = int(value == getattr(p.sweep.featcal, parameter))
             words = {"parameter": parameter, "at": f"{value:g}", "chosen": chosen}
-            yield from ({**row, **words} for row in scores[p.name])
+            rows += [{**row, **words} for row in scores[p.name]]
+    return Found(rows, told={"study": asdict(study)})

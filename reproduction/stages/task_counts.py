@@ -13,14 +13,12 @@ from zlib import crc32
 
 from featcal.rivals.settings import MeanShift
 from featcal.settings import require
-from featcal.storage.atomic import atomic_folder
-from featcal.storage.results import write_json, write_rows
 from reproduction.experiments.studies import TaskCountsStudy
 from reproduction.stages.columns import TASK_COUNTS
-from reproduction.stages.context import Context, load_context, pick, recorded
-from reproduction.stages.trials import room
+from reproduction.stages.context import Context
+from reproduction.stages.study import Found, run_study
 from reproduction.stages.unseen import UNSEEN, Row, encoded, judge_of, samples_of, spans_of, streams_of
-from reproduction.stages.workers import console, fan_out
+from reproduction.stages.workers import fan_out
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,22 +34,17 @@ class Part:
 
 def run(key: str) -> None:
     """Write outputs/<suite>/task_counts/<key>/task_counts.csv; no rows where the suite does not run it."""
-    context = load_context()
-    study: TaskCountsStudy | None = pick("task_counts", context.experiments.studies["task_counts"], key)
-    rows: list[Row] = []
-    told: dict[str, Any] = {}
-    with recorded(context, "task_counts", key), atomic_folder(context.layout.study("task_counts", key)) as folder:
-        if study is None or not context.plays(study.role, study.pool):
-            console.print(f"task_counts {key}: not run in suite {context.suite.name}")
-        else:
-            parts = parts_of(study, context.suite.tasks_of(study.role, study.pool))
-            with room(context, "task_counts") as kept:
-                rows = rows_of(context, key, study, parts, kept)
-            told = {"study": asdict(study), "parts": {f"{len(p.tasks)}-{p.draw}": p.tasks for p in parts}}
-            told["mergers"] = {u: context.experiments.merge[f"{key}-{u}"].options for u in study.upstreams}
-            told["classes"] = {task: end - start for task, (start, end) in spans_of(context, study)[1].items()}
-        write_rows(folder / "task_counts.csv", rows, TASK_COUNTS)
-        write_json(folder / "task_counts.settings.json", told)
+    run_study("task_counts", key, found, more={"task_counts": TASK_COUNTS})
+
+
+def found(context: Context, key: str, study: TaskCountsStudy, folder: Path) -> Found:
+    """Rows of every part, and what was merged in it."""
+    parts = parts_of(study, context.suite.tasks_of(study.role, study.pool))
+    rows = rows_of(context, key, study, parts, folder)
+    told = {"study": asdict(study), "parts": {f"{len(p.tasks)}-{p.draw}": p.tasks for p in parts}}
+    told["mergers"] = {u: context.experiments.merge[f"{key}-{u}"].options for u in study.upstreams}
+    told["classes"] = {task: end - start for task, (start, end) in spans_of(context, study)[1].items()}
+    return Found(more={"task_counts": rows}, told=told)
 
 
 def parts_of(study: TaskCountsStudy, tasks: Sequence[str]) -> list[Part]:

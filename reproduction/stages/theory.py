@@ -3,17 +3,15 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from featcal.storage.atomic import atomic_folder
-from featcal.storage.results import write_rows
 from reproduction.experiments.runs import CalibrateRun
 from reproduction.experiments.studies import TheoryStudy
 from reproduction.stages.calibrate import calibrate_one
 from reproduction.stages.columns import THEORY, THEORY_POINTS
-from reproduction.stages.context import Context, load_context, pick, recorded
-from reproduction.stages.workers import console, fan_out
+from reproduction.stages.context import Context
+from reproduction.stages.study import Found, run_study
+from reproduction.stages.workers import fan_out
 
 # Of every equation: float64 carries 16 digits, a wrong term shows in the first, a quadrature with few nodes in between. Of every
 # inequality: that it holds.
@@ -23,31 +21,26 @@ SOURCES = "sources"  # the job that looks at all tasks together
 
 def run(key: str) -> None:
     """Write outputs/<suite>/theory/<key>/{theory,theory_points}.csv; no rows where it is not run."""
-    context = load_context()
-    study: TheoryStudy | None = pick("theory", context.experiments.studies["theory"], key)
-    rows: list[dict[str, Any]] = []
-    points: list[dict[str, Any]] = []
-    with recorded(context, "theory", key):
-        if study is None or not context.plays(study.role, study.pool):
-            console.print(f"theory {key}: not run in suite {context.suite.name}")
-        else:
-            found = checked(context, key, study)
-            rows = rows_of(context, study, found)
-            points = [point for name in found for point in found[name][1]]
-        with atomic_folder(context.layout.study("theory", key)) as folder:
-            write_rows(folder / "theory.csv", rows, THEORY)
-            write_rows(folder / "theory_points.csv", points, THEORY_POINTS)
+    run_study("theory", key, found, more={"theory": THEORY, "theory_points": THEORY_POINTS}, settings=False)
 
 
-def checked(context: Context, key: str, study: TheoryStudy) -> dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
+def found(context: Context, key: str, study: TheoryStudy, kept: Path) -> Found:
+    """Lines of every statement, and the points behind them."""
+    lines = checked(context, key, study, kept)
+    points = [point for name in lines for point in lines[name][1]]
+    return Found(more={"theory": rows_of(context, study, lines), "theory_points": points})
+
+
+def checked(
+    context: Context, key: str, study: TheoryStudy, kept: Path
+) -> dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
     """Lines and points by task, and those that take all tasks together, in the pool's order."""
-    with TemporaryDirectory() as kept:
-        orders = {order: (context, key, study, order, Path(kept) / order) for order in ("forward", "stale")}
-        for _ in fan_out(f"theory {key}", calibrated, orders, context.suite.workers):
-            pass
-        tasks = context.suite.tasks_of(study.role, study.pool)
-        jobs: dict[str, tuple[Any, ...]] = {task: (context, study, task, Path(kept)) for task in (SOURCES, *tasks)}
-        found = dict(fan_out(f"theory {key}", check, jobs, context.suite.workers))
+    orders = {order: (context, key, study, order, kept / order) for order in ("forward", "stale")}
+    for _ in fan_out(f"theory {key}", calibrated, orders, context.suite.workers):
+        pass
+    tasks = context.suite.tasks_of(study.role, study.pool)
+    jobs: dict[str, tuple[Any, ...]] = {task: (context, study, task, kept) for task in (SOURCES, *tasks)}
+    found = dict(fan_out(f"theory {key}", check, jobs, context.suite.workers))
     return {name: found[name] for name in (*tasks, SOURCES)}
 
 

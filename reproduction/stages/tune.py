@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from featcal.settings import Calibration
-from featcal.storage.atomic import atomic_folder
-from featcal.storage.results import write_json, write_scores
 from reproduction.experiments.runs import Pool
 from reproduction.experiments.tunings import TuneStudy
 from reproduction.stages.columns import TUNE
-from reproduction.stages.context import Context, load_context, pick, recorded
+from reproduction.stages.context import Context
 from reproduction.stages.scored import Scored
-from reproduction.stages.trials import room
-from reproduction.stages.workers import console, fan_out
+from reproduction.stages.study import Found, run_study
+from reproduction.stages.workers import fan_out
 
 REFERENCE = "reference"  # origin of the suite's own settings, which are no candidate
 Job = tuple[Context, str, TuneStudy, Calibration | None, Path]  # None: the path of every site
@@ -26,23 +24,10 @@ Job = tuple[Context, str, TuneStudy, Calibration | None, Path]  # None: the path
 
 def run(key: str) -> None:
     """Write outputs/<suite>/tune/<key>/tune.csv and its settings; no rows where the suite does not run it."""
-    context = load_context()
-    study: TuneStudy | None = pick("tune", context.experiments.studies["tune"], key)
-    rows: list[dict[str, Any]] = []
-    told: dict[str, Any] = {}
-    with recorded(context, "tune", key) as record, atomic_folder(context.layout.study("tune", key)) as folder:
-        if study is None or not context.plays(study.role, study.pool):
-            console.print(f"tune {key}: not run in suite {context.suite.name}")
-        else:
-            with room(context, "tune") as models:
-                rows, told, record["cost"] = searched(context, key, study, models)
-        write_scores(folder / "tune.csv", rows, TUNE)
-        write_json(folder / "tune.settings.json", told)
+    run_study("tune", key, searched, TUNE)
 
 
-def searched(
-    context: Context, key: str, study: TuneStudy, folder: Path
-) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
+def searched(context: Context, key: str, study: TuneStudy, folder: Path) -> Found:
     """Rows of every candidate and of the reference, the study with the λ of every site's path, and seconds of every part."""
     from featcal.tuning.proposals import proposals, rounds
     from featcal.tuning.settings import Candidate, Search, best
@@ -67,7 +52,7 @@ def searched(
     if study.suite is not None:
         known.append(Candidate(len(known), "search", study.suite, begun[REFERENCE][0]))
     rows = list(scored_rows(context, key, study, known, chosen, folder))
-    return rows, {"study": asdict(study), "path": path}, cost
+    return Found(rows, told={"study": asdict(study), "path": path}, record={"cost": cost})
 
 
 def scored_rows(

@@ -92,7 +92,7 @@ def test_residual_target_lessens_the_lag_of_a_stream_that_comes_in_wrong():
     lagging = shifted(given["merged"], 5)  # its embeddings, which are not calibrated, are not the expert's
     settings = replace(PAPER, ridge=1e-10, anchor_blend=1.0, interpolation=1.0, order="sites")
     drift = [
-        calibrate(**given | {"merged": lagging}, settings=replace(settings, residual=beta)).blocks[0].relative_drift_after
+        calibrate(**given | {"merged": lagging}, settings=replace(settings, residual=beta)).blocks[0].relative_drift
         for beta in (0.0, 0.5, 1.0)
     ]
     assert drift[2] < drift[1] < drift[0]

@@ -28,8 +28,7 @@ def refused(error, **changes):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("role", ["merged", "base", "mnist"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("role", "value"), [("merged", torch.nan), ("base", torch.inf), ("mnist", torch.nan)])
 def test_broken_number_in_a_checkpoint_names_the_model_and_the_tensor(role, value):
     given, name = experiment(), "encoder.layers.1.mlp.fc2.weight"
     if role == "mnist":
@@ -41,7 +40,7 @@ def test_broken_number_in_a_checkpoint_names_the_model_and_the_tensor(role, valu
 
 def test_expert_of_another_width_names_expert_tensor_and_both_shapes():
     message = refused(TensorsDiffer, experts=experiment()["experts"] | {"dtd": clip(width=48)})
-    assert "dtd" in message and "embeddings.class_embedding" in message and "[32]" in message and "[48]" in message
+    assert "dtd" in message and "embeddings.position_embedding" in message and "[5, 32]" in message and "[5, 48]" in message
 
 
 def test_expert_without_batches_names_the_task_and_the_nearest_one():
@@ -55,7 +54,6 @@ def test_no_experts_at_all_is_an_error():
     assert "no experts" in refused(BadBatches, experts={}, batches={})
 
 
-@pytest.mark.parametrize("task", ["dtd", "svhn"])
 @pytest.mark.parametrize(
     ("bad", "says"),
     [
@@ -68,9 +66,9 @@ def test_no_experts_at_all_is_an_error():
         (images(1) + [{"pixel_values": torch.full((1, 3, 16, 16), torch.inf, dtype=torch.float64)}], "batch 2 holds NaN or Inf"),
     ],
 )
-def test_unusable_batches_name_the_task_and_what_is_wrong(task, bad, says):
-    message = refused(BadBatches, batches=experiment()["batches"] | {task: bad})
-    assert task in message and says in message
+def test_unusable_batches_name_the_task_and_what_is_wrong(bad, says):
+    message = refused(BadBatches, batches=experiment()["batches"] | {"svhn": bad})
+    assert "svhn" in message and says in message
 
 
 def test_model_whose_blocks_cannot_be_replayed_is_refused_before_anything_is_solved():

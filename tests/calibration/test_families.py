@@ -59,7 +59,7 @@ def short_text(seed):
     return [{"input_ids": ids, "attention_mask": mask}]
 
 
-@pytest.mark.parametrize("name", ["t5", "clip", "llama", "gpt2", "gemma3", "opt"])
+@pytest.mark.parametrize("name", ["t5", "clip", "gemma3"])
 def test_size_and_order_of_batches_are_irrelevant(name, monkeypatch):
     family = FAMILIES[name]
     without_float32(monkeypatch, make(family.build))
@@ -195,7 +195,7 @@ def test_written_t5_folder_is_read_back_by_transformers_with_its_ties(tmp_path):
 
 
 @pytest.mark.parametrize(("ridge", "bound"), [(0.05, 1e-5), (1e-5, 1e-3)])
-@pytest.mark.parametrize("name", ["t5", "llama", "gpt2"])
+@pytest.mark.parametrize("name", ["t5", "llama"])
 def test_float32_models_differ_from_float64_by_rounding(name, ridge, bound):
     settings = replace(PAPER, ridge=ridge)
     exact, single = (calibrate(**experiment(FAMILIES[name], d), settings=settings).model for d in (torch.float64, torch.float32))

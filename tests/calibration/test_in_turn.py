@@ -5,9 +5,11 @@ import threading
 import checkpoints
 import pytest
 import torch
+import transformers as tf
 from folders import batch_for, nothing_left, numbers, outputs, same, whole
-from tiny import clip, shifted
+from tiny import TEXT, clip, make, shifted
 
+import featcal
 from featcal.errors import MissingTensor, NotFinite, TensorsDiffer, TruncatedFile
 from featcal.models.residency import Resident, in_turn, require_alike
 from featcal.models.save import save_model
@@ -89,6 +91,19 @@ def test_models_that_do_not_fit_each_other_are_refused_by_name(tmp_path):
         require_alike(models | {"expert 'b'": Streamed(deep)})
     with pytest.raises(MissingTensor, match=r"expert 'b': no tensor named 'encoder\.layers\.2\."):
         require_alike({"merged": Streamed(deep), "expert 'b'": Streamed(narrow)})
+
+
+def test_families_whose_tensors_have_the_same_names_and_shapes_are_not_mixed():
+    """RoBERTa beside BERT: nothing but the class tells them apart."""
+    sizes = TEXT | {"max_position_embeddings": 16}
+    bert = make(lambda: tf.BertModel(tf.BertConfig(**sizes)))
+    roberta = make(lambda: tf.RobertaModel(tf.RobertaConfig(**sizes)))
+    named = [{name: p.shape for name, p in model.named_parameters()} for model in (bert, roberta)]
+    assert named[0] == named[1]
+    with pytest.raises(TensorsDiffer, match="BertModel in merged, but RobertaModel in expert 'a'"):
+        require_alike({"merged": Resident(bert), "expert 'a'": Resident(roberta)})
+    with pytest.raises(TensorsDiffer, match="BertModel in base, but RobertaModel in expert 'a'"):
+        featcal.merge("average", bert, {"a": roberta})
 
 
 def test_nan_is_found_in_folders_and_in_given_modules(tmp_path):

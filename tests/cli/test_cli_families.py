@@ -181,10 +181,16 @@ def test_a_model_that_would_need_code_from_its_folder_is_refused_without_a_quest
     folder = texts("llama")
     config = json.loads((folder / "a/config.json").read_text())
     (folder / "a/own.py").write_text("raise SystemExit('run')")
-    changed = config | {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}
-    (folder / "a/config.json").write_text(json.dumps(changed))
-    for command in (["inspect", "a"], [*TEXT, "--data", "a=a.jsonl", "--data", "b=b.jsonl"]):
-        assert "no code from a checkpoint is run" in refused(command, folder, capsys)
+    own = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    calibration = [*TEXT, "--data", "a=a.jsonl", "--data", "b=b.jsonl"]
+    for changed in ({"model_type": "own", "auto_map": own}, {"auto_map": own}):
+        (folder / "a/config.json").write_text(json.dumps(config | changed))
+        for command in (["inspect", "a"], calibration, [*calibration, "--dry-run"]):
+            assert "no code from a checkpoint is run" in refused(command, folder, capsys)
+    same = {"AutoConfig": "own.LlamaConfig", "AutoModelForCausalLM": "own.LlamaForCausalLM"}
+    (folder / "a/config.json").write_text(json.dumps(config | {"auto_map": same}))
+    assert cli.main(calibration) == 0
+    assert "a/config.json: auto_map names own.LlamaForCausalLM, which is not run" in capsys.readouterr().err
 
 
 def test_a_row_that_names_a_picture_outside_of_the_folder_is_refused(flat, capsys):

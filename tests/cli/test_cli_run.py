@@ -175,7 +175,7 @@ def test_an_index_that_leads_out_of_its_folder_is_refused(models, capsys):  # no
     [CALIBRATE, [*EVALUATE, "--template", "a photo of a {}"], ["convert", "base", "--out", "new"]],
     ids=["calibrate", "evaluate", "convert"],
 )
-@pytest.mark.parametrize("content", ["[1]", "7", "{", ""])
+@pytest.mark.parametrize("content", ["[1]", "{"])
 def test_a_processor_file_that_is_no_mapping_is_one_message(models, capsys, arguments, content):  # noqa: F811
     (models / "base/preprocessor_config.json").write_text(content)
     assert "preprocessor_config.json" in refused(arguments, models, capsys)

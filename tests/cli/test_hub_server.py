@@ -10,7 +10,7 @@ import pytest
 import torch
 from hub_client import Client
 from hub_repositories import everything
-from hub_server import HubServer
+from hub_server import TOKEN, HubServer
 
 from featcal.cli import main as cli
 from featcal.models.load import load_clip, load_vision
@@ -161,8 +161,55 @@ def test_models_of_both_layouts_are_fetched_at_the_pinned_commit_and_no_pickle_i
     assert not any(".bin" in request for request in hub.seen)
 
 
-@pytest.mark.parametrize("how", ["gone", "offline"])
-@pytest.mark.parametrize("name", LOCAL)
+@pytest.fixture
+def writable(place, tmp_path):
+    """A hub that takes uploads, what a process is told to know it and its account, and a merge that is put there."""
+    merging = ["merge", "average", "--base", str(place / "base"), "--expert", f"a={place / 'expert'}"]
+    with HubServer({}, uploads=tmp_path / "uploads") as hub:
+        # git LFS, as the hub of the test knows no xet
+        known = {**hub.environment(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
+        yield hub, known, [*merging, "--out", str(tmp_path / "new"), "--push-to-hub"]
+
+
+def test_a_pushed_folder_comes_back_from_the_hub_as_it_is(writable, tmp_path):
+    hub, known, merging = writable
+    with Client(known, tmp_path) as client:
+        code, said = client.ask("featcal", *merging, "me/new")
+        assert code == 0 and f"{hub.url}/me/new" in said, said
+        back = Path(client.ask("fetch", "me/new", tmp_path / "pins.json")[0])
+    assert tree(hub.uploads / "me/new") == tree(tmp_path / "new")
+    assert tree(back).items() <= tree(tmp_path / "new").items() and load_vision(back)
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "said"),
+    [
+        ({"HF_TOKEN": ""}, "me/new", "hf auth login"),
+        ({"HF_TOKEN": "hf_other"}, "me/new", "does not know the token"),
+        ({"HF_HUB_OFFLINE": "1"}, "me/new", "cannot be reached"),
+        ({}, "me/a name", "must be owner/name"),
+    ],
+)
+def test_who_cannot_push_is_told_before_the_work(writable, tmp_path, change, name, said):
+    hub, known, merging = writable
+    with Client(known | change, tmp_path) as client:
+        code, complaint = client.ask("featcal", *merging, name)
+    assert code == cli.MISTAKE and said in complaint and complaint.count("featcal:") == 1, complaint
+    assert not (tmp_path / "new").exists() and not hub.repositories
+
+
+def test_what_the_hub_does_not_take_is_whole_and_can_be_put_there_later(writable, tmp_path):
+    hub, known, merging = writable
+    (hub.uploads).write_text("in the place of the folder of uploads")
+    with Client(known, tmp_path) as client:
+        code, complaint = client.ask("featcal", *merging, "me/new")
+    assert code == cli.MISTAKE and f"hf upload me/new {tmp_path / 'new'}" in complaint, complaint
+    assert load_vision(tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("how", "name"), [*(("offline", name) for name in LOCAL), ("gone", "owner/digits"), ("gone", "owner/photos")]
+)
 def test_without_a_connection_the_cached_commit_and_configuration_are_read_and_no_other(gone, calibrated, name, how):
     there, here = calibrated(gone[how], name)
     assert there == here
@@ -174,8 +221,9 @@ def test_without_a_connection_a_cached_commit_can_be_named_itself(served, gone, 
     assert there == here
 
 
-@pytest.mark.parametrize("how", ["gone", "offline"])
-@pytest.mark.parametrize("name", ["owner/none", "owner/digits@v2", "owner/digits@" + "0" * 40])
+@pytest.mark.parametrize(
+    ("how", "name"), [("gone", "owner/none"), ("offline", "owner/digits@v2"), ("offline", "owner/digits@" + "0" * 40)]
+)
 def test_without_a_connection_what_is_not_cached_is_one_message(gone, place, tmp_path, name, how):
     code, complaint = gone[how].ask("featcal", *command(place, name, tmp_path / "new"))
     assert code == cli.MISTAKE and complaint.count("featcal:") == 1 and "Traceback" not in complaint

@@ -6,7 +6,7 @@ from pathlib import Path
 import checkpoints
 import pytest
 from huggingface_hub import ModelCard
-from test_cli import CALIBRATE, MERGE, models, ready  # noqa: F401 - two fixtures
+from test_cli import CALIBRATE, DATA, EVALUATE, EXPERTS, MERGE, models, ready  # noqa: F401 - two fixtures
 
 from featcal.cli import main as cli
 from featcal.storage.model_card import front_matter, inherited
@@ -44,6 +44,26 @@ def test_a_card_of_the_library_is_the_same_but_for_the_samples(models):  # noqa:
     module = featcal.merge("average", "mnist", {"dtd": "dtd"})
     featcal.calibrate(module, base="mnist", **how)
     assert "a CLIPVisionModel in memory" in ModelCard.load("new/README.md").text
+
+
+def test_what_is_measured_stands_in_the_card_for_people_and_as_the_hubs_model_index(models, capsys):  # noqa: F811
+    assert cli.main([*MERGE[:-1], "fused"]) == 0
+    asked = [*EVALUATE[:2], "fused", *EVALUATE[3:], "--template", "a photo of a {}"]
+    for split in ("train", "test", "test"):
+        capsys.readouterr()
+        assert cli.main([*asked, "--split", split, "--card", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["tasks"]
+    agreement = ["compare", "--model", "it=fused", *EXPERTS, *DATA, "--samples", "4", "--skip", "0", "--card", "--json"]
+    assert cli.main(agreement) == 0
+    drift = {one["expert"]: one["relative_drift"] for one in json.loads(capsys.readouterr().out)["agreement"]}
+    card = ModelCard.load("fused/README.md")
+    found = {(one.dataset_name, one.metric_type, one.dataset_split): one.metric_value for one in card.data.eval_results}
+    assert {key[1:] for key in found} >= {("accuracy", "test"), ("accuracy", "train"), ("cosine", "train")}
+    for task in ("mnist", "dtd"):
+        assert found[task, "accuracy", "test"] == pytest.approx(told[task]["accuracy"] / 100, abs=1e-4)
+        assert found[task, "relative_drift", "train"] == pytest.approx(drift[task], rel=1e-5)
+        assert card.text.count(f"| {task} | test | {told[task]['accuracy']:.2f} |") == 1
+    assert card.data.tags == ["merge", "featcal"] and "No accuracy was measured" not in card.text and "## Use" in card.text
 
 
 def test_a_licence_that_all_cards_share_is_inherited(tmp_path):

@@ -85,12 +85,6 @@ def test_merging_again_gives_the_same_bytes(folders, tmp_path):
     assert all((tmp_path / "one" / f).read_bytes() == (tmp_path / "two" / f).read_bytes() for f in files)
 
 
-def test_modules_can_be_written_to_a_folder(tmp_path):
-    base, experts = checkpoints.vision(), [checkpoints.vision(1), checkpoints.vision(2)]
-    merge("average", base, experts, out=tmp_path / "out")
-    assert equal(state_of(load_vision(tmp_path / "out")), state_of(merge("average", base, experts)))
-
-
 def test_streaming_holds_one_tensor_of_each_model(folders, tmp_path, monkeypatch):
     alive, most = [], []
     read = LazyCheckpoint.tensor

@@ -9,10 +9,12 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
+import featcal
 from featcal.cli import main as cli
 from featcal.cli.merge import as_value
 from featcal.errors import BadFile, MissingPath, MissingTensor, TensorsDiffer, TruncatedFile
 from featcal.merging.merge import merge
+from featcal.models.lora import without_adapters
 from featcal.models.save import save_model
 
 CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "bias": "none", "target_modules": ["q_proj", "fc1"], "use_rslora": False}
@@ -224,3 +226,17 @@ def test_a_mistake_in_the_arguments_is_one_message_and_writes_nothing(models, ca
 
 def test_values_on_the_command_line_are_those_of_params_yaml():
     assert [as_value(text) for text in ("1e-5", "0.5", "3", "true", "sum", "[a, b]")] == [1e-5, 0.5, 3, True, "sum", ["a", "b"]]
+
+
+def test_an_adapter_in_memory_is_an_expert_of_what_repairs():
+    peft = pytest.importorskip("peft")
+    base = tiny.clip(dtype=torch.float32)
+    adapted = peft.get_peft_model(tiny.clip(dtype=torch.float32), peft.LoraConfig(r=2, target_modules=["fc1"]))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(0.1)
+    dense = without_adapters(adapted)
+    found, want = (featcal.svc(dense, base, [expert]).state_dict() for expert in (adapted, dense))
+    assert all(torch.equal(found[name], tensor) for name, tensor in want.items())
+    assert not torch.equal(found["encoder.layers.0.mlp.fc1.weight"], base.state_dict()["encoder.layers.0.mlp.fc1.weight"])

@@ -14,6 +14,7 @@ from featcal.merging.breadcrumbs import masked
 from featcal.merging.consensus import tall_masks
 from featcal.merging.dare import dropped
 from featcal.merging.fisher import diagonal_fisher, fisher_tensor, fisher_weights
+from featcal.merging.gradient_matching import matched_tensor
 from featcal.merging.iso import iso_c_matrix, iso_cts_matrix
 from featcal.merging.job import Job
 from featcal.merging.mats import conjugate_gradients
@@ -54,7 +55,7 @@ def test_experts_that_are_the_base_leave_it_as_it_is(method):
     assert close(state(method, {"a": tiny.clip(), "b": tiny.clip()}), tiny.clip().state_dict())
 
 
-@pytest.mark.parametrize("method", [*FIELD, "dare", "dare_ties"])
+@pytest.mark.parametrize("method", ["wudi_closed_form", "consensus", "dare_ties"])  # of every way in which tensors are read
 def test_folders_are_merged_as_modules_are(method, tmp_path):
     folders = {name: checkpoints.vision_folder(tmp_path / name, seed) for seed, name in enumerate("ab", start=1)}
     models = {name: checkpoints.vision(seed) for seed, name in enumerate("ab", start=1)}
@@ -264,6 +265,25 @@ def test_fisher_merging_with_a_floor_above_all_is_the_average():
     found = state("fisher", batches=images(), head=heads(), floor=1e9, normalize=False)
     assert close(found, state("average"), 1e-6)
     assert not close(state("fisher", batches=images(), head=heads()), state("average"), 1e-4)
+
+
+def test_gradient_matching_is_fisher_merging_without_the_bases_curvature_and_task_arithmetic_with_much_of_it():
+    base, thetas = torch.tensor([1.0, 1.0]).double(), [torch.tensor([2.0, 2.0]).double(), torch.tensor([3.0, 7.0]).double()]
+    H, none = [torch.tensor([1.0, 2.0]).double(), torch.tensor([3.0, 2.0]).double()], torch.zeros(2).double()
+    assert torch.equal(matched_tensor(base, thetas, none, H, 1.0), fisher_tensor(base, thetas, H, [1.0, 1.0]))
+    assert matched_tensor(base, thetas, none + 1e12, H, 0.3).tolist() == pytest.approx([1.9, 3.1])
+    # entry by entry: 1 + ½ ((2 + 1) 1 + (2 + 3) 2) / (2 + ½ 4) = 2.625 and 1 + ½ ((2 + 2) 1 + (2 + 2) 6) / (2 + ½ 4) = 4.5
+    assert matched_tensor(base, thetas, none + 2, H, 0.5).tolist() == [2.625, 4.5]
+
+
+def test_gradient_matching_of_experts_that_are_the_base_leaves_it_and_much_of_the_bases_curvature_is_task_arithmetic():
+    more = {"batches": images(), "head": heads(), "scale": 0.3}
+    alike = state("gradient_matching", {"a": tiny.clip(), "b": tiny.clip(), "c": tiny.clip()}, **more)
+    assert close(alike, tiny.clip().state_dict())
+    name = "encoder.layers.1.mlp.fc2.bias"
+    found = state("gradient_matching", base_weight=1e12, **more)[name]
+    assert torch.allclose(found, state("task_arithmetic")[name], rtol=0, atol=1e-6)
+    assert not torch.allclose(state("gradient_matching", **more)[name], found, atol=1e-4)
 
 
 def test_svc_is_algorithm_1_direction_by_direction():

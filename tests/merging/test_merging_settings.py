@@ -6,6 +6,7 @@ from smoke_graph import ROOT, smoke_params
 from test_settings_mistakes import project, put
 
 from featcal.errors import FeatCalError
+from pipeline import settings, write_settings
 from reproduction.experiments.params import load_experiments
 from reproduction.experiments.runs import ADAPTERS, STREAMS, Draw
 
@@ -22,22 +23,6 @@ def asked(folder, method, settings):
     entry = {"smoke": None if settings is None else settings | draw, "mini": None}
     project(folder, put(smoke_params(), f"merge/{POOL}/{method}", entry), SUITE)
     return load_experiments(folder / "params.yaml").merge[f"{POOL}-{method}"]
-
-
-@pytest.mark.parametrize(
-    ("method", "settings"),
-    [
-        ("ties", {"density": 0.1, "combine": "mean"}),
-        ("wudi", {"variant": "official", "exclude": ["*position_embedding.weight"]}),
-        ("regmean", {"off_diagonal": 0.9}),
-        ("regmean_plus_plus", {}),
-        ("lot", {}),
-        ("adamerging", {"granularity": "task", "steps": 100, "clamp": True, "batches_per_step": 2}),
-        ("ties", None),
-    ],
-)
-def test_every_methods_settings_are_taken(tmp_path, method, settings):
-    assert asked(tmp_path, method, settings).options == settings
 
 
 @pytest.mark.parametrize(
@@ -68,18 +53,9 @@ def test_a_method_that_looks_at_images_sees_those_of_its_source_unless_told_othe
     assert asked(tmp_path, method, {}).draw == draw
 
 
-def test_a_second_model_of_one_method_has_a_name_of_its_own():
-    made = load_experiments(ROOT / "params.yaml").merge
-    for method, second in (("wudi", "wudi_closed_form"), ("adamerging", "adamerging_1000")):
-        assert {run.upstream for run in made.values() if run.method == method} == {method, second}
-    closed = made["clip_b32-14-wudi_closed_form"]  # of a larger pool
-    assert (closed.method, closed.options) == ("wudi", {"variant": "closed_form"})
-
-
 @pytest.mark.parametrize("suite", ["mini", "paper", "files"])
 def test_every_setting_of_params_yaml_is_valid_in_every_suite(tmp_path, suite):
-    params = yaml.safe_load((ROOT / "params.yaml").read_text()) | {"suite": suite}
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    write_settings(tmp_path, settings() | {"suite": suite})
     found = load_experiments(tmp_path / "params.yaml")
     for role in ("clip_b32", "clip_l14"):
         assert {run.method for run in found.merged_in(role, 8).values()} == PAPERS

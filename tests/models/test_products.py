@@ -51,15 +51,6 @@ def test_products_of_every_layout_are_those_of_float64(shape, computed):
     assert len(computed) == (32 if min(shape) >= products.NARROWEST else 0)
 
 
-@pytest.mark.parametrize(
-    ("d", "sizes"), [(5, [5]), (192, [192]), (193, [97, 96]), (383, [192, 191]), (384, [192] * 2), (400, [192] * 2 + [16])]
-)
-def test_sums_are_cut_into_pieces(d, sizes):
-    found = products.pieces(d)
-    assert [end - start for start, end in found] == sizes
-    assert found[0][0] == 0 and found[-1][1] == d and all(a[1] == b[0] for a, b in zip(found, found[1:], strict=False))
-
-
 def test_long_sums_round_no_worse_than_torch_alone(computed):
     x = drawn(2176, 256) + 1
     exact = x.double().T @ x.double()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from families import FAMILIES
-from folders import WAYS, batch_for, folder_of, nothing_left, numbers, outputs, present, same, whole
+from folders import batch_for, folder_of, nothing_left, numbers, outputs, present, same, whole
 from tiny import make
 
 from featcal.blocks.capture import first_inputs
@@ -29,9 +29,10 @@ ENTRIES = {  # what leads to the first block
 LAYERS = "encoder.layers"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "way", "dtype"),
+    [(family, "transformers", torch.float32) for family in FAMILIES] + [(family, "featcal", torch.float64) for family in ENTRIES],
+)
 def test_a_streamed_forward_gives_the_bits_of_the_whole_model_and_leaves_nothing(family, way, dtype, tmp_path):
     folder, batch = folder_of(tmp_path / "m", family, dtype, way), batch_for(family, dtype)
     model, held = whole(folder, family, dtype), Streamed(folder, dtype=dtype)
@@ -42,7 +43,7 @@ def test_a_streamed_forward_gives_the_bits_of_the_whole_model_and_leaves_nothing
     assert held.peak_bytes < sum(p.nbytes for p in model.parameters())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ENTRIES)
 def test_first_inputs_are_those_of_the_whole_model_and_load_no_block(family, tmp_path):
     folder, batch = folder_of(tmp_path / "m", family), batch_for(family)
     model, held = whole(folder, family), Streamed(folder)
@@ -53,10 +54,10 @@ def test_first_inputs_are_those_of_the_whole_model_and_load_no_block(family, tmp
     with torch.no_grad():
         expected, _ = first_inputs(model, blocks_of(model, stack), batch, stack.mixed)
     assert torch.equal(hidden, expected) and nothing_left(held)
-    assert not any(name.startswith(stack.blocks) for name in loaded) and loaded == ENTRIES.get(family, loaded)
+    assert not any(name.startswith(stack.blocks) for name in loaded) and loaded == ENTRIES[family]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["t5", "clip", "gemma3"])
 def test_blocks_of_a_streamed_model_replay_its_own_forward(family, tmp_path):
     held = Streamed(folder_of(tmp_path / "m", family))
     plan = plan_for(held.module)

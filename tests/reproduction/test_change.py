@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import PAGES, ROOT, files
+from pipeline import PAGES, ROOT, SETTINGS, files
 from reproduction.experiments.params import load_experiments
 
 TEXT = (ROOT / "book/change.md").read_text("utf-8")
@@ -39,7 +39,7 @@ def settings(folder: Path) -> dict[str, dict]:
 def project(folder: Path) -> Path:
     from dvc.repo import Repo
 
-    for file in (*files(), PAGES, ROOT / "params.yaml", *(ROOT / "suites").glob("*.yaml")):
+    for file in (*files(), PAGES, *SETTINGS, *(ROOT / "suites").glob("*.yaml")):
         (folder / file.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, folder / file.relative_to(ROOT))
     Repo.init(str(folder), no_scm=True).close()

@@ -39,7 +39,7 @@ def test_without_experts_it_says_how_to_make_them(project, role):
         ({"merger": "adamerging"}, UnknownKey, "known: average, task_arithmetic, ties"),
         ({"ridge": 0.0}, BadSetting, "ridge"),
         ({"anchor_blend": "much"}, BadSetting, "anchor_blend"),
-        ({"interpolation": 1.5}, BadSetting, "must lie in"),
+        ({"interpolation": 1.5}, BadSetting, "between 0 and 1"),
         ({"samples": 0}, BadSetting, "samples"),
         ({"test_images": 2.5}, BadSetting, "test_images"),
     ],

@@ -11,6 +11,7 @@ from smoke_graph import ROOT, smoke_params
 
 from featcal.cli import main as cli
 from featcal.errors import FeatCalError
+from pipeline import write_settings
 from reproduction.stages.context import load_context
 
 POOL, LARGER = "clip_b32-8", "clip_b32-14"
@@ -22,7 +23,7 @@ def project(folder: Path, params: Any, suite: Any) -> Path:
     """A folder with nothing but settings."""
     shutil.copytree(ROOT / "suites", folder / "suites")
     (folder / "suites/smoke.yaml").write_text(yaml.safe_dump(suite))
-    (folder / "params.yaml").write_text(yaml.safe_dump(params))
+    write_settings(folder, params)
     return folder
 
 
@@ -86,12 +87,14 @@ IN_PARAMS: list[tuple[str, Any, str]] = [
     ("measure/clip_b32-8/smoke/task", "dtdd", "did you mean 'dtd'"),
     ("corrupted/clip_b32-8/smoke/corruptions", ["snow"], "gaussian_noise, motion_blur, fog"),
     ("corrupted/clip_b32-8/smoke/severity", 5, "corrupted.clip_b32-8.smoke.severity"),
-    ("sweep/clip_b32-8/smoke/around/0/interpolation", [0.9, 1.5], "must lie in [0, 1]"),
+    ("sweep/clip_b32-8/smoke/around/0/interpolation", [0.9, 1.5], "must be a finite number, between 0 and 1"),
     ("sweep/clip_b32-8/smoke/around", [], "must name each setting once"),
     ("sweep/clip_b32-8/smoke/upstreams", ["wdi"], "must be one of the merged models"),
     ("task_counts/clip_b32-8/smoke/counts", [2, 2], "must name each number once"),
     ("task_counts/clip_b32-8/smoke/shuffles", 0, "task_counts.clip_b32-8.smoke.shuffles: 0"),
-    ("task_counts/clip_b32-8/smoke/rivals/setting", "paper", "must be left out"),
+    ("studied/clip_b32-8/smoke/rivals/setting", "paper", "must be left out"),
+    ("studied/clip_b32-8/smoke/paper", DROPPED, "corrupted.clip_b32-8.smoke.at_papers: True"),
+    ("studied/clip_b32-8/smoke/rivls", {}, "studied.clip_b32-8.smoke: 'rivls' is not known here; did you mean 'rivals'"),
 ]
 IN_SUITE: list[tuple[str, Any, str]] = [
     ("worker", 2, "did you mean 'workers'"),

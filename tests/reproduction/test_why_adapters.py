@@ -1,21 +1,10 @@
 """Why adapters win here: shares, drift, classes and the paper's lead on invented results, against numbers counted by hand."""
 
 import pytest
-from synthetic_results import text_without_results, write_project
+from synthetic_results import write_project
 
-from reproduction.report import share_panels, task_counts, task_leads, why_adapters
+from reproduction.report import task_counts, task_leads, why_adapters
 from reproduction.report.pages import Page
-
-PIECES = {
-    "headline": lambda suite: why_adapters.headline(Page("why_adapters", suite)),
-    "by_number": lambda suite: why_adapters.by_number(Page("why_adapters", suite)),
-    "panels": lambda suite: share_panels.panels(Page("why_adapters", suite)),
-    "drift_parts": lambda suite: task_leads.drift_parts(Page("why_adapters", suite)),
-    "drift_bars": lambda suite: task_leads.drift_bars(Page("why_adapters", suite)),
-    "by_classes": lambda suite: task_leads.by_classes(Page("why_adapters", suite)),
-    "among_all": lambda suite: task_leads.among_all(Page("why_adapters", suite)),
-    "paper_lead": lambda suite: task_leads.paper_lead(Page("why_adapters", suite)),
-}
 
 
 @pytest.fixture
@@ -30,19 +19,6 @@ def share(method, tasks, upstream="average", setting="suite", source=task_counts
     found = task_counts.shares(Page("why_adapters", "mini"))
     (one,) = [s for s in found if (s.source, s.upstream, s.method, s.setting, s.tasks) == key]
     return one
-
-
-@pytest.mark.parametrize("name", PIECES)
-@pytest.mark.parametrize("suite", ["mini", "paper", "files", "smoke"])
-def test_every_piece_says_when_it_was_not_run(tmp_path, monkeypatch, name, suite):
-    text = text_without_results(PIECES[name], suite, tmp_path, monkeypatch)
-    assert "not run" in text and "nan" not in text.split()
-
-
-@pytest.mark.parametrize("name", PIECES)
-def test_every_piece_shows_what_was_run(project, name):
-    text = PIECES[name]("mini").text
-    assert text and "nan" not in text.split() and not text.startswith("○")
 
 
 def test_a_share_is_that_of_the_averages_and_its_range_is_over_the_drawn_parts(project):

@@ -1,4 +1,4 @@
-"""params.yaml key by key: groups with their own comments, keys with their meanings from words.yaml and the values of `mini`."""
+"""The settings key by key: groups with their own comments, keys with meanings from words.yaml and the values of `mini`."""
 
 import re
 from functools import cache
@@ -9,6 +9,7 @@ import yaml
 
 from reference.markdown import escaped, table
 
+FILES = ("params.yaml", "pipeline/studies.yaml")
 SUITES = ("mini", "paper", "files")
 APART = ("suite", "methods", "exp")  # not experiments
 
@@ -20,14 +21,10 @@ def words(root: Path) -> dict[str, dict[str, str]]:
 
 
 def text(root: Path) -> str:
-    """Every group of params.yaml as MyST."""
-    source = (root / "params.yaml").read_text("utf-8")
-    comments = comments_of(source)
-    content = yaml.safe_load(source)
+    """Every group of params.yaml, then of pipeline/studies.yaml, as MyST."""
+    comments = {group: words for name in FILES for group, words in comments_of((root / name).read_text("utf-8")).items()}
     parts = []
-    for group, entries in content.items():
-        if group in APART:
-            continue
+    for group, entries in groups(root).items():
         parts.append(f"## {group.replace('_', ' ')}\n\n")
         parts.append(f"{escaped(comments[group])}\n\n" if comments.get(group) else "")
         names = [f"`{name}`" for name in entries]
@@ -35,6 +32,12 @@ def text(root: Path) -> str:
         rows = [[f"`{key}`", escaped(meaning(root, group, key)), _values(values)] for key, values in keys_of(entries).items()]
         parts.append(table(["Key", "Meaning", "In `mini`"], rows) if rows else "")
     return "".join(parts)
+
+
+def groups(root: Path) -> dict[str, Any]:
+    """Entries by group, of both files."""
+    found = {group: own for name in FILES for group, own in yaml.safe_load((root / name).read_text("utf-8")).items()}
+    return {group: entries for group, entries in found.items() if group not in APART}
 
 
 def meaning(root: Path, group: str, key: str) -> str:

@@ -111,12 +111,10 @@ def test_other_code_and_another_pil_find_nothing(pets, kept, monkeypatch):
 
 @pytest.mark.parametrize("spoil", [
     lambda raw, other: raw[:-1],
-    lambda raw, other: raw[:5],
     lambda raw, other: b"",
-    lambda raw, other: raw + b"0",
     lambda raw, other: b"\xff" * 100,
     lambda raw, other: other,
-], ids=["a byte short", "five bytes", "empty", "a byte more", "no header", "of another split"])  # fmt: skip
+], ids=["a byte short", "empty", "no header", "of another split"])  # fmt: skip
 def test_a_spoilt_or_foreign_file_is_made_again(pets, kept, spoil):
     mapped_images(kept, pets)
     (entry,) = kept.iterdir()

@@ -40,8 +40,12 @@ def test_the_tolerance_is_that_of_the_comparison():
 
 
 def test_energy_is_power_times_time():
-    assert compute.watt_hours(3600, 2) == pytest.approx(2 * 280 / 64 + 3)
-    assert compute.watt_hours(0, 64) == 0
+    assert compute.processor("AMD EPYC 7763", 2) == (280, True)  # the whole processor, as codecarbon counts a known one
+    assert compute.processor("a processor of no name", 2) == (8, False)
+    stage = "calibrate@minilm-8"
+    host = json.loads((RESULTS / "minilm-8.run.json").read_text())["host"]
+    watts = compute.processor(host["cpu"], host["cores"])[0] + 2 * 5
+    assert compute.watt_hours("mini")[stage] == pytest.approx(compute.seconds("mini")[stage] * watts / 3600)
 
 
 def test_every_stage_is_counted_once_though_several_records_tell_of_it():

@@ -62,7 +62,7 @@ def test_every_option_changes_one_thing_and_the_default_stands_at_every_seed():
         ({"vary": {"decoder": ["begin"]}}, "answer, start"),
         ({"vary": {"counted": ["prompt"]}}, "of the pool mergebench alone"),
         ({"vary": {"modules": ["q"]}}, "by what each is called"),
-        ({"vary": {"modules": {"none": []}}}, "must be a list of names"),
+        ({"vary": {"modules": {"none": []}}}, "must name some"),
         ({"vary": {"samples": [0]}}, "whole number"),
         ({"vary": {"samples": [256]}}, "is the default itself"),
     ],

@@ -182,7 +182,7 @@ def test_one_seed_is_marked_and_three_are_not(tmp_path):
     assert not judge(claim("t1_ta_upstream"), "mini", "suite", folder).one_run
 
 
-@pytest.mark.parametrize("suite", ["mini", "paper", "files", "smoke"])
+@pytest.mark.parametrize("suite", ["mini", "files"])
 def test_without_results_every_claim_is_not_run(tmp_path, suite):
     folder = write_project(tmp_path, suite, empty=True)
     counted = tables(Source("", suite), folder)

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from statistics import mean
 
-import pytest
 import yaml
 
 from featcal.core.ridge import EPS
@@ -26,14 +25,6 @@ def said(suite, what, about="differences"):
 
 def config(role):
     return json.loads((ROOT / "reproduction/mini/models" / role / "config.json").read_text("utf-8"))
-
-
-@pytest.mark.parametrize("about", ["differences", "language"])
-def test_every_entry_has_four_parts_and_no_name_twice(about):
-    for suite, listed in LISTS.items():
-        entries = listed.get(about, [])
-        assert all(len(entry) == 4 and all(isinstance(part, str) for part in entry) for entry in entries), suite
-        assert len({entry[0] for entry in entries}) == len(entries), suite
 
 
 def test_the_settings_of_images_and_that_lambda_is_at_the_end_of_its_grid():
@@ -100,18 +91,3 @@ def test_the_sizes_of_models_and_adapters():
     run = json.loads((ROOT / "results/mini/clip_b32-8.cost.run.json").read_text("utf-8"))["settings"]["rivals"]
     assert (run["surgery"]["features"], run["prob_surgery"]["features"]) == ("unit", "raw")
     assert PARAMS["methods"]["surgery_text"]["features"] == PARAMS["methods"]["prob_text"]["features"] == "raw"
-
-
-def test_no_size_of_an_adapter_is_said_to_be_printed():
-    """Rank 16 and hidden width 128 stand in the published code; the paper prints neither."""
-    files = [*(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "reproduction/report").glob("*.*"), *(ROOT / "book").glob("*.md")]
-    for path in [*files, ROOT / "params.yaml", ROOT / "README.md"]:
-        text = path.read_text("utf-8")
-        for words in (
-            "printed size",
-            "printed rank",
-            "adapters as printed",
-            "as printed, test images",
-            "hidden width are as printed",
-        ):
-            assert words not in text, path.name

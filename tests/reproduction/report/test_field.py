@@ -1,7 +1,7 @@
 """The page of the whole field: its order, its words and its marks, out of invented results with known relations."""
 
 import pytest
-from synthetic_results import text_without_results, write_project
+from synthetic_results import write_project
 
 from featcal.merging.methods import METHODS
 from reproduction.report import field
@@ -16,7 +16,7 @@ def ours(tmp_path, monkeypatch):
 
 
 def test_every_method_has_its_facts():
-    assert set(field.METHODS) == set(METHODS) | set(field.BEHIND)
+    assert set(field.METHODS) == {*METHODS, *field.BEHIND, *field.TRAINED}
     assert {mark for known in field.METHODS.values() for mark in known.marks} <= set(field.MARKS)
     for name, method in METHODS.items():
         assert (field.METHODS[name].sees != field.NOTHING, "H" in field.METHODS[name].marks) == (method.data, method.head), name
@@ -34,6 +34,7 @@ def test_the_sentence_tells_what_the_rows_say(ours):
     assert "FeatCal raises 3 of 3 mergers, by +2.0 to +20.0 points" in told
     assert "Surgery raises 2 of 3 mergers, by -1.0 to +10.0 points" in told
     assert "SVC raises 1 of 3 mergers, by -2.0 to +1.0 points" in told
+    assert "Behind Simple Averaging (60.0): FeatCal 80.0 in 3 s, ProDistill 81.0 in 120 s, SurgeryV2 78.0" in told
     assert "highest of all: WUDI-Merging, closed form with FeatCal, 85.0" in told
 
 
@@ -45,11 +46,7 @@ def test_only_a_scale_that_was_chosen_bears_the_mark_of_it(ours):
 def test_tables_and_drawing_are_there(ours):
     page = field.values("clip_b32", "mini").text
     assert page.index("WUDI-Merging, closed form") < page.index("Iso-C") < page.index("Simple Averaging")
+    page = field.trained("clip_b32", "mini").text
+    assert "Simple Averaging" in page and "Iso-C" not in page and "25 epochs" in page and page.count("400") == 2
     assert "not run" not in field.panel("clip_b32", "mini").text
     assert "84.4" in field.printed().text and "FusionBench" in field.printed().text
-
-
-@pytest.mark.parametrize("piece", [field.summary, lambda suite: field.values("clip_b32", suite)])
-def test_without_results_it_says_so(piece, tmp_path, monkeypatch):
-    text = text_without_results(piece, "mini", tmp_path, monkeypatch)
-    assert "not run" in text or "none yet" in text

@@ -96,14 +96,6 @@ def test_the_first_page_draws_blocks_and_the_drift_behind_them(project):
     assert "of the way from the merged model to the experts" in explained.outcome(Page("start", "mini")).text
 
 
-def test_the_first_page_says_where_nothing_was_run(tmp_path, monkeypatch):
-    write_project(tmp_path, empty=True)
-    monkeypatch.chdir(tmp_path)
-    assert (
-        "not run" in explained.picture(Page("start", "mini")).text and "not run" in explained.outcome(Page("start", "mini")).text
-    )
-
-
 def test_without_a_gap_there_is_no_share_of_it(project, tmp_path):
     file = tmp_path / "results" / "mini" / "clip_b32-8.csv"
     lines = [line.split(",") for line in file.read_text().splitlines()]

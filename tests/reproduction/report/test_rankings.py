@@ -8,42 +8,12 @@ from reproduction.report import controls, curves, rankings
 from reproduction.report.evidence import Evidence
 from reproduction.report.pages import Page
 
-PIECES = {
-    "banner": lambda suite: Page("rankings", suite).about(),
-    "ranking": rankings.ranking,
-    "orders": rankings.orders,
-    "agreement": rankings.agreement,
-    "mergers": rankings.mergers,
-    "summary": controls.summary,
-    "folded": lambda suite: controls.folded(Page("table01", suite)),
-    "adamerging": lambda suite: rankings.losses("adamerging", suite),
-    "adapters": lambda suite: rankings.losses("adapters", suite),
-    "known": lambda suite: Page("rankings", suite).known(),
-    "provenance": lambda suite: Page("rankings", suite).provenance(),
-}
-
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     write_project(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.mark.parametrize("name", PIECES)
-@pytest.mark.parametrize("suite", ["mini", "paper"])
-def test_every_piece_is_shown_without_results(tmp_path, monkeypatch, name, suite):
-    write_project(tmp_path, suite, empty=True)
-    monkeypatch.chdir(tmp_path)
-    text = PIECES[name](suite)._repr_mimebundle_()["text/plain"]
-    assert text.strip() and "nan" not in text.split()
-    if name in ("ranking", "orders", "agreement", "mergers", "summary", "folded", "adamerging", "adapters"):
-        assert "not run" in text
-
-
-@pytest.mark.parametrize("name", PIECES)
-def test_numbers_are_labelled_with_their_suite(project, name):
-    assert "mini suite" in PIECES[name]("mini").text
 
 
 def test_equal_values_share_a_rank_and_the_next_one_is_left_out():
@@ -119,9 +89,3 @@ def test_a_curve_of_adapters_starts_at_one_and_is_a_mean_over_seeds(project):
     drawn = curves.adapters(Evidence("mini", "clip_b32", "8")).axes[0].lines[0]
     assert list(drawn.get_xdata()) == [10, 20, 30]
     assert list(drawn.get_ydata()) == pytest.approx([1, 1 / 2, 1 / 3], abs=1e-5)
-
-
-@pytest.mark.parametrize("panel", curves.PANELS)
-def test_a_plot_of_losses_has_the_same_bytes_twice(project, panel):
-    first, second = (rankings.losses(panel, "mini").bundle["image/svg+xml"] for _ in range(2))
-    assert first == second and len(first) < 60_000

@@ -3,27 +3,26 @@
 import csv
 import math
 from collections import defaultdict
-from pathlib import Path
 from statistics import variance
 
 import pytest
-import yaml
 from synthetic_correct import forget_answers
 from synthetic_results import write_project
 
+import pipeline
 from featcal.errors import BadSetting
-from reproduction.experiments.studies import study_run
+from reproduction.experiments.studies import shared, study_run
 from reproduction.report import tune
 from reproduction.report.evidence import Evidence
 from reproduction.report.pages import Page
 from reproduction.report.tuned import found
 
-ROOT = Path(__file__).parents[3]
+SETTINGS = pipeline.settings()
 
 
-def entry(key, **changed):
-    section = yaml.safe_load((ROOT / "params.yaml").read_text())["tune"][key]
-    return {**section, "mini": section["mini"] | changed}
+def study(key, suite="mini", **changed):
+    section, common = SETTINGS["tune"][key], shared(key, SETTINGS["studied"][key], suite)
+    return study_run("tune", key, {**section, "mini": section["mini"] | changed}, suite, {key: common})
 
 
 @pytest.fixture
@@ -35,10 +34,11 @@ def results(tmp_path, monkeypatch):
 
 def test_the_studies_of_params_begin_at_the_papers_settings_and_read_texts_as_the_calibration_does():
     for key in ("clip_b32-8", "flan_t5_base-glue"):
-        study = study_run("tune", key, entry(key), "mini")
-        assert (study.paper.ridge, study.suite.ridge) == ((0.05, 1e-6) if "clip" in key else (1e-5, 1.0))
-        assert (study.reading is None) == ("clip" in key)
-        assert study_run("tune", key, entry(key), "files") is None
+        made = study(key)
+        assert (made.paper.ridge, made.suite.ridge) == ((0.05, 1e-6) if "clip" in key else (1e-5, 1.0))
+        assert (made.reading is None) == ("clip" in key)
+        assert study(key, "paper").suite is None
+        assert study(key, "files") is None
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_the_studies_of_params_begin_at_the_papers_settings_and_read_texts_as_th
 )
 def test_what_a_study_cannot_be_is_refused_by_name(key, changed, words):
     with pytest.raises(BadSetting, match=words):
-        study_run("tune", key, entry(key, **changed), "mini")
+        study(key, **changed)
 
 
 def test_distance_and_gain_are_differences_of_averages_with_their_standard_errors(results):

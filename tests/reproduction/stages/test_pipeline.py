@@ -46,6 +46,7 @@ EXEMPT = {
     "reproduction/stages/context.py",
     "reproduction/stages/layout.py",
     "reproduction/stages/resident.py",
+    "reproduction/stages/study.py",
     "reproduction/stages/workers.py",
     "featcal/storage/atomic.py",
     "featcal/storage/ledger.py",
@@ -215,6 +216,13 @@ def test_every_page_shows_files_that_the_pipeline_writes():
     shown = {file for files in pages.values() for file in files.values()} - {"."}
     assert not {f"results/mini/{file}" for file in shown} - written
     assert {source.stem for source in (ROOT / "notebooks").glob("*.ipynb")} == {*pages, "method", "playground"}
+
+
+def test_claims_and_the_page_for_reviewers_are_made_anew_after_every_run():
+    graph = resolved()
+    outs = set().union(*(outs for _, outs in graph.nodes.data("outs")))
+    records = {path for path in outs if path.startswith("results/") and path.endswith(".run.json")}
+    assert records <= graph.nodes["claims"]["deps"] & graph.nodes["artifact"]["deps"]
 
 
 def locked_outputs() -> dict[str, str]:

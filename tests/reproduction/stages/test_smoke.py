@@ -11,13 +11,13 @@ from pathlib import Path
 import nbformat
 import numpy as np
 import pytest
-import yaml
 from PIL import Image
 from smoke_graph import FEW, RUN, keep_a_chain, lay_out, run_smoke_graph, smoke_params, working_in
 
 from featcal.cli.main import main
 from featcal.data.sampling import draw_indices
 from featcal.storage.results import DRIFT, PROJECTION, SCORES, correct_columns, read_rows
+from pipeline import settings, write_settings
 from reproduction import playground
 from reproduction.experiments.runs import ADAPTERS
 from reproduction.report.correct import bits
@@ -40,8 +40,6 @@ from reproduction.stages.columns import (
     TUNE,
     VECTORS,
 )  # fmt: skip
-
-ALONE = ("figure3", "landing", "rankings", "table05", "table12", "table13", "tasks")  # pages with a stage of their own
 
 
 @pytest.fixture(scope="module")
@@ -374,12 +372,12 @@ def switch_to_a_suite_without_roles(work: Path) -> None:
     text = (work / "suites/smoke.yaml").read_text()
     start, end = text.index("roles:"), text.index("fine_tune:")
     (work / "suites/bare.yaml").write_text(text[:start] + "roles: {clip_b32: null}\n" + text[end:])
-    params = yaml.safe_load((work / "params.yaml").read_text())
+    params = settings(work)
     sections = [entries for name, entries in params.items() if name not in ("suite", "methods", "merge")]
     groups = [entry for entries in sections for entry in entries.values()]
     for group in (*groups, *(group for mergers in params["merge"].values() for group in mergers.values())):
         group["bare"] = None
-    (work / "params.yaml").write_text(yaml.safe_dump(params | {"suite": "bare"}, sort_keys=False))
+    write_settings(work, params | {"suite": "bare"})
 
 
 def test_editing_one_ridge_or_the_suite_and_back_reruns_what_it_must_and_nothing_else(tmp_path):
@@ -388,9 +386,9 @@ def test_editing_one_ridge_or_the_suite_and_back_reruns_what_it_must_and_nothing
     target = "results@clip_b32-8"
     dvc(tmp_path, "repro", target)
     assert "Running stage" not in dvc(tmp_path, "repro", target)
-    params = yaml.safe_load((tmp_path / "params.yaml").read_text())
+    params = settings(tmp_path)
     params["calibrate"]["clip_b32-8"]["from"]["average"] = {"suite": {"ridge": 0.7}}
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    write_settings(tmp_path, params)
     assert stages_run(dvc(tmp_path, "repro", target)) == [
         "pipeline/images/dvc.yaml:calibrate@clip_b32-8-average",
         "pipeline/images/dvc.yaml:evaluate@clip_b32-8",
@@ -398,7 +396,7 @@ def test_editing_one_ridge_or_the_suite_and_back_reruns_what_it_must_and_nothing
     ]
     switch_to_a_suite_without_roles(tmp_path)
     assert "pipeline/images/dvc.yaml:evaluate@clip_b32-8" in stages_run(dvc(tmp_path, "repro", target))
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    write_settings(tmp_path, params)
     again = stages_run(dvc(tmp_path, "repro", target))
     cheap = {"pipeline/images/dvc.yaml:prepare_data", "results@clip_b32-8"}
     assert set(again) <= cheap, "switching back trains, calibrates and evaluates nothing again"

@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 import pipeline
-from pipeline import PAGES, ROOT, files
+from pipeline import PAGES, ROOT, SETTINGS, files
 
 # cheap, with files in git among their outputs, which DVC does not cache: they run again behind a switch
 LIGHT = ("prepare_data", "prepare_texts", "gather", "results", "headline", "claims", "artifact", "page", "playground", "book")
@@ -51,8 +51,10 @@ def test_what_takes_time_depends_on_nothing_that_a_switch_writes_anew(name):
 
 def test_settings_of_another_suite_are_no_setting_of_a_stage():
     for name in HEAVY:
-        words = [entry for entry in STAGES[name].get("params", ()) if isinstance(entry, str)]
-        own = all(word.endswith(".${suite}") or ".from" in word for word in words)  # `from` holds in every suite
+        params = STAGES[name].get("params", ())
+        lists = ([entry] if isinstance(entry, str) else entry.get("pipeline/studies.yaml", []) for entry in params)
+        words = [word for words in lists for word in words]
+        own = all(f"{word}.".count(".${suite}.") or ".from" in word for word in words)  # `from` holds in every suite
         assert own, (name, words)
 
 
@@ -62,7 +64,7 @@ def test_dvc_finds_every_setting_that_a_stage_names_whatever_the_suite(suite, tm
     from dvc.dependency.param import MissingParamsError, ParamsDependency
     from dvc.repo import Repo
 
-    for file in (*files(), PAGES, ROOT / "params.yaml", *(ROOT / "suites").glob("*.yaml")):
+    for file in (*files(), PAGES, *SETTINGS, *(ROOT / "suites").glob("*.yaml")):
         (tmp_path / file.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, tmp_path / file.relative_to(ROOT))
     params = tmp_path / "params.yaml"

@@ -6,12 +6,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from featcal.errors import Diverged, FeatCalError
-from reproduction.stages import workers
 from reproduction.stages.workers import fan_out
 
 ROOT = Path(__file__).parents[3]
@@ -39,19 +37,6 @@ def test_every_job_gives_its_result_under_its_name(workers):
 
 def test_a_worker_has_one_thread():
     assert dict(fan_out("threads", threads, {"one": ()}, 1)) == {"one": 1}
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's own")
-def test_a_worker_keeps_the_memory_that_it_frees_unless_the_environment_says_otherwise(monkeypatch):
-    told = []
-    monkeypatch.setattr(workers.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=lambda *setting: told.append(setting)))
-    for name in [name for name in os.environ if name.startswith("MALLOC_")]:
-        monkeypatch.delenv(name)
-    workers.keep_freed_memory()
-    assert told == [(-1, 1 << 30), (-3, 32 << 20)]
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1")
-    workers.keep_freed_memory()
-    assert len(told) == 2
 
 
 @pytest.mark.parametrize("workers", [0, 1])

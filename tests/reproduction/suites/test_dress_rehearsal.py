@@ -23,6 +23,7 @@ from featcal.cli import main as cli
 from featcal.data.splits import quiet
 from featcal.models.load import load_model, load_vision
 from featcal.storage.results import SCORES, read_rows
+from pipeline import write_settings
 from reproduction.data.registry import POOLS, TASKS
 from reproduction.language.requirements import ANTLR, antlr_version
 
@@ -49,7 +50,7 @@ def short_project(folder: Path) -> Path:
     params["calibrate"]["clip_b32-8"]["from"] = {MERGER: {}}
     for key in LANGUAGE:
         params["adapt"][key] = {**params["adapt"][key], "paper": None}
-    (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    write_settings(folder, params)
     suite = yaml.safe_load((folder / "suites/paper.yaml").read_text())
     for part in (suite, suite["language"]):
         part["roles"] = {name: role for name, role in part["roles"].items() if name in ROLES}

@@ -1,0 +1,135 @@
+"""Adapters inside a merged model: the published loops as oracle, tasks that do not touch each other, a model that stays."""
+
+from itertools import islice
+
+import pytest
+import tiny
+import torch
+from tiny import experiment, same_bits
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import featcal
+from featcal.errors import BadPlan
+from featcal.rivals.deep_adapters import FEATURE, DeepAdapters
+from featcal.rivals.draws import batch_order, generator
+from featcal.rivals.settings import IntervMerge, SurgeryV2
+
+HEAD = torch.randn(8, 32, generator=tiny.seeded(5), dtype=torch.float64)
+STEPS = {"steps": 12, "batch": 4, "lr": 0.01, "rank": 3}
+
+
+def trained(method, tasks=("mnist", "dtd"), **more):
+    given = experiment(tasks=tasks)
+    return given, getattr(featcal, method)(given["merged"], given["experts"], given["batches"], head=HEAD, **{**STEPS, **more})
+
+
+def linear(width, rank, back, draws):
+    """torch's own layer with weights drawn as its own are."""
+    layer = nn.Linear(rank if back else width, width if back else rank, bias=False).double()
+    nn.init.zeros_(layer.weight) if back else layer.weight.data.copy_(bounded((rank, width), width, draws))
+    return layer
+
+
+def bounded(shape, width, draws):
+    return torch.empty(shape).uniform_(-(width**-0.5), width**-0.5, generator=draws).double()
+
+
+def through(model, x, block=lambda i, x: x, attention=lambda i, y: y):
+    """CLIP's forward written out: what stands behind every block, and the last feature."""
+    x, behind = model.pre_layrnorm(model.embeddings(x)), []
+    for i, layer in enumerate(model.encoder.layers):
+        x = x + attention(i, layer.self_attn(layer.layer_norm1(x))[0])
+        x = block(i, x + layer.mlp(layer.layer_norm2(x)))
+        behind.append(x.mean(1))
+    return behind, model.post_layernorm(x[:, 0]) @ HEAD.T
+
+
+def published_surgery(model, task):
+    """The weights of one task, the function that a batch goes through, and what is compared."""
+    places = {f"encoder.layers.{i}": 32 for i in range(2)} | {FEATURE: 8}
+    own = {}
+    for path, width in places.items():
+        draws = generator(task, f"initialisation {path}", 42)
+        own[path] = (linear(width, 3, False, draws), linear(width, 3, True, draws))
+
+    def off(path, z):
+        down, up = own[path]
+        return z - up(torch.relu(down(z)))
+
+    def run(x):
+        behind, last = through(model, x, lambda i, z: off(f"encoder.layers.{i}", z))
+        return [*behind, off(FEATURE, last)]
+
+    found = {path: {"down": down.weight, "up": up.weight} for path, (down, up) in own.items()}
+    return found, run, lambda expert, x: [*(pair := through(expert, x))[0], pair[1]]
+
+
+def published_interventions(model, task):
+    found = {}
+    for i in range(2):
+        path = f"encoder.layers.{i}.self_attn.out_proj"
+        draws = generator(task, f"initialisation {path}", 42)
+        shapes = {"source": (3, 32), "read": (3, 32), "source_bias": (1, 3), "read_bias": (1, 3)}
+        found[path] = {name: bounded(shape, 32, draws).requires_grad_() for name, shape in shapes.items()}
+
+    def attention(i, y):
+        w = found[f"encoder.layers.{i}.self_attn.out_proj"]
+        h = y[:, 0]
+        h = h + ((h @ w["source"].T + w["source_bias"]) - (h @ w["read"].T + w["read_bias"])) @ w["read"]
+        return torch.cat([h[:, None], y[:, 1:]], 1)
+
+    return found, lambda x: [through(model, x, attention=attention)[1]], lambda expert, x: [through(expert, x)[1]]
+
+
+@pytest.mark.parametrize(
+    ("method", "published", "settings"),
+    [("surgery_v2", published_surgery, SurgeryV2(**STEPS)), ("interv_merge", published_interventions, IntervMerge(**STEPS))],
+)
+def test_weights_are_those_of_the_published_loop(method, published, settings):
+    given, found = trained(method)
+    images = torch.cat([batch["pixel_values"] for batch in given["batches"]["dtd"]])
+    weights, run, wanted = published(given["merged"], "dtd")
+    adam = torch.optim.Adam([w for own in weights.values() for w in own.values()], lr=0.01)
+    for chosen in islice(batch_order("dtd", len(images), settings, 42), settings.steps):
+        with torch.no_grad():
+            theirs = wanted(given["experts"]["dtd"], images[chosen])
+        loss = sum((one - other).abs().mean() for one, other in zip(run(images[chosen]), theirs, strict=True))
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+    for path, own in weights.items():
+        for name, want in own.items():
+            torch.testing.assert_close(found.places[path].of("dtd")[name], want.detach(), rtol=0, atol=1e-8)
+    with torch.no_grad():
+        want = run(images)[-1]
+        with found.inside(given["merged"], "dtd"):
+            last = given["merged"](pixel_values=images).pooler_output @ HEAD.T
+    torch.testing.assert_close(found.apply("dtd", last), want, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("method", ["surgery_v2", "interv_merge"])
+def test_no_task_touches_another_or_the_model(method, tmp_path):
+    before, (given, both) = experiment(tasks=("mnist", "dtd"))["merged"], trained(method)
+    one = [{"mnist": given[key]["mnist"]} for key in ("experts", "batches")]
+    alone = getattr(featcal, method)(given["merged"], *one, head=HEAD, **STEPS)
+    for path, adapters in alone.places.items():
+        assert all(torch.equal(w, both.places[path].of("mnist")[name]) for name, w in adapters.of("mnist").items())
+    assert same_bits(given["merged"], before) and all(p.requires_grad for p in given["merged"].parameters())
+    assert not any(module._forward_hooks for module in given["merged"].modules())
+    again = DeepAdapters.load(both.save(tmp_path / "deep"))
+    for path, adapters in both.places.items():
+        assert all(torch.equal(w, again.places[path].of("dtd")[name]) for name, w in adapters.of("dtd").items())
+
+
+def test_before_the_first_step_surgery_corrects_nothing():
+    given = experiment(tasks=("mnist",))
+    alike = {"mnist": given["merged"]}
+    found = featcal.surgery_v2(given["merged"], alike, given["batches"], head=HEAD, **STEPS)
+    assert found.losses["mnist"][0] < 1e-12  # Σ |f' − f_t| of an expert that is the merged model
+
+
+def test_a_language_model_is_refused():
+    model = tiny.make(lambda: LlamaForCausalLM(LlamaConfig(**tiny.TEXT)))
+    with pytest.raises(BadPlan, match="encoder"):
+        featcal.surgery_v2(model, {"a": model}, {"a": [{"input_ids": torch.ones(2, 3, dtype=torch.long)}]})
