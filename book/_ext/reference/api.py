@@ -13,6 +13,8 @@ PUBLIC = {
     "featcal.compare": "featcal/evaluation/compare.py",
     "featcal.load_batches": "featcal/data/calibration.py",
     "featcal.merge": "featcal/merging/merge.py",
+    "featcal.statistics": "featcal/merging/statistics.py",
+    "featcal.Statistics": "featcal/merging/statistics.py",
     "featcal.svc": "featcal/merging/svc.py",
     "featcal.surgery": "featcal/rivals/surgery.py",
     "featcal.prob_surgery": "featcal/rivals/prob_surgery.py",
