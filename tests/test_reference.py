@@ -19,7 +19,7 @@ WORDS = yaml.safe_load((ROOT / "book" / "reference" / "words.yaml").read_text("u
 def test_every_public_name_has_its_place():
     assert {f"featcal.{name}" for name in featcal.__all__ if name != "__version__"} == set(api.PUBLIC)
     text = api.text(ROOT)
-    assert "ridge: float" in text and "anchor_blend: float" in text and "experts: Mapping[str, Model]" in text
+    assert "ridge: Positive" in text and "anchor_blend: float" in text and "experts: Mapping[str, Model]" in text
 
 
 def test_every_command_and_option_has_its_place():

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from torch import Tensor
 
-from featcal.data.tokens import padded
 from featcal.errors import BadFile, MissingPath, UnknownKey
 
 SPLITS = ("train", "validation", "test", "stream")
@@ -50,6 +48,8 @@ class SentenceSet:
 
     def batch(self, indices: Sequence[int] | NDArray[np.int64]) -> dict[str, Tensor]:
         """Keywords of the model's forward: input_ids and attention_mask, (len(indices), longest)."""
+        from featcal.data.tokens import padded
+
         ids, mask = padded([self.ids[index] for index in indices], self.tokenizer.pad_token_id)
         return {"input_ids": ids, "attention_mask": mask}
 
@@ -77,6 +77,8 @@ def tokens(tokenizer: Any, texts: Sequence[str]) -> tuple[list[int], ...]:
 
 def load_sentences(folder: Path, split: str, model_folder: Path) -> SentenceSet:
     """One split of the task in `folder`, in the tokens of a model. Raises: MissingPath, UnknownKey, BadFile."""
+    import pyarrow.parquet as pq  # which images do without
+
     if split not in SPLITS:
         raise UnknownKey(f"{folder.name}: split", split, list(SPLITS))
     file = folder / f"{split}.parquet"

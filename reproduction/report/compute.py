@@ -168,9 +168,9 @@ def bounds(suite: str) -> PageOutput:
     for pool, roles in choice.get("suite", {}).get("pools", {}).items():
         tried = {value for seeds in roles.values() for one in seeds.values() for value in one["task_arithmetic"]}
         rows.append(("", [f"scale of task arithmetic, {pool} tasks, validation images", _listed(tried)]))
-    for key, values in _tried_on_texts().items() if rows else ():
-        limits = "; ".join(f"{SYMBOLS[name]} {_listed(tried)}" for name, tried in values.items())
-        rows.append(("", [f"FeatCal on {key}, validation texts", f"all combinations of {limits}"]))
+    for what, values in _tried_on_texts().items() if rows else ():
+        limits = "; ".join(f"{SYMBOLS.get(name, name)} {_listed(tried)}" for name, tried in values.items())
+        rows.append(("", [f"{what}, validation texts", f"all combinations of {limits}" if len(values) > 1 else limits]))
     for path in sorted(results_folder(suite).glob("*.tune.csv")):
         key = path.name.partition(".")[0]
         trials = Evidence(suite, *key.rsplit("-", 1)).table("tune")
@@ -184,13 +184,14 @@ def bounds(suite: str) -> PageOutput:
 
 
 def _tried_on_texts() -> dict[str, dict[str, set[str]]]:
-    """By role and pool, the values of each parameter that scripts/choose_*settings.py combined."""
+    """By method, role and pool, the values of each parameter that scripts/choose_*settings.py combined."""
     found: dict[str, dict[str, set[str]]] = {}
     for folder in ("mini/language", "real_text"):
         for key, told in json.loads((files("reproduction") / folder / "settings_choice.json").read_text("utf-8")).items():
-            for name in told.get("featcal", told)["averages"]:  # "ridge 0.1, interpolation 0.3"; "merged" stands among them
+            method, chosen = ("task arithmetic", told["scale"]) if "scale" in told else ("FeatCal", told.get("featcal", told))
+            for name in chosen["averages"]:  # "ridge 0.1, interpolation 0.3"; "merged" stands among them
                 for parameter, value in (part.split() for part in name.split(", ") if " " in part):
-                    found.setdefault(key, {}).setdefault(parameter, set()).add(value)
+                    found.setdefault(f"{method} on {key}", {}).setdefault(parameter, set()).add(value)
     return found
 
 

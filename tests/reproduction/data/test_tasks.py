@@ -72,5 +72,5 @@ def test_a_larger_draw_begins_with_the_smaller_and_repeats_nothing():
 
 
 def test_more_samples_than_images_is_an_error_that_names_the_number():
-    with pytest.raises(BadSetting, match=r"calibrate\.samples: 2000.*at most 1020.*oxford_flowers102"):
+    with pytest.raises(BadSetting, match=r"samples: 2000.*at most 1020.*oxford_flowers102"):
         draw_indices("oxford_flowers102", 1020, 2000, 0)

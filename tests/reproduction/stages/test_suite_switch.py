@@ -46,7 +46,7 @@ def test_what_takes_time_depends_on_nothing_that_a_switch_writes_anew(name):
     assert all(dep.startswith("outputs/${suite}/") for dep in deps), deps
     assert not any(dep.startswith(RECORD) for dep in deps), "a record of seconds would differ"
     files = [key for entry in stage.get("params", ()) if isinstance(entry, dict) for key in entry]
-    assert set(files) <= {"suites/${suite}.yaml"}
+    assert set(files) <= {"suites/${suite}.yaml", "pipeline/studies.yaml"}
 
 
 def test_settings_of_another_suite_are_no_setting_of_a_stage():
