@@ -60,12 +60,13 @@ def svg(figure: Figure) -> str:
 
 
 def _smaller(text: str) -> str:
-    """The same drawing in about half of the bytes: no indentation, short names, paths and places to a hundredth of a point."""
+    """The same drawing in about half of the bytes: no indentation, short names, paths to hundredths of a point, markers to tenths."""
 
     def rounded(place: re.Match[str]) -> str:
         return re.sub(r"(\.\d\d)\d+", r"\1", " ".join(place[0].split()))
 
     text = re.sub(r'\b[dxy]="[^"]*"|translate\([^)]*\)', rounded, text)
+    text = re.sub(r"<use [^>]*>", lambda use: re.sub(r'(\b[xy]="-?\d+\.\d)\d', r"\1", use[0]), text)
     text = re.sub(r'<g id="[a-zA-Z0-9]+_\d+"', "<g", text)  # nothing refers to these
     return re.sub(r">\s+<", "><", text.replace("DejaVuSans-", "g-"))
 
