@@ -60,7 +60,7 @@ def svg(figure: Figure) -> str:
 
 
 def _smaller(text: str) -> str:
-    """The same drawing in about half of the bytes: no indentation, short names, paths to hundredths of a point, markers to tenths."""
+    """The same drawing in half of the bytes: no indentation, short names, paths to hundredths of a point, markers to tenths."""
 
     def rounded(place: re.Match[str]) -> str:
         return re.sub(r"(\.\d\d)\d+", r"\1", " ".join(place[0].split()))
