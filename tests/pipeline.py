@@ -6,10 +6,11 @@ from typing import Any
 
 import yaml
 
+from reproduction.experiments.params import MORE, read_all, read_yaml
+
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "pipeline/pages.yaml"  # what the stage `page` is repeated for
-STUDIES = "pipeline/studies.yaml"
-SETTINGS = (ROOT / "params.yaml", ROOT / STUDIES)
+SETTINGS = (ROOT / "params.yaml", ROOT / MORE)
 
 
 def files(root: Path = ROOT, name: str = "dvc.yaml") -> list[Path]:
@@ -19,16 +20,15 @@ def files(root: Path = ROOT, name: str = "dvc.yaml") -> list[Path]:
 
 def settings(root: Path = ROOT) -> dict[str, Any]:
     """Every section of params.yaml and pipeline/studies.yaml, groups written out wherever they are meant, to be changed alone."""
-    files = (root / "params.yaml", root / STUDIES)
-    plain: dict[str, Any] = json.loads(json.dumps({k: v for file in files for k, v in yaml.safe_load(file.read_text()).items()}))
+    plain: dict[str, Any] = json.loads(json.dumps(read_all(root / "params.yaml")))
     return plain
 
 
 def write_settings(folder: Path, sections: dict[str, Any]) -> None:
     """Write sections into a project folder, each to the file where it stands in this one."""
-    apart = yaml.safe_load((ROOT / STUDIES).read_text()).keys() & sections.keys()
+    apart = read_yaml(ROOT / MORE).keys() & sections.keys()
     (folder / "pipeline").mkdir(exist_ok=True)
-    (folder / STUDIES).write_text(yaml.safe_dump({k: sections[k] for k in sections if k in apart}, sort_keys=False))
+    (folder / MORE).write_text(yaml.safe_dump({k: sections[k] for k in sections if k in apart}, sort_keys=False))
     own = {k: v for k, v in sections.items() if k not in apart}
     (folder / "params.yaml").write_text(yaml.safe_dump(own, sort_keys=False))
 

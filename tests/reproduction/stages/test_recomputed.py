@@ -56,14 +56,14 @@ def experiments() -> dict[tuple[str, str], list[Path]]:
     for group, entries in SETTINGS.items():
         for key, entry in entries.items() if isinstance(entries, dict) and group != METHODS else ():
             places = [path for path in counts(entry, (group, key)) if SUITE in path or STARTS in path]
-            if group == "measure" and not one_of_three(key):  # its seed must be one that is calibrated with
+            if group == "measure" and not next_seed_is_calibrated(key):  # its seed must be one that is calibrated with
                 continue
             if places:
                 found[group, key] = places
     return found
 
 
-def one_of_three(key: str) -> bool:
+def next_seed_is_calibrated(key: str) -> bool:
     """Whether the next seed is calibrated with too, at both settings."""
     given = SETTINGS["calibrate"][key][STARTS]["task_arithmetic"]
     return all(len(given.get(setting, {}).get("seeds", ())) > 1 for setting in ("suite", "paper"))
