@@ -172,6 +172,13 @@ class Calibration(Checked):
     no_harm:        of every block (with order "sites", every site) only that part of the step from the merged weights to the
                     solution is taken, of 0, ¼, ½, ¾ and 1, which brings the block's output nearest to the experts' on the same
                     samples held out: there no block is further from its experts than with its merged weights.
+    sweeps:         how often each block is solved before the next one, every further time from what it has become; the anchor
+                    stays that of the merged weights. Nothing that reaches a block depends on those behind it, so a sweep of the
+                    whole model would do no more; and as many sweeps as a block has sites and norms give order "sites".
+    weights:        "attention": the token weights times what a token receives in the expert's attention in this block, averaged
+                    over heads and queries, of mean 1 in every sample. Keys from another stack have what they receive there.
+    shrinkage:      "ledoit_wolf": λ of every site is the one at which Σ ωG + λI is the Ledoit–Wolf estimate from these tokens, as
+                    in `core.ridge.ledoit_wolf`; `ridge` is left for norms. "fixed": `ridge` everywhere.
     """
 
     place = "calibrate"
@@ -187,6 +194,9 @@ class Calibration(Checked):
     affine: Literal["separate", "joint"] = "separate"
     prior: Annotated[float, Within(0)] = 0.0
     no_harm: bool = False
+    sweeps: Count = 1
+    weights: Literal["rule", "attention"] = "rule"
+    shrinkage: Literal["fixed", "ledoit_wolf"] = "fixed"
 
     def __post_init__(self) -> None:
         """Raises: BadSetting, as of every field, so of what does not go together."""
@@ -196,6 +206,11 @@ class Calibration(Checked):
         stale = self.order == "stale" and self.holds_out
         required = "looks at features that the deployed model never has; no_harm and interpolation auto need another order"
         require(not stale, "calibrate.order", self.order, required)
+        once = self.sweeps == 1 or self.order == "forward"
+        again = "must be 1 with order sites, where a second sweep finds the same again, and with stale, which looks once"
+        require(once, "calibrate.sweeps", self.sweeps, again)
+        estimated = self.shrinkage == "fixed" or not self.prior
+        require(estimated, "calibrate.shrinkage", self.shrinkage, "estimates from samples what a prior without any is added to")
         if self.modules is not None:
             names = self.modules
             require(bool(names), "calibrate.modules", names, "must name some, such as [q, v]; leave it out for all linears")
@@ -215,7 +230,8 @@ class Calibration(Checked):
     @property
     def passes_more_often(self) -> bool:
         """Whether a block is run through more often, or further, than by the paper's method."""
-        return self.holds_out or self.order == "sites" or self.residual not in (0, (0, 0))
+        further = self.residual not in (0, (0, 0)) or self.weights == "attention"
+        return self.holds_out or self.order == "sites" or self.sweeps > 1 or further
 
     def residual_at(self, depth: float) -> float:
         """β of a block, by its depth in its stack: 0 is the first block, 1 the last."""
@@ -225,7 +241,7 @@ class Calibration(Checked):
     @property
     def stated(self) -> dict[str, Any]:
         """The settings by name, without what goes beyond the paper and is off."""
-        more = {"residual", "affine", "prior", "no_harm"}
+        more = {"residual", "affine", "prior", "no_harm", "sweeps", "weights", "shrinkage"}
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in more or getattr(self, f.name) != f.default}
 
 

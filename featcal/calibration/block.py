@@ -3,6 +3,7 @@
 Legend: a system holds the normal equations of one site (linears sharing an input) or one norm, summed over tasks.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from featcal.calibration.systems import Systems
 from featcal.calibration.tracks import Tracks, advance, advance_student, moved
 from featcal.core.drift import Drift
 from featcal.core.norm import NormSystem, norm_system, solve_norm
-from featcal.core.ridge import Solution, anchor, both_ends, joined, prior_system, solve_ridge, task_system
+from featcal.core.ridge import Solution, anchor, both_ends, joined, ledoit_wolf, prior_system, solve_ridge, task_system
 from featcal.errors import BadCapture
 from featcal.settings import Calibration
 
@@ -43,25 +44,28 @@ def calibrate_block(
 
     Blocks of base and experts are asked for when they are needed. Teachers are those of this process's tasks and must come in the
     order of names, so that sums are the same to the bit whatever the order of the caller's mapping; student and record come out
-    the same on all processes. With order "sites" the block is gone through once for every part of it. settle: called between
-    solving and moving on, when the student's numbers may still be rounded.
+    the same on all processes. With order "sites" the block is gone through once for every part of it, and all that as often as
+    there are sweeps. settle: called between solving and moving on, when the student's numbers may still be rounded.
     """
     before: dict[str, Drift] = {}
     experts: dict[str, dict[str, int]] = {}
     conditioning: list[float] = []
-    parts = block_parts(student, tracks, view, settings)
+    parts = block_parts(student, tracks, view, settings) * settings.sweeps
+    merged = copy.deepcopy(student) if settings.sweeps > 1 else student  # else a part holds its merged weights until it is solved
     merged_way = {task: moved(student, view.stack, tracks[task].student) for task in tracks if settings.order == "stale"}
     with ExitStack() as open_:
         base_block = open_.enter_context(base) if settings.prior else None
         for number, part in enumerate(parts):
             systems = Systems()
             for task, teacher in teachers():
-                seen = observe(student, teacher, tracks[task], part, number == 0, part is parts[-1])  # Eqs. 13, 52, 56: sums
+                seen = observe(
+                    student, teacher, tracks[task], part, number == 0, number + 1 == len(parts)
+                )  # Eqs. 13, 52, 56: sums
                 before.setdefault(task, seen.drift)
                 experts.setdefault(task, {}).update(seen.experts)
                 add_task(systems, seen, teacher, settings, base_block)  # Eqs. 10, 14, 58; the moments of one task at a time
             base_block = base_block or open_.enter_context(base)
-            solved = solve(systems, student, base_block, view.name, settings, ranks)  # Eqs. 11, 17, 51, 55, 59
+            solved = solve(systems, merged, base_block, view.name, settings, ranks)  # Eqs. 11, 17, 51, 55, 59
             (choose if settings.holds_out else load)(student, solved, settings, tracks, part, ranks)
             conditioning += [solution.conditioning for solution in solved.sites.values()]
     settle()
@@ -140,23 +144,23 @@ class Solved:
     norms: dict[str, tuple[Tensor, Tensor | None]]  # scale and shift
 
 
-def solve(systems: Systems, student: nn.Module, base: nn.Module, place: str, settings: Calibration, ranks: Ranks) -> Solved:
-    """Solve every system against its anchor, while the student holds the merged weights. The systems are consumed one by one."""
-    systems = ranks.summed(systems)
-    rho, ridge = settings.anchor_blend, settings.ridge
+def solve(systems: Systems, merged: nn.Module, base: nn.Module, place: str, settings: Calibration, ranks: Ranks) -> Solved:
+    """Solve every system against its anchor, from blocks with the merged and the base weights. The systems are consumed."""
+    systems, rho = ranks.summed(systems), settings.anchor_blend
     solutions = {}
     for site in list(systems.sites):
-        W, b = side_by_side(student.get_submodule(name) for name in site)  # merged (o, d), (o,)
+        W, b = side_by_side(merged.get_submodule(name) for name in site)  # (o, d), (o,)
         W_base, b_base = side_by_side(base.get_submodule(name) for name in site)
         A, a = anchor(W, W_base, rho), anchor(b, b_base, rho)  # Eqs. 11, 51
         if ends(settings) > 1:
             A, a = A.repeat(2, 1), a.repeat(2)
         system = systems.sites.pop(site)
-        if affine_of(student, site, settings) == "joint":
+        ridge = settings.ridge if settings.shrinkage == "fixed" else ledoit_wolf(system)
+        if affine_of(merged, site, settings) == "joint":
             system = joined(system, a, ridge)
         solutions[site] = solve_ridge(system, A, a, ridge, site=f"{place}.{'+'.join(site)}")  # Eqs. 17, 55
     norms = {
-        name: solved_norm(sums, student.get_submodule(name), base.get_submodule(name), settings)
+        name: solved_norm(sums, merged.get_submodule(name), base.get_submodule(name), settings)
         for name, sums in systems.norms.items()
     }
     return Solved(ranks.shared(solutions), norms)
@@ -212,9 +216,9 @@ def choose(
     place(alpha, share)
 
 
-def solved_norm(system: NormSystem, student: nn.Module, base: nn.Module, settings: Calibration) -> tuple[Tensor, Tensor | None]:
+def solved_norm(system: NormSystem, merged: nn.Module, base: nn.Module, settings: Calibration) -> tuple[Tensor, Tensor | None]:
     """Scale and shift of one norm, Eq. 59."""
-    weight, shift, shift_base = student.get_parameter("weight").detach(), shift_of(student), shift_of(base)
+    weight, shift, shift_base = merged.get_parameter("weight").detach(), shift_of(merged), shift_of(base)
     gain = anchor(weight, base.get_parameter("weight").detach(), settings.anchor_blend)
     blended = None if shift is None or shift_base is None else anchor(shift, shift_base, settings.anchor_blend)
     return solve_norm(system, gain, blended, settings.ridge)

@@ -5,11 +5,12 @@ Algorithm 1 takes one snapshot per block, so nothing in here depends on what is 
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
+from featcal.blocks.attention import attention_scores, received
 from featcal.blocks.capture import module_inputs, module_outputs, residual_streams
 from featcal.blocks.experts import following, routed
 from featcal.blocks.linear import side_by_side, weight_of
@@ -42,6 +43,8 @@ class BlockView:
     rule: TokenRule
     fed: str = ""  # keyword of what another stack feeds to the block
     residual: float = 0.0  # β
+    attention: bool = False  # tokens count by what they receive in the expert's attention, too
+    spread: bool = False  # moments hold what λ is estimated from
     writers: tuple[str, ...] = ()  # linears whose outputs are added to the residual stream, where β > 0
 
 
@@ -89,11 +92,16 @@ def observe(
             x_exp = watched.enter_context(module_inputs(teacher, linears))
             y_exp = watched.enter_context(module_outputs(teacher, narrow))
             r_exp = watched.enter_context(residual_streams(teacher, writers, hidden)) if writers else {}
-            out_exp = step(teacher, view.stack, *tracks.teacher[number]) if linears or first or last else None
+            scores = watched.enter_context(attention_scores()) if view.attention else []
+            needed = linears or first or last or view.attention
+            out_exp = step(teacher, view.stack, *tracks.teacher[number]) if needed else None
         if number == 0 and first and out_exp is not None:
             seen.drift.add(out_cal[0], out_exp[0], mask)
         if r_exp.keys() != set(writers) or r_cal.keys() != set(writers):
             raise BadCapture(writers, "their outputs are not added to the residual stream in every batch and model")
+        if view.attention:
+            own, fed = received(view.name, scores, hidden, mask, tokens.fed, tokens.fed_mask)
+            tokens = replace(tokens, received=own, fed_received=fed)
         lags = {name: view.residual * (wide(r_exp[name]) - wide(r_cal[name])) for name in writers}
         for expert, chosen in tokens.routed.items():
             counted = chosen if mask is None else mask.flatten()[chosen].nonzero()
@@ -148,7 +156,8 @@ def add_linears(seen: Observation, x_cal: Inputs, expert: Expert, view: BlockVie
         lagging = any(name in expert.lags for name in site)
         if site not in seen.sites:
             d, o = x.shape[1], sum(len(weight_of(expert.block.get_submodule(name))) for name in site)
-            seen.sites[site] = Moments.zero(d, o if lagging or o < FOLDED_SHARE * d else None, x.device, lagging)
+            width = o if lagging or o < FOLDED_SHARE * d else None
+            seen.sites[site] = Moments.zero(d, width, x.device, lagging, view.spread)
         moments, outputs = seen.sites[site], None
         if moments.folded:
             outputs = expert.outputs(site)

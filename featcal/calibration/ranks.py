@@ -84,8 +84,9 @@ class SeveralRanks(Ranks):
         for site, owner in owners(widths, self.world).items():
             system = systems.sites[site] if owner == self.rank else systems.sites.pop(site)
             self.device = system.left.device
-            for field in fields(system):
-                setattr(system, field.name, self.moved(dist.reduce, getattr(system, field.name), owner))
+            for name, sums in [(field.name, getattr(system, field.name)) for field in fields(system)]:
+                if sums is not None:
+                    setattr(system, name, self.moved(dist.reduce, sums, owner))
         for name in sorted(systems.norms):
             systems.norms[name] = self.summed_norm(systems.norms[name])
         return systems

@@ -118,7 +118,8 @@ def calibrate_stack(run: Run, stack: Stack, tracks: Mapping[str, Tracks], fed: s
         with run.models.student.block(f"{stack.blocks}.{index}") as block:
             modules = calibrated_modules(block, run.settings.norm, run.settings.modules)
             residual = run.settings.residual_at(index / max(count - 1, 1))
-            view = BlockView(block_name(stack, index), stack, index + 1 == count, modules, rule, fed, residual)
+            more = {"attention": run.settings.weights == "attention", "spread": run.settings.shrinkage == "ledoit_wolf"}
+            view = BlockView(block_name(stack, index), stack, index + 1 == count, modules, rule, fed, residual, **more)
             record, known = calibrated_or_known(run, block, f"{stack.blocks}.{index}", tracks, view)
         records.append(record)
         if run.progress:

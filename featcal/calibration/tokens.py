@@ -24,6 +24,8 @@ class Tokens:
     fed: Tensor | None = None  # (batch, other tokens, d)
     fed_mask: Tensor | None = None
     routed: Mapping[str, Tensor] = field(default_factory=dict)  # expert of a mixture -> row numbers of the tokens it is given
+    received: Tensor | None = None  # (batch, tokens), what the rule's weights are multiplied by
+    fed_received: Tensor | None = None  # (batch, other tokens)
 
 
 def weights(place: str, name: str, x: Tensor, tokens: Tokens, rule: TokenRule, last: bool) -> Tensor:
@@ -31,11 +33,12 @@ def weights(place: str, name: str, x: Tensor, tokens: Tokens, rule: TokenRule, l
 
     Raises: BadCapture where the rows are not the tokens of the batch.
     """
-    hidden, mask = tokens.hidden, tokens.mask
+    hidden, mask, more = tokens.hidden, tokens.mask, tokens.received
     if tokens.fed is not None and same_memory(x, tokens.fed):
-        hidden, mask = tokens.fed, tokens.fed_mask
+        hidden, mask, more = tokens.fed, tokens.fed_mask, tokens.fed_received
     batch, count = hidden.shape[:2]
     w = token_weights(rule, name, last, x.new_empty(batch, count, 0), mask)  # (batch, tokens)
+    w = w if more is None else w * more
     w = w if x.dtype == torch.float64 else w.float()
     if expert := expert_of(name, tokens.routed):
         return w.flatten()[tokens.routed[expert]]

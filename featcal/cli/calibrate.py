@@ -72,6 +72,13 @@ def calibrate(
     affine: Annotated[str | None, Option(help="separate: weight, then bias (paper); joint: both at once.")] = None,
     prior: Annotated[float | None, Option(help="κ: weight of the experts' task vectors beside the data (paper: 0).")] = None,
     no_harm: Annotated[bool, Option("--no-harm", help="Take of each step what helps on samples held out.")] = False,
+    sweeps: Annotated[int | None, Option(help="How often each block is solved (paper: 1).")] = None,
+    weights: Annotated[
+        str | None, Option(help="rule: the family's token weights (paper); attention: times what is received.")
+    ] = None,
+    shrinkage: Annotated[
+        str | None, Option(help="fixed: λ is --ridge (paper); ledoit_wolf: of each site from its tokens.")
+    ] = None,
     samples: Annotated[int, Option(min=1, help="Samples of each task (paper: 256).")] = 256,
     tokens: Annotated[int | None, Option(min=1, help="At most so many of a text; 512, or what the model can, left out.")] = None,
     seed: Annotated[int, Option(min=0, help="Which samples are drawn.")] = 42,
@@ -99,6 +106,7 @@ def calibrate(
 
     chosen: dict[str, Any] = {"ridge": ridge, "anchor_blend": anchor_blend, "interpolation": interpolation}
     chosen |= {"residual": residual, "order": order, "affine": affine, "prior": prior, "no_harm": no_harm or None}
+    chosen |= {"sweeps": sweeps, "weights": weights, "shrinkage": shrinkage}
     chosen |= {"bias": bias, "norm": norm, "modules": tuple(module or ()) or None}
     settings = Calibration.preset(preset, {name: value for name, value in chosen.items() if value is not None})
     existing_folder("--merged", merged)

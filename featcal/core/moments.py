@@ -56,16 +56,20 @@ class Moments:
     weight: Tensor  # ()  Σ w: the paper's n
     folded: bool = False
     lag: Tensor | None = None  # (o,)  Σ w β (r_exp − r_cal), of folded moments whose target holds it (`Calibration.residual`)
+    spread: Tensor | None = None  # (2,)  Σ w ‖x_cal‖⁴ and Σ w², for `ledoit_wolf`
 
     @classmethod
-    def zero(cls, d: int, o: int | None = None, device: torch.device | str = "cpu", lagging: bool = False) -> "Moments":
+    def zero(
+        cls, d: int, o: int | None = None, device: torch.device | str = "cpu", lagging: bool = False, spreading: bool = False
+    ) -> "Moments":
         """No tokens yet; with `o` the cross moment is kept folded, (d, o), and where `lagging` the residual stream's lag too."""
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=SUM_DTYPE, device=device)
 
         lag = zeros(o) if lagging and o is not None else None
-        return cls(zeros(d, d), zeros(d, d if o is None else o), zeros(d), zeros(d), zeros(), folded=o is not None, lag=lag)
+        sums = zeros(d, d), zeros(d, d if o is None else o), zeros(d), zeros(d), zeros()
+        return cls(*sums, folded=o is not None, lag=lag, spread=zeros(2) if spreading else None)
 
     def add(self, x_cal: Tensor, x_exp: Tensor, w: Tensor, y_exp: Tensor | None = None, lag: Tensor | None = None) -> None:
         """Add n tokens: products in the data's precision, in float32 where that is half; sums in float64.
@@ -77,6 +81,9 @@ class Moments:
         if lag is not None and self.lag is not None:
             target = target + lag
             self.lag += w @ lag
+        if self.spread is not None:
+            lengths, each = wide(x_cal).square().sum(1).to(SUM_DTYPE), w.to(SUM_DTYPE)
+            self.spread += torch.stack([each @ lengths.square(), each @ each])
         kept = w != 0
         if not kept.all():
             x_cal, x_exp, target, w = x_cal[kept], x_exp[kept], target[kept], w[kept]
@@ -98,4 +105,4 @@ class Moments:
     @property
     def sums(self) -> tuple[Tensor, ...]:
         """Everything that adds."""
-        return (self.G, self.C, self.cal, self.exp, self.weight) + (() if self.lag is None else (self.lag,))
+        return (self.G, self.C, self.cal, self.exp, self.weight, *(s for s in (self.lag, self.spread) if s is not None))

@@ -27,6 +27,7 @@ class RidgeSystem:
     x: Tensor  # (d,)  Σ ω μ_cal
     y: Tensor  # (o,)  Σ ω (W μ_tgt + b)
     scale: Tensor  # ()  Σ ω
+    noise: Tensor | None = None  # ()  Σ ω² times the variance of a task's G, where `ledoit_wolf` asks for it
 
     @classmethod
     def zero(cls, d: int, o: int, device: torch.device | str = "cpu") -> "RidgeSystem":
@@ -37,11 +38,13 @@ class RidgeSystem:
     def __iadd__(self, other: "RidgeSystem") -> "RidgeSystem":
         for mine, theirs in zip(self.sums, other.sums, strict=True):
             mine += theirs
+        if other.noise is not None:
+            self.noise = other.noise if self.noise is None else self.noise + other.noise
         return self
 
     @property
     def sums(self) -> tuple[Tensor, ...]:
-        """Everything that adds."""
+        """Everything that is always there and adds."""
         return self.left, self.right, self.x, self.y, self.scale
 
 
@@ -75,11 +78,17 @@ def task_system(
     W, b = W.to(SUM_DTYPE), b.to(SUM_DTYPE)
     n = moments.weight
     if n == 0:
-        return RidgeSystem.zero(W.shape[1], W.shape[0], W.device)
+        nothing = RidgeSystem.zero(W.shape[1], W.shape[0], W.device)
+        nothing.noise = None if moments.spread is None else torch.zeros_like(n)
+        return nothing
     mu_cal = moments.cal / n  # (d,)  Eq. 52
     mu_tgt = alpha * moments.exp / n + (1 - alpha) * mu_cal  # (d,)
     G = mirror(moments.G).div_(n)  # (d, d)  Eq. 13
     omega = 1 / G.norm().clamp_min(EPS) if task_weights == "gram" else torch.ones_like(n)  # Eq. 14
+    noise = None
+    if moments.spread is not None:  # the mean of ‖x xᵀ − G‖² over as many tokens as weights of their size are worth
+        fourth, squares = moments.spread
+        noise = omega**2 * (fourth / n - G.square().sum()) * squares / n**2
     C = moments.C.mul_(omega / n)  # (d, d), folded (d, o)  ωC
     G *= omega  # ωG
     if moments.folded:
@@ -91,7 +100,7 @@ def task_system(
         y += alpha * moments.lag / n
     if affine == "joint":
         target.addr_(omega * mu_cal, b)
-    return RidgeSystem(G, target, omega * mu_cal, omega * y, omega)
+    return RidgeSystem(G, target, omega * mu_cal, omega * y, omega, noise)
 
 
 def both_ends(share: RidgeSystem, W: Tensor, b: Tensor, affine: str = "separate") -> RidgeSystem:
@@ -126,6 +135,26 @@ def prior_system(W: Tensor, W_base: Tensor, kappa: float, copies: int = 1) -> Ri
         share.left.addmm_(tau.T, tau, alpha=kappa / float(size))
         share.right += (share.left @ W.T).repeat(1, copies)
     return share
+
+
+def ledoit_wolf(system: RidgeSystem) -> float:
+    """λ from the tokens themselves: S + λI is, but for its size, what shrinks S = Σ ωG best towards a multiple of I.
+
+    With m = tr S / d, of all (1 − δ) S + δ m I the one nearest to what S would be with tokens without end has
+    δ = b²/‖S − mI‖², where b² = Σ ω² E‖G − EG‖² is estimated by the mean of ‖x xᵀ − G‖² over n (Ledoit and Wolf, 2004), with
+    weights w over (Σ w)²/Σ w². Divided by 1 − δ it is λ = m δ/(1 − δ). Tokens count as independent, which those of one sample
+    are not, so λ is rather too small. Two tokens (2, 0) and (0, 1), four times each: S = diag(2, ½), b² = 17/32, λ = 5/4 · 17/19.
+
+    Args:    system: of moments with a spread, summed over tasks, kept as it is.
+    Returns: λ > 0, of δ between 1e-8 (all tokens alike) and 0.999 (nothing but noise); 1 where there are no tokens.
+    """
+    assert system.noise is not None, "moments were summed without their spread"
+    m = float(system.left.diagonal().mean())
+    size = float(system.left.square().sum()) - len(system.left) * m**2  # ‖S − mI‖²
+    if m <= 0:
+        return 1.0
+    delta = min(max(float(system.noise) / size, 1e-8), 0.999) if size > 0 else 0.999
+    return m * delta / (1 - delta)
 
 
 def joined(system: RidgeSystem, a: Tensor, ridge: float) -> RidgeSystem:

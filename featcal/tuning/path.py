@@ -71,6 +71,7 @@ def path_gains(
     kept, held: batches of every task; blocks are solved on the former.   Raises: as `calibrate`.
     """
     settings = replace(settings, residual=0.0, affine="separate", prior=0.0, no_harm=False, order="forward")
+    settings = replace(settings, sweeps=1, weights="rule", shrinkage="fixed")
     with ExitStack() as open_:
         models = hold_models(merged, base, experts, plan, settings, whole=True, device=device, dtype=dtype)
         open_.enter_context(models.evaluated())

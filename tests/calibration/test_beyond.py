@@ -1,5 +1,6 @@
 """What goes beyond the paper: residual writers are found in every family, choices are the best on samples held out, limits."""
 
+import copy
 from dataclasses import replace
 
 import families
@@ -11,6 +12,7 @@ from test_streaming import written
 from tiny import PAPER, clip, difference, experiment, same_bits, shifted
 
 from featcal import calibrate
+from featcal.blocks.attention import received
 from featcal.calibration.choice import GRID
 from featcal.calibration.drift import model_drift
 from featcal.core.weighting import every_token
@@ -28,6 +30,7 @@ ALL = Calibration(
     affine="joint",
     prior=0.1,
     no_harm=True,
+    weights="attention",
 )
 # every linear whose output is added to the stream, of the first block
 WRITERS = {
@@ -163,8 +166,73 @@ def test_presets_are_the_papers_settings_and_those_beyond_it_with_any_value_chan
 
 
 def test_combinations_without_meaning_and_too_few_samples_are_refused():
-    for wrong in ({"bias": False, "affine": "joint"}, {"order": "stale", "no_harm": True}, {"residual": (0.0, 2.0)}):
+    alone = {"bias": False, "affine": "joint"}, {"order": "stale", "no_harm": True}, {"residual": (0.0, 2.0)}, {"sweeps": 0}
+    for wrong in (
+        *alone,
+        {"order": "stale", "sweeps": 2},
+        {"order": "sites", "sweeps": 2},
+        {"shrinkage": "ledoit_wolf", "prior": 0.1},
+    ):
         with pytest.raises(BadSetting):
             replace(PAPER, **wrong)
     with pytest.raises(BadBatches, match="one sample"):
         calibrate(**experiment(count=1), settings=replace(PAPER, no_harm=True))
+
+
+def test_second_sweep_begins_at_the_first_ones_model_and_keeps_the_anchor():
+    given, settings = one_block(), replace(PAPER, residual=1.0)
+    found = calibrate(**given, settings=replace(settings, sweeps=2)).model
+    once = calibrate(**given, settings=settings).model
+    base = copy.deepcopy(given["base"])  # the base whose anchor from the calibrated weights is that of the merged ones, at ρ = 2
+    with torch.no_grad():
+        for p, first, merged in zip(base.parameters(), once.parameters(), given["merged"].parameters(), strict=True):
+            p += 2 * (first - merged)
+    twice = calibrate(**given | {"merged": once, "base": base}, settings=settings).model
+    assert difference(found, twice) < 1e-9 and difference(found, once) > 1e-6
+
+
+def test_as_many_sweeps_as_a_block_has_parts_solve_its_sites_in_turn():
+    given = experiment(build=deep, count=20)
+    sites = calibrate(**given, settings=replace(PAPER, order="sites")).model
+    gaps = [difference(calibrate(**given, settings=replace(PAPER, sweeps=n)).model, sites) for n in (1, 3, 6)]
+    assert gaps[2] < 1e-9 < gaps[1] < gaps[0]
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_tokens_count_by_what_they_receive_in_the_experts_attention(implementation):
+    given = one_block(count=3)
+    task, expert = next(iter(given["experts"].items()))
+    for model in (given["merged"], given["base"], expert):
+        model.set_attn_implementation(implementation)
+    given |= {"experts": {task: expert}, "batches": {task: given["batches"][task]}}
+    twin = copy.deepcopy(expert)
+    twin.set_attn_implementation("eager")
+    told = twin(**given["batches"][task][0], output_attentions=True).attentions[0]  # (batch, heads, queries, keys)
+    share = told.mean((1, 2)) * told.shape[-1]
+    found = calibrate(**given, settings=replace(PAPER, weights="attention")).model
+    expected = calibrate(**given | {"token_weights": lambda module, last, shape: share.detach()}, settings=PAPER).model
+    rounding = 1e-6  # of softmax, which the eager attention computes in float32
+    assert difference(found, expected) < rounding < difference(found, calibrate(**given, settings=PAPER).model)
+
+
+@pytest.mark.parametrize("family", ["bert", "llama", "gemma2", "t5"])
+def test_attention_is_found_in_every_kind_of_block(family):
+    given = families.experiment(FAMILIES[family])
+    found, paper = (calibrate(**given, settings=replace(PAPER, weights=weights)).model for weights in ("attention", "rule"))
+    assert difference(found, paper) > 1e-6
+
+
+def test_blocks_that_show_no_attention_from_token_to_token_are_refused():
+    hidden, windows = torch.zeros(2, 16, 8), torch.full((8, 4, 4), 0.25)  # of four tokens each
+    for seen in ([], [windows]):
+        with pytest.raises(BadSetting, match=r"calibrate\.weights"):
+            received("vision.00", seen, hidden, None, None, None)
+
+
+def test_ridge_of_every_site_comes_from_its_tokens_and_is_left_for_norms():
+    given = one_block(count=40)
+    settings = replace(PAPER, shrinkage="ledoit_wolf")
+    found, other = (calibrate(**given, settings=replace(settings, ridge=ridge)).model for ridge in (0.05, 0.5))
+    for (name, p), q in zip(found.named_parameters(), other.parameters(), strict=True):
+        if ".layers." in name:
+            assert torch.equal(p, q) == ("norm" not in name)

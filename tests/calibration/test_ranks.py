@@ -36,6 +36,11 @@ def beyond():
     return tiny.experiment(count=20) | {"settings": replace(tiny.PAPER, **more)}
 
 
+def estimated():
+    more = {"shrinkage": "ledoit_wolf", "weights": "attention", "sweeps": 2}
+    return tiny.experiment(count=20) | {"settings": replace(tiny.PAPER, **more)}
+
+
 def calibrated(given):
     """Tensors and records; T5's norms compute in float64 throughout."""
     with pytest.MonkeyPatch.context() as patch:
@@ -66,7 +71,7 @@ def assert_same_records(found, expected):
 
 
 @pytest.mark.parametrize(
-    ("build", "world"), [(clip, 3), (t5, 2), (beyond, 2)], ids=lambda value: getattr(value, "__name__", value)
+    ("build", "world"), [(clip, 3), (t5, 2), (beyond, 2), (estimated, 2)], ids=lambda value: getattr(value, "__name__", value)
 )
 def test_several_processes_give_the_numbers_of_one_and_agree_to_the_bit(build, world, tmp_path):
     ends = together(partial(calibrate_own, build), world, tmp_path)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from tiny import seeded
 
 from featcal.core.moments import Moments, add_gram, mirror
-from featcal.core.ridge import RidgeSystem, anchor, both_ends, joined, prior_system, solve_ridge, task_system
+from featcal.core.ridge import RidgeSystem, anchor, both_ends, joined, ledoit_wolf, prior_system, solve_ridge, task_system
 from featcal.errors import SingularGram
 
 INPUTS, OUTPUTS, RIDGE, ALPHA = 12, 7, 0.05, 0.3
@@ -220,3 +220,42 @@ def test_solutions_at_both_ends_give_the_one_in_between(affine, folded):
     line, direct = solved(1.0, A.repeat(2, 1), a.repeat(2), True), solved(ALPHA, A, a, False)
     torch.testing.assert_close(torch.lerp(*line.weight.chunk(2), ALPHA), direct.weight, **CLOSE)
     torch.testing.assert_close(torch.lerp(*line.bias.chunk(2), ALPHA), direct.bias, **CLOSE)
+
+
+def shrunk(tasks, alpha=ALPHA):
+    """λ of the tasks' pooled tokens."""
+    total = RidgeSystem.zero(*reversed(tasks[0][3].shape))
+    for x, y, w, W, b in tasks:
+        m = Moments.zero(x.shape[1], spreading=True)
+        for rows in torch.arange(len(x)).chunk(3):
+            m.add(x[rows], y[rows], w[rows])
+        total += task_system(m, W, b, alpha)
+    return ledoit_wolf(total)
+
+
+def test_ledoit_wolf_worked_by_hand():
+    x = torch.tensor([[2, 0], [0, 1.0]], dtype=torch.float64).repeat(4, 1)  # as its docstring says
+    m = Moments.zero(2, spreading=True)
+    m.add(x, x, torch.ones(8, dtype=torch.float64))
+    eye = torch.eye(2, dtype=torch.float64)
+    assert ledoit_wolf(task_system(m, eye, eye[0], 1.0, "uniform")) == pytest.approx(5 / 4 * 17 / 19)
+
+
+def test_ledoit_wolf_of_several_tasks_equals_the_sums_written_out():
+    tasks = [task(seed, n=400) for seed in range(3)]
+    S, noise = np.zeros((INPUTS, INPUTS)), 0.0
+    for x, _, w, _, _ in tasks:
+        x, w = x.numpy(), w.numpy()
+        each = np.einsum("ni,nj->nij", x, x)
+        G = np.tensordot(w, each, 1) / w.sum()
+        spread = (w * ((each - G) ** 2).sum((1, 2))).sum() / w.sum()
+        S += G / np.linalg.norm(G)
+        noise += spread / np.linalg.norm(G) ** 2 * (w**2).sum() / w.sum() ** 2
+    m = np.trace(S) / INPUTS
+    delta = noise / np.linalg.norm(S - m * np.eye(INPUTS)) ** 2
+    assert shrunk(tasks) == pytest.approx(m * delta / (1 - delta), rel=1e-9)
+
+
+def test_ledoit_wolf_asks_for_less_the_more_tokens_there_are():
+    found = [shrunk([task(1, n=n)]) for n in (50, 500, 5000)]
+    assert found[0] > 5 * found[1] > 25 * found[2] > 0
