@@ -38,13 +38,14 @@ def calibrate_block(
     settings: Calibration,
     ranks: Ranks,
     settle: Callable[[], None] = lambda: None,
+    published: Callable[[str, nn.Module], Observation] | None = None,
 ) -> BlockRecord:
     """Calibrate the student's block in place and move every task's tracks past it (Algorithm 1, lines 2-18).
 
     Blocks of base and experts are asked for when they are needed. Teachers are those of this process's tasks and must come in the
     order of names, so that sums are the same to the bit whatever the order of the caller's mapping; student and record come out
     the same on all processes. With order "sites" the block is gone through once for every part of it. settle: called between
-    solving and moving on, when the student's numbers may still be rounded.
+    solving and moving on, when the student's numbers may still be rounded. published: the moments of a task without tracks.
     """
     before: dict[str, Drift] = {}
     experts: dict[str, dict[str, int]] = {}
@@ -56,6 +57,9 @@ def calibrate_block(
         for number, part in enumerate(parts):
             systems = Systems()
             for task, teacher in teachers():
+                if task not in tracks and published:
+                    add_task(systems, published(task, teacher), teacher, settings, base_block)
+                    continue
                 seen = observe(student, teacher, tracks[task], part, number == 0, part is parts[-1])  # Eqs. 13, 52, 56: sums
                 before.setdefault(task, seen.drift)
                 experts.setdefault(task, {}).update(seen.experts)

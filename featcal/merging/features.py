@@ -14,6 +14,8 @@ from featcal.blocks.coverage import solved_modules
 from featcal.blocks.norms import normalised
 from featcal.blocks.plan import Stack
 from featcal.blocks.replay import step
+from featcal.calibration.observe import BlockView, Expert, Observation, add_linears, add_norm
+from featcal.calibration.tokens import Tokens
 from featcal.core.moments import add_gram, mirror
 from featcal.core.precision import SUM_DTYPE
 
@@ -37,12 +39,13 @@ class Seen:
     grams: dict[Site, Tensor] = field(default_factory=dict)  # (d, d)  Σ x xᵀ
     tokens: dict[Site, int] = field(default_factory=dict)
     squares: dict[str, Tensor] = field(default_factory=dict)  # (d,) of each norm  Σ x̂², before its scale
+    own: Observation = field(default_factory=Observation)  # as calibration sums them, the expert its own student
 
 
-def watched(block: nn.Module, stack: Stack, track: Track) -> tuple[Seen, list[Features]]:
+def watched(block: nn.Module, stack: Stack, track: Track, view: BlockView | None = None) -> tuple[Seen, list[Features]]:
     """The sums of one block over a task's batches, and what the block puts out.
 
-    Products are made in the data's precision, sums in float64.
+    Products are made in the data's precision, sums in float64. view: for the moments of calibration, too.
     Raises: BadCapture where an input cannot be trusted.
     """
     seen, out = Seen(), []
@@ -61,6 +64,11 @@ def watched(block: nn.Module, stack: Stack, track: Track) -> tuple[Seen, list[Fe
         for name in norms:
             z = counted(normalised(block.get_submodule(name), inputs[name]), mask)
             seen.squares[name] = seen.squares.get(name, 0) + z.square().sum(0, dtype=SUM_DTYPE)
+        if view is not None:
+            tokens = Tokens(hidden, mask, fed, fed_mask)
+            add_linears(seen.own, inputs, Expert(block, inputs, {}, {}), view, tokens)
+            for name in norms:
+                add_norm(seen.own, name, inputs[name], block.get_submodule(name), view, tokens)
     for G in seen.grams.values():
         mirror(G)
     return seen, out
