@@ -5,16 +5,14 @@ libraries beside a CPU torch) the import dies on the first such operator, and wi
 open_clip. Declaring the operator's name is enough: nothing here calls it. The hook waits for the first import of torchvision, so
 importing featcal loads neither torch nor torchvision; it acts only after a failed import: a working torchvision is left alone.
 
-`python -m featcal.torchvision_mend` mends it for all programs of an environment, such as mergekit's, that never import featcal.
+`install_for_all` mends it for all programs of an environment, such as mergekit's, that never import featcal.
 """
 
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import re
-import subprocess
 import sys
-import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -85,12 +83,15 @@ def install() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
-def install_for_all(folder: Path) -> bool:
+def install_for_all(folder: Path | None = None) -> bool:
     """Have every Python of an environment put the hook in place, where torchvision does not load without; whether that is so.
 
-    folder: its site-packages, in which Python runs the line of a .pth file at its start.
+    folder: its site-packages, this environment's where None; Python runs the line of a .pth file in it at its start.
     """
-    line = folder / "featcal_torchvision_mend.pth"
+    import subprocess  # which costs every start of a command too much
+    import sysconfig
+
+    line = (folder or Path(sysconfig.get_path("purelib"))) / "featcal_torchvision_mend.pth"
     line.unlink(missing_ok=True)
     if importlib.util.find_spec("torchvision") is None:
         return False
@@ -99,7 +100,3 @@ def install_for_all(folder: Path) -> bool:
     if broken:
         line.write_text(HOOK)
     return broken
-
-
-if __name__ == "__main__":
-    install_for_all(Path(sysconfig.get_path("purelib")))
