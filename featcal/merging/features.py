@@ -3,8 +3,9 @@
 A site is the linears that read the same tensor (q, k, v). Padding counts nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,6 @@ from featcal.blocks.coverage import solved_modules
 from featcal.blocks.norms import normalised
 from featcal.blocks.plan import Stack
 from featcal.blocks.replay import step
-from featcal.calibration.observe import BlockView, Expert, Observation, add_linears, add_norm
-from featcal.calibration.tokens import Tokens
 from featcal.core.moments import add_gram, mirror
 from featcal.core.precision import SUM_DTYPE
 
@@ -39,13 +38,18 @@ class Seen:
     grams: dict[Site, Tensor] = field(default_factory=dict)  # (d, d)  Σ x xᵀ
     tokens: dict[Site, int] = field(default_factory=dict)
     squares: dict[str, Tensor] = field(default_factory=dict)  # (d,) of each norm  Σ x̂², before its scale
-    own: Observation = field(default_factory=Observation)  # as calibration sums them, the expert its own student
 
 
-def watched(block: nn.Module, stack: Stack, track: Track, view: BlockView | None = None) -> tuple[Seen, list[Features]]:
+# looks at the inputs of modules, what reaches the block, its mask, and at what is fed from another stack, with its mask
+Watch = Callable[[dict[str, Tensor], Tensor, Tensor | None, Any, Tensor | None], None]
+    [dict[str, Tensor], Tensor, Tensor | None, Any, Tensor | None], None
+]  # inputs, hidden states, masks, what is fed
+
+
+def watched(block: nn.Module, stack: Stack, track: Track, also: Watch | None = None) -> tuple[Seen, list[Features]]:
     """The sums of one block over a task's batches, and what the block puts out.
 
-    Products are made in the data's precision, sums in float64. view: for the moments of calibration, too.
+    Products are made in the data's precision, sums in float64. also: who else looks at every batch.
     Raises: BadCapture where an input cannot be trusted.
     """
     seen, out = Seen(), []
@@ -64,11 +68,8 @@ def watched(block: nn.Module, stack: Stack, track: Track, view: BlockView | None
         for name in norms:
             z = counted(normalised(block.get_submodule(name), inputs[name]), mask)
             seen.squares[name] = seen.squares.get(name, 0) + z.square().sum(0, dtype=SUM_DTYPE)
-        if view is not None:
-            tokens = Tokens(hidden, mask, fed, fed_mask)
-            add_linears(seen.own, inputs, Expert(block, inputs, {}, {}), view, tokens)
-            for name in norms:
-                add_norm(seen.own, name, inputs[name], block.get_submodule(name), view, tokens)
+        if also is not None:
+            also(inputs, hidden, mask, fed, fed_mask)
     for G in seen.grams.values():
         mirror(G)
     return seen, out

@@ -16,12 +16,10 @@ from featcal.blocks.capture import feeding, first_inputs
 from featcal.blocks.plan import Stack, blocks_of
 from featcal.blocks.plans import plan_for
 from featcal.blocks.replay import handed_on, step
-from featcal.calibration.observe import BlockView
-from featcal.calibration.sites import calibrated_modules
 from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, BadFile
 from featcal.merging.arithmetic import average_tensor
-from featcal.merging.features import Seen, Track, watched
+from featcal.merging.features import Seen, Track, Watch, watched
 from featcal.merging.job import Job, Named
 from featcal.merging.sources import Source
 
@@ -34,13 +32,13 @@ class ForwardOrder:
 
     solve: yields the merged tensors of a block it has a rule for; the others are the mean over experts.
     own:   carry every expert's own features (True) or those of the merge so far.
-    moments: sum what calibration sums, too.
+    also:  for each block whoever else looks at its batches.
     """
 
     job: Job
     solve: Solve
     own: bool
-    moments: bool = False
+    also: Callable[[str, nn.Module, Stack, Track], Watch] | None = None
     tokens: dict[str, int] = field(default_factory=dict)
     before: set[int] = field(default_factory=set)  # addresses of tensors that work before the first block of a stack
 
@@ -81,7 +79,8 @@ class ForwardOrder:
         seen: dict[str, Seen] = {}
         for task, expert in self.job.experts.items():
             become(self.worker, expert, path)
-            seen[task], out = watched(block, stack, tracks[task], self._view(path, block, stack, tracks[task]))
+            also = self.also and self.also(path, block, stack, tracks[task])
+            seen[task], out = watched(block, stack, tracks[task], also)
             if self.own:
                 tracks[task].features = out
         become(self.worker, self.job.base, path)
@@ -96,13 +95,6 @@ class ForwardOrder:
             for track in tracks.values():
                 track.features = [step(block, stack, hidden, arguments) for hidden, arguments in track.features]
         return merged
-
-    def _view(self, path: str, block: nn.Module, stack: Stack, track: Track) -> BlockView | None:
-        """A block as calibration looks at it, where its moments are wanted."""
-        if not self.moments:
-            return None
-        last = blocks_of(self.worker, stack)[-1] is block
-        return BlockView(path[:-1], stack, last, calibrated_modules(block, norm=True), self.plan.rule(stack), track.fed)
 
     def _average_outside(self) -> None:
         """Before any block runs the merge is the mean over experts; what runs behind the last one is the base's."""

@@ -12,18 +12,19 @@ from torch import Tensor, nn
 
 from featcal.blocks.coverage import solved_modules
 from featcal.blocks.linear import weight_of
-from featcal.blocks.plan import blocks_of
+from featcal.blocks.plan import Stack, blocks_of
 from featcal.blocks.plans import plan_for
 from featcal.calibration.fingerprint import Digest, add_files
-from featcal.calibration.observe import Observation
+from featcal.calibration.observe import BlockView, Expert, Observation, add_linears, add_norm
 from featcal.calibration.published import Published
-from featcal.calibration.sites import Modules
+from featcal.calibration.sites import Modules, calibrated_modules
+from featcal.calibration.tokens import Tokens
 from featcal.core.moments import Moments, mirror
 from featcal.core.norm import NormMoments
 from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.errors import BadBatches, BadFile
 from featcal.merging.arithmetic import average_tensor
-from featcal.merging.features import Seen
+from featcal.merging.features import Seen, Track, Watch
 from featcal.merging.forward_order import ForwardOrder, require_own_names
 from featcal.merging.job import Job, Named, silent
 from featcal.merging.sources import source
@@ -59,6 +60,23 @@ def statistics(
     job = Job(own, {"task": own}, None, lambda: load_as_calibrated(expert), device=torch.device(device), progress=progress)
     job.batches = {"task": batches}
     rows: list[list[str]] = []
+    seen_by_calibration: dict[str, Observation] = {}  # of the block at work
+
+    def also(path: str, block: nn.Module, stack: Stack, track: Track) -> Watch:
+        plan, modules = plan_for(order.worker), calibrated_modules(block, norm=True)
+        last, own = blocks_of(order.worker, stack)[-1] is block, Observation()
+        view = BlockView(path[:-1], stack, last, modules, plan.rule(stack), track.fed)
+        seen_by_calibration.clear()
+        seen_by_calibration[path] = own
+
+        def add(x: dict[str, Tensor], hidden: Tensor, mask: Tensor | None, fed: Any, fed_mask: Tensor | None) -> None:
+            tokens = Tokens(hidden, mask, fed, fed_mask)
+            add_linears(own, x, Expert(block, x, {}, {}), view, tokens)
+            for name in modules.norms:
+                add_norm(own, name, x[name], block.get_submodule(name), view, tokens)
+
+        return add
+
     with ShardWriter(out) as writer:
 
         def keep(path: str, block: nn.Module, seen: dict[str, Seen]) -> Iterator[Named]:
@@ -67,7 +85,7 @@ def statistics(
                 writer.write(GRAM + name, (G / max(tokens, 1)).float())
                 writer.write(TOKENS + name, torch.tensor(tokens))
                 rows.append([name, str(len(G)), f"{tokens:,}"])
-            own = seen["task"].own
+            own = seen_by_calibration[path]
             for site, sums in own.sites.items():
                 name, G = path + "+".join(site), mirror(sums.G) / sums.weight
                 reads = next(of for of in seen["task"].grams if site[0] in of)
@@ -78,7 +96,8 @@ def statistics(
                 writer.write(NORM + path + norm, (torch.stack([of.z, of.zz]) / of.weight).float())
             yield from ()
 
-        for _ in ForwardOrder(job, keep, own=True, moments=True).tensors():  # of the model itself nothing is kept
+        order = ForwardOrder(job, keep, own=True, also=also)
+        for _ in order.tensors():  # of the model itself nothing is kept
             pass
         kind = model_class(expert).__name__ if part is None else "CLIPVisionModel"
         write_json(writer.folder / RECORD, {"architecture": kind, "tokens": job.record["tokens"]["task"]})
