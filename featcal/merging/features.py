@@ -40,10 +40,8 @@ class Seen:
     squares: dict[str, Tensor] = field(default_factory=dict)  # (d,) of each norm  Σ x̂², before its scale
 
 
-# looks at the inputs of modules, what reaches the block, its mask, and at what is fed from another stack, with its mask
+# Looks at the inputs of modules, at what reaches the block and its mask, and at what another stack feeds to it and its mask.
 Watch = Callable[[dict[str, Tensor], Tensor, Tensor | None, Any, Tensor | None], None]
-    [dict[str, Tensor], Tensor, Tensor | None, Any, Tensor | None], None
-]  # inputs, hidden states, masks, what is fed
 
 
 def watched(block: nn.Module, stack: Stack, track: Track, also: Watch | None = None) -> tuple[Seen, list[Features]]:
