@@ -4,16 +4,23 @@ torchvision registers shape rules for operators that its compiled extension defi
 libraries beside a CPU torch) the import dies on the first such operator, and with it every model class of transformers and all of
 open_clip. Declaring the operator's name is enough: nothing here calls it. The hook waits for the first import of torchvision, so
 importing featcal loads neither torch nor torchvision; it acts only after a failed import: a working torchvision is left alone.
+
+`install_for_all` mends it for all programs of an environment, such as mergekit's, that never import featcal.
 """
 
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+HOOK = (
+    "import importlib.util as u; u.find_spec('featcal') and __import__('featcal.torchvision_mend').torchvision_mend.install()\n"
+)
 _BOXES = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 _SCHEMAS = {"nms": _BOXES, "qnms": _BOXES}
 _DECLARED: list[Any] = []  # torch forgets a declaration when its library object is collected
@@ -74,3 +81,22 @@ def install() -> None:
     """Put the hook in front of the import system, once."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
+
+
+def install_for_all(folder: Path | None = None) -> bool:
+    """Have every Python of an environment put the hook in place, where torchvision does not load without; whether that is so.
+
+    folder: its site-packages, this environment's where None; Python runs the line of a .pth file in it at its start.
+    """
+    import subprocess  # which costs every start of a command too much
+    import sysconfig
+
+    line = (folder or Path(sysconfig.get_path("purelib"))) / "featcal_torchvision_mend.pth"
+    line.unlink(missing_ok=True)
+    if importlib.util.find_spec("torchvision") is None:
+        return False
+    loads = "import sys; sys.modules['featcal'] = None; import torchvision"
+    broken = subprocess.run([sys.executable, "-c", loads], capture_output=True, check=False).returncode != 0
+    if broken:
+        line.write_text(HOOK)
+    return broken

@@ -2,6 +2,8 @@
 
     python scripts/campaign.py [NAME ...]
 
+NAME: a family, a harm such as "no data (run)", or the words of a command that cannot be.
+
 Tiny random models stand for the families. "named" is one message that says what is wrong; "silent" is a result that should not
 be there, and "traceback" whatever no message explains: both are faults, and the exit code is 1 where there is one.
 """
@@ -200,10 +202,60 @@ BAD: dict[str, tuple[Callable[[], object], bool]] = {
 }  # fmt: skip
 
 
+# what none of the commands can do with good folders; the calibration's are added to a command that is fine
+ADDED = """
+--ridge 0 | --ridge nan | --ridge -1 | --ridge x | --anchor-blend inf | --interpolation 2 | --interpolation -1 | --residual 2 |
+--order none | --affine none | --affine joint --no-bias | --prior -1 | --preset none | --preset best --order stale --no-harm |
+--samples 0 | --samples 10 | --samples x | --tokens 0 | --tokens 100000 | --seed -1 | --batch 0 |
+--module nowhere | --module query --module query | --stack nowhere | --stack encoder | --device tpu | --device cuda |
+--dtype float16 | --host-memory much | --host-memory -1GiB | --work a.jsonl | --work base/in | --out base --force |
+--out base/in | --out /proc/new | --out a.jsonl --force | --expert a=a | --expert c=a | --expert a | --expert =a |
+--data c=a.jsonl | --data a | --data a= | --recipe nowhere.yaml | --recipe a | --recipe a.jsonl | --stats a=a |
+--stats b=nowhere | --stats c=a | --push-to-hub x | --push-to-hub x/y/z | --nonsense | more | --merged nowhere |
+--merged a.jsonl | --base nowhere
+"""
+PAIR = "--base base --expert a=a --expert b=b"
+BOTH_DATA = "--data a=a.jsonl --data b=b.jsonl"
+WHOLE = f"""
+merge nonsense {PAIR} --out m | merge --out m {PAIR} | merge average --base base --out m | merge average --expert a=a --out m |
+merge task_arithmetic {PAIR} --out m --scale nan | merge task_arithmetic {PAIR} --out m --scale x |
+merge ties {PAIR} --out m --set density=2 | merge ties {PAIR} --out m --set density | merge ties {PAIR} --out m --set dens=1 |
+merge average {PAIR} --out m --set scale=1 | merge average {PAIR} --out m --embeddings none | merge average {PAIR} --out a |
+merge regmean {PAIR} --out m | merge regmean {PAIR} --out m --data a=a.jsonl --samples 9 | merge fisher {PAIR} --out m |
+merge regmean {PAIR} --out m --stats a=a --stats b=b | merge ties {PAIR} --out m --stats a=a | merge lot {PAIR} --out m |
+merge adamerging {PAIR} --out m {BOTH_DATA} --samples 9 | merge --recipe a.jsonl --out m | merge --recipe nowhere --out m |
+merge average {PAIR} --out m --head nowhere | merge average {PAIR} --out m --device tpu |
+compare --model m=merged --expert a=a --data a=a.jsonl | compare --model m=nowhere --expert a=a --data a=a.jsonl |
+compare --model m=merged --expert a=a --data b=b.jsonl | compare --model merged --expert a=a --data a=a.jsonl |
+compare --model m=merged --expert a=a --data a=a.jsonl --samples 1 |
+evaluate --model merged --data a=a.jsonl --split train | evaluate --model merged --data a=nowhere |
+evaluate --model nowhere --data a=a.jsonl | evaluate --model merged --data a=a.jsonl --template none |
+evaluate --model merged --clip base --data a=a.jsonl | evaluate --model merged --data a=a.jsonl --classes b=x,y |
+stats --model a --data nowhere --out s | stats --model a --data a.jsonl --out base |
+stats --model nowhere --data a.jsonl --out s |
+stats --model a --data a.jsonl --out s | stats --model a --data a.jsonl --out a/s --samples 9 |
+plan --merged merged {PAIR} | plan --merged merged {PAIR} --tokens 100000 | plan --merged merged {PAIR} --tokens 9 --ranks 3 |
+plan --merged merged {PAIR} --tokens 9 --host-memory much | plan --merged nowhere {PAIR} --tokens 9 |
+tune --merged merged {PAIR} {BOTH_DATA} --out t.txt | tune --merged merged {PAIR} {BOTH_DATA} --out t.json --trials 0 |
+tune --merged merged {PAIR} {BOTH_DATA} --out t.json --samples 9 --holdout 2 |
+tune --merged merged {PAIR} {BOTH_DATA} --out t.json --samples 9 --ridge -1 |
+tune --merged merged {PAIR} {BOTH_DATA} --out t.json --samples 9 --clip base |
+inspect nowhere | inspect a.jsonl | inspect | convert base --out c | convert nowhere --out c |
+repair svc --merged merged {PAIR} --data a=a.jsonl --out r | repair prodistill --merged merged {PAIR} --out r |
+repair svc --merged merged {PAIR} --epochs 3 --out r | repair svc --merged merged {PAIR} --least x --out r |
+repair prodistill --merged merged {PAIR} --data a=a.jsonl --samples 9 --out r | repair none --merged merged {PAIR} --out r |
+nonsense | --nonsense | --log-level loud --log-file x inspect base | --log-file base inspect base
+"""
+
+
+def lines(table: str) -> list[list[str]]:
+    return [line.split() for line in table.replace("\n", " ").split("|")]
+
+
 def command(words: list[str]) -> tuple[int, str]:
     said = io.StringIO()
     with redirect_stderr(said), redirect_stdout(io.StringIO()):
-        code = cli.main([*words, "--quiet"])
+        code = cli.main([*words, *(["--quiet"] if "inspect" not in words else [])])
     return code, said.getvalue()
 
 
@@ -285,6 +337,11 @@ def main(wanted: list[str]) -> int:
                 how = "dry run" if "--dry-run" in words else "run"
                 where = Path(place) / str(number)
                 tell(f"{what} ({how})", lambda a=(harm, good, where, fine, words): bad_input(*a))
+        for words in (*([*CALIBRATE, *more] for more in lines(ADDED)), *lines(WHOLE)):
+            number += 1
+            where = Path(place) / str(number)
+            name = " ".join(words).removeprefix(f"{' '.join(CALIBRATE)} ")
+            tell(name, lambda a=(lambda: None, good, where, False, words): bad_input(*a))
     print(", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items())))
     return 1 if counts[SILENT] or counts[TRACEBACK] else 0
 

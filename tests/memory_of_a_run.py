@@ -26,7 +26,7 @@ SETTINGS = featcal.Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3)
 
 
 def built(family: str, width: int, blocks: int):
-    """ViT-B/32 (50 tokens), T5 or Llama at another width and depth."""
+    """ViT-B/32 (50 tokens), T5, Mixtral or Llama at another width and depth."""
     heads = width // 64
     if family == "clip":
         sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": blocks, "num_attention_heads": heads}
@@ -35,7 +35,10 @@ def built(family: str, width: int, blocks: int):
         sizes = {"d_model": width, "d_ff": 4 * width, "num_layers": blocks, "num_heads": heads, "vocab_size": 8000}
         return tf.T5ForConditionalGeneration(tf.T5Config(**sizes))
     sizes = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": blocks, "num_attention_heads": heads}
-    return tf.LlamaForCausalLM(tf.LlamaConfig(**sizes, num_key_value_heads=heads // 2, vocab_size=8000))
+    sizes |= {"num_key_value_heads": heads // 2, "vocab_size": 8000}
+    if family == "mixtral":
+        return tf.MixtralForCausalLM(tf.MixtralConfig(**sizes, num_local_experts=4))
+    return tf.LlamaForCausalLM(tf.LlamaConfig(**sizes))
 
 
 def model_folder(folder: Path, seed: int, *shape) -> Path:

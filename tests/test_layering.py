@@ -28,7 +28,9 @@ MAY_IMPORT = {  # rooms of the library, and single files of a room where not all
     "data": FOUNDATION,
     "calibration": FOUNDATION | {"planning.cost"},  # a run's own count
     "planning": FOUNDATION | {f"calibration.{file}" for file in ("observe", "sites", "tokens", "record", "stacks")},
-    "merging": FOUNDATION | {"rivals.draws", "calibration.tracks"},
+    "merging": FOUNDATION
+    | {"rivals.draws"}
+    | {f"calibration.{file}" for file in ("fingerprint", "observe", "published", "sites", "tokens", "tracks")},
     "rivals": FOUNDATION,
     "evaluation": FOUNDATION | {"data", "calibration", "rivals.features", "tuning.divergence"},
     "interchange": FOUNDATION | {"data.images"},

@@ -64,8 +64,14 @@ class Unpacked(nn.Module):
     def experts(self) -> list[Expert]:
         return [part for part in self.children() if isinstance(part, Expert)]
 
+    @property
+    def work(self) -> int:
+        """Floating point operations of the last pass."""
+        tokens, values = sum(len(rows) for rows in self.rows), sum(p.numel() for p in self.parameters(recurse=False))
+        return 2 * tokens * (values // max(len(self.rows), 1))
+
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        chosen = [torch.where(top_k_index == number) for number in range(len(self.experts))]
+        chosen = taken(top_k_index, len(self.experts))
         self.rows = [rows for rows, _ in chosen]
         out = torch.zeros_like(hidden_states)
         for expert, (rows, place) in zip(self.experts, chosen, strict=True):
@@ -74,6 +80,16 @@ class Unpacked(nn.Module):
         for expert, rows in zip(self.experts, self.lead or (), strict=False):
             expert(hidden_states[rows])
         return out
+
+
+def taken(choice: Tensor, count: int) -> list[tuple[Tensor, Tensor]]:
+    """Of each of `count` experts the tokens that it is given and which of their choices it is; on meta an even share of them all.
+
+    choice: (tokens, experts of a token), as the router puts it out.
+    """
+    if choice.device.type != "meta":
+        return [torch.where(choice == number) for number in range(count)]
+    return [(share, share) for share in choice.new_empty(choice.numel(), dtype=torch.long).tensor_split(count)]
 
 
 def is_packed(module: nn.Module) -> bool:

@@ -39,6 +39,7 @@ def calibrate_block(
     settings: Calibration,
     ranks: Ranks,
     settle: Callable[[], None] = lambda: None,
+    published: Callable[[str, nn.Module], Observation] | None = None,
 ) -> BlockRecord:
     """Calibrate the student's block in place and move every task's tracks past it (Algorithm 1, lines 2-18).
 
@@ -46,6 +47,7 @@ def calibrate_block(
     order of names, so that sums are the same to the bit whatever the order of the caller's mapping; student and record come out
     the same on all processes. With order "sites" the block is gone through once for every part of it, and all that as often as
     there are sweeps. settle: called between solving and moving on, when the student's numbers may still be rounded.
+    published: the moments of a task without tracks.
     """
     before: dict[str, Drift] = {}
     experts: dict[str, dict[str, int]] = {}
@@ -58,9 +60,11 @@ def calibrate_block(
         for number, part in enumerate(parts):
             systems = Systems()
             for task, teacher in teachers():
-                seen = observe(
-                    student, teacher, tracks[task], part, number == 0, number + 1 == len(parts)
-                )  # Eqs. 13, 52, 56: sums
+                if task not in tracks and published:
+                    add_task(systems, published(task, teacher), teacher, settings, base_block)
+                    continue
+                last = number + 1 == len(parts)
+                seen = observe(student, teacher, tracks[task], part, number == 0, last)  # Eqs. 13, 52, 56: sums
                 before.setdefault(task, seen.drift)
                 experts.setdefault(task, {}).update(seen.experts)
                 add_task(systems, seen, teacher, settings, base_block)  # Eqs. 10, 14, 58; the moments of one task at a time

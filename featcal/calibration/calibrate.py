@@ -18,6 +18,7 @@ from featcal.calibration.batches import on_device
 from featcal.calibration.card import calibration_card
 from featcal.calibration.measured import measured_drift
 from featcal.calibration.models import hold_models
+from featcal.calibration.published import Published, check_published
 from featcal.calibration.ranks import current
 from featcal.calibration.record import Result
 from featcal.calibration.run_folder import RunFolder, beside
@@ -65,7 +66,8 @@ def calibrate(
     Args:
         merged, base, experts: modules or checkpoint folders of one architecture.
         batches: per task an iterable of keyword mappings for the model's own forward, such as {"pixel_values": x}; read once,
-            and kept for models with several stacks (T5: {"input_ids": i, "attention_mask": m, "labels": l}).
+            and kept for models with several stacks (T5: {"input_ids": i, "attention_mask": m, "labels": l}). Of some tasks
+            Statistics(folder) instead, moments that their owners publish; see `Published` for what they are taken for.
         settings: λ, ρ, α and which parts are on; the paper's for CLIP where left out.
         out: a folder to write instead of returning the model: the merged folder's files with calibrated numbers in its own
             precision, where that was a folder; else the base folder's tokenizer and the like beside them, where that was one.
@@ -92,17 +94,19 @@ def calibrate(
         for task in held_out or ():
             if task not in experts:
                 raise BadBatches(task, f"is held out, but no expert has this name; there are: {', '.join(sorted(experts))}")
+        published = {task: given for task, given in batches.items() if isinstance(given, Published)}
+        check_published(published, batches, settings, ranks.world == 1 and token_weights is None)
+        samples = {task: given for task, given in batches.items() if task not in published}
         mine = {task: experts[task] for task in ranks.mine(experts)}
         models = hold_models(merged, base, mine, plan, settings, whole=out is None, device=device, dtype=dtype)
         open_.enter_context(models.evaluated())
         open_.enter_context(exact_products())
         folder = open_.enter_context(RunFolder(place, writes=ranks.first)) if out is not None else None
         spool = open_.enter_context(Spool(*budgets(models.device, host_memory), place))
-        run = Run(
-            models, len(experts), settings, token_weights, spool, folder, resume, ranks, told(progress) if ranks.first else None
-        )
-        blocks = calibrate_stacks(run, meter.watched(batches))
-        drift = measured_drift(run, merged, batches, held_out) if held_out is not None else []
+        telling = told(progress) if ranks.first else None
+        run = Run(models, len(experts), settings, token_weights, spool, folder, resume, ranks, telling, published)
+        blocks = calibrate_stacks(run, meter.watched(samples))
+        drift = measured_drift(run, merged, samples, held_out) if held_out is not None else []
         if out is None or folder is None:
             return Result(models.student.module, None, blocks, meter.cost(run, blocks), drift)
         if ranks.first:
@@ -145,6 +149,8 @@ def check(
     models = hold_models(merged, base, experts, plan, settings, whole=False, device=device, dtype=dtype)
     with models.evaluated(), exact_products():
         for task, expert in models.experts.items():
+            if isinstance(batches[task], Published):
+                continue
             batch = next(iter(batches[task]), None)
             if batch is None:
                 raise BadBatches(task, "is empty; calibration needs at least one batch with at least one sample")

@@ -1,7 +1,7 @@
 """What a calibration depends on, as one short text: two runs with the same one give the same bytes on the same machine."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -62,7 +62,12 @@ def add_model(digest: Digest, model: nn.Module | Path) -> None:
         for name, p in model.named_parameters():
             digest.add(name, p)
         return
-    for file in sorted([model / "config.json", *model.glob("*.safetensors")]):
+    add_files(digest, [model / "config.json", *model.glob("*.safetensors")])
+
+
+def add_files(digest: Digest, files: Iterable[Path]) -> None:
+    """Files by names, sizes, dates and samples."""
+    for file in sorted(files):
         state = file.stat()
         digest.add(file.name, state.st_size, state.st_mtime_ns)
         with file.open("rb") as stream:

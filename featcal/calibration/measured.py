@@ -26,7 +26,7 @@ def measured_drift(run: Run, merged: Model, batches: Mapping[str, Batches], held
     """
     models, found = two_models(run, merged), {}
     with evaluation_mode([held.module for held in models.values()]):
-        for task, expert in run.models.experts.items():
+        for task, expert in run.sampled.items():
             own = held_out.get(task, () if isinstance(batches[task], Iterator) else batches[task])
             drift, samples = expert_drift(task, models, expert, run.models.plan, own, run.models.device)
             found[task] = [

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from featcal.blocks.attention import attention_scores, received
-from featcal.blocks.capture import module_inputs, module_outputs, residual_streams
+from featcal.blocks.capture import module_inputs, module_outputs
 from featcal.blocks.experts import following, routed
 from featcal.blocks.linear import side_by_side, weight_of
 from featcal.blocks.norms import normalised
 from featcal.blocks.plan import Stack
 from featcal.blocks.replay import step
+from featcal.blocks.residual import residual_streams
 from featcal.calibration.sites import Modules, Site, shared_sites
 from featcal.calibration.tokens import Tokens, weights
 from featcal.calibration.tracks import Tracks

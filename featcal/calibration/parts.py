@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from torch import nn
 
-from featcal.blocks.capture import module_inputs, residual_streams
+from featcal.blocks.capture import module_inputs
 from featcal.blocks.replay import step
+from featcal.blocks.residual import residual_streams
 from featcal.calibration.observe import BlockView
 from featcal.calibration.sites import Modules, calibrated_modules
 from featcal.calibration.tokens import same_memory

@@ -14,7 +14,8 @@ from featcal.calibration.batches import Stream, on_device
 from featcal.calibration.block import calibrate_block, replay_block
 from featcal.calibration.fingerprint import fingerprint
 from featcal.calibration.models import Models
-from featcal.calibration.observe import BlockView
+from featcal.calibration.observe import BlockView, Observation
+from featcal.calibration.published import Published
 from featcal.calibration.ranks import Ranks
 from featcal.calibration.record import BlockRecord, line
 from featcal.calibration.run_folder import RunFolder, block_name
@@ -22,7 +23,7 @@ from featcal.calibration.sites import calibrated_modules, solved_parameters
 from featcal.calibration.spooled_list import SpooledList
 from featcal.calibration.tracks import HandedOn, Tracks, hand_on, start_tracks
 from featcal.core.weighting import TokenRule
-from featcal.models.residency import in_turn
+from featcal.models.residency import Held, in_turn
 from featcal.settings import Calibration
 from featcal.storage.spool import Spool
 
@@ -42,7 +43,13 @@ class Run:
     resume: bool
     ranks: Ranks
     progress: Callable[[str], None] | None
+    published: Mapping[str, Published] = field(default_factory=dict)  # tasks without samples
     known: set[str] = field(default_factory=set)  # blocks whose solutions came from an earlier run
+
+    @property
+    def sampled(self) -> dict[str, Held]:
+        """The experts of tasks with samples."""
+        return {task: expert for task, expert in self.models.experts.items() if task not in self.published}
 
 
 def calibrate_stacks(run: Run, batches: Mapping[str, Batches]) -> list[BlockRecord]:
@@ -62,7 +69,7 @@ def calibrate_stacks(run: Run, batches: Mapping[str, Batches]) -> list[BlockReco
 def opened(run: Run, batches: Mapping[str, Batches]) -> dict[str, Stream]:
     """The batches of every task; the very first one also proves that the plan replays the model exactly."""
     streams = {}
-    for number, task in enumerate(sorted(run.models.experts)):
+    for number, task in enumerate(sorted(run.sampled)):
 
         def check(batch: Mapping[str, Any], task: str = task) -> None:
             student = run.models.student.module
@@ -81,7 +88,7 @@ def started(
     """Both tracks of every task before the first block of a stack."""
     tracks = {}
     with run.models.student.running() as student:
-        for task, expert in run.models.experts.items():
+        for task, expert in run.sampled.items():
             with expert.running() as teacher:
                 given = (on_device(batch, run.models.device) for batch in streams[task])
                 apart = run.settings.holds_out
@@ -93,7 +100,7 @@ def handed_over(run: Run, stack: Stack, tracks: Mapping[str, Tracks]) -> dict[st
     """What a stack feeds to the next one, of every task."""
     handed = {}
     with run.models.student.running() as student:
-        for task, expert in run.models.experts.items():
+        for task, expert in run.sampled.items():
             with expert.running() as teacher:
                 ours = hand_on(student, stack, tracks[task].student)
                 theirs = hand_on(teacher, stack, tracks[task].teacher)
@@ -103,7 +110,7 @@ def handed_over(run: Run, stack: Stack, tracks: Mapping[str, Tracks]) -> dict[st
 
 def go_on(run: Run, folder: RunFolder, streams: Mapping[str, Stream]) -> None:
     """Keep what an earlier run has solved, now that all batches have been read and it is clear whether it was the same."""
-    digests = {task: stream.digest for task, stream in streams.items()}
+    digests = {task: stream.digest for task, stream in (*streams.items(), *run.published.items())}
     own = fingerprint(run.models, digests, run.settings, run.token_weights)
     folder.resume(run.ranks.gathered({min(streams): own}), run.resume)
     run.ranks.together()  # what another run has left is gone before anyone looks for it
@@ -135,14 +142,18 @@ def calibrated_or_known(
     known = folder.solved(view.name) if folder else None
     if known:
         run.known.add(view.name)
-        replay_block(block, known.parameters, in_turn(models.experts, path), tracks, view, run.settings)
+        replay_block(block, known.parameters, in_turn(run.sampled, path), tracks, view, run.settings)
         return known.record, True
 
     def teachers() -> Iterable[tuple[str, nn.Module]]:
         return in_turn(models.experts, path)
 
+    def published(task: str, teacher: nn.Module) -> Observation:
+        return run.published[task].observation(path, teacher, view.modules)
+
+    how: Any = view, run.settings, run.ranks
     record = calibrate_block(
-        block, models.base.block(path), teachers, tracks, view, run.settings, run.ranks, lambda: models.settle(path, block)
+        block, models.base.block(path), teachers, tracks, *how, lambda: models.settle(path, block), published
     )
     if folder:
         folder.keep(view.name, solved_parameters(block, view.modules), record)

@@ -1,6 +1,6 @@
 """`featcal calibrate`: a merged model, its base, its experts and some samples of each task to a calibrated model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,20 +12,22 @@ from featcal.cli.arguments import (
     device_named,
     dtype_named,
     existing_folder,
+    named_folders,
     named_places,
     new_folder,
     require_space,
     work_folder,
 )
 from featcal.cli.card import tell_card
-from featcal.cli.model_folders import require_alike, skeleton
+from featcal.cli.model_folders import require_alike, skeleton, word_rows
 from featcal.cli.publish import Push, push, require_hub
 from featcal.cli.recipe import EXPERT, HELP, Named, named_models, whole_experts
 from featcal.cli.sizes import bytes_of
+from featcal.cli.stacks import block_count, stacks_named
 from featcal.cli.terminal import Json, Quiet, counted, note, say, say_json, table
+from featcal.errors import BadSetting
 
 if TYPE_CHECKING:
-    from featcal.blocks.plan import BlockPlan
     from featcal.calibration.record import Result
 
 DATA = "Samples of an expert's task: a folder, a file or a data set of the hub; labels are not used."
@@ -33,6 +35,7 @@ PICTURES = "a folder of pictures, FOLDER/train/CLASS/*.png, FOLDER/train.parquet
 TEXT = (
     "FILE.txt (a sample on each line), FILE.jsonl or FILE.parquet with text, messages, prompt and completion, or input and target"
 )
+STATS = "What featcal stats wrote of an expert's task, in the place of its data; once for each. One task at least needs data."
 STACK = "List of blocks to calibrate, such as encoder.layers; once for each. As the model's class says left out."
 MODULES = "Of the linears solve only those whose names end so, such as q; once for each. All of them left out."
 EPILOG = f"""Pictures, for CLIP, ViT, DINOv2 and SigLIP: {PICTURES}, or a data set of the hub.
@@ -59,6 +62,7 @@ def calibrate(
     base: Annotated[Path | None, Option(help="Folder of the model all experts were fine-tuned from.")] = None,
     expert: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help=EXPERT)] = None,
     recipe: Annotated[Path | None, Option(metavar="FILE", help=HELP)] = None,
+    stats: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help=STATS)] = None,
     preset: Annotated[str, Option(help="paper: its settings for CLIP; best: those that go beyond it and did best.")] = "paper",
     ridge: Annotated[
         float | None, Option(help="λ: how strongly the weights stay near the anchor (paper: 0.05 for CLIP).")
@@ -112,29 +116,38 @@ def calibrate(
     existing_folder("--merged", merged)
     named, places = named_models(base, expert or (), recipe, merged), named_places("--data", data)
     folders = {"base": named.base, "merged": merged} | {f"expert {name!r}": folder for name, folder in named.shaped.items()}
-    read = [merged, *named.read, *(place.source for place in places.values() if isinstance(place.source, Path))]
+    told = named_folders("--stats", stats or ())
+    read = [merged, *named.read, *told.values(), *(place.source for place in places.values() if isinstance(place.source, Path))]
     new_folder(out, force, read)
     require_hub(push_to_hub)
     given: dict[str, Any] = {"host_memory": bytes_of("--host-memory", host_memory) if host_memory else None, "resume": resume}
     given |= {"device": own_device(device_named(device)), "dtype": dtype_named(dtype), "work": work_folder(work, out, read)}
     from featcal.blocks.batches import check_tasks
+    from featcal.calibration.published import check_published
     from featcal.calibration.ranks import current
     from featcal.calibration.run_folder import beside
     from featcal.data.calibration import Draw, drawn, held_out
     from featcal.merging.dense import check_adapter
+    from featcal.merging.statistics import Statistics
     from featcal.models.products import onednn_products
     from featcal.storage.results import run_record, write_json
 
-    check_tasks(named.experts, {name: [place] for name, place in places.items()})  # before samples are read
+    if twice := sorted(told.keys() & places.keys()):
+        raise BadSetting("--stats", twice[0], "has --data, too; give one of them")
+    check_tasks(named.experts, {name: [place] for name, place in (*places.items(), *told.items())})  # before samples are read
+    moments = {name: Statistics(folder) for name, folder in told.items()}
+    check_published(moments, named.experts, settings, current().world == 1)
     student = [skeleton(folder) for folder in folders.values()][1]
     require_alike(folders)
     tell_heads(student, named)
+    tell_words(folders)
     for name, folder in named.under.items():
         check_adapter(folder, named.experts[name])
     plan = stacks_named(student, stack)
     given["plan"] = plan
     blocks = block_count(student, settings.modules, plan)
-    own = {name: places[name] for name in (places if dry_run else current().mine(places))}
+    mine = list(named.experts) if dry_run else current().mine(named.experts)
+    own = {name: places[name] for name in mine if name in places}
     draw = Draw(samples, seed, batch, split, tokens, dtype_named(dtype))
     batches = drawn(student, (named.base, merged), own, draw)
     require_room(merged, out, work)
@@ -143,15 +156,15 @@ def calibrate(
         from featcal.cli.dry_run import show_run
 
         whole = {name: folder for name, folder in named.experts.items() if name not in named.under} or {"merged": merged}
-        own = {name: batches[name] if name in batches else next(iter(batches.values())) for name in whole}
+        own = {name: (batches | moments).get(name, next(iter(batches.values()))) for name in whole}
         how = {key: given[key] for key in ("device", "dtype", "plan")}
         check(merged, base=named.base, experts=whole, batches=own, settings=settings, **how)
         return show_run(student, batches, batch, given, settings.modules, as_json, out)
-    given |= {"batches": dict.fromkeys(places, ()) | batches}  # what other processes calibrate is theirs to read
+    given |= {"batches": dict.fromkeys(places, ()) | batches | moments}  # what other processes calibrate is theirs to read
     given |= {"held_out": held_out(student, (named.base, merged), own, draw)}
     if given["device"].type == "cpu":
         give_back_large_blocks()
-    whole = whole_experts(named, work or beside(out), list(own))
+    whole = whole_experts(named, work or beside(out), mine)
     with onednn_products(), whole as given["experts"], counted(blocks, "calibrating") as progress:
         try:
             result = featcal.calibrate(merged, base=named.base, settings=settings, out=out, progress=progress, **given)
@@ -163,41 +176,10 @@ def calibrate(
     write_json(out / "featcal.run.json", run_record({"calibrate": result.cost.seconds}, cost=asdict(result.cost)))
     how = {"samples of each task": samples, "split": split, "seed": seed, "precision": dtype}
     how |= {"tokens of a sample, at most": tokens} if tokens else {}
+    how |= {f"moments of {task}": folder.resolve().name for task, folder in told.items()}
     tell_card(out, merged, named, settings, result, places, how)
     show_result(result, settings.stated, as_json)
     push(out, push_to_hub)
-
-
-def stacks_named(model: Any, paths: Sequence[str] | None) -> "BlockPlan":
-    """The plan of the model, or of the lists of blocks that are named. Raises: BadPlan with the lists that there are."""
-    from torch.nn import ModuleList
-
-    from featcal.blocks.plan import BlockPlan, Stack, blocks_of
-    from featcal.blocks.plans import plan_for
-    from featcal.errors import BadPlan
-
-    lists = [path for path, part in model.named_modules() if isinstance(part, ModuleList) and len(part)]
-    choices = f"name one with --stack: {', '.join(lists) or 'there is none'}"
-    try:
-        plan = plan_for(model) if not paths else BlockPlan(*(Stack(path.replace(".", "_"), path) for path in paths))
-        for stack in plan.stacks:
-            blocks_of(model, stack)
-    except BadPlan as error:
-        raise BadPlan(type(model).__name__, str(error).splitlines()[0].partition(": ")[2].rstrip("."), choices) from None
-    return plan
-
-
-def block_count(model: Any, modules: Sequence[str] | None, plan: "BlockPlan | None" = None) -> int:
-    """How many blocks will be solved, after the checks that need no numbers. Raises: BadPlan, UnknownKey."""
-    from featcal.blocks.coverage import check_coverage, check_modules
-    from featcal.blocks.plan import blocks_of
-    from featcal.blocks.plans import plan_for
-
-    plan = plan_for(model, plan)
-    for stack in plan.stacks:
-        check_coverage(model, stack)
-    check_modules(model, plan, modules)
-    return sum(len(blocks_of(model, stack)) for stack in plan.stacks)
 
 
 def require_room(merged: Path, out: Path, work: Path | None) -> None:
@@ -219,6 +201,14 @@ def tell_heads(student: Any, named: Named) -> None:
             note(
                 f"{name}: a {own.__name__}, of which the tower counts; its head stays with it (the merged model: {kind.__name__})"
             )
+
+
+def tell_words(folders: Mapping[str, Path]) -> None:
+    """A line where the models have other words: texts are cut into the base's, and every model keeps its own rows."""
+    rows = word_rows(folders)
+    if len(set(rows.values())) > 1:
+        told = ", ".join(f"{role} {count}" for role, count in rows.items())
+        note(f"rows of words: {told}; samples are cut into the base's words, and the merged model's rows stay as they are")
 
 
 def show_result(result: "Result", settings: dict[str, Any], as_json: bool) -> None:

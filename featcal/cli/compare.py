@@ -9,7 +9,7 @@ from typer import Option
 
 from featcal.cli.arguments import device_named, dtype_named, existing_folder, named_folders, named_places
 from featcal.cli.calibrate import DATA
-from featcal.cli.model_folders import skeleton
+from featcal.cli.model_folders import skeleton, word_rows
 from featcal.cli.publish import Card, result
 from featcal.cli.recipe import EXPERT, Named, is_adapter, whole_experts
 from featcal.cli.terminal import Json, Quiet, say_json, table
@@ -35,7 +35,7 @@ def compare(
     model: Annotated[list[str], Option(metavar="NAME=FOLDER", help="A model to compare; once for each, the first one counts.")],
     expert: Annotated[list[str], Option(metavar="NAME=FOLDER", help=EXPERT)],
     data: Annotated[list[str], Option(metavar="NAME=PLACE", help=DATA)],
-    base: Annotated[Path | None, Option(help="Folder of the base, where an expert is a LoRA folder.")] = None,
+    base: Annotated[Path | None, Option(help="Folder of the base; for LoRA experts, and where models have other words.")] = None,
     samples: Annotated[int, Option(min=2, help="Samples of each task.")] = 64,
     skip: Annotated[int, Option(min=0, help="So many that calibrate draws before are left out.")] = 256,
     tokens: Annotated[int | None, Option(min=1, help="At most so many of a text; 512, or what the model can, left out.")] = None,
@@ -63,12 +63,19 @@ def compare(
 
     check_tasks(experts, {name: [place] for name, place in places.items()})
     first = next(iter(models.values()))
-    sources = [*models.values(), *([base] if base else []), *(folder for name, folder in experts.items() if name not in under)]
+    whole = {name: folder for name, folder in experts.items() if name not in under}
+    words = word_rows({**{f"model {name!r}": folder for name, folder in models.items()}, **whole})
+    if base is None and len(set(words.values())) > 1:
+        rows = ", ".join(f"{name} {count}" for name, count in words.items())
+        raise BadSetting(
+            "--base", None, f"must name the model whose words all others have, which have other rows of them ({rows})"
+        )
+    sources = [*([base] if base else []), *models.values(), *whole.values()]
     draw = Draw(samples, seed, batch, split, tokens, dtype_named(dtype), skip)
     batches = drawn(skeleton(first), sources, places, draw)
     named = Named(base or first, experts, under)
-    with TemporaryDirectory() as place, whole_experts(named, Path(place), list(experts)) as whole, onednn_products():
-        found = featcal.compare(models, whole, batches, device=device_named(device), dtype=dtype_named(dtype))
+    with TemporaryDirectory() as place, whole_experts(named, Path(place), list(experts)) as given, onednn_products():
+        found = featcal.compare(models, given, batches, device=device_named(device), dtype=dtype_named(dtype))
     if as_json:
         say_json({"agreement": [asdict(one) for one in found]})
     else:

@@ -45,6 +45,14 @@ def require_names(path: Path) -> None:
         note(f"{path}: auto_map names {code[0]}, which is not run; transformers' own {names[0]} is used")
 
 
+def word_rows(folders: Mapping[str, Path]) -> dict[str, int]:
+    """How many rows of words each model has, of those whose config.json tells it."""
+    from featcal.storage.results import read_json
+
+    told = {name: read_json(folder / "config.json").get("vocab_size") for name, folder in folders.items()}
+    return {name: count for name, count in told.items() if isinstance(count, int)}
+
+
 def require_alike(folders: Mapping[str, Path]) -> None:
     """Weights of one shape in all folders, told from the files' heads alone; the first folder is the reference.
 

@@ -1,5 +1,6 @@
 """What calibration would solve of a model, as `featcal inspect` tells it: stacks, modules, sites, and what is left as it is."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from featcal.planning.shapes import BlockShape, StackShape
 
 UNCOVERED = 5  # largest parameters that are told
+EXPERT = re.compile(r"(?<=experts)\.\d+\.")  # the number of one in the name of its linears
 TOKENS = 8  # of a text that is thought of to find the sites
 # what a model's forward may raise where it is run without numbers on a batch made up from its configuration
 NOT_RUN = (FeatCalError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
@@ -122,7 +124,9 @@ def show_sites(stack: "StackShape") -> None:
 
 
 def site_rows(block: "BlockShape") -> list[list[str]]:
-    return [[", ".join(site.linears), f"{site.d:,}", f"{site.o:,}"] for site in block.sites]
+    """A row for each site; the sites of a mixture's experts, which are alike, are one."""
+    alike = ((EXPERT.sub(".*.", ", ".join(site.linears)), f"{site.d:,}", f"{site.o:,}") for site in block.sites)
+    return [list(row) for row in dict.fromkeys(alike)]
 
 
 def show_uncovered(model: "nn.Module", plan: "BlockPlan") -> None:

@@ -11,10 +11,11 @@ from typer import Option
 
 from featcal.cli.allocator import give_back_large_blocks
 from featcal.cli.arguments import device_named, dtype_named, existing_folder, named_places
-from featcal.cli.calibrate import DATA, MODULES, PICTURES, TEXT, block_count
+from featcal.cli.calibrate import DATA, MODULES, PICTURES, TEXT
 from featcal.cli.model_folders import require_alike, skeleton
 from featcal.cli.recipe import EXPERT, HELP, named_models, whole_experts
 from featcal.cli.sizes import bytes_of
+from featcal.cli.stacks import block_count
 from featcal.cli.terminal import Json, Quiet, counted, note, say, say_json, table
 from featcal.settings import require
 

@@ -3,8 +3,9 @@
 A site is the linears that read the same tensor (q, k, v). Padding counts nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,10 +40,14 @@ class Seen:
     squares: dict[str, Tensor] = field(default_factory=dict)  # (d,) of each norm  Σ x̂², before its scale
 
 
-def watched(block: nn.Module, stack: Stack, track: Track) -> tuple[Seen, list[Features]]:
+# Looks at the inputs of modules, at what reaches the block and its mask, and at what another stack feeds to it and its mask.
+Watch = Callable[[dict[str, Tensor], Tensor, Tensor | None, Any, Tensor | None], None]
+
+
+def watched(block: nn.Module, stack: Stack, track: Track, also: Watch | None = None) -> tuple[Seen, list[Features]]:
     """The sums of one block over a task's batches, and what the block puts out.
 
-    Products are made in the data's precision, sums in float64.
+    Products are made in the data's precision, sums in float64. also: who else looks at every batch.
     Raises: BadCapture where an input cannot be trusted.
     """
     seen, out = Seen(), []
@@ -61,6 +66,8 @@ def watched(block: nn.Module, stack: Stack, track: Track) -> tuple[Seen, list[Fe
         for name in norms:
             z = counted(normalised(block.get_submodule(name), inputs[name]), mask)
             seen.squares[name] = seen.squares.get(name, 0) + z.square().sum(0, dtype=SUM_DTYPE)
+        if also is not None:
+            also(inputs, hidden, mask, fed, fed_mask)
     for G in seen.grams.values():
         mirror(G)
     return seen, out

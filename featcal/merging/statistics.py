@@ -1,4 +1,4 @@
-"""What RegMean takes of a task's data, as a folder that its owner can hand on instead of them: a Gram matrix for each site.
+"""What RegMean and calibration take of a task's data, as a folder that its owner can hand on instead: moments of each site.
 
 Sums over all tokens, never a sample; how much they still tell of the data is not bounded here.
 """
@@ -12,12 +12,19 @@ from torch import Tensor, nn
 
 from featcal.blocks.coverage import solved_modules
 from featcal.blocks.linear import weight_of
-from featcal.blocks.plan import blocks_of
+from featcal.blocks.plan import Stack, blocks_of
 from featcal.blocks.plans import plan_for
+from featcal.calibration.fingerprint import Digest, add_files
+from featcal.calibration.observe import BlockView, Expert, Observation, add_linears, add_norm
+from featcal.calibration.published import Published
+from featcal.calibration.sites import Modules, calibrated_modules
+from featcal.calibration.tokens import Tokens
+from featcal.core.moments import Moments, mirror
+from featcal.core.norm import NormMoments
 from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.errors import BadBatches, BadFile
 from featcal.merging.arithmetic import average_tensor
-from featcal.merging.features import Seen
+from featcal.merging.features import Seen, Track, Watch
 from featcal.merging.forward_order import ForwardOrder, require_own_names
 from featcal.merging.job import Job, Named, silent
 from featcal.merging.sources import source
@@ -28,7 +35,9 @@ from featcal.storage.results import read_json, write_json
 from featcal.storage.writer import ShardWriter
 
 RECORD = "statistics.json"
-GRAM, TOKENS = "gram.", "tokens."
+GRAM, TOKENS = "gram.", "tokens."  # of RegMean, by what each site reads
+# of calibration: of a site Σ w x / Σ w, and Σ w xxᵀ / Σ w where its tokens do not all count 1; of a norm both means of z, z²
+MEAN, WEIGHED, NORM = "mean.", "weighed.", "norm."
 
 
 def statistics(
@@ -39,10 +48,11 @@ def statistics(
     device: str | torch.device = "cpu",
     progress: Callable[[str], None] = silent,
 ) -> Path:
-    """Write (1/n) Σ x xᵀ of every site of an expert's blocks, (d, d) in float32, and n, the tokens that count.
+    """Write (1/n) Σ x xᵀ of every site of an expert's blocks, (d, d) in float32, and n, the tokens that count; and the means.
 
     expert:  the folder of the model that was fine-tuned on the task.   batches: of the task, for its own forward.
-    Returns: the folder `out`, which `merge("regmean", ...)` takes as Statistics(out) in the place of the task's batches.
+    Returns: the folder `out`, which `merge("regmean", ...)` and `calibrate` take as Statistics(out) in the place of the task's
+             batches.
     Raises:  BadBatches; DiskFull; what opening the model raises.
     """
     part = VISION if model_class(expert).__name__ == "CLIPModel" else None
@@ -50,6 +60,23 @@ def statistics(
     job = Job(own, {"task": own}, None, lambda: load_as_calibrated(expert), device=torch.device(device), progress=progress)
     job.batches = {"task": batches}
     rows: list[list[str]] = []
+    seen_by_calibration: dict[str, Observation] = {}  # of the block at work
+
+    def also(path: str, block: nn.Module, stack: Stack, track: Track) -> Watch:
+        plan, modules = plan_for(order.worker), calibrated_modules(block, norm=True)
+        last, own = blocks_of(order.worker, stack)[-1] is block, Observation()
+        view = BlockView(path[:-1], stack, last, modules, plan.rule(stack), track.fed)
+        seen_by_calibration.clear()
+        seen_by_calibration[path] = own
+
+        def add(x: dict[str, Tensor], hidden: Tensor, mask: Tensor | None, fed: Any, fed_mask: Tensor | None) -> None:
+            tokens = Tokens(hidden, mask, fed, fed_mask)
+            add_linears(own, x, Expert(block, x, {}, {}), view, tokens)
+            for name in modules.norms:
+                add_norm(own, name, x[name], block.get_submodule(name), view, tokens)
+
+        return add
+
     with ShardWriter(out) as writer:
 
         def keep(path: str, block: nn.Module, seen: dict[str, Seen]) -> Iterator[Named]:
@@ -58,9 +85,19 @@ def statistics(
                 writer.write(GRAM + name, (G / max(tokens, 1)).float())
                 writer.write(TOKENS + name, torch.tensor(tokens))
                 rows.append([name, str(len(G)), f"{tokens:,}"])
+            own = seen_by_calibration[path]
+            for site, sums in own.sites.items():
+                name, G = path + "+".join(site), mirror(sums.G) / sums.weight
+                reads = next(of for of in seen["task"].grams if site[0] in of)
+                if not torch.allclose(G, seen["task"].grams[reads] / seen["task"].tokens[reads]):
+                    writer.write(WEIGHED + name, G.float())
+                writer.write(MEAN + name, (sums.cal / sums.weight).float())
+            for norm, of in own.norms.items():
+                writer.write(NORM + path + norm, (torch.stack([of.z, of.zz]) / of.weight).float())
             yield from ()
 
-        for _ in ForwardOrder(job, keep, own=True).tensors():  # of the model itself nothing is kept
+        order = ForwardOrder(job, keep, own=True, also=also)
+        for _ in order.tensors():  # of the model itself nothing is kept
             pass
         kind = model_class(expert).__name__ if part is None else "CLIPVisionModel"
         write_json(writer.folder / RECORD, {"architecture": kind, "tokens": job.record["tokens"]["task"]})
@@ -71,16 +108,17 @@ def statistics(
 def statistics_card(expert: str | Path, rows: list[list[str]]) -> str:
     """The card's text."""
     sections = [
-        "Mean Gram matrices of the inputs of an expert's linears, which RegMean takes instead of samples: sums over all tokens "
-        "of the task's samples. No sample is in them; how much they tell of the samples was not examined.",
+        "Mean Gram matrices and means of the inputs of an expert's linears and norms, which RegMean and FeatCal take instead of "
+        "samples: sums over all tokens of the task's samples. No sample is in them; how much they tell of the samples was not "
+        "examined.",
         table(["site", "features", "tokens"], rows),
         "## Use",
-        "```bash\nfeatcal merge regmean --stats NAME=this/folder ...\n```",
+        "```bash\nfeatcal merge regmean --stats NAME=this/folder ...\nfeatcal calibrate --stats NAME=this/folder ...\n```",
     ]
     return card("Statistics of a task", {"expert": expert}, ("featcal",), {}, sections)
 
 
-class Statistics:
+class Statistics(Published):
     """A folder that `statistics` wrote, in the place of a task's batches. Raises: BadFile; what opening the folder raises."""
 
     def __init__(self, folder: str | Path):
@@ -91,7 +129,45 @@ class Statistics:
         self.tokens = read_json(self.folder / RECORD).get("tokens")
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        raise BadBatches(str(self.folder), "holds statistics, which only regmean takes; give the other methods samples")
+        raise BadBatches(
+            str(self.folder), "holds statistics, which only regmean and calibrate take; give the other methods samples"
+        )
+
+    @property
+    def digest(self) -> str:
+        """Of the folder's files."""
+        digest = Digest()
+        add_files(digest, self.folder.glob("*.safetensors"))
+        return str(digest)
+
+    def observation(self, path: str, teacher: nn.Module, modules: Modules) -> Observation:
+        """The moments of the expert's block at a path, as means with weight 1. Raises: BadFile, also for a mixture; NotFinite."""
+        where, seen = f"{path}.", Observation()
+
+        def stored(kind: str) -> dict[str, Tensor]:
+            names = [name for name in self._tensors.names if name.startswith(kind + where)]
+            return {name.removeprefix(kind + where): self._tensors.finite_tensor(name).to(on_, SUM_DTYPE) for name in names}
+
+        on_, one = next(teacher.parameters()).device, torch.ones((), dtype=SUM_DTYPE)
+        means, weighed, grams, norms = (stored(kind) for kind in (MEAN, WEIGHED, GRAM, NORM))
+        sites = {linear: site for site in means for linear in site.split("+")}
+        reads = {linear: site for site in grams for linear in site.split("+")}
+        widths = {name: weight_of(teacher.get_submodule(name)).shape[1] for name in modules.linears}
+        if any(name not in sites or len(means[sites[name]]) != width for name, width in widths.items()) or (
+            set(modules.norms) - norms.keys()
+        ):
+            problem = f"the statistics of {path} are not those of this model's linears and norms"
+            way_out = "have them written again with an expert of this base: featcal stats; of a mixture of experts give samples"
+            raise BadFile(self.folder, problem, way_out)
+        for name in modules.linears:
+            solved = tuple(linear for linear in sites[name].split("+") if linear in modules.linears)
+            G = weighed[sites[name]] if sites[name] in weighed else grams[reads[name]]
+            mean = means[sites[name]]
+            if solved not in seen.sites:
+                seen.sites[solved] = Moments(G, G.clone(), mean, mean.clone(), one.to(on_))
+        for name in modules.norms:
+            seen.norms[name] = NormMoments(*norms[name], one.to(on_))
+        return seen
 
     def block(self, path: str, block: nn.Module) -> Seen:
         """The sums of the block at a path. Raises: BadFile unless they are those of its linears; NotFinite."""

@@ -66,7 +66,7 @@ class Meter:
         host, device = peak_host(self.host_before), torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
         read = run.ranks.gathered(self.read)
         try:
-            flops = None if run.settings.passes_more_often else run_work(done(run, blocks, read)).total
+            flops = None if run.settings.passes_more_often or run.published else run_work(done(run, blocks, read)).total
         except Exception:  # a model that cannot do without numbers is calibrated all the same; a count must not cost the result
             flops = None
         return Cost(round(seconds, 3), host, device, flops)

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from featcal.blocks.capture import Features, block_outputs, feeding, first_inputs, model_call, module_inputs, module_outputs
+from featcal.blocks.experts import unpacked, unpacked_experts
 from featcal.blocks.linear import weight_of
 from featcal.blocks.plan import BlockPlan, Stack, blocks_of
 from featcal.blocks.replay import handed_on, step
@@ -52,6 +53,7 @@ class BlockShape:
     working: int  # at the peak of a pass, what was captured till then included
     rows: int  # tokens, padding included
     features: int  # hidden states and arguments after the block
+    led: int = 0  # flops of a mixture's experts, which of teachers run once more, on the student's tokens
 
 
 @dataclass(frozen=True)
@@ -96,11 +98,13 @@ def model_shape(
 ) -> ModelShape:
     """The shape of a model without numbers on a batch without numbers, both on the meta device.
 
+    Of a mixture of experts each is thought to be given as many tokens as any other: their sum, and with it the work, is the same.
+
     Args: norm: whether norms are solved; rule: in place of the plan's; padded: whether sequences differ in length;
         modules: which linears are solved, by how their names end; all where None.
     Raises: BadPlan for a model whose forward depends on the numbers it is fed.
     """
-    with shapes_suffice(model):
+    with shapes_suffice(model), unpacked(model):
         with ExitStack() as hooks, rehearsing(padded) as whole:  # what blocks put out is kept, to be compared
             seen = [hooks.enter_context(block_outputs(model, blocks_of(model, stack))) for stack in plan.stacks]
             model(**model_call(model, batch))
@@ -177,6 +181,7 @@ def block_shape(block: nn.Module, stack: Stack, features: Features, task: BlockT
         working=pass_.peak,
         rows=features[0].shape[:2].numel(),
         features=held_bytes(out),
+        led=sum(part.work for part in unpacked_experts(block).values()),
     )
     return shape, out
 

@@ -63,7 +63,7 @@ def batch_work(done: Done, shape: ModelShape, count: int) -> tuple[int, int]:
         if block.name in done.replayed:
             forwards += 2 * block.forward
         else:
-            forwards += block.first_pass + (2 + done.stale) * block.forward
+            forwards += block.first_pass + (2 + done.stale) * block.forward + block.led
             moments += sum(moments_work(site, share(done, block), done.on_gpu) for site in block.sites)
     return count * forwards, count * moments
 
@@ -82,8 +82,8 @@ def share(done: Done, block: BlockShape) -> float:
 
 
 def check_work(shape: ModelShape) -> int:
-    """The model's own forward and the replay of its blocks."""
-    return shape.forward + sum(stack.entry for stack in shape.stacks) + sum(block.forward for block in shape.blocks)
+    """The model's own forward, beside it a mixture's experts as linears, and the replay of its blocks."""
+    return shape.forward + sum(stack.entry for stack in shape.stacks) + sum(block.forward + block.led for block in shape.blocks)
 
 
 def gram_work(n: int, d: int, on_gpu: bool = False) -> int:

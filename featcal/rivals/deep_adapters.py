@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from featcal.blocks.batches import check_tasks, naming, padding_mask
-from featcal.blocks.capture import first_inputs, residual_streams
+from featcal.blocks.capture import first_inputs
 from featcal.blocks.coverage import solved_modules
 from featcal.blocks.plan import Stack, blocks_of
 from featcal.blocks.plans import plan_for
 from featcal.blocks.replay import step
+from featcal.blocks.residual import residual_streams
 from featcal.core.precision import exact_products
 from featcal.errors import BadFile, BadPlan, Diverged
 from featcal.models.mode import evaluation_mode

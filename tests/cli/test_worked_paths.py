@@ -17,6 +17,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from test_merging_experts import CONFIG
 from tiny import shifted
+from transformers import AutoTokenizer
 
 from featcal.cli import main as cli
 from featcal.cli import terminal
@@ -147,6 +148,34 @@ def test_a_merge_of_mergekit_itself_is_calibrated_by_the_recipe_it_leaves(llamas
     (by_itself,) = [words[1:-1] for words in commands(section("use-mergekit")) if words[-1] == "--force"]
     assert "--recipe" not in by_itself and command(by_itself) == 0
     assert solved(Path("calibrated"), Path("merged"))
+
+
+def test_a_union_of_the_words_of_experts_that_mergekit_made_is_calibrated_and_keeps_their_rows(llamas, monkeypatch, capsys):
+    merging = pytest.importorskip("mergekit.merge")
+    from mergekit.config import MergeConfiguration
+    from mergekit.options import MergeOptions
+
+    for name, words in {"math": ["<think>"], "code": ["<fim>", "<eot>"]}.items():
+        model, tokenizer = load_model(Path("models") / name), language.tokenizer()
+        tokenizer.add_tokens(words)
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+        save_model(model, Path("wider") / name)
+        tokenizer.save_pretrained(Path("wider") / name)
+    wider = [{"model": f"wider/{name}", "parameters": {"weight": 0.4}} for name in ("math", "code")]
+    written = recipe_of_the_page(tokenizer_source="union", models=wider).read_text()
+    how = MergeOptions(quiet=True, write_model_card=False)
+    merging.run_merge(MergeConfiguration.model_validate(yaml.safe_load(written)), "merged", how, config_source=written)
+    experts = ["--expert", "math=wider/math", "--expert", "code=wider/code"]
+    data = ["--data", "math=math.jsonl", "--data", "code=code.jsonl"]
+    assert command(["calibrate", "--recipe", "merge.yaml", "--merged", "merged", *data, "--out", "calibrated"]) == 0
+    assert "base 259" in capsys.readouterr().err
+    assert {name.split(".")[1] for name in solved(Path("calibrated"), Path("merged"))} == {"layers"}
+    model, tokenizer = load_model("calibrated"), AutoTokenizer.from_pretrained("calibrated")
+    ids = tokenizer("<think><fim><eot>", return_tensors="pt").input_ids
+    assert len(tokenizer) == 262 and set(ids[0].tolist()) >= {259, 260, 261} and model(ids).logits.shape[-1] == 262
+    compared = ["compare", "--model", "merged=merged", *experts, *data, "--samples", str(SAMPLES), "--skip", "0"]
+    assert cli.main(compared) == cli.MISTAKE  # in whose words?
+    assert "--base" in capsys.readouterr().err and cli.main([*compared, "--base", "base"]) == 0
 
 
 def test_vision_experts_as_fusionbench_has_them_are_merged_calibrated_and_evaluated(tmp_path, monkeypatch, capsys):

@@ -50,7 +50,7 @@ def test_statistics_that_are_missing_broken_or_another_models_are_refused_by_nam
     experts, given = {"a": "a", "b": "b"}, {name: featcal.Statistics(f"{name}-stats") for name in "ab"}
     with pytest.raises(BadBatches, match="b.*has no statistics"):
         featcal.merge("regmean", "base", experts, batches={"a": given["a"], "b": []})
-    with pytest.raises(BadBatches, match="which only regmean takes"):
+    with pytest.raises(BadBatches, match="which only regmean"):
         featcal.merge("regmean_plus_plus", "base", experts, batches=given)
     assert cli.main(["merge", "lot", "--base", "base", *EXPERTS, "--stats", "a=a-stats", "--out", "new"]) == cli.MISTAKE
     assert "--stats" in capsys.readouterr().err and not (folders / "new").exists()

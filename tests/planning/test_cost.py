@@ -17,6 +17,7 @@ from featcal.settings import Calibration
 SOLVED = {  # which torch's counter leaves out as well
     torch.ops.aten.addmm_: lambda _, left, right, **__: 2 * left[0] * left[1] * right[1],
     torch.ops.aten.linalg_cholesky_ex: lambda left, *_, **__: left[0] ** 3 // 3,
+    torch.ops.aten._grouped_mm: lambda left, right, *_, **__: 2 * left[0] * left[1] * right[-1],  # a mixture's own experts
     torch.ops.aten.linalg_solve_triangular: lambda left, right, **__: right[0] ** 2 * right[1],
 }
 MODELS = {"clip_vision": lambda **more: tiny.experiment(count=5, batch=2, **more)}
