@@ -29,7 +29,7 @@ export DVC_NO_ANALYTICS = 1
 unexport JUPYTER_PATH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup locked project repro real test processors book pretrain verify rehearsal accept clean
+.PHONY: help setup locked project repro real test processors book pretrain verify rehearsal accept citation clean
 
 help:
 	@awk -F ' *## *' '/^[a-z]+:.*## / {sub(/:.*/, "", $$1); printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -106,6 +106,12 @@ rehearsal: setup  ## run all of `suite: paper` on a small hub of our own with ti
 
 accept: project  ## record a code change that alters no number, after the smoke graph has shown that it alters none
 	$(BIN)/python scripts/accept.py
+
+# In an environment of its own, since cffconvert wants an older jsonschema than Jupyter.
+citation:  ## validate CITATION.cff with cffconvert
+	@work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; $(PYTHON) -m venv "$$work" && \
+	"$$work/bin/python" -m pip install --quiet --disable-pip-version-check cffconvert==2.0.0 && \
+	"$$work/bin/cffconvert" --validate -i CITATION.cff
 
 clean:  ## remove all that was computed: outputs, DVC's cache, the book, resume state (not .venv, not results)
 	rm -rf outputs book/_build .featcal .dvc/cache .dvc/tmp .pytest_cache .ruff_cache .mypy_cache
