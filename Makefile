@@ -20,6 +20,9 @@ BASES    := images/dvc.yaml:pretrain@clip_b32 images/dvc.yaml:pretrain@clip_l14 
 # Tests that take minutes, of the browser, of DVC, of the paper's suite and of the whole graph.
 SLOW := tests/reproduction/report/test_book.py tests/reproduction/stages/test_recomputed.py tests/reproduction/suites/test_dress_rehearsal.py tests/reproduction/stages/test_smoke.py
 
+# Pages that nbval executes in a kernel each: those of the headline chain, and the two that compute.
+KERNELS := $(addprefix book/pages/,$(addsuffix .ipynb,landing table01 figure1 method playground))
+
 # Stages say `featcal` and `python`, which must be those of the environment.
 export PATH := $(BIN):$(PATH)
 # Only `suite: paper` reads from the Hugging Face hub; its first run needs HF_HUB_OFFLINE=0.
@@ -77,10 +80,10 @@ book: project  ## build the book from the results in git, computing no model
 	@printf 'Experiments: params.yaml; after an edit, make repro again recomputes what it touches\n'
 
 # Side by side, for two cores: nbval mostly waits for kernels to start, browser and DVC are a third of the tests' time. The reports of
-# both follow that of the other tests; any of the three failing fails the target.
+# both follow that of the other tests; any of the three failing fails the target. All pages are executed by the other tests.
 test: project  ## run the tests and re-execute the pages of the book against what git holds
 	@reports=$$(mktemp -d); trap 'kill $$pages $$slow 2>/dev/null; rm -rf "$$reports"' EXIT INT TERM; \
-	$(BIN)/python -m pytest --nbval-lax --nbval-current-env book/pages >"$$reports/pages" 2>&1 & pages=$$!; \
+	$(BIN)/python -m pytest --nbval-lax --nbval-current-env $(KERNELS) >"$$reports/pages" 2>&1 & pages=$$!; \
 	$(BIN)/python -m pytest $(SLOW) >"$$reports/slow" 2>&1 & slow=$$!; \
 	$(BIN)/python -m pytest tests $(addprefix --ignore=,$(SLOW)); tested=$$?; \
 	wait $$pages; executed=$$?; wait $$slow; built=$$?; \
