@@ -56,6 +56,7 @@ locked:  ## the same, each file checked by its hash in requirements/ (Linux, Pyt
 	$(INSTALL) --require-hashes -r requirements/linux-$(LOCK).txt
 	$(INSTALL) -e . -e ./reproduction
 	$(INSTALL) --require-hashes --upgrade --target $(VENV)/share/featcal/antlr4 -r requirements/antlr4.txt
+	$(BIN)/python -m pip --disable-pip-version-check check
 	@rm -f $(VENV)/.installed-* && touch $(STAMP)
 
 # DVC wants a git repository unless told otherwise; a downloaded archive has none.
