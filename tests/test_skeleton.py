@@ -1,8 +1,11 @@
 """The files around the package: what a newcomer reads and types agrees with what there is."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
+
+import yaml
 
 ROOT = Path(__file__).parents[1]
 VERSIONS = {  # where the version is written, for whom
@@ -40,6 +43,13 @@ def test_every_target_of_the_makefile_installs_first_what_it_needs():
 def test_a_version_is_the_same_wherever_it_is_written_and_the_changelog_begins_with_it():
     found = {name: re.search(pattern, text(name), re.M)[1] for name, pattern in VERSIONS.items()}
     assert len(set(found.values())) == 1, found
+
+
+def test_zenodo_is_told_what_the_citation_says():
+    told, cited = json.loads(text(".zenodo.json")), yaml.safe_load(text("CITATION.cff"))
+    alike = {"title": "title", "description": "abstract", "keywords": "keywords", "license": "license"}
+    assert {name: told[name] for name in alike} == {name: cited[key] for name, key in alike.items()}
+    assert [one["name"] for one in told["creators"]] == [one["name"] for one in cited["authors"]]
 
 
 def test_dvc_calls_nobody_and_needs_no_remote():

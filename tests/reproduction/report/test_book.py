@@ -175,7 +175,7 @@ def test_every_page_works_in_a_browser_and_axe_finds_nothing_serious(site, windo
 
 
 @pytest.mark.browser
-def test_the_browser_test_can_fail(site, window, tmp_path):
+def test_the_browser_test_can_fail(window, tmp_path):
     bad = tmp_path / "bad.html"
     bad.write_text(
         '<html><body><main><article style="width:2000px"><p style="color:#eee">faint</p><span class="math">\\(x\\)</span>'
