@@ -20,6 +20,9 @@ BASES    := images/dvc.yaml:pretrain@clip_b32 images/dvc.yaml:pretrain@clip_l14 
 # Tests that take minutes, of the browser, of DVC, of the paper's suite and of the whole graph.
 SLOW := tests/reproduction/report/test_book.py tests/reproduction/stages/test_recomputed.py tests/reproduction/suites/test_dress_rehearsal.py tests/reproduction/stages/test_smoke.py
 
+# Pages that nbval executes in a kernel each: those of the headline chain, and the two that compute.
+KERNELS := $(addprefix book/pages/,$(addsuffix .ipynb,landing table01 figure1 method playground))
+
 # Stages say `featcal` and `python`, which must be those of the environment.
 export PATH := $(BIN):$(PATH)
 # Only `suite: paper` reads from the Hugging Face hub; its first run needs HF_HUB_OFFLINE=0.
@@ -29,7 +32,7 @@ export DVC_NO_ANALYTICS = 1
 unexport JUPYTER_PATH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup locked project repro real test processors book pretrain verify rehearsal accept clean
+.PHONY: help setup locked project repro real test processors book pretrain verify rehearsal accept citation clean
 
 help:
 	@awk -F ' *## *' '/^[a-z]+:.*## / {sub(/:.*/, "", $$1); printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +58,7 @@ locked:  ## the same, each file checked by its hash in requirements/ (Linux, Pyt
 	$(INSTALL) -e . -e ./reproduction
 	$(INSTALL) --require-hashes --upgrade --target $(VENV)/share/featcal/antlr4 -r requirements/antlr4.txt
 	@$(BIN)/python -c 'from featcal.torchvision_mend import install_for_all as mend; mend()'
+	$(BIN)/python -m pip --disable-pip-version-check check
 	@rm -f $(VENV)/.installed-* && touch $(STAMP)
 
 # DVC wants a git repository unless told otherwise; a downloaded archive has none.
@@ -79,10 +83,10 @@ book: project  ## build the book from the results in git, computing no model
 	@printf 'Experiments: params.yaml; after an edit, make repro again recomputes what it touches\n'
 
 # Side by side, for two cores: nbval mostly waits for kernels to start, browser and DVC are a third of the tests' time. The reports of
-# both follow that of the other tests; any of the three failing fails the target.
+# both follow that of the other tests; any of the three failing fails the target. All pages are executed by the other tests.
 test: project  ## run the tests and re-execute the pages of the book against what git holds
 	@reports=$$(mktemp -d); trap 'kill $$pages $$slow 2>/dev/null; rm -rf "$$reports"' EXIT INT TERM; \
-	$(BIN)/python -m pytest --nbval-lax --nbval-current-env book/pages >"$$reports/pages" 2>&1 & pages=$$!; \
+	$(BIN)/python -m pytest --nbval-lax --nbval-current-env $(KERNELS) >"$$reports/pages" 2>&1 & pages=$$!; \
 	$(BIN)/python -m pytest $(SLOW) >"$$reports/slow" 2>&1 & slow=$$!; \
 	$(BIN)/python -m pytest tests $(addprefix --ignore=,$(SLOW)); tested=$$?; \
 	wait $$pages; executed=$$?; wait $$slow; built=$$?; \
@@ -108,6 +112,12 @@ rehearsal: setup  ## run all of `suite: paper` on a small hub of our own with ti
 
 accept: project  ## record a code change that alters no number, after the smoke graph has shown that it alters none
 	$(BIN)/python scripts/accept.py
+
+# In an environment of its own, since cffconvert wants an older jsonschema than Jupyter.
+citation:  ## validate CITATION.cff with cffconvert
+	@work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; $(PYTHON) -m venv "$$work" && \
+	"$$work/bin/python" -m pip install --quiet --disable-pip-version-check cffconvert==2.0.0 && \
+	"$$work/bin/cffconvert" --validate -i CITATION.cff
 
 clean:  ## remove all that was computed: outputs, DVC's cache, the book, resume state (not .venv, not results)
 	rm -rf outputs book/_build .featcal .dvc/cache .dvc/tmp .pytest_cache .ruff_cache .mypy_cache

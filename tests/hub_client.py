@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 CLIENT = """
-import contextlib, io, json, sys, time, types
+import contextlib, io, json, os, sys, time, types
 import huggingface_hub.file_download
 from featcal.cli import main as cli
 from featcal.errors import FeatCalError
@@ -29,6 +29,8 @@ for line in sys.stdin:
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
         if what == "featcal":
             code = cli.main(arguments)
+        elif what == "token":
+            code = os.environ["HF_TOKEN"] = arguments[0]
         else:
             try:
                 asked = {"fetch": hub.fetch, "data": lambda name, pins: hub.pinned_data(pins, name)}

@@ -55,7 +55,7 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
 FEATCAL_IN_REPORT = {"errors", "settings", "storage.results"}  # of the library, what needs no torch
 HEAVY = {"dvc", "papermill", "pandas", "matplotlib", "seaborn", "scipy", "sklearn", "nbclient", "lm_eval"}
 FOREIGN = {  # what some rooms do not know, of other people's packages
-    "featcal": HEAVY,
+    "featcal": HEAVY | {"open_clip"},
     "featcal.core": {"transformers", "datasets"},
     "featcal.settings": {"torch", "transformers"},
     "reproduction.report": {"torch", "transformers", "datasets", "safetensors"},

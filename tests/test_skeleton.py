@@ -1,13 +1,21 @@
 """The files around the package: what a newcomer reads and types agrees with what there is."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
 
-import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
-TARGETS = {"setup", "locked", "repro", "real", "test", "processors", "book", "pretrain", "verify", "accept", "clean", "rehearsal"}
+VERSIONS = {  # where the version is written, for whom
+    "featcal/version.py": r'__version__ = "(.+)"',
+    "pyproject.toml": r'^version = "(.+)"',
+    "reproduction/pyproject.toml": r'^version = "(.+)"',
+    "CITATION.cff": r"^version: (.+)",
+    ".zenodo.json": r'"version": "(.+)"',
+    "CHANGELOG.md": r"^## ([\d.]+), ",
+}
 
 
 def text(name: str) -> str:
@@ -24,19 +32,24 @@ def tracked() -> list[Path]:
     return [path for path in ROOT.rglob("*") if path.is_file() and not computed & set(path.relative_to(ROOT).parts)]
 
 
-def dry_run(target: str) -> str:
-    """What make would run; nothing is run."""
-    done = subprocess.run(
-        ["make", "--dry-run", target, "VENV=not-there"], capture_output=True, text=True, check=False, cwd=ROOT, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def test_every_target_of_the_makefile_installs_first_what_it_needs():
+    for target in re.search(r"^\.PHONY: (.+)", text("Makefile"), re.M)[1].split():
+        command = ["make", "--dry-run", target, "VENV=not-there"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert ("pip install" in done.stdout) == (target not in ("help", "clean")), target
 
 
-@pytest.mark.parametrize("target", sorted(TARGETS))
-def test_every_target_of_the_makefile_is_there_and_installs_first(target):
-    planned = dry_run(target)
-    assert ("pip install" in planned) == (target != "clean")
+def test_a_version_is_the_same_wherever_it_is_written_and_the_changelog_begins_with_it():
+    found = {name: re.search(pattern, text(name), re.M)[1] for name, pattern in VERSIONS.items()}
+    assert len(set(found.values())) == 1, found
+
+
+def test_zenodo_is_told_what_the_citation_says():
+    told, cited = json.loads(text(".zenodo.json")), yaml.safe_load(text("CITATION.cff"))
+    alike = {"title": "title", "description": "abstract", "keywords": "keywords", "license": "license"}
+    assert {name: told[name] for name in alike} == {name: cited[key] for name, key in alike.items()}
+    assert [one["name"] for one in told["creators"]] == [one["name"] for one in cited["authors"]]
 
 
 def test_dvc_calls_nobody_and_needs_no_remote():

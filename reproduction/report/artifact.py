@@ -65,11 +65,11 @@ ENVIRONMENTS = """## Environments
 | `make setup` | versions, not hashes; any system that has the packages | `constraints.txt` |
 | `conda env create -f environment.yml` | as `make setup` | `environment.yml` |
 
-PyTorch's build for CPUs is not on PyPI: set `PIP_EXTRA_INDEX_URL` to the index that pytorch.org names. The lock for CPUs was
-installed into an empty environment and `featcal doctor` run in it, before plotly and codecarbon joined it; the lock for CUDA was
-resolved, not installed. The image
-was not built, since no container engine was at hand: its steps are apt-get and `make locked`, and the latter was run. Disk: 3 GB,
-with CUDA 10 GB.
+PyTorch's build for CPUs is not on PyPI: set `PIP_EXTRA_INDEX_URL` to the index that pytorch.org names. `make locked` makes an
+empty environment where there is none, installs the files of the lock and no others, each by its hash, and ends with `pip check`,
+which fails where a package lacks another or has a version it does not allow. The lock for CUDA was resolved, not installed. The
+image was not built, since no container engine was at hand: its steps are apt-get, `make locked` and `featcal doctor`, which need
+none. Disk: 3 GB, with CUDA 10 GB.
 
 """
 

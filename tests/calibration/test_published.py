@@ -61,7 +61,8 @@ def test_of_a_merged_model_that_is_the_expert_moments_give_what_samples_give(giv
 def test_what_moments_cannot_tell_is_refused_by_name(given, tmp_path):
     arguments, published = given
     merged = averaged([*arguments["experts"].values()])
-    for more in ({"order": "sites"}, {"residual": 1.0}, {"weights": "attention"}, {"shrinkage": "ledoit_wolf"}, {"no_harm": True}):
+    beyond = {"order": "sites", "residual": 1.0, "weights": "attention", "shrinkage": "ledoit_wolf", "no_harm": True}
+    for more in ({name: value} for name, value in beyond.items()):
         with pytest.raises(BadSetting, match=f"calibrate.{next(iter(more))}.*of a|{next(iter(more))}.*a has none"):
             featcal.calibrate(merged, **arguments | {"batches": published}, settings=Calibration(**more))
     with pytest.raises(BadBatches, match="samples"):

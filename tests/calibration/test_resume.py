@@ -1,12 +1,11 @@
 """A calibration that is killed and started again: it goes on after the last solved block and writes the same bytes."""
 
+import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import families
+import processes
 import pytest
 import tiny
 import torch
@@ -170,24 +169,19 @@ def test_a_changed_weight_file_of_the_same_size_is_another_run(tmp_path, monkeyp
     assert not any("solved before" in line for line in finished(tmp_path / "out", given)[1])
 
 
-KILLS_ITSELF = """
-import os, signal, sys
-import featcal
-sys.path[:0] = {tests!r}
-from test_resume import PAPER, experiment, finished
-from featcal import calibrate
-def kill(line):
-    if line.startswith({block!r}): os.kill(os.getpid(), signal.SIGKILL)
-calibrate(**experiment(), settings=PAPER, out={out!r}, work={work!r}, host_memory=0, progress=kill)
-"""
+def killing_itself(_, rank, world, port, folder):
+    """In a process of its own."""
+
+    def kill(line):
+        if line.startswith("vision.01"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    calibrate(**experiment(), settings=PAPER, out=folder / "out", work=folder / "work", host_memory=0, progress=kill)
 
 
 def test_a_real_sigkill_leaves_what_is_needed_and_nothing_else(tmp_path):
     out, work = tmp_path / "out", tmp_path / "work"
-    tests = [str(place) for place in Path(__file__).parents[:2]]
-    script = KILLS_ITSELF.format(tests=tests, block="vision.01", out=str(out), work=str(work))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert processes.run(killing_itself, None, 1, tmp_path) == [-signal.SIGKILL]
     assert not out.exists() and len(list((work / "blocks").iterdir())) == 2
     undisturbed, _ = finished(tmp_path / "whole", experiment())
     again, lines = finished(out, experiment(), work=work, host_memory=0)

@@ -1,18 +1,12 @@
 """The command line where no person looks: completion, JSON, exit codes in every help, no bars and no colours."""
 
 import json
-import os
 import subprocess
 import sys
 
-from test_cli import CALIBRATE, DATA, EVALUATE, MERGE, models, ready  # noqa: F401 - two fixtures
+from test_cli import CALIBRATE, EVALUATE, MERGE, models, ready  # noqa: F401 - two fixtures
 
 from featcal.cli import main as cli
-
-
-def featcal(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "featcal.cli", *arguments]
-    return subprocess.run(words, capture_output=True, text=True, check=False, env=os.environ | environment)
 
 
 def test_every_command_that_reports_does_so_in_json_too(models, capsys):  # noqa: F811
@@ -32,9 +26,14 @@ def test_every_command_that_reports_does_so_in_json_too(models, capsys):  # noqa
     assert "python" in told("doctor")["machine"]
 
 
-def test_quiet_prints_results_alone_and_colours_need_a_terminal(models):  # noqa: F811
-    done = featcal(*CALIBRATE, "--quiet")
+def test_quiet_prints_results_alone_in_a_process_of_its_own(models):  # noqa: F811
+    words = [sys.executable, "-m", "featcal.cli", *CALIBRATE, "--quiet"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stderr == "" and "calibrated model: new" in done.stdout
-    done = featcal(*CALIBRATE, "--force", *DATA[:0])
-    assert done.returncode == 0 and "vision.01" in done.stderr and "\x1b" not in done.stderr + done.stdout
-    assert "\r" not in done.stderr and "%|" not in done.stderr
+
+
+def test_colours_and_bars_need_a_terminal(models, capsys):  # noqa: F811
+    assert cli.main(CALIBRATE) == 0
+    told = capsys.readouterr()
+    assert "vision.01" in told.err and "calibrated model: new" in told.out
+    assert not [sign for sign in ("\x1b", "\r", "%|") if sign in told.err + told.out]

@@ -105,7 +105,7 @@ def gone(served):
     for name in LOCAL:
         assert client.ask("open", name, "train")[0] == "opened"
     hub.stop()
-    with Client({**environment(hub), "HF_HUB_OFFLINE": "1"}, hub.folder / "here") as offline:
+    with Client({**environment(hub), "HF_HUB_OFFLINE": "1", "HF_TOKEN": TOKEN}, hub.folder / "here") as offline:
         yield {"gone": client, "offline": offline}
 
 
@@ -161,49 +161,58 @@ def test_models_of_both_layouts_are_fetched_at_the_pinned_commit_and_no_pickle_i
     assert not any(".bin" in request for request in hub.seen)
 
 
-@pytest.fixture
-def writable(place, tmp_path):
-    """A hub that takes uploads, what a process is told to know it and its account, and a merge that is put there."""
-    merging = ["merge", "average", "--base", str(place / "base"), "--expert", f"a={place / 'expert'}"]
-    with HubServer({}, uploads=tmp_path / "uploads") as hub:
+@pytest.fixture(scope="module")
+def account(place, tmp_path_factory):
+    """A hub that takes uploads, and a client who may put something there."""
+    folder = tmp_path_factory.mktemp("account")
+    with HubServer({}, uploads=folder / "uploads") as hub:
         # git LFS, as the hub of the test knows no xet
-        known = {**hub.environment(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}
-        yield hub, known, [*merging, "--out", str(tmp_path / "new"), "--push-to-hub"]
+        with Client({**hub.environment(folder / "home"), "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}, folder) as client:
+            yield hub, client
 
 
-def test_a_pushed_folder_comes_back_from_the_hub_as_it_is(writable, tmp_path):
-    hub, known, merging = writable
-    with Client(known, tmp_path) as client:
-        code, said = client.ask("featcal", *merging, "me/new")
-        assert code == 0 and f"{hub.url}/me/new" in said, said
-        back = Path(client.ask("fetch", "me/new", tmp_path / "pins.json")[0])
+def pushing(place: Path, out: Path, name: str) -> list[str]:
+    merging = ["merge", "average", "--base", str(place / "base"), "--expert", f"a={place / 'expert'}"]
+    return [*merging, "--out", str(out), "--push-to-hub", name]
+
+
+def test_a_pushed_folder_comes_back_from_the_hub_as_it_is(account, place, tmp_path):
+    hub, client = account
+    code, said = client.ask("featcal", *pushing(place, tmp_path / "new", "me/new"))
+    assert code == 0 and f"{hub.url}/me/new" in said, said
+    back = Path(client.ask("fetch", "me/new", tmp_path / "pins.json")[0])
     assert tree(hub.uploads / "me/new") == tree(tmp_path / "new")
     assert tree(back).items() <= tree(tmp_path / "new").items() and load_vision(back)
 
 
+def refused(client: Client, place: Path, out: Path, name: str) -> str:
+    """What is said of a push that is refused before the work."""
+    code, complaint = client.ask("featcal", *pushing(place, out, name))
+    assert code == cli.MISTAKE and complaint.count("featcal:") == 1 and not out.exists(), complaint
+    return complaint
+
+
 @pytest.mark.parametrize(
-    ("change", "name", "said"),
+    ("token", "name", "said"),
     [
-        ({"HF_TOKEN": ""}, "me/new", "hf auth login"),
-        ({"HF_TOKEN": "hf_other"}, "me/new", "does not know the token"),
-        ({"HF_HUB_OFFLINE": "1"}, "me/new", "cannot be reached"),
-        ({}, "me/a name", "must be owner/name"),
+        ("", "me/other", "hf auth login"),
+        ("hf_other", "me/other", "does not know the token"),
+        (TOKEN, "me/a name", "must be owner/name"),
     ],
 )
-def test_who_cannot_push_is_told_before_the_work(writable, tmp_path, change, name, said):
-    hub, known, merging = writable
-    with Client(known | change, tmp_path) as client:
-        code, complaint = client.ask("featcal", *merging, name)
-    assert code == cli.MISTAKE and said in complaint and complaint.count("featcal:") == 1, complaint
-    assert not (tmp_path / "new").exists() and not hub.repositories
+def test_who_cannot_push_is_told_before_the_work(account, place, tmp_path, token, name, said):
+    hub, client = account
+    client.ask("token", token)
+    assert said in refused(client, place, tmp_path / "new", name) and name not in hub.repositories
+    client.ask("token", TOKEN)
 
 
-def test_what_the_hub_does_not_take_is_whole_and_can_be_put_there_later(writable, tmp_path):
-    hub, known, merging = writable
-    (hub.uploads).write_text("in the place of the folder of uploads")
-    with Client(known, tmp_path) as client:
-        code, complaint = client.ask("featcal", *merging, "me/new")
-    assert code == cli.MISTAKE and f"hf upload me/new {tmp_path / 'new'}" in complaint, complaint
+def test_what_the_hub_does_not_take_is_whole_and_can_be_put_there_later(account, place, tmp_path):
+    hub, client = account
+    (hub.uploads / "me").mkdir(parents=True, exist_ok=True)
+    (hub.uploads / "me/taken").write_text("in the place of the folder of uploads")
+    code, complaint = client.ask("featcal", *pushing(place, tmp_path / "new", "me/taken"))
+    assert code == cli.MISTAKE and f"hf upload me/taken {tmp_path / 'new'}" in complaint, complaint
     assert load_vision(tmp_path / "new")
 
 
@@ -235,3 +244,7 @@ def test_without_a_connection_what_is_not_cached_is_one_message(gone, place, tmp
 def test_without_a_connection_another_configuration_is_not_taken_for_the_one_named(gone, place, tmp_path, how):
     code, complaint = gone[how].ask("featcal", *command(place, "owner/photos:large", tmp_path / "new"))
     assert code == cli.MISTAKE and complaint.count("featcal:") == 1 and "config 'large'" in complaint, complaint
+
+
+def test_without_a_connection_a_push_is_refused_before_the_work(gone, place, tmp_path):
+    assert "cannot be reached" in refused(gone["offline"], place, tmp_path / "new", "me/new")

@@ -1,10 +1,9 @@
 """mergekit's recipes: what is read from them, what is refused and why, and where their models are looked for."""
 
-import os
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import yaml
 from test_worked_paths import llamas, merged_as_mergekit_does, recipe_of_the_page  # noqa: F401 - a fixture
@@ -161,10 +160,7 @@ def test_models_are_looked_for_beside_the_recipe_and_options_count_more(llamas, 
     assert cli.main(["calibrate", "--recipe", "../merge.yaml", "--merged", "../merged", "--base", "../base", *data]) == 0
 
 
-def test_a_model_of_the_hub_s_cache_is_found_without_a_connection(llamas, tmp_path):  # noqa: F811
-    """In a process of its own, as the client reads where its cache is when it is imported."""
-    import shutil
-
+def test_a_model_of_the_hub_s_cache_is_found_without_a_connection(llamas, tmp_path, monkeypatch):  # noqa: F811
     commit = "0123456789abcdef0123456789abcdef01234567"
     cached = tmp_path / "hub/models--owner--base"
     shutil.copytree("base", cached / "snapshots" / commit)
@@ -173,10 +169,9 @@ def test_a_model_of_the_hub_s_cache_is_found_without_a_connection(llamas, tmp_pa
     merged_as_mergekit_does(recipe_of_the_page(), Path("merged"))
     (cached / "snapshots" / commit / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
     recipe_of_the_page(base_model="owner/base")
-    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
-    words = [sys.executable, "-m", "featcal.cli", *CALIBRATE]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    assert cli.main(CALIBRATE) == 0
     card = Path("new/README.md").read_text()
     assert "base_model:\n- owner/base\n" in card and "license: apache-2.0" in card and commit[:12] in card
     assert str(tmp_path) not in card

@@ -163,13 +163,10 @@ def test_every_page_works_in_a_browser_and_axe_finds_nothing_serious(site, windo
     for page in pages:
         name = f"{page.relative_to(site)} at {width} px"
         window.look(page, width)
-        for scheme in ("light", "dark"):
+        assert window.run("return document.documentElement.scrollWidth") <= width, f"{name} scrolls sideways"
+        for scheme in ("light", "dark") if width == 1280 else ():  # a narrow page has the same texts and colours
             assert window.colours(scheme) == scheme, name
-            assert window.run("return document.documentElement.scrollWidth") <= width, f"{name} scrolls sideways"
-            if width == 390:
-                assert window.run(browsers.FAINT) == [], f"{name}, {scheme}: text that cannot be read"
-            else:  # what is not a colour is the same in both
-                assert window.audit(only_colours=scheme == "dark") == [], f"{name}, {scheme}"
+            assert window.audit(only_colours=scheme == "dark") == [], f"{name}, {scheme}"  # the rest is the same in both
         assert window.run(browsers.BROKEN) == [], f"{name}: broken images"
         assert window.run(browsers.RAW) == [], f"{name}: formulas that were not drawn"
         assert window.complaints() == [], f"{name}: errors on the console"
@@ -178,21 +175,14 @@ def test_every_page_works_in_a_browser_and_axe_finds_nothing_serious(site, windo
 
 
 @pytest.mark.browser
-def test_the_browser_test_can_fail(site, window, tmp_path):
+def test_the_browser_test_can_fail(window, tmp_path):
     bad = tmp_path / "bad.html"
     bad.write_text(
         '<html><body><main><article style="width:2000px"><p style="color:#eee">faint</p><span class="math">\\(x\\)</span>'
         '<img src="missing.png"></article></main><script>console.error("broken"); fetch("http://127.0.0.1:9/")</script></body></html>'
     )
     window.look(bad, 390)
-    assert window.run(browsers.FAINT) == ["faint"] and window.run(browsers.BROKEN) and len(window.run(browsers.RAW)) == 2
+    assert any("color-contrast" in found and "faint" in found for found in window.audit())
+    assert window.run(browsers.BROKEN) and len(window.run(browsers.RAW)) == 2
     assert window.run("return document.documentElement.scrollWidth") > 390
     assert any("127.0.0.1" in unquote(url) for url in window.requests()) and window.complaints()
-
-
-@pytest.mark.parametrize(("ci", "outcome"), [("true", pytest.fail.Exception), ("", pytest.skip.Exception)])
-def test_a_missing_browser_fails_where_it_must_not_be_missing(monkeypatch, tmp_path, ci, outcome):
-    monkeypatch.setenv("CI", ci)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(outcome, match="apt-get install chromium"), browsers.browser(tmp_path):
-        pass
