@@ -179,30 +179,24 @@ def test_a_sentence_transformer_keeps_its_modules_and_encodes_as_the_same_weight
 
 
 @pytest.mark.parametrize(
-    ("pooling", "by_hand"),
-    [
-        ({"pooling_mode_cls_token": True}, lambda tokens: tokens[0]),
-        ({"pooling_mode": ["max", "mean"]}, lambda tokens: torch.cat([tokens.amax(0), tokens.mean(0)])),
-        ({"pooling_mode": "lasttoken"}, lambda tokens: tokens[-1]),
-    ],
+    "pooling", [{"pooling_mode_cls_token": True}, {"pooling_mode": ["max", "mean"]}, {"pooling_mode": "lasttoken"}]
 )
-def test_pooled_features_of_a_padded_batch_are_those_of_each_text_alone_by_hand(pooling, by_hand, folders):
-    """Pooled, through the dense layer and its activation, at unit length, as SentenceTransformers reads such a folder."""
+def test_pooled_features_are_the_vectors_of_sentence_transformers(pooling, folders):
+    """Of a calibrated SentenceTransformer, loaded by that library itself."""
+    library = pytest.importorskip("sentence_transformers")
     folders("vocab.txt")
     sentence_folder(Path("base"))
     width = 64 if len(pooling.get("pooling_mode", "")) == 2 else 32
     Path("base/1_Pooling/config.json").write_text(json.dumps({"word_embedding_dimension": 32} | pooling))
     dense = {"in_features": width, "out_features": 8, "bias": False, "activation_function": "torch.nn.modules.activation.Tanh"}
     Path("base/2_Dense/config.json").write_text(json.dumps(dense))
-    layer = torch.eye(8, width) + 0.1
-    save_file({"linear.weight": layer}, Path("base/2_Dense/model.safetensors"))
-    texts, read, model = [SAID, "a dog", "red the end of it"], load_tokenizer("base"), load_model("base")
-    ours = Sentences.of_folder("base").vectors(model, dict(read(texts, padding=True, return_tensors="pt")))
-    for vector, said in zip(ours, texts, strict=True):
-        with torch.no_grad():
-            tokens = model(**read(said, return_tensors="pt")).last_hidden_state[0]
-        wanted = torch.nn.functional.normalize(torch.tanh(layer @ by_hand(tokens)), dim=0)
-        torch.testing.assert_close(vector, wanted, rtol=1e-5, atol=1e-6)
+    save_file({"linear.weight": torch.eye(8, width) + 0.1}, Path("base/2_Dense/model.safetensors"))
+    assert cli.main(["merge", "average", "--base", "base", *EXPERTS, "--out", "merged"]) == cli.main(CALIBRATE) == 0
+    texts = [SAID, "a dog", "red the end of it"]
+    batch = dict(load_tokenizer("new")(texts, padding=True, return_tensors="pt"))
+    ours = Sentences.of_folder("new").vectors(load_model("new"), batch)
+    theirs = library.SentenceTransformer("new", device="cpu").encode(texts, convert_to_tensor=True)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_pooled_features_are_those_that_the_folder_s_modules_describe(folders):

