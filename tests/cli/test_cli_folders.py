@@ -101,9 +101,11 @@ def test_a_real_ctrl_c_in_the_middle_of_calibration_ends_with_130_and_the_same_c
             signal.raise_signal(sent)
 
     before, say = tree(models), terminal.progress.print
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background hears no Ctrl-C
     with monkeypatch.context() as patched:
         patched.setattr(terminal.progress, "print", told)
         assert cli.main(CALIBRATE) == cli.INTERRUPTED
+    signal.signal(signal.SIGINT, ignored)
     said = capsys.readouterr().err
     assert "vision.00" in said and "vision.01" not in said
     assert "the same command goes on" in said and "Traceback" not in said

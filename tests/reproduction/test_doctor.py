@@ -90,6 +90,7 @@ def test_offline_what_the_cache_holds_is_enough_and_the_rest_is_told(project, tm
     (moved,) = look([known], {"models": {"a/b": "2" * 40}})
     assert moved.state == "offline" and moved.bytes == 7
     monkeypatch.setattr(doctor_suite, "gpu_bytes", lambda: 80 << 30)
+    monkeypatch.setattr(doctor_suite.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1 << 40))
     found = doctor_suite.checkup(chosen(project), 1e13)
     assert len(found.missing) == 1 and found.missing[0].startswith("offline (it is not in the cache, and HF_HUB_OFFLINE=1)")
     monkeypatch.setattr(doctor_suite, "gpu_bytes", lambda: 1 << 20)

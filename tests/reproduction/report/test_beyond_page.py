@@ -36,7 +36,8 @@ def results(tmp_path, monkeypatch):
     (folder / "clip_b32-8.beyond.settings.json").write_text(json.dumps(told))
     cost = {f"task_arithmetic {variant} n=256 seed=42": seconds for variant, seconds in (("suite", 4.0), ("both", 7.0))}
     (folder / "clip_b32-8.beyond.run.json").write_text(json.dumps({"cost": cost, "seconds": {}, "host": {"cpu": "invented"}}))
-    return folder
+    yield folder
+    beyond.study.cache_clear()  # other tests read the results in git by the same names
 
 
 def test_page_tells_the_chosen_variant_its_lead_and_its_cost(results):
