@@ -25,4 +25,4 @@ cp -r "$work/clone/results" "$work/committed"
   export PYTHONPATH="$PWD" PATH="$VENV/bin:$PATH" DVC_NO_ANALYTICS=1 HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"
   "$@"
 )
-"$VENV/bin/python" scripts/compare_results.py "$work/committed" "$work/clone/results"
+PYTHONPATH="$PWD" "$VENV/bin/python" scripts/compare_results.py "$work/committed" "$work/clone/results"
