@@ -83,15 +83,15 @@ def install() -> None:
         sys.meta_path.insert(0, _Finder())
 
 
-def install_for_all(folder: Path | None = None) -> bool:
-    """Have every Python of an environment put the hook in place, where torchvision does not load without; whether that is so.
+def install_for_all() -> bool:
+    """Have every Python of this environment put the hook in place, where torchvision does not load without; whether that is so.
 
-    folder: its site-packages, this environment's where None; Python runs the line of a .pth file in it at its start.
+    Python runs the line of a .pth file in its site-packages at its start.
     """
     import subprocess  # which costs every start of a command too much
     import sysconfig
 
-    line = (folder or Path(sysconfig.get_path("purelib"))) / "featcal_torchvision_mend.pth"
+    line = Path(sysconfig.get_path("purelib")) / "featcal_torchvision_mend.pth"
     line.unlink(missing_ok=True)
     if importlib.util.find_spec("torchvision") is None:
         return False
