@@ -298,7 +298,7 @@ def test_what_each_calibration_cost_lies_beside_the_results(graph):
     for upstream, setting in product(RUN["calibrate"], smoke_params()["calibrate"]["clip_b32-8"]["smoke"]):
         costs = record["cost"][f"calibrate@clip_b32-8-{upstream}-{setting}"]
         assert list(costs) == [f"seed {seed}" for seed in FEW["seeds"]]
-        assert all(cost["flops"] > 0 and cost["seconds"] > 0 and cost["peak_host_bytes"] > 0 for cost in costs.values())
+        assert all(cost["flops"] > 0 and cost["seconds"] > 0 and cost["peak_host_bytes"] >= 0 for cost in costs.values())
 
 
 def test_a_run_record_tells_the_bytes_of_every_file_that_was_written_with_it(graph):
