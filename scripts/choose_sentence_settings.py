@@ -1,8 +1,8 @@
 """Settings of the real encoder's mergers and of FeatCal, on validation texts. Writes reproduction/real_text/settings_choice.json.
 
 The experts were trained before and stay; test texts are not looked at. Of task arithmetic with 14 and 20 tasks the scale, chosen
-by its own score before anything was calibrated (with 8 it is the paper's); of FeatCal λ, ρ and α from task arithmetic with 8,
-on fewer texts than it is run with.
+by its own score before anything was calibrated (with 8 it is the paper's); of FeatCal λ, ρ and α with 8, the best mean over the
+mergers of UPSTREAMS, since one choice serves them all, on fewer texts than it is run with. What was interrupted goes on.
 Needs the prepared and merged models: dvc repro pipeline/sentences/dvc.yaml:merge_sentences@minilm-8
 
   python scripts/choose_sentence_settings.py featcal minilm-8
@@ -23,7 +23,8 @@ from reproduction.stages.context import Context, load_context
 from reproduction.stages.streams import stream
 from reproduction.stages.workers import fan_out
 
-RIDGES, ANCHOR_BLENDS, INTERPOLATIONS = (1.0e-4, 1.0e-2, 0.05), (1.0, 2.0), (0.3, 0.6, 0.9)
+GRID = (1.0e-4, 1.0e-2, 0.05), (1.0, 2.0, 4.0, 8.0, 16.0, 32.0), (0.3, 0.9)
+UPSTREAMS = ("task_arithmetic", "wudi")
 SCALES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4)
 SAMPLES = 64  # of each task, for a calibration
 ROWS = 150  # of each task that are scored
@@ -37,16 +38,22 @@ def main() -> None:
     asked, context = parser.parse_args(), load_context()
     known = read_json(FOUND) if FOUND.is_file() else {}
     for key in asked.key:
+        found = known.setdefault(key, {}).setdefault(asked.what, {"rows": ROWS})
         if asked.what == "scale":
             jobs: dict[str, tuple[Any, ...]] = {f"scale {scale:g}": (context, key, scale) for scale in SCALES}
-            scores = dict(fan_out(key, task_arithmetic, jobs, context.suite.workers))
+            of = {"task_arithmetic": (task_arithmetic, jobs)}
         else:
-            grid = product(RIDGES, ANCHOR_BLENDS, INTERPOLATIONS)
-            jobs = {f"ridge {r:g}, anchor_blend {b:g}, interpolation {i:g}": (context, key, r, b, i) for r, b, i in grid}
-            scores = dict(fan_out(key, calibrated, jobs, context.suite.workers))
-        best = max(scores, key=lambda name: scores[name])
-        known.setdefault(key, {})[asked.what] = {"rows": ROWS, "best": best, "averages": {name: scores[name] for name in jobs}}
-        print(key, best, scores)
+            grid = {f"ridge {r:g}, anchor_blend {b:g}, interpolation {i:g}": (r, b, i) for r, b, i in product(*GRID)}
+            of = {m: (calibrated, {name: (context, key, m, *at) for name, at in grid.items()}) for m in UPSTREAMS}
+        scores: dict[str, dict[str, float]] = found.setdefault("by_merger", {})
+        for merger, (function, jobs) in of.items():
+            left = {name: job for name, job in jobs.items() if name not in scores.setdefault(merger, {})}
+            for name, value in fan_out(f"{key} {merger}", function, left, context.suite.workers):
+                scores[merger][name] = value
+                write_json(FOUND, known)
+        names = next(iter(of.values()))[1]
+        found["averages"] = {name: round(sum(s[name] for s in scores.values()) / len(scores), 2) for name in names}
+        found["best"] = max(names, key=lambda name: found["averages"][name])
         write_json(FOUND, known)
 
 
@@ -57,12 +64,12 @@ def task_arithmetic(context: Context, key: str, scale: float) -> float:
     return score(context, key, featcal.merge("task_arithmetic", base, _experts(context, key), scale=scale))
 
 
-def calibrated(context: Context, key: str, ridge: float, anchor_blend: float, interpolation: float) -> float:
-    """Average accuracy of task arithmetic after FeatCal."""
+def calibrated(context: Context, key: str, merger: str, ridge: float, anchor_blend: float, interpolation: float) -> float:
+    """Average accuracy of a merged model after FeatCal."""
     role, pool = role_and_pool(key)
     draw = Draw("train", SAMPLES, 64)
     result = featcal.calibrate(
-        context.layout.merged(f"{key}-task_arithmetic"),
+        context.layout.merged(f"{key}-{merger}"),
         base=context.layout.base(role, pool),
         experts={task: context.layout.expert(role, pool, task) for task in context.suite.tasks_of(role, pool)},
         batches={task: stream(context, role, pool, task, draw) for task in context.suite.tasks_of(role, pool)},

@@ -215,7 +215,7 @@ class TheoryStudy(Study):
 class ExpertSeedsStudy:
     """The main comparison with experts of other trainings.
 
-    upstreams: mergers.   settings: of adapters.   seeds: of the experts' trainings but the first, which `evaluate` scores.
+    upstreams: mergers.   settings: of FeatCal and of adapters.   seeds: of the experts' trainings but the first, which `evaluate` scores.
     """
 
     role: str

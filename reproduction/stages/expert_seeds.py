@@ -86,7 +86,7 @@ def fewer(experiments: Experiments, study: ExpertSeedsStudy) -> Experiments:
     calibrate = {
         k: replace(run, seeds=run.seeds[:1])
         for k, run in experiments.calibrated_in(*words).items()
-        if run.upstream in study.upstreams
+        if run.upstream in study.upstreams and run.setting in study.settings
     }
     adapt = {}
     for k, run in experiments.adapted_in(*words).items():

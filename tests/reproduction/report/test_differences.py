@@ -46,6 +46,20 @@ def test_the_settings_of_texts_and_that_alpha_is_at_the_end_of_its_grid():
         assert run["interpolation"] == min(float(name.rsplit(" ", 1)[1]) for name in averages)
 
 
+def test_the_settings_of_the_real_encoder_are_the_best_mean_over_the_mergers():
+    found = json.loads((ROOT / "reproduction/real_text/settings_choice.json").read_text("utf-8"))
+    run = PARAMS["methods"]["minilm_suite"]
+    chosen = found["minilm-8"]["featcal"]
+    assert chosen["best"] == ", ".join(f"{name} {run[name]:g}" for name in ("ridge", "anchor_blend", "interpolation"))
+    assert set(chosen["by_merger"]) == {"task_arithmetic", "wudi"}
+    means = {name: sum(scores[name] for scores in chosen["by_merger"].values()) / 2 for name in chosen["averages"]}
+    assert means[chosen["best"]] == max(means.values())
+    assert said("real", "λ, ρ and α")[1].startswith(f"{run['ridge']:g}, {run['anchor_blend']:g} and {run['interpolation']:g}, ")
+    for pool in ("14", "20"):
+        scale = PARAMS["merge"][f"minilm-{pool}"]["task_arithmetic"]["mini"]["scale"]
+        assert found[f"minilm-{pool}"]["scale"]["best"] == f"scale {scale:g}"
+
+
 def test_the_stabiliser_is_the_share_of_lambda_that_is_said():
     share = EPS / PARAMS["methods"]["clip_suite"]["ridge"]
     assert f"{share:.0%}".replace("%", " %") in said("mini", "stabiliser")[1] and compact(EPS) in said("mini", "stabiliser")[0]
