@@ -22,6 +22,7 @@ from reproduction.experiments.tunings import TuneStudy
 
 ADAPTER_BATCH = 250  # images encoded at a time, as in `adapt`: another number moves the last bits of a feature
 CORRUPTIONS = ("gaussian_noise", "motion_blur", "fog")
+TRAINED = ("prodistill", "surgery_v2", "interv_merge")  # what trains for minutes behind a merger
 TEXT_CORRUPTIONS = ("typing_errors", "dropped_words", "swapped_words")
 
 
@@ -238,7 +239,8 @@ class FieldStudy:
     """Every merger from the same experts and the same samples: as it is, with FeatCal, with Surgery and with SVC behind it.
 
     mergers: settings by method; of a list of values, validation samples choose one, as in the sources.
-    best: settings of FeatCal that go beyond the paper; it stands behind every merger with these as well as with the suite's.
+    best: settings of FeatCal that go beyond the paper; with these it stands behind every merger too, or behind those of
+          `best_behind` alone, as they take twice as long.
     samples, batch, seed: of each task, for what looks at training samples.   rows: validation samples of each task.
     tangent: scales of task arithmetic in the tangent space, of which validation samples choose one; none where it is not run, as
              where experts are not fine-tuned here.
@@ -260,6 +262,7 @@ class FieldStudy:
     interv_merge: IntervMerge
     epochs: int
     best: Calibration
+    best_behind: tuple[str, ...] | None = None
     tangent: tuple[float, ...] = ()
     scored: int | None = None
 
@@ -271,13 +274,19 @@ class FieldStudy:
         if self.tangent:
             several("field.tangent", self.tangent, number)
         whole_number("field.seed", self.seed, least=0)
-        for merger in self.trained:
-            require(merger in self.mergers, "field.trained", merger, f"must be one of {', '.join(self.mergers)}")
+        for key in ("trained", "best_behind"):
+            for merger in getattr(self, key) or ():
+                require(merger in self.mergers, f"field.{key}", merger, f"must be one of {', '.join(self.mergers)}")
         scored = "must hold other samples than are scored: train, or unlabelled"
         require(self.rivals.stream != "test_unlabelled", "field.rivals.stream", self.rivals.stream, scored)
         for method in self.mergers:
             for settings in self.tried(method):
                 settings_of(method, settings, f"field.mergers.{method}")
+
+    def behind(self, merger: str) -> list[str]:
+        """What is put behind a merger, by method: `featcal_best` is FeatCal at the settings `best`."""
+        best = ["featcal_best"] if self.best_behind is None or merger in self.best_behind else []
+        return ["featcal", *best, "surgery", "svc", *(TRAINED if merger in self.trained else ())]
 
     def tried(self, method: str) -> list[dict[str, Any]]:
         """The settings of a method, one mapping for each combination of what is tried."""

@@ -29,9 +29,6 @@ from reproduction.stages.tangent import TANGENT
 from reproduction.stages.workers import fan_out
 
 T = TypeVar("T")
-CALIBRATED = ("featcal", "featcal_best")  # the suite's settings, and those that go beyond the paper
-BEHIND = (*CALIBRATED, "surgery", "svc")  # what is put behind every merged model
-TRAINED = ("prodistill", "surgery_v2", "interv_merge")  # and, as it takes minutes, behind some
 DEEP = ("surgery_v2", "interv_merge")  # adapters inside the model
 TRAINED_BATCH = 16  # samples of each task in a step of ProDistill: of eight tasks the source's 128
 ADAPTED_BATCH = 16  # samples of one step of a merger that adapts without labels
@@ -62,7 +59,7 @@ def models_of(study: FieldStudy, name: str, folder: Path) -> list[Scored]:
     if name == TANGENT:
         return tangent.models_of(folder)
     found = [Scored(name, folder / "merged", "merged", name)]
-    for method in (*BEHIND, *(TRAINED if name in study.trained else ())):
+    for method in study.behind(name):
         more = {"adapted_model": name} if method in ("surgery", *DEEP) else {}
         setting, seed = ("", "") if method == "svc" else (study.rivals.setting, study.seed)
         setting = "best" if method == "featcal_best" else setting
@@ -109,10 +106,11 @@ def merge_and_repair(
     timed("merged", lambda: featcal.merge(name, base, experts, out=merged, device=device, **needs, **settings))
     draw = Draw("train", study.samples, study.rivals.batch, study.seed)
     batches = streams(context, study.role, study.pool, draw)
-    for method, calibration in zip(CALIBRATED, (study.rivals.featcal, study.best), strict=True):
-        given: dict[str, Any] = {"base": base, "experts": experts, "batches": batches, "settings": calibration}
-        given |= {"device": device, "out": out / method, "resume": False}
-        timed(method, partial(featcal.calibrate, merged, **given))
+    for method, calibration in {"featcal": study.rivals.featcal, "featcal_best": study.best}.items():
+        if method in study.behind(name):
+            given: dict[str, Any] = {"base": base, "experts": experts, "batches": batches, "settings": calibration}
+            given |= {"device": device, "out": out / method, "resume": False}
+            timed(method, partial(featcal.calibrate, merged, **given))
     projection, _ = samples_of(context, study.role, study.pool)
     seen = streams(context, study.role, study.pool, study.rivals.draw("surgery", study.samples, study.seed))
     surgery = study.rivals.surgery
