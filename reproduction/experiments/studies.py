@@ -236,7 +236,7 @@ class ExpertSeedsStudy:
 
 @dataclass(frozen=True)
 class FieldStudy:
-    """Every merger from the same experts and the same samples: as it is, with FeatCal, with Surgery and with SVC behind it.
+    """Every merger from the same experts and the same samples: as it is, with FeatCal, adapters and SVC behind it.
 
     mergers: settings by method; of a list of values, validation samples choose one, as in the sources.
     best: settings of FeatCal that go beyond the paper; with these it stands behind every merger too, or behind those of
@@ -286,7 +286,7 @@ class FieldStudy:
     def behind(self, merger: str) -> list[str]:
         """What is put behind a merger, by method: `featcal_best` is FeatCal at the settings `best`."""
         best = ["featcal_best"] if self.best_behind is None or merger in self.best_behind else []
-        return ["featcal", *best, "surgery", "svc", *(TRAINED if merger in self.trained else ())]
+        return ["featcal", *best, "surgery", "prob_surgery", "svc", *(TRAINED if merger in self.trained else ())]
 
     def tried(self, method: str) -> list[dict[str, Any]]:
         """The settings of a method, one mapping for each combination of what is tried."""

@@ -1,4 +1,4 @@
-"""Stage `field`: every merger from the same experts, as it is, with FeatCal, Surgery and SVC behind it, and behind some the rest.
+"""Stage `field`: every merger from the same experts, as it is and with FeatCal, adapters and SVC behind it, behind some the rest.
 
 FeatCal stands behind it twice: as the suite has it, and with what goes beyond the paper. Where the study tells scales of it, task
 arithmetic in the tangent space stands beside them.
@@ -29,6 +29,7 @@ from reproduction.stages.tangent import TANGENT
 from reproduction.stages.workers import fan_out
 
 T = TypeVar("T")
+OUTER = ("surgery", "prob_surgery")  # adapters behind the last feature
 DEEP = ("surgery_v2", "interv_merge")  # adapters inside the model
 TRAINED_BATCH = 16  # samples of each task in a step of ProDistill: of eight tasks the source's 128
 ADAPTED_BATCH = 16  # samples of one step of a merger that adapts without labels
@@ -60,7 +61,7 @@ def models_of(study: FieldStudy, name: str, folder: Path) -> list[Scored]:
         return tangent.models_of(folder)
     found = [Scored(name, folder / "merged", "merged", name)]
     for method in study.behind(name):
-        more = {"adapted_model": name} if method in ("surgery", *DEEP) else {}
+        more = {"adapted_model": name} if method in (*OUTER, *DEEP) else {}
         setting, seed = ("", "") if method == "svc" else (study.rivals.setting, study.seed)
         setting = "best" if method == "featcal_best" else setting
         found.append(Scored(f"{name}/{method}", folder / method, method, name, setting, seed, **more))
@@ -92,7 +93,7 @@ def merge_and_repair(
     import featcal
     from featcal.models.device import torch_device
     from featcal.rivals.deep_training import deep_adapters
-    from featcal.rivals.pool import adapters_for
+    from featcal.rivals.pool import adapters_from, pool_features
     from reproduction.stages.streams import samples_of, streams
 
     layout, device = context.layout, torch_device(context.suite.device)
@@ -113,9 +114,9 @@ def merge_and_repair(
             timed(method, partial(featcal.calibrate, merged, **given))
     projection, _ = samples_of(context, study.role, study.pool)
     seen = streams(context, study.role, study.pool, study.rivals.draw("surgery", study.samples, study.seed))
-    surgery = study.rivals.surgery
-    adapters = timed("surgery", lambda: adapters_for(surgery, merged, experts, seen, projection, study.seed, device, None))
-    adapters.save(out / "surgery")
+    pairs = timed("features", partial(pool_features, merged, experts, seen, projection, device))
+    for method in OUTER:
+        timed(method, partial(adapters_from, getattr(study.rivals, method), pairs, study.seed)).save(out / method)
     timed("svc", lambda: featcal.svc(merged, base, experts, out=out / "svc", device=device))
     if name in study.trained:
         pieces = streams(context, study.role, study.pool, Draw("train", study.samples, TRAINED_BATCH, study.seed))
