@@ -170,6 +170,8 @@ def trained(role: str, suite: str) -> PageOutput:
     for merger in trained_behind(ours):
         for method, words in {"merged": "as it is", **BEHIND, **TRAINED}.items():
             value, took = average(ours, merger, method), seconds(ours, merger, method)
+            if value is None:
+                continue
             own = METHODS[method].marks if method in METHODS else ""
             marks = f" <sup>{own}</sup>" if own else ""
             cost = "–" if took is None or method == "merged" else f"{took:.0f}"
