@@ -55,7 +55,7 @@ STUDIED: dict[str, dict] = {
         "tangent": [0.3, 0.5], "scored": 40, "best_behind": ["average"],
     },
     "beyond": {
-        "upstreams": ["task_arithmetic"], "chosen_on": ["task_arithmetic"], "samples": 16, "few": 8, "batch": 8,
+        "upstreams": ["task_arithmetic"], "chosen_on": ["task_arithmetic"], "samples": 16, "few": [8], "batch": 8,
         "seeds": [42, 43], "variants": {"residual and sites": {"residual": 1.0, "order": "sites"}},
     },
     "expert_seeds": {"upstreams": ["task_arithmetic"], "settings": ["suite"], "seeds": [1]},
