@@ -216,7 +216,8 @@ class TheoryStudy(Study):
 class ExpertSeedsStudy:
     """The main comparison with experts of other trainings.
 
-    upstreams: mergers.   settings: of FeatCal and of adapters.   seeds: of the experts' trainings but the first, which `evaluate` scores.
+    upstreams: mergers.   settings: of FeatCal and of adapters.
+    seeds: of the experts' trainings but the first, which `evaluate` scores.
     """
 
     role: str
@@ -239,8 +240,7 @@ class FieldStudy:
     """Every merger from the same experts and the same samples: as it is, with FeatCal, adapters and SVC behind it.
 
     mergers: settings by method; of a list of values, validation samples choose one, as in the sources.
-    best: settings of FeatCal that go beyond the paper; with these it stands behind every merger too, or behind those of
-          `best_behind` alone, as they take twice as long.
+    best_behind: mergers behind which FeatCal's preset best stands too, as it takes twice as long; all where None.
     samples, batch, seed: of each task, for what looks at training samples.   rows: validation samples of each task.
     tangent: scales of task arithmetic in the tangent space, of which validation samples choose one; none where it is not run, as
              where experts are not fine-tuned here.
@@ -261,7 +261,6 @@ class FieldStudy:
     surgery_v2: SurgeryV2
     interv_merge: IntervMerge
     epochs: int
-    best: Calibration
     best_behind: tuple[str, ...] | None = None
     tangent: tuple[float, ...] = ()
     scored: int | None = None
@@ -284,7 +283,7 @@ class FieldStudy:
                 settings_of(method, settings, f"field.mergers.{method}")
 
     def behind(self, merger: str) -> list[str]:
-        """What is put behind a merger, by method: `featcal_best` is FeatCal at the settings `best`."""
+        """What is put behind a merger, by method: `featcal_best` is FeatCal at its preset best."""
         best = ["featcal_best"] if self.best_behind is None or merger in self.best_behind else []
         return ["featcal", *best, "surgery", "prob_surgery", "svc", *(TRAINED if merger in self.trained else ())]
 
@@ -302,7 +301,7 @@ STUDIES: dict[str, type[Any]] = {
 }  # fmt: skip
 NESTED: dict[str, type[Any]] = {
     "rivals": Rivals, "featcal": Calibration, "surgery": Surgery, "prob_surgery": ProbSurgery, "around": Sweep,
-    "best": Calibration, "at_papers": Calibration, "reading": Reading, "paper": Calibration, "suite": Calibration,
+    "at_papers": Calibration, "reading": Reading, "paper": Calibration, "suite": Calibration,
     "surgery_v2": SurgeryV2, "interv_merge": IntervMerge,
 }  # fmt: skip
 SHARED = ("rivals", "paper")

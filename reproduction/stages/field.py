@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from featcal.settings import PRESETS
 from featcal.storage.results import SCORES, packed
 from reproduction.experiments.runs import Draw, Pool
 from reproduction.experiments.studies import FieldStudy
@@ -49,7 +50,7 @@ def compared(context: Context, key: str, study: FieldStudy, folder: Path) -> Fou
     models = [model for name in names for model in models_of(study, name, folder / name)]
     tasks = context.suite.tasks_of(study.role, study.pool)
     scores = score_models(partial(evaluate, study), context, f"field {key}", study.role, study.pool, models, tasks)
-    told = {"study": asdict(study), "chosen": {name: made[name]["chosen"] for name in study.mergers}}
+    told = {"study": asdict(study), "chosen": {name: made[name]["chosen"] for name in study.mergers}, "preset": PRESETS["best"]}
     told["tried"] = {name: made[name]["tried"] for name in study.mergers if made[name]["tried"]}
     seconds = {name: made[name]["seconds"] for name in names}
     return Found([row for model in models for row in scores[model.name]], told=told, record={"cost": seconds})
@@ -107,7 +108,7 @@ def merge_and_repair(
     timed("merged", lambda: featcal.merge(name, base, experts, out=merged, device=device, **needs, **settings))
     draw = Draw("train", study.samples, study.rivals.batch, study.seed)
     batches = streams(context, study.role, study.pool, draw)
-    for method, calibration in {"featcal": study.rivals.featcal, "featcal_best": study.best}.items():
+    for method, calibration in {"featcal": study.rivals.featcal, "featcal_best": featcal.Calibration.preset("best")}.items():
         if method in study.behind(name):
             given: dict[str, Any] = {"base": base, "experts": experts, "batches": batches, "settings": calibration}
             given |= {"device": device, "out": out / method, "resume": False}
