@@ -52,14 +52,15 @@ STUDIED: dict[str, dict] = {
     "field": {
         "samples": 16, "batch": 8, "rows": 24, "mergers": {"average": {}, "iso_c": {"scale": [0.5, 1.0]}, "fisher": {}},
         "trained": ["average"], "epochs": 2, "surgery_v2": {"rank": 2, "steps": 3}, "interv_merge": {"steps": 3},
+        "tangent": [0.3, 0.5], "scored": 40, "best_behind": ["average"],
     },
     "beyond": {
-        "upstreams": ["task_arithmetic"], "chosen_on": ["task_arithmetic"], "samples": 16, "few": 8, "batch": 8,
+        "upstreams": ["task_arithmetic"], "chosen_on": ["task_arithmetic"], "samples": 16, "few": [8], "batch": 8,
         "seeds": [42, 43], "variants": {"residual and sites": {"residual": 1.0, "order": "sites"}},
     },
     "expert_seeds": {"upstreams": ["task_arithmetic"], "settings": ["suite"], "seeds": [1]},
 }  # fmt: skip
-OF_TEXTS = {"corrupted": {"corruptions": ["typing_errors"], "severity": [1, 3]}}
+OF_TEXTS = {"corrupted": {"corruptions": ["typing_errors"], "severity": [1, 3]}, "field": {"tangent": []}}
 UNTRAINED = {"samples": 16, "seeds": [42]}
 ADAPTED = {**UNTRAINED, "steps": 3}
 

@@ -73,8 +73,10 @@ def write_field(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
             setting, seed = ("suite", "42") if method in ("featcal", "surgery") else ("", "")
             words = {"upstream": merger, "method": method, "setting": setting, "seed": seed, "metric": "accuracy"}
             rows += [{"suite": suite, "role": role, "pool": 8, "task": t, **words, "value": level, "count": COUNT} for t in tasks]
-    for method, level in {"prodistill": 81.0, "surgery_v2": 78.0, "interv_merge": 72.0}.items():  # behind the first alone
-        words = {"upstream": "average", "method": method, "setting": "suite", "seed": "42", "metric": "accuracy"}
+    behind = {"prodistill": 81.0, "surgery_v2": 78.0, "interv_merge": 72.0, "featcal_best": 82.5, "prob_surgery": 71.0}
+    alone = [("average", method, level) for method, level in behind.items()]  # of the mergers the first
+    for upstream, method, level in [*alone, ("tangent", "merged", 65.0), ("tangent", "expert", 88.0)]:
+        words = {"upstream": upstream, "method": method, "setting": "suite", "seed": "42", "metric": "accuracy"}
         rows += [{"suite": suite, "role": role, "pool": 8, "task": t, **words, "value": level, "count": COUNT} for t in tasks]
     write_answers(folder / f"{role}-8.field.csv", rows, SCORES)
     tried = {m: [{"scale": s, "value": 70 + s} for s in scales] for m, (_, _, scales) in FIELD.items() if scales}
@@ -83,7 +85,7 @@ def write_field(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     study |= {"surgery_v2": {"steps": 400}, "interv_merge": {"steps": 400}}
     _json(folder / f"{role}-8.field.settings.json", {"study": study, "chosen": chosen, "tried": tried})
     cost = {m: {"merged": s, "featcal": 3.0} | ({"choosing": 9.0} if scales else {}) for m, (_, s, scales) in FIELD.items()}
-    cost["average"] |= {"prodistill": 120.0}
+    cost["average"] |= {"prodistill": 120.0, "features": 2.0, "prob_surgery": 5.0}
     _json(folder / f"{role}-8.field.run.json", {"seconds": {f"field@{role}-8": 60.0}, "cost": cost, "host": {"cpu": "invented"}})
 
 

@@ -9,7 +9,7 @@ import torch
 from test_calibrate import plain_result
 from tiny import PAPER, experiment, shifted
 
-from benchmarks import block, calibrate, evaluate, measure, plain_version, products, solve
+from benchmarks import beyond, block, calibrate, evaluate, measure, plain_version, products, solve
 
 TINY = {"tasks": 2, "samples": 6, "layers": 2, "width": 64, "batch": 4, "repeats": 1, "device": "cpu", "threads": 1}
 
@@ -84,3 +84,11 @@ def test_peak_memory_counts_what_was_freed_again():
     extra = torch.ones(before - measure.memory("VmRSS") + 64 * measure.MIB, dtype=torch.uint8)
     del extra
     assert measure.memory("VmHWM") > before
+
+
+def test_operations_of_a_variant_are_those_that_ran():
+    args = Namespace(**TINY)
+    own, twice, sites = (
+        beyond.operations(args, replace(beyond.PAPER, **more)) for more in ({}, {"sweeps": 2}, {"order": "sites"})
+    )
+    assert own < twice < 2 * own < sites  # the check and the way to the first block are made once

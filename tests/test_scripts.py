@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from featcal.storage.results import SCORES, write_rows
-from scripts import accept, campaign, compare_results
+from featcal.settings import PRESETS
+from featcal.storage.results import SCORES, read_json, write_rows
+from scripts import accept, campaign, choose_preset, compare_results
 
 MODEL = {"suite": "mini", "role": "clip_b32", "pool": 8, "upstream": "average", "method": "merged", "setting": "", "seed": ""}
 
@@ -81,3 +82,17 @@ def test_the_families_in_the_readme_are_what_becomes_of_them():
     assert set(found.values()) == {campaign.OK, campaign.NAMED}, found
     lines = (Path(__file__).parents[1] / "README.md").read_text().splitlines()
     assert [line.strip() for line in lines if line.strip() in campaign.matrix(found)] == campaign.matrix(found)
+
+
+def test_the_preset_is_what_its_choice_found():
+    if not choose_preset.FOUND.is_file():
+        pytest.skip("no choice was made yet: python scripts/choose_preset.py")
+    found = read_json(choose_preset.FOUND)
+    assert PRESETS["best"] == choose_preset.choice(found["averages"])["settings"] == found["settings"]
+
+
+def test_the_choice_is_the_best_mean_of_candidates_that_every_model_knows():
+    first, second, third, *_ = choose_preset.candidates()
+    found = choose_preset.choice({"a": {first: 80.0, second: 70.0, third: 99.0}, "b": {first: 60.0, second: 72.0}})
+    assert found["means"] == {first: 70.0, second: 71.0}
+    assert found["settings"] == choose_preset.FORM | {"ridge": 1e-4, "anchor_blend": 1.0, "interpolation": 1.0}

@@ -13,7 +13,7 @@ from featcal.models.load import load_as_calibrated
 from featcal.models.mode import evaluation_mode
 from featcal.rivals.adapters import Adapters
 from featcal.rivals.features import Batch, Head, Pair, output_embeddings, paired_features
-from featcal.rivals.settings import AdapterMethod, MeanShift
+from featcal.rivals.settings import AdapterMethod, IntervMerge, MeanShift, SurgeryV2
 from featcal.rivals.shifts import shifts
 from featcal.rivals.steps import encoded_steps, kept_steps
 from featcal.rivals.training import Audit, train
@@ -34,9 +34,7 @@ def adapters_for(
     audit: Audit | None = None,
 ) -> Adapters:
     """One adapter per task behind the merged model, as the settings say; `audit` as in `train`."""
-    check_tasks(experts, batches)
-    whole_number(f"{settings.name}.seed", seed, least=0)
-    module = as_module(merged, device)
+    module = checked(settings, merged, experts, batches, seed, device)
     if settings.features == "unit" and output_embeddings(module) is not None:
         raise BadSetting(f"{settings.name}.features", "unit", "must be raw for a language model, whose head reads the length too")
     if not isinstance(settings, MeanShift) and settings.encode == "each_step":
@@ -45,6 +43,20 @@ def adapters_for(
             steps = encoded_steps(module, modules, batches, head, settings, seed)
             return train(settings, islice(steps, settings.steps), seed, progress, audit)
     return adapters_from(settings, pool_features(module, experts, batches, head, device), seed, progress, audit)
+
+
+def checked(
+    settings: AdapterMethod | SurgeryV2 | IntervMerge,
+    merged: Model,
+    experts: Mapping[str, Model],
+    batches: Mapping[str, Iterable[Batch]],
+    seed: int,
+    device: str | torch.device | None,
+) -> nn.Module:
+    """The merged model as a module, where experts and batches are of the same tasks and the seed is one."""
+    check_tasks(experts, batches)
+    whole_number(f"{settings.name}.seed", seed, least=0)
+    return as_module(merged, device)
 
 
 def adapters_from(

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
-from featcal.rivals.deep_adapters import DeepAdapters, deep_adapters
+from featcal.rivals.deep_adapters import DeepAdapters
+from featcal.rivals.deep_training import deep_adapters
 from featcal.rivals.features import Batch, Head
 from featcal.rivals.pool import Model
 from featcal.rivals.settings import SurgeryV2

@@ -5,8 +5,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from featcal.settings import Calibration, from_mapping, require, several, text, whole_number
+from reproduction.experiments.runs import Draw, Pool, Reading
 
 OWN = ("merged", "paper", "suite")  # variants that are no candidates of what goes beyond: the merger, the paper's method twice
+PRESET = "the preset best"  # a variant that every study has: it is for those who have nothing to choose λ, ρ and α with
 
 
 @dataclass(frozen=True)
@@ -28,55 +30,74 @@ class Trial:
 class BeyondStudy:
     """Ideas beyond the paper, each alone and together, from several mergers; one is chosen on validation samples.
 
-    chosen_on: mergers from which all variants are run, with all seeds and with `few` samples; from the other `upstreams` only
-               what was chosen there and the paper's method, with one seed.
+    chosen_on: mergers from which all variants are run, with all seeds; from the other `upstreams` only what was chosen there and
+               the paper's method, with one seed.
     paper, suite: the paper's method with its own and with the suite's λ, ρ and α.   variants: by name, what differs from `suite`.
-    samples, few: of each task; with `few`, and with every seed but the first, only the chosen variant and `suite` are run.
+    samples:   of each task; with every seed but the first only the chosen variant and `suite` are run.
+    few:       other numbers of samples, with which `suite` and the preset are run from the first of `chosen_on`.
+    reading:   how texts are read, of a language model.
     """
 
     role: str
-    pool: int
+    pool: Pool
     upstreams: tuple[str, ...]
     chosen_on: tuple[str, ...]
     paper: Calibration
     suite: Calibration
     variants: Mapping[str, Mapping[str, Any]]
     samples: int
-    few: int
+    few: tuple[int, ...]
     batch: int
     seeds: tuple[int, ...]
+    reading: Reading | None = None
 
     def __post_init__(self) -> None:
         for upstream in self.upstreams:
             text("beyond.upstreams", upstream)
         fine = bool(self.chosen_on) and set(self.chosen_on) <= set(self.upstreams)
         require(fine, "beyond.chosen_on", self.chosen_on, "must be some of beyond.upstreams")
-        for name in ("samples", "few", "batch"):
+        for name in ("samples", "batch"):
             whole_number(f"beyond.{name}", getattr(self, name))
         several("beyond.seeds", self.seeds, least=0)
+        if self.few:
+            several("beyond.few", self.few)
         require(isinstance(self.variants, Mapping) and bool(self.variants), "beyond.variants", self.variants, "must name some")
         for name in self.variants:
-            require(name not in OWN, "beyond.variants", name, f"must be none of {', '.join(OWN)}, which are always run")
+            require(
+                name not in (*OWN, PRESET), "beyond.variants", name, f"must be none of {', '.join((*OWN, PRESET))}: always run"
+            )
             self.settings(name)
 
     def settings(self, variant: str) -> Calibration | None:
         """The settings of a variant; None for the merged model. Raises: BadSetting, UnknownKey."""
         if variant in OWN:
             return None if variant == "merged" else getattr(self, variant)
+        if variant == PRESET:
+            return Calibration.preset("best")
         return from_mapping(Calibration, {**asdict(self.suite), **self.variants[variant]}, f"beyond.variants.{variant}")
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """What one is chosen from."""
+        return (*self.variants, PRESET)
 
     def first(self) -> list[Trial]:
         """Every variant from the mergers it is chosen on, with the first seed."""
-        return [self.trial(u, v, self.samples, self.seeds[0]) for u in self.chosen_on for v in (*OWN, *self.variants)]
+        return [self.trial(u, v, self.samples, self.seeds[0]) for u in self.chosen_on for v in (*OWN, *self.candidates)]
 
     def further(self, chosen: str) -> list[Trial]:
-        """The chosen variant and the paper's method from the other mergers, and with few samples and the other seeds."""
-        draws = [(self.few, self.seeds[0]), *((self.samples, seed) for seed in self.seeds[1:])]
+        """The chosen variant and the paper's method from the other mergers and with the other seeds; the ladder of samples."""
         others = [upstream for upstream in self.upstreams if upstream not in self.chosen_on]
+        ladder = [n for n in self.few if n != self.samples]
         return [
-            *(self.trial(u, v, self.samples, self.seeds[0]) for u in others for v in (*OWN, chosen)),
-            *(self.trial(u, v, n, seed) for u in self.chosen_on for v in (chosen, "suite") for n, seed in draws),
+            *(self.trial(u, v, self.samples, self.seeds[0]) for u in others for v in dict.fromkeys((*OWN, PRESET, chosen))),
+            *(self.trial(u, v, self.samples, s) for u in self.chosen_on for v in (chosen, "suite") for s in self.seeds[1:]),
+            *(self.trial(self.chosen_on[0], v, n, self.seeds[0]) for v in (PRESET, "suite") for n in ladder),
         ]
+
+    def draw(self, trial: Trial) -> Draw:
+        """Which training samples a trial calibrates on."""
+        return Draw("train", trial.samples, self.batch, trial.seed)
 
     def trial(self, upstream: str, variant: str, samples: int, seed: int) -> Trial:
         """One model to be made and scored."""

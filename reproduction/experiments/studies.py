@@ -12,7 +12,7 @@ from typing import Any, Literal
 from featcal.errors import UnknownKey
 from featcal.merging.settings import settings_of
 from featcal.rivals.settings import IntervMerge, ProbSurgery, Surgery, SurgeryV2
-from featcal.settings import Calibration, from_mapping, require, several, text, whole_number
+from featcal.settings import Calibration, from_mapping, number, require, several, text, whole_number
 from reproduction.experiments.beyond import BeyondStudy
 from reproduction.experiments.choices import ChoicesStudy
 from reproduction.experiments.entries import Entry, for_suite
@@ -22,6 +22,7 @@ from reproduction.experiments.tunings import TuneStudy
 
 ADAPTER_BATCH = 250  # images encoded at a time, as in `adapt`: another number moves the last bits of a feature
 CORRUPTIONS = ("gaussian_noise", "motion_blur", "fog")
+TRAINED = ("prodistill", "surgery_v2", "interv_merge")  # what trains for minutes behind a merger
 TEXT_CORRUPTIONS = ("typing_errors", "dropped_words", "swapped_words")
 
 
@@ -215,7 +216,8 @@ class TheoryStudy(Study):
 class ExpertSeedsStudy:
     """The main comparison with experts of other trainings.
 
-    upstreams: mergers.   settings: of FeatCal and of adapters.   seeds: of the experts' trainings but the first, which `evaluate` scores.
+    upstreams: mergers.   settings: of FeatCal and of adapters.
+    seeds: of the experts' trainings but the first, which `evaluate` scores.
     """
 
     role: str
@@ -235,10 +237,14 @@ class ExpertSeedsStudy:
 
 @dataclass(frozen=True)
 class FieldStudy:
-    """Every merger from the same experts and the same samples: as it is, with FeatCal, with Surgery and with SVC behind it.
+    """Every merger from the same experts and the same samples: as it is, with FeatCal, adapters and SVC behind it.
 
     mergers: settings by method; of a list of values, validation samples choose one, as in the sources.
+    best_behind: mergers behind which FeatCal's preset best stands too, as it takes twice as long; all where None.
     samples, batch, seed: of each task, for what looks at training samples.   rows: validation samples of each task.
+    tangent: scales of task arithmetic in the tangent space, of which validation samples choose one; none where it is not run, as
+             where experts are not fine-tuned here.
+    scored: how many test samples of each task are scored; all where None.
     trained: mergers behind which what costs minutes is put too: surgery_v2, interv_merge, and ProDistill in so many epochs.
     Methods that adapt without labels see the stream of `rivals`, which holds none of the samples that are scored.
     """
@@ -255,18 +261,31 @@ class FieldStudy:
     surgery_v2: SurgeryV2
     interv_merge: IntervMerge
     epochs: int
+    best_behind: tuple[str, ...] | None = None
+    tangent: tuple[float, ...] = ()
+    scored: int | None = None
 
     def __post_init__(self) -> None:
         for key in ("samples", "batch", "rows", "epochs"):
             whole_number(f"field.{key}", getattr(self, key))
+        if self.scored is not None:
+            whole_number("field.scored", self.scored)
+        if self.tangent:
+            several("field.tangent", self.tangent, number)
         whole_number("field.seed", self.seed, least=0)
-        for merger in self.trained:
-            require(merger in self.mergers, "field.trained", merger, f"must be one of {', '.join(self.mergers)}")
+        for key in ("trained", "best_behind"):
+            for merger in getattr(self, key) or ():
+                require(merger in self.mergers, f"field.{key}", merger, f"must be one of {', '.join(self.mergers)}")
         scored = "must hold other samples than are scored: train, or unlabelled"
         require(self.rivals.stream != "test_unlabelled", "field.rivals.stream", self.rivals.stream, scored)
         for method in self.mergers:
             for settings in self.tried(method):
                 settings_of(method, settings, f"field.mergers.{method}")
+
+    def behind(self, merger: str) -> list[str]:
+        """What is put behind a merger, by method: `featcal_best` is FeatCal at its preset best."""
+        best = ["featcal_best"] if self.best_behind is None or merger in self.best_behind else []
+        return ["featcal", *best, "surgery", "prob_surgery", "svc", *(TRAINED if merger in self.trained else ())]
 
     def tried(self, method: str) -> list[dict[str, Any]]:
         """The settings of a method, one mapping for each combination of what is tried."""

@@ -8,14 +8,20 @@ from dataclasses import dataclass
 from functools import cache
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from reproduction.report.estimate import Estimate, estimate, noise
 from reproduction.report.evidence import Evidence, read_json, select
+from reproduction.report.figures import COLOURS, INK, WIDTH, drawing, svg
 from reproduction.report.markup import PageOutput, note, table
 from reproduction.report.pages import label
 from reproduction.report.tables import MERGERS
 
-MODELS = {("minilm", "8"): "MiniLM, 8 tasks of real texts", ("clip_b32", "8"): "CLIP ViT-B/32, 8 tasks"}
+MODELS = {
+    ("minilm", "8"): "MiniLM, 8 tasks of real texts", ("clip_b32", "8"): "CLIP ViT-B/32, 8 tasks",
+    ("flan_t5_base", "glue"): "FLAN-T5-base, 8 tasks of GLUE’s form", ("llama_3b", "mergebench"): "Llama-3.2-3B, 5 domains",
+}  # fmt: skip
+PRESET = "the preset best"
 ADAPTERS = {"surgery": "Surgery", "prob_surgery": "ProbSurgery"}
 OWN = {"merged": "merged", "paper": "FeatCal, the paper’s λ, ρ, α", "suite": "FeatCal, the suite’s λ, ρ, α"}
 
@@ -30,7 +36,7 @@ class Study:
     validation: dict[str, float]
     seeds: tuple[str, ...]
     samples: int
-    few: int
+    few: tuple[int, ...]  # other numbers of samples, with which the preset and the paper's method were run
     chosen_on: tuple[str, ...]  # mergers from which every variant was run
 
     @property
@@ -52,7 +58,7 @@ class Study:
 
     def sees_scored_rows(self, setting: str) -> bool:
         """Whether an adapter of this setting was trained on rows that are scored: of images unless told otherwise."""
-        return setting.endswith("_scored") if self.ours.role == "minilm" else not setting.endswith("_train")
+        return not setting.endswith("_train") if self.ours.role.startswith("clip") else setting.endswith("_scored")
 
 
 @cache
@@ -64,7 +70,8 @@ def study(role: str, pool: str, suite: str) -> Study | None:
         return None
     used = told["study"]
     seeds = tuple(str(seed) for seed in used["seeds"])
-    return Study(ours, rows, told["chosen"], told["validation"], seeds, used["samples"], used["few"], tuple(used["chosen_on"]))
+    few, chosen_on = tuple(used["few"]), tuple(used["chosen_on"])
+    return Study(ours, rows, told["chosen"], told["validation"], seeds, used["samples"], few, chosen_on)
 
 
 def signed(value: float, sure: float) -> str:
@@ -103,7 +110,18 @@ def _summary(model: tuple[str, str], suite: str) -> str:
         behind = sum(b.mean - a.mean > noise(a, b) for a, b in pairs)
         parts += [f"{words}: ahead from {ahead} of {len(pairs)} mergers, behind from {behind}"] if pairs else []
     told = f"Chosen on validation samples: <em>{it.chosen}</em>. Beyond two standard errors against {'; '.join(parts)}."
-    return note(f"<strong>{MODELS[model]}.</strong> {told}")
+    return note(f"<strong>{MODELS[model]}.</strong> {told} {_cost(it)}")
+
+
+def _cost(it: Study) -> str:
+    """What the chosen variant and the preset cost beside the paper's method, in words."""
+    ratios = cost_ratios(it, "flops")
+    told = [
+        f"{words} {ratios[variant]:.2f} times, {'within' if ratios[variant] <= 2 else 'more than'} twice"
+        for variant, words in {it.chosen: "the chosen variant", PRESET: "the preset"}.items()
+        if variant in ratios
+    ]
+    return f"Operations counted, of those of the paper’s method: {'; '.join(told)}." if told else ""
 
 
 def against(suite: str) -> PageOutput:
@@ -138,42 +156,89 @@ def variants(suite: str) -> PageOutput:
         it = study(*model, suite)
         if it is None:
             continue
-        ratios, rows = cost_ratios(it), []
+        counted, clock, rows = cost_ratios(it, "flops"), cost_ratios(it, "seconds"), []
         for variant in (*OWN, *it.validation):
             seed = None if variant == "merged" else it.seeds[0]
             scores = [it.score(upstream, variant, seed=seed) for upstream in it.chosen_on]
             judged = f"{it.validation[variant]:.1f}" if variant in it.validation else "–"
-            cost = f"{ratios[variant]:.1f}" if variant in ratios else "–"
+            costs = [f"{ratios[variant]:.2f}" if variant in ratios else "–" for ratios in (counted, clock)]
             words = OWN.get(variant, variant) + (" ← chosen" if variant == it.chosen else "")
-            rows.append(("", [words, *(f"{one.mean:.1f}" if one else "–" for one in scores), judged, cost]))
+            rows.append(("", [words, *(f"{one.mean:.1f}" if one else "–" for one in scores), judged, *costs]))
         mergers = [MERGERS.get(upstream, upstream) for upstream in it.chosen_on]
-        head = ["Variant", *mergers, "Mean on validation samples", "Time, paper’s method = 1"]
+        head = ["Variant", *mergers, "Mean on validation samples", "Operations, paper’s method = 1", "Time, paper’s method = 1"]
         parts.append(table(head, rows, f"{name}: every variant, one draw — {label(suite)}"))
     return PageOutput("".join(parts) or note("○ not run: no such study in the results."))
 
 
-def cost_ratios(it: Study) -> dict[str, float]:
-    """Seconds of a variant over those of the paper's method, summed over mergers, with the first draw."""
-    seconds = it.ours.record("beyond").get("cost", {})
-    drawn = f"n={it.samples} seed={it.seeds[0]}"
+def cost_ratios(it: Study, unit: str) -> dict[str, float]:
+    """What a variant took (seconds, or flops) over what the paper's method did, summed over mergers, with the first draw."""
+    cost, drawn = it.ours.record("beyond").get("cost", {}), f"n={it.samples} seed={it.seeds[0]}"
 
     def total(variant: str) -> float:
-        return float(sum(seconds.get(f"{upstream} {variant} {drawn}", 0.0) for upstream in it.chosen_on))
+        return float(sum(cost.get(f"{upstream} {variant} {drawn}", {}).get(unit, 0.0) for upstream in it.chosen_on))
 
     own = total("suite")
     return {v: total(v) / own for v in ("paper", "suite", *it.validation) if own and total(v)}
 
 
+def changes(it: Study) -> dict[str, list[tuple[float, float]]]:
+    """By variant, its lead over the paper's method from every merger and two standard errors of that, one draw."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for variant in it.validation:
+        pairs = [[it.score(u, v, seed=it.seeds[0]) for v in (variant, "suite")] for u in it.chosen_on]
+        found[variant] = [(ours.mean - paper.mean, noise(ours, paper)) for ours, paper in pairs if ours and paper]
+    return found
+
+
+def figure(role: str, pool: str, suite: str) -> PageOutput:
+    """The lead of every variant over the paper's method from every merger, with two standard errors."""
+    it = study(role, pool, suite)
+    if it is None:
+        return PageOutput(note(f"○ not run: {MODELS[role, pool]}."))
+    found = changes(it)
+    with drawing():
+        picture = Figure(figsize=(WIDTH, 0.42 * len(found) + 1.5))
+        axes = picture.add_subplot()
+        for number, upstream in enumerate(it.chosen_on):
+            places = [place + 0.18 * (number - (len(it.chosen_on) - 1) / 2) for place in range(len(found))]
+            leads, errors = zip(*(pairs[number] for pairs in found.values()), strict=True)
+            look = {"fmt": "os^D"[number % 4], "color": (COLOURS["featcal"], COLOURS["merged"])[number % 2]}
+            axes.errorbar(leads, places, xerr=errors, label=MERGERS.get(upstream, upstream), lw=1.2, markersize=6, **look)
+        axes.axvline(0, color=INK, lw=1)
+        axes.set_yticks(range(len(found)), list(found))
+        axes.invert_yaxis()
+        axes.set(xlabel="over the paper’s method (points)")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.3, 1.0), ncols=2)
+    return PageOutput(picture={"image/svg+xml": svg(picture)}, text=f"variants over the paper's method ({label(suite)})")
+
+
+def not_working(suite: str) -> PageOutput:
+    """In words, for every model: variants behind the paper's method by more than two standard errors, and those of no effect."""
+    parts = []
+    for model, name in MODELS.items():
+        it = study(*model, suite)
+        if it is None:
+            continue
+        found = changes(it)
+        behind = [f"<em>{v}</em>" for v, pairs in found.items() if any(-lead > sure for lead, sure in pairs)]
+        idle = [f"<em>{v}</em>" for v, pairs in found.items() if not any(abs(lead) > sure for lead, sure in pairs)]
+        told = f"Behind the paper’s method from some merger: {'; '.join(behind) or 'none'}. "
+        told += f"Neither ahead nor behind from any: {'; '.join(idle) or 'none'}."
+        parts.append(note(f"<strong>{name}.</strong> {told}"))
+    return PageOutput("".join(parts) or note("○ not run: no such study in the results."))
+
+
 def few(suite: str) -> PageOutput:
-    """The chosen variant and the paper's method with few samples of each task."""
+    """The preset and the paper's method by the number of samples of each task, from one merger."""
     parts = []
     for model, name in MODELS.items():
         it, rows = study(*model, suite), []
-        for upstream in it.chosen_on if it else ():
+        for n in sorted({*it.few, it.samples}) if it else ():
             assert it is not None
-            ours, paper = (it.score(upstream, variant, it.few) for variant in (it.chosen, "suite"))
-            rows.append(("", [MERGERS.get(upstream, upstream), mean(paper), mean(ours), gap(ours, paper)]))
+            ours, paper = (it.score(it.chosen_on[0], variant, n, it.seeds[0]) for variant in (PRESET, "suite"))
+            rows.append(("", [str(n), mean(paper), mean(ours), gap(ours, paper)]))
         if it:
-            caption = f"{name}: {it.few} samples of each task, one draw — {label(suite)}"
-            parts.append(table(["Merger", "Paper’s method", "Chosen variant", "Difference"], rows, caption))
+            caption = f"{name}, from {MERGERS.get(it.chosen_on[0], it.chosen_on[0])}: by samples of each task, one draw"
+            head = ["Samples of each task", "Paper’s method, the suite’s λ, ρ, α", "The preset best", "Difference"]
+            parts.append(table(head, rows, f"{caption} — {label(suite)}"))
     return PageOutput("".join(parts) or note("○ not run: no such study in the results."))

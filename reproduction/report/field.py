@@ -1,4 +1,6 @@
-"""The whole field at one table: every merger from the same experts, as it is and with FeatCal, Surgery or SVC behind it.
+"""The whole field at one table: every merger from the same experts, as it is and with FeatCal, adapters or SVC behind it.
+
+Task arithmetic in the tangent space has experts of its own: a control at the end of the table, which no sentence counts in.
 
 What a method needs is a fact of the method, told once in METHODS; numbers that other authors printed stand apart, in PRINTED.
 """
@@ -13,13 +15,16 @@ from matplotlib.figure import Figure
 from reproduction.report.estimate import Estimate, estimate
 from reproduction.report.evidence import Evidence, read_json, select
 from reproduction.report.markup import PageOutput, compact, estimated, note, table
-from reproduction.report.pages import drawn, label
+from reproduction.report.pages import Page, drawn, label
 
-ROLES = {"clip_b32": "images, CLIP ViT-B/32", "minilm": "texts, MiniLM"}
-POOL = "8"
-BEHIND = {"featcal": "with FeatCal", "surgery": "with Surgery", "svc": "with SVC"}
+ROLES = {"minilm": "texts, MiniLM", "clip_b32": "images, CLIP ViT-B/32"}  # the real encoder first
+BEHIND = {
+    "featcal": "with FeatCal", "featcal_best": "with FeatCal extended", "surgery": "with Surgery",
+    "prob_surgery": "with ProbSurgery", "svc": "with SVC",
+}  # fmt: skip
 TRAINED = {"prodistill": "with ProDistill", "surgery_v2": "with SurgeryV2", "interv_merge": "with IntervMerge"}  # behind some
 NOTHING, TRAIN, UNLABELLED = "nothing", "training samples", "unlabelled samples"
+TANGENT = "tangent"
 # what breaks a constraint that one may have: a mark for each, explained below the table
 MARKS = {
     "G": "takes gradients: a training loop, and memory for it",
@@ -29,6 +34,8 @@ MARKS = {
     "T": "has to be told the task of every sample at test time",
     "P": "adds parameters of every task to the merged model",
     "F": "made from its published formula; its code could not be consulted",
+    "L": "needs experts that were fine-tuned linearised, and runs linearised: twice the cost at test time, and no network of the "
+    "base’s form that anything could be put behind",
     "B": "needs the base’s curvature on its own training samples; here it is taken on the tasks’ samples",
 }
 
@@ -63,13 +70,22 @@ METHODS = {
     "mats": Known("MaTS", TRAIN),
     "lot": Known("LOT Merging", TRAIN, "F"),
     "adamerging": Known("AdaMerging", UNLABELLED, "GHA"),
+    TANGENT: Known("Task Arithmetic, tangent space", marks="VL"),
     "featcal": Known("FeatCal", TRAIN),
+    "featcal_best": Known("FeatCal extended", TRAIN),
     "surgery": Known("Surgery", UNLABELLED, "GTP"),
+    "prob_surgery": Known("ProbSurgery", UNLABELLED, "GTP"),
     "svc": Known("SVC"),
     "prodistill": Known("ProDistill", TRAIN, "G"),
     "surgery_v2": Known("SurgeryV2", UNLABELLED, "GTP"),
     "interv_merge": Known("IntervMerge", UNLABELLED, "GTP"),
 }
+# The paper's references 1 to 18, each a merger or something behind one, by the rows that they have here.
+REFERENCES = (
+    ("average",), ("fisher",), ("task_arithmetic",), ("ties",), ("adamerging",), ("dare", "dare_ties"), ("breadcrumbs",),
+    ("mats",), ("gradient_matching",), ("wudi", "wudi_closed_form"), ("surgery",), ("prob_surgery",), ("surgery_v2",),
+    ("interv_merge",), (TANGENT,), ("regmean",), ("regmean_plus_plus",), ("lot",),
+)  # fmt: skip
 # Averages over the eight tasks as printed; the models are FusionBench's tanganke/clip-vit-base-patch32_<task>.
 FUSION_BENCH = "FusionBench, docs/modelpool/clip_vit.md"
 TSV_RESULTS = "FusionBench, examples/task_singular_vector/results/clip-vit-base-patch32/TA8.json"
@@ -89,9 +105,14 @@ PRINTED = {
 }
 
 
+def page(role: str, suite: str) -> Page:
+    """The page about one role, which knows how its numbers are marked."""
+    return Page("field", suite, role)
+
+
 def evidence(role: str, suite: str) -> Evidence:
     """The results of one role."""
-    return Evidence(suite, role, POOL)
+    return page(role, suite).evidence
 
 
 def average(ours: Evidence, merger: str, method: str) -> Estimate | None:
@@ -102,13 +123,14 @@ def average(ours: Evidence, merger: str, method: str) -> Estimate | None:
 def mergers(ours: Evidence) -> list[str]:
     """Those with scores, the best with FeatCal behind it first."""
     found = {str(name): average(ours, str(name), "featcal") for name in ours.table("field")["upstream"].unique()}
-    return sorted(found, key=lambda name: -(found[name].mean if found[name] else 0.0))  # type: ignore[union-attr]
+    return sorted((m for m in found if m != TANGENT), key=lambda m: -(found[m].mean if found[m] else 0.0))  # type: ignore[union-attr]
 
 
 def seconds(ours: Evidence, merger: str, part: str) -> float | None:
-    """What a part took: "merged", "choosing", or what is behind; None where it was not run."""
-    found = ours.record("field").get("cost", {}).get(merger, {}).get(part)
-    return None if found is None else float(found)
+    """What a part took: "merged", "choosing", or what is behind, of adapters with their features; None where it was not run."""
+    found = ours.record("field").get("cost", {}).get(merger, {})
+    shared = found.get("features", 0.0) if part in ("surgery", "prob_surgery") else 0.0
+    return float(found[part]) + shared if part in found else None
 
 
 def values(role: str, suite: str) -> PageOutput:
@@ -117,13 +139,29 @@ def values(role: str, suite: str) -> PageOutput:
     names = mergers(ours)
     if not names:
         return PageOutput(note(f"○ not run: no study of the field with {ROLES[role]} in the results of the {label(suite)}."))
-    for merger in names:
+    for merger in [*names, *([TANGENT] if average(ours, TANGENT, "merged") else [])]:
         known, took, choosing = METHODS[merger], seconds(ours, merger, "merged"), seconds(ours, merger, "choosing")
         cost = "–" if took is None else f"{took:.1f}<small>{'' if choosing is None else f'choosing {choosing:.0f}'}</small>"
         cells = [average(ours, merger, method) for method in ("merged", *BEHIND)]
         rows.append(("", [f"{escape(known.name)} {marks_of(merger, ours)}", known.sees, cost, *map(shown, cells)]))
     head = ["Merger", "It looks at", "Seconds", "As it is", *BEHIND.values()]
-    return PageOutput(table(head, rows, f"Average accuracy (%), 8 tasks, {ROLES[role]} — {label(suite)}", "fc-words"))
+    caption = f"Average accuracy (%), 8 tasks, {ROLES[role]} — {page(role, suite).label}"
+    return PageOutput(table(head, rows, caption, "fc-words") + note(f"{drawn_from(ours)} {control(ours)}"))
+
+
+def drawn_from(ours: Evidence) -> str:
+    """How many samples this run took, and on how many it scored."""
+    study, counts = _settings(ours)["study"], ours.table("field")["count"]
+    scored = f"{counts.min():,}" if counts.min() == counts.max() else f"{counts.min():,} to {counts.max():,}"
+    return f"What looks at training samples took {study['samples']} of each task; scored are {scored} test samples of each."
+
+
+def control(ours: Evidence) -> str:
+    """What the linearised experts of the tangent space reach on their own tasks; empty where it was not run."""
+    value = average(ours, TANGENT, "expert")
+    said = f"{METHODS[TANGENT].name}: its linearised experts reach {value.mean:.1f} on their own tasks" if value else ""
+    usual = estimate(select(ours.table("scores"), {"method": "expert"})) if value else None
+    return f"{said}, the usual ones {usual.mean:.1f}." if usual else f"{said}." if said else ""
 
 
 def trained(role: str, suite: str) -> PageOutput:
@@ -132,6 +170,8 @@ def trained(role: str, suite: str) -> PageOutput:
     for merger in trained_behind(ours):
         for method, words in {"merged": "as it is", **BEHIND, **TRAINED}.items():
             value, took = average(ours, merger, method), seconds(ours, merger, method)
+            if value is None:
+                continue
             own = METHODS[method].marks if method in METHODS else ""
             marks = f" <sup>{own}</sup>" if own else ""
             cost = "–" if took is None or method == "merged" else f"{took:.0f}"
@@ -139,7 +179,9 @@ def trained(role: str, suite: str) -> PageOutput:
     if not rows:
         return PageOutput(note(f"○ not run: nothing that trains for minutes behind a merger, with {ROLES[role]}."))
     head = ["Merger", "", "Steps", "Seconds", "Average"]
-    return PageOutput(table(head, rows, f"What trains behind a merger, 8 tasks, {ROLES[role]} — {label(suite)}", "fc-words"))
+    return PageOutput(
+        table(head, rows, f"What trains behind a merger, 8 tasks, {ROLES[role]} — {page(role, suite).label}", "fc-words")
+    )
 
 
 def trained_behind(ours: Evidence) -> list[str]:
@@ -152,7 +194,7 @@ def steps_of(method: str, ours: Evidence) -> str:
     study = _settings(ours)["study"]
     if method == "prodistill":
         return f"{study['epochs']} epochs"
-    own = study["rivals"]["surgery"] if method == "surgery" else study.get(method)
+    own = study["rivals"].get(method, study.get(method)) if method != "featcal" else None
     return f"{own['steps']:,}" if isinstance(own, dict) else "none"
 
 
@@ -183,6 +225,22 @@ def legend() -> PageOutput:
     )
 
 
+def references(suite: str) -> PageOutput:
+    """The paper's references 1 to 18: the rows that each has here, and with which models it was run."""
+    rows = []
+    for number, names in enumerate(REFERENCES, start=1):
+        run = [words for role, words in ROLES.items() if any(was_run(evidence(role, suite), name) for name in names)]
+        named = "; ".join(METHODS[name].name for name in names)
+        rows.append(("", [str(number), escape(named), escape("; ".join(run)) or "○ not run"]))
+    return PageOutput(table(["Reference", "Rows", "Run with"], rows, "The paper’s references 1 to 18", "fc-words"))
+
+
+def was_run(ours: Evidence, name: str) -> bool:
+    """Whether a merger, or something behind one, has rows."""
+    found = ours.table("field")
+    return bool((found["upstream"] == name).any() or (found["method"] == name).any())
+
+
 def chosen(role: str, suite: str) -> PageOutput:
     """What validation samples chose, of how many, and whether the choice lies at an end of what was tried."""
     told, rows = _settings(evidence(role, suite)), []
@@ -192,7 +250,7 @@ def chosen(role: str, suite: str) -> PageOutput:
         edge = "at an end of what was tried" if picked["scale"] in (min(scales), max(scales)) else ""
         rows.append(("", [METHODS[merger].name, compact(picked["scale"]), ", ".join(map(compact, scales)), edge]))
     if not rows:
-        return PageOutput(note(f"○ not run: no settings of such a study in the results of the {label(suite)}."))
+        return PageOutput(note(f"○ not run: no scale was chosen with {ROLES[role]}; where it was run, each is its source’s own."))
     return PageOutput(table(["Merger", "Scale", "Of", ""], rows, f"Chosen on validation samples, {ROLES[role]}", "fc-words"))
 
 
@@ -222,7 +280,7 @@ def sentence(ours: Evidence, name: str) -> str:
 def told_trained(merger: str, means: dict[str, float], ours: Evidence) -> str:
     """What each way behind one merger reaches, and how long it takes."""
     parts = []
-    for way in ("featcal", *TRAINED):
+    for way in ("featcal", "featcal_best", *TRAINED):
         took = seconds(ours, merger, way)
         if way in means:
             parts.append(f"{METHODS[way].name} {means[way]:.1f}" + ("" if took is None else f" in {took:.0f} s"))
@@ -237,7 +295,7 @@ def told_gain(way: str, gains: dict[str, float]) -> str:
 
 def panel(role: str, suite: str) -> PageOutput:
     """Accuracy against the seconds that a merger takes, by what it looks at; hollow: with FeatCal behind it."""
-    return drawn(_panel(evidence(role, suite)), "study of the field", label(suite))
+    return drawn(_panel(evidence(role, suite)), "study of the field", page(role, suite).label)
 
 
 COLOURS = {NOTHING: "#0072B2", TRAIN: "#D55E00", UNLABELLED: "#009E73"}  # Okabe and Ito

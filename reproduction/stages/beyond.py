@@ -1,7 +1,7 @@
 """Stage `beyond`: ideas beyond the paper, each alone and together, from several mergers.
 
 One variant is chosen by its mean on validation samples, labels included, as the suite's own settings were. Test samples are
-answered too, for the report alone.
+answered too, for the report alone. Language models are scored by what they generate, encoders by their features.
 """
 
 from collections.abc import Mapping
@@ -9,13 +9,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from featcal.settings import PRESETS
 from reproduction.experiments.beyond import OWN, BeyondStudy, Trial
+from reproduction.experiments.runs import DOMAIN_POOL
 from reproduction.stages.columns import BEYOND
 from reproduction.stages.context import Context
 from reproduction.stages.study import Found, run_study
 from reproduction.stages.workers import fan_out
 
 Row = dict[str, Any]
+
+SPLITS = ("validation", "test")
 
 
 def run(key: str) -> None:
@@ -27,19 +31,19 @@ def compared(context: Context, key: str, study: BeyondStudy, _: Path) -> Found:
     """Rows of every model, the study with the variant that was chosen, and seconds of every calibration."""
     trials = study.first()
     found = tried_all(context, key, study, trials)
-    means = {v: validation(study, found, v) for v in study.variants}
+    means = {v: validation(study, found, v) for v in study.candidates}
     chosen = max(means, key=lambda variant: means[variant])
     more = study.further(chosen)
     found |= tried_all(context, key, study, more)
-    tasks = context.suite.tasks_of(study.role, study.pool)
-    common = {"suite": context.suite.name, "role": study.role, "pool": study.pool, "metric": "accuracy"}
+    common = {"suite": context.suite.name, "role": study.role, "pool": study.pool}
     rows = [
-        {**common, **words(trial), "chosen": int(trial.variant == chosen), "task": task, **found[trial.name][0][task]}
+        {**common, **words(trial), "chosen": int(trial.variant == chosen), "task": task, **scores}
         for trial in (*trials, *more)
-        for task in tasks
+        for task, scores in found[trial.name][0].items()
     ]
-    seconds = {trial.name: found[trial.name][1] for trial in (*trials, *more) if trial.settings}
-    return Found(rows, told={"study": asdict(study), "chosen": chosen, "validation": means}, record={"cost": seconds})
+    cost = {trial.name: found[trial.name][1] for trial in (*trials, *more) if trial.settings}
+    told = {"study": asdict(study), "chosen": chosen, "validation": means, "preset": PRESETS["best"]}
+    return Found(rows, told=told, record={"cost": cost})
 
 
 def words(trial: Trial) -> Row:
@@ -56,42 +60,57 @@ def validation(study: BeyondStudy, found: Mapping[str, Any], variant: str) -> fl
     return sum(values) / len(values)
 
 
-def tried_all(context: Context, key: str, study: BeyondStudy, trials: list[Trial]) -> dict[str, tuple[dict[str, Row], float]]:
+def tried_all(context: Context, key: str, study: BeyondStudy, trials: list[Trial]) -> dict[str, tuple[dict[str, Row], Row]]:
     """What `tried` returns, of every model by name."""
     jobs = {trial.name: (context, study, trial) for trial in trials}
     return dict(fan_out(f"beyond {key}", tried, jobs, context.suite.workers))
 
 
-def tried(context: Context, study: BeyondStudy, trial: Trial) -> tuple[dict[str, Row], float]:
-    """One model, scored by task on validation and test samples, and the seconds of its calibration; no weights are kept."""
+def tried(context: Context, study: BeyondStudy, trial: Trial) -> tuple[dict[str, Row], Row]:
+    """One model, scored by task on validation and test samples, and what its calibration took; no weights are kept."""
     from time import perf_counter
 
     import featcal
     from featcal.models.device import torch_device
-    from featcal.models.load import load_as_calibrated
-    from reproduction.experiments.runs import Draw
-    from reproduction.stages.streams import streams
+    from featcal.models.load import load_as_calibrated, load_model
+    from reproduction.profiling.operations import CountedOperations
 
     layout, role, pool = context.layout, study.role, study.pool
-    device = torch_device(context.suite.device)
-    merged, begin = layout.merged(f"{role}-{pool}-{trial.upstream}"), perf_counter()
+    device, begin, counted = torch_device(context.suite.device), perf_counter(), CountedOperations()
+    merged = layout.merged(f"{role}-{pool}-{trial.upstream}")
     if trial.settings is None:
-        model = load_as_calibrated(merged).to(device)  # type: ignore[arg-type]
+        model = (load_as_calibrated if study.reading is None else load_model)(merged).to(device)  # type: ignore[arg-type]
     else:
-        draw = Draw("train", trial.samples, study.batch, trial.seed)
-        batches = {task: list(given) for task, given in streams(context, role, pool, draw).items()}
+        batches, plan = drawn(context, study, trial)
         experts = {task: layout.expert(role, pool, task) for task in batches}
         begin = perf_counter()
-        given: dict[str, Any] = {"base": layout.base(role, pool), "experts": experts, "batches": batches, "device": device}
-        result = featcal.calibrate(merged, settings=trial.settings, **given)
+        given: dict[str, Any] = {"base": layout.base(role, pool), "experts": experts, "batches": batches}
+        with counted:
+            result = featcal.calibrate(merged, settings=trial.settings, plan=plan, device=device, **given)
         assert result.model is not None
         model = result.model
-    seconds = round(perf_counter() - begin, 2)
-    return {task: scores(context, study, model, task) for task in context.suite.tasks_of(role, pool)}, seconds
+    cost = {"seconds": round(perf_counter() - begin, 2), "flops": counted.flops}
+    return (scores if study.reading is None else text_scores)(context, study, model), cost
 
 
-def scores(context: Context, study: BeyondStudy, model: Any, task: str) -> Row:
-    """Percent right of validation and of test samples, and which of the latter."""
+def drawn(context: Context, study: BeyondStudy, trial: Trial) -> tuple[dict[str, list[Any]], Any]:
+    """Training samples of every task, and of texts the plan whose sums count the tokens that are asked for."""
+    if study.reading is None:
+        from reproduction.stages.streams import streams
+
+        return {task: list(given) for task, given in streams(context, study.role, study.pool, study.draw(trial)).items()}, None
+    from reproduction.stages.text_streams import text_stream
+    from reproduction.suites.text_batches import plan_of_reading
+
+    batches = {
+        task: text_stream(context, study.role, study.pool, task, study.draw(trial), reading=study.reading)
+        for task in context.suite.tasks_of(study.role, study.pool)
+    }
+    return batches, plan_of_reading(context.layout.base(study.role, study.pool), study.reading)
+
+
+def scores(context: Context, study: BeyondStudy, model: Any) -> dict[str, Row]:
+    """By task, percent right of validation and of test samples, and which of the latter."""
     from dataclasses import replace
 
     from safetensors.torch import load_file
@@ -99,18 +118,46 @@ def scores(context: Context, study: BeyondStudy, model: Any, task: str) -> Row:
     from featcal.data.images import ImageSet
     from featcal.evaluation.accuracy import evaluate_pool, percent
     from featcal.models.device import torch_device
-    from featcal.storage.results import packed
     from reproduction.stages.evaluate import BATCH
     from reproduction.suites.load_task import load_task
 
     layout, role, pool = context.layout, study.role, study.pool
-    tensors, right = load_file(layout.heads(role, pool)), {}
-    for split in ("validation", "test"):
-        samples = load_task(layout.data_of(role), task, split, layout.base(role, pool))
-        samples = replace(samples, device=torch_device(context.suite.device)) if isinstance(samples, ImageSet) else samples
-        heads, projection = {task: tensors[f"head/{task}"]}, tensors.get("visual_projection")
-        right[split] = evaluate_pool({"model": model}, {task: samples}, heads, projection, BATCH)["model"][task]
-    test = right["test"]
-    return {
-        "validation": percent(right["validation"]), "value": percent(test), "count": len(test), "correct": packed(test),
-    }  # fmt: skip
+    tensors, found = load_file(layout.heads(role, pool)), {}
+    for task in context.suite.tasks_of(role, pool):
+        right = {}
+        for split in SPLITS:
+            samples = load_task(layout.data_of(role), task, split, layout.base(role, pool))
+            samples = replace(samples, device=torch_device(context.suite.device)) if isinstance(samples, ImageSet) else samples
+            heads, projection = {task: tensors[f"head/{task}"]}, tensors.get("visual_projection")
+            right[split] = evaluate_pool({"model": model}, {task: samples}, heads, projection, BATCH)["model"][task]
+        found[task] = row("accuracy", *((percent(each), len(each), each) for each in right.values()))
+    return found
+
+
+def text_scores(context: Context, study: BeyondStudy, model: Any) -> dict[str, Row]:
+    """The same of a language model, by task of GLUE or by test of the domains."""
+    from featcal.models.load import load_tokenizer
+    from reproduction.language.glue import metric_of, score_glue
+    from reproduction.language.harness import score_tests
+    from reproduction.stages.evaluate_language import BATCH
+    from reproduction.suites.language_tests import load_tests
+    from reproduction.suites.texts import load_texts
+
+    layout, tokenizer = context.layout, load_tokenizer(context.layout.base(study.role, study.pool))
+    if study.pool == DOMAIN_POOL:
+        tests = [load_tests(layout.texts, context.suite.language, split) for split in SPLITS]
+        validation, test = (score_tests(model, tokenizer, each, BATCH) for each in tests)
+        return {name: row("accuracy", validation[name], test[name]) for name in test}
+    found = {}
+    for task in context.suite.tasks_of(study.role, study.pool):
+        texts = [[(one.text, one.target or "") for one in load_texts(layout.texts, task, split)] for split in SPLITS]
+        found[task] = row(metric_of(task), *(score_glue(model, tokenizer, task, each, BATCH) for each in texts))
+    return found
+
+
+def row(metric: str, validation: tuple[float, int, Any], test: tuple[float, int, Any]) -> Row:
+    """A task's scores in percent, from score, number and what was right of both splits."""
+    from featcal.storage.results import packed
+
+    value, count, right = test
+    return {"metric": metric, "validation": validation[0], "value": value, "count": count, "correct": packed(right)}

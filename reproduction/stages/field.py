@@ -1,4 +1,7 @@
-"""Stage `field`: every merger from the same experts, as it is, with FeatCal, Surgery and SVC behind it, and behind some the rest.
+"""Stage `field`: every merger from the same experts, as it is and with FeatCal, adapters and SVC behind it, behind some the rest.
+
+FeatCal stands behind it twice: as the suite has it, and with what goes beyond the paper. Where the study tells scales of it, task
+arithmetic in the tangent space stands beside them.
 
 Settings that a method's source chooses on validation samples are chosen there, by the merged model's own scores alone. What is
 scored, nobody has seen. The models are not kept; seconds go to the run record.
@@ -6,25 +9,28 @@ scored, nobody has seen. The models are not kept; seconds go to the run record.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from featcal.settings import PRESETS
 from featcal.storage.results import SCORES, packed
 from reproduction.experiments.runs import Draw, Pool
 from reproduction.experiments.studies import FieldStudy
+from reproduction.stages import tangent
 from reproduction.stages.ablate import averages_of
 from reproduction.stages.context import Context
-from reproduction.stages.evaluate import BATCH, evaluate_model
+from reproduction.stages.evaluate import BATCH
 from reproduction.stages.scored import Scored
 from reproduction.stages.scoring import Counts, score_models
 from reproduction.stages.study import Found, run_study
+from reproduction.stages.tangent import TANGENT
 from reproduction.stages.workers import fan_out
 
 T = TypeVar("T")
-BEHIND = ("featcal", "surgery", "svc")  # what is put behind every merged model
-TRAINED = ("prodistill", "surgery_v2", "interv_merge")  # and, as it takes minutes, behind some
+OUTER = ("surgery", "prob_surgery")  # adapters behind the last feature
 DEEP = ("surgery_v2", "interv_merge")  # adapters inside the model
 TRAINED_BATCH = 16  # samples of each task in a step of ProDistill: of eight tasks the source's 128
 ADAPTED_BATCH = 16  # samples of one step of a merger that adapts without labels
@@ -37,47 +43,63 @@ def run(key: str) -> None:
 
 def compared(context: Context, key: str, study: FieldStudy, folder: Path) -> Found:
     """Rows of every merger and of what is put behind it, and the settings that were chosen."""
-    longest_first = sorted(study.mergers, key=lambda name: name not in study.trained)
+    names = [*study.mergers, *([TANGENT] if study.tangent else [])]
+    longest_first = sorted(names, key=lambda name: (name not in study.trained, name != TANGENT))
     jobs = {name: (context, study, name, folder / name) for name in longest_first}
     made = dict(fan_out(f"field {key}", make, jobs, context.suite.workers))
-    models = [model for name in study.mergers for model in models_of(study, name, folder / name)]
+    models = [model for name in names for model in models_of(study, name, folder / name)]
     tasks = context.suite.tasks_of(study.role, study.pool)
-    scores = score_models(evaluate, context, f"field {key}", study.role, study.pool, models, tasks)
-    told = {"study": asdict(study), "chosen": {name: made[name]["chosen"] for name in study.mergers}}
+    scores = score_models(partial(evaluate, study), context, f"field {key}", study.role, study.pool, models, tasks)
+    told = {"study": asdict(study), "chosen": {name: made[name]["chosen"] for name in study.mergers}, "preset": PRESETS["best"]}
     told["tried"] = {name: made[name]["tried"] for name in study.mergers if made[name]["tried"]}
-    seconds = {name: made[name]["seconds"] for name in study.mergers}
+    seconds = {name: made[name]["seconds"] for name in names}
     return Found([row for model in models for row in scores[model.name]], told=told, record={"cost": seconds})
 
 
 def models_of(study: FieldStudy, name: str, folder: Path) -> list[Scored]:
     """What is scored of one merger."""
+    if name == TANGENT:
+        return tangent.models_of(folder)
     found = [Scored(name, folder / "merged", "merged", name)]
-    for method in (*BEHIND, *(TRAINED if name in study.trained else ())):
-        more = {"adapted_model": name} if method in ("surgery", *DEEP) else {}
+    for method in study.behind(name):
+        more = {"adapted_model": name} if method in (*OUTER, *DEEP) else {}
         setting, seed = ("", "") if method == "svc" else (study.rivals.setting, study.seed)
+        setting = "best" if method == "featcal_best" else setting
         found.append(Scored(f"{name}/{method}", folder / method, method, name, setting, seed, **more))
     return found
 
 
 def make(context: Context, study: FieldStudy, name: str, out: Path) -> dict[str, Any]:
     """One merger and what is put behind it, as folders; its settings, what was tried for them, and seconds."""
-    import featcal
-    from featcal.models.device import torch_device
-    from featcal.rivals.deep_adapters import deep_adapters
-    from featcal.rivals.pool import adapters_for
-    from reproduction.stages.streams import samples_of, streams
-
-    layout, device, seconds = context.layout, torch_device(context.suite.device), dict[str, float]()
-    base, tasks = layout.base(study.role, study.pool), context.suite.tasks_of(study.role, study.pool)
-    experts = {task: layout.expert(study.role, study.pool, task) for task in tasks}
+    seconds: dict[str, float] = {}
     out.mkdir(parents=True)
 
     def timed(part: str, function: Callable[[], T]) -> T:
         start = time.perf_counter()
         result = function()
-        seconds[part] = round(time.perf_counter() - start, 2)
+        seconds[part] = round(seconds.get(part, 0.0) + time.perf_counter() - start, 2)
         return result
 
+    if name == TANGENT:
+        chosen, tried = tangent.make(context, study, out, timed)
+    else:
+        chosen, tried = merge_and_repair(context, study, name, out, timed)
+    return {"chosen": chosen, "tried": tried, "seconds": seconds}
+
+
+def merge_and_repair(
+    context: Context, study: FieldStudy, name: str, out: Path, timed: Callable[[str, Callable[[], Any]], Any]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A merger of the usual experts, and what is put behind it."""
+    import featcal
+    from featcal.models.device import torch_device
+    from featcal.rivals.deep_training import deep_adapters
+    from featcal.rivals.pool import adapters_from, pool_features
+    from reproduction.stages.streams import samples_of, streams
+
+    layout, device = context.layout, torch_device(context.suite.device)
+    base, tasks = layout.base(study.role, study.pool), context.suite.tasks_of(study.role, study.pool)
+    experts = {task: layout.expert(study.role, study.pool, task) for task in tasks}
     needs = data_of(context, study, name)
     tried = study.tried(name)
     values = timed("choosing", lambda: validated(context, study, name, base, experts, needs)) if len(tried) > 1 else [0.0]
@@ -86,25 +108,16 @@ def make(context: Context, study: FieldStudy, name: str, out: Path) -> dict[str,
     timed("merged", lambda: featcal.merge(name, base, experts, out=merged, device=device, **needs, **settings))
     draw = Draw("train", study.samples, study.rivals.batch, study.seed)
     batches = streams(context, study.role, study.pool, draw)
-    calibration = study.rivals.featcal
-    timed(
-        "featcal",
-        lambda: featcal.calibrate(
-            merged,
-            base=base,
-            experts=experts,
-            batches=batches,
-            settings=calibration,
-            device=device,
-            out=out / "featcal",
-            resume=False,
-        ),
-    )
+    for method, calibration in {"featcal": study.rivals.featcal, "featcal_best": featcal.Calibration.preset("best")}.items():
+        if method in study.behind(name):
+            given: dict[str, Any] = {"base": base, "experts": experts, "batches": batches, "settings": calibration}
+            given |= {"device": device, "out": out / method, "resume": False}
+            timed(method, partial(featcal.calibrate, merged, **given))
     projection, _ = samples_of(context, study.role, study.pool)
     seen = streams(context, study.role, study.pool, study.rivals.draw("surgery", study.samples, study.seed))
-    surgery = study.rivals.surgery
-    adapters = timed("surgery", lambda: adapters_for(surgery, merged, experts, seen, projection, study.seed, device, None))
-    adapters.save(out / "surgery")
+    pairs = timed("features", partial(pool_features, merged, experts, seen, projection, device))
+    for method in OUTER:
+        timed(method, partial(adapters_from, getattr(study.rivals, method), pairs, study.seed)).save(out / method)
     timed("svc", lambda: featcal.svc(merged, base, experts, out=out / "svc", device=device))
     if name in study.trained:
         pieces = streams(context, study.role, study.pool, Draw("train", study.samples, TRAINED_BATCH, study.seed))
@@ -113,43 +126,68 @@ def make(context: Context, study: FieldStudy, name: str, out: Path) -> dict[str,
         for method in DEEP:
             start = getattr(study, method), merged, experts, seen, projection, study.seed, device, None
             timed(method, partial(deep_adapters, *start)).save(out / method)
-    kept = {"settings": settings, "values": values} if len(tried) > 1 else {}
-    found = [{**one, "value": round(value, 4)} for one, value in zip(tried, kept.get("values", ()), strict=False)]
-    return {"chosen": settings, "tried": found, "seconds": seconds}
+    found = [{**one, "value": round(value, 4)} for one, value in zip(tried, values, strict=True)]
+    return settings, found if len(tried) > 1 else []
 
 
-def evaluate(context: Context, role: str, pool: Pool, model: Scored, corrected: Sequence[Scored]) -> dict[str, Counts]:
-    """As evaluate_model; behind adapters that sit inside the model, it runs with those of each task in it."""
-    deep = [other for other in corrected if other.method in DEEP]
-    found = evaluate_model(context, role, pool, model, [other for other in corrected if other not in deep])
-    return found | {other.name: evaluate_inside(context, role, pool, model, other) for other in deep}
+def evaluate(
+    study: FieldStudy, context: Context, role: str, pool: Pool, model: Scored, corrected: Sequence[Scored]
+) -> dict[str, Counts]:
+    """What a model gets right of every task, as it is and with adapters behind it; with those inside it, it runs anew."""
+    from featcal.models.device import torch_device
+    from featcal.models.load import load_as_calibrated
+    from featcal.rivals.adapters import Adapters
+    from featcal.rivals.deep_adapters import DeepAdapters
+
+    if model.upstream == TANGENT:
+        return answers(study, context, model.name, partial(tangent.encoder, context, role, pool, model), {})
+    assert model.folder is not None and all(other.folder is not None for other in corrected)
+    encoder: Any = load_as_calibrated(model.folder).to(torch_device(context.suite.device))  # type: ignore[arg-type]
+    behind = {other.name: Adapters.load(other.folder) for other in corrected if other.method not in DEEP}  # type: ignore[arg-type]
+    found = answers(study, context, model.name, lambda _: encoder, {name: own.apply for name, own in behind.items()})
+    for other in corrected:
+        if other.method in DEEP:
+            own = DeepAdapters.load(other.folder)  # type: ignore[arg-type]
+            inside = answers(study, context, model.name, lambda _: encoder, {other.name: own.apply}, partial(own.inside, encoder))
+            found[other.name] = inside[other.name]
+    return found
 
 
-def evaluate_inside(context: Context, role: str, pool: Pool, model: Scored, other: Scored) -> Counts:
-    """What a model gets right of every task with the task's adapters in it."""
+def answers(
+    study: FieldStudy,
+    context: Context,
+    name: str,
+    encoder_of: Callable[[str], Any],
+    changes: dict[str, Callable[[str, Any], Any]],
+    around: Callable[[str], AbstractContextManager[Any]] = nullcontext,
+) -> dict[str, Counts]:
+    """Of every task what its encoder gets right, and by name what is right once its features are changed.
+
+    around: entered with the task while it is answered.
+    """
     from safetensors.torch import load_file
 
     from featcal.data.images import ImageSet
+    from featcal.data.sampling import draw_indices
     from featcal.evaluation.accuracy import evaluate_pool, percent
     from featcal.models.device import torch_device
-    from featcal.models.load import load_as_calibrated
-    from featcal.rivals.deep_adapters import DeepAdapters
     from reproduction.suites.load_task import load_task
 
-    assert model.folder is not None and other.folder is not None
-    layout, device, counts = context.layout, torch_device(context.suite.device), Counts()
-    tensors, adapters = load_file(layout.heads(role, pool)), DeepAdapters.load(other.folder)
-    projection = tensors.get("visual_projection")
-    encoder: Any = load_as_calibrated(model.folder).to(device)
+    layout, role, pool = context.layout, study.role, study.pool
+    tensors, device = load_file(layout.heads(role, pool)), torch_device(context.suite.device)
+    found: dict[str, Counts] = {one: {} for one in (name, *changes)}
     for task in context.suite.tasks_of(role, pool):
         samples = load_task(layout.data_of(role), task, "test", layout.base(role, pool))
+        if study.scored is not None and study.scored < len(samples.labels):
+            samples = samples.take(draw_indices(task, len(samples.labels), study.scored, study.seed))
         samples = replace(samples, device=device) if isinstance(samples, ImageSet) else samples
-        heads, adapted = {task: tensors[f"head/{task}"]}, {other.name: (model.name, adapters.apply)}
-        with adapters.inside(encoder, task):
-            judged = evaluate_pool({model.name: encoder}, {task: samples}, heads, projection, BATCH, adapted)
-        right = judged[other.name][task]
-        counts[task] = {"value": percent(right), "count": len(right), "correct": packed(right)}
-    return counts
+        heads, adapted = {task: tensors[f"head/{task}"]}, {one: (name, change) for one, change in changes.items()}
+        with around(task):
+            models = {name: encoder_of(task)}
+            judged = evaluate_pool(models, {task: samples}, heads, tensors.get("visual_projection"), BATCH, adapted)
+        for one, right in judged.items():
+            found[one][task] = {"value": percent(right[task]), "count": len(right[task]), "correct": packed(right[task])}
+    return found
 
 
 def data_of(context: Context, study: FieldStudy, name: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from reproduction.experiments.studies import study_run
 from reproduction.report import beyond
 from reproduction.stages.columns import BEYOND
 
-VALUES = {"merged": 60.0, "paper": 70.0, "suite": 75.0, "sites": 74.0, "both": 90.0}
+VALUES = {"merged": 60.0, "paper": 70.0, "suite": 75.0, "sites": 74.0, "both": 90.0, "the preset best": 60.0}
 
 
 @pytest.fixture
@@ -22,19 +22,22 @@ def results(tmp_path, monkeypatch):
     shared = {"suite": "mini", "role": "clip_b32", "pool": 8, "upstream": "task_arithmetic", "metric": "accuracy", "count": 400}
     rows = []
     for variant, value in VALUES.items():
-        for samples, seed in ((256, 42), (256, 43), (32, 42)) if variant in ("both", "suite") else ((256, 42),):
+        for samples, seed in ((256, 42), (256, 43), (32, 42)) if variant in ("the preset best", "suite") else ((256, 42),):
             one = shared | {"variant": variant, "method": "featcal", "setting": "beyond", "samples": samples, "seed": seed}
             one |= {"samples": 0, "seed": "", "method": "merged", "setting": ""} if variant == "merged" else {}
             one |= {"chosen": int(variant == "both"), "value": value - (samples == 32) * 10, "validation": value}
             rows += [one | {"task": task} for task in ("mnist", "dtd")]
     write_answers(folder / "clip_b32-8.beyond.csv", rows, BEYOND)
     told = {
-        "study": {"seeds": [42, 43], "samples": 256, "few": 32, "chosen_on": ["task_arithmetic"]},
+        "study": {"seeds": [42, 43], "samples": 256, "few": [32, 256], "chosen_on": ["task_arithmetic"]},
         "chosen": "both",
-        "validation": {"sites": 74.0, "both": 90.0},
+        "validation": {"sites": 74.0, "both": 90.0, "the preset best": 80.0},
     }
     (folder / "clip_b32-8.beyond.settings.json").write_text(json.dumps(told))
-    cost = {f"task_arithmetic {variant} n=256 seed=42": seconds for variant, seconds in (("suite", 4.0), ("both", 7.0))}
+    cost = {
+        f"task_arithmetic {variant} n=256 seed=42": {"seconds": seconds, "flops": flops}
+        for variant, seconds, flops in (("suite", 4.0, 100), ("both", 7.0, 150), ("the preset best", 9.0, 250))
+    }
     (folder / "clip_b32-8.beyond.run.json").write_text(json.dumps({"cost": cost, "seconds": {}, "host": {"cpu": "invented"}}))
     yield folder
     beyond.study.cache_clear()  # other tests read the results in git by the same names
@@ -42,10 +45,20 @@ def results(tmp_path, monkeypatch):
 
 def test_page_tells_the_chosen_variant_its_lead_and_its_cost(results):
     assert "ahead from 1 of 1 mergers" in beyond.summary("mini").text and "not run: MiniLM" in beyond.summary("mini").text
-    assert "+15.0" in beyond.against("mini").text and "80.0" in beyond.few("mini").text
+    assert "+15.0" in beyond.against("mini").text
     it = beyond.study("clip_b32", "8", "mini")
-    assert beyond.cost_ratios(it) == {"suite": 1.0, "both": 1.75}
+    assert beyond.cost_ratios(it, "seconds") == {"suite": 1.0, "both": 1.75, "the preset best": 2.25}
+    told = beyond.summary("mini").text
+    assert "the chosen variant 1.50 times, within twice; the preset 2.50 times, more than twice" in told
     assert "both ← chosen" in beyond.variants("mini").text
+
+
+def test_page_tells_what_did_not_work_and_every_number_of_samples(results):
+    told = beyond.not_working("mini").text
+    assert "from some merger: the preset best." in told and "from any: sites." in told
+    rows = [line.split() for line in beyond.few("mini").text.splitlines() if line[:1].isdigit()]
+    assert [(row[0], row[1], row[2]) for row in rows] == [("32", "65.0", "50.0"), ("256", "75.0", "60.0")]
+    assert "image/svg+xml" in beyond.figure("clip_b32", "8", "mini").bundle
 
 
 def test_adapters_that_saw_scored_rows_are_not_compared_with(results):
@@ -56,16 +69,17 @@ def test_adapters_that_saw_scored_rows_are_not_compared_with(results):
 
 def test_variants_begin_with_the_suites_settings_and_a_wrong_one_is_named():
     entry = {
-        "upstreams": ["average", "ties"],
-        "chosen_on": ["average"], "samples": 8, "few": 4, "batch": 2, "seeds": [1, 2], "paper": vars(Calibration.preset("paper")),
-        "suite": {"ridge": 1e-3, "anchor_blend": 1.0, "interpolation": 0.9}, "variants": {"both": {"residual": 1.0}},
+        "upstreams": ["average", "ties"], "chosen_on": ["average"], "samples": 8, "few": [4, 8], "batch": 2, "seeds": [1, 2],
+        "paper": vars(Calibration.preset("paper")), "suite": {"ridge": 1e-3, "anchor_blend": 1.0, "interpolation": 0.9},
+        "variants": {"both": {"residual": 1.0}},
     }  # fmt: skip
     study = study_run("beyond", "clip_b32-8", {"mini": entry}, "mini")
     assert study.settings("both") == Calibration(1e-3, 1.0, 0.9, residual=1.0)
-    assert [t.variant for t in study.first()] == ["merged", "paper", "suite", "both"]
+    assert [t.variant for t in study.first()] == ["merged", "paper", "suite", "both", "the preset best"]
+    assert study.settings("the preset best") == Calibration.preset("best")
     more = study.further("both")
     draws = {(t.variant, t.samples, t.seed) for t in more if t.upstream == "average"}
-    assert draws == {(variant, n, seed) for variant in ("both", "suite") for n, seed in ((4, 1), (8, 2))}
-    assert [t.variant for t in more if t.upstream == "ties"] == ["merged", "paper", "suite", "both"]
+    assert draws == {("both", 8, 2), ("suite", 8, 2), ("the preset best", 4, 1), ("suite", 4, 1)}
+    assert [t.variant for t in more if t.upstream == "ties"] == ["merged", "paper", "suite", "the preset best", "both"]
     with pytest.raises(Exception, match=r"residul|residual"):
         study_run("beyond", "clip_b32-8", {"mini": entry | {"variants": {"both": {"residul": 1.0}}}}, "mini")

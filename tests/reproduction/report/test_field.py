@@ -16,8 +16,9 @@ def ours(tmp_path, monkeypatch):
 
 
 def test_every_method_has_its_facts():
-    assert set(field.METHODS) == {*METHODS, *field.BEHIND, *field.TRAINED}
+    assert set(field.METHODS) == {*METHODS, *field.BEHIND, *field.TRAINED, field.TANGENT}
     assert {mark for known in field.METHODS.values() for mark in known.marks} <= set(field.MARKS)
+    assert len(field.REFERENCES) == 18 and {name for names in field.REFERENCES for name in names} <= set(field.METHODS)
     for name, method in METHODS.items():
         assert (field.METHODS[name].sees != field.NOTHING, "H" in field.METHODS[name].marks) == (method.data, method.head), name
 
@@ -34,8 +35,16 @@ def test_the_sentence_tells_what_the_rows_say(ours):
     assert "FeatCal raises 3 of 3 mergers, by +2.0 to +20.0 points" in told
     assert "Surgery raises 2 of 3 mergers, by -1.0 to +10.0 points" in told
     assert "SVC raises 1 of 3 mergers, by -2.0 to +1.0 points" in told
-    assert "Behind Simple Averaging (60.0): FeatCal 80.0 in 3 s, ProDistill 81.0 in 120 s, SurgeryV2 78.0" in told
+    assert "FeatCal extended raises 1 of 1 mergers, by +22.5" in told
+    assert "(60.0): FeatCal 80.0 in 3 s, FeatCal extended 82.5, ProDistill 81.0 in 120 s, SurgeryV2 78.0" in told
     assert "highest of all: WUDI-Merging, closed form with FeatCal, 85.0" in told
+
+
+def test_the_control_with_other_experts_is_told_apart(ours):
+    page = field.values("clip_b32", "mini").text
+    assert page.index("Simple Averaging") < page.index("tangent space") and "reach 88.0 on their own tasks" in page
+    assert "tangent" not in field.sentence(ours, "images")
+    assert field.seconds(ours, "average", "prob_surgery") == 7.0
 
 
 def test_only_a_scale_that_was_chosen_bears_the_mark_of_it(ours):

@@ -1,0 +1,62 @@
+"""What goes beyond the paper against the paper's method on the same data: time in turns, and operations that really ran.
+
+python -m benchmarks.beyond                  Two blocks of ViT-B/32's shape with random weights, two tasks of 64 images.
+"""
+
+from argparse import Namespace
+from typing import Any
+
+import torch
+
+from benchmarks.calibrate import experiment
+from benchmarks.measure import arguments, in_turns, machine, ratio
+from featcal.calibration.calibrate import calibrate
+from featcal.settings import Calibration
+from reproduction.profiling.operations import CountedOperations
+
+PAPER = Calibration.preset("paper")
+VARIANTS: dict[str, dict[str, Any]] = {
+    "residual": {"residual": 1.0},
+    "sites": {"order": "sites"},
+    "joint": {"affine": "joint"},
+    "prior": {"prior": 0.1},
+    "held-out α": {"interpolation": "auto"},
+    "no harm": {"no_harm": True},
+    "two sweeps": {"sweeps": 2},
+    "attention": {"weights": "attention"},
+    "Ledoit–Wolf λ": {"shrinkage": "ledoit_wolf"},
+}
+
+
+def variants() -> dict[str, Calibration]:
+    """Every idea alone, and the preset."""
+    return {name: Calibration.preset("paper", change) for name, change in VARIANTS.items()} | {"best": Calibration.preset("best")}
+
+
+def runs(args: Namespace, settings: Calibration):
+    """One calibration, as a function without arguments."""
+    merged, base, experts, data = experiment(args)
+    batches = {task: [{"pixel_values": part} for part in x.split(args.batch)] for task, x in data.items()}
+    return lambda: calibrate(merged, base=base, experts=experts, batches=batches, settings=settings)
+
+
+def operations(args: Namespace, settings: Calibration) -> int:
+    """Floating point operations of one calibration."""
+    with CountedOperations() as counted:
+        runs(args, settings)()
+    return counted.flops
+
+
+def main() -> None:
+    sizes = {"tasks": 2, "samples": 64, "layers": 2, "width": 768, "batch": 32}
+    args = arguments(__doc__, **sizes, repeats=3).parse_args()
+    torch.set_num_threads(args.threads)
+    print(machine(args.device))
+    own, paper = operations(args, PAPER), runs(args, PAPER)
+    for name, settings in variants().items():
+        work, run = operations(args, settings) / own, runs(args, settings)
+        print(f"{name}: operations {work:.2f}; time {ratio(in_turns(run, paper, args.repeats, args.device))}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

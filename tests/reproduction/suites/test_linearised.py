@@ -1,0 +1,54 @@
+"""Towers linear in their weights: the network itself at the base, a derivative around it, and merging that adds up functions."""
+
+import tiny
+import torch
+
+import featcal
+from reproduction.suites.fine_tune import fine_tune
+from reproduction.suites.linearised import Linearised
+from reproduction.suites.recipe import FineTune
+
+PIXELS = tiny.images(3)[0]["pixel_values"]
+
+
+def feature(base, moved):
+    return Linearised(base, moved)(PIXELS).pooler_output
+
+
+def test_at_the_base_it_is_the_network_and_along_a_change_its_derivative():
+    base = tiny.clip()
+    own = base(PIXELS).pooler_output
+    torch.testing.assert_close(feature(base, None), own)
+    step = 1e-5
+    near, far = tiny.shifted(base, 7, step), tiny.shifted(base, 7, -step)
+    central = (near(PIXELS).pooler_output - far(PIXELS).pooler_output) / 2
+    torch.testing.assert_close(feature(base, near) - own, central, rtol=1e-5, atol=1e-12)
+
+
+def test_task_arithmetic_adds_what_each_expert_adds_to_the_function():
+    base = tiny.clip()
+    experts = {task: tiny.shifted(base, seed) for seed, task in enumerate(tiny.TASKS)}
+    merged = featcal.merge("task_arithmetic", base, experts, scale=0.3)
+    own = base(PIXELS).pooler_output
+    added = sum(feature(base, expert) - own for expert in experts.values())
+    torch.testing.assert_close(feature(base, merged) - own, 0.3 * added, rtol=1e-9, atol=1e-11)
+    assert (merged(PIXELS).pooler_output - own - 0.3 * added).abs().max() > 1e-2  # the network itself is not linear
+
+
+def test_fine_tuning_moves_what_learns_and_lowers_the_loss():
+    base = tiny.clip(dtype=torch.float32)
+    pixels, labels = torch.randn(24, 3, 16, 16, generator=tiny.seeded(1)), torch.arange(24) % 3
+    projection = torch.randn(8, 32, generator=tiny.seeded(2))
+    head = torch.nn.functional.normalize(torch.randn(3, 8, generator=tiny.seeded(3)), dim=-1)
+
+    def loss(model):
+        features = torch.nn.functional.normalize(model(pixels).pooler_output @ projection.T, dim=-1)
+        return torch.nn.functional.cross_entropy(10 * features @ head.T, labels).item()
+
+    settings = FineTune(steps=30, batch=12, warm_up=3, frozen=("base.", "moved.embeddings"))
+    scale = torch.tensor(10.0).log()
+    expert = fine_tune(Linearised(base), projection, head, scale, pixels, labels, settings=settings, task="x", seed=0)
+    assert loss(expert) < 0.8 * loss(base)
+    assert tiny.same_bits(expert.base, base)
+    assert torch.equal(expert.moved.embeddings.class_embedding, base.embeddings.class_embedding)
+    assert not torch.equal(expert.moved.post_layernorm.weight, base.post_layernorm.weight)
