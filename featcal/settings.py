@@ -241,8 +241,12 @@ class Calibration(Checked):
     @property
     def stated(self) -> dict[str, Any]:
         """The settings by name, without what goes beyond the paper and is off."""
-        more = {"residual", "affine", "prior", "no_harm", "sweeps", "weights", "shrinkage"}
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in more or getattr(self, f.name) != f.default}
+        of = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in of.items() if name not in OFF or value != OFF[name]}
+
+
+BEYOND = ("residual", "affine", "prior", "no_harm", "sweeps", "weights", "shrinkage")  # the paper's method where at its default
+OFF: dict[str, Any] = {f.name: f.default for f in fields(Calibration) if f.name in BEYOND}
 
 
 # "paper": for CLIP, Section 5.1. "best": of what goes beyond the paper the combination that did best on validation samples of

@@ -31,7 +31,7 @@ from featcal.core.precision import exact_products
 from featcal.core.ridge import anchor
 from featcal.core.weighting import TokenRule
 from featcal.models.residency import in_turn
-from featcal.settings import Calibration
+from featcal.settings import OFF, Calibration
 from featcal.storage.spool import Spool
 from featcal.tuning.settings import LOG_RIDGE
 
@@ -70,8 +70,7 @@ def path_gains(
     What goes beyond the paper is left out here: the λ found is a candidate, which is calibrated with all of the settings.
     kept, held: batches of every task; blocks are solved on the former.   Raises: as `calibrate`.
     """
-    settings = replace(settings, residual=0.0, affine="separate", prior=0.0, no_harm=False, order="forward")
-    settings = replace(settings, sweeps=1, weights="rule", shrinkage="fixed")
+    settings = replace(settings, order="forward", **OFF)
     with ExitStack() as open_:
         models = hold_models(merged, base, experts, plan, settings, whole=True, device=device, dtype=dtype)
         open_.enter_context(models.evaluated())
