@@ -6,6 +6,8 @@ Every sentence is made from the results it speaks of.
 from collections import Counter
 from html import escape
 
+import pandas as pd
+
 from reproduction.report.claims import Claim, claims, main_setting
 from reproduction.report.controls import average
 from reproduction.report.estimate import estimate
@@ -21,6 +23,8 @@ from reproduction.report.verdicts import Verdict, sources
 DECIDED = ("holds", "does not hold")
 POOLS = ("8", "14", "20")
 SHARE_ALIKE = "BY-SA"
+
+Line = tuple[str, str, str, tuple[str, str]]  # name, merger, method, its setting with the real encoder and on drawn images
 
 
 def sets(page: Page) -> PageOutput:
@@ -40,24 +44,30 @@ def sets(page: Page) -> PageOutput:
     return PageOutput(table(head, rows, f"The text sets, scored on test texts — {page.real.label}", "fc-words"))
 
 
-def averages(page: Page) -> PageOutput:
-    """Averages of references, mergers and what calibrates them: the real encoder, drawn images, the paper's printed ones."""
-    main, *others = settings_shown(page.suite)
-    lines: list[tuple[str, str, str, tuple[str, str]]] = [(name, "", m, ("", "")) for m, name in REFERENCES.items()]
+def lines(suite: str) -> list[Line]:
+    """References, mergers and what calibrates them, in the tables' order, with the settings that each source has of it."""
+    main, *others = settings_shown(suite)
+    found: list[Line] = [(name, "", m, ("", "")) for m, name in REFERENCES.items()]
     for upstream, name in UPSTREAMS.items():
-        lines.append((name, upstream, "merged", ("", "")))
-        lines += [(f"w/ FeatCal, {SETTING_LABELS[at]}", upstream, "featcal", (at, at)) for at in (main, *others)]
+        found.append((name, upstream, "merged", ("", "")))
+        found += [(f"w/ FeatCal, {SETTING_LABELS[at]}", upstream, "featcal", (at, at)) for at in (main, *others)]
         for method in (*[m for m in METHODS if m != "featcal"], SHIFT):
             words = METHODS.get(method, "w/ mean shift")
-            lines.append((f"{words}, on unlabelled rows that are not scored", upstream, method, (main, "")))
-            lines.append((f"{words}, on test rows that are scored", upstream, method, (f"{main}_scored", main)))
-            lines.append((f"{words}, on training rows", upstream, method, (f"{main}_train", f"{main}_train")))
+            found.append((f"{words}, on unlabelled rows that are not scored", upstream, method, (main, "")))
+            found.append((f"{words}, on test rows that are scored", upstream, method, (f"{main}_scored", main)))
+            found.append((f"{words}, on training rows", upstream, method, (f"{main}_train", f"{main}_train")))
+    return found
+
+
+def averages(page: Page) -> PageOutput:
+    """Averages of references, mergers and what calibrates them: the real encoder, drawn images, the paper's printed ones."""
     rows = []
-    for name, upstream, method, settings in lines:
+    for name, upstream, method, settings in lines(page.suite):
         keys = zip((REAL, IMAGES), settings, strict=True)
         found = [average(Evidence(page.suite, role, "8"), (upstream, method, setting)) for role, setting in keys]
         if any(found):
-            printed = paper_value("table01", upstream, method) if settings[1] in ("", main) and found[1] else None
+            told = found[1] and settings[1] in ("", main_setting(page.suite))
+            printed = paper_value("table01", upstream, method) if told else None
             cells = [*map(estimated, found), "–" if printed is None else f"{printed:.1f}"]
             rows.append(("fc-merger" if method == "merged" else "", [name, *cells]))
     if not rows:
@@ -115,22 +125,20 @@ def why(page: Page) -> PageOutput:
 
 def seeds(page: Page) -> PageOutput:
     """Averages of every model from experts of other seeds: how far another fine-tuning moves them, and FeatCal's lead."""
-    rows, found = [], Evidence(page.suite, REAL, "8").table("expert_seeds")
+    ours, rows = Evidence(page.suite, REAL, "8"), []
+    found = ours.table("expert_seeds")
     drawn = sorted(set(found["expert_seed"]))
-    for upstream in ("", *UPSTREAMS):
-        for method, setting in (
-            found[found["upstream"] == upstream][["method", "setting"]].drop_duplicates().itertuples(index=False)
-        ):
-            own = select(found, {"upstream": upstream, "method": method, "setting": setting})
-            means = own.groupby("expert_seed")["value"].mean()
-            name = REFERENCES.get(method) or (UPSTREAMS[upstream] if method == "merged" else METHODS.get(method, method))
-            at = f"<small>{SETTING_LABELS.get(setting, setting)}</small>" if setting else ""
-            spread = f"{means.std(ddof=1):.1f}" if len(means) > 1 else "–"
-            cells = [*(f"{means[seed]:.1f}" if seed in means else "–" for seed in drawn), f"{means.mean():.1f}", spread]
-            rows.append(("fc-merger" if method == "merged" else "", [name + at, *cells]))
+    for name, upstream, method, (setting, _) in lines(page.suite):
+        own = select(found, {"upstream": upstream, "method": method, "setting": setting})
+        first = average(ours, (upstream, method, setting))
+        if own.empty or first is None:
+            continue
+        means = pd.Series([first.mean, *own.groupby("expert_seed")["value"].mean()[drawn]])
+        cells = [f"{mean:.1f}" for mean in (*means, means.mean(), means.std(ddof=1))]
+        rows.append(("fc-merger" if method == "merged" else "", [name, *cells]))
     if not rows:
         return PageOutput(note(f"○ not run: no experts of other seeds in the {label(page.suite)}."))
-    head = ["", *(f"Experts of seed {seed}" for seed in drawn), "Mean", "sd"]
+    head = ["", "First experts", *(f"Experts of seed {seed}" for seed in drawn), "Mean", "sd"]
     return PageOutput(
         table(head, rows, f"Average top-1 accuracy (%) with 8 tasks, by the experts’ seed — {page.real.label}", "fc-long")
     )
