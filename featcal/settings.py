@@ -250,7 +250,7 @@ OFF: dict[str, Any] = {f.name: f.default for f in fields(Calibration) if f.name 
 
 
 # "paper": for CLIP, Section 5.1. "best": of what goes beyond the paper the combination that did best on validation samples of
-# drawn images, with λ and ρ of a real encoder of sentences; the study of the page Beyond the paper runs it as its own variant.
+# drawn images, with λ, ρ and α that did best on those and on real texts (scripts/choose_preset.py, preset_choice.json).
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"ridge": 0.05, "anchor_blend": 2.0, "interpolation": 0.3},
     "best": {"ridge": 1e-4, "anchor_blend": 1.0, "interpolation": 1.0, "residual": 1.0, "order": "sites", "affine": "joint"},

@@ -85,8 +85,6 @@ def test_the_families_in_the_readme_are_what_becomes_of_them():
 
 
 def test_the_preset_is_what_its_choice_found():
-    if not choose_preset.FOUND.is_file():
-        pytest.skip("no choice was made yet: python scripts/choose_preset.py")
     found = read_json(choose_preset.FOUND)
     assert PRESETS["best"] == choose_preset.choice(found["averages"])["settings"] == found["settings"]
 

@@ -110,7 +110,14 @@ def _summary(model: tuple[str, str], suite: str) -> str:
         behind = sum(b.mean - a.mean > noise(a, b) for a, b in pairs)
         parts += [f"{words}: ahead from {ahead} of {len(pairs)} mergers, behind from {behind}"] if pairs else []
     told = f"Chosen on validation samples: <em>{it.chosen}</em>. Beyond two standard errors against {'; '.join(parts)}."
-    return note(f"<strong>{MODELS[model]}.</strong> {told} {_cost(it)}")
+    return note(f"<strong>{MODELS[model]}.</strong> {told} {_presets(it)} {_cost(it)}")
+
+
+def _presets(it: Study) -> str:
+    """The preset best against the preset paper, for those who have nothing to choose with, in words."""
+    pairs = {u: [it.score(u, variant, seed=it.seeds[0]) for variant in (PRESET, "paper")] for u in it.upstreams}
+    leads = [f"{gap(*pair)} from {MERGERS.get(u, u)}" for u, pair in pairs.items() if all(pair)]
+    return f"The preset <em>best</em> against the preset <em>paper</em>, one draw: {'; '.join(leads)}." if leads else ""
 
 
 def _cost(it: Study) -> str:

@@ -50,6 +50,7 @@ def test_page_tells_the_chosen_variant_its_lead_and_its_cost(results):
     assert beyond.cost_ratios(it, "seconds") == {"suite": 1.0, "both": 1.75, "the preset best": 2.25}
     told = beyond.summary("mini").text
     assert "the chosen variant 1.50 times, within twice; the preset 2.50 times, more than twice" in told
+    assert "against the preset paper, one draw: -10.0" in told
     assert "both ← chosen" in beyond.variants("mini").text
 
 
