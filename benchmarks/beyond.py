@@ -12,7 +12,7 @@ from benchmarks.calibrate import experiment
 from benchmarks.measure import arguments, in_turns, machine, ratio
 from featcal.calibration.calibrate import calibrate
 from featcal.settings import Calibration
-from reproduction.profiling.operations import CountedOperations
+from reproduction.stages.operations import CountedOperations
 
 PAPER = Calibration.preset("paper")
 VARIANTS: dict[str, dict[str, Any]] = {

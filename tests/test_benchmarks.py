@@ -91,4 +91,4 @@ def test_operations_of_a_variant_are_those_that_ran():
     own, twice, sites = (
         beyond.operations(args, replace(beyond.PAPER, **more)) for more in ({}, {"sweeps": 2}, {"order": "sites"})
     )
-    assert own < twice < 2 * own < sites  # the check and the way to the first block are made once
+    assert own < twice < min(2 * own, sites)  # the check and the way to the first block are made once; a block has many sites

@@ -24,32 +24,30 @@ def values(told, kind):
     return dict(pair.split("=", 1) for word, text in told if word == kind for pair in text.split())
 
 
-def own_index(told):
-    """Where this machine's pip looks further, else what the Containerfile says."""
-    asking = [sys.executable, "-m", "pip", "config", "get", "global.extra-index-url"]
-    asked = subprocess.run(asking, capture_output=True, text=True)
-    return asked.stdout.strip() or values(told, "ARG")["TORCH_INDEX"]
-
-
 @pytest.mark.skipif((sys.platform, *sys.version_info[:2]) != ("linux", 3, 11), reason="locks are of Linux and Python 3.11")
-def test_the_containers_steps_install_an_environment_that_its_doctor_finds_whole(tmp_path):
+def test_the_containers_steps_install_an_environment_that_starts(tmp_path):
     told = instructions(ROOT / "Containerfile")
     work, home, venv = tmp_path / "featcal", tmp_path / "home", tmp_path / "venv"
+    ours = shutil.ignore_patterns(".git", ".venv*", ".dvc", ".featcal", "outputs", "_build", "__pycache__", "*.egg-info")
+    shutil.copytree(ROOT, work, ignore=ours)
     home.mkdir()
-    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
-    for name in filter(None, files):
-        (work / name).parent.mkdir(parents=True, exist_ok=True)
-        (work / name).write_bytes((ROOT / name).read_bytes())
     kept = [name for name in os.environ if name not in ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL")]
     env = {name: os.environ[name] for name in kept}
-    env |= values(told, "ARG") | values(told, "ENV") | {"TORCH_INDEX": own_index(told), "HOME": str(home)}
+    env |= values(told, "ARG") | values(told, "ENV") | {"HOME": str(home)}
     env |= {"VENV": str(venv), "PYTHON": sys.executable, "PATH": f"{venv}/bin:{os.environ['PATH']}"}
     steps = [text for word, text in told if word == "RUN" and "apt-get" not in text]
     assert steps
     for step in steps:
-        run = subprocess.run(["sh", "-c", step], cwd=work, env=env, capture_output=True, text=True)
-        if run.returncode and any(reason in run.stderr for reason in OUT_OF_REACH):
+        own = step.replace("PIP_EXTRA_INDEX_URL=$TORCH_INDEX ", "")  # first as this machine's pip is set up
+        for one in (own, step):
+            run = subprocess.run(["sh", "-c", one], cwd=work, env=env, capture_output=True, text=True)
+            out_of_reach = run.returncode and any(reason in run.stderr for reason in OUT_OF_REACH)
+            if not out_of_reach:
+                break
+        if out_of_reach:
             pytest.skip(f"no package index: {run.stderr.strip()[-300:]}")
         assert run.returncode == 0, run.stdout + run.stderr
+    version = subprocess.run(["featcal", "--version"], cwd=work, env=env, capture_output=True, text=True)
+    assert version.returncode == 0 and version.stdout.strip(), version.stderr
     assert "directory = /featcal" in (home / ".gitconfig").read_text()
     shutil.rmtree(venv)  # gigabytes, which pytest would keep

@@ -68,8 +68,8 @@ ENVIRONMENTS = """## Environments
 PyTorch's build for CPUs is not on PyPI: set `PIP_EXTRA_INDEX_URL` to the index that pytorch.org names. `make locked` makes an
 empty environment where there is none, installs the files of the lock and no others, each by its hash, and ends with `pip check`,
 which fails where a package lacks another or has a version it does not allow. The lock for CUDA was resolved, not installed. The
-image was not built, since no container engine was at hand: its steps are apt-get, `make locked` and `featcal doctor`, which need
-none. Disk: 3 GB, with CUDA 10 GB.
+image was not built, since no container engine was at hand: its steps are apt-get and `make locked`, which the tests run in a copy
+of the checkout. Disk: 3 GB, with CUDA 10 GB.
 
 """
 

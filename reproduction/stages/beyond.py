@@ -73,7 +73,7 @@ def tried(context: Context, study: BeyondStudy, trial: Trial) -> tuple[dict[str,
     import featcal
     from featcal.models.device import torch_device
     from featcal.models.load import load_as_calibrated, load_model
-    from reproduction.profiling.operations import CountedOperations
+    from reproduction.stages.operations import CountedOperations
 
     layout, role, pool = context.layout, study.role, study.pool
     device, begin, counted = torch_device(context.suite.device), perf_counter(), CountedOperations()
