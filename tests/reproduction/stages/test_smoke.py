@@ -276,6 +276,7 @@ def test_every_page_is_executed_without_an_error(graph):
 
 def test_the_playground_is_played_and_its_commands_write_the_model_it_shows(graph):
     work, _ = graph
+    import torch
     from safetensors.torch import load_file
 
     cells = {cell["id"]: cell for cell in nbformat.read(work / "book/pages/playground.ipynb", 4).cells}
@@ -288,13 +289,16 @@ def test_the_playground_is_played_and_its_commands_write_the_model_it_shows(grap
         settings = {"ridge": 1e-6, "anchor_blend": 2.0, "interpolation": 0.9, "samples": 64, "test_images": 5}
         model = playground.play("clip_b32", 8, "task_arithmetic", **settings).model
     merged, written = (load_file(work / f"outputs/playground/{name}/model.safetensors") for name in ("merged", "calibrated"))
+    shown = model.state_dict()
 
     def distance(other):
         """How far the written model is from another, over all tensors."""
         return sum((other[name] - value).double().square().sum() for name, value in written.items()).sqrt()
 
-    # Kernels that mind where memory begins round folders and memory apart, and λ is small; with most the bits are the same.
-    assert distance(model.state_dict()) < 0.01 * distance(merged)
+    assert distance(shown) < 0.01 * distance(merged)
+    # The plainest kernels round what lies in folders and in memory apart, and λ is small; with all others no bit differs.
+    plainest = torch.backends.cpu.get_cpu_capability() == "DEFAULT"
+    assert plainest or all(torch.equal(value, written[name]) for name, value in shown.items())
 
 
 def test_what_each_calibration_cost_lies_beside_the_results(graph):
