@@ -1,6 +1,7 @@
 """Stage `evaluate`: accuracy of every encoder of a role and pool on the test images or texts of each task."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -35,30 +36,54 @@ def evaluate_model(context: Context, role: str, pool: Pool, model: Scored, corre
 
     Percent correct, number of samples, and of each whether it is right.
     """
-    from safetensors.torch import load_file
-
-    from featcal.data.images import ImageSet
-    from featcal.evaluation.accuracy import Adapted, evaluate_pool, percent
     from featcal.models.device import torch_device
     from featcal.models.load import load_as_calibrated
     from featcal.rivals.adapters import Adapters
+
+    device, changes = torch_device(context.suite.device), {}
+    for other in corrected:
+        assert other.folder is not None  # only each task's own expert has none
+        changes[other.name] = Adapters.load(other.folder).apply
+    shared: Any = model.folder and load_as_calibrated(model.folder).to(device)  # type: ignore[arg-type]
+
+    def encoder_of(task: str) -> Any:
+        return shared or load_as_calibrated(context.layout.expert(role, pool, task)).to(device)  # type: ignore[arg-type]
+
+    return answers(context, role, pool, model.name, encoder_of, changes)
+
+
+def answers(
+    context: Context,
+    role: str,
+    pool: Pool,
+    name: str,
+    encoder_of: Callable[[str], Any],
+    changes: Mapping[str, Callable[[str, Any], Any]],
+    around: Callable[[str], AbstractContextManager[Any]] = nullcontext,
+    most: Callable[[str, int], Any] | None = None,
+) -> dict[str, Counts]:
+    """What the encoder of every task gets right, by `name`, and by their names what is right once its features are changed.
+
+    around: entered with the task while it is answered.   most: of a task and its number of samples the indices to answer.
+    """
+    from safetensors.torch import load_file
+
+    from featcal.data.images import ImageSet
+    from featcal.evaluation.accuracy import evaluate_pool, percent
+    from featcal.models.device import torch_device
     from reproduction.suites.load_task import load_task
 
     layout, device = context.layout, torch_device(context.suite.device)
-    tensors = load_file(layout.heads(role, pool))
-    adapted: dict[str, Adapted] = {}
-    for other in corrected:
-        assert other.folder is not None  # only each task's own expert has none
-        adapted[other.name] = (model.name, Adapters.load(other.folder).apply)
-    shared = model.folder and load_as_calibrated(model.folder).to(device)  # type: ignore[arg-type]
-    found: dict[str, Counts] = {other.name: {} for other in (model, *corrected)}
+    tensors, adapted = load_file(layout.heads(role, pool)), {one: (name, change) for one, change in changes.items()}
+    found: dict[str, Counts] = {one: {} for one in (name, *changes)}
     for task in context.suite.tasks_of(role, pool):
-        loaded = shared or load_as_calibrated(layout.expert(role, pool, task)).to(device)  # type: ignore[arg-type]
         samples = load_task(layout.data_of(role), task, "test", layout.base(role, pool))
+        samples = samples.take(most(task, len(samples.labels))) if most else samples
         samples = replace(samples, device=device) if isinstance(samples, ImageSet) else samples
         heads = {task: tensors[f"head/{task}"]}
-        judged = evaluate_pool({model.name: loaded}, {task: samples}, heads, tensors.get("visual_projection"), BATCH, adapted)
-        for name, of_tasks in judged.items():
-            right = of_tasks[task]
-            found[name][task] = {"value": percent(right), "count": len(right), "correct": packed(right)}
+        with around(task):
+            models = {name: encoder_of(task)}
+            judged = evaluate_pool(models, {task: samples}, heads, tensors.get("visual_projection"), BATCH, adapted)
+        for one, right in judged.items():
+            found[one][task] = {"value": percent(right[task]), "count": len(right[task]), "correct": packed(right[task])}
     return found

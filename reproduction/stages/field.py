@@ -9,20 +9,19 @@ scored, nobody has seen. The models are not kept; seconds go to the run record.
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from featcal.settings import PRESETS
-from featcal.storage.results import SCORES, packed
+from featcal.storage.results import SCORES
 from reproduction.experiments.runs import Draw, Pool
 from reproduction.experiments.studies import FieldStudy
 from reproduction.stages import tangent
 from reproduction.stages.ablate import averages_of
 from reproduction.stages.context import Context
-from reproduction.stages.evaluate import BATCH
+from reproduction.stages.evaluate import answers
 from reproduction.stages.scored import Scored
 from reproduction.stages.scoring import Counts, score_models
 from reproduction.stages.study import Found, run_study
@@ -139,55 +138,27 @@ def evaluate(
     from featcal.rivals.adapters import Adapters
     from featcal.rivals.deep_adapters import DeepAdapters
 
+    told = partial(answers, context, role, pool, model.name, most=scored_of(study))
     if model.upstream == TANGENT:
-        return answers(study, context, model.name, partial(tangent.encoder, context, role, pool, model), {})
+        return told(partial(tangent.encoder, context, role, pool, model), {})
     assert model.folder is not None and all(other.folder is not None for other in corrected)
     encoder: Any = load_as_calibrated(model.folder).to(torch_device(context.suite.device))  # type: ignore[arg-type]
     behind = {other.name: Adapters.load(other.folder) for other in corrected if other.method not in DEEP}  # type: ignore[arg-type]
-    found = answers(study, context, model.name, lambda _: encoder, {name: own.apply for name, own in behind.items()})
+    found = told(lambda _: encoder, {name: own.apply for name, own in behind.items()})
     for other in corrected:
         if other.method in DEEP:
             own = DeepAdapters.load(other.folder)  # type: ignore[arg-type]
-            inside = answers(study, context, model.name, lambda _: encoder, {other.name: own.apply}, partial(own.inside, encoder))
+            inside = told(lambda _: encoder, {other.name: own.apply}, partial(own.inside, encoder))
             found[other.name] = inside[other.name]
     return found
 
 
-def answers(
-    study: FieldStudy,
-    context: Context,
-    name: str,
-    encoder_of: Callable[[str], Any],
-    changes: dict[str, Callable[[str, Any], Any]],
-    around: Callable[[str], AbstractContextManager[Any]] = nullcontext,
-) -> dict[str, Counts]:
-    """Of every task what its encoder gets right, and by name what is right once its features are changed.
-
-    around: entered with the task while it is answered.
-    """
-    from safetensors.torch import load_file
-
-    from featcal.data.images import ImageSet
+def scored_of(study: FieldStudy) -> Callable[[str, int], Any] | None:
+    """Which test samples of a task are scored, of how many; None for all."""
     from featcal.data.sampling import draw_indices
-    from featcal.evaluation.accuracy import evaluate_pool, percent
-    from featcal.models.device import torch_device
-    from reproduction.suites.load_task import load_task
 
-    layout, role, pool = context.layout, study.role, study.pool
-    tensors, device = load_file(layout.heads(role, pool)), torch_device(context.suite.device)
-    found: dict[str, Counts] = {one: {} for one in (name, *changes)}
-    for task in context.suite.tasks_of(role, pool):
-        samples = load_task(layout.data_of(role), task, "test", layout.base(role, pool))
-        if study.scored is not None and study.scored < len(samples.labels):
-            samples = samples.take(draw_indices(task, len(samples.labels), study.scored, study.seed))
-        samples = replace(samples, device=device) if isinstance(samples, ImageSet) else samples
-        heads, adapted = {task: tensors[f"head/{task}"]}, {one: (name, change) for one, change in changes.items()}
-        with around(task):
-            models = {name: encoder_of(task)}
-            judged = evaluate_pool(models, {task: samples}, heads, tensors.get("visual_projection"), BATCH, adapted)
-        for one, right in judged.items():
-            found[one][task] = {"value": percent(right[task]), "count": len(right[task]), "correct": packed(right[task])}
-    return found
+    most = study.scored
+    return None if most is None else lambda task, count: sorted(draw_indices(task, count, min(most, count), study.seed))
 
 
 def data_of(context: Context, study: FieldStudy, name: str) -> dict[str, Any]:

@@ -17,8 +17,9 @@ def run(key: str) -> None:
             with atomic_folder(layout.multitask(key)):
                 console.print(f"multitask {key}: not run in suite {suite.name}")
             return
-        fine_tune = replace(suite.fine_tune, steps=chosen.steps) if chosen.steps else suite.fine_tune
+        recipe = suite.sentences.fine_tune if chosen.role in suite.sentences.roles else suite.fine_tune
+        fine_tune = replace(recipe, steps=chosen.steps) if chosen.steps else recipe
         job = Shared(suite.tasks_of(chosen.role, chosen.pool), chosen.model, fine_tune, chosen.seed, suite.device)
-        folders = (layout.prepared(chosen.role, chosen.pool), layout.data, layout.pins, layout.multitask(key))
+        folders = (layout.prepared(chosen.role, chosen.pool), layout.data_of(chosen.role), layout.pins, layout.multitask(key))
         for _ in fan_out("multitask", write_multitask, {key: (job, *folders)}, min(suite.workers, 1)):
             pass

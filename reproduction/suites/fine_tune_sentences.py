@@ -4,6 +4,8 @@ Knows neither files nor where the texts come from.
 """
 
 import copy
+from collections.abc import Callable
+from dataclasses import dataclass
 from zlib import crc32
 
 import numpy as np
@@ -32,21 +34,43 @@ def fine_tune_sentences(
     Batches and dropout are keyed by (task, seed), so an expert does not depend on which others are made.
     Raises: Diverged with task and step when the loss is not finite.
     """
+
+    def lesson(step: int) -> TrainingTexts:
+        chosen = similar_lengths(task, len(texts), settings.batch, step, seed)
+        return TrainingTexts(task, texts.batch(chosen), torch.from_numpy(texts.labels[chosen]), head)
+
+    return trained(encoder, lesson, settings, f"{task} {seed}")
+
+
+@dataclass(frozen=True)
+class TrainingTexts:
+    """What one step is trained on."""
+
+    task: str
+    batch: dict[str, Tensor]  # input_ids and attention_mask, (batch, tokens)
+    labels: Tensor  # (batch,)
+    head: Tensor  # (K, h), rows of unit length
+
+
+def trained(encoder: nn.Module, lesson: Callable[[int], TrainingTexts], settings: FineTuneSentences, drawn: str) -> nn.Module:
+    """A copy of `encoder` after settings.steps steps, ready for evaluation; lesson(step) is what a step is trained on.
+
+    drawn: keys dropout.   Raises: Diverged with task and step when the loss is not finite.
+    """
     learner = copy.deepcopy(encoder).float().train()
     for name, parameter in learner.named_parameters():
         parameter.requires_grad_(not name.startswith(settings.frozen))
     learning = [parameter for parameter in learner.parameters() if parameter.requires_grad]
     optimiser = torch.optim.AdamW(learning, lr=settings.lr, weight_decay=settings.decay)
     place = learning[0].device
-    labels, head = torch.from_numpy(texts.labels).to(place), head.to(place).float()
     with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
-        torch.manual_seed(crc32(f"{task} {seed}".encode()))  # dropout
+        torch.manual_seed(crc32(drawn.encode()))  # dropout
         for step in range(settings.steps):
-            chosen = similar_lengths(task, len(texts), settings.batch, step, seed)
-            batch = {name: value.to(place) for name, value in texts.batch(chosen).items()}
+            now = lesson(step)
+            batch = {name: value.to(place) for name, value in now.batch.items()}
             features = unit_length(token_mean(learner(**batch).last_hidden_state, batch["attention_mask"]))
-            loss = F.cross_entropy(features @ head.T / settings.temperature, labels[torch.from_numpy(chosen).to(place)])
-            descend(loss, optimiser, learning, settings, task, step, "NaN in the base")
+            loss = F.cross_entropy(features @ now.head.to(place).float().T / settings.temperature, now.labels.to(place))
+            descend(loss, optimiser, learning, settings, now.task, step, "NaN in the base")
     learner.zero_grad(set_to_none=True)
     return learner.requires_grad_(True).eval()
 
