@@ -35,9 +35,10 @@ def samples(page: Page, study: str = "") -> int | None:
 
 def settings(page: Page) -> PageOutput:
     """What each method was run with, beside what the paper says of it."""
-    rivals = page.evidence.record(page.topic.study).get("settings", {}).get("rivals")
+    study = page.topic.study
+    rivals = (page.evidence.record(study).get("settings") or page.settings_of(study).get("study", {})).get("rivals")
     if rivals is None:
-        return PageOutput(note(f"○ not run: no run record of this study in the {page.label}."))
+        return PageOutput(note(f"○ not run: no settings of this study in the {page.label}."))
     paper = vars(PAPER_SETTINGS[page.place[0]])
     symbols = {name: symbol for name, symbol in SYMBOLS.items() if name in paper}
     rows = [
@@ -55,7 +56,7 @@ def settings(page: Page) -> PageOutput:
         words = {name: WORDS[name] for name in printed}
         rows.append(("", [RIVALS[method], _listed(rivals[method], words), STREAMS[rivals["stream"]], _listed(printed, words)]))
     head = ["Method", "Settings here", "What it sees", "In the paper (rank and hidden width: published code)"]
-    number = samples(page, page.topic.study)
+    number = samples(page, study)
     shown = f"; {number} {page.inputs} per task" if number else ""
     return PageOutput(table(head, rows, f"Settings — {page.label}{shown}", "fc-words"))
 
