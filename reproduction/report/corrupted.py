@@ -37,8 +37,8 @@ def numbers(page: Page) -> PageOutput:
     clean, damaged = samples(page), samples(page, "corrupted")
     if None in (clean, damaged) or clean == damaged:
         return PageOutput()
-    told = f"Damaged: {damaged} {page.inputs} of each task; clean: {clean}. What lies between the two is not damage alone: a method"
-    return PageOutput(note(f"{told} that needs many {page.inputs} loses by having fewer, too."))
+    told = f"Damaged: {damaged} {page.inputs} of each task; clean: {clean}. What lies between the two is not damage alone: "
+    return PageOutput(note(f"{told}a method that needs many {page.inputs} loses by having fewer, too."))
 
 
 def paper(suite: str) -> PageOutput:

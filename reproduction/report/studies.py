@@ -24,7 +24,7 @@ STREAMS = {
 
 
 def samples(page: Page, study: str = "") -> int | None:
-    """How many inputs of each task FeatCal got: in a study, or in the page's own experiment; None where that is not one number."""
+    """How many inputs of each task FeatCal got, in a study or the page's own experiment; None where that is not one number."""
     role, pool = page.place
     if study:
         return page.settings_of(study).get("study", {}).get("samples")
