@@ -68,7 +68,8 @@ def _sentences(ours: Evidence, size: str) -> list[str]:
         start, shift, featcal = (average(ours, key) for key in ((upstream, "merged", ""), same, (upstream, "featcal", main)))
         if start and shift:
             against = f"; FeatCal against it: {standing(featcal, shift)}" if featcal else ""
-            words = "a mean shift, one constant vector per task from the training images that FeatCal sees,"
+            inputs = "texts" if ours.role == REAL else "images"
+            words = f"a mean shift, one constant vector per task from the training {inputs} that FeatCal sees,"
             found.append(f"{size}: {words} {_taken(name, start, shift)}{against}.")
         if start and featcal and upstream == CLOSED:
             there = {words: average(ours, (upstream, "featcal", words)) for words in others}

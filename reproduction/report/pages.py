@@ -183,7 +183,7 @@ class Page:
         """λ, ρ, α and the draws behind the page, from the settings file beside its results; the paper's in the last row."""
         role, pool = self.place
         used = read_json(self.evidence.folder / f"{role}-{pool}.settings.json").get("calibrate", {})
-        head = ["FeatCal on", *SYMBOLS.values(), "seeds"]
+        head = ["FeatCal on", *(words.replace("images", self.inputs) for words in SYMBOLS.values()), "seeds"]
         alike: dict[tuple[str, ...], list[str]] = {}  # setting, values and seeds → the mergers that share them
         for run in used.values():
             if run.get("calibration"):

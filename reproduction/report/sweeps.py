@@ -157,5 +157,5 @@ def settings(page: Page) -> PageOutput:
         ("", [SETTING_LABELS[around["setting"]], *(compact(around["featcal"][name]) for name in names), str(told["samples"])])
         for around in told["around"]
     ]
-    head = ["The curves stand around the", *(SYMBOLS[name] for name in names), SYMBOLS["samples"]]
+    head = ["The curves stand around the", *(SYMBOLS[name] for name in names), SYMBOLS["samples"].replace("images", page.inputs)]
     return PageOutput(table(head, rows, f"Settings — {page.label}; seed {told['seed']}"))
