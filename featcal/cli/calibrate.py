@@ -63,7 +63,9 @@ def calibrate(
     expert: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help=EXPERT)] = None,
     recipe: Annotated[Path | None, Option(metavar="FILE", help=HELP)] = None,
     stats: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help=STATS)] = None,
-    preset: Annotated[str, Option(help="paper: its settings for CLIP; best: those that go beyond it and did best.")] = "paper",
+    preset: Annotated[
+        str, Option(help="paper: its settings for CLIP; best: those beyond it that did best on drawn images.")
+    ] = "paper",
     ridge: Annotated[
         float | None, Option(help="λ: how strongly the weights stay near the anchor (paper: 0.05 for CLIP).")
     ] = None,

@@ -4,6 +4,7 @@ Differences of two scores come with two standard errors, paired row by row. Of e
 shown among those whose training rows are not scored: that favours the adapter.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -19,7 +20,8 @@ from reproduction.report.tables import MERGERS
 
 MODELS = {
     ("minilm", "8"): "MiniLM, 8 tasks of real texts", ("clip_b32", "8"): "CLIP ViT-B/32, 8 tasks",
-    ("flan_t5_base", "glue"): "FLAN-T5-base, 8 tasks of GLUE’s form", ("llama_3b", "mergebench"): "Llama-3.2-3B, 5 domains",
+    ("flan_t5_base", "glue"): "FLAN-T5-base, 8 tasks of GLUE’s form",
+    ("llama_3b", "mergebench"): "Llama-3.2-3B, 6 tests of MergeBench’s form",
 }  # fmt: skip
 PRESET = "the preset best"
 ADAPTERS = {"surgery": "Surgery", "prob_surgery": "ProbSurgery"}
@@ -188,11 +190,11 @@ def cost_ratios(it: Study, unit: str) -> dict[str, float]:
     return {v: total(v) / own for v in ("paper", "suite", *it.validation) if own and total(v)}
 
 
-def changes(it: Study) -> dict[str, list[tuple[float, float]]]:
-    """By variant, its lead over the paper's method from every merger and two standard errors of that, one draw."""
+def changes(it: Study, upstreams: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
+    """By variant, its lead over the paper's method from each merger it was run from, with two standard errors, one draw."""
     found: dict[str, list[tuple[float, float]]] = {}
     for variant in it.validation:
-        pairs = [[it.score(u, v, seed=it.seeds[0]) for v in (variant, "suite")] for u in it.chosen_on]
+        pairs = [[it.score(u, v, seed=it.seeds[0]) for v in (variant, "suite")] for u in upstreams]
         found[variant] = [(ours.mean - paper.mean, noise(ours, paper)) for ours, paper in pairs if ours and paper]
     return found
 
@@ -202,7 +204,7 @@ def figure(role: str, pool: str, suite: str) -> PageOutput:
     it = study(role, pool, suite)
     if it is None:
         return PageOutput(note(f"○ not run: {MODELS[role, pool]}."))
-    found = changes(it)
+    found = changes(it, it.chosen_on)
     with drawing():
         picture = Figure(figsize=(WIDTH, 0.42 * len(found) + 1.5))
         axes = picture.add_subplot()
@@ -226,7 +228,7 @@ def not_working(suite: str) -> PageOutput:
         it = study(*model, suite)
         if it is None:
             continue
-        found = changes(it)
+        found = changes(it, it.upstreams)
         behind = [f"<em>{v}</em>" for v, pairs in found.items() if any(-lead > sure for lead, sure in pairs)]
         idle = [f"<em>{v}</em>" for v, pairs in found.items() if not any(abs(lead) > sure for lead, sure in pairs)]
         told = f"Behind the paper’s method from some merger: {'; '.join(behind) or 'none'}. "

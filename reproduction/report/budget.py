@@ -111,10 +111,10 @@ def short(ours: Evidence) -> list[str]:
 
 def figure(page: Page) -> PageOutput:
     """Figure 3, or a note that it was not run."""
-    return page.drawn(curves(page.evidence), f"accuracy by {page.inputs} per task")
+    return page.drawn(curves(page.evidence, page.inputs), f"accuracy by {page.inputs} per task")
 
 
-def curves(ours: Evidence) -> Figure | None:
+def curves(ours: Evidence, inputs: str = "images") -> Figure | None:
     """Mean over seeds with one standard deviation up and down; the merged model's level as a line."""
     points, level = pd.DataFrame([vars(point) for point in measured(ours)]), merged_level(ours)
     if points.empty:
@@ -132,6 +132,6 @@ def curves(ours: Evidence) -> Figure | None:
         axes.set_xscale("log", base=2)
         axes.set_xticks(budgets, [str(n) for n in budgets])
         axes.minorticks_off()
-        axes.set(xlabel="images per task, n (each step doubles)", ylabel="average accuracy (%)")
+        axes.set(xlabel=f"{inputs} per task, n (logarithmic)", ylabel="average accuracy (%)")
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2, handlelength=2.6, columnspacing=1.2)
         return figure

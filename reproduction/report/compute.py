@@ -174,6 +174,7 @@ def bounds(suite: str) -> PageOutput:
     for path in sorted(results_folder(suite).glob("*.tune.csv")):
         key = path.name.partition(".")[0]
         trials = Evidence(suite, *key.rsplit("-", 1)).table("tune")
+        trials = trials[trials["origin"] != "reference"]  # what labels chose stands beside the search and is no candidate
         if trials.empty:
             continue
         limits = [f"{SYMBOLS[p]} {compact(trials[p].min())} to {compact(trials[p].max())}" for p in SYMBOLS if p in trials]

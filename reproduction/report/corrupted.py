@@ -13,6 +13,7 @@ from reproduction.report.estimate import Estimate, estimate
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.markup import PageOutput, accuracy_table, fold, note, number, table
 from reproduction.report.pages import Page
+from reproduction.report.studies import samples
 from reproduction.report.tables import METHODS, SETTING_LABELS, UPSTREAMS, Cell, Row, settings_shown
 from reproduction.report.values import AVERAGE, paper_table
 
@@ -28,7 +29,16 @@ def averages(page: Page) -> PageOutput:
     values = {m: {k: found(ours, m, k) for k in (*kinds(ours), AVERAGE)} for m in ("merged", *METHODS)}
     cells = {m: {k: Cell(e.mean) for k, e in row.items() if e} for m, row in values.items()}
     caption = f"Average top-1 accuracy (%) on clean test {page.inputs}, by what calibrates — {page.label}. Arrows: against clean."
-    return PageOutput(_table(cells, caption, kinds(ours)) + page.against_printed())
+    return PageOutput(_table(cells, caption, kinds(ours)) + page.against_printed()) + numbers(page)
+
+
+def numbers(page: Page) -> PageOutput:
+    """In words, from how many inputs the damaged and the clean models were made, where those are not as many; else nothing."""
+    clean, damaged = samples(page), samples(page, "corrupted")
+    if None in (clean, damaged) or clean == damaged:
+        return PageOutput()
+    told = f"Damaged: {damaged} {page.inputs} of each task; clean: {clean}. What lies between the two is not damage alone: "
+    return PageOutput(note(f"{told}a method that needs many {page.inputs} loses by having fewer, too."))
 
 
 def paper(suite: str) -> PageOutput:
@@ -102,7 +112,7 @@ def strengths(page: Page) -> PageOutput:
 
 def cost(page: Page) -> PageOutput:
     """Dots of the average accuracy by method, one line per kind of calibration images."""
-    return page.drawn(_cost(page.evidence), "accuracies from damaged images")
+    return page.drawn(_cost(page.evidence), f"accuracies from damaged {page.inputs}")
 
 
 def _cost(ours: Evidence) -> Figure | None:

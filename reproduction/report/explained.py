@@ -59,7 +59,7 @@ def _figure(measured: pd.DataFrame) -> Figure | None:
             look = {"color": COLOURS[model], "marker": MARKERS[model], "lw": 2, "markersize": 9}
             below.plot(range(blocks), measured.loc[model], label=NAMES[model] if model == "merged" else "calibrated", **look)
         below.set_xticks(range(blocks), [str(place + 1) for place in range(blocks)])
-        below.set(xlabel="after block", ylabel="drift, measured")
+        below.set(xlabel="after block", ylabel="relative drift (no unit)")
         below.set_ylim(0, None)
         below.legend()
         return figure

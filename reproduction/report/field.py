@@ -290,7 +290,7 @@ def told_trained(merger: str, means: dict[str, float], ours: Evidence) -> str:
 def told_gain(way: str, gains: dict[str, float]) -> str:
     """To how many mergers something adds, and between what and what."""
     helped, least, most = sum(gain > 0 for gain in gains.values()), min(gains.values()), max(gains.values())
-    return f"{METHODS[way].name} raises {helped} of {len(gains)} mergers, by {least:+.1f} to {most:+.1f} points."
+    return f"{METHODS[way].name} raises {helped} of {len(gains)} mergers, with changes from {least:+.1f} to {most:+.1f} points."
 
 
 def panel(role: str, suite: str) -> PageOutput:

@@ -26,6 +26,7 @@ SHORT = {
     "paper": "published size, unlabelled", "paper_train": "published size, train", "mean_shift": "mean shift",
 }  # fmt: skip
 CLOSED = "wudi_closed_form"
+SCORED = "_scored"  # adapters on test inputs: a setting of its own on the real encoder, the main one on drawn images
 TOLD = {"task_arithmetic": "task arithmetic", CLOSED: "WUDI in closed form"}  # mergers in sentences
 LOOKS: dict[str, dict[str, Any]] = {
     REAL: {"color": "#009E73", "marker": "D"}, IMAGES: {"color": "#0072B2", "marker": "o"},
@@ -41,7 +42,9 @@ def questions(suite: str) -> PageOutput:
         for upstream in UPSTREAMS:
             for role in SIZES:
                 ours = Evidence(suite, role, "8")
-                found = [average(ours, (key[0] or upstream, *key[1:])) for key in (left, right)]
+                of = [setting if role == REAL else setting.removesuffix(SCORED) for *_, setting in (left, right)]
+                keys = [(key[0] or upstream, key[1], setting) for key, setting in zip((left, right), of, strict=True)]
+                found = [average(ours, key) for key in keys]
                 cells.append(margin(*found))
         rows.append(("", cells))
     head = ["First against second", *(f"{MERGERS[upstream]}, {size}" for upstream in UPSTREAMS for size in SIZES.values())]
@@ -65,7 +68,8 @@ def _sentences(ours: Evidence, size: str) -> list[str]:
         start, shift, featcal = (average(ours, key) for key in ((upstream, "merged", ""), same, (upstream, "featcal", main)))
         if start and shift:
             against = f"; FeatCal against it: {standing(featcal, shift)}" if featcal else ""
-            words = "a mean shift, one constant vector per task from the training images that FeatCal sees,"
+            inputs = "texts" if ours.role == REAL else "images"
+            words = f"a mean shift, one constant vector per task from the training {inputs} that FeatCal sees,"
             found.append(f"{size}: {words} {_taken(name, start, shift)}{against}.")
         if start and featcal and upstream == CLOSED:
             there = {words: average(ours, (upstream, "featcal", words)) for words in others}
@@ -88,7 +92,7 @@ def _taken(name: str, start: Estimate, end: Estimate) -> str:
 
 def _pairs(main: str) -> list[tuple[str, Key, Key]]:
     """What is asked, and the two rows that answer; an empty upstream is the block's own merger."""
-    featcal, same = ("", "featcal", main), f"{main}_train"
+    featcal, same, scored = ("", "featcal", main), f"{main}_train", f"{main}{SCORED}"
     return [
         ("More than a longer step? FeatCal against its anchor alone", featcal, ("", "anchor", "")),
         ("More than a better scale? FeatCal against the merger at its best one", featcal, ("", "rescaled", "")),
@@ -99,8 +103,9 @@ def _pairs(main: str) -> list[tuple[str, Key, Key]]:
         ("Is forward order needed? FeatCal against solving on the merger’s features", featcal,
          ("", "featcal", "without_forward_order")),
         ("Does the extrapolated anchor help? FeatCal against ρ = 1", featcal, ("", "featcal", "without_extrapolation")),
-        ("What are test images worth to Surgery? Test against training images", ("", "surgery", main), ("", "surgery", same)),
-        ("And to ProbSurgery?", ("", "prob_surgery", main), ("", "prob_surgery", same)),
+        ("What are the scored inputs worth to Surgery? Trained on them against training inputs", ("", "surgery", scored),
+         ("", "surgery", same)),
+        ("And to ProbSurgery?", ("", "prob_surgery", scored), ("", "prob_surgery", same)),
         ("On the same images: FeatCal against Surgery", featcal, ("", "surgery", same)),
         ("And against ProbSurgery", featcal, ("", "prob_surgery", same)),
     ]  # fmt: skip

@@ -59,7 +59,7 @@ TOPICS = {
     "table05": Topic(B32, "table05", "cost"), "table12": Topic(B32, "table12", "samples"),
     "table13": Topic(B32, "table13", "samples"), "figure3": Topic(B32, "table12", "samples"),
     "table06": Topic(B32, "table06", "corrupted"), "figure4": Topic(B32, "table06", "corrupted"),
-    "field": Topic(B32, study="field"), "beyond": Topic(B32, study="beyond"),
+    "field": Topic(B32, study="field"), "beyond": Topic(B32, study="beyond", beside=(TEXTS[0], TEXTS[2])),
     "figure5": Topic(B32, study="sweep"), "theory": Topic(B32, study="theory"),
     "why_adapters": Topic(
         B32, study="task_counts", beside=((REAL, "14"), (REAL, "20"), ("clip_b32", "14"), ("clip_b32", "20"))
@@ -183,7 +183,7 @@ class Page:
         """λ, ρ, α and the draws behind the page, from the settings file beside its results; the paper's in the last row."""
         role, pool = self.place
         used = read_json(self.evidence.folder / f"{role}-{pool}.settings.json").get("calibrate", {})
-        head = ["FeatCal on", *SYMBOLS.values(), "seeds"]
+        head = ["FeatCal on", *(words.replace("images", self.inputs) for words in SYMBOLS.values()), "seeds"]
         alike: dict[tuple[str, ...], list[str]] = {}  # setting, values and seeds → the mergers that share them
         for run in used.values():
             if run.get("calibration"):

@@ -5,6 +5,7 @@ A study is an experiment of params.yaml with a stage, a results file and a run r
 
 from typing import Any
 
+from reproduction.report.evidence import read_json
 from reproduction.report.markup import PageOutput, compact, note, table
 from reproduction.report.pages import SYMBOLS, Page
 from reproduction.report.values import PAPER_SETTINGS
@@ -22,11 +23,22 @@ STREAMS = {
 }
 
 
+def samples(page: Page, study: str = "") -> int | None:
+    """How many inputs of each task FeatCal got, in a study or the page's own experiment; None where that is not one number."""
+    role, pool = page.place
+    if study:
+        return page.settings_of(study).get("study", {}).get("samples")
+    runs = read_json(page.evidence.folder / f"{role}-{pool}.settings.json").get("calibrate", {}).values()
+    several = {run["samples"] for run in runs if run.get("calibration")}
+    return several.pop() if len(several) == 1 else None
+
+
 def settings(page: Page) -> PageOutput:
     """What each method was run with, beside what the paper says of it."""
-    rivals = page.evidence.record(page.topic.study).get("settings", {}).get("rivals")
+    study = page.topic.study
+    rivals = (page.evidence.record(study).get("settings") or page.settings_of(study).get("study", {})).get("rivals")
     if rivals is None:
-        return PageOutput(note(f"○ not run: no run record of this study in the {page.label}."))
+        return PageOutput(note(f"○ not run: no settings of this study in the {page.label}."))
     paper = vars(PAPER_SETTINGS[page.place[0]])
     symbols = {name: symbol for name, symbol in SYMBOLS.items() if name in paper}
     rows = [
@@ -44,7 +56,9 @@ def settings(page: Page) -> PageOutput:
         words = {name: WORDS[name] for name in printed}
         rows.append(("", [RIVALS[method], _listed(rivals[method], words), STREAMS[rivals["stream"]], _listed(printed, words)]))
     head = ["Method", "Settings here", "What it sees", "In the paper (rank and hidden width: published code)"]
-    return PageOutput(table(head, rows, f"Settings — {page.label}", "fc-words"))
+    number = samples(page, study)
+    shown = f"; {number} {page.inputs} per task" if number else ""
+    return PageOutput(table(head, rows, f"Settings — {page.label}{shown}", "fc-words"))
 
 
 def _listed(values: dict[str, Any], words: dict[str, str]) -> str:

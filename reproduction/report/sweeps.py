@@ -56,7 +56,7 @@ def _panel(ours: Evidence, parameter: str) -> Figure | None:
         axes = figure.add_subplot()
         for upstream, setting, points in _curves(ours, parameter):
             _line(axes, points, upstream, setting, setting == main_setting(ours.suite))
-        for upstream, merged in _merged(ours).items():
+        for upstream, merged in _merged(ours, parameter).items():
             axes.axhline(merged, color=COLOURS[upstream], ls=(0, (1, 2)), lw=1.6, zorder=1)
         if parameter == "ridge":
             axes.set_xscale("log")
@@ -74,9 +74,9 @@ def _curves(ours: Evidence, parameter: str) -> Iterator[tuple[str, str, pd.DataF
                 yield upstream, setting, points
 
 
-def _merged(ours: Evidence) -> dict[str, float]:
-    """Average accuracy of each merger before calibration, of those that were run."""
-    found = {upstream: average(ours, (upstream, "merged", "")) for upstream in MERGERS}
+def _merged(ours: Evidence, parameter: str) -> dict[str, float]:
+    """Average accuracy of each merger before calibration, of those that have a curve."""
+    found = {upstream: average(ours, (upstream, "merged", "")) for upstream, _, _ in _curves(ours, parameter)}
     return {upstream: merged.mean for upstream, merged in found.items() if merged}
 
 
@@ -99,7 +99,7 @@ def _interactive(ours: Evidence, parameter: str) -> "go.Figure":
             showlegend=False, hoverinfo="skip",
         )  # fmt: skip
     ends = _ends(ours, parameter)
-    for upstream, merged in _merged(ours).items():
+    for upstream, merged in _merged(ours, parameter).items():
         figure.add_scatter(
             x=ends, y=[round(merged, 2)] * len(ends), name=f"{UPSTREAMS[upstream]}, merged", mode="lines",
             line={"color": COLOURS[upstream], "dash": "dot", "width": 1.6}, text=[f"{merged:.1f} %"] * len(ends),
@@ -157,5 +157,5 @@ def settings(page: Page) -> PageOutput:
         ("", [SETTING_LABELS[around["setting"]], *(compact(around["featcal"][name]) for name in names), str(told["samples"])])
         for around in told["around"]
     ]
-    head = ["The curves stand around the", *(SYMBOLS[name] for name in names), SYMBOLS["samples"]]
+    head = ["The curves stand around the", *(SYMBOLS[name] for name in names), SYMBOLS["samples"].replace("images", page.inputs)]
     return PageOutput(table(head, rows, f"Settings — {page.label}; seed {told['seed']}"))

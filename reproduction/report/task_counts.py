@@ -16,6 +16,7 @@ from reproduction.report.estimate import Estimate, estimate, noise
 from reproduction.report.evidence import Evidence, read_json, select
 from reproduction.report.gains import FEWEST
 from reproduction.report.pages import Page
+from reproduction.report.studies import samples
 from reproduction.report.tables import LARGER, paper_recovered, settings_shown
 from reproduction.report.values import IMAGES, PRINTED, paper_table
 
@@ -63,14 +64,25 @@ def series(page: Page) -> list[tuple[str, str]]:
     return featcal + [(method, main + stream) for method in (*TRAINED, "mean_shift") for stream in ("", "_train")]
 
 
+def fewer(page: Page) -> bool:
+    """Whether the study had another number of samples than the pools: its parts are then no measure of what more tasks do."""
+    drawn, pools = samples(page, "task_counts"), samples(page)
+    return None not in (drawn, pools) and drawn != pools
+
+
 def shares(page: Page) -> list[Share]:
-    """Every share there is: of drawn parts, of the larger pools, and of the paper's tables, corrected where that can be told."""
-    found = []
+    """Every share there is: of drawn parts, of whole pools, and of the paper's tables, corrected where that can be told.
+
+    The pool of eight is the study's own, on samples that no adapter saw; where the study had fewer samples, the main results'.
+    """
+    found, rows = [], studied(page)
+    pools = (POOL, *LARGER) if fewer(page) else LARGER
+    rows = rows[rows["tasks"] < int(POOL)] if fewer(page) else rows
     for upstream in MERGERS:
         for method, setting in series(page):
-            found += _of_parts(studied(page), upstream, method, setting)
+            found += _of_parts(rows, upstream, method, setting)
             found += [
-                one for pool in LARGER for one in _of_pool(Evidence(page.suite, page.place[0], pool), upstream, method, setting)
+                one for pool in pools for one in _of_pool(Evidence(page.suite, page.place[0], pool), upstream, method, setting)
             ]
         for method in ("featcal", *TRAINED):
             for (role, pool), number in PRINTED.items():
@@ -94,7 +106,7 @@ def _of_parts(rows: pd.DataFrame, upstream: str, method: str, setting: str) -> l
 
 
 def _of_pool(ours: Evidence, upstream: str, method: str, setting: str) -> list[Share]:
-    """One model of a larger pool, scored on all test images, those that its adapters saw among them."""
+    """One model of a whole pool, scored on the whole test split, of images those that its adapters saw among them."""
     keys = [(upstream, method, setting), (upstream, "merged", ""), ("", "expert", "")]
     means = [average(ours, key) for key in keys]
     if any(mean is None for mean in means):

@@ -38,7 +38,7 @@ def checks(page: Page) -> PageOutput:
     body = []
     for name, told in statements().items():
         own = found[found["statement"] == name]
-        remark = filled(told["note"], own) if "note" in told and not own.empty else ""
+        remark = filled(told["note"], own) if "note" in told and not own.empty else by_nodes(own)
         words = [f"{told['name']}<small>{told['section']}</small>", escape(told["says"])]
         words += [escape(told["checked"]) + (f"<small>{escape(remark)}</small>" if remark else "")]
         worst = [worst_case(own, method, told["quantity"]) for method in ("merged", "featcal")]
@@ -67,6 +67,14 @@ def worst_case(own: pd.DataFrame, method: str, quantity: str) -> str:
     return (
         f"+{value:,.1f} %<small>{count:,} cases{close}</small>" if value >= 0 else f"{value:.1f} %<small>{count:,} cases</small>"
     )
+
+
+def by_nodes(own: pd.DataFrame) -> str:
+    """Digits of the merged model's worst task by number of quadrature nodes; nothing where no block was integrated over."""
+    rows = select(own, {"quantity": "unrolled_digits", "method": "merged"})
+    worst = rows[rows["task"] != ""].groupby("nodes")["value"].min()
+    told = ", ".join(f"{value:.1f} with {nodes:.0f}" for nodes, value in worst.items())
+    return f"Digits by number of nodes, merged: {told}." if told else ""
 
 
 def filled(text: str, own: pd.DataFrame) -> str:

@@ -106,7 +106,7 @@ def _panel(suite: str) -> Figure | None:
                 axes.scatter([one.divergence for one in there], [one.score.mean for one in there], **look)
             axes.set(xscale="log", ylabel="average score (%)" if axes in spots[::ACROSS] else "", title=name)
             plain_ticks(axes)
-        figure.supxlabel("divergence from the experts, without labels", fontsize="medium")
+        figure.supxlabel("divergence from the experts (nats), without labels", fontsize="medium")
         handles, words_of_them = axes.get_legend_handles_labels()
         if handles:  # above, where it hides no mark
             figure.legend(handles, words_of_them, loc="outside upper center", ncols=3, fontsize="small")

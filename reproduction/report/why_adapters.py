@@ -8,13 +8,15 @@ from typing import Any
 from reproduction.report.claims import main_setting
 from reproduction.report.markup import PageOutput, note, table
 from reproduction.report.pages import Page
-from reproduction.report.studies import RIVALS
+from reproduction.report.studies import RIVALS, samples
 from reproduction.report.tables import SETTING_LABELS, UPSTREAMS, paper_recovered
 from reproduction.report.task_counts import (
     MERGERS,
     PAPER,
+    POOLS,
     TRAINED,
     Share,
+    fewer,
     lead,
     series,
     shares,
@@ -65,7 +67,7 @@ def headline(page: Page) -> PageOutput:
             )
             told += f"and ProbSurgery recovers {percent(best, counts)} here and {percent(other, counts)} there; of these "
             told += f"{len(counts)} numbers of tasks it is ahead of FeatCal at {ahead[0]} here, and at {ahead[1]} there."
-            lines.append(note(told + misprinted(upstream)))
+            lines.append(note(f"<strong>{page.label[0].upper()}{page.label[1:]}.</strong> {told}{misprinted(upstream)}"))
     return PageOutput("".join(lines)) if lines else missing(page)
 
 
@@ -136,6 +138,10 @@ def by_number(page: Page) -> PageOutput:
         parts.append(
             table(["", *map(str, counts)], rows, f"{caption} — {page.label}", "fc-long") + note(trend(found, upstream, page))
         )
+    if fewer(page):
+        drawn, pools = samples(page, KIND), samples(page)
+        told = f"Drawn parts had {drawn} {page.inputs} of each task, whole pools {pools}: only pools compare with one another."
+        parts.append(note(f"{told} What stands further below is of {drawn}."))
     return PageOutput("".join(parts))
 
 
@@ -151,9 +157,10 @@ def trend(found: list[Share], upstream: str, page: Page) -> str:
     """In words, what FeatCal's share and the better adapter's do from the fewest tasks to the most, and who is ahead where."""
     ours, best = featcals(found, upstream, page), better(found, upstream, page)
     counts = sorted(set(ours) & set(best))
-    if len(counts) < 2:
+    alike = [count for count in counts if ours[count].source == POOLS] if fewer(page) else counts
+    if len(alike) < 2:
         return "○ not run: one number of tasks only."
-    few, many = counts[0], counts[-1]
+    few, many = alike[0], alike[-1]
     both = {"FeatCal’s": ours, "the better adapter’s": best}
     told = [f"{name} from {own[few].share:.0f} to {own[many].share:.0f} %" for name, own in both.items()]
     ahead: dict[str, list[int]] = {"FeatCal": [], "the better adapter": [], "neither": []}

@@ -34,6 +34,14 @@ def test_larger_pools_are_points_of_their_own_from_their_own_results(project):
     assert share("surgery", 20, source=task_counts.POOLS).share == pytest.approx(10)
 
 
+def test_a_pool_is_taken_from_its_own_page_where_the_study_had_fewer_samples(project, monkeypatch):
+    """With a quarter of the samples an adapter recovers less, which is no effect of the number of tasks."""
+    monkeypatch.setattr(task_counts, "samples", lambda page, study="": 64 if study else 256)
+    found = task_counts.shares(Page("why_adapters", "mini"))
+    ours = {(one.tasks, one.source) for one in found if one.source != task_counts.PAPER}
+    assert {source for tasks, source in ours if tasks >= 8} == {task_counts.POOLS} and (2, task_counts.STUDY) in ours
+
+
 def test_the_papers_shares_are_those_of_its_printed_averages(project):
     """Table 1: simple averaging 66.3, FeatCal 83.2 and experts 90.3 on average, as printed."""
     assert share("featcal", 8, setting="", source=task_counts.PAPER).share == pytest.approx(100 * (83.2 - 66.3) / (90.3 - 66.3))
