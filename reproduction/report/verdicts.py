@@ -25,6 +25,9 @@ WORDS = ("holds", "does not hold", "within noise", "one run", "vacuous", "not ru
 _titled: dict[str, Callable[[Any], str]] = {"samples": "n = {:g}".format, "corruption": lambda kind: str(kind).replace("_", " ")}
 PAPER = "paper"
 TITLES = {"mini": "Drawn images and texts", PAPER: "The paper’s checkpoints"}  # of sources
+STATED = {  # what a theorem's numbers are, by the quantity of its rows
+    "digits": "both sides share {:.1f} digits, asked for {:.0f}", "room": "the sides are {:.1f} % apart where they come closest",
+}  # fmt: skip
 SHARE = 0.1  # "drift appears in a block": at least a tenth of the largest, so that no single block carries it
 
 
@@ -162,6 +165,8 @@ def _word(margin: float, allowed: float) -> str:
 
 def _told(claim: Claim, compared: Difference, machine: str) -> str:
     """The means in words, what was asked for beyond them, and the machine of a measured file."""
+    if claim.where.get("quantity") in STATED:
+        return STATED[claim.where["quantity"]].format(*compared.means)
     detail = told(claim.kind, compared.means, DIGITS.get(claim.measure, 3))
     ours, theirs = compared.means[:2]
     if claim.times != 1:
