@@ -6,6 +6,7 @@ A margin decides only when it exceeds two standard errors (estimate.py). Our num
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from reproduction.report.claims import DIGITS, GROUPS, OTHER, Claim, claims, mai
 from reproduction.report.estimate import Difference
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.margins import named, told
+from reproduction.report.root import results_folder
 from reproduction.report.sums import measured_sum, rows_of
 from reproduction.report.tables import UPSTREAMS
 from reproduction.report.values import PRINTED, TEXT_PRINTED
@@ -64,8 +66,9 @@ class Source:
 
     def judged(self, chosen: Iterable[Claim], setting: str = "", folder: Path | None = None) -> list[Verdict | None]:
         """Verdicts on several claims, at the main setting or another; None of a claim that has no counterpart in texts."""
-        own = (claim.on_texts if self.real else claim for claim in chosen)
-        return [claim and judge(claim, self.suite, setting or main_setting(self.suite), folder) for claim in own]
+        own = [claim.on_texts if self.real else claim for claim in chosen]
+        found = iter(judged((claim for claim in own if claim), self.suite, setting or main_setting(self.suite), folder))
+        return [next(found) if claim else None for claim in own]
 
 
 def sources(suite: str) -> tuple[Source, ...]:
@@ -76,8 +79,23 @@ def sources(suite: str) -> tuple[Source, ...]:
 
 
 def judged(chosen: Iterable[Claim], suite: str, setting: str, folder: Path | None = None) -> list[Verdict]:
-    """Verdicts on several claims."""
-    return [judge(claim, suite, setting, folder) for claim in chosen]
+    """Verdicts on several claims; a page asks of the same ones several times, so each is judged once while no file changes."""
+    folder = (folder or results_folder(suite)).resolve()
+    stats = {file.name: file.stat() for file in folder.iterdir()} if folder.is_dir() else {}
+    known = _known(folder, frozenset((name, one.st_mtime_ns, one.st_size) for name, one in stats.items()), suite, setting)
+    found = []
+    for claim in chosen:
+        words = repr(claim)  # a claim about texts is put together anew each time, and holds dictionaries
+        if words not in known:
+            known[words] = judge(claim, suite, setting, folder)
+        found.append(known[words])
+    return found
+
+
+@lru_cache(maxsize=32)
+def _known(folder: Path, files: frozenset[tuple[str, int, int]], suite: str, setting: str) -> dict[str, Verdict]:
+    """Verdicts by claim, of one state of the result files."""
+    return {}
 
 
 def tables(source: Source, folder: Path | None = None) -> pd.DataFrame:
