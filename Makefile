@@ -88,7 +88,7 @@ test: project  ## run the tests and re-execute the pages of the book against wha
 	@$(MAKE) --no-print-directory --keep-going --jobs=$(JOBS) $(PARTS:%=run/%) run/pages
 
 # A part's report follows in one piece when it is done, and any part failing fails the target.
-RUN = said=$$(MAKEFLAGS= $(BIN)/python -m pytest $(1) 2>&1); code=$$?; printf '%s\n' '' 'pytest $(1)' "$$said"; exit $$code
+RUN = echo 'begun: pytest $(1)'; said=$$(MAKEFLAGS= $(BIN)/python -m pytest $(1) 2>&1); code=$$?; printf '%s\n' '' 'pytest $(1)' "$$said"; exit $$code
 .PHONY: $(PARTS:%=run/%) run/pages
 $(PARTS:%=run/%): run/%:
 	@$(call RUN,$* $(addprefix --ignore=,$(filter $*/%,$(PARTS))))
