@@ -1,4 +1,4 @@
-"""Operations of a calibration, counted from shapes alone: the published form against the package. Says the same on a busy machine.
+"""Operations of a calibration, counted from shapes alone: the published form against the package, whatever else the machine does.
 
 python -m benchmarks.counted --tasks 2 --samples 32 --layers 3 --batch 32
 """
