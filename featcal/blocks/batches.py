@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from featcal.errors import BadBatches, nearest
 
+PROVING = 2  # samples on which a plan is checked: whether blocks replay a model does not depend on how many there are
 IGNORED = -100  # transformers' label of a token without a target
 
 
@@ -40,6 +41,14 @@ def check_batch(task: str, number: int, batch: object, model: nn.Module) -> None
             raise BadBatches(task, f"{name!r} of batch {number} is empty; leave the batch out")
         if isinstance(value, Tensor) and value.is_floating_point() and not torch.isfinite(value).all():
             raise BadBatches(task, f"{name!r} of batch {number} holds NaN or Inf; repair or leave out the sample")
+
+
+def first_samples(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """So many samples of a batch as a plan is checked on; what is no tensor with a row for every sample stays as it is."""
+    shapes = [tuple(value.shape) for value in batch.values() if isinstance(value, Tensor)]
+    count = shapes[0][0] if shapes and shapes[0] else 0
+    alike = {name for name, value in batch.items() if isinstance(value, Tensor) and value.shape[:1] == (count,)}
+    return {name: value[:PROVING] if name in alike else value for name, value in batch.items()}
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from featcal.blocks.batches import check_batch, check_tasks, naming
+from featcal.blocks.batches import check_batch, check_tasks, first_samples, naming
 from featcal.blocks.plan import BlockPlan
 from featcal.blocks.replay import check_replay
 from featcal.calibration.batches import on_device
@@ -141,7 +141,7 @@ def check(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """What `calibrate` checks before it computes: every tensor there, alike and a number, and of each task one sample replayed.
+    """What `calibrate` checks before it computes: every tensor there, alike and a number, and of each task two samples replayed.
 
     Raises: what `calibrate` raises for models and batches that do not fit.
     """
@@ -155,10 +155,10 @@ def check(
             if batch is None:
                 raise BadBatches(task, "is empty; calibration needs at least one batch with at least one sample")
             check_batch(task, 0, batch, models.student.module)
-            sample = on_device({name: v[:1] if isinstance(v, torch.Tensor) else v for name, v in batch.items()}, models.device)
+            samples = on_device(first_samples(batch), models.device)
             for held in (models.student, expert):
                 with naming(task, 0), held.running() as model:
-                    check_replay(model, models.plan, sample)
+                    check_replay(model, models.plan, samples)
 
 
 def told(progress: Callable[[str], None] | None) -> Callable[[str], None]:

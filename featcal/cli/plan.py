@@ -140,7 +140,7 @@ def shapes(
     kind = getattr(torch, dtype)
     model = model.to(kind).eval()
     block_plan = plan_for(model, plan)
-    batches = {size: meta_batch(model, size, tokens, padded) for size in load.batches}
+    batches = {size: meta_batch(model, size, tokens, padded) for size in {*load.batches, load.checked}}
     return {size: model_shape(model, block_plan, batch, padded=padded, modules=modules) for size, batch in batches.items()}
 
 
