@@ -101,8 +101,7 @@ def quiet() -> Iterator[None]:
 def _loaded(kind: Any, folder: str | Path, dtype: torch.dtype, part: str | None) -> Any:
     checkpoint = LazyCheckpoint(folder, part)
     checkpoint.require_floating()
-    for name in checkpoint.names:
-        checkpoint.finite_tensor(name)
+    checkpoint.check_finite()
     with quiet():
         module, info = kind.from_pretrained(
             folder,

@@ -64,8 +64,7 @@ class Streamed:
 
     def check_finite(self, place: str = "") -> None:
         """Reads every tensor of the checkpoint once. Raises: NotFinite naming file and tensor."""
-        for name in self.checkpoint.names:
-            self.checkpoint.finite_tensor(name)
+        self.checkpoint.check_finite()
 
     @contextmanager
     def block(self, path: str) -> Iterator[nn.Module]:

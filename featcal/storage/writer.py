@@ -16,12 +16,10 @@ from torch import Tensor
 
 from featcal.storage.atomic import atomic_folder
 from featcal.storage.checkpoint import INDEX, SINGLE
+from featcal.storage.tensor_file import KINDS
 
 LIMIT = 5 * 10**9  # bytes per file, as transformers shards
-_KINDS = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
+_KINDS = {getattr(torch, name): kind for kind, name in KINDS.items()}
 
 
 @dataclass(frozen=True)
