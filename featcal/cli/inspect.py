@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from featcal.cli.arguments import existing_folder
-from featcal.cli.recipe import is_adapter
+from featcal.cli.recipe import refuse_adapter
 from featcal.cli.solved import plan_as_mapping, shape_text, show_plan
 from featcal.cli.terminal import Json, say, say_json, table
-from featcal.errors import BadFile, FeatCalError
+from featcal.errors import FeatCalError
 from featcal.interchange.mergekit import beside_merged, read_recipe
 
 if TYPE_CHECKING:
@@ -33,10 +33,7 @@ def inspect(
     existing_folder("inspect", folder)
     from featcal.storage.checkpoint import LazyCheckpoint
 
-    if is_adapter(folder):
-        raise BadFile(
-            folder, "a LoRA adapter, not a model", "inspect its base; calibrate and merge take the adapter as an expert"
-        )
+    refuse_adapter(folder)
     checkpoint = LazyCheckpoint(folder)
     recipe = beside_merged(folder)
     if as_json:
