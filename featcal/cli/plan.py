@@ -85,10 +85,7 @@ def same_shapes(models: Mapping[str, "nn.Module"]) -> None:
     reference = models[names[0]]
     for name in names[1:]:
         ours, theirs = tower_shapes(reference), tower_shapes(models[name])
-        keys = [
-            key for key in (*ours, *theirs) if any(part.isdecimal() for part in key.split(".")) or key in ours.keys() & theirs
-        ]
-        tensor = next((key for key in keys if not alike(ours.get(key), theirs.get(key), key)), None)
+        tensor = next((key for key in (*ours, *theirs) if not alike(key, ours.get(key), theirs.get(key))), None)
         if tensor is None:
             continue
         mine, its = (m.config.to_dict() for m in (reference, models[name]))  # type: ignore[operator,union-attr]

@@ -6,10 +6,11 @@ CLIPModel one tower can be asked for. Knows nothing of model classes.
 
 import json
 from math import prod
+from os import PathLike
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING
 
-from featcal.errors import BadFile, MissingPath, MissingTensor, NotFinite
+from featcal.errors import BadFile, BadSetting, MissingPath, MissingTensor, NotFinite
 from featcal.storage.tensor_file import TensorFile
 
 if TYPE_CHECKING:
@@ -33,6 +34,13 @@ def no_safetensors(folder: Path, wanted: str = SINGLE, *found: str) -> BadFile:
     return BadFile(folder, f"no {wanted} in this folder (found: {', '.join(there[:8]) or 'nothing'})", way_out)
 
 
+def folder_path(folder: object) -> Path:
+    """The path of a model's folder. Raises: BadSetting for what is neither text nor a path."""
+    if not isinstance(folder, str | PathLike):
+        raise BadSetting("model", type(folder).__name__, "must be a module or the path of a folder")
+    return Path(folder)
+
+
 class LazyCheckpoint:
     """Tensors of a Hugging Face folder (one safetensors file or shards with an index), read when asked for.
 
@@ -42,7 +50,7 @@ class LazyCheckpoint:
     """
 
     def __init__(self, folder: str | Path, part: str | None = None):
-        self.folder = Path(folder)
+        self.folder = folder_path(folder)
         if not self.folder.is_dir():
             raise MissingPath(folder, "a checkpoint folder", "check the path; hub names must be fetched first")
         self._open: dict[Path, TensorFile] = {}

@@ -14,6 +14,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from featcal.errors import BadFile
 from featcal.storage.atomic import atomic_folder
 from featcal.storage.checkpoint import INDEX, SINGLE
 from featcal.storage.tensor_file import KINDS
@@ -32,6 +33,15 @@ class _Spooled:
     file: Path
 
 
+def require_replaceable(folder: Path) -> None:
+    """Raise BadFile where anything lies but another folder of tensors, or an empty one: what is written takes its place."""
+    ours = folder.is_dir() and (
+        not any(folder.iterdir()) or any(any(folder.glob(name)) for name in ("*.safetensors", "config.json"))
+    )
+    if folder.exists() and not ours:
+        raise BadFile(folder, "exists and is no folder of a model, which alone would be replaced", "name a new folder")
+
+
 class ShardWriter(AbstractContextManager["ShardWriter"]):
     """`with ShardWriter(folder) as writer: writer.write(name, tensor)`; the folder appears when the block ends, or not at all.
 
@@ -40,6 +50,7 @@ class ShardWriter(AbstractContextManager["ShardWriter"]):
     """
 
     def __init__(self, folder: str | Path, limit: int = LIMIT, needed: int | None = None):
+        require_replaceable(Path(folder))
         self._limit = limit
         self._whole = atomic_folder(folder, needed)
         self._spooled: dict[str, _Spooled] = {}

@@ -40,8 +40,8 @@ def test_a_dry_run_finds_what_a_run_would_stumble_over(models, capsys):  # noqa:
 def test_a_disk_without_room_is_told_before_the_work(models, capsys, monkeypatch):  # noqa: F811
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     monkeypatch.setattr("featcal.calibration.calibrate.calibrate", lambda *_, **__: pytest.fail("computed"))
-    for more in ([], ["--dry-run"]):
-        assert "1000 B" in refused([*CALIBRATE, *more], models, capsys)
+    for command in (CALIBRATE, [*CALIBRATE, "--dry-run"], [*MERGE[:-1], "elsewhere"]):
+        assert "1000 B" in refused(command, models, capsys)
 
 
 def test_a_work_folder_that_vanishes_is_one_message(models, capsys, monkeypatch):  # noqa: F811

@@ -107,6 +107,16 @@ def test_a_disk_that_fills_up_while_shards_are_joined_leaves_nothing(tmp_path, m
     assert os.listdir(tmp_path) == []
 
 
+def test_what_is_no_folder_of_tensors_is_never_replaced(tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/a.txt").write_text("mine")
+    for taken in (tmp_path / "notes/a.txt", tmp_path / "notes"):
+        with pytest.raises(BadFile, match="name a new folder"):
+            written(taken, tensors())
+    assert (tmp_path / "notes/a.txt").read_text() == "mine"
+    assert written(written(tmp_path / "model", tensors()), tensors()).is_dir()
+
+
 @pytest.mark.parametrize("limit", [10**9, 70, 1])
 def test_written_tensors_are_read_back_by_safetensors_itself(tmp_path, limit):
     folder = written(tmp_path / "model", tensors(), limit=limit)
