@@ -17,11 +17,13 @@ BASES    := images/dvc.yaml:pretrain@clip_b32 images/dvc.yaml:pretrain@clip_l14 
             language/dvc.yaml:pretrain_t5@flan_t5_base language/dvc.yaml:pretrain_t5@flan_t5_large \
             language/dvc.yaml:pretrain_llama@llama_3b language/dvc.yaml:pretrain_llama@llama_8b
 
-# Tests that take minutes, of the browser, of DVC, of the paper's suite and of the whole graph.
-SLOW := tests/reproduction/report/test_book.py tests/reproduction/stages/test_recomputed.py tests/reproduction/suites/test_dress_rehearsal.py tests/reproduction/stages/test_smoke.py
-
-# Pages that nbval executes in a kernel each: those of the headline chain, and the two that compute.
-KERNELS := $(addprefix book/pages/,$(addsuffix .ipynb,landing table01 figure1 method playground))
+# The tests in parts, those that take longest first, and each without the parts that lie below it; and pages that nbval executes
+# in a kernel each: the first one, and the two that compute. All others are executed by the tests.
+PARTS   := tests/reproduction/stages/test_smoke.py tests/test_container.py tests/reproduction/report/test_book.py \
+           tests/reproduction/report tests/reproduction tests/reproduction/suites/test_dress_rehearsal.py tests/cli tests tests/calibration
+KERNELS := $(addprefix book/pages/,$(addsuffix .ipynb,landing method playground))
+# How many of them at once: one more than there are processors, as browser, kernels and downloads keep a part waiting.
+JOBS    ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 # Stages say `featcal` and `python`, which must be those of the environment.
 export PATH := $(BIN):$(PATH)
@@ -82,16 +84,16 @@ book: project  ## build the book from the results in git, computing no model
 	@printf 'Numbers:     results/*/*.csv\n'
 	@printf 'Experiments: params.yaml; after an edit, make repro again recomputes what it touches\n'
 
-# Side by side, for two cores: nbval mostly waits for kernels to start, browser and DVC are a third of the tests' time. The reports of
-# both follow that of the other tests; any of the three failing fails the target. All pages are executed by the other tests.
 test: project  ## run the tests and re-execute the pages of the book against what git holds
-	@reports=$$(mktemp -d); trap 'kill $$pages $$slow 2>/dev/null; rm -rf "$$reports"' EXIT INT TERM; \
-	$(BIN)/python -m pytest --nbval-lax --nbval-current-env $(KERNELS) >"$$reports/pages" 2>&1 & pages=$$!; \
-	$(BIN)/python -m pytest $(SLOW) >"$$reports/slow" 2>&1 & slow=$$!; \
-	$(BIN)/python -m pytest tests $(addprefix --ignore=,$(SLOW)); tested=$$?; \
-	wait $$pages; executed=$$?; wait $$slow; built=$$?; \
-	echo 'pages of the book, executed again:'; cat "$$reports/pages"; echo '$(SLOW):'; cat "$$reports/slow"; \
-	exit $$((tested ? tested : executed ? executed : built))
+	@$(MAKE) --no-print-directory --keep-going --jobs=$(JOBS) $(PARTS:%=run/%) run/pages
+
+# A part's report follows in one piece when it is done, and any part failing fails the target.
+RUN = echo 'begun: pytest $(1)'; said=$$(MAKEFLAGS= $(BIN)/python -m pytest $(1) 2>&1); code=$$?; printf '%s\n' '' 'pytest $(1)' "$$said"; exit $$code
+.PHONY: $(PARTS:%=run/%) run/pages
+$(PARTS:%=run/%): run/%:
+	@$(call RUN,$* $(addprefix --ignore=,$(filter $*/%,$(PARTS))))
+run/pages:
+	@$(call RUN,--nbval-lax --nbval-current-env $(KERNELS))
 
 # Kernels that another processor would get, from torch, oneDNN and MKL: of one with AVX2, then the plainest there are. MKL follows
 # MKL_CBWR on every processor, MKL_ENABLE_INSTRUCTIONS on Intel's alone.

@@ -2,6 +2,7 @@
 
 python -m benchmarks.calibrate               Folder to folder, a process each time; then with models in memory. Both in turns.
 python -m benchmarks.calibrate --repeats 0   Folder to folder only; --folders 0 leaves that out.
+python -m benchmarks.calibrate --opponent published   Against the published form. --products mkl: ours with torch's own products.
 python -m benchmarks.calibrate --device cuda --tasks 8 --samples 256 --layers 12 --batch 256       The paper's size.
 """
 
@@ -12,6 +13,8 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -36,6 +39,7 @@ from benchmarks.measure import (
 )
 from featcal.calibration.calibrate import calibrate
 from featcal.core.precision import exact_products
+from featcal.models.products import onednn_products
 from featcal.models.save import save_model
 
 ROOT = Path(__file__).parents[1]
@@ -51,25 +55,27 @@ def experiment(args: Namespace):
     return averaged(list(experts.values())), base, experts, data
 
 
-def plain(merged, base, experts, data):
-    """The plain version's calibrated model."""
+def plain(merged, base, experts, data, opponent: str = "plain"):
+    """The opponent's calibrated model."""
     with exact_products():
-        return plain_version.calibrate(merged, base, experts, data, SETTINGS)
+        return plain_version.calibrate(merged, base, experts, data, SETTINGS, opponent == "published")
 
 
-def ours(merged, base, experts, data, batch: int, **more):
-    """The package's calibrated model, or the folder with `out`."""
+def ours(merged, base, experts, data, batch: int, products: str = "mkl", **more):
+    """The package's calibrated model, or the folder with `out`; with the products "onednn" as commands compute them."""
     batches = {task: [{"pixel_values": part} for part in x.split(batch)] for task, x in data.items()}
-    result = calibrate(merged, base=base, experts=experts, batches=batches, settings=SETTINGS, **more)
+    with onednn_products() if products == "onednn" else nullcontext():
+        result = calibrate(merged, base=base, experts=experts, batches=batches, settings=SETTINGS, **more)
     return result.model or result.folder
 
 
 def compare(args: Namespace):
     """Seconds (plain, ours) of each pair, models in memory. Raises: AssertionError unless both give the same model."""
     given = experiment(args)
-    difference = largest_difference(plain(*given), ours(*given, args.batch))
+    theirs, own = partial(plain, *given, args.opponent), partial(ours, *given, args.batch, args.products)
+    difference = largest_difference(theirs(), own())
     assert difference < TOLERANCE, f"the results differ by {difference:.1e}"
-    return in_turns(lambda: plain(*given), lambda: ours(*given, args.batch), args.repeats, args.device), difference
+    return in_turns(theirs, own, args.repeats, args.device), difference
 
 
 def write_folders(args: Namespace, root: Path) -> None:
@@ -86,11 +92,11 @@ def folder_to_folder(contestant: str, args: Namespace, root: Path) -> Taken:
     before, clock, processor = memory("VmRSS"), time.perf_counter(), time.process_time()
     if contestant == "ours":
         folders = root / "merged", root / "base", {name: root / name for name in tasks}
-        ours(*folders, data, args.batch, device=args.device, out=root / contestant)
+        ours(*folders, data, args.batch, args.products, device=args.device, out=root / contestant)
     else:
         merged, base, *rest = (CLIPVisionModel.from_pretrained(root / n).to(args.device) for n in ("merged", "base", *tasks))
         given = {name: x.to(args.device) for name, x in data.items()}
-        plain(merged, base, dict(zip(tasks, rest, strict=True)), given).save_pretrained(root / contestant)
+        plain(merged, base, dict(zip(tasks, rest, strict=True)), given, args.opponent).save_pretrained(root / contestant)
     synchronise(args.device)
     device = torch.cuda.max_memory_allocated() if args.device.startswith("cuda") else 0
     seconds = {"clock": time.perf_counter() - clock, "processor": time.process_time() - processor}
@@ -122,7 +128,7 @@ def print_folders(pairs: list[tuple[Taken, Taken]], device: str) -> None:
     """Ratios of time and of peak memory, folder to folder."""
     for field, name in (("clock", "clock"), ("processor", "processor time")):
         if field == "clock" or not device.startswith("cuda"):
-            print(f"folder to folder, {name}, plain / ours: {ratio([(theirs[field], own[field]) for theirs, own in pairs])}")
+            print(f"folder to folder, {name}, theirs / ours: {ratio([(theirs[field], own[field]) for theirs, own in pairs])}")
     for field, name in (("bytes", "host memory above the imports"), ("device", "GPU memory")):
         theirs, own = (max(pair[side][field] for pair in pairs) for side in (0, 1))
         if own:
@@ -132,7 +138,8 @@ def print_folders(pairs: list[tuple[Taken, Taken]], device: str) -> None:
 
 def main() -> None:
     sizes = {"tasks": 2, "samples": 64, "layers": 2, "width": 768, "batch": 32}
-    args = arguments(__doc__, **sizes, repeats=3, folders=1, contestant="", root="").parse_args()
+    how = {"opponent": "plain", "products": "onednn"}
+    args = arguments(__doc__, **sizes, **how, repeats=3, folders=1, contestant="", root="").parse_args()
     torch.set_num_threads(args.threads)
     disable_progress_bar()
     if args.contestant:
@@ -140,12 +147,13 @@ def main() -> None:
         return
     print(machine(args.device))
     print(f"{args.layers} blocks of {args.width} features, {args.tasks} tasks of {args.samples} images, our batch {args.batch}")
+    print(f"opponent: {args.opponent}; our products: {args.products}")
     if args.folders:
         with tempfile.TemporaryDirectory() as root:
             print_folders(in_children(args, Path(root)), args.device)
     if args.repeats:
         pairs, difference = compare(args)
-        print(f"models in memory, time, plain / ours: {ratio(pairs)}; same model within {difference:.1e}")
+        print(f"models in memory, time, theirs / ours: {ratio(pairs)}; same model within {difference:.1e}")
 
 
 if __name__ == "__main__":

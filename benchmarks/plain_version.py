@@ -1,7 +1,11 @@
-"""The opponent: the method on CLIP's vision tower, written down as the paper states it and with nothing done to make it fast.
+"""The opponents: the method on CLIP's vision tower, written down as the paper states it and with nothing done to make it fast.
 
 One Gram matrix per linear, α on every token, d × d cross moments, everything in the models' own precision, the sums of all
 tasks kept until their block is solved, one `linalg.solve` per linear. Knows the package's settings and nothing else of it.
+
+The published form of the method (github.com/egangu/featcal) does the same, batch for batch and product for product, but for three
+things, which `published` turns on: features wait in the host's memory, the left side has its stabiliser 1e-8, and behind the last
+block the student does not run again.
 """
 
 import copy
@@ -17,6 +21,7 @@ from featcal.settings import Calibration
 LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj", "mlp.fc1", "mlp.fc2")
 NORMS = ("layer_norm1", "layer_norm2")
 BATCH = 16
+STABILISER = 1e-8  # ε of Eq. 14, on the left side of the published form
 PATCH_WEIGHT = 0.01  # of a patch token in the last block, except where keys and values read it
 
 Pairs = list[tuple[Tensor, Tensor]]  # per batch the student's and the teacher's features (batch, tokens, d)
@@ -24,14 +29,23 @@ Sums = dict[str, list[Tensor]]  # module name -> sums over the tokens of one tas
 
 
 @torch.no_grad()
-def calibrate(merged: nn.Module, base: nn.Module, experts: Mapping[str, nn.Module], images: Mapping[str, Tensor], s: Calibration):
+def calibrate(
+    merged: nn.Module,
+    base: nn.Module,
+    experts: Mapping[str, nn.Module],
+    images: Mapping[str, Tensor],
+    s: Calibration,
+    published: bool = False,
+):
     """The calibrated copy of the merged model; images (n, 3, height, width) per task."""
-    student = copy.deepcopy(merged).eval()
-    hidden = {t: [(embedded(student, x), embedded(experts[t], x)) for x in images[t].split(BATCH)] for t in experts}
+    student, place = copy.deepcopy(merged).eval(), "cpu" if published else merged.device
+    hidden = {
+        t: [(embedded(student, x).to(place), embedded(experts[t], x).to(place)) for x in images[t].split(BATCH)] for t in experts
+    }
     for i, block in enumerate(student.encoder.layers):
         teachers = {t: expert.encoder.layers[i] for t, expert in experts.items()}
         last = i + 1 == len(student.encoder.layers)
-        hidden = calibrate_block(block, base.encoder.layers[i], teachers, hidden, s, last)
+        hidden = calibrate_block(block, base.encoder.layers[i], teachers, hidden, s, last, published)
     return student
 
 
@@ -48,24 +62,33 @@ def calibrate_block(
     hidden: Mapping[str, Pairs],
     s: Calibration,
     last: bool,
+    published: bool = False,
 ) -> dict[str, Pairs]:
     """Solve one block in place. Returns: the features behind it."""
+    device = next(student.parameters()).device
+    place = "cpu" if published else device
     sums: dict[str, Sums] = {t: {} for t in teachers}
     behind: dict[str, list[Tensor]] = {t: [] for t in teachers}
     for task, teacher in teachers.items():
         for x_student, x_teacher in hidden[task]:
             with inputs(student) as cal:
-                student(x_student, attention_mask=None)
+                student(x_student.to(device), attention_mask=None)
             with inputs(teacher) as exp:
-                behind[task].append(teacher(x_teacher, attention_mask=None))
+                behind[task].append(teacher(x_teacher.to(device), attention_mask=None).to(place))
             add(sums[task], cal, exp, s, last)
-    solved = {name: solve_linear(name, student, base, teachers, sums, s) for name in LINEARS}
+    stabiliser = STABILISER if published else 0.0
+    solved = {name: solve_linear(name, student, base, teachers, sums, s, stabiliser) for name in LINEARS}
     solved |= {name: solve_norm(name, student, base, teachers, sums, s) for name in NORMS if s.norm}
     for name, (weight, bias) in solved.items():
         student.get_submodule(name).weight.copy_(weight)
         if name in NORMS or s.bias:
             student.get_submodule(name).bias.copy_(bias)
-    return {t: [(student(x, attention_mask=None), y) for (x, _), y in zip(hidden[t], behind[t], strict=True)] for t in teachers}
+    if published and last:
+        return {}
+    return {
+        t: [(student(x.to(device), attention_mask=None).to(place), y) for (x, _), y in zip(hidden[t], behind[t], strict=True)]
+        for t in teachers
+    }
 
 
 @contextmanager
@@ -110,11 +133,17 @@ def anchors(name: str, student: nn.Module, base: nn.Module, rho: float) -> tuple
 
 
 def solve_linear(
-    name: str, student: nn.Module, base: nn.Module, teachers: Mapping[str, nn.Module], sums: Mapping[str, Sums], s: Calibration
+    name: str,
+    student: nn.Module,
+    base: nn.Module,
+    teachers: Mapping[str, nn.Module],
+    sums: Mapping[str, Sums],
+    s: Calibration,
+    stabiliser: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Weight (o, d) and bias (o,) of one linear (Eqs. 14, 17, 55)."""
     A, a = anchors(name, student, base, s.anchor_blend)
-    left, right = s.ridge * torch.eye(A.shape[1]).to(A), s.ridge * A  # (d, d), (o, d)
+    left, right = (s.ridge + stabiliser) * torch.eye(A.shape[1]).to(A), s.ridge * A  # (d, d), (o, d)
     shares = []
     for task, teacher in teachers.items():
         G, C, cal, target, n = sums[task][name]

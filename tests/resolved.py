@@ -2,9 +2,12 @@
 
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import networkx
 
@@ -18,12 +21,7 @@ def resolved() -> networkx.DiGraph:
 
     graph = networkx.DiGraph()
     with tempfile.TemporaryDirectory() as work:
-        for file in (*files(), PAGES, *SETTINGS):
-            copied = Path(work) / file.relative_to(ROOT)
-            copied.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, copied)
-        Repo.init(work, no_scm=True).close()
-        with Repo(work) as repo:
+        with Repo(str(laid_out(Path(work)))) as repo:
             names = {file.name for file in SETTINGS}
             for stage in repo.index.graph:
                 reads = [entry for dep in stage.params if Path(dep.def_path).name in names for entry in dep.params]
@@ -37,3 +35,25 @@ def resolved() -> networkx.DiGraph:
 def _paths(stage: Any) -> list[str]:
     """The file that a stage stands in, what it writes, and what it reads."""
     return [stage.path, *(out.fs_path for out in stage.outs), *(dep.fs_path for dep in stage.deps)]
+
+
+def laid_out(folder: Path) -> Path:
+    """A DVC repository of the definitions and settings alone."""
+    from dvc.repo import Repo
+
+    for file in (*files(), PAGES, *SETTINGS, *(ROOT / "suites").glob("*.yaml")):
+        (folder / file.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, folder / file.relative_to(ROOT))
+    Repo.init(str(folder), no_scm=True).close()
+    return folder
+
+
+@contextmanager
+def settings_of_stages(folder: Path) -> Iterator[list[tuple[str, Any]]]:
+    """Stages by name, each with a file of settings that DVC compares of it; a file is read once, and not once per stage."""
+    from dvc.dependency import param
+    from dvc.repo import Repo
+
+    load = cache(param.load_path)
+    with patch.object(param, "load_path", load), Repo(str(folder)) as repo:
+        yield [(s.name, dep) for s in repo.index.stages for dep in s.deps if isinstance(dep, param.ParamsDependency)]

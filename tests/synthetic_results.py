@@ -91,13 +91,6 @@ def write_results(folder: Path, suite: str, tasks: list[str]) -> None:
     write_language(folder, suite)
 
 
-def text_without_results(piece, suite: str, root: Path, monkeypatch) -> str:
-    """What a piece of a page says in a project where nothing was run."""
-    write_project(root, suite, empty=True)
-    monkeypatch.chdir(root)
-    return piece(suite).text
-
-
 def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     """Scores, references, what is measured of features, settings and run record of one role with 8 tasks."""
     scores = [row for key, level in LEVELS.items() for row in _scores(suite, role, 8, key, level, tasks)]

@@ -12,14 +12,17 @@ from tiny import PAPER, experiment, shifted
 from benchmarks import beyond, block, calibrate, evaluate, measure, plain_version, products, solve
 
 TINY = {"tasks": 2, "samples": 6, "layers": 2, "width": 64, "batch": 4, "repeats": 1, "device": "cpu", "threads": 1}
+TINY |= {"opponent": "plain", "products": "mkl"}
 
 
+@pytest.mark.parametrize("published", [False, True])
 @pytest.mark.parametrize("variant", [{}, {"ridge": 1e-3, "task_weights": "uniform"}, {"bias": False, "norm": False}])
-def test_opponent_of_the_benchmarks_equals_the_numpy_version(variant):
+def test_opponents_of_the_benchmarks_equal_the_numpy_version(variant, published, monkeypatch):
+    monkeypatch.setattr(plain_version, "STABILISER", 0.0)  # without it the published form is the paper's to the last digits
     given, settings = experiment(), replace(PAPER, **variant)
     expected = plain_result(given, settings)
     images = {task: torch.cat([b["pixel_values"] for b in batches]) for task, batches in given["batches"].items()}
-    model = plain_version.calibrate(given["merged"], given["base"], given["experts"], images, settings)
+    model = plain_version.calibrate(given["merged"], given["base"], given["experts"], images, settings, published)
     for name, p in model.named_parameters():
         np.testing.assert_allclose(p.detach().numpy(), expected[name], err_msg=name, rtol=1e-8, atol=1e-8)
 
@@ -29,8 +32,9 @@ def test_both_give_the_same_block():
     assert 0 < difference < block.TOLERANCE
 
 
-def test_both_give_the_same_model_in_memory():
-    pairs, difference = calibrate.compare(Namespace(**TINY))
+@pytest.mark.parametrize("how", [{}, {"opponent": "published", "products": "onednn"}])
+def test_both_give_the_same_model_in_memory(how):
+    pairs, difference = calibrate.compare(Namespace(**TINY | how))
     assert 0 < difference < block.TOLERANCE
     assert len(pairs) == TINY["repeats"]
 

@@ -1,19 +1,26 @@
 """What a batch of data must be before a model is run on it, and which of its tokens are padding."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from featcal.errors import BadBatches, nearest
+from featcal.errors import BadBatches, BadSetting, nearest
 
+PROVING = 2  # samples on which a plan is checked: whether blocks replay a model does not depend on how many there are
 IGNORED = -100  # transformers' label of a token without a target
 
 
 def check_tasks(experts: Mapping[str, Any], batches: Mapping[str, Any]) -> None:
-    """Raise BadBatches unless experts and batches have the same tasks, at least one, each with a list of batches."""
+    """Raise BadBatches unless experts and batches have the same tasks, at least one, each with a list of batches.
+
+    Raises: BadSetting for what is no dictionary by task.
+    """
+    for name, given in (("experts", experts), ("batches", batches)):
+        if not isinstance(given, Mapping):
+            raise BadSetting(name, type(given).__name__, "must be a dictionary by task")
     if not experts:
         raise BadBatches("*", "no experts were given; at least one is needed, with its batches")
     for task in sorted(experts):
@@ -22,7 +29,7 @@ def check_tasks(experts: Mapping[str, Any], batches: Mapping[str, Any]) -> None:
     for task in sorted(batches):
         if task not in experts:
             raise BadBatches(task, f"has no expert of that name; {nearest(task, experts)}")
-        if batches[task] is None or isinstance(batches[task], Mapping | Tensor | str):
+        if isinstance(batches[task], Mapping | Tensor | str) or not isinstance(batches[task], Iterable):
             kind = type(batches[task]).__name__
             raise BadBatches(task, f"is a {kind}; expected a list of mappings such as [{{'pixel_values': tensor}}, ...]")
 
@@ -40,6 +47,20 @@ def check_batch(task: str, number: int, batch: object, model: nn.Module) -> None
             raise BadBatches(task, f"{name!r} of batch {number} is empty; leave the batch out")
         if isinstance(value, Tensor) and value.is_floating_point() and not torch.isfinite(value).all():
             raise BadBatches(task, f"{name!r} of batch {number} holds NaN or Inf; repair or leave out the sample")
+    ids, mask = batch.get("input_ids"), batch.get("attention_mask")
+    if isinstance(ids, Tensor) and (ids.is_floating_point() or ids.dim() < 2):
+        found = f"'input_ids' of batch {number} are {ids.dtype} of shape {tuple(ids.shape)}"
+        raise BadBatches(task, f"{found}; expected whole numbers, (samples, tokens)")
+    if isinstance(ids, Tensor) and isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape != ids.shape[:2]:
+        raise BadBatches(task, f"'attention_mask' of batch {number} is {tuple(mask.shape)}, but 'input_ids' {tuple(ids.shape)}")
+
+
+def first_samples(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """So many samples of a batch as a plan is checked on; what is no tensor with a row for every sample stays as it is."""
+    shapes = [tuple(value.shape) for value in batch.values() if isinstance(value, Tensor)]
+    count = shapes[0][0] if shapes and shapes[0] else 0
+    alike = {name for name, value in batch.items() if isinstance(value, Tensor) and value.shape[:1] == (count,)}
+    return {name: value[:PROVING] if name in alike else value for name, value in batch.items()}
 
 
 @contextmanager

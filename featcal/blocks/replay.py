@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from featcal.blocks.activations import in_place
 from featcal.blocks.capture import Arguments, Features, block_outputs, feeding, first_inputs, model_call
 from featcal.blocks.experts import checked
 from featcal.blocks.plan import BlockPlan, Stack, blocks_of, part_of
@@ -22,7 +23,8 @@ def step(block: nn.Module, stack: Stack, hidden: Tensor, arguments: Arguments) -
     Raises: BadCapture if the block overwrites its own input, which a second pass would need.
     """
     version = hidden._version
-    out = block(hidden, **arguments[0])
+    with in_place(block):
+        out = block(hidden, **arguments[0])
     if hidden._version != version:
         raise BadCapture([type(block).__name__], "the block overwrites its own input in place")
     following = arguments[1:] or arguments

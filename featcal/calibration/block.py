@@ -21,7 +21,6 @@ from featcal.calibration.record import BlockRecord, block_record
 from featcal.calibration.sites import Site, solved_parameters
 from featcal.calibration.systems import Systems
 from featcal.calibration.tracks import Tracks, advance, advance_student, moved
-from featcal.core.drift import Drift
 from featcal.core.norm import NormSystem, norm_system, solve_norm
 from featcal.core.ridge import Solution, anchor, both_ends, joined, ledoit_wolf, prior_system, solve_ridge, task_system
 from featcal.errors import BadCapture
@@ -49,7 +48,6 @@ def calibrate_block(
     there are sweeps. settle: called between solving and moving on, when the student's numbers may still be rounded.
     published: the moments of a task without tracks.
     """
-    before: dict[str, Drift] = {}
     experts: dict[str, dict[str, int]] = {}
     conditioning: list[float] = []
     parts = block_parts(student, tracks, view, settings) * settings.sweeps
@@ -64,8 +62,7 @@ def calibrate_block(
                     add_task(systems, published(task, teacher), teacher, settings, base_block)
                     continue
                 last = number + 1 == len(parts)
-                seen = observe(student, teacher, tracks[task], part, number == 0, last)  # Eqs. 13, 52, 56: sums
-                before.setdefault(task, seen.drift)
+                seen = observe(student, teacher, tracks[task], part, number == 0, last, not experts)  # Eqs. 13, 52, 56: sums
                 experts.setdefault(task, {}).update(seen.experts)
                 add_task(systems, seen, teacher, settings, base_block)  # Eqs. 10, 14, 58; the moments of one task at a time
             base_block = base_block or open_.enter_context(base)
@@ -73,10 +70,10 @@ def calibrate_block(
             (choose if settings.holds_out else load)(student, solved, settings, tracks, part, ranks)
             conditioning += [solution.conditioning for solution in solved.sites.values()]
     settle()
-    after = {task: advance_student(student, view.stack, tracks[task]) for task in before}
+    after = {task: advance_student(student, view.stack, tracks[task]) for task in experts}
     for task, features in merged_way.items():  # the next block is solved for what the merged model puts out
         tracks[task].student = features
-    told = ranks.gathered({task: (before[task], after[task], track.tokens, experts[task]) for task, track in tracks.items()})
+    told = ranks.gathered({task: (after[task], track.tokens, experts[task]) for task, track in tracks.items()})
     return block_record(view.name, told, conditioning)
 
 

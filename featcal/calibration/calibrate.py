@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from featcal.blocks.batches import check_batch, check_tasks, naming
+from featcal.blocks.batches import check_batch, check_tasks, first_samples, naming
 from featcal.blocks.plan import BlockPlan
 from featcal.blocks.replay import check_replay
 from featcal.calibration.batches import on_device
@@ -28,8 +28,9 @@ from featcal.core.precision import exact_products
 from featcal.core.weighting import TokenRule
 from featcal.errors import BadBatches, BadFile
 from featcal.planning.cost import counting
-from featcal.settings import Calibration
+from featcal.settings import Calibration, require
 from featcal.storage.spool import Spool
+from featcal.storage.writer import require_replaceable
 
 GPU_SHARE = 0.25  # of free memory, for activations; blocks, sums and one batch at work need the rest
 
@@ -91,7 +92,13 @@ def calibrate(
     ranks, place = current(), Path(work) if work else beside(Path(out)) if out is not None else Path(tempfile.gettempdir())
     with counting() as meter, still_there(place, out is not None), ranks.fail_together(), ExitStack() as open_:
         check_tasks(experts, batches)
-        for task in held_out or ():
+        require(isinstance(settings, Calibration), "settings", type(settings).__name__, "must be a featcal.Calibration")
+        if out is not None:
+            require_replaceable(Path(out))
+            require(not place.is_file(), "work", str(place), "names a file; name a folder")
+        for task, given in (held_out or {}).items():
+            if not isinstance(given, Iterable):
+                raise BadBatches(task, f"is held out as {type(given).__name__}; expected a list of mappings")
             if task not in experts:
                 raise BadBatches(task, f"is held out, but no expert has this name; there are: {', '.join(sorted(experts))}")
         published = {task: given for task, given in batches.items() if isinstance(given, Published)}
@@ -141,7 +148,7 @@ def check(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """What `calibrate` checks before it computes: every tensor there, alike and a number, and of each task one sample replayed.
+    """What `calibrate` checks before it computes: every tensor there, alike and a number, and of each task two samples replayed.
 
     Raises: what `calibrate` raises for models and batches that do not fit.
     """
@@ -155,10 +162,10 @@ def check(
             if batch is None:
                 raise BadBatches(task, "is empty; calibration needs at least one batch with at least one sample")
             check_batch(task, 0, batch, models.student.module)
-            sample = on_device({name: v[:1] if isinstance(v, torch.Tensor) else v for name, v in batch.items()}, models.device)
+            samples = on_device(first_samples(batch), models.device)
             for held in (models.student, expert):
                 with naming(task, 0), held.running() as model:
-                    check_replay(model, models.plan, sample)
+                    check_replay(model, models.plan, samples)
 
 
 def told(progress: Callable[[str], None] | None) -> Callable[[str], None]:

@@ -14,6 +14,7 @@ from featcal.blocks.coverage import check_blocks, check_norms
 from featcal.blocks.plan import BlockPlan
 from featcal.blocks.plans import plan_for
 from featcal.calibration.checks import check_models
+from featcal.models.device import torch_device
 from featcal.models.load import load_as_calibrated, model_class
 from featcal.models.lora import without_adapters
 from featcal.models.mode import evaluation_mode
@@ -68,7 +69,7 @@ def hold_models(
 
     Raises: FeatCalError for models that differ in their tensors or hold NaN, or that no plan fits.
     """
-    place = torch.device(device or (next(merged.parameters()).device if isinstance(merged, nn.Module) else "cpu"))
+    place = torch_device(device or (next(merged.parameters()).device if isinstance(merged, nn.Module) else "cpu"))
     dtype = dtype or (next(merged.parameters()).dtype if isinstance(merged, nn.Module) else torch.float32)
     given = {label("merged", merged): merged, label("base", base): base}
     given |= {label(f"expert {task!r}", experts[task]): experts[task] for task in sorted(experts)}

@@ -1,4 +1,4 @@
-"""Both tracks of one task through one block as it is now: moments per site, drift; the teacher's track moves on.
+"""Both tracks of one task through one block as it is now: moments per site; the teacher's track moves on.
 
 Algorithm 1 takes one snapshot per block, so nothing in here depends on what is solved within the block.
 """
@@ -21,7 +21,6 @@ from featcal.blocks.residual import residual_streams
 from featcal.calibration.sites import Modules, Site, shared_sites
 from featcal.calibration.tokens import Tokens, weights
 from featcal.calibration.tracks import Tracks
-from featcal.core.drift import Drift
 from featcal.core.moments import Moments
 from featcal.core.norm import NormMoments
 from featcal.core.precision import HALF, product, wide
@@ -51,25 +50,30 @@ class BlockView:
 
 @dataclass
 class Observation:
-    """Moments of one task in one block (Eqs. 13, 52, 56) and its drift before it is calibrated."""
+    """Moments of one task in one block (Eqs. 13, 52, 56)."""
 
     sites: dict[Site, Moments] = field(default_factory=dict)
     norms: dict[str, NormMoments] = field(default_factory=dict)
-    drift: Drift = field(default_factory=Drift)  # of the first batch
     experts: dict[str, int] = field(default_factory=dict)  # of a mixture: tokens without padding that each is given
 
 
 def observe(
-    student: nn.Module, teacher: nn.Module, tracks: Tracks, view: BlockView, first: bool = True, last: bool = True
+    student: nn.Module,
+    teacher: nn.Module,
+    tracks: Tracks,
+    view: BlockView,
+    first: bool = True,
+    last: bool = True,
+    proving: bool = True,
 ) -> Observation:
     """The snapshot of one task; moves the teacher's track on.
 
-    A view may be part of a block: drift is that of the first part, and the teacher's track moves on with the last one, but for
-    batches held out, which move with the first: of them the teacher's output is all that is needed.
+    A view may be part of a block: the teacher's track moves on with the last part, but for batches held out, which move with the
+    first: of them the teacher's output is all that is needed.
 
     Of the student only the inputs of its modules are needed, so its block is left at the last one of them, or where the residual
-    stream is needed too at its end. The first batch runs through the whole block, for the drift and for the checks on what is
-    captured.
+    stream is needed too at its end. Where `proving`, as with the first task of a block, the first batch runs through all of it,
+    to prove that what is captured stays as it was read.
     Raises: BadCapture where an input cannot be trusted.
     """
     seen = Observation()
@@ -84,9 +88,9 @@ def observe(
             continue
         hidden, arguments = tracks.student[number]
         with ExitStack() as watched:
-            x_cal = watched.enter_context(module_inputs(student, names, stop=stop and number > 0))
+            x_cal = watched.enter_context(module_inputs(student, names, stop=stop and not (proving and number == 0)))
             r_cal = watched.enter_context(residual_streams(student, writers, hidden)) if writers else {}
-            out_cal = step(student, view.stack, hidden, arguments)
+            step(student, view.stack, hidden, arguments)
         tokens = Tokens(hidden, mask, arguments[0].get(view.fed), tracks.fed_masks[number], routed(student))
         with ExitStack() as watched:
             watched.enter_context(following(teacher, student))
@@ -94,10 +98,8 @@ def observe(
             y_exp = watched.enter_context(module_outputs(teacher, narrow))
             r_exp = watched.enter_context(residual_streams(teacher, writers, hidden)) if writers else {}
             scores = watched.enter_context(attention_scores()) if view.attention else []
-            needed = linears or first or last or view.attention
+            needed = linears or last or view.attention
             out_exp = step(teacher, view.stack, *tracks.teacher[number]) if needed else None
-        if number == 0 and first and out_exp is not None:
-            seen.drift.add(out_cal[0], out_exp[0], mask)
         if r_exp.keys() != set(writers) or r_cal.keys() != set(writers):
             raise BadCapture(writers, "their outputs are not added to the residual stream in every batch and model")
         if view.attention:

@@ -86,17 +86,12 @@ def mean(values: Sequence[float]) -> float:
     return rounded(sum(values) / len(values))
 
 
-Told = tuple[Drift, Drift, int, Mapping[str, int]]  # of one task: drift before and after, tokens, those of each expert
+Told = tuple[Drift, int, Mapping[str, int]]  # of one task: drift, tokens, those of each expert
 
 
-def block_record(
-    name: str, told: Mapping[str, tuple[Drift, Drift, int, Mapping[str, int]]], conditioning: Sequence[float]
-) -> BlockRecord:
-    """The record of one block from what every task, in the order of names, tells of it.
-
-    The drift before is not told: it is that of one batch, whose features the blocks before have calibrated already.
-    """
-    _, drift, tokens, experts = zip(*told.values(), strict=True)
+def block_record(name: str, told: Mapping[str, Told], conditioning: Sequence[float]) -> BlockRecord:
+    """The record of one block from what every task, in the order of names, tells of it."""
+    drift, tokens, experts = zip(*told.values(), strict=True)
     return BlockRecord(
         name=name,
         relative_drift=mean([d.relative for d in drift]),

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from featcal.blocks.batches import check_batch, naming
+from featcal.blocks.batches import check_batch, first_samples, naming
 from featcal.blocks.plan import Stack, blocks_of
 from featcal.blocks.replay import check_replay
 from featcal.calibration.batches import Stream, on_device
@@ -75,7 +75,7 @@ def opened(run: Run, batches: Mapping[str, Batches]) -> dict[str, Stream]:
             student = run.models.student.module
             check_batch(task, 0, batch, student)
             with naming(task, 0):
-                check_replay(student, run.models.plan, on_device(batch, run.models.device))
+                check_replay(student, run.models.plan, on_device(first_samples(batch), run.models.device))
 
         kept = SpooledList(run.spool) if len(run.models.plan.stacks) > 1 else None
         streams[task] = Stream(batches[task], kept, check if number == 0 else None)

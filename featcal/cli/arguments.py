@@ -104,6 +104,11 @@ def work_folder(work: Path | None, out: Path, inputs: Iterable[Path]) -> Path | 
     return work
 
 
+def stored_bytes(folder: Path) -> int:
+    """Bytes of a folder's weights."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
 def require_space(option: str, folder: Path, needed: int) -> None:
     """A disk with so many bytes free. Raises: BadSetting."""
     from featcal.cli.sizes import size_text

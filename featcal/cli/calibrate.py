@@ -16,6 +16,7 @@ from featcal.cli.arguments import (
     named_places,
     new_folder,
     require_space,
+    stored_bytes,
     work_folder,
 )
 from featcal.cli.card import tell_card
@@ -186,7 +187,7 @@ def calibrate(
 
 def require_room(merged: Path, out: Path, work: Path | None) -> None:
     """Disk for the result, and as much again for the solved blocks. Raises: BadSetting."""
-    size = sum(file.stat().st_size for file in merged.glob("*.safetensors"))
+    size = stored_bytes(merged)
     same = work is None or work.absolute().parent == out.absolute().parent
     require_space("--out", out, 2 * size if same else size)
     if work is not None and not same:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from featcal.cli.arguments import existing_folder, new_folder
+from featcal.cli.arguments import existing_folder, new_folder, require_space, stored_bytes
 from featcal.cli.evaluate import TOKENIZERS
 from featcal.cli.terminal import Json, Quiet, say, say_json
 
@@ -30,6 +30,7 @@ def convert(
     existing_folder("SOURCE", source)
     whole = None if clip is None else existing_folder("--clip", clip)
     new_folder(out, force, [source] if whole is None else [source, whole])
+    require_space("--out", out, stored_bytes(source))
     from featcal.errors import BadSetting
     from featcal.interchange.folders import is_open_clip, to_open_clip, to_transformers
 

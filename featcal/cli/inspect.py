@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from featcal.cli.arguments import existing_folder
-from featcal.cli.recipe import is_adapter
+from featcal.cli.recipe import refuse_adapter
 from featcal.cli.solved import plan_as_mapping, shape_text, show_plan
 from featcal.cli.terminal import Json, say, say_json, table
-from featcal.errors import BadFile, FeatCalError, NotFinite
+from featcal.errors import FeatCalError
 from featcal.interchange.mergekit import beside_merged, read_recipe
 
 if TYPE_CHECKING:
@@ -26,30 +26,28 @@ featcal inspect merged --tensors --json"""
 
 def inspect(
     folder: Annotated[Path, Argument(help="Checkpoint folder: config.json and safetensors.")],
-    tensors: Annotated[bool, Option("--tensors", help="Only what the files hold; transformers is not asked.")] = False,
+    tensors: Annotated[bool, Option("--tensors", help="Only what the files hold; takes neither torch nor transformers.")] = False,
     as_json: Json = False,
 ) -> None:
     """Tell what a model folder holds and which of its parts calibration solves; exit code 2 for NaN or infinity in it."""
     existing_folder("inspect", folder)
     from featcal.storage.checkpoint import LazyCheckpoint
 
-    if is_adapter(folder):
-        raise BadFile(
-            folder, "a LoRA adapter, not a model", "inspect its base; calibrate and merge take the adapter as an expert"
-        )
+    refuse_adapter(folder)
     checkpoint = LazyCheckpoint(folder)
     recipe = beside_merged(folder)
     if as_json:
         told = tensors_as_mapping(checkpoint) | {"recipe": described_recipe(recipe)}
+        checkpoint.check_finite()
         told |= {} if tensors else {"calibration": plan_as_mapping(folder)}
-        require_finite(checkpoint, quiet=True)
         return say_json(told)
     show_tensors(checkpoint)
+    checkpoint.check_finite()
+    say("values: no NaN, no infinity")
     for role, models in described_recipe(recipe).items():
         say(f"{role}: {', '.join(models) if isinstance(models, list) else models}")
     if not tensors:
         show_plan(folder)
-    require_finite(checkpoint)
 
 
 def described_recipe(file: Path | None) -> dict[str, str | list[str]]:
@@ -75,7 +73,7 @@ def counted_tensors(checkpoint: "LazyCheckpoint") -> tuple[dict[str, int], Count
     from math import prod
 
     sizes = {name: prod(checkpoint.shape(name)) for name in checkpoint.names}
-    return sizes, Counter(str(checkpoint.dtype(name)).removeprefix("torch.") for name in checkpoint.names)
+    return sizes, Counter(checkpoint.kind(name) for name in checkpoint.names)
 
 
 def show_tensors(checkpoint: "LazyCheckpoint") -> None:
@@ -86,18 +84,3 @@ def show_tensors(checkpoint: "LazyCheckpoint") -> None:
     largest = sorted(sizes, key=lambda name: (-sizes[name], name))[:5]
     rows = [[name, shape_text(checkpoint.shape(name)), f"{sizes[name]:,}"] for name in largest]
     table("largest tensors", ["name", "shape", "values"], rows)
-
-
-def require_finite(checkpoint: "LazyCheckpoint", quiet: bool = False) -> None:
-    """Says that every value is a number. Raises: NotFinite naming all tensors where one is not."""
-    bad = []
-    for name in checkpoint.names:
-        try:
-            checkpoint.finite_tensor(name)
-        except NotFinite:
-            bad.append(name)
-    if bad:
-        raise NotFinite(checkpoint.folder, ", ".join(bad))
-    if quiet:
-        return
-    say("values: no NaN, no infinity")

@@ -89,7 +89,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return MISTAKE
     except typer.TyperException as error:  # what typer cannot make sense of: unknown options, missing arguments
         context = getattr(error, "ctx", None)
-        complain(f"{error.format_message()}\n  - {context.command_path if context else 'featcal'} --help tells what there is")
+        way_out = f"{context.command_path if context else 'featcal'} --help tells what there is"
+        if getattr(error, "option_name", None) in ("--log-file", "--log-level"):
+            way_out = "it stands before the command: featcal --log-file run.log --log-level info COMMAND"
+        complain(f"{error.format_message()}\n  - {way_out}")
         return MISTAKE
     except (MemoryError, RuntimeError) as error:
         if not no_memory(error):
@@ -123,6 +126,8 @@ def out_of_memory(command: Sequence[str], reason: BaseException) -> OutOfMemory:
 
 OPTIONS = {
     "calibrate.modules": "--module",
+    "calibrate.norm": "--norm/--no-norm",
+    "calibrate.bias": "--bias/--no-bias",
     "merge.embeddings": "--embeddings",
     "merge.batches": "--data",
     "merge.experts": "--expert",

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import yaml
 from typer import Argument, Option
 
-from featcal.cli.arguments import device_named, named_folders, named_places, new_folder
+from featcal.cli.arguments import device_named, named_folders, named_places, new_folder, require_space, stored_bytes
 from featcal.cli.model_folders import skeleton
 from featcal.cli.publish import Push, push, require_hub
 from featcal.cli.recipe import EXPERT, named_models
@@ -68,6 +68,7 @@ def merge(
     require(not told or (method == "regmean" and not places), "--stats", list(told), "is for regmean, in the place of --data")
     read = [place.source for place in places.values() if isinstance(place.source, Path)]
     new_folder(out, force, [*named.read, *told.values(), *read])
+    require_space("--out", out, stored_bytes(named.base))
     require_hub(push_to_hub)
     if method is None:
         method, settings = method_of(named)

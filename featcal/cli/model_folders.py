@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from featcal.cli.recipe import refuse_adapter
 from featcal.cli.terminal import note
 from featcal.errors import BadFile, MissingPath, TensorsDiffer
 
@@ -28,6 +29,7 @@ def require_names(path: Path) -> None:
     """A config.json that lists the names of its classes, of numbers that are not packed; a line where it names code, too."""
     from featcal.storage.results import read_json
 
+    refuse_adapter(path.parent)
     if not path.is_file():
         raise MissingPath(path, "what model it is", "give a model's folder: config.json and safetensors")
     config = read_json(path)
@@ -74,6 +76,12 @@ def require_alike(folders: Mapping[str, Path]) -> None:
         names = set(first.names)  # one that a folder lacks may be tied to another; loading tells which are missing
         for name in (name for name in opened.names if name in names):
             this, that = first.shape(name), opened.shape(name)
-            inside = any(part.isdecimal() for part in name.split("."))  # of a block
-            if this != that and (inside or this[1:] != that[1:]):
+            if not alike(name, this, that):
                 raise TensorsDiffer(name, first.file_of(name), this, opened.file_of(name), that)
+
+
+def alike(name: str, one: tuple[int, ...] | None, other: tuple[int, ...] | None) -> bool:
+    """Whether two models' shapes of one tensor go together: in blocks the same, elsewhere but for rows, or where one has none."""
+    if any(part.isdecimal() for part in name.split(".")):
+        return one == other
+    return one is None or other is None or one[1:] == other[1:]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from featcal.cli.arguments import existing_folder
-from featcal.cli.model_folders import skeleton
+from featcal.cli.model_folders import alike, skeleton
 from featcal.cli.recipe import EXPERT, HELP, named_models
 from featcal.cli.sizes import bytes_of, count_text, size_text
 from featcal.cli.terminal import Json, Quiet, say, say_json, table
@@ -29,7 +29,8 @@ featcal plan --base base --merged merged --expert math=models/math --expert code
 
 featcal plan --recipe merge.yaml --merged merged --tokens 512 --device cuda --json"""
 POSITIONS = ("max_position_embeddings", "n_positions")  # how configurations call the longest text
-UNTOLD = ("_name_or_path", "dtype", "transformers_version")  # keys that tell nothing of the shape
+# keys that tell nothing of a tower's shape
+UNTOLD = ("_name_or_path", "dtype", "transformers_version", "architectures", "id2label", "label2id", "vocab_size")
 
 
 def plan(
@@ -73,19 +74,30 @@ def plan(
 
 
 def same_shapes(models: Mapping[str, "nn.Module"]) -> None:
-    """Raise TensorsDiffer, naming the key of config.json where one tells it, unless all models are of one shape."""
+    """Raise TensorsDiffer, naming the key of config.json where one tells it, unless all models' towers are of one shape.
+
+    As for calibrate, rows of words may be more or fewer, and what stands on the towers may be other heads.
+    """
+    from featcal.models.skeleton import require_one_family
+
+    require_one_family({name: type(model) for name, model in models.items()})
     names = list(models)
     reference = models[names[0]]
     for name in names[1:]:
-        ours = {key: list(p.shape) for key, p in reference.named_parameters()}
-        theirs = {key: list(p.shape) for key, p in models[name].named_parameters()}
-        if ours == theirs:
+        ours, theirs = tower_shapes(reference), tower_shapes(models[name])
+        tensor = next((key for key in (*ours, *theirs) if not alike(key, ours.get(key), theirs.get(key))), None)
+        if tensor is None:
             continue
         mine, its = (m.config.to_dict() for m in (reference, models[name]))  # type: ignore[operator,union-attr]
-        keys = [key for key in mine if key not in UNTOLD and mine[key] != its.get(key)]
-        tensor = next(key for key in (*ours, *theirs) if ours.get(key) != theirs.get(key))
-        here, there = (", ".join(f"{c.get(key)}" for key in keys) or s.get(tensor) for c, s in ((mine, ours), (its, theirs)))
-        raise TensorsDiffer(f"config.json: {', '.join(keys) or tensor}", names[0], here, name, there)
+        told = [key for key in mine if key not in UNTOLD and mine[key] != its.get(key)]
+        here, there = (", ".join(f"{c.get(key)}" for key in told) or s.get(tensor) for c, s in ((mine, ours), (its, theirs)))
+        raise TensorsDiffer(f"config.json: {', '.join(told) or tensor}", names[0], here, name, there)
+
+
+def tower_shapes(model: "nn.Module") -> dict[str, tuple[int, ...]]:
+    """The shapes of all parameters, by the names they have in the model without its head."""
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    return {name.removeprefix(prefix): tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
 def check_tokens(model: "nn.Module", tokens: int | None) -> None:
@@ -140,7 +152,7 @@ def shapes(
     kind = getattr(torch, dtype)
     model = model.to(kind).eval()
     block_plan = plan_for(model, plan)
-    batches = {size: meta_batch(model, size, tokens, padded) for size in load.batches}
+    batches = {size: meta_batch(model, size, tokens, padded) for size in {*load.batches, load.checked}}
     return {size: model_shape(model, block_plan, batch, padded=padded, modules=modules) for size, batch in batches.items()}
 
 

@@ -78,6 +78,13 @@ def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER).is_file() and not (folder / "config.json").is_file()
 
 
+def refuse_adapter(folder: Path) -> None:
+    """Raise BadFile for an adapter where a model of its own is needed."""
+    if is_adapter(folder):
+        whole = f"featcal merge average --base BASE --expert NAME={folder} --out WHOLE makes a model of it and its base"
+        raise BadFile(folder, "a LoRA adapter, not a model", "merge, calibrate and compare take it as an expert", whole)
+
+
 def tell_unknown(recipe: Recipe) -> None:
     """A line for each key that mergekit does not have and therefore ignores."""
     for key, near in recipe.unknown.items():

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from featcal.cli.arguments import device_named, named_places, new_folder
+from featcal.cli.arguments import device_named, named_places, new_folder, require_space, stored_bytes
 from featcal.cli.model_folders import skeleton
 from featcal.cli.recipe import EXPERT, named_models
 from featcal.cli.terminal import Json, Quiet, note, say, say_json
@@ -51,6 +51,7 @@ def repair(
     named = named_models(base, expert, None)
     read = [place.source for place in places.values() if isinstance(place.source, Path)]
     new_folder(out, force, [*named.read, merged, *read])
+    require_space("--out", out, stored_bytes(merged))
     more: dict[str, Any] = {"out": out, "device": device_named(device), "progress": note, **settings}
     if method == "svc":
         from featcal.merging.svc import svc

@@ -21,6 +21,9 @@ def main() -> int:
     except KeyboardInterrupt:  # before the command was begun
         print("featcal: interrupted; nothing half-written is left", file=sys.stderr)
         return 130
+    from featcal.cli.threads import share_machine
+
+    share_machine()
     from featcal.cli.main import main
 
     return main()

@@ -9,9 +9,8 @@ from featcal.cli.arguments import device_named, existing_folder, named_places, n
 from featcal.cli.calibrate import PICTURES, TEXT
 from featcal.cli.model_folders import skeleton
 from featcal.cli.publish import Push, push, require_hub
-from featcal.cli.recipe import is_adapter
+from featcal.cli.recipe import refuse_adapter
 from featcal.cli.terminal import Json, Quiet, note, say, say_json
-from featcal.errors import BadSetting
 
 EPILOG = f"""Pictures: {PICTURES}. Text: {TEXT}.
 
@@ -38,10 +37,7 @@ def stats(
 ) -> None:
     """Write what RegMean takes of a task's data: sums over its samples' features, and no sample."""
     existing_folder("--model", model)
-    if is_adapter(model):
-        raise BadSetting(
-            "--model", str(model), "is a LoRA folder; give the whole expert (featcal merge average of it and its base)"
-        )
+    refuse_adapter(model)
     name = out.name
     place = named_places("--data", [f"{name}={data}"])[name]
     new_folder(out, False, [model, *([place.source] if isinstance(place.source, Path) else [])])

@@ -20,6 +20,7 @@ from featcal.core.drift import Drift
 from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, BadSetting, NotFinite
 from featcal.evaluation.answers import Answers, answered, scored_alike
+from featcal.models.device import torch_device
 from featcal.models.lora import without_adapters
 from featcal.models.mode import evaluation_mode
 from featcal.models.residency import Held, Resident, require_alike
@@ -75,9 +76,9 @@ def compare(
     Raises:  BadBatches; MissingTensor, TensorsDiffer for models of another shape; what opening folders raises.
     """
     check_tasks(experts, batches)
-    if not models:
-        raise BadSetting("compare.models", {}, "must hold at least one model")
-    place = torch.device(device)
+    if not (isinstance(models, Mapping) and models):
+        raise BadSetting("compare.models", type(models).__name__, "must be a dictionary with at least one model by its name")
+    place = torch_device(device)
 
     def held(model: Model) -> Held:
         return Resident(without_adapters(model)) if isinstance(model, nn.Module) else Streamed(model, dtype=dtype, device=place)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from featcal.errors import BadFile, BadSetting, MissingPath, MissingTensor, NotFinite, TensorsDiffer, TruncatedFile
 from featcal.merging.sources import Source, source
 from featcal.models.lora import without_adapters
+from featcal.settings import require
 from featcal.storage.results import read_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -40,6 +41,7 @@ def named_experts(experts: Mapping[str, Any] | Sequence[Any], place: str) -> dic
 
     Raises: BadSetting naming the place where there is none.
     """
+    require(isinstance(experts, Mapping | Sequence), f"{place}.experts", type(experts).__name__, "must be a dictionary or a list")
     given = experts if isinstance(experts, Mapping) else {f"{i:03d}": expert for i, expert in enumerate(experts)}
     if not given:
         raise BadSetting(f"{place}.experts", given, "must hold at least one expert")

@@ -21,6 +21,7 @@ from featcal.merging.settings import MergeSettings
 from featcal.merging.sources import source
 from featcal.merging.stream import Target, fill, merged_tensors, size_of, write_merged
 from featcal.merging.towers import aligned
+from featcal.models.device import torch_device
 from featcal.models.load import VISION, load_model, load_vision, model_class
 from featcal.settings import require
 
@@ -103,6 +104,9 @@ def merge_recorded(
     rule = method_named(method)
     chosen = rule.settings(settings)
     rule.check_needs(batches, head)
+    require(
+        batches is None or isinstance(batches, Mapping), "merge.batches", type(batches).__name__, "must be a dictionary by task"
+    )
     require(embeddings in ("merge", "base"), "merge.embeddings", embeddings, "must be merge or base")
     named = named_experts(experts, "merge")
     base, part = matching_part(base, named)
@@ -111,7 +115,7 @@ def merge_recorded(
     for task, text in ends.told.items():
         progress(f"{task}: {text}")
     kept, shared, theirs = kept_embeddings(origin, ends.experts, embeddings == "base", ends.apart)
-    job = Job(shared, theirs, chosen, partial(module_like, base, part), device=torch.device(device), progress=progress)
+    job = Job(shared, theirs, chosen, partial(module_like, base, part), device=torch_device(device), progress=progress)
     job.batches, job.head = batches or {}, read_head(head, theirs) if head is not None else {}
     tensors = _recorded(rule, job, kept)
     if out is None:

@@ -8,10 +8,12 @@ from typing import Any
 from torch import nn
 
 from featcal.merging.adapters import expert_sources, named_experts
+from featcal.merging.embeddings import kept_embeddings
 from featcal.merging.job import Named
 from featcal.merging.merge import Model, matching_part, merge_target, module_like
 from featcal.merging.sources import Source, require_alike, source
 from featcal.merging.stream import fill, size_of, write_merged
+from featcal.merging.towers import aligned
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,8 @@ class Repair:
 
     merged: Source
     base: Source
-    experts: dict[str, Source]  # by task, sorted
+    experts: dict[str, Source]  # by task, sorted; with the base's rows of words and without heads of their own
+    apart: frozenset[str]  # tensors that not all experts have in the base's shape, which stay the merged model's
     like: Any
     part: str | None
 
@@ -40,6 +43,8 @@ def opened(place: str, merged: Model, base: Model, experts: Mapping[str, Model] 
     named = named_experts(experts, place)
     like, part = matching_part(base, named)
     origin = source(like, "base", part)
-    theirs, ours = expert_sources(named, origin), source(merged, "merged")
-    require_alike(origin, {**theirs, "merged": ours})
-    return Repair(ours, origin, theirs, like, part)
+    ours, ends = source(merged, "merged"), aligned(origin, expert_sources(named, origin), like, named)
+    _, shared, theirs = kept_embeddings(origin, ends.experts, False, ends.apart)
+    require_alike(shared, theirs)
+    require_alike(origin, {"merged": ours})
+    return Repair(ours, origin, theirs, ends.apart, like, part)

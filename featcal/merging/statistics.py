@@ -140,9 +140,20 @@ class Statistics(Published):
         add_files(digest, self.folder.glob("*.safetensors"))
         return str(digest)
 
+    def _stored(self, path: str) -> str:
+        """What a block's path, a dot behind it, is here: of an expert with a head it is longer by its tower's name."""
+        stored = [name.removeprefix(GRAM) for name in self._tensors.names if name.startswith(GRAM)]
+        for name in stored:
+            tower, _, inner = name.partition(".")
+            if inner.startswith(path):
+                return f"{tower}.{path}"
+        shorter = path.partition(".")[2]
+        exact = any(name.startswith(path) for name in stored) or not any(name.startswith(shorter) for name in stored)
+        return path if exact else shorter
+
     def observation(self, path: str, teacher: nn.Module, modules: Modules) -> Observation:
         """The moments of the expert's block at a path, as means with weight 1. Raises: BadFile, also for a mixture; NotFinite."""
-        where, seen = f"{path}.", Observation()
+        where, seen = self._stored(f"{path}."), Observation()
 
         def stored(kind: str) -> dict[str, Tensor]:
             names = [name for name in self._tensors.names if name.startswith(kind + where)]
@@ -171,9 +182,9 @@ class Statistics(Published):
 
     def block(self, path: str, block: nn.Module) -> Seen:
         """The sums of the block at a path. Raises: BadFile unless they are those of its linears; NotFinite."""
-        seen = Seen()
-        for name in (name for name in self._tensors.names if name.startswith(GRAM + path)):
-            site = tuple(name.removeprefix(GRAM + path).split("+"))
+        seen, where = Seen(), GRAM + self._stored(path)
+        for name in (name for name in self._tensors.names if name.startswith(where)):
+            site = tuple(name.removeprefix(where).split("+"))
             tokens = self._tensors.tensor(name.replace(GRAM, TOKENS, 1)).item()
             seen.grams[site], seen.tokens[site] = self._tensors.finite_tensor(name).to(SUM_DTYPE) * tokens, int(tokens)
         widths = {linear: len(G) for site, G in seen.grams.items() for linear in site}

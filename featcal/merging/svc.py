@@ -69,7 +69,8 @@ def _calibrated(
     """Every tensor, in the merged model's dtypes."""
     for name in pool.merged.names:
         tensor = pool.merged.finite_tensor(name)
-        if tensor.dim() == 2 and tensor.is_floating_point() and not is_vocabulary(name, exclude):
+        matrix = tensor.dim() == 2 and tensor.is_floating_point()
+        if matrix and name not in pool.apart and not is_vocabulary(name, exclude):
             start = pool.base.finite_tensor(name).to(device)
             (tau,) = task_vectors(start, [tensor.to(device)])
             vectors = task_vectors(start, [expert.finite_tensor(name).to(device) for expert in pool.experts.values()])

@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from featcal.errors import BadFile, MissingPath, WrongKeys
 from featcal.models.code import CONFIG, TOKENIZER, refuse_code
-from featcal.storage.checkpoint import LazyCheckpoint
+from featcal.storage.checkpoint import LazyCheckpoint, folder_path
 from featcal.storage.results import read_json
 
 VISION = "vision_model"  # the tower of a CLIPModel that plays the vision model
@@ -60,7 +60,7 @@ def load_tokenizer(folder: str | Path) -> Any:
 
 def model_class(folder: str | Path) -> type[PreTrainedModel]:
     """The transformers class that config.json names. Raises: MissingPath, BadFile (also for code it needs)."""
-    if not Path(folder).is_dir():
+    if not folder_path(folder).is_dir():
         raise MissingPath(folder, "a checkpoint folder", "check the path; hub names must be fetched first")
     refuse_code(folder)
     config = read_json(Path(folder) / "config.json")
@@ -101,8 +101,7 @@ def quiet() -> Iterator[None]:
 def _loaded(kind: Any, folder: str | Path, dtype: torch.dtype, part: str | None) -> Any:
     checkpoint = LazyCheckpoint(folder, part)
     checkpoint.require_floating()
-    for name in checkpoint.names:
-        checkpoint.finite_tensor(name)
+    checkpoint.check_finite()
     with quiet():
         module, info = kind.from_pretrained(
             folder,

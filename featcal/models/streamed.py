@@ -18,7 +18,7 @@ from featcal.blocks.plan import part_of
 from featcal.models.parameters import Instead, Parameters, nothing
 from featcal.models.read_ahead import ReadAhead
 from featcal.models.skeleton import skeleton
-from featcal.storage.checkpoint import LazyCheckpoint
+from featcal.storage.checkpoint import LazyCheckpoint, folder_path
 from featcal.storage.ledger import Ledger
 
 
@@ -44,7 +44,7 @@ class Streamed:
         instead: Instead = nothing,
         like: type[PreTrainedModel] | None = None,
     ):
-        self.folder, self.device, self.ledger = Path(folder), torch.device(device), ledger or Ledger()
+        self.folder, self.device, self.ledger = folder_path(folder), torch.device(device), ledger or Ledger()
         self.module, part = skeleton(folder, dtype, self.device, like)
         self.checkpoint = LazyCheckpoint(folder, part)
         self.checkpoint.require_floating()
@@ -64,8 +64,7 @@ class Streamed:
 
     def check_finite(self, place: str = "") -> None:
         """Reads every tensor of the checkpoint once. Raises: NotFinite naming file and tensor."""
-        for name in self.checkpoint.names:
-            self.checkpoint.finite_tensor(name)
+        self.checkpoint.check_finite()
 
     @contextmanager
     def block(self, path: str) -> Iterator[nn.Module]:
@@ -121,13 +120,14 @@ class Streamed:
         """Every module that computes, what it needs, and whether it lies inside of a block.
 
         A module needs all parameters below it, as some use those of their parts without running the parts; only what runs the
-        blocks does not need them all at once, but its own and those of lists of parameters, which do not run either.
+        blocks does not need them all at once, but its own, those of lists of parameters, which do not run either, and those of
+        tables, of which some read the weight (DeBERTa's encoder its relative positions).
         """
         for path, module in self.module.named_modules():
             if computes(module):
                 inside = any(path.startswith(f"{blocks}.") for blocks in self._lists)
                 above = any(f"{blocks}.".startswith(f"{path}." if path else "") for blocks in self._lists)
-                parts = [module, *(child for child in module.children() if not computes(child))]
+                parts = [module, *(each for each in module.children() if isinstance(each, nn.Embedding) or not computes(each))]
                 names = [name for part in parts for name in self.parameters.own(part)]
                 yield module, names if above else self.parameters.below(module), inside
 

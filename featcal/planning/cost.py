@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from featcal.blocks.batches import first_samples
 from featcal.calibration.record import BlockRecord, Cost
 from featcal.planning.meta_profiler import to_meta
 from featcal.planning.shapes import ModelShape, model_shape
@@ -82,10 +83,11 @@ def done(run: "Run", blocks: Sequence[BlockRecord], read: Mapping[str, Read]) ->
     for task in read.values():
         for kind, each in task.items():
             batches[shapes[kind]] += each.count
-    firsts = Counter(shapes[next(iter(task))] for _, task in sorted(read.items()))
+    first = next(iter(read[min(read)]))
+    checked = model_shape(bare, plan, first_samples(kinds[first]), **asked)
     tokens = {block.name: block.tokens for block in blocks}
     on_gpu = run.models.device.type == "cuda"
-    return Done(batches, firsts, run.settings.order == "stale", on_gpu, run.known, tokens)
+    return Done(batches, len(read), shapes[first], checked, run.settings.order == "stale", on_gpu, run.known, tokens)
 
 
 @contextmanager

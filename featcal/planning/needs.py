@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from featcal.blocks.batches import PROVING
 from featcal.core.moments import stripes
 from featcal.core.precision import SUM_DTYPE
 from featcal.planning.shapes import BlockShape, ModelShape, SiteShape, StackShape
@@ -38,6 +39,11 @@ class Workload:
         """Sizes of one task's batches and how many there are of each, the first one first."""
         full, rest = divmod(self.samples, self.batch)
         return {size: count for size, count in ((self.batch, full), (rest, 1)) if size and count}
+
+    @property
+    def checked(self) -> int:
+        """Samples on which the plan is checked."""
+        return min(PROVING, next(iter(self.batches)))
 
     @property
     def tasks_here(self) -> int:
@@ -83,15 +89,15 @@ class Needs:
 
 
 def needs(shapes: Mapping[int, ModelShape], load: Workload) -> Needs:
-    """What a run needs of a model whose shape is known for every size of batch in `load.batches`."""
+    """What a run needs of a model whose shape is known for every size of batch in `load.batches`, and for `load.checked`."""
     sizes = load.batches
     counts = Counter({shapes[size]: count * load.tasks for size, count in sizes.items()})
-    firsts = {shapes[next(iter(sizes))]: load.tasks}
+    checked = shapes[load.checked]
     largest = shapes[max(sizes)]
     waiting = features_waiting({shapes[size]: count * load.tasks_here for size, count in sizes.items()})
     return Needs(
-        work=run_work(Done(counts, firsts, on_gpu=load.on_gpu)),
-        phases=phases(largest, load),
+        work=run_work(Done(counts, load.tasks, shapes[next(iter(sizes))], checked, on_gpu=load.on_gpu)),
+        phases={"check": checking(checked)} | phases(largest, load),
         waiting=shared_out(waiting, load),
         folders=folders(largest),
         throughout={"samples drawn": load.drawn, "code of libraries": LIBRARIES},
@@ -100,7 +106,7 @@ def needs(shapes: Mapping[int, ModelShape], load: Workload) -> Needs:
 
 
 def phases(shape: ModelShape, load: Workload) -> dict[str, dict[str, int]]:
-    """The parts of every phase's memory, each phase at the stack or block where it needs most."""
+    """The parts of the memory of every phase behind the check, each at the stack or block where it needs most."""
 
     def worst(candidates: list[dict[str, int]]) -> dict[str, int]:
         return max(candidates, key=lambda parts: sum(parts.values()))
@@ -108,7 +114,6 @@ def phases(shape: ModelShape, load: Workload) -> dict[str, dict[str, int]]:
     away = load.on_gpu or load.host_budget is not None  # where features come from; else they are part of what waits
     batch = batch_features(shape) if away else 0
     return {
-        "check": checking(shape),
         "start": worst([starting(shape, stack) for stack in shape.stacks]),
         "observe": worst([observing(block, load) | {"batch": batch} for block in shape.blocks]),
         "solve": worst([solving(block, site) for block in shape.blocks for site in range(len(block.sites))]),
@@ -117,7 +122,7 @@ def phases(shape: ModelShape, load: Workload) -> dict[str, dict[str, int]]:
 
 
 def checking(shape: ModelShape) -> dict[str, int]:
-    """The first batch through the whole merged model while the first expert is open."""
+    """The first samples through the whole merged model while the first expert is open."""
     blocks = max(block.weights for block in shape.blocks)
     return {"weights": shape.outside + blocks + shape.first, "working": shape.batch + shape.working}
 

@@ -15,7 +15,7 @@ from featcal.planning.shapes import BlockShape, ModelShape, SiteShape
 class Work:
     """Floating point operations of a run, by what they are for."""
 
-    check: int = 0  # the first batch through the model, and once more block by block
+    check: int = 0  # the first samples through the model, and once more block by block
     forwards: int = 0  # the student's two passes and the teacher's one
     moments: int = 0  # sums over tokens
     systems: int = 0  # each task's normal equations and their solutions
@@ -31,26 +31,22 @@ class Done:
     """What a run has to do, or did, in all its processes."""
 
     batches: Mapping[ModelShape, int]  # how many of each shape, over all tasks
-    firsts: Mapping[ModelShape, int]  # of those, how many are the first of their task; the plan is checked on the first of all
+    tasks: int
+    first: ModelShape  # of the very first batch
+    checked: ModelShape  # of the samples that the plan is checked on
     stale: bool = False  # blocks are solved for what the merged model puts out
     on_gpu: bool = False
     replayed: Collection[str] = ()  # blocks that an earlier run has solved
     tokens: Mapping[str, int] | None = None  # by block, without padding; None where everything is a token
 
-    @property
-    def tasks(self) -> int:
-        """How many there are."""
-        return sum(self.firsts.values())
-
 
 def run_work(done: Done) -> Work:
     """A whole run; further processes check the plan once more each, which is left out."""
     work = [batch_work(done, shape, count) for shape, count in done.batches.items()]
-    first = next(iter(done.firsts))
-    solved = [block for block in first.blocks if block.name not in done.replayed]
+    solved = [block for block in done.first.blocks if block.name not in done.replayed]
     return Work(
-        check=check_work(first),
-        forwards=sum(forwards for forwards, _ in work) + sum(n * left_out(done, shape) for shape, n in done.firsts.items()),
+        check=check_work(done.checked),
+        forwards=sum(forwards for forwards, _ in work) + left_out(done, done.first),
         moments=sum(moments for _, moments in work),
         systems=sum(done.tasks * system_work(site) + solve_work(site) for block in solved for site in block.sites),
     )
@@ -69,7 +65,7 @@ def batch_work(done: Done, shape: ModelShape, count: int) -> tuple[int, int]:
 
 
 def left_out(done: Done, shape: ModelShape) -> int:
-    """What the first batch of a task runs through beyond the last solved module."""
+    """What the very first batch runs through beyond the last solved module."""
     return sum(block.forward - block.first_pass for block in shape.blocks if block.name not in done.replayed)
 
 

@@ -6,13 +6,16 @@ CLIPModel one tower can be asked for. Knows nothing of model classes.
 
 import json
 from math import prod
+from os import PathLike
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from featcal.errors import BadFile, MissingPath, MissingTensor, NotFinite
+from featcal.errors import BadFile, BadSetting, MissingPath, MissingTensor, NotFinite
 from featcal.storage.tensor_file import TensorFile
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _LEGACY_PREFIX = "vision_model."
@@ -31,6 +34,13 @@ def no_safetensors(folder: Path, wanted: str = SINGLE, *found: str) -> BadFile:
     return BadFile(folder, f"no {wanted} in this folder (found: {', '.join(there[:8]) or 'nothing'})", way_out)
 
 
+def folder_path(folder: object) -> Path:
+    """The path of a model's folder. Raises: BadSetting for what is neither text nor a path."""
+    if not isinstance(folder, str | PathLike):
+        raise BadSetting("model", type(folder).__name__, "must be a module or the path of a folder")
+    return Path(folder)
+
+
 class LazyCheckpoint:
     """Tensors of a Hugging Face folder (one safetensors file or shards with an index), read when asked for.
 
@@ -40,7 +50,7 @@ class LazyCheckpoint:
     """
 
     def __init__(self, folder: str | Path, part: str | None = None):
-        self.folder = Path(folder)
+        self.folder = folder_path(folder)
         if not self.folder.is_dir():
             raise MissingPath(folder, "a checkpoint folder", "check the path; hub names must be fetched first")
         self._open: dict[Path, TensorFile] = {}
@@ -60,7 +70,11 @@ class LazyCheckpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._open_file(self.file_of(name)).shape(self._stored[name])
 
-    def dtype(self, name: str) -> torch.dtype:
+    def kind(self, name: str) -> str:
+        """What torch calls a tensor's numbers, such as float32, told without torch."""
+        return self._open_file(self.file_of(name)).kind(self._stored[name])
+
+    def dtype(self, name: str) -> "torch.dtype":
         return self._open_file(self.file_of(name)).dtype(self._stored[name])
 
     def bytes(self, name: str) -> int:
@@ -77,11 +91,19 @@ class LazyCheckpoint:
             raise MissingTensor(self.folder, name, self.names)
         return self._file[name]
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> "Tensor":
         """One tensor in memory of its own, on the CPU. Raises: MissingTensor, TruncatedFile, BadFile."""
         return self._open_file(self.file_of(name)).tensor(self._stored[name])
 
-    def finite_tensor(self, name: str) -> Tensor:
+    def check_finite(self) -> None:
+        """Reads every tensor's bytes once, without torch. Raises: NotFinite naming the tensors, of many the first five."""
+        bad = [name for name in self.names if not self._open_file(self.file_of(name)).is_finite(self._stored[name])]
+        if bad:
+            more = f" and {len(bad) - 5:,} more" if len(bad) > 5 else ""
+            files = {self.file_of(name) for name in bad}
+            raise NotFinite(self.folder if len(files) > 1 else files.pop(), f"{', '.join(bad[:5])}{more}")
+
+    def finite_tensor(self, name: str) -> "Tensor":
         """One tensor. Raises: NotFinite naming file and tensor."""
         tensor = self.tensor(name)
         if not all_finite(tensor):
@@ -91,8 +113,8 @@ class LazyCheckpoint:
     def require_floating(self) -> None:
         """Raise BadFile where a weight is stored as whole numbers; other tensors, such as counters, may be."""
         for name in self.names:
-            if name.endswith("weight") and not self.dtype(name).is_floating_point:
-                problem = f"{name} is stored as {self.dtype(name)}, but weights must be floating-point numbers"
+            if name.endswith("weight") and "float" not in self.kind(name):
+                problem = f"{name} is stored as {self.kind(name)}, but weights must be floating-point numbers"
                 way_out = "give the checkpoint a quantised one was made from, or write its values as float32, float16 or bfloat16"
                 raise BadFile(self.file_of(name), problem, way_out)
 
@@ -121,15 +143,15 @@ class LazyCheckpoint:
         return self._open[path]
 
 
-def all_finite(tensor: Tensor) -> bool:
+def all_finite(tensor: "Tensor") -> bool:
     """Whether a tensor holds neither NaN nor infinity.
 
     Either makes the sum NaN or infinite too, and a sum is one pass without a mask in memory; only where the sum alone is too
     large for its precision each value is looked at.
     """
-    if not tensor.is_floating_point() or bool(torch.isfinite(tensor.sum())):
+    if not tensor.is_floating_point() or bool(tensor.sum().isfinite()):
         return True
-    return bool(torch.isfinite(tensor).all())
+    return bool(tensor.isfinite().all())
 
 
 def _weight_map(index: Path) -> dict[str, str]:

@@ -1,22 +1,30 @@
 """One safetensors file: what its header says, and its tensors by plain reads.
 
 Read, not mapped: of a map every page that was ever touched counts as memory of this process, so going through a file
-tensor by tensor would end with all of it. Knows nothing of models and of other files.
+tensor by tensor would end with all of it. torch is loaded for tensors alone: what a file holds, and whether its values are
+numbers, is told before torch would be there. Knows nothing of models and of other files.
 """
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from featcal.errors import BadFile, TruncatedFile
 
-_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+KINDS = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
+# of a floating point number: whole numbers of its width, and the bits of its exponent, all set in NaN and infinity alone
+_EXPONENTS = {"F64": ("<u8", 0x7FF << 52), "F32": ("<u4", 0xFF << 23), "F16": ("<u2", 0x1F << 10), "BF16": ("<u2", 0xFF << 7)}
+_STRIPE = 1 << 22  # bytes looked at together
 
 
 class TensorFile:
@@ -28,7 +36,7 @@ class TensorFile:
     def __init__(self, path: Path):
         self.path = path
         try:
-            with safe_open(path, framework="pt", device="cpu"):  # checks the header, and the file's size against it
+            with safe_open(path, framework="np"):  # checks the header, and the file's size against it
                 pass
         except SafetensorError as error:
             raise TruncatedFile(path, error) from None
@@ -45,19 +53,52 @@ class TensorFile:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._entries[name]["shape"])
 
-    def dtype(self, name: str) -> torch.dtype:
+    def kind(self, name: str) -> str:
+        """What torch calls the numbers of a tensor, such as float32. Raises: BadFile for numbers that torch lacks."""
         kind = self._entries[name]["dtype"]
-        if kind not in _DTYPES:
-            raise BadFile(self.path, f"{name} is stored as {kind}", f"store it as one of {', '.join(_DTYPES)}")
-        return _DTYPES[kind]
+        if kind not in KINDS:
+            raise BadFile(self.path, f"{name} is stored as {kind}", f"store it as one of {', '.join(KINDS)}")
+        return KINDS[kind]
 
-    def tensor(self, name: str) -> Tensor:
-        """One tensor in memory of its own, on the CPU. Raises: TruncatedFile; BadFile for a kind of number torch lacks."""
-        dtype, (begin, end) = self.dtype(name), self._entries[name]["data_offsets"]
-        flat = torch.empty(end - begin, dtype=torch.uint8)
+    def dtype(self, name: str) -> "torch.dtype":
+        import torch
+
+        kind: torch.dtype = getattr(torch, self.kind(name))
+        return kind
+
+    def is_finite(self, name: str) -> bool:
+        """Whether a tensor holds neither NaN nor infinity, seen in the file's bytes. Raises: as `tensor`."""
+        self.kind(name)
+        if self._entries[name]["dtype"] not in _EXPONENTS:
+            return True
+        number, exponent = _EXPONENTS[self._entries[name]["dtype"]]
+        left = self._bytes(name)
+        stripe = np.empty(min(_STRIPE, left), dtype=np.uint8)
         with self.path.open("rb") as file:
-            file.seek(self._start + begin)
+            file.seek(self._start + self._entries[name]["data_offsets"][0])
+            while left:
+                part = stripe[: min(_STRIPE, left)]
+                if file.readinto(part.data) != len(part):
+                    raise TruncatedFile(self.path, f"it ends inside {name}")
+                bits = part.view(number)
+                if ((bits & bits.dtype.type(exponent)) == exponent).any():
+                    return False
+                left -= len(part)
+        return True
+
+    def tensor(self, name: str) -> "Tensor":
+        """One tensor in memory of its own, on the CPU. Raises: TruncatedFile; BadFile for a kind of number torch lacks."""
+        import torch
+
+        dtype, length = self.dtype(name), self._bytes(name)
+        flat = torch.empty(length, dtype=torch.uint8)
+        with self.path.open("rb") as file:
+            file.seek(self._start + self._entries[name]["data_offsets"][0])
             read = file.readinto(flat.numpy().data)
-        if read != end - begin:
+        if read != length:
             raise TruncatedFile(self.path, f"it ends inside {name}")
         return flat.view(dtype).reshape(self.shape(name))
+
+    def _bytes(self, name: str) -> int:
+        begin, end = self._entries[name]["data_offsets"]
+        return int(end - begin)

@@ -14,14 +14,13 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from featcal.errors import BadFile
 from featcal.storage.atomic import atomic_folder
 from featcal.storage.checkpoint import INDEX, SINGLE
+from featcal.storage.tensor_file import KINDS
 
 LIMIT = 5 * 10**9  # bytes per file, as transformers shards
-_KINDS = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
+_KINDS = {getattr(torch, name): kind for kind, name in KINDS.items()}
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,15 @@ class _Spooled:
     file: Path
 
 
+def require_replaceable(folder: Path) -> None:
+    """Raise BadFile where anything lies but another folder of tensors, or an empty one: what is written takes its place."""
+    ours = folder.is_dir() and (
+        not any(folder.iterdir()) or any(any(folder.glob(name)) for name in ("*.safetensors", "config.json"))
+    )
+    if folder.exists() and not ours:
+        raise BadFile(folder, "exists and is no folder of a model, which alone would be replaced", "name a new folder")
+
+
 class ShardWriter(AbstractContextManager["ShardWriter"]):
     """`with ShardWriter(folder) as writer: writer.write(name, tensor)`; the folder appears when the block ends, or not at all.
 
@@ -42,6 +50,7 @@ class ShardWriter(AbstractContextManager["ShardWriter"]):
     """
 
     def __init__(self, folder: str | Path, limit: int = LIMIT, needed: int | None = None):
+        require_replaceable(Path(folder))
         self._limit = limit
         self._whole = atomic_folder(folder, needed)
         self._spooled: dict[str, _Spooled] = {}

@@ -41,6 +41,7 @@ def task_divergence(
     """
     total = torch.zeros((), dtype=SUM_DTYPE)
     count = 0
+    model, expert = comparable(model, expert)
     with evaluation_mode([model, expert]):
         for number, batch in enumerate(batches):
             with naming(task, number):
@@ -55,6 +56,15 @@ def task_divergence(
     if not torch.isfinite(total):
         raise NotFinite(f"model, task {task}", "its answers")
     return float(total) / count
+
+
+def comparable(model: nn.Module, expert: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """Both as they are, or their towers where heads answer other questions: other classes, other words, or one has none."""
+    kinds = {type(one) for one in (model, expert)}
+    words = {getattr(output_embeddings(one), "out_features", None) for one in (model, expert)}
+    if len(kinds) == len(words) == 1 and not type(expert).__name__.endswith("Classification"):
+        return model, expert
+    return getattr(model, "base_model", model), getattr(expert, "base_model", expert)
 
 
 class Scored:

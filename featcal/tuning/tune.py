@@ -65,6 +65,7 @@ def tune(
     Raises: what `calibrate` raises; BadSetting; MissingPath without the extra `tune`.
     """
     search = Search(trials, holdout, seed)
+    require(isinstance(settings, Calibration), "settings", type(settings).__name__, "must be a featcal.Calibration")
     check_tasks(experts, batches)
     require(current().world == 1, "tune", current().world, "must run in one process; start it without torchrun")
     require(settings.interpolation != "auto", "calibrate.interpolation", "auto", "must be a number: α is what is searched for")

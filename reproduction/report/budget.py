@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from reproduction.report.claims import main_setting
-from reproduction.report.estimate import estimate
+from reproduction.report.estimate import difference, estimate
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import COLOURS, WIDTH, drawing
 from reproduction.report.markup import PageOutput, fold, note, table
@@ -68,7 +68,7 @@ def means(page: Page) -> PageOutput:
         f"Average top-1 accuracy (%) on test {page.inputs} by {page.inputs} per task, sd over seeds — {page.label}. Bold: best."
     )
     remarks = [] if level is None else [f"Where all start: {UPSTREAM.replace('_', ' ')} alone, {level:.1f} %."]
-    remarks += [*spreads(found), *short(ours)]
+    remarks += [*more(ours), *spreads(found), *short(ours)]
     return PageOutput(_table(found, caption) + note(" ".join(remarks)) + page.against_printed() + paper)
 
 
@@ -86,6 +86,17 @@ def _cell(point: Point, best: float) -> str:
     mean = f"{point.mean:.1f}"
     value = f"<strong>{mean}</strong>" if round(point.mean, 1) == best else mean
     return value if point.sd is None else f"{value}<small>sd&nbsp;{point.sd:.1f}</small>"
+
+
+def more(ours: Evidence) -> list[str]:
+    """A sentence on what the most images add to FeatCal's average over the fewest."""
+    rows = select(ours.table("samples"), {"upstream": UPSTREAM, "setting": main_setting(ours.suite), "method": "featcal"})
+    few, many = (estimate(rows[rows["samples"] == n]) for n in (rows["samples"].min(), rows["samples"].max()))
+    if few is None or many is None or few == many:
+        return []
+    added = difference([(1.0, many), (-1.0, few)])
+    ends = f"From n = {rows['samples'].min()} to n = {rows['samples'].max()}"
+    return [f"{ends}, {RIVALS['featcal']} changes by {added.value:+.1f} points (two standard errors: {added.noise:.1f})."]
 
 
 def spreads(found: list[Point]) -> list[str]:

@@ -17,6 +17,7 @@ from reproduction.report.values import IMAGES, REAL, TEXT_TASKS, place_name
 
 INSIDE = ("embeddings", "features")  # rows of a drift file that are no blocks
 DIGITS = {"value": 1, "seconds": 1, "memory_mib": 0, "count": 0}  # of a measure in words; others have three
+CALIBRATED = ("featcal", "surgery", "prob_surgery")
 OTHER = "other_task"  # each other task's right side, against the left side's task
 GROUPS = (
     "raises its merger", "against adapters", "few samples", "cost", "what matters in the method", "language",
@@ -58,6 +59,11 @@ class Claim:
     def terms(self) -> list[Term]:
         """The weighted models of the claim's sum."""
         return terms(self.kind, self.left, self.right, self.than, self.times, self.direction)
+
+    @property
+    def has_settings(self) -> bool:
+        """Whether a side is FeatCal or an adapter, so that the claim is another one at other settings."""
+        return any(named(side).get("method") in CALIBRATED for side in (self.left, self.right, self.than) if side)
 
     @property
     def unit(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from reproduction.report.paired import paired_variance
+from reproduction.report.paired import paired_variances
 
 
 @dataclass(frozen=True)
@@ -151,15 +151,15 @@ class Difference:
 def difference(parts: Sequence[tuple[float, Estimate]]) -> Difference:
     """A weighted sum of the means of several models, with the error of the sum.
 
-    Test rows: tasks add `paired_variance` where every model's correctness is known row by row, else Σ wₖ² times each model's own
+    Test rows: tasks add `paired_variances` where every model's correctness is known row by row, else Σ wₖ² times each model's own
     variance, as if the models had seen other rows. Seeds: Σ wₖ²·s²ₖ/Sₖ, as `estimate` has it.
     """
     rows = [(weight, one.rows) for weight, one in parts if one.rows is not None]
     apart = [(w**2, image_variances(one.rows, one.measure)) for w, one in parts if one.rows is not None]
     images, unpaired = [], 0
     tasks = dict.fromkeys(task for _, variances in apart for task in variances)
-    for task in tasks:
-        paired = paired_variance(rows, task) if all(one.measure == "value" for _, one in parts) else None
+    counted = all(one.measure == "value" for _, one in parts)
+    for task, paired in (paired_variances(rows, tasks) if counted else dict.fromkeys(tasks)).items():
         unpaired += paired is None
         images.append(math.fsum(w * variances.get(task, 0.0) for w, variances in apart) if paired is None else paired)
     images += [weight**2 * one.variance for weight, one in parts if one.rows is None]

@@ -33,7 +33,7 @@ RULE = "base 40–55 · experts at least 85 · mergers 8–20 above the base and
 def headline(suite: str) -> PageOutput:
     """The verdicts of the headline set counted by source, and what each source is."""
     chosen = [claim for claim in claims() if claim.headline]
-    text = f"<p><strong>{len(chosen)} claims of the paper’s text, tested on each source of numbers in this book.</strong></p>"
+    text = f"<p><strong>{len(chosen)} claims of the paper’s text, and what each source of numbers here says of them.</strong></p>"
     for source in sources(suite):
         found = [verdict for verdict in source.judged(chosen) if verdict]
         lacking = f", {len(chosen) - len(found)} without a counterpart in texts" if len(found) < len(chosen) else ""

@@ -4,8 +4,9 @@ Two models that mostly stumble over the same images differ by less than their ow
 nothing of seeds' spread, claims or pages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,26 +45,32 @@ def with_correct(scores: pd.DataFrame, correct: pd.DataFrame, path: Path) -> pd.
     return found
 
 
-def paired_variance(parts: Sequence[Part], task: object) -> float | None:
-    """What the test rows of one task add to the variance of Σ wₖ·meanₖ, where all models were scored on the same rows.
+def paired_variances(parts: Sequence[Part], tasks: Iterable[Hashable]) -> dict[Hashable, float | None]:
+    """What the test rows of every task add to the variance of Σ wₖ·meanₖ, where all models were scored on the same rows.
 
     With cᵢ = Σ wₖ·xₖᵢ/Tₖ, where xₖᵢ in percent says whether model k got row i right (its mean over seeds) and Tₖ is how many
     tasks the model's mean is over: s²(c)/n. For two models of one seed each, c counts discordant rows only (McNemar).
 
-    Args:    parts: weights and all rows of each model, with the column `correct`.   task: one of their tasks.
-    Returns: the variance; None where the correctness of some row is unknown, or the models have other numbers of rows.
+    Args:    parts: weights and all rows of each model, with the column `correct`.   tasks: of theirs.
+    Returns: variances; None where the correctness of some row is unknown, or the models have other numbers of rows.
     """
+    columns = ("task", "seed", "correct", "count")
+    listed = [(weight, {name: rows[name].tolist() for name in columns if name in rows}) for weight, rows in parts]
+    return {task: _paired_variance(listed, task) for task in tasks}  # of lists: pandas takes ten times as long
+
+
+def _paired_variance(parts: Sequence[tuple[float, dict[str, Any]]], task: Hashable) -> float | None:
     total: npt.NDArray[np.float64] | None = None
     for weight, rows in parts:
-        places = [i for i, name in enumerate(rows["task"].tolist()) if name == task]
+        places = [i for i, name in enumerate(rows["task"]) if name == task]
         if not places:
             continue
         if "correct" not in rows:
             return None
-        drawn, texts, counts = (rows[column].tolist() for column in ("seed", "correct", "count"))
+        drawn, texts, counts = (rows[column] for column in ("seed", "correct", "count"))
         if not all(isinstance(texts[i], str) and texts[i] for i in places):
             return None
-        for seed, text, count in ((drawn[i], texts[i], counts[i]) for i in places):  # lists: pandas takes ten times as long
+        for seed, text, count in ((drawn[i], texts[i], counts[i]) for i in places):
             share = weight / (len(set(drawn)) * drawn.count(seed))  # of this row in the mean over seeds of means over tasks
             right = 100 * share * bits(text, int(count))
             if total is not None and len(total) != len(right):

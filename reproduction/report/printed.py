@@ -4,6 +4,7 @@ Reads printed values only; our results are judged in claims.py.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import pandas as pd
 
@@ -91,10 +92,14 @@ def _value(claim: Claim, side: dict[str, object], read: Read) -> float:
 
 def _row(claim: Claim, side: dict[str, object], read: Read) -> pd.Series:
     """The printed row of one side, by task."""
-    frame = read(_place(claim, side))
+    setting = side.get("setting", "") if side["method"] == "expert" else None  # a domain's own expert, or the row of all
+    return _printed_row(read, _place(claim, side), _model(claim, side), str(side["upstream"]), str(side["method"]), setting)
+
+
+@lru_cache(maxsize=1024)  # every claim about several reads the same rows
+def _printed_row(read: Read, table: str, model: str, upstream: str, method: str, setting: object) -> pd.Series:
+    frame = read(table)
     if frame["model"].nunique() > 1:
-        frame = frame[frame["model"] == _model(claim, side)]
-    wanted = {"upstream": side["upstream"], "method": side["method"]}
-    if wanted["method"] == "expert":
-        wanted["setting"] = side.get("setting", "")  # a domain's own expert, or the row of all
+        frame = frame[frame["model"] == model]
+    wanted = {"upstream": upstream, "method": method} | ({} if setting is None else {"setting": setting})
     return select(frame, wanted).set_index("task")["value"]

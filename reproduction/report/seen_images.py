@@ -46,9 +46,13 @@ class Block:
     trained: Mapping[str, Estimate | None]
 
     def parts(self, method: str) -> Parts | None:
-        """One row; where it is no adapter's, on the images that the first adapter was shown. None where it was not run."""
+        """One row; where it is no adapter's, on the images that the first adapter was shown. None where it was not run.
+
+        The merger, which has no seed, is taken at those of the block's adapters, so that all rows are about the same images.
+        """
         shown = self.shown.get(method) or next((draws for draws in self.shown.values() if draws), {})
-        pairs = [(right, seen) for seed, seen in shown.items() if (right := self.of_seed(method, seed)) is not None]
+        run = {seed for adapter in self.shown for seed in self.right.get(adapter, {})} or set(shown)
+        pairs = [(right, shown[seed]) for seed in shown if seed in run and (right := self.of_seed(method, seed)) is not None]
         if not pairs:
             return None
         return Parts(

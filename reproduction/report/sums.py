@@ -7,11 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from reproduction.report.claims import INSIDE, Claim, main_setting
+from reproduction.report.claims import CALIBRATED, INSIDE, Claim, main_setting
 from reproduction.report.estimate import Difference, Estimate, difference, estimate
 from reproduction.report.evidence import Evidence, select
-
-CALIBRATED = ("featcal", "surgery", "prob_surgery")
 
 
 def measured_sum(claim: Claim, setting: str, evidence: Evidence) -> Difference | None:

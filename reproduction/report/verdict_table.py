@@ -58,7 +58,7 @@ def _cell(claim: Claim, found: list[Verdict | None], others: list[str]) -> str:
     if first is None:
         return '<span class="fc-none">no counterpart in texts</span>'
     said = [f"{tables.setting_label(s)}: {verdict_chip(v)}" for s, v in zip(others, rest, strict=True) if v]
-    also = "".join(f"<small>{one}</small>" for one in said) if first.word != "not run" else ""
+    also = "".join(f"<small>{one}</small>" for one in said) if first.word != "not run" and claim.has_settings else ""
     fewer = dict.fromkeys(f"{part.pool} tasks" for part in first.claim.parts.values())
     only = f"<small>here: {', '.join(fewer)}</small>" if len(first.claim.parts) < len(claim.parts) else ""
     return f"{verdict_chip(first)}<br>{measured(first)}{only}{also}"

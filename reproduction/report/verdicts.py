@@ -6,6 +6,7 @@ A margin decides only when it exceeds two standard errors (estimate.py). Our num
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from reproduction.report.claims import DIGITS, GROUPS, OTHER, Claim, claims, mai
 from reproduction.report.estimate import Difference
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.margins import named, told
+from reproduction.report.root import results_folder
 from reproduction.report.sums import measured_sum, rows_of
 from reproduction.report.tables import UPSTREAMS
 from reproduction.report.values import PRINTED, TEXT_PRINTED
@@ -25,6 +27,9 @@ WORDS = ("holds", "does not hold", "within noise", "one run", "vacuous", "not ru
 _titled: dict[str, Callable[[Any], str]] = {"samples": "n = {:g}".format, "corruption": lambda kind: str(kind).replace("_", " ")}
 PAPER = "paper"
 TITLES = {"mini": "Drawn images and texts", PAPER: "The paper’s checkpoints"}  # of sources
+STATED = {  # what a theorem's numbers are, by the quantity of its rows
+    "digits": "both sides share {:.1f} digits, asked for {:.0f}", "room": "the sides are {:.1f} % apart where they come closest",
+}  # fmt: skip
 SHARE = 0.1  # "drift appears in a block": at least a tenth of the largest, so that no single block carries it
 
 
@@ -61,8 +66,9 @@ class Source:
 
     def judged(self, chosen: Iterable[Claim], setting: str = "", folder: Path | None = None) -> list[Verdict | None]:
         """Verdicts on several claims, at the main setting or another; None of a claim that has no counterpart in texts."""
-        own = (claim.on_texts if self.real else claim for claim in chosen)
-        return [claim and judge(claim, self.suite, setting or main_setting(self.suite), folder) for claim in own]
+        own = [claim.on_texts if self.real else claim for claim in chosen]
+        found = iter(judged((claim for claim in own if claim), self.suite, setting or main_setting(self.suite), folder))
+        return [next(found) if claim else None for claim in own]
 
 
 def sources(suite: str) -> tuple[Source, ...]:
@@ -73,8 +79,23 @@ def sources(suite: str) -> tuple[Source, ...]:
 
 
 def judged(chosen: Iterable[Claim], suite: str, setting: str, folder: Path | None = None) -> list[Verdict]:
-    """Verdicts on several claims."""
-    return [judge(claim, suite, setting, folder) for claim in chosen]
+    """Verdicts on several claims; a page asks of the same ones several times, so each is judged once while no file changes."""
+    folder = (folder or results_folder(suite)).resolve()
+    stats = {file.name: file.stat() for file in folder.iterdir()} if folder.is_dir() else {}
+    known = _known(folder, frozenset((name, one.st_mtime_ns, one.st_size) for name, one in stats.items()), suite, setting)
+    found = []
+    for claim in chosen:
+        words = repr(claim)  # a claim about texts is put together anew each time, and holds dictionaries
+        if words not in known:
+            known[words] = judge(claim, suite, setting, folder)
+        found.append(known[words])
+    return found
+
+
+@lru_cache(maxsize=32)
+def _known(folder: Path, files: frozenset[tuple[str, int, int]], suite: str, setting: str) -> dict[str, Verdict]:
+    """Verdicts by claim, of one state of the result files."""
+    return {}
 
 
 def tables(source: Source, folder: Path | None = None) -> pd.DataFrame:
@@ -162,6 +183,8 @@ def _word(margin: float, allowed: float) -> str:
 
 def _told(claim: Claim, compared: Difference, machine: str) -> str:
     """The means in words, what was asked for beyond them, and the machine of a measured file."""
+    if claim.where.get("quantity") in STATED:
+        return STATED[claim.where["quantity"]].format(*compared.means)
     detail = told(claim.kind, compared.means, DIGITS.get(claim.measure, 3))
     ours, theirs = compared.means[:2]
     if claim.times != 1:

@@ -5,11 +5,25 @@ import torch
 import transformers as tf
 from tiny import clip
 
+from featcal.blocks.activations import IN_PLACE, in_place
 from featcal.blocks.capture import first_inputs
 from featcal.blocks.plan import BlockPlan, Stack, blocks_of, infer_plan
 from featcal.blocks.plans import CLIP_VISION, plan_for
 from featcal.blocks.replay import check_replay, step
 from featcal.errors import BadCapture, BadPlan
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", IN_PLACE)
+def test_activations_in_place_are_the_same_bits_and_leave_their_input_and_gradients_alone(kind, dtype):
+    block, x = torch.nn.Sequential(kind()), torch.linspace(-9, 9, 3 * 7 * 33).reshape(3, 7, 33).to(dtype)
+    before, expected = x.clone(), block(x)
+    with torch.no_grad(), in_place(block):
+        assert torch.equal(block(x), expected) and torch.equal(x, before)
+        assert block[0].forward is IN_PLACE[kind]
+    with in_place(block):
+        block(x.requires_grad_()).sum().backward()
+    assert x.grad is not None and "forward" not in vars(block[0])
 
 
 def test_plan_of_clip_is_known_and_the_inferred_one_agrees():

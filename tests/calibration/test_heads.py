@@ -6,10 +6,11 @@ import transformers as tf
 from families import FAMILIES, text
 from tiny import PAPER, TEXT, averaged, make, same_bits, shifted
 
-from featcal import calibrate, compare, merge
+from featcal import Statistics, calibrate, compare, merge, prodistill, statistics, svc
 from featcal.errors import FeatCalError
 from featcal.models.load import load_model
 from featcal.models.save import save_model
+from featcal.tuning.tune import distances
 
 BERT = tf.BertConfig(**TEXT)
 
@@ -49,6 +50,20 @@ def test_towers_of_classifiers_are_merged_and_calibrated_and_their_heads_stay_wi
     assert same_bits(load_model(tmp_path / "out"), expected)
     (near, *_) = compare({"out": tmp_path / "out"}, lying["experts"], given["batches"])
     assert near.kl is None and 0 < near.relative_drift < 1
+
+
+def test_what_repairs_scores_and_sums_over_experts_takes_their_towers(given, tmp_path):
+    towers = {task: expert.bert for task, expert in given["experts"].items()}
+    base, batches = given["base"], given["batches"]
+    merged = merge("average", base, towers)
+    assert same_bits(*(svc(merged, base, experts) for experts in (given["experts"], towers)))
+    assert same_bits(*(prodistill(merged, base, experts, batches, epochs=1) for experts in (given["experts"], towers)))
+    assert distances(merged, given["experts"], batches) == distances(merged, towers, batches)
+    whole, bare = save_model(given["experts"]["a"], tmp_path / "whole"), save_model(towers["a"], tmp_path / "bare")
+    sums = [Statistics(statistics(folder, batches["a"], tmp_path / f"{folder.name}-sums")) for folder in (whole, bare)]
+    assert same_bits(*(merge("regmean", base, {"a": given["experts"]["a"]}, batches={"a": one}) for one in sums))
+    head = classifier(3, 0)
+    assert same_bits(*(merge("regmean", head, {"a": given["experts"]["a"]}, batches={"a": one}) for one in sums))
 
 
 def test_of_classifiers_with_other_numbers_of_labels_the_base_s_head_is_kept(given):

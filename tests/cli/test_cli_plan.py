@@ -66,6 +66,15 @@ def batches_of(name: str, samples: int, size: int, tokens: int):
     return [{"input_ids": part} | ({"decoder_input_ids": part} if name == "t5" else {}) for part in ids]
 
 
+def test_heads_and_rows_of_words_of_their_own_are_no_other_shape(llama, capsys):
+    expected = told([*PLAN, "--tokens", "9"], capsys)
+    changed(Path("cars/config.json"), architectures=["LlamaForSequenceClassification"], num_labels=5)
+    changed(Path("dtd/config.json"), vocab_size=101)
+    assert told([*PLAN, "--tokens", "9"], capsys) == expected
+    changed(Path("dtd/config.json"), num_hidden_layers=3)
+    assert "num_hidden_layers" in refused([*PLAN, "--tokens", "9"], capsys)
+
+
 @pytest.mark.parametrize("name", BUILT)
 def test_the_work_of_a_real_run_is_within_5_percent_of_the_plan_made_from_config_files(name, tmp_path, monkeypatch, capsys):
     base = make(BUILT[name], dtype=torch.float32)

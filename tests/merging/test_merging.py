@@ -138,9 +138,27 @@ def test_settings_are_checked_per_method():
         merge("avrage", base, experts)
     with pytest.raises(UnknownKey, match="merge: 'scale' is not known here; known: none"):
         merge("average", base, experts, scale=0.5)
-    with pytest.raises(BadSetting, match=r"merge\.scale"):
-        merge("task_arithmetic", base, experts, scale=float("nan"))
     with pytest.raises(BadSetting, match=r"merge\.batches"):
         merge("average", base, experts, batches={})
     with pytest.raises(BadSetting, match=r"merge\.experts"):
         merge("average", base, {})
+
+
+@pytest.mark.parametrize(
+    ("method", "wrong", "key"),
+    [
+        ("task_arithmetic", {"scale": float("nan")}, "scale"),
+        ("ties", {"density": 0.0}, "density"),
+        ("ties", {"density": 1.5}, "density"),
+        ("ties", {"density": "much"}, "density"),
+        ("ties", {"combine": "max"}, "combine"),
+        ("wudi", {"variant": "offical"}, "variant"),
+        ("wudi", {"variant": "closed_form", "steps": 5}, "steps"),
+        ("wudi", {"steps": 1.5}, "steps"),
+        ("wudi", {"rate": 0}, "rate"),
+        ("wudi", {"exclude": "shared"}, "exclude"),
+    ],
+)
+def test_values_out_of_range_name_their_setting(method, wrong, key):
+    with pytest.raises(BadSetting, match=rf"merge\.{key}"):
+        merge(method, checkpoints.vision(), [checkpoints.vision(1)], **wrong)

@@ -245,7 +245,7 @@ def test_the_diagonal_is_the_mean_of_squared_slopes_of_the_drawn_labels():
                 (slope,) = torch.autograd.grad(value, expert.get_parameter(name), retain_graph=True)
                 exact += value.detach().exp() * slope.square()
             count += 1
-    draws = [diagonal_fisher(job(seed=seed), tiny.clip(), ModuleSource(expert, "a"), "a")[name].detach() for seed in range(60)]
+    draws = [diagonal_fisher(job(seed=seed), tiny.clip(), ModuleSource(expert, "a"), "a")[name].detach() for seed in range(30)]
     found = torch.stack(draws).mean(0)
     spread = torch.stack(draws).std(0) / len(draws) ** 0.5
     assert float(((found - exact / count).abs() / spread).mean()) < 2  # standard errors; 0.8 is expected

@@ -6,7 +6,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from featcal.errors import BadSetting
 from featcal.merging import selection, ties
 from featcal.merging.merge import merge, merge_recorded
 from featcal.merging.selection import kth_smallest
@@ -97,11 +96,3 @@ def test_the_kth_smallest_is_what_sorting_gives(monkeypatch, candidates, values)
     for k in (1, 2, 500, 999, 1000):
         assert kth_smallest(lambda: iter(x.split(300)), k) == float(x.sort().values[k - 1])
     assert kth_smallest(lambda: iter(x.split(300)), 0) == 0
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"density": 0.0}, {"density": 1.5}, {"density": "much"}, {"scale": float("inf")}, {"combine": "max"}]
-)
-def test_values_out_of_range_name_their_setting(wrong):
-    with pytest.raises(BadSetting, match=f"merge.{next(iter(wrong))}"):
-        merge("ties", checkpoints.vision(), [checkpoints.vision(1)], **wrong)

@@ -8,7 +8,7 @@ import pytest
 import tiny
 import torch
 
-from featcal.errors import BadSetting, Diverged
+from featcal.errors import Diverged
 from featcal.merging.job import Job
 from featcal.merging.matrices import linear_groups, matrix_groups
 from featcal.merging.merge import merge, merge_recorded
@@ -122,18 +122,3 @@ def test_nan_stops_with_the_matrix_and_the_step():
     problem = Interference.of(matrices())
     with pytest.raises(Diverged, match="fc1.weight: .*not finite at step 1"):
         descended(problem, 5, 1e200, "fc1.weight")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "key"),
-    [
-        ({"variant": "offical"}, "variant"),
-        ({"variant": "closed_form", "steps": 5}, "steps"),
-        ({"steps": 1.5}, "steps"),
-        ({"rate": 0}, "rate"),
-        ({"exclude": "shared"}, "exclude"),
-    ],
-)
-def test_values_out_of_range_name_their_setting(wrong, key):
-    with pytest.raises(BadSetting, match=f"merge.{key}"):
-        merge("wudi", tiny.clip(), [tiny.clip(1)], **wrong)

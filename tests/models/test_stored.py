@@ -4,9 +4,10 @@ import checkpoints
 import pytest
 import torch
 import transformers as tf
+from families import text
 from folders import batch_for, folder_of, outputs, same, whole
 from safetensors.torch import load_file, save_file
-from tiny import VISION, images, make
+from tiny import TEXT, VISION, images, make
 
 from featcal.errors import FeatCalError, MissingTensor, WrongKeys
 from featcal.models.save import save_model
@@ -140,3 +141,14 @@ def test_numbers_too_large_to_add_are_still_numbers():
         assert all_finite(largest) and all_finite(-largest)
         for wrong in (float("nan"), float("inf"), float("-inf")):
             assert not all_finite(torch.cat([largest, torch.tensor([wrong, -wrong], dtype=dtype)]))
+
+
+def test_a_table_that_a_model_reads_without_running_it_is_there_when_a_folder_is_streamed(tmp_path):
+    """DeBERTa's encoder takes the weight of its relative positions."""
+    relative = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True}
+    model = make(lambda: tf.DebertaV2Model(tf.DebertaV2Config(**TEXT | relative)), dtype=torch.float32)
+    save_model(model, tmp_path)
+    (batch, _) = text(1)
+    with Streamed(tmp_path, ["encoder.layer"]).running() as streamed, torch.no_grad():
+        found = streamed(**batch).last_hidden_state
+        assert torch.allclose(found, model(**batch).last_hidden_state, atol=1e-6)

@@ -89,11 +89,12 @@ def test_the_files_of_a_run_are_its_solved_blocks_and_the_model_with_one_tensor_
 
 
 def test_features_wait_for_all_tasks_samples_and_both_tracks():
-    found = needs.needs({3: shape(3), 1: shape(1)}, load())
+    shapes = {size: shape(size) for size in (3, 2, 1)}
+    found = needs.needs(shapes, load())
     assert found.waiting == {"gpu": 0, "host": 2 * 3 * 7 * TOKENS * D * 4, "disk": 0}
     tensors = found.waiting["host"] + max(sum(parts.values()) for parts in found.phases.values())
     assert found.host == needs.LIBRARIES + tensors
-    assert needs.needs({3: shape(3), 1: shape(1)}, load(drawn=1000)).host == found.host + 1000
+    assert needs.needs(shapes, load(drawn=1000)).host == found.host + 1000
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,6 @@ def test_what_exceeds_a_budget_waits_on_the_next_place(more, expected):
 def test_depth_and_tasks_leave_the_memory_at_work_as_it_is():
     def of(layers, tasks):
         model = to_meta(clip(num_hidden_layers=layers)).float().eval()
-        found = needs.phases(model_shape(model, plan_for(model), meta_batch(model, 3, None, False)), load(tasks=tasks))
-        return {phase: parts for phase, parts in found.items() if phase != "check"}
+        return needs.phases(model_shape(model, plan_for(model), meta_batch(model, 3, None, False)), load(tasks=tasks))
 
     assert of(2, 2) == of(6, 2) == of(2, 8)

@@ -1,13 +1,12 @@
 """The page on changing one thing: its edits fit the files as they are, and DVC finds stale what the page says."""
 
 import re
-import shutil
-from functools import cache
 from pathlib import Path
 
 import pytest
+from resolved import laid_out, settings_of_stages
 
-from pipeline import PAGES, ROOT, SETTINGS, files
+from pipeline import ROOT
 from reproduction.experiments.params import load_experiments
 
 TEXT = (ROOT / "book/change.md").read_text("utf-8")
@@ -25,39 +24,27 @@ def edited(name: str) -> tuple[str, str]:
     return file, text[:start] + text[start:].replace(old, new, 1)
 
 
-@cache
-def settings(folder: Path) -> dict[str, dict]:
-    """By stage, the values that DVC compares."""
-    from dvc.repo import Repo
-
-    with Repo(str(folder)) as repo:
-        stages = repo.index.stages
-        told = {s.name: [d for d in s.deps if hasattr(d, "params")] for s in stages}
-        return {name: {Path(d.def_path).name: d.read_params(flatten=False) for d in deps} for name, deps in told.items()}
-
-
-def project(folder: Path) -> Path:
-    from dvc.repo import Repo
-
-    for file in (*files(), PAGES, *SETTINGS, *(ROOT / "suites").glob("*.yaml")):
-        (folder / file.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, folder / file.relative_to(ROOT))
-    Repo.init(str(folder), no_scm=True).close()
-    return folder
+def settings(folder: Path) -> dict[tuple[str, str], dict]:
+    """By stage and file, the values that DVC compares."""
+    with settings_of_stages(folder) as found:
+        return {(stage, Path(dep.def_path).name): dep.read_params(flatten=False) for stage, dep in found}
 
 
 @pytest.fixture(scope="module")
 def before(tmp_path_factory):
-    return settings(project(tmp_path_factory.mktemp("before")))
+    return settings(laid_out(tmp_path_factory.mktemp("before")))
 
 
-def changed(name: str, before: dict[str, dict], folder: Path) -> set[str]:
+def changed(name: str, before: dict[tuple[str, str], dict], folder: Path) -> set[str]:
     """The stages whose settings an edit changes."""
     file, text = edited(name)
-    (project(folder) / file).write_text(text, "utf-8")
+    (laid_out(folder) / file).write_text(text, "utf-8")
     load_experiments(folder / "params.yaml")
-    after = settings(folder)
-    return {stage for stage, values in after.items() if values != before[stage]}
+    return differing(settings(folder), before)
+
+
+def differing(after: dict[tuple[str, str], dict], before: dict[tuple[str, str], dict]) -> set[str]:
+    return {stage for (stage, file), values in after.items() if values != before[stage, file]}
 
 
 def test_lambda_changes_calibrations_controls_and_studies_of_images_and_no_merger_or_adapter(before, tmp_path):
@@ -90,9 +77,8 @@ def test_every_option_of_dvc_exp_on_the_page_reaches_every_calibration_of_images
 
     options = set(re.findall(r"-S (exp\S+)", TEXT))
     assert options == {"exp.calibrate.ridge=0.01"}
-    apply_overrides(str(project(tmp_path) / "params.yaml"), sorted(options))
-    after = settings(tmp_path)
-    stages = {stage for stage, values in after.items() if values != before[stage]}
+    apply_overrides(str(laid_out(tmp_path) / "params.yaml"), sorted(options))
+    stages = differing(settings(tmp_path), before)
     assert {stage.partition("@")[0] for stage in stages} == {"calibrate", "calibrate_pool"}
     told = load_experiments(tmp_path / "params.yaml")
     images = [run for run in told.calibrate.values() if isinstance(run.pool, int) and run.calibration and run.setting == "suite"]

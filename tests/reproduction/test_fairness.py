@@ -48,6 +48,13 @@ def test_seen_other_and_all_images_are_means_over_tasks_of_their_own_numbers():
     assert block().parts("prob_surgery") is None
 
 
+def test_the_merger_is_taken_on_the_images_of_the_seeds_that_its_adapters_have():
+    draws = {"42": flags(a="1100", b="110000"), "43": flags(a="0011", b="000011")}
+    assert Block("TA", block().right, {"surgery": draws}, {}).parts("merged") == block().parts("merged")
+    both = block(merged={"": flags(a="1000", b="100000")}).right
+    assert Block("TA", both, {"surgery": draws}, {}).parts("merged").seen == 50  # of the second draw it would be 0
+
+
 def test_differences_are_paired_image_by_image():
     mean, room = block().difference("surgery")
     variance_b = 100**2 * 1 / 4  # s²/n of the differences 1, -1, 1, 1; those of the other task are all 1

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from featcal.errors import BadFile, DiskFull, MissingPath, MissingTensor, NotFinite, TruncatedFile
-from featcal.storage import writer
+from featcal.storage import tensor_file, writer
 from featcal.storage.atomic import atomic_folder, atomic_path
-from featcal.storage.checkpoint import LazyCheckpoint
+from featcal.storage.checkpoint import LazyCheckpoint, all_finite
 from featcal.storage.writer import ShardWriter
 
 
@@ -107,6 +107,16 @@ def test_a_disk_that_fills_up_while_shards_are_joined_leaves_nothing(tmp_path, m
     assert os.listdir(tmp_path) == []
 
 
+def test_what_is_no_folder_of_tensors_is_never_replaced(tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/a.txt").write_text("mine")
+    for taken in (tmp_path / "notes/a.txt", tmp_path / "notes"):
+        with pytest.raises(BadFile, match="name a new folder"):
+            written(taken, tensors())
+    assert (tmp_path / "notes/a.txt").read_text() == "mine"
+    assert written(written(tmp_path / "model", tensors()), tensors()).is_dir()
+
+
 @pytest.mark.parametrize("limit", [10**9, 70, 1])
 def test_written_tensors_are_read_back_by_safetensors_itself(tmp_path, limit):
     folder = written(tmp_path / "model", tensors(), limit=limit)
@@ -192,3 +202,20 @@ def test_nan_is_found_where_it_is(tmp_path):
     assert torch.equal(checkpoint.finite_tensor("good"), torch.ones(2))
     with pytest.raises(NotFinite, match=r"model\.safetensors: bad"):
         checkpoint.finite_tensor("bad")
+    with pytest.raises(NotFinite, match=r"model\.safetensors: bad"):
+        checkpoint.check_finite()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
+def test_a_file_and_its_tensors_are_found_finite_alike(tmp_path, monkeypatch, dtype, wrong):
+    monkeypatch.setattr(tensor_file, "_STRIPE", 64)
+    extreme = [torch.finfo(dtype).max, torch.finfo(dtype).min, torch.finfo(dtype).tiny / 2, -0.0]
+    good = torch.tensor(extreme * 25, dtype=dtype)
+    bad = good.clone()
+    bad[-1] = wrong
+    save_file({"good": good, "bad": bad, "none": good[:0], "count": torch.tensor(-1)}, tmp_path / "model.safetensors")
+    checkpoint = LazyCheckpoint(tmp_path)
+    assert [name for name in checkpoint.names if not all_finite(checkpoint.tensor(name))] == ["bad"]
+    with pytest.raises(NotFinite, match=r": bad holds"):
+        checkpoint.check_finite()

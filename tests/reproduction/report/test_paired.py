@@ -13,7 +13,7 @@ from reproduction.report.claims import claims
 from reproduction.report.correct import bits
 from reproduction.report.estimate import difference, estimate, noise
 from reproduction.report.evidence import Evidence
-from reproduction.report.paired import paired_variance
+from reproduction.report.paired import paired_variances
 from reproduction.report.verdicts import judge
 
 
@@ -88,8 +88,9 @@ def test_tasks_without_answers_are_added_unpaired_and_said():
     left.loc[left["task"] == "b", "correct"] = ""
     partly = against(left, right)
     assert (whole.pairing, partly.pairing) == ("", "partly unpaired")
-    assert paired_variance([(1, left), (-1, right)], "b") is None
-    of_a = paired_variance([(1, left), (-1, right)], "a")
+    by_task = paired_variances([(1, left), (-1, right)], ("a", "b"))
+    assert by_task["b"] is None
+    of_a = by_task["a"]
     of_b = sum(v * (100 - v) / 100 / 4 for one in (left, right) for v in one[one["task"] == "b"]["value"])
     assert partly.variance == pytest.approx(of_a + of_b)
     alone = against(left.drop(columns="correct"), right)

@@ -4,12 +4,12 @@ That DVC then runs none of it again is tried on a chain of stages in test_smoke.
 """
 
 import re
-import shutil
 
 import pytest
+from resolved import laid_out, settings_of_stages
 
 import pipeline
-from pipeline import PAGES, ROOT, SETTINGS, files
+from pipeline import ROOT
 
 # cheap, with files in git among their outputs, which DVC does not cache: they run again behind a switch
 LIGHT = ("prepare_data", "prepare_texts", "gather", "results", "headline", "claims", "artifact", "page", "playground", "book")
@@ -61,20 +61,15 @@ def test_settings_of_another_suite_are_no_setting_of_a_stage():
 @pytest.mark.parametrize("suite", sorted(file.stem for file in (ROOT / "suites").glob("*.yaml")))
 def test_dvc_finds_every_setting_that_a_stage_names_whatever_the_suite(suite, tmp_path):
     """DVC ends where a key is missing, in params.yaml or in the suite's file; a role that is not played is there as null."""
-    from dvc.dependency.param import MissingParamsError, ParamsDependency
-    from dvc.repo import Repo
+    from dvc.dependency.param import MissingParamsError
 
-    for file in (*files(), PAGES, *SETTINGS, *(ROOT / "suites").glob("*.yaml")):
-        (tmp_path / file.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, tmp_path / file.relative_to(ROOT))
-    params = tmp_path / "params.yaml"
+    params = laid_out(tmp_path) / "params.yaml"
     params.write_text(re.sub("^suite: mini", f"suite: {suite}", params.read_text(), flags=re.M))
-    Repo.init(str(tmp_path), no_scm=True).close()
     missing = []
-    with Repo(str(tmp_path)) as repo:
-        for dep in (dep for stage in repo.index.stages for dep in stage.deps if isinstance(dep, ParamsDependency)):
+    with settings_of_stages(tmp_path) as found:
+        for _, dep in found:
             try:
                 dep.get_hash()
             except MissingParamsError as error:
                 missing.append(str(error))
-    assert not missing
+    assert found and not missing
