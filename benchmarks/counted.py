@@ -5,10 +5,10 @@ python -m benchmarks.counted --tasks 2 --samples 32 --layers 3 --batch 32
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import CLIPVisionConfig, CLIPVisionModel
+from transformers import CLIPVisionModel
 
 from benchmarks import plain_version
-from benchmarks.measure import arguments
+from benchmarks.measure import arguments, tower
 from featcal.blocks.batches import PROVING
 from featcal.blocks.plans import CLIP_VISION
 from featcal.planning.meta_profiler import to_meta
@@ -47,14 +47,12 @@ def ours(model: CLIPVisionModel, tasks: int, samples: int, batch: int) -> Work:
 
 def shape(model: CLIPVisionModel, batch: int) -> ModelShape:
     """What calibration meets in the model."""
-    return model_shape(to_meta(model).eval(), CLIP_VISION, {"pixel_values": pictures(batch)})
+    return model_shape(model, CLIP_VISION, {"pixel_values": pictures(batch)})
 
 
 def main() -> None:
     args = arguments(__doc__, tasks=2, samples=32, layers=3, width=768, batch=32).parse_args()
-    sizes = {"hidden_size": args.width, "intermediate_size": 4 * args.width, "num_attention_heads": args.width // 64}
-    with torch.device("meta"):
-        model = CLIPVisionModel(CLIPVisionConfig(**sizes, num_hidden_layers=args.layers, image_size=224, patch_size=32)).eval()
+    model = to_meta(tower(args.width, args.layers))
     theirs = published(model, shape(model, plain_version.BATCH), args.tasks, args.samples, args.layers)
     own = ours(model, args.tasks, args.samples, args.batch)
     parts = {"forwards": own.forwards, "sums over tokens": own.moments, "systems": own.systems}

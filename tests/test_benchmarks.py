@@ -8,8 +8,11 @@ import pytest
 import torch
 from test_calibrate import plain_result
 from tiny import PAPER, experiment, shifted
+from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import beyond, block, calibrate, evaluate, measure, plain_version, products, solve
+from benchmarks import beyond, block, calibrate, counted, evaluate, measure, plain_version, products, solve
+from featcal.planning.meta_profiler import to_meta
+from featcal.settings import Calibration
 
 TINY = {"tasks": 2, "samples": 6, "layers": 2, "width": 64, "batch": 4, "repeats": 1, "device": "cpu", "threads": 1}
 TINY |= {"opponent": "plain", "products": "mkl"}
@@ -25,6 +28,16 @@ def test_opponents_of_the_benchmarks_equal_the_numpy_version(variant, published,
     model = plain_version.calibrate(given["merged"], given["base"], given["experts"], images, settings, published)
     for name, p in model.named_parameters():
         np.testing.assert_allclose(p.detach().numpy(), expected[name], err_msg=name, rtol=1e-8, atol=1e-8)
+
+
+def test_operations_of_two_tasks_follow_from_those_of_one_and_two_batches():
+    model, count = to_meta(measure.tower(64, 2)), 2 * plain_version.BATCH
+    last = counted.shape(model, plain_version.BATCH)
+    with FlopCounterMode(display=False, custom_mapping=counted.SOLVED) as counter:
+        images = {task: counted.pictures(count) for task in "ab"}
+        plain_version.calibrate(model, model, dict.fromkeys("ab", model), images, Calibration())
+    behind = 4 * last.blocks[-1].forward  # batches behind the last block, which the published form leaves out
+    assert counted.published(model, last, 2, count, 2) == counter.get_total_flops() - behind
 
 
 def test_both_give_the_same_block():

@@ -17,6 +17,7 @@ from featcal.errors import BadCapture, BadPlan
 
 Arguments = tuple[dict[str, Any], ...]  # by name: of this block, the next, …; the last entry serves all blocks that follow
 Features = tuple[Tensor, Arguments]  # hidden states (batch, tokens, d) that reach a block, with its other arguments
+Enough = Callable[[], bool]  # whether a forward has done its part
 
 
 class StopForward(Exception):
@@ -111,11 +112,16 @@ def feeding(model: nn.Module, source: Stack | None, stack: Stack, result: Tensor
         raise BadPlan(type(model).__name__, problem)
 
 
+def to_its_end() -> bool:
+    """The forward goes on whatever has been seen."""
+    return False
+
+
 @contextmanager
-def module_inputs(block: nn.Module, names: Sequence[str], stop: bool = False) -> Iterator[dict[str, Tensor]]:
+def module_inputs(block: nn.Module, names: Sequence[str], enough: Enough = to_its_end) -> Iterator[dict[str, Tensor]]:
     """First positional input of each named module during the next forward of the block.
 
-    With `stop` the forward ends, and the `with` with it, as soon as every module has its input; what happens to an input behind
+    The forward ends, and the `with` with it, as soon as an input is seen and `enough` says so; what happens to an input behind
     that point is not seen. Needs `torch.no_grad`, not `inference_mode`: the version counters that show overwritten inputs exist
     in the former only.
     Raises: BadCapture for a module that ran twice, was not seen, or whose input was overwritten in place afterwards.
@@ -128,7 +134,7 @@ def module_inputs(block: nn.Module, names: Sequence[str], stop: bool = False) ->
             raise BadCapture([name], "ran twice in one pass of its block")
         if args and isinstance(args[0], Tensor):
             seen[name], versions[name] = args[0], args[0]._version
-        if stop and len(seen) == len(names):
+        if enough():
             raise StopForward
 
     handles = [block.get_submodule(n).register_forward_pre_hook(lambda _, args, n=n: note(n, args)) for n in names]
@@ -146,17 +152,24 @@ def module_inputs(block: nn.Module, names: Sequence[str], stop: bool = False) ->
 
 
 @contextmanager
-def module_outputs(block: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """What each named module puts out during the next forward; behind the `with` without what was overwritten in place since."""
+def module_outputs(block: nn.Module, names: Sequence[str], enough: Enough = to_its_end) -> Iterator[dict[str, Tensor]]:
+    """What each named module puts out during the next forward; behind the `with` without what was overwritten in place since.
+
+    The forward ends as soon as an output is seen and `enough` says so.
+    """
     seen: dict[str, Tensor] = {}
     versions: dict[str, int] = {}
 
     def note(name: str, output: Tensor) -> None:
         seen[name], versions[name] = output, output._version
+        if enough():
+            raise StopForward
 
     handles = [block.get_submodule(n).register_forward_hook(lambda _m, _a, out, n=n: note(n, out)) for n in names]
     try:
         yield seen
+    except StopForward:
+        pass
     finally:
         for handle in handles:
             handle.remove()

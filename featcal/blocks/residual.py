@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from featcal.blocks.capture import Enough, StopForward, to_its_end
 from featcal.errors import BadCapture
 
 ADDITIONS = (torch.Tensor.add, torch.Tensor.add_, torch.add)
@@ -19,9 +20,9 @@ class Additions(TorchFunctionMode):
     Counts are additions of two tensors with the rows of `like`, of which one has a name and the other has none.
     """
 
-    def __init__(self, named: Mapping[str, Tensor], like: Tensor):
+    def __init__(self, named: Mapping[str, Tensor], like: Tensor, enough: Enough):
         super().__init__()
-        self.named, self.like = named, like
+        self.named, self.like, self.enough = named, like, enough
         self.seen: dict[str, Tensor] = {}
         self.versions: dict[str, int] = {}
 
@@ -32,6 +33,8 @@ class Additions(TorchFunctionMode):
                 if name and not others and self.is_stream(other) and other.shape == args[0].shape == args[1].shape:
                     self.seen[name] = other.clone() if func is torch.Tensor.add_ and other is args[0] else other
                     self.versions[name] = self.seen[name]._version
+                    if self.enough():
+                        raise StopForward
         return func(*args, **(kwargs or {}))
 
     def is_stream(self, x: Tensor) -> bool:
@@ -44,19 +47,24 @@ class Additions(TorchFunctionMode):
 
 
 @contextmanager
-def residual_streams(block: nn.Module, names: Sequence[str], hidden: Tensor) -> Iterator[dict[str, Tensor]]:
+def residual_streams(
+    block: nn.Module, names: Sequence[str], hidden: Tensor, enough: Enough = to_its_end
+) -> Iterator[dict[str, Tensor]]:
     """What the outputs of named linears are added to during the next forward: the residual stream that enters the addition.
 
     Found by what is added to what, not by names of modules, so before and after a norm alike. A linear is left out whose output
-    is scaled or normed first, or is added to that of another linear, or never to something with the rows of `hidden`.
+    is scaled or normed first, or is added to that of another linear, or never to something with the rows of `hidden`. The forward
+    ends as soon as an addition is seen and `enough` says so.
     Raises: BadCapture for a stream that was overwritten in place afterwards.
     """
     outputs: dict[str, Tensor] = {}
-    watch = Additions(outputs, hidden)
+    watch = Additions(outputs, hidden, enough)
     handles = [block.get_submodule(n).register_forward_hook(lambda _m, _a, out, n=n: outputs.update({n: out})) for n in names]
     try:
         with watch:
             yield watch.seen
+    except StopForward:
+        pass
     finally:
         for handle in handles:
             handle.remove()

@@ -51,6 +51,8 @@ def calibrate_block(
     experts: dict[str, dict[str, int]] = {}
     conditioning: list[float] = []
     parts = block_parts(student, tracks, view, settings) * settings.sweeps
+    led = [number for number, part in enumerate(parts) if part.modules.linears or part.attention]  # those that need the teacher
+    moving = led[-1] if led else len(parts) - 1  # the part with which its track moves on
     merged = copy.deepcopy(student) if settings.sweeps > 1 else student  # else a part holds its merged weights until it is solved
     merged_way = {task: moved(student, view.stack, tracks[task].student) for task in tracks if settings.order == "stale"}
     with ExitStack() as open_:
@@ -61,8 +63,8 @@ def calibrate_block(
                 if task not in tracks and published:
                     add_task(systems, published(task, teacher), teacher, settings, base_block)
                     continue
-                last = number + 1 == len(parts)
-                seen = observe(student, teacher, tracks[task], part, number == 0, last, not experts)  # Eqs. 13, 52, 56: sums
+                where = number == 0, number == moving, not experts
+                seen = observe(student, teacher, tracks[task], part, *where)  # Eqs. 13, 52, 56: sums
                 experts.setdefault(task, {}).update(seen.experts)
                 add_task(systems, seen, teacher, settings, base_block)  # Eqs. 10, 14, 58; the moments of one task at a time
             base_block = base_block or open_.enter_context(base)

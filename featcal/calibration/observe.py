@@ -3,8 +3,8 @@
 Algorithm 1 takes one snapshot per block, so nothing in here depends on what is solved within the block.
 """
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -68,54 +68,74 @@ def observe(
 ) -> Observation:
     """The snapshot of one task; moves the teacher's track on.
 
-    A view may be part of a block: the teacher's track moves on with the last part, but for batches held out, which move with the
-    first: of them the teacher's output is all that is needed.
+    A view may be part of a block: the teacher's track moves on with the last part that needs the teacher, but for batches held
+    out, which move with the first: of them the teacher's output is all that is needed.
 
-    Of the student only the inputs of its modules are needed, so its block is left at the last one of them, or where the residual
-    stream is needed too at its end. Where `proving`, as with the first task of a block, the first batch runs through all of it,
-    to prove that what is captured stays as it was read.
+    A block is left as soon as everything is seen that is needed of it, but for the teacher's whose track moves on. Where
+    `proving`, as with the first task of a block, the first batch runs through all of the student's, to prove that what is
+    captured stays as it was read.
     Raises: BadCapture where an input cannot be trusted.
     """
     seen = Observation()
     linears, names = view.modules.linears, view.modules.linears + view.modules.norms
     writers = [name for name in linears if name in view.writers]
     narrow = narrow_linears(teacher, linears, writers)
-    stop = not writers
     for number, mask in enumerate(tracks.masks):
         if number in tracks.held:
             if first:
                 tracks.teacher[number] = step(teacher, view.stack, *tracks.teacher[number])
             continue
         hidden, arguments = tracks.student[number]
-        with ExitStack() as watched:
-            x_cal = watched.enter_context(module_inputs(student, names, stop=stop and not (proving and number == 0)))
-            r_cal = watched.enter_context(residual_streams(student, writers, hidden)) if writers else {}
+        with watching(student, names, (), writers, hidden, whole=proving and number == 0) as cal:
             step(student, view.stack, hidden, arguments)
         tokens = Tokens(hidden, mask, arguments[0].get(view.fed), tracks.fed_masks[number], routed(student))
-        with ExitStack() as watched:
-            watched.enter_context(following(teacher, student))
-            x_exp = watched.enter_context(module_inputs(teacher, linears))
-            y_exp = watched.enter_context(module_outputs(teacher, narrow))
-            r_exp = watched.enter_context(residual_streams(teacher, writers, hidden)) if writers else {}
-            scores = watched.enter_context(attention_scores()) if view.attention else []
-            needed = linears or last or view.attention
-            out_exp = step(teacher, view.stack, *tracks.teacher[number]) if needed else None
-        if r_exp.keys() != set(writers) or r_cal.keys() != set(writers):
+        with ExitStack() as opened:
+            opened.enter_context(following(teacher, student))
+            scores = opened.enter_context(attention_scores()) if view.attention else []
+            exp = opened.enter_context(watching(teacher, linears, narrow, writers, hidden, whole=last or view.attention))
+            if linears or last or view.attention:
+                out_exp = step(teacher, view.stack, *tracks.teacher[number])
+        if exp.r.keys() != set(writers) or cal.r.keys() != set(writers):
             raise BadCapture(writers, "their outputs are not added to the residual stream in every batch and model")
         if view.attention:
             own, fed = received(view.name, scores, hidden, mask, tokens.fed, tokens.fed_mask)
             tokens = replace(tokens, received=own, fed_received=fed)
-        lags = {name: view.residual * (wide(r_exp[name]) - wide(r_cal[name])) for name in writers}
+        lags = {name: view.residual * (wide(exp.r[name]) - wide(cal.r[name])) for name in writers}
         for expert, chosen in tokens.routed.items():
             counted = chosen if mask is None else mask.flatten()[chosen].nonzero()
             seen.experts[expert] = seen.experts.get(expert, 0) + len(counted)
-        add_linears(seen, x_cal, Expert(teacher, x_exp, y_exp, lags), view, tokens)
+        add_linears(seen, cal.x, Expert(teacher, exp.x, exp.y, lags), view, tokens)
         for name in view.modules.norms:
-            add_norm(seen, name, x_cal[name], student.get_submodule(name), view, tokens)
+            add_norm(seen, name, cal.x[name], student.get_submodule(name), view, tokens)
         if last:
             tracks.teacher[number] = out_exp
-        del x_cal, x_exp, y_exp, r_cal, r_exp, lags  # the largest tensors of a batch, before the next one brings its own
+        del cal, exp, lags  # the largest tensors of a batch, before the next one brings its own
     return seen
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one forward of a block has shown."""
+
+    x: Inputs  # what modules read
+    y: Inputs  # what linears put out
+    r: Inputs  # the residual streams that outputs of linears are added to
+
+
+@contextmanager
+def watching(
+    block: nn.Module, names: Sequence[str], narrow: Sequence[str], writers: Sequence[str], hidden: Tensor, whole: bool
+) -> Iterator[Seen]:
+    """What the next forward shows of the modules; unless it is wanted whole it ends, and the `with` with it, when all is seen."""
+
+    def enough() -> bool:
+        return not whole and len(x) == len(names) and len(y) == len(narrow) and len(r) == len(writers)
+
+    with ExitStack() as opened:
+        x = opened.enter_context(module_inputs(block, names, enough))
+        y = opened.enter_context(module_outputs(block, narrow, enough)) if narrow else {}
+        r = opened.enter_context(residual_streams(block, writers, hidden, enough)) if writers else {}
+        yield Seen(x, y, r)
 
 
 def narrow_linears(teacher: nn.Module, linears: Sequence[str], writers: Sequence[str] = ()) -> list[str]:

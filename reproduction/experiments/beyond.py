@@ -30,8 +30,8 @@ class Trial:
 class BeyondStudy:
     """Ideas beyond the paper, each alone and together, from several mergers; one is chosen on validation samples.
 
-    chosen_on: mergers from which all variants are run, with all seeds; from the other `upstreams` only what was chosen there and
-               the paper's method, with one seed.
+    chosen_on: mergers from which all variants are run; from the other `upstreams` only what was chosen there, the preset and the
+               paper's method.
     paper, suite: the paper's method with its own and with the suite's λ, ρ and α.   variants: by name, what differs from `suite`.
     samples:   of each task; with every seed but the first only the chosen variant and `suite` are run.
     few:       other numbers of samples, with which `suite` and the preset are run from the first of `chosen_on`.
@@ -86,12 +86,12 @@ class BeyondStudy:
         return [self.trial(u, v, self.samples, self.seeds[0]) for u in self.chosen_on for v in (*OWN, *self.candidates)]
 
     def further(self, chosen: str) -> list[Trial]:
-        """The chosen variant and the paper's method from the other mergers and with the other seeds; the ladder of samples."""
+        """The chosen variant and the paper’s method from the other mergers and with the other seeds; the ladder."""
         others = [upstream for upstream in self.upstreams if upstream not in self.chosen_on]
         ladder = [n for n in self.few if n != self.samples]
         return [
             *(self.trial(u, v, self.samples, self.seeds[0]) for u in others for v in dict.fromkeys((*OWN, PRESET, chosen))),
-            *(self.trial(u, v, self.samples, s) for u in self.chosen_on for v in (chosen, "suite") for s in self.seeds[1:]),
+            *(self.trial(u, v, self.samples, s) for u in self.upstreams for v in (chosen, "suite") for s in self.seeds[1:]),
             *(self.trial(self.chosen_on[0], v, n, self.seeds[0]) for v in (PRESET, "suite") for n in ladder),
         ]
 

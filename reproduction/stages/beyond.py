@@ -4,7 +4,7 @@ One variant is chosen by its mean on validation samples, labels included, as the
 answered too, for the report alone. Language models are scored by what they generate, encoders by their features.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,6 @@ from reproduction.stages.workers import fan_out
 
 Row = dict[str, Any]
 
-SPLITS = ("validation", "test")
-
 
 def run(key: str) -> None:
     """Write outputs/<suite>/beyond/<key>/: beyond.csv, .correct.csv, .settings.json; no rows where the suite does not run it."""
@@ -30,11 +28,11 @@ def run(key: str) -> None:
 def compared(context: Context, key: str, study: BeyondStudy, _: Path) -> Found:
     """Rows of every model, the study with the variant that was chosen, and seconds of every calibration."""
     trials = study.first()
-    found = tried_all(context, key, study, trials)
+    found = tried_all(context, key, study, trials, ("validation", "test"))
     means = {v: validation(study, found, v) for v in study.candidates}
     chosen = max(means, key=lambda variant: means[variant])
     more = study.further(chosen)
-    found |= tried_all(context, key, study, more)
+    found |= tried_all(context, key, study, more, ("test",))
     common = {"suite": context.suite.name, "role": study.role, "pool": study.pool}
     rows = [
         {**common, **words(trial), "chosen": int(trial.variant == chosen), "task": task, **scores}
@@ -60,14 +58,16 @@ def validation(study: BeyondStudy, found: Mapping[str, Any], variant: str) -> fl
     return sum(values) / len(values)
 
 
-def tried_all(context: Context, key: str, study: BeyondStudy, trials: list[Trial]) -> dict[str, tuple[dict[str, Row], Row]]:
+def tried_all(
+    context: Context, key: str, study: BeyondStudy, trials: list[Trial], splits: Sequence[str]
+) -> dict[str, tuple[dict[str, Row], Row]]:
     """What `tried` returns, of every model by name."""
-    jobs = {trial.name: (context, study, trial) for trial in trials}
+    jobs = {trial.name: (context, study, trial, splits) for trial in trials}
     return dict(fan_out(f"beyond {key}", tried, jobs, context.suite.workers))
 
 
-def tried(context: Context, study: BeyondStudy, trial: Trial) -> tuple[dict[str, Row], Row]:
-    """One model, scored by task on validation and test samples, and what its calibration took; no weights are kept."""
+def tried(context: Context, study: BeyondStudy, trial: Trial, splits: Sequence[str]) -> tuple[dict[str, Row], Row]:
+    """One model, scored by task on samples of some splits, and what its calibration took; no weights are kept."""
     from time import perf_counter
 
     import featcal
@@ -90,7 +90,7 @@ def tried(context: Context, study: BeyondStudy, trial: Trial) -> tuple[dict[str,
         assert result.model is not None
         model = result.model
     cost = {"seconds": round(perf_counter() - begin, 2), "flops": counted.flops}
-    return (scores if study.reading is None else text_scores)(context, study, model), cost
+    return (scores if study.reading is None else text_scores)(context, study, model, splits), cost
 
 
 def drawn(context: Context, study: BeyondStudy, trial: Trial) -> tuple[dict[str, list[Any]], Any]:
@@ -109,34 +109,21 @@ def drawn(context: Context, study: BeyondStudy, trial: Trial) -> tuple[dict[str,
     return batches, plan_of_reading(context.layout.base(study.role, study.pool), study.reading)
 
 
-def scores(context: Context, study: BeyondStudy, model: Any) -> dict[str, Row]:
+def scores(context: Context, study: BeyondStudy, model: Any, splits: Sequence[str]) -> dict[str, Row]:
     """By task, percent right of validation and of test samples, and which of the latter."""
-    from dataclasses import replace
+    from reproduction.stages.evaluate import answers
 
-    from safetensors.torch import load_file
-
-    from featcal.data.images import ImageSet
-    from featcal.evaluation.accuracy import evaluate_pool, percent
-    from featcal.models.device import torch_device
-    from reproduction.stages.evaluate import BATCH
-    from reproduction.suites.load_task import load_task
-
-    layout, role, pool = context.layout, study.role, study.pool
-    tensors, found = load_file(layout.heads(role, pool)), {}
-    for task in context.suite.tasks_of(role, pool):
-        right = {}
-        for split in SPLITS:
-            samples = load_task(layout.data_of(role), task, split, layout.base(role, pool))
-            samples = replace(samples, device=torch_device(context.suite.device)) if isinstance(samples, ImageSet) else samples
-            heads, projection = {task: tensors[f"head/{task}"]}, tensors.get("visual_projection")
-            right[split] = evaluate_pool({"model": model}, {task: samples}, heads, projection, BATCH)["model"][task]
-        found[task] = row("accuracy", *((percent(each), len(each), each) for each in right.values()))
-    return found
+    found = {}
+    for split in splits:
+        found[split] = answers(context, study.role, study.pool, "model", lambda _: model, {}, split=split)["model"]
+    validation = {task: counts["value"] for task, counts in found.get("validation", {}).items()}
+    return {task: {"metric": "accuracy", "validation": validation.get(task), **counts} for task, counts in found["test"].items()}
 
 
-def text_scores(context: Context, study: BeyondStudy, model: Any) -> dict[str, Row]:
+def text_scores(context: Context, study: BeyondStudy, model: Any, splits: Sequence[str]) -> dict[str, Row]:
     """The same of a language model, by task of GLUE or by test of the domains."""
     from featcal.models.load import load_tokenizer
+    from featcal.storage.results import packed
     from reproduction.language.glue import metric_of, score_glue
     from reproduction.language.harness import score_tests
     from reproduction.stages.evaluate_language import BATCH
@@ -144,20 +131,20 @@ def text_scores(context: Context, study: BeyondStudy, model: Any) -> dict[str, R
     from reproduction.suites.texts import load_texts
 
     layout, tokenizer = context.layout, load_tokenizer(context.layout.base(study.role, study.pool))
-    if study.pool == DOMAIN_POOL:
-        tests = [load_tests(layout.texts, context.suite.language, split) for split in SPLITS]
-        validation, test = (score_tests(model, tokenizer, each, BATCH) for each in tests)
-        return {name: row("accuracy", validation[name], test[name]) for name in test}
-    found = {}
-    for task in context.suite.tasks_of(study.role, study.pool):
-        texts = [[(one.text, one.target or "") for one in load_texts(layout.texts, task, split)] for split in SPLITS]
-        found[task] = row(metric_of(task), *(score_glue(model, tokenizer, task, each, BATCH) for each in texts))
-    return found
-
-
-def row(metric: str, validation: tuple[float, int, Any], test: tuple[float, int, Any]) -> Row:
-    """A task's scores in percent, from score, number and what was right of both splits."""
-    from featcal.storage.results import packed
-
-    value, count, right = test
-    return {"metric": metric, "validation": validation[0], "value": value, "count": count, "correct": packed(right)}
+    found: dict[str, dict[str, tuple[float, int, Any]]] = {}
+    for split in splits:
+        if study.pool == DOMAIN_POOL:
+            found[split] = score_tests(model, tokenizer, load_tests(layout.texts, context.suite.language, split), BATCH)
+            continue
+        found[split] = {}
+        for task in context.suite.tasks_of(study.role, study.pool):
+            texts = [(one.text, one.target or "") for one in load_texts(layout.texts, task, split)]
+            found[split][task] = score_glue(model, tokenizer, task, texts, BATCH)
+    validation = {task: value for task, (value, _, _) in found.get("validation", {}).items()}
+    return {
+        task: {
+            "metric": "accuracy" if study.pool == DOMAIN_POOL else metric_of(task), "validation": validation.get(task),
+            "value": value, "count": count, "correct": packed(right),
+        }
+        for task, (value, count, right) in found["test"].items()
+    }  # fmt: skip

@@ -61,10 +61,12 @@ def answers(
     changes: Mapping[str, Callable[[str, Any], Any]],
     around: Callable[[str], AbstractContextManager[Any]] = nullcontext,
     most: Callable[[str, int], Any] | None = None,
+    split: str = "test",
 ) -> dict[str, Counts]:
     """What the encoder of every task gets right, by `name`, and by their names what is right once its features are changed.
 
     around: entered with the task while it is answered.   most: of a task and its number of samples the indices to answer.
+    split: of the samples, test or validation.
     """
     from safetensors.torch import load_file
 
@@ -77,7 +79,7 @@ def answers(
     tensors, adapted = load_file(layout.heads(role, pool)), {one: (name, change) for one, change in changes.items()}
     found: dict[str, Counts] = {one: {} for one in (name, *changes)}
     for task in context.suite.tasks_of(role, pool):
-        samples = load_task(layout.data_of(role), task, "test", layout.base(role, pool))
+        samples = load_task(layout.data_of(role), task, split, layout.base(role, pool))
         samples = samples.take(most(task, len(samples.labels))) if most else samples
         samples = replace(samples, device=device) if isinstance(samples, ImageSet) else samples
         heads = {task: tensors[f"head/{task}"]}

@@ -99,7 +99,7 @@ def test_forward_that_stops_at_the_last_input_has_seen_the_same_and_left_the_res
     block.mlp.fc2.register_forward_hook(lambda *_: left.append("fc2"))
     with torch.no_grad(), module_inputs(block, names) as whole:
         block(x, attention_mask=None)
-    with torch.no_grad(), module_inputs(block, names, stop=True) as stopped:
+    with torch.no_grad(), module_inputs(block, names, lambda: len(stopped) == len(names)) as stopped:
         block(x, attention_mask=None)
         raise AssertionError("not reached")
     assert list(stopped) == ["layer_norm1", "mlp.fc1", "mlp.fc2"] and left == ["fc2"]

@@ -1,6 +1,7 @@
 """Linears that share their input share one Gram matrix, and nothing changes by that."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import families
 import pytest
@@ -69,23 +70,24 @@ def test_cross_moment_with_the_experts_weight_folded_in_changes_nothing(monkeypa
     assert not same_bits(plain, given["merged"])
 
 
-def test_pass_that_stops_at_the_last_input_gives_the_bits_of_the_whole_pass(monkeypatch):
-    given = experiment(torch.float32, batch=2)
-    stopped = calibrate(**given, settings=PAPER)
-    left = []
+@pytest.mark.parametrize("more", [{}, {"order": "sites"}, {"order": "sites", "residual": 1.0}, {"residual": 1.0}], ids=str)
+def test_passes_that_end_where_all_is_seen_give_the_bits_of_whole_passes(more, monkeypatch):
+    given, settings, own = experiment(torch.float32, batch=2), replace(PAPER, **more), observe.watching
+    left = calibrate(**given, settings=settings)
+    asked = []
 
-    def whole(block, names, stop=False):
-        left.append(stop)
-        return module_inputs(block, names)
+    def whole_passes(*watched, whole):
+        asked.append(whole)
+        return own(*watched, whole=True)
 
-    monkeypatch.setattr(observe, "module_inputs", whole)
-    result = calibrate(**given, settings=PAPER)
-    assert any(left)
-    assert same_bits(stopped.model, result.model) and stopped.blocks == result.blocks
+    monkeypatch.setattr(observe, "watching", whole_passes)
+    result = calibrate(**given, settings=settings)
+    assert not all(asked)
+    assert same_bits(left.model, result.model) and left.blocks == result.blocks
 
 
 @contextmanager
-def nothing(block, names):
+def nothing(block, names, enough):
     yield {}
 
 
