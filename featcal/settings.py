@@ -228,10 +228,9 @@ class Calibration(Checked):
         return self.interpolation == "auto" or self.no_harm
 
     @property
-    def passes_more_often(self) -> bool:
-        """Whether a block is run through more often, or further, than by the paper's method."""
-        further = self.residual not in (0, (0, 0)) or self.weights == "attention"
-        return self.holds_out or self.order == "sites" or self.sweeps > 1 or further
+    def aims_at_the_stream(self) -> bool:
+        """Whether linears that write into the residual stream aim at the expert's."""
+        return self.residual not in (0, (0, 0))
 
     def residual_at(self, depth: float) -> float:
         """β of a block, by its depth in its stack: 0 is the first block, 1 the last."""

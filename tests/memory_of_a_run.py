@@ -1,7 +1,8 @@
 """Not a test: one calibration of a model of random weights in folders, what it was planned to need beside what it took.
 
 python tests/memory_of_a_run.py FOLDER [--family clip --width 512 --blocks 2 --tasks 3 --samples 32 --batch 16 --tokens 64
---host-memory BYTES] prints one JSON object; the peak of a process means something only in a process that does nothing else.
+--host-memory BYTES --settings JSON] prints one JSON object; the peak of a process means something
+only in a process that does nothing else.
 """
 
 import argparse
@@ -21,8 +22,6 @@ from featcal.cli.model_folders import skeleton
 from featcal.cli.plan import shapes
 from featcal.models.save import save_model
 from featcal.planning.needs import Workload, needs
-
-SETTINGS = featcal.Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3)
 
 
 def built(family: str, width: int, blocks: int):
@@ -97,6 +96,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--family", default="clip")
     parser.add_argument("--host-memory", type=int)
+    parser.add_argument("--settings", type=json.loads, default={})
     for name, default in (("width", 512), ("blocks", 2), ("tasks", 3), ("samples", 32), ("batch", 16), ("tokens", 64)):
         parser.add_argument(f"--{name}", type=int, default=default)
     asked = parser.parse_args()
@@ -104,7 +104,8 @@ def main() -> None:
     shape = asked.family, asked.width, asked.blocks
     name = "-".join(map(str, shape))
     base, merged, *experts = (model_folder(asked.folder / f"{name}-{i}", i, *shape) for i in range(asked.tasks + 2))
-    load = Workload(asked.tasks, asked.samples, asked.batch, host_budget=asked.host_memory)
+    settings = featcal.Calibration.preset("paper", asked.settings)
+    load = Workload(asked.tasks, asked.samples, asked.batch, host_budget=asked.host_memory, settings=settings)
     planned = needs(shapes(skeleton(base), load, None if asked.family == "clip" else asked.tokens, False, "float32"), load)
     run = asked.folder / "run"
     run.mkdir(exist_ok=True)
@@ -115,7 +116,7 @@ def main() -> None:
             base=base,
             experts={f"task{i}": folder for i, folder in enumerate(experts)},
             batches={f"task{i}": batches(i, asked) for i in range(asked.tasks)},
-            settings=SETTINGS,
+            settings=settings,
             out=run / "calibrated",
             host_memory=asked.host_memory,
         ).cost

@@ -27,7 +27,8 @@ MAY_IMPORT = {  # rooms of the library, and single files of a room where not all
     "models": {"errors", "storage", "blocks"},
     "data": FOUNDATION,
     "calibration": FOUNDATION | {"planning.cost"},  # a run's own count
-    "planning": FOUNDATION | {f"calibration.{file}" for file in ("observe", "sites", "tokens", "record", "stacks")},
+    "planning": FOUNDATION
+    | {f"calibration.{file}" for file in ("batches", "choice", "observe", "parts", "record", "sites", "stacks", "tokens")},
     "merging": FOUNDATION
     | {"rivals.draws"}
     | {f"calibration.{file}" for file in ("fingerprint", "observe", "published", "sites", "tokens", "tracks")},

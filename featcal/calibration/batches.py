@@ -66,6 +66,11 @@ def parted(task: str, batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
         before += count
 
 
+def held_out(count: int) -> int:
+    """How many of a task's samples `parted` holds out."""
+    return (count + HELD_OUT - 2) // HELD_OUT
+
+
 def size(task: str, number: int, batch: Batch) -> int:
     """Samples of a batch. Raises: BadBatches for one without a tensor."""
     tensors = [value for value in batch.values() if isinstance(value, Tensor)] if isinstance(batch, Mapping) else []

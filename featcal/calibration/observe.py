@@ -3,7 +3,7 @@
 Algorithm 1 takes one snapshot per block, so nothing in here depends on what is solved within the block.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -138,7 +138,7 @@ def watching(
         yield Seen(x, y, r)
 
 
-def narrow_linears(teacher: nn.Module, linears: Sequence[str], writers: Sequence[str] = ()) -> list[str]:
+def narrow_linears(teacher: nn.Module, linears: Sequence[str], writers: Collection[str] = ()) -> list[str]:
     """The linears whose outputs may serve in folded moments; half precision rounds them, so there they are computed anew."""
     found = [(name, weight_of(teacher.get_submodule(name))) for name in linears]
     folded = [(name, W) for name, W in found if name in writers or W.shape[0] < FOLDED_SHARE * W.shape[1]]

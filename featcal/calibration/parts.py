@@ -3,12 +3,13 @@
 Both that order and the linears that write into the residual stream are seen from one batch, not told by names of modules.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from torch import nn
+from torch import Tensor, nn
 
-from featcal.blocks.capture import module_inputs
+from featcal.blocks.capture import Arguments, module_inputs
+from featcal.blocks.plan import Stack
 from featcal.blocks.replay import step
 from featcal.blocks.residual import residual_streams
 from featcal.calibration.observe import BlockView
@@ -31,15 +32,19 @@ def block_parts(student: nn.Module, tracks: Mapping[str, Tracks], view: BlockVie
 
 def residual_writers(student: nn.Module, tracks: Tracks, view: BlockView) -> tuple[str, ...]:
     """The linears to be solved whose outputs are added to the residual stream. Raises: BadSetting where there are none."""
-    linears = calibrated_modules(student, norm=False).linears
-    hidden, arguments = tracks.student[0]
-    with residual_streams(student, linears, hidden) as seen:
-        step(student, view.stack, hidden, arguments)
-    writers = tuple(name for name in view.modules.linears if name in seen)
+    found = written(student, view.stack, *tracks.student[0])
+    writers = tuple(name for name in view.modules.linears if name in found)
     if not writers:
         reason = "no linear that is solved here puts its output into the residual stream as it is"
         raise BadSetting("calibrate.residual", view.residual, f"must be 0 for {view.name} of this model: {reason}")
     return writers
+
+
+def written(block: nn.Module, stack: Stack, hidden: Tensor, arguments: Arguments) -> set[str]:
+    """All linears of a block whose outputs are added to the residual stream."""
+    with residual_streams(block, calibrated_modules(block, norm=False).linears, hidden) as seen:
+        step(block, stack, hidden, arguments)
+    return set(seen)
 
 
 def in_forward_order(student: nn.Module, tracks: Tracks, view: BlockView) -> list[Modules]:
@@ -48,6 +53,12 @@ def in_forward_order(student: nn.Module, tracks: Tracks, view: BlockView) -> lis
     hidden, arguments = tracks.student[0]
     with module_inputs(student, linears + norms) as seen:
         step(student, view.stack, hidden, arguments)
+    found = reading_alike(seen, linears)
+    return [Modules(*(tuple(name for name in kind if name in names) for kind in (linears, norms))) for names in found]
+
+
+def reading_alike(seen: Mapping[str, Tensor], linears: Collection[str]) -> list[list[str]]:
+    """Modules by what they read, in the order in which they read it: linears with others that read the same tensor."""
     found: list[list[str]] = []
     for name, x in seen.items():
         alike = [names for names in found if names[0] in linears and name in linears and same_memory(x, seen[names[0]])]
@@ -55,4 +66,4 @@ def in_forward_order(student: nn.Module, tracks: Tracks, view: BlockView) -> lis
             alike[0].append(name)
         else:
             found.append([name])
-    return [Modules(*(tuple(name for name in kind if name in names) for kind in (linears, norms))) for names in found]
+    return found

@@ -162,7 +162,7 @@ def calibrate(
         own = {name: (batches | moments).get(name, next(iter(batches.values()))) for name in whole}
         how = {key: given[key] for key in ("device", "dtype", "plan")}
         check(merged, base=named.base, experts=whole, batches=own, settings=settings, **how)
-        return show_run(student, batches, batch, given, settings.modules, as_json, out)
+        return show_run(student, batches, batch, given, settings, as_json, out)
     given |= {"batches": dict.fromkeys(places, ()) | batches | moments}  # what other processes calibrate is theirs to read
     given |= {"held_out": held_out(student, (named.base, merged), own, draw)}
     if given["device"].type == "cpu":

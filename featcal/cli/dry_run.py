@@ -1,6 +1,6 @@
 """`featcal calibrate --dry-run`: what was drawn and what the run will need, from the same arguments; nothing is computed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from featcal.data.batches import Batches
+    from featcal.settings import Calibration
 
 
 def show_run(
@@ -20,7 +21,7 @@ def show_run(
     batches: Mapping[str, "Batches"],
     size: int,
     given: Mapping[str, Any],
-    modules: Sequence[str] | None,
+    settings: "Calibration",
     as_json: bool,
     out: Path,
 ) -> None:
@@ -34,10 +35,10 @@ def show_run(
     most = max(drawn.samples for drawn in batches.values())
     longest = max(drawn.longest for drawn in batches.values())
     on_gpu = given["device"].type == "cuda"
-    load = Workload(len(batches), most, min(size, most), on_gpu, host_budget=given["host_memory"])
+    load = Workload(len(batches), most, min(size, most), on_gpu, host_budget=given["host_memory"], settings=settings)
     dtype = str(given["dtype"]).removeprefix("torch.")
     try:
-        found = planned_needs(model, load, longest or None, longest > 0, dtype, modules, given["plan"])
+        found = planned_needs(model, load, longest or None, longest > 0, dtype, given["plan"])
     except NOT_RUN as error:  # what it takes to run a model without numbers is more than what calibration asks of it
         if isinstance(error, FeatCalError) and not isinstance(error, BadPlan):
             raise

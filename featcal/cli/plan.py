@@ -1,6 +1,6 @@
 """`featcal plan`: what a calibration will need, from config.json files alone, before a weight is downloaded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +13,7 @@ from featcal.cli.recipe import EXPERT, HELP, named_models
 from featcal.cli.sizes import bytes_of, count_text, size_text
 from featcal.cli.terminal import Json, Quiet, say, say_json, table
 from featcal.errors import BadSetting, TensorsDiffer
-from featcal.settings import require
+from featcal.settings import Calibration, require
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +47,7 @@ def plan(
     device_memory: Annotated[str, Option(metavar="SIZE", help="GPU memory for features that wait, such as 8GiB.")] = "0",
     host_memory: Annotated[str, Option(metavar="SIZE", help="Host memory for them; the rest goes to disk.")] = "",
     ranks: Annotated[int, Option(min=1, help="Processes that share the tasks.")] = 1,
+    preset: Annotated[str, Option(help="paper or best, as for calibrate.")] = "paper",
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -54,6 +55,7 @@ def plan(
     require(dtype in ("float32", "bfloat16"), "--dtype", dtype, "must be float32 or bfloat16")
     require(device in ("cpu", "cuda"), "--device", device, "must be cpu or cuda")
     budgets = bytes_of("--device-memory", device_memory), bytes_of("--host-memory", host_memory) if host_memory else None
+    settings = Calibration.preset(preset)
     existing_folder("--merged", merged)
     named = named_models(base, expert or (), recipe, merged, weights=False)
     folders, experts = {"base": named.base, "merged": merged}, named.shaped
@@ -65,7 +67,7 @@ def plan(
     check_tokens(model, tokens)
     from featcal.planning.needs import Workload
 
-    load = Workload(len(experts), samples, min(batch, samples), device == "cuda", *budgets, ranks)
+    load = Workload(len(experts), samples, min(batch, samples), device == "cuda", *budgets, ranks, settings=settings)
     found = planned_needs(model, load, tokens, padded, dtype)
     if as_json:
         say_json(as_mapping(found))
@@ -119,7 +121,6 @@ def planned_needs(
     tokens: int | None = None,
     padded: bool = False,
     dtype: str = "float32",
-    modules: Sequence[str] | None = None,
     plan: "BlockPlan | None" = None,
 ) -> "Needs":
     """What `featcal calibrate` will need with a model that has no numbers; the samples it has drawn are counted too.
@@ -131,7 +132,7 @@ def planned_needs(
 
     sample = meta_batch(model, 1, tokens, padded)
     drawn = sum(v.numel() if v.is_floating_point() else size([v]) for v in sample.values()) * load.samples * load.tasks
-    return needs(shapes(model, load, tokens, padded, dtype, modules, plan), replace(load, drawn=drawn))
+    return needs(shapes(model, load, tokens, padded, dtype, plan), replace(load, drawn=drawn))
 
 
 def shapes(
@@ -140,7 +141,6 @@ def shapes(
     tokens: int | None,
     padded: bool,
     dtype: str,
-    modules: Sequence[str] | None = None,
     plan: "BlockPlan | None" = None,
 ) -> dict[int, "ModelShape"]:
     """What calibration meets in the model, for every size of batch."""
@@ -153,7 +153,8 @@ def shapes(
     model = model.to(kind).eval()
     block_plan = plan_for(model, plan)
     batches = {size: meta_batch(model, size, tokens, padded) for size in {*load.batches, load.checked}}
-    return {size: model_shape(model, block_plan, batch, padded=padded, modules=modules) for size, batch in batches.items()}
+    asked: Any = {"norm": load.settings.norm, "modules": load.settings.modules, "residual": load.settings.aims_at_the_stream}
+    return {size: model_shape(model, block_plan, batch, padded=padded, **asked) for size, batch in batches.items()}
 
 
 def meta_batch(model: "nn.Module", size: int, tokens: int | None, padded: bool) -> dict[str, "torch.Tensor"]:

@@ -29,13 +29,10 @@ class Range:
     high: float
 
 
-def balance(vectors: Sequence[Tensor], ranges: Sequence[Range]) -> Tensor:
-    """βᵢ = exp(N m̂ᵢ²) tanh(τᵢ Σ τⱼ), m̂ᵢ being |τᵢ| clamped and brought to [0, 1]. Returns: (experts, ...) in float64."""
-    total, found = sum(vectors[1:], vectors[0]), []
-    for vector, span in zip(vectors, ranges, strict=True):
-        size = (vector.abs().clamp(span.low, span.high) - span.low) / (span.high - span.low or 1.0)
-        found.append(torch.exp(len(vectors) * size.square()) * torch.tanh(vector * total))
-    return torch.stack(found)
+def balance(vector: Tensor, total: Tensor, span: Range, experts: int) -> Tensor:
+    """βᵢ = exp(N m̂ᵢ²) tanh(τᵢ Σ τⱼ), m̂ᵢ being |τᵢ| clamped and brought to [0, 1]; total: Σ τⱼ; experts: N. In float64."""
+    size = (vector.abs().clamp(span.low, span.high) - span.low) / (span.high - span.low or 1.0)
+    return torch.exp(experts * size.square()) * torch.tanh(vector * total)
 
 
 def pcb_tensor(vectors: Sequence[Tensor], ranges: Sequence[Range], cuts: Sequence[Range]) -> Tensor:
@@ -44,7 +41,9 @@ def pcb_tensor(vectors: Sequence[Tensor], ranges: Sequence[Range], cuts: Sequenc
     Args: vectors τᵢ (...) in float64; cuts: of each expert where its competing β begin, and the largest.
     """
     merged, weight = torch.zeros_like(vectors[0]), torch.zeros_like(vectors[0])
-    for vector, beta, span, cut in zip(vectors, balance(vectors, ranges), ranges, cuts, strict=True):
+    total = sum(vectors[1:], vectors[0])
+    for vector, span, cut in zip(vectors, ranges, cuts, strict=True):
+        beta = balance(vector, total, span, len(vectors))
         own = (beta.clamp_min(cut.low) - cut.low) / (cut.high - cut.low or 1.0)
         merged += own * vector.sign() * vector.abs().clamp(span.low, span.high)
         weight += own
@@ -57,27 +56,26 @@ class PcbMerge:
     def __init__(self, job: Job):
         self.job = job
         self.entries = sum(math.prod(job.base.shape(name)) for name in job.names)
-        self.ranges = [self._range(i, task) for i, task in enumerate(job.experts)]
+        self.ranges = [self._range(task) for task in job.experts]
         self.cuts = [self._cut(i, task) for i, task in enumerate(job.experts)]
 
-    def _vectors(self) -> Iterator[list[Tensor]]:
+    def _magnitudes(self, task: str) -> Iterator[Tensor]:
         for name in self.job.names:
-            for base, experts in pieces(*self.job.read(name)):
-                yield task_vectors(base, experts)
-
-    def _magnitudes(self, i: int) -> Iterator[Tensor]:
-        for vectors in self._vectors():
-            yield vectors[i].abs()
+            one = self.job.base.finite_tensor(name), [self.job.experts[task].finite_tensor(name)]
+            for base, expert in pieces(*one):
+                yield task_vectors(base.to(self.job.device), [e.to(self.job.device) for e in expert])[0].abs()
 
     def _balances(self, i: int) -> Iterator[Tensor]:
         """Of one expert, 0 where it works against the sum: such entries never compete."""
-        for vectors in self._vectors():
-            yield balance(vectors, self.ranges)[i].clamp_min(0)
+        for name in self.job.names:
+            for base, experts in pieces(*self.job.read(name)):
+                vectors = task_vectors(base, experts)
+                yield balance(vectors[i], sum(vectors[1:], vectors[0]), self.ranges[i], len(vectors)).clamp_min(0)
 
-    def _range(self, i: int, task: str) -> Range:
+    def _range(self, task: str) -> Range:
         self.job.progress(f"pcb: magnitudes of {task}")
         low, high = int(self.entries * OUTLIERS) + 1, max(1, int(self.entries * (1 - OUTLIERS)))
-        found = [kth_smallest(partial(self._magnitudes, i), k) for k in sorted((low, high))]
+        found = [kth_smallest(partial(self._magnitudes, task), k) for k in sorted((low, high))]
         return Range(*found)
 
     def _cut(self, i: int, task: str) -> Range:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from featcal.blocks.batches import first_samples
+from featcal.calibration.batches import held_out, size
 from featcal.calibration.record import BlockRecord, Cost
 from featcal.planning.meta_profiler import to_meta
 from featcal.planning.shapes import ModelShape, model_shape
@@ -67,7 +68,7 @@ class Meter:
         host, device = peak_host(self.host_before), torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
         read = run.ranks.gathered(self.read)
         try:
-            flops = None if run.settings.passes_more_often or run.published else run_work(done(run, blocks, read)).total
+            flops = None if run.published else run_work(done(run, blocks, read)).total
         except Exception:  # a model that cannot do without numbers is calibrated all the same; a count must not cost the result
             flops = None
         return Cost(round(seconds, 3), host, device, flops)
@@ -78,6 +79,7 @@ def done(run: "Run", blocks: Sequence[BlockRecord], read: Mapping[str, Read]) ->
     bare, plan = to_meta(run.models.student.module).eval(), run.models.plan
     kinds = {kind: each.batch for task in read.values() for kind, each in task.items()}
     asked: dict[str, Any] = {"norm": run.settings.norm, "modules": run.settings.modules, "rule": run.token_weights}
+    asked["residual"] = run.settings.aims_at_the_stream
     shapes = {kind: model_shape(bare, plan, batch, **asked) for kind, batch in kinds.items()}
     batches: Counter[ModelShape] = Counter()
     for task in read.values():
@@ -87,7 +89,9 @@ def done(run: "Run", blocks: Sequence[BlockRecord], read: Mapping[str, Read]) ->
     checked = model_shape(bare, plan, first_samples(kinds[first]), **asked)
     tokens = {block.name: block.tokens for block in blocks}
     on_gpu = run.models.device.type == "cuda"
-    return Done(batches, len(read), shapes[first], checked, run.settings.order == "stale", on_gpu, run.known, tokens)
+    counts = [sum(size(task, 0, each.batch) * each.count for each in kinds.values()) for task, kinds in read.items()]
+    held = sum(map(held_out, counts)) / sum(counts)
+    return Done(batches, len(read), shapes[first], checked, run.settings, held, on_gpu, run.known, tokens)
 
 
 @contextmanager

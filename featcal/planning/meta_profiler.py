@@ -27,6 +27,7 @@ class MetaProfiler(TorchDispatchMode):
     def __init__(self, padded: bool = False):
         super().__init__()
         self.padded = padded
+        self.scores = 0  # of those, of attentions' scores
         self.flops = 0  # 2 for one multiplication and addition; matrix products, convolutions and attention only
         self.live = 0  # bytes of tensors made inside that still exist
         self.peak = 0
@@ -81,7 +82,9 @@ class FusedAttention(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         named = dict(zip(("query", "key", "value"), args, strict=False)) | dict(kwargs or {})
         query, key, value = named["query"], named["key"], named["value"]  # (…, heads, tokens, features of a head)
-        self.rehearsal.flops += 2 * query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+        pairs = 2 * query.shape[:-1].numel() * key.shape[-2]
+        self.rehearsal.flops += pairs * (query.shape[-1] + value.shape[-1])
+        self.rehearsal.scores += pairs * query.shape[-1]
         return query.new_empty(*query.shape[:-1], value.shape[-1])
 
 
@@ -117,10 +120,12 @@ def to_meta(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def reaching(block: nn.Module, names: Sequence[str], counted: MetaProfiler) -> Iterator[list[int]]:
-    """How many flops were counted when each of the modules was reached, in the order of the forward."""
-    reached: list[int] = []
-    handles = [block.get_submodule(n).register_forward_pre_hook(lambda *_: reached.append(counted.flops)) for n in names]
+def reaching(block: nn.Module, names: Sequence[str], counted: MetaProfiler) -> Iterator[dict[str, int]]:
+    """How many flops were counted when each of the modules was reached, by name, in the order of the forward."""
+    reached: dict[str, int] = {}
+    handles = [
+        block.get_submodule(n).register_forward_pre_hook(lambda *_, n=n: reached.update({n: counted.flops})) for n in names
+    ]
     try:
         yield reached
     finally:

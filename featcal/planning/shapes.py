@@ -3,7 +3,7 @@
 Legend: d inputs · o outputs · n rows (tokens of one batch). Knows no weights, no files, no number of samples or tasks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,7 @@ from featcal.blocks.linear import weight_of
 from featcal.blocks.plan import BlockPlan, Stack, blocks_of
 from featcal.blocks.replay import handed_on, step
 from featcal.calibration.observe import FOLDED_SHARE, narrow_linears
+from featcal.calibration.parts import reading_alike, written
 from featcal.calibration.sites import calibrated_modules, shared_sites
 from featcal.calibration.tokens import same_memory
 from featcal.core.weighting import TokenRule
@@ -32,11 +33,23 @@ class SiteShape:
     linears: tuple[str, ...] = field(default=(), compare=False)  # their names
     weighed: bool = False  # rows count more or less, by the rule
     kept: bool = False  # what its linears put out is kept for folded moments
+    lagging: bool = False  # the target of some is the expert's residual stream
 
     @property
     def folded(self) -> bool:
         """Whether the cross moment is kept with the expert's weight multiplied in."""
-        return self.o < FOLDED_SHARE * self.d
+        return self.lagging or self.o < FOLDED_SHARE * self.d
+
+
+@dataclass(frozen=True)
+class PartShape:
+    """A norm, or linears that read one tensor; flops of one pass of the block until …"""
+
+    linears: bool
+    reached: int  # … the last of them has its input
+    passed: int  # … it has put out what it puts out
+    kept: bool = False  # of experts some of the outputs are needed
+    lagging: bool = False  # both models' residual streams are, where an output is added
 
 
 @dataclass(frozen=True)
@@ -47,13 +60,22 @@ class BlockShape:
     sites: tuple[SiteShape, ...]
     norms: tuple[int, ...]  # features of each norm
     forward: int  # flops of one pass
-    first_pass: int  # flops of a pass that ends where the last solved module has its input
+    parts: tuple[PartShape, ...]  # in forward order
     weights: int  # parameters
     captured: int  # what linears and norms read and what is kept of what they put out, the block's own input left out
     working: int  # at the peak of a pass, what was captured till then included
     rows: int  # tokens, padding included
     features: int  # hidden states and arguments after the block
     led: int = 0  # flops of a mixture's experts, which of teachers run once more, on the student's tokens
+    scores: int = 0  # flops of its attentions' scores
+
+    def student_pass(self, parts: Sequence[PartShape]) -> int:
+        """Flops of a pass that ends where all is seen that solving some parts needs of the student."""
+        return max((part.passed if part.lagging else part.reached for part in parts), default=self.forward)
+
+    def teacher_pass(self, parts: Sequence[PartShape]) -> int:
+        """The same of an expert; 0 where there are norms alone."""
+        return max((part.passed if part.kept or part.lagging else part.reached for part in parts if part.linears), default=0)
 
 
 @dataclass(frozen=True)
@@ -95,13 +117,15 @@ def model_shape(
     rule: TokenRule | None = None,
     padded: bool = False,
     modules: Sequence[str] | None = None,
+    residual: bool = False,
 ) -> ModelShape:
     """The shape of a model without numbers on a batch without numbers, both on the meta device.
 
     Of a mixture of experts each is thought to be given as many tokens as any other: their sum, and with it the work, is the same.
 
     Args: norm: whether norms are solved; rule: in place of the plan's; padded: whether sequences differ in length;
-        modules: which linears are solved, by how their names end; all where None.
+        modules: which linears are solved, by how their names end; all where None;
+        residual: whether linears that write into the residual stream aim at the expert's.
     Raises: BadPlan for a model whose forward depends on the numbers it is fed.
     """
     with shapes_suffice(model), unpacked(model):
@@ -109,7 +133,7 @@ def model_shape(
             seen = [hooks.enter_context(block_outputs(model, blocks_of(model, stack))) for stack in plan.stacks]
             model(**model_call(model, batch))
         del seen
-        stacks = stack_shapes(model, plan, batch, Asked(norm, modules, rule, padded))
+        stacks = stack_shapes(model, plan, batch, Asked(norm, modules, rule, padded, residual))
     inside = inside_blocks(model, plan)
     outside = size(p for p in model.parameters() if id(p) not in inside)
     sizes = [size([p]) for p in model.parameters()]
@@ -124,6 +148,7 @@ class Asked:
     modules: Sequence[str] | None
     rule: TokenRule | None
     padded: bool
+    residual: bool
 
 
 def inside_blocks(model: nn.Module, plan: BlockPlan) -> set[int]:
@@ -164,7 +189,8 @@ class BlockTask:
 def block_shape(block: nn.Module, stack: Stack, features: Features, task: BlockTask) -> tuple[BlockShape, Features]:
     """The shape of one block, and what it puts out."""
     modules = calibrated_modules(block, task.asked.norm, task.asked.modules)
-    names, narrow = modules.linears + modules.norms, narrow_linears(block, modules.linears)
+    writers = written(block, stack, *features) & set(modules.linears) if task.asked.residual else set()
+    names, narrow = modules.linears + modules.norms, narrow_linears(block, modules.linears, writers)
     with rehearsing(task.asked.padded) as pass_, reaching(block, names, pass_) as reached:
         with module_inputs(block, names) as inputs, module_outputs(block, narrow) as outputs:
             out = step(block, stack, *features)
@@ -172,18 +198,45 @@ def block_shape(block: nn.Module, stack: Stack, features: Features, task: BlockT
     own_input = [x for x in inputs.values() if same_memory(x, features[0])][:1]
     shape = BlockShape(
         name=task.name,
-        sites=site_shapes(block, modules.linears, inputs, outputs, features[0], task),
+        sites=site_shapes(block, modules.linears, inputs, outputs, features[0], task, writers),
         norms=norms,
         forward=pass_.flops,
-        first_pass=reached[-1] if reached else pass_.flops,  # with nothing to solve there is nowhere to stop
+        parts=part_shapes(block, modules.linears, inputs, reached, narrow, writers),
         weights=size(block.parameters()),
         captured=held_bytes((inputs, outputs)) - held_bytes(own_input),
         working=pass_.peak,
         rows=features[0].shape[:2].numel(),
         features=held_bytes(out),
         led=sum(part.work for part in unpacked_experts(block).values()),
+        scores=pass_.scores,
     )
     return shape, out
+
+
+def part_shapes(
+    block: nn.Module,
+    linears: Sequence[str],
+    inputs: Mapping[str, Tensor],
+    reached: Mapping[str, int],
+    narrow: Sequence[str],
+    writers: Collection[str],
+) -> tuple[PartShape, ...]:
+    """What is solved together with order "sites", in forward order."""
+
+    def passed(name: str) -> int:
+        own = 2 * inputs[name].numel() * len(weight_of(block.get_submodule(name))) if name in linears else 0
+        return reached[name] + own
+
+    return tuple(
+        PartShape(
+            linears=names[0] in linears,
+            reached=max(reached[name] for name in names),
+            passed=max(passed(name) for name in names),
+            kept=any(name in narrow for name in names),
+            lagging=any(name in writers for name in names),
+        )
+        for names in reading_alike(inputs, linears)
+    )
 
 
 def site_shapes(
@@ -193,6 +246,7 @@ def site_shapes(
     outputs: Mapping[str, Tensor],
     hidden: Tensor,
     task: BlockTask,
+    writers: Collection[str],
 ) -> tuple[SiteShape, ...]:
     """Linears grouped as calibration groups them: by the tensor they read and by the weights of its tokens."""
     shape = tuple(hidden.shape[:2])
@@ -202,5 +256,6 @@ def site_shapes(
         x, o = inputs[names[0]], sum(len(weight_of(block.get_submodule(name))) for name in names)
         n = int(x.shape[:-1].numel() * (w != 0).double().mean())
         weighed = bool(((w != 0) & (w != 1)).any())
-        found.append(SiteShape(x.shape[-1], o, n, names, weighed, all(name in outputs for name in names)))
+        kept, lagging = all(name in outputs for name in names), any(name in writers for name in names)
+        found.append(SiteShape(x.shape[-1], o, n, names, weighed, kept, lagging))
     return tuple(found)

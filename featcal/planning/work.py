@@ -4,11 +4,13 @@ Matrix products, attention, convolutions and factorisations count; what is linea
 Legend: d inputs · o outputs · n rows of one site.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from featcal.calibration.choice import GRID
 from featcal.core.moments import stripes
-from featcal.planning.shapes import BlockShape, ModelShape, SiteShape
+from featcal.planning.shapes import BlockShape, ModelShape, PartShape, SiteShape
+from featcal.settings import Calibration
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class Work:
     """Floating point operations of a run, by what they are for."""
 
     check: int = 0  # the first samples through the model, and once more block by block
-    forwards: int = 0  # the student's two passes and the teacher's one
+    forwards: int = 0  # passes of the student and of the teachers
     moments: int = 0  # sums over tokens
     systems: int = 0  # each task's normal equations and their solutions
 
@@ -34,7 +36,8 @@ class Done:
     tasks: int
     first: ModelShape  # of the very first batch
     checked: ModelShape  # of the samples that the plan is checked on
-    stale: bool = False  # blocks are solved for what the merged model puts out
+    settings: Calibration = Calibration()
+    held: float = 0.0  # share of the samples that choices are made on, where the settings hold some out
     on_gpu: bool = False
     replayed: Collection[str] = ()  # blocks that an earlier run has solved
     tokens: Mapping[str, int] | None = None  # by block, without padding; None where everything is a token
@@ -44,29 +47,60 @@ def run_work(done: Done) -> Work:
     """A whole run; further processes check the plan once more each, which is left out."""
     work = [batch_work(done, shape, count) for shape, count in done.batches.items()]
     solved = [block for block in done.first.blocks if block.name not in done.replayed]
+    systems = sum(systems_work(site, done.tasks, done.settings) for block in solved for site in block.sites)
     return Work(
         check=check_work(done.checked),
         forwards=sum(forwards for forwards, _ in work) + left_out(done, done.first),
         moments=sum(moments for _, moments in work),
-        systems=sum(done.tasks * system_work(site) + solve_work(site) for block in solved for site in block.sites),
+        systems=done.settings.sweeps * systems,
     )
 
 
 def batch_work(done: Done, shape: ModelShape, count: int) -> tuple[int, int]:
     """Batches of one shape: both models up to the first block and through every block; moments of the blocks that are solved."""
     forwards, moments = sum(2 * stack.entry for stack in shape.stacks), 0
+    used = 1 - done.held if done.settings.holds_out else 1
     for block in shape.blocks:
         if block.name in done.replayed:
             forwards += 2 * block.forward
         else:
-            forwards += block.first_pass + (2 + done.stale) * block.forward + block.led
-            moments += sum(moments_work(site, share(done, block), done.on_gpu) for site in block.sites)
+            stale, choices = done.settings.order == "stale", round((1 - used) * choosing_work(block, done.settings))
+            forwards += round(used * observing_work(block, done.settings)) + choices + (1 + stale) * block.forward
+            sums = sum(moments_work(site, share(done, block), done.on_gpu) for site in block.sites)
+            moments += round(used * sums) * done.settings.sweeps
     return count * forwards, count * moments
 
 
+def together(block: BlockShape, settings: Calibration) -> list[Sequence[PartShape]]:
+    """What of a block is solved together, in turn, as `calibration.parts.block_parts` takes it apart."""
+    parts: list[Sequence[PartShape]] = [block.parts] if settings.order != "sites" else [(part,) for part in block.parts]
+    return parts * settings.sweeps
+
+
+def observing_work(block: BlockShape, settings: Calibration) -> int:
+    """One batch that something is solved with: passes of the student and of its expert, which once goes to the end."""
+    turns, attention = together(block, settings), settings.weights == "attention"
+    led = [parts for parts in turns if attention or any(part.linears for part in parts)]
+    teacher = [block.forward + block.scores if attention else block.teacher_pass(parts) for parts in led[:-1]]
+    ahead = block.scores if attention else 0
+    return sum(block.student_pass(parts) for parts in turns) + sum(teacher) + block.forward + ahead + len(led) * block.led
+
+
+def choosing_work(block: BlockShape, settings: Calibration) -> int:
+    """One batch held out: its expert once, and the student at every point that is looked at."""
+    points = 0
+    for parts in together(block, settings):
+        ends = settings.interpolation == "auto" and any(part.linears for part in parts)
+        points += len(GRID) * (ends + settings.no_harm)
+    return (1 + points) * block.forward
+
+
 def left_out(done: Done, shape: ModelShape) -> int:
-    """What the very first batch runs through beyond the last solved module."""
-    return sum(block.forward - block.first_pass for block in shape.blocks if block.name not in done.replayed)
+    """Of the very first batch: what it runs through beyond the last module of the first part, and to see a block's parts."""
+    solved = [block for block in shape.blocks if block.name not in done.replayed]
+    looks = done.settings.aims_at_the_stream + (done.settings.order == "sites")
+    beyond = sum(block.forward - block.student_pass(together(block, done.settings)[0]) for block in solved if block.parts)
+    return beyond + looks * sum(block.forward for block in solved)
 
 
 def share(done: Done, block: BlockShape) -> float:
@@ -94,12 +128,11 @@ def moments_work(site: SiteShape, share: float = 1, on_gpu: bool = False) -> int
     return gram_work(n, d, on_gpu) + 2 * n * d * width + again
 
 
-def system_work(site: SiteShape) -> int:
-    """One task: its moments times its expert's weight."""
-    return 2 * site.d * site.d * site.o
+def systems_work(site: SiteShape, tasks: int, settings: Calibration) -> int:
+    """Each task's moments times its expert's weight, and beside them its task vector's; one factor, two triangular solutions.
 
-
-def solve_work(site: SiteShape) -> int:
-    """All tasks: the right side without the anchor's part, one Cholesky factor, two triangular solutions."""
-    d, o = site.d, site.o
-    return 2 * d * d * o + d**3 // 3 + 2 * d * d * o
+    Where α is still to be chosen, the outputs stand twice in all of it.
+    """
+    d, o, ends = site.d, site.o, 2 if settings.interpolation == "auto" else 1
+    share = 2 * d * d * o * ends + (4 * d * d * o if settings.prior else 0)
+    return tasks * share + 2 * d * d * o * ends + d**3 // 3 + 2 * d * d * o * ends

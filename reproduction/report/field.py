@@ -309,10 +309,10 @@ def _panel(ours: Evidence) -> Figure | None:
     if not names:
         return None
     with drawing():
-        figure = Figure(figsize=(WIDTH, 5.2))
+        figure = Figure(figsize=(WIDTH, 6.0))
         axes = figure.add_subplot()
+        axes.set_xscale("log")  # before names look for free places
         _points(axes, ours, names)
-        axes.set_xscale("log")
         axes.set(xlabel="seconds for merging, and for FeatCal where it is behind", ylabel="average accuracy (%)")
         axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=2)
         return figure
@@ -322,6 +322,7 @@ def _points(axes: Axes, ours: Evidence, names: list[str]) -> None:
     from reproduction.report.scatter import named
 
     places: dict[str, tuple[float, float]] = {}
+    behind: list[tuple[float, float]] = []
     for sees in COLOURS:
         own = [m for m in names if METHODS[m].sees == sees]
         for method, look, words in (("merged", COLOURS[sees], sees), ("featcal", "none", f"{sees}, with FeatCal")):
@@ -333,13 +334,15 @@ def _points(axes: Axes, ours: Evidence, names: list[str]) -> None:
                     points.append((max(took + more, 0.01), value.mean))
                     if method == "merged":
                         places[METHODS[merger].name] = points[-1]
+                    else:
+                        behind.append(points[-1])
             if points:
                 x, y = zip(*points, strict=True)
                 axes.scatter(
                     x, y, s=55, marker=MARKERS[sees], facecolors=look, edgecolors=COLOURS[sees], label=f"looks at {words}"
                 )
     axes.margins(0.08)
-    named(axes, places)
+    named(axes, places, behind)
 
 
 def printed() -> PageOutput:

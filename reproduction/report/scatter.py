@@ -12,7 +12,7 @@ SIZE = 11.0  # of a letter, points
 WIDTH = 0.66  # of a letter on average, in sizes
 MARK = 6.0  # half the side of a mark, points
 AIR = 1.5  # between a name and other names or marks, points
-REACHES = (0.0, 9.0, 18.0)  # how far from its mark a name may be put, points; beyond the first, a line leads to it
+REACHES = (0.0, 9.0, 18.0, 30.0, 45.0, 60.0)  # how far from its mark a name may be, points; beyond the first, a line leads to it
 LEADER = {"arrowstyle": "-", "color": "#777777", "lw": 0.7, "shrinkA": 0, "shrinkB": 5}
 
 Box = tuple[float, float, float, float]  # left, bottom, right, top
@@ -27,16 +27,17 @@ def specks(axes: Axes, x: Sequence[float], y: Sequence[float], diameter: float, 
     axes.autoscale_view()
 
 
-def named(axes: Axes, points: Mapping[str, tuple[float, float]]) -> None:
+def named(axes: Axes, points: Mapping[str, tuple[float, float]], others: Sequence[tuple[float, float]] = ()) -> None:
     """A name beside each mark, in the nearest place that is free, or in the least covered one where none is.
 
-    To be called after the marks are drawn and the margins set.   points: place of each mark in data coordinates.
+    To be called after the marks are drawn and the margins set.   points, others: marks with a name and without.
     """
     axes.autoscale_view()  # places are asked for before anything is drawn
     per_pixel = 72 / axes.figure.dpi  # points are the unit of offsets and letters
     places = {name: axes.transData.transform(point) * per_pixel for name, point in points.items()}
     inside: Box = tuple(axes.transAxes.transform([(0, 0), (1, 1)]).flatten() * per_pixel)
-    taken: list[Box] = [(x - MARK, y - MARK, x + MARK, y + MARK) for x, y in places.values()]
+    marks = [*places.values(), *(axes.transData.transform(point) * per_pixel for point in others)]
+    taken: list[Box] = [(x - MARK, y - MARK, x + MARK, y + MARK) for x, y in marks]
     for name, (x, y) in places.items():
         boxes = [(reach, box) for reach in REACHES for box in around(x, y, WIDTH * SIZE * len(name), reach)]
         reach, box = min(boxes, key=lambda one: (outside(one[1], inside) + sum(covered(one[1], b) for b in taken), one[0]))

@@ -13,9 +13,9 @@ from processes import together
 from safetensors.torch import load_file, save_file
 
 from featcal import calibrate
-from featcal.calibration.block import Systems
 from featcal.calibration.ranks import Ranks, current, owners
 from featcal.calibration.run_folder import RunFolder
+from featcal.calibration.systems import Systems
 from featcal.core.norm import NormSystem
 from featcal.core.ridge import RidgeSystem, Solution
 from featcal.errors import BadSetting

@@ -8,11 +8,12 @@ import torch
 import transformers as tf
 from families import FAMILIES, GROUPED
 from test_cost import counted
-from tiny import PAPER, VISION, averaged, clip, images, make, shifted
+from tiny import VISION, averaged, clip, images, make, shifted
 
 from featcal.cli import main as cli
 from featcal.cli.sizes import bytes_of
 from featcal.errors import BadSetting
+from featcal.settings import Calibration
 
 TASKS = ("cars", "dtd")
 EXPERTS = [word for task in TASKS for word in ("--expert", f"{task}={task}")]
@@ -75,17 +76,19 @@ def test_heads_and_rows_of_words_of_their_own_are_no_other_shape(llama, capsys):
     assert "num_hidden_layers" in refused([*PLAN, "--tokens", "9"], capsys)
 
 
-@pytest.mark.parametrize("name", BUILT)
-def test_the_work_of_a_real_run_is_within_5_percent_of_the_plan_made_from_config_files(name, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("name", "preset"), [*((name, "paper") for name in BUILT), ("clip_vision", "best")])
+def test_the_work_of_a_real_run_is_within_5_percent_of_the_plan_made_from_config_files(
+    name, preset, tmp_path, monkeypatch, capsys
+):
     base = make(BUILT[name], dtype=torch.float32)
     config_folders(tmp_path, base.config, type(base).__name__)
     monkeypatch.chdir(tmp_path)
     tokens = ["--tokens", str(TOKENS[name])] if name in TOKENS else []
-    planned = told([*PLAN, "--samples", "7", "--batch", "3", *tokens], capsys)
+    planned = told([*PLAN, "--samples", "7", "--batch", "3", "--preset", preset, *tokens], capsys)
     experts = {task: shifted(base, 10 + i) for i, task in enumerate(TASKS)}
     batches = {task: batches_of(name, 7, 3, TOKENS.get(name)) for task in TASKS}
     merged = averaged(list(experts.values()))
-    _, true = counted(merged=merged, base=base, experts=experts, batches=batches, settings=PAPER)
+    _, true = counted(merged=merged, base=base, experts=experts, batches=batches, settings=Calibration.preset(preset))
     assert planned["flops"] == pytest.approx(true, rel=0.05)
 
 

@@ -1,5 +1,7 @@
 """What a run is told to have cost, against torch's own counter around the whole run and against memory really taken."""
 
+from dataclasses import replace
+
 import pytest
 import tiny
 import torch
@@ -44,6 +46,23 @@ def test_the_work_of_other_settings_is_counted_within_2_percent():
     settings = Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3, norm=False, order="stale")
     result, true = counted(**MODELS["clip_vision"](), settings=settings)
     assert result.cost.flops == pytest.approx(true, rel=0.02)
+
+
+BEYOND = {
+    "sites": {"order": "sites"}, "residual": {"residual": 1.0}, "residual and sites": {"residual": 1.0, "order": "sites"},
+    "prior": {"prior": 0.1}, "held-out α": {"interpolation": "auto"}, "no harm": {"no_harm": True, "order": "sites"},
+    "sweeps": {"sweeps": 2}, "attention": {"weights": "attention", "order": "sites"}, "joint": {"affine": "joint"},
+    "Ledoit–Wolf": {"shrinkage": "ledoit_wolf"}, "all": {
+        "residual": 1.0, "order": "sites", "affine": "joint", "prior": 0.1, "interpolation": "auto", "no_harm": True,
+        "weights": "attention"}}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", ["clip_vision", "t5", "bert"])
+@pytest.mark.parametrize("more", BEYOND)
+def test_the_work_of_what_goes_beyond_the_paper_is_counted_within_3_percent(model, more):
+    given = experiment(FAMILIES["bert"], batch=4) if model == "bert" else MODELS[model]()
+    result, true = counted(**given, settings=replace(PAPER, **BEYOND[more]))
+    assert result.cost.flops == pytest.approx(true, rel=0.03)
 
 
 def test_rows_that_a_rule_leaves_out_are_not_counted():

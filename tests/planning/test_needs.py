@@ -11,6 +11,7 @@ from featcal.planning import needs, work
 from featcal.planning.meta_profiler import to_meta
 from featcal.planning.needs import Workload
 from featcal.planning.shapes import SiteShape, model_shape
+from featcal.settings import Calibration
 
 D, WIDE, TOKENS, HEADS = 32, 96, 5, 4  # of tests.tiny.clip; two blocks, patches of 8 x 8 pixels, float32
 BLOCK = 4 * (D * D + D) + D * WIDE + WIDE + WIDE * D + D + 4 * D  # parameters: q k v out, two of the MLP, two norms
@@ -49,7 +50,7 @@ def test_one_pass_of_a_block_is_its_linears_and_its_attention():
     attention = 2 * 2 * 3 * HEADS * TOKENS * TOKENS * (D // HEADS)
     linears = 2 * rows * (4 * D * D + 2 * D * WIDE)
     assert stack.blocks[0].forward == linears + attention
-    assert stack.blocks[0].first_pass == linears - 2 * rows * D * WIDE + attention
+    assert stack.blocks[0].student_pass(stack.blocks[0].parts) == linears - 2 * rows * D * WIDE + attention
     assert stack.entry == 2 * 3 * 4 * (3 * 8 * 8) * D  # four patches of three images
 
 
@@ -66,8 +67,10 @@ def test_work_of_one_site_is_that_of_its_products():
     assert work.gram_work(100, 256, on_gpu=True) == 2 * 100 * 256 * 256
     assert work.moments_work(site) == work.gram_work(100, 64) + 2 * (2 * 100 * 64 * 16)
     assert work.moments_work(replace(site, kept=True), 0.5) == work.gram_work(50, 64) + 2 * 50 * 64 * 16
-    assert work.system_work(site) == 2 * 64 * 64 * 16
-    assert work.solve_work(site) == 2 * 64 * 64 * 16 + 64**3 // 3 + 2 * 64 * 64 * 16
+    product = 2 * 64 * 64 * 16
+    assert work.systems_work(site, 3, Calibration()) == 3 * product + product + 64**3 // 3 + product
+    prior = Calibration(prior=0.1, interpolation="auto")  # τᵀτ and its right side; all outputs twice
+    assert work.systems_work(site, 3, prior) == 3 * (2 * product + 2 * product) + 2 * product + 64**3 // 3 + 2 * product
 
 
 def test_the_phases_of_a_run_are_the_parts_counted_by_hand():
@@ -76,9 +79,9 @@ def test_the_phases_of_a_run_are_the_parts_counted_by_hand():
     assert found["start"]["weights"] == 4 * (2 * ENTRY + 2 * D)  # of the student also the norm after the last block
     assert found["solve"]["weights"] == 2 * 4 * BLOCK
     last = shape().blocks[-1]
-    assert needs.solving(last, 1)["solutions"] == 8 * D * last.sites[0].o
-    assert needs.solving(last, len(last.sites) - 1)["systems"] == needs.system_bytes(last.sites[-1])
-    assert needs.solving(last, 0)["working"] == (4 + 4 + 8 + 8) * D * last.sites[0].o
+    assert needs.solving(last, last.sites, 1, load())["solutions"] == 8 * D * last.sites[0].o
+    assert needs.solving(last, last.sites, len(last.sites) - 1, load())["systems"] == needs.system_bytes(last.sites[-1])
+    assert needs.solving(last, last.sites, 0, load())["working"] == (4 + 4 + 8 + 8) * D * last.sites[0].o
     assert found["advance"]["weights"] == 4 * BLOCK
 
 

@@ -7,13 +7,21 @@ from pathlib import Path
 
 import pytest
 
+import featcal
+
 SCRIPT = Path(__file__).parents[1] / "memory_of_a_run.py"
 SIZES = ("--width", "512", "--blocks", "2", "--tasks", "2", "--samples", "6", "--batch", "3")
 
 
-@pytest.mark.parametrize("waiting", [[], ["--host-memory", "0"]], ids=["in memory", "on disk"])
-def test_memory_and_disk_of_a_real_run_are_within_25_percent_of_the_plan(tmp_path, waiting):
-    done = subprocess.run([sys.executable, SCRIPT, tmp_path, *SIZES, *waiting], capture_output=True, text=True, check=True)
+BEST = featcal.settings.PRESETS["best"]
+MORE = {"interpolation": "auto", "prior": 0.1, "no_harm": True, "residual": 1.0}
+GIVEN = {"in memory": [], "on disk": ["--host-memory", "0"], "best": ["--settings", json.dumps(BEST)],
+         "and choices": ["--settings", json.dumps(MORE)]}  # fmt: skip
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_memory_and_disk_of_a_real_run_are_within_25_percent_of_the_plan(tmp_path, given):
+    done = subprocess.run([sys.executable, SCRIPT, tmp_path, *SIZES, *GIVEN[given]], capture_output=True, text=True, check=True)
     told = json.loads(done.stdout.splitlines()[-1])["planned, took"]
     assert told["flops"][0] == pytest.approx(told["flops"][1], rel=0.02)
     assert told["host"][0] == pytest.approx(told["host"][1], rel=0.25)
