@@ -103,6 +103,9 @@ def without_float32(monkeypatch, model):
     for module in model.modules():
         if type(module).__name__.endswith(("RMSNorm", "T5LayerNorm")):
             monkeypatch.setattr(type(module), "forward", exact_rms)
+# Of each way through the code one: a stack that feeds another, two towers, norms behind the sum, turned linears, grouped heads
+# without biases, and layers of several kinds.
+KINDS = ("t5", "clip", "bert", "gpt2", "llama", "gemma3")
 
 
 def experiment(family, dtype=torch.float64, experts=("a", "b"), **batching):

@@ -1,6 +1,7 @@
 """The graph of dvc.yaml on the smoke suite: the same stages, resolved by DVC itself, run one after the other in this process."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 import networkx
 import yaml
 from pages import without_kernels
+from safetensors.torch import load_file, save_file
 from sentences import encoder, task
 
 import pipeline
@@ -19,7 +21,7 @@ from reproduction.stages.run import run_stage
 
 ROOT = Path(__file__).parents[1]
 LAID_OUT = ("dvc.yaml", "pipeline", "featcal", "reproduction", "notebooks", "book", "suites")
-ROLES = ("clip_b32", "clip_l14")  # the smoke suite has no model for the second
+DEPTH = {"clip_b32": 2, "flan_t5_base": 1, "llama_3b": 1}  # blocks that are left of each list of a base's
 FEW = {"samples": 16, "batch": 8, "seeds": [42, 43]}
 BRIEFLY = {"steps": 3, "samples": None, "batch": 8}
 SHORT: dict[str, dict] = {
@@ -146,9 +148,21 @@ def copied(work: Path, root: Path = ROOT) -> None:
             shutil.copyfile(source, work / name)
 
 
+def cut_down(folder: Path, depth: int) -> None:
+    """A base of the package with its first blocks alone."""
+    config, kept = folder / "config.json", re.compile(r"\.(?:layers|block)\.(\d+)\.")
+    told = re.sub(r'("num_(?:hidden_|decoder_)?layers": )(\d+)', lambda m: f"{m[1]}{min(int(m[2]), depth)}", config.read_text())
+    config.write_text(told)
+    tensors = load_file(folder / "model.safetensors")
+    few = {name: tensor for name, tensor in tensors.items() if not (at := kept.search(name)) or int(at[1]) < depth}
+    save_file(few, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def lay_out(work: Path, root: Path = ROOT) -> None:
-    """A project folder without results: the tracked files of `root`, the smoke suite, and a DVC repository without git."""
+    """A project folder without results: files of `root`, models cut down, the smoke suite, and a DVC repository without git."""
     copied(work, root)
+    for name, depth in DEPTH.items():
+        cut_down(work / "reproduction" / "mini" / "models" / name, depth)
     shutil.copyfile(root / "tests" / "smoke" / "smoke.yaml", work / "suites" / "smoke.yaml")
     pipeline.write_settings(work, smoke_params(root))
     encoder(work / "data" / "encoder")

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-import yaml
 from pages import run_page, with_parameters, without_kernels
 from synthetic_results import write_project
 
@@ -47,12 +46,6 @@ def outputs(page):
     return [output for cell in page.cells if cell.cell_type == "code" for output in cell.outputs]
 
 
-def test_every_page_has_its_place_in_the_book():
-    contents = yaml.safe_load((ROOT / "book" / "_toc.yml").read_text())
-    placed = [contents["root"]] + [chapter["file"] for part in contents["parts"] for chapter in part["chapters"]]
-    assert sorted(name for name in placed if name.startswith("pages/")) == [f"pages/{name}" for name in NAMES]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_source_holds_no_output(name):
     page, cells = code_cells(name)
@@ -80,13 +73,6 @@ def test_the_page_of_the_method_and_the_playground_can_be_given_other_settings()
     places = [execute.declared(name, ROOT / "notebooks") for name in ("method", "playground")]
     assert places[0] == ["ridge", "anchor_blend", "interpolation"]
     assert places[1] == ["role", "pool", "merger", "ridge", "anchor_blend", "interpolation", "samples", "test_images"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_page_tags_what_must_not_change_and_ends_with_its_origin(name):
-    _, cells = code_cells(name)
-    assert any("nbval-check-output" in cell.metadata.get("tags", []) for cell in cells)
-    assert "provenance" in cells[-1].source or cells[-1]["id"] == "provenance"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -259,11 +259,6 @@ def test_every_statement_of_the_theory_has_been_checked_and_none_is_violated(gra
     assert min(shared[name] for name in exact) > 10 and {"proposition_2", "proposition_7"} <= set(shared)
 
 
-def test_a_role_that_the_suite_does_not_define_leaves_an_empty_result(graph):
-    work, _ = graph
-    assert read_rows(work / "results/smoke/clip_l14-8.csv", SCORES) == []
-
-
 def test_every_page_is_executed_without_an_error(graph):
     work, _ = graph
     pages = sorted((work / "book/pages").glob("*.ipynb"))
