@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import networkx
 import yaml
@@ -62,6 +63,17 @@ STUDIED: dict[str, dict] = {
     },
     "expert_seeds": {"upstreams": ["task_arithmetic"], "settings": ["suite"], "seeds": [1]},
 }  # fmt: skip
+# Of studies that do the same for several roles and pools, those that are run; all others are null.
+RUN_FOR = {
+    "beyond": ("clip_b32-8", "minilm-8", "flan_t5_base-glue"), "choices": ("flan_t5_base-glue",),
+    "tune": ("clip_b32-8", "llama_3b-mergebench"),
+}  # fmt: skip
+CHAIN: dict[str, Any] = {
+    "key": "clip_b32-8", "merger": "task_arithmetic",
+    "stages": (
+        "prepare_data", "prepare", "merge", "calibrate", "adapt", "ablate", "multitask", "evaluate", "measure", "results",
+    ),
+}  # fmt: skip
 OF_TEXTS = {"corrupted": {"corruptions": ["typing_errors"], "severity": [1, 3]}, "field": {"tangent": []}}
 UNTRAINED = {"samples": 16, "seeds": [42]}
 ADAPTED = {**UNTRAINED, "steps": 3}
@@ -88,7 +100,8 @@ def smoke_params(root: Path = ROOT) -> dict:
     for study in STUDIES:
         for key, entry in params[study].items():
             others = OF_TEXTS.get(study, {}) if key == "minilm-8" else {}
-            entry["smoke"] = {**(entry["mini"] or entry["paper"]), **STUDIED[study], **others}
+            run = key in RUN_FOR.get(study, (key,))
+            entry["smoke"] = {**(entry["mini"] or entry["paper"]), **STUDIED[study], **others} if run else None
     for entry in params["multitask"].values():
         entry["smoke"] = {"steps": 4} if entry["mini"] else None
     for key, entry in params["measure"].items():
@@ -174,25 +187,31 @@ def lay_out(work: Path, root: Path = ROOT) -> None:
 
 
 def keep_a_chain(work: Path) -> None:
-    """Leave out, of params.yaml and of the pipeline, every experiment but a few: each stage that DVC runs starts a process."""
-    params = yaml.safe_load((work / "params.yaml").read_text())
-    kept = ("average", "task_arithmetic")
-    gone = [name for name in params["merge"]["clip_b32-8"] if name not in kept]
+    """Leave, of params.yaml and of the pipeline, what leads to the results of one role and merger: DVC looks at every stage."""
+    key, merger, params = CHAIN["key"], CHAIN["merger"], pipeline.settings(work)
     for section in ("calibrate", "adapt", "ablate"):
-        for entry in (entry for key, entry in params[section].items() if key.endswith("-8")):
-            entry["from"] = {name: row for name, row in entry["from"].items() if name in kept}
-    for key in ("clip_b32-8", "clip_l14-8"):
-        params["merge"][key] = {name: params["merge"][key][name] for name in kept}
-    (work / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+        for entry in (entry for own, entry in params[section].items() if own.endswith("-8")):
+            entry["from"] = {name: row for name, row in entry["from"].items() if name == merger}
+    for own in ("clip_b32-8", "clip_l14-8"):
+        params["merge"][own] = {merger: params["merge"][own][merger]}
+    for study in STUDIES:
+        params[study] = {own: entry | {"smoke": None} for own, entry in params[study].items()}
+    pipeline.write_settings(work, params)
     for file in pipeline.files(work):
         content = yaml.safe_load(file.read_text())
-        for name, block in content["stages"].items():
+        content["stages"] = {name: block for name, block in content["stages"].items() if name in CHAIN["stages"]}
+        for block in content["stages"].values():
+            if "matrix" in block:
+                kept = {"role": [key.split("-")[0]], "pool": [8], "merger": [merger]}
+                block["matrix"] = {part: kept[part] for part in block["matrix"]}
+            elif "foreach" in block:
+                block["foreach"] = {key: {}}
             stage = block.get("do", block)
-            if name in ("merge", "calibrate", "adapt", "ablate"):
-                block["matrix"]["merger"] = list(kept)
-            elif name in ("evaluate", "results", "measure", *STUDIES):
-                stage["deps"] = [dep for dep in stage["deps"] if not any(f"${{key}}-{name}" in dep for name in gone)]
-        file.write_text(yaml.safe_dump(content, sort_keys=False))
+            stage["deps"] = [dep for dep in stage["deps"] if "${key}-" not in dep or f"${{key}}-{merger}" in dep]
+        if content["stages"]:
+            file.write_text(yaml.safe_dump(content, sort_keys=False))
+        else:
+            file.unlink()
 
 
 def commands(work: Path) -> list[list[str]]:
