@@ -64,9 +64,8 @@ STUDIED: dict[str, dict] = {
     "expert_seeds": {"upstreams": ["task_arithmetic"], "settings": ["suite"], "seeds": [1]},
 }  # fmt: skip
 # Of studies that do the same for several roles and pools, those that are run; all others are null.
-RUN_FOR = {
-    "beyond": ("clip_b32-8", "minilm-8", "flan_t5_base-glue"), "choices": ("flan_t5_base-glue",),
-    "tune": ("clip_b32-8", "llama_3b-mergebench"),
+RUN_FOR = dict.fromkeys(("field", "task_counts", "theory", "sweep"), ("clip_b32-8",)) | {
+    "beyond": ("clip_b32-8", "flan_t5_base-glue"), "choices": ("flan_t5_base-glue",), "tune": ("clip_b32-8", "llama_3b-mergebench"),
 }  # fmt: skip
 CHAIN: dict[str, Any] = {
     "key": "clip_b32-8", "merger": "task_arithmetic",
@@ -74,7 +73,7 @@ CHAIN: dict[str, Any] = {
         "prepare_data", "prepare", "merge", "calibrate", "adapt", "ablate", "multitask", "evaluate", "measure", "results",
     ),
 }  # fmt: skip
-OF_TEXTS = {"corrupted": {"corruptions": ["typing_errors"], "severity": [1, 3]}, "field": {"tangent": []}}
+OF_TEXTS = {"corrupted": {"corruptions": ["typing_errors"], "severity": [1, 3]}}
 UNTRAINED = {"samples": 16, "seeds": [42]}
 ADAPTED = {**UNTRAINED, "steps": 3}
 

@@ -52,17 +52,12 @@ def test_every_option_changes_one_thing_and_the_default_stands_at_every_seed():
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"seeds": [42]}, "two seeds or more"),
         ({"setting": "ours"}, "choices.flan_t5_base-glue.mini.setting"),
-        ({"vary": {}}, "must be a mapping of choices"),
         ({"vary": {"decodr": ["start"]}}, "must be one of split, decoder"),
-        ({"vary": {"decoder": "start"}}, "must be a list"),
         ({"vary": {"decoder": ["answer"]}}, "is the default itself"),
         ({"vary": {"decoder": ["begin"]}}, "answer, start"),
         ({"vary": {"counted": ["prompt"]}}, "of the pool mergebench alone"),
-        ({"vary": {"modules": ["q"]}}, "by what each is called"),
         ({"vary": {"modules": {"none": []}}}, "must name some"),
-        ({"vary": {"samples": [0]}}, "whole number"),
         ({"vary": {"samples": [256]}}, "is the default itself"),
     ],
 )

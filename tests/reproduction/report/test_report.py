@@ -1,12 +1,8 @@
 """Tables, figures and the one-liners of pages, on invented results and on none."""
 
-import base64
-import io
 import xml.etree.ElementTree as ElementTree
 
-import numpy as np
 import pytest
-from PIL import Image
 from synthetic_results import TASKS, write_project
 
 from featcal.errors import MissingPath
@@ -65,14 +61,6 @@ def test_bars_tell_the_accuracies_of_the_table(project):
     bars = dict(zip(["base", "merged", "featcal", "expert"], drawn.containers, strict=True))
     assert [bar.get_width() for bar in bars["merged"]] == pytest.approx([64 + 0.5 * i for i in range(len(TASKS))])
     assert drawn.get_xlabel() == "top-1 accuracy (%)"
-
-
-def test_a_large_contact_sheet_becomes_small_enough_for_a_page(project):
-    noise = np.random.default_rng([3, 1]).integers(0, 255, (800, 800, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(project / "results" / "mini" / "contact_sheet.png")
-    data = base64.b64decode(overview.contact_sheet("mini").bundle["image/jpeg"])
-    assert len(data) <= overview.SHEET_BYTES
-    assert Image.open(io.BytesIO(data)).format == "JPEG"
 
 
 def test_ranges_name_what_lies_outside(project):
