@@ -41,8 +41,9 @@ def require_names(path: Path) -> None:
         raise BadFile(path, f"architectures is {names!r}", way_out)
     if config.get("quantization_config"):
         raise BadFile(path, "a quantised model (quantization_config)", "give the checkpoint it was made from")
-    from featcal.models.code import model_code
+    from featcal.models.code import model_code, refuse_code
 
+    refuse_code(path.parent)
     if code := model_code(config):
         note(f"{path}: auto_map names {code[0]}, which is not run; transformers' own {names[0]} is used")
 
