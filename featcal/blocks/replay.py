@@ -13,7 +13,7 @@ from featcal.blocks.experts import checked
 from featcal.blocks.plan import BlockPlan, Stack, blocks_of, part_of
 from featcal.errors import BadCapture, BadPlan
 
-NO_REPLAY = "this model cannot be calibrated as a whole; a list of blocks inside it that can is named with --stack or plan="
+NO_REPLAY = "this model cannot be calibrated as a whole; a list of blocks inside it that can is named with plan=featcal.BlockPlan(...)"
 ROUNDING = 1e-5  # of the largest feature; a CPU replays bit for bit, kernels of a GPU may differ in the last bits
 
 

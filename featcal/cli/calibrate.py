@@ -24,7 +24,7 @@ from featcal.cli.model_folders import require_alike, skeleton, word_rows
 from featcal.cli.publish import Push, push, require_hub
 from featcal.cli.recipe import EXPERT, HELP, Named, named_models, whole_experts
 from featcal.cli.sizes import bytes_of
-from featcal.cli.stacks import block_count, stacks_named
+from featcal.cli.stacks import STACK, block_count, stacks_named
 from featcal.cli.terminal import Json, Quiet, counted, note, say, say_json, table
 from featcal.errors import BadSetting
 
@@ -37,7 +37,6 @@ TEXT = (
     "FILE.txt (a sample on each line), FILE.jsonl or FILE.parquet with text, messages, prompt and completion, or input and target"
 )
 STATS = "What featcal stats wrote of an expert's task, in the place of its data; once for each. One task at least needs data."
-STACK = "List of blocks to calibrate, such as encoder.layers; once for each. As the model's class says left out."
 MODULES = "Of the linears solve only those whose names end so, such as q; once for each. All of them left out."
 EPILOG = f"""Pictures, for CLIP, ViT, DINOv2 and SigLIP: {PICTURES}, or a data set of the hub.
 
