@@ -29,7 +29,7 @@ featcal inspect models/base
 featcal inspect merged --plan --json"""
 BLOCK = re.compile(r"(.+?)\.(\d+)\.(.+)")  # path of a list, number of a block in it, tensor of the block
 NUMBER = re.compile(r"\.\d+(?=\.)")
-PLAN = "Also what calibration would solve, found by building the model without its numbers; or only what the files of tensors hold."
+PLAN = "Also what calibration would solve, by building the model without numbers; or only what the files of tensors hold."
 
 
 def inspect(

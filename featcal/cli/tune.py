@@ -110,7 +110,11 @@ def tune(
     same: dict[str, Any] = {"samples": samples, "seed": seed, "batch": batch, "split": split, "device": device, "dtype": dtype}
     models = {"--recipe": named.recipe.file if named.recipe else None, "--base": base}
     same |= {"tokens": tokens}
-    told = as_mapping(found) | {"calibrate": command(found, merged, models, {"--expert": expert, "--data": data, "--module": module, "--stack": stack}, same)}
+    told = as_mapping(found) | {
+        "calibrate": command(
+            found, merged, models, {"--expert": expert, "--data": data, "--module": module, "--stack": stack}, same
+        )
+    }
     write(out, told)
     unfinished.unlink(missing_ok=True)
     show(found, told, out, as_json)
