@@ -55,7 +55,7 @@ def fits(value: object, hint: Any) -> bool:
     if kind is Literal:
         return isinstance(value, str) and value in parts
     if kind is Annotated:
-        return fits(value, parts[0])
+        return fits(value, parts[0]) and parts[1].holds(value)
     plain = kind or hint
     if plain is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
@@ -69,7 +69,9 @@ def words(hint: Any) -> str:
     kind, parts = get_origin(hint), get_args(hint)
     if kind in (Union, UnionType, Literal):
         return " or ".join(str(part) if kind is Literal else words(part) for part in parts if part is not NoneType)
-    plain = parts[0] if kind is Annotated else kind or hint
+    if kind is Annotated:
+        return f"{words(parts[0])}{parts[1]}"
+    plain = kind or hint
     return WORDS.get(plain) or f"a {getattr(plain, '__name__', plain)}"
 
 

@@ -28,7 +28,7 @@ from featcal.core.precision import exact_products
 from featcal.core.weighting import TokenRule
 from featcal.errors import BadBatches, BadFile
 from featcal.planning.cost import counting
-from featcal.settings import Calibration, require
+from featcal.settings import Calibration, Natural, require
 from featcal.storage.spool import Spool
 from featcal.storage.writer import require_replaceable
 
@@ -54,7 +54,7 @@ def calibrate(
     token_weights: TokenRule | None = None,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
-    host_memory: int | None = None,
+    host_memory: Natural | None = None,
     work: str | Path | None = None,
     resume: bool = True,
     progress: Callable[[str], None] | None = None,
