@@ -1,0 +1,79 @@
+"""Start-up: how long the modules of each stage take to import in a process of its own, and what share of the stage that would be.
+
+python -m benchmarks.imports                 Writes results/mini/imports.json, which a page of the book shows.
+
+A stage's own seconds are those on record in results/mini; they begin behind the imports. Imports are measured in processor time,
+which neighbours lengthen less than they lengthen the clock. `dvc repro` on a machine without a GPU imports once for all stages
+(reproduction/stages/resident.py) and forks that process for each.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from benchmarks.calibrate import ROOT
+from benchmarks.measure import arguments, machine
+from featcal.storage.results import write_json
+from reproduction.stages.resident import AT_ONCE, COMMANDS, PAGES, TORCH
+from reproduction.stages.run import VERBS
+
+MEASURED = """
+import sys, time
+from importlib import import_module
+start = time.process_time()
+for name in sys.argv[1:]:
+    import_module(name)
+print(time.process_time() - start)
+"""
+
+
+def imported(verb: str) -> tuple[str, ...]:
+    """What a stage imports before it computes: the command, its own module, and what it forks with."""
+    own = f"reproduction.stages.{verb}"
+    more = () if verb in AT_ONCE else PAGES if verb == "page" else TORCH
+    return (COMMANDS, *([own] if find_spec(own) else []), *more)
+
+
+def seconds(names: tuple[str, ...], repeats: int) -> float:
+    """Median processor time of importing modules in a process of its own, behind a first one that fills the disk's cache."""
+    command = [sys.executable, "-c", MEASURED, *names]
+    runs = [subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True) for _ in range(repeats + 1)]
+    return statistics.median(float(done.stdout.split()[-1]) for done in runs[1:])
+
+
+def recorded(folder: Path) -> dict[str, list[float]]:
+    """By verb the seconds of every stage on record, each once."""
+    found: dict[str, float] = {}
+    for path in sorted(folder.glob("*.run.json")):
+        found |= json.loads(path.read_text()).get("seconds", {})
+    by_verb: dict[str, list[float]] = {}
+    for stage, spent in found.items():
+        by_verb.setdefault(stage.partition("@")[0], []).append(spent)
+    return by_verb
+
+
+def shares(folder: Path, repeats: int) -> dict[str, dict[str, Any]]:
+    """By verb: seconds of imports, how many stages are on record and their median seconds, and the share of imports in those."""
+    stages, found, known = recorded(folder), {}, {}
+    for verb in VERBS:
+        names = imported(verb)
+        known[names] = known.get(names) or seconds(names, repeats)
+        spent = statistics.median(stages[verb]) if verb in stages else None
+        share = None if spent is None else round(known[names] / (known[names] + spent), 3)
+        found[verb] = {"imports": round(known[names], 2), "stages": len(stages.get(verb, [])), "median": spent, "share": share}
+        print(verb, found[verb], flush=True)
+    return found
+
+
+def main() -> None:
+    args = arguments(__doc__, repeats=3, suite="mini").parse_args()
+    folder = ROOT / "results" / args.suite
+    write_json(folder / "imports.json", {"machine": machine(args.device), "stages": shares(folder, args.repeats)})
+
+
+if __name__ == "__main__":
+    main()
