@@ -34,7 +34,7 @@ from featcal.planning.needs import Workload, needs
 from featcal.storage.results import write_json
 from reproduction.stages.operations import CountedOperations
 
-SIZES = {"samples": (16, 32, 64, 128), "tasks": (1, 2, 4, 8), "layers": (2, 4, 8, 12), "width": (96, 192, 384, 768)}
+SIZES = {"samples": (16, 32, 64), "tasks": (1, 2, 4, 8), "layers": (2, 4, 8, 12), "width": (96, 192, 384, 768)}
 BASE = {"tasks": 2, "samples": 16, "layers": 2, "width": 768, "batch": 16}  # where all series meet
 
 
@@ -83,16 +83,6 @@ def exponents(points: list[dict[str, Any]]) -> dict[str, float]:
     return {measure: round(exponent(sizes, [point["took"][measure] for point in points]), 3) for measure in points[0]["took"]}
 
 
-def series(key: str, args: Namespace) -> list[dict[str, Any]]:
-    """All sizes of one key, smallest first."""
-    points = []
-    for size in SIZES[key]:
-        with tempfile.TemporaryDirectory() as root:
-            points.append({"size": size} | measured(Namespace(**vars(args) | {key: size}), Path(root)))
-        print(key, json.dumps(points[-1]), flush=True)
-    return points
-
-
 def main() -> None:
     sizes = BASE | {"keys": " ".join(SIZES), "out": "results/mini/growth.json", "root": "", "clock": 1}
     args = arguments(__doc__, **sizes).parse_args()
@@ -107,10 +97,15 @@ def main() -> None:
     assert not kept or {name: kept[name] for name in about} == about, f"{out} is of another machine or base; remove it first"
     found = dict(kept.get("series", {}))
     for key in args.keys.split():
-        points = series(key, args)
-        found[key] = {"measured": date.today().isoformat(), "points": points, "exponents": exponents(points)}
+        points: list[dict[str, Any]] = []
+        for size in SIZES[key]:
+            with tempfile.TemporaryDirectory() as root:
+                points.append({"size": size} | measured(Namespace(**vars(args) | {key: size}), Path(root)))
+            print(key, json.dumps(points[-1]), flush=True)
+            if points[1:]:  # written as it comes: whoever ends this keeps what is there
+                found[key] = {"measured": date.today().isoformat(), "points": points, "exponents": exponents(points)}
+                write_json(out, about | {"series": {name: found[name] for name in SIZES if name in found}})
         print(key, found[key]["exponents"], flush=True)
-        write_json(out, about | {"series": {key: found[key] for key in SIZES if key in found}})
 
 
 if __name__ == "__main__":
