@@ -36,10 +36,10 @@ def imported(verb: str) -> tuple[str, ...]:
 
 
 def seconds(names: tuple[str, ...], repeats: int) -> float:
-    """Median processor time of importing modules in a process of its own, behind a first one that fills the disk's cache."""
+    """Median processor time of importing modules in a process of its own."""
     command = [sys.executable, "-c", MEASURED, *names]
-    runs = [subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True) for _ in range(repeats + 1)]
-    return statistics.median(float(done.stdout.split()[-1]) for done in runs[1:])
+    runs = [subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True) for _ in range(repeats)]
+    return statistics.median(float(done.stdout.split()[-1]) for done in runs)
 
 
 def recorded(folder: Path) -> dict[str, list[float]]:
