@@ -1,6 +1,6 @@
 """How a calibration grows with samples, tasks, depth and width: time, memory and operations, beside what `featcal plan` tells.
 
-python -m benchmarks.growth                  Writes results/mini/growth.json, which a page of the book shows.
+python -m benchmarks.growth                  Writes reproduction/report/growth.json, which a page of the book shows.
 python -m benchmarks.growth --keys "layers"  Of one key alone; what the file holds of the others stays. --clock 0: without time.
 
 Each calibration runs in a process of its own, from folders to a folder, as the command does it. Its time says something only on a
@@ -84,7 +84,7 @@ def exponents(points: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def main() -> None:
-    sizes = BASE | {"keys": " ".join(SIZES), "out": "results/mini/growth.json", "root": "", "clock": 1}
+    sizes = BASE | {"keys": " ".join(SIZES), "out": "reproduction/report/growth.json", "root": "", "clock": 1}
     args = arguments(__doc__, **sizes).parse_args()
     torch.set_num_threads(args.threads)
     disable_progress_bar()

@@ -1,6 +1,6 @@
 """Start-up: how long the imports of each stage take in a process of its own, and what share of the stage that would be.
 
-python -m benchmarks.imports                 Writes results/mini/imports.json, which a page of the book shows.
+python -m benchmarks.imports                 Writes reproduction/report/imports.json, which a page of the book shows.
 
 A stage's own seconds are those on record in results/mini; they begin behind the imports. Imports are measured in processor time,
 which neighbours lengthen less than they lengthen the clock. `dvc repro` on a machine without a GPU imports once for all stages
@@ -68,8 +68,8 @@ def shares(folder: Path, repeats: int) -> dict[str, dict[str, Any]]:
 
 def main() -> None:
     args = arguments(__doc__, repeats=3, suite="mini").parse_args()
-    folder = ROOT / "results" / args.suite
-    write_json(folder / "imports.json", {"machine": machine(args.device), "stages": shares(folder, args.repeats)})
+    found = shares(ROOT / "results" / args.suite, args.repeats)
+    write_json(ROOT / "reproduction/report/imports.json", {"machine": machine(args.device), "stages": found})
 
 
 if __name__ == "__main__":

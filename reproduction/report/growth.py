@@ -1,15 +1,16 @@
 """What a calibration costs as it grows: time, memory and operations by size, beside what was planned; and how long imports take.
 
-The models have ViT-B/32's shape and random weights, so nothing here is about accuracy. benchmarks/growth.py and
-benchmarks/imports.py write what is read.
+The models have ViT-B/32's shape and random weights, so this is of no suite and not about accuracy. benchmarks/growth.py and
+benchmarks/imports.py write the files beside this one that are read.
 """
 
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from reproduction.report.evidence import read_json
 from reproduction.report.markup import PageOutput, note, table
-from reproduction.report.pages import Page, commands
+from reproduction.report.pages import Page, commands, drawn
 
 KEYS = {"samples": "samples of each task", "tasks": "tasks", "layers": "blocks", "width": "features"}
 MEASURES = {  # of the file: name, colour, marker, dashes: told apart in grey too
@@ -19,17 +20,18 @@ MEASURES = {  # of the file: name, colour, marker, dashes: told apart in grey to
 }
 PLANNED = {"host_bytes": "memory", "flops": "operations"}
 COMMAND = "python -m benchmarks.{}"
+LABEL = "benchmarks, random weights"
 
 
-def record(page: Page) -> dict[str, Any]:
-    """The file of the growth; empty where nothing was run."""
-    return read_json(page.evidence.folder / "growth.json")
+def record(name: str = "growth") -> dict[str, Any]:
+    """What a benchmark wrote; empty where nothing was run."""
+    return read_json(Path(__file__).with_name(f"{name}.json"))
 
 
-def figure(page: Page) -> PageOutput:
+def figure() -> PageOutput:
     """One panel per key, both axes logarithmic: every measure over what it is at the smallest size."""
-    found = record(page).get("series", {})
-    return page.drawn(curves(found) if found else None, "growth of a calibration")
+    found = record().get("series", {})
+    return drawn(curves(found) if found else None, "growth of a calibration", LABEL)
 
 
 def curves(found: dict[str, Any]) -> Any:
@@ -55,11 +57,11 @@ def curves(found: dict[str, Any]) -> Any:
         return picture
 
 
-def conditions(page: Page) -> PageOutput:
+def conditions() -> PageOutput:
     """Machine, day and the point where all series meet."""
-    told = record(page)
+    told = record()
     if not told:
-        return PageOutput(note(f"○ not run: {COMMAND.format('growth')} has written nothing for the {page.label}."))
+        return PageOutput(note(f"○ not run: {COMMAND.format('growth')} has written nothing."))
     base = told["base"]
     days = sorted({series["measured"] for series in told["series"].values()})
     text = (
@@ -72,10 +74,10 @@ def conditions(page: Page) -> PageOutput:
     return PageOutput(note(text))
 
 
-def plans(page: Page) -> PageOutput:
+def plans() -> PageOutput:
     """What `featcal plan` told over what was taken, at every size."""
     rows, off = [], []
-    for key, series in record(page).get("series", {}).items():
+    for key, series in record().get("series", {}).items():
         for point in series["points"]:
             ratios = [point["planned"][measure] / point["took"][measure] for measure in PLANNED]
             off += [abs(ratio - 1) for ratio in ratios]
@@ -88,25 +90,27 @@ def plans(page: Page) -> PageOutput:
     head = ["", "Seconds", "MiB above the imports", "Billion operations"]
     head += [f"{name}, planned / taken" for name in PLANNED.values()]
     said = f"The plan is at most {100 * max(off):.1f} % off, memory and operations taken together."
-    return PageOutput(table(head, rows, f"Every calibration, and what was planned — {page.label}", "fc-long") + note(said))
+    return PageOutput(table(head, rows, f"Every calibration, and what was planned — {LABEL}", "fc-long") + note(said))
 
 
-def start_up(page: Page) -> PageOutput:
+def start_up() -> PageOutput:
     """Imports of every stage in a process of its own, beside the median time of the stages on record."""
-    told = read_json(page.evidence.folder / "imports.json")
+    told = record("imports")
     if not told:
-        return PageOutput(note(f"○ not run: {COMMAND.format('imports')} has written nothing for the {page.label}."))
+        return PageOutput(note(f"○ not run: {COMMAND.format('imports')} has written nothing."))
     rows = []
     for verb, found in told["stages"].items():
         spent, share = found["median"], found["share"]
         cells = ["–", "–"] if spent is None else [f"{spent:.1f}", f"{100 * share:.0f} %"]
         rows.append(("", [f"<code>{escape(verb)}</code>", f"{found['imports']:.1f}", str(found["stages"]), *cells]))
     head = ["Stage", "Seconds of imports", "On record", "Median seconds", "Share of imports"]
-    caption = f"Imports in a process of its own, and the stages — {page.label}"
-    return PageOutput(table(head, rows, caption) + note(f"Imports: processor time on {escape(told['machine'])}."))
+    return PageOutput(
+        table(head, rows, f"Imports in a process of its own, beside the stages on record — {LABEL}")
+        + note(f"Imports: processor time on {escape(told['machine'])}.")
+    )
 
 
 def provenance(page: Page) -> PageOutput:
     """The commands that make the files again, and the page."""
     rows = [("", [name, f"<code>{COMMAND.format(name)}</code>"]) for name in ("growth", "imports")]
-    return PageOutput(table(["", ""], rows + commands(page.name), f"Provenance — {page.label}", "fc-words"))
+    return PageOutput(table(["", ""], rows + commands(page.name), f"Provenance — {LABEL}", "fc-words"))
