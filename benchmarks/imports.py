@@ -59,7 +59,7 @@ def shares(folder: Path, repeats: int) -> dict[str, dict[str, Any]]:
     for verb in VERBS:
         names = imported(verb)
         known[names] = known.get(names) or seconds(names, repeats)
-        spent = statistics.median(stages[verb]) if verb in stages else None
+        spent = round(statistics.median(stages[verb]), 2) if verb in stages else None
         share = None if spent is None else round(known[names] / (known[names] + spent), 3)
         found[verb] = {"imports": round(known[names], 2), "stages": len(stages.get(verb, [])), "median": spent, "share": share}
         print(verb, found[verb], flush=True)
