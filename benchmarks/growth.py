@@ -34,7 +34,7 @@ from featcal.planning.needs import Workload, needs
 from featcal.storage.results import write_json
 from reproduction.stages.operations import CountedOperations
 
-SIZES = {"samples": (16, 32, 64), "tasks": (1, 2, 4, 8), "layers": (2, 4, 8, 12), "width": (96, 192, 384, 768)}
+SIZES = {"samples": (16, 32, 64), "tasks": (1, 2, 4, 8), "layers": (2, 4, 8, 12), "width": (96, 192, 768)}
 BASE = {"tasks": 2, "samples": 16, "layers": 2, "width": 768, "batch": 16}  # where all series meet
 
 
