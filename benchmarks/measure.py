@@ -25,8 +25,9 @@ def synchronise(device: str) -> None:
 
 
 def seconds(run: Callable[[], Any], device: str) -> float:
-    """Of one call: the clock on a GPU, on a CPU the processor time of this process, which neighbours lengthen less."""
-    clock = time.perf_counter if device.startswith("cuda") else time.process_time
+    """Of one call: on one CPU thread its processor time, which neighbours lengthen less; else the clock."""
+    several = torch.get_num_threads() > 1  # whose waiting would count as often as there are threads
+    clock = time.perf_counter if several or device.startswith("cuda") else time.process_time
     synchronise(device)
     start = clock()
     run()

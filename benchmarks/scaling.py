@@ -61,7 +61,16 @@ def plot(found: Mapping[str, Mapping[int, Seconds]], title: str, out: str | Path
 
 
 def main() -> None:
-    sizes = {"tasks": 2, "samples": 64, "layers": 2, "width": 256, "batch": 32, "opponent": "plain", "products": "onednn"}
+    sizes = {
+        "tasks": 2,
+        "samples": 64,
+        "layers": 2,
+        "width": 256,
+        "batch": 32,
+        "opponent": "plain",
+        "products": "onednn",
+        "warm": 1,
+    }
     args = arguments(__doc__, **sizes, repeats=3, keys=" ".join(SIZES), out="scaling.png").parse_args()
     torch.set_num_threads(args.threads)
     print(machine(args.device))

@@ -1,6 +1,7 @@
 """Solving one site: one Cholesky factor in float64 for all its linears, against one float32 `linalg.solve` per linear.
 
-python -m benchmarks.solve                   Also: the precision of both, against a tall least-squares problem in float64.
+python -m benchmarks.solve                   Also: the precision of both, against a tall least-squares problem in float64;
+    and what the kernel form would save where all tasks together have fewer tokens than features.
 """
 
 import copy
@@ -18,6 +19,7 @@ SITES = {"clip-b32 q, k, v": (768, (768, 768, 768)), "clip-b32 fc2": (3072, (768
 RIDGES = (0.05, 1e-3, 1e-5)  # the paper's for CLIP, between, the paper's for T5
 ALPHA, BATCH = 0.3, 512
 TOLERANCE = 1e-4  # relative, of the weight at the largest ridge
+FEW_TOLERANCE = 1e-5  # relative, of the step: what the float32 products of the direct form cost
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,35 @@ def compare(d: int, outputs: tuple[int, ...], repeats: int, device: str = "cpu")
     return in_turns(*contestants, repeats, device), difference
 
 
+def kernel_step(tasks: list[Task], A: Tensor, ridge: float) -> Tensor:
+    """The step away from the anchor (o, d) by the small side of the system, for n tokens of all tasks, n < d.
+
+    With X (n, d) the rows scaled by √(ω/n_t) and E (n, o) what the anchor leaves of their targets, Eq. 17 for the step is
+    S (XᵀX + λI) = EᵀX, so S = Eᵀ (XXᵀ + λI)⁻¹ X. It needs the rows themselves, of all tasks at once.
+    """
+    X, E = [], []
+    for task in tasks:
+        cal, exp = task.cal.double(), task.exp.double()
+        root = (cal @ cal.T).norm() ** -0.5  # √(ω/n): ‖X Xᵀ‖ = ‖XᵀX‖
+        X.append(root * cal)
+        E.append(root * (ALPHA * exp + (1 - ALPHA) * cal) @ task.weight.double().T)
+    rows = torch.cat(X)
+    gaps = torch.cat(E) - rows @ A.double().T
+    small = (rows @ rows.T).diagonal_scatter((rows * rows).sum(1) + ridge)
+    return torch.cholesky_solve(gaps, torch.linalg.cholesky(small)).T @ rows
+
+
+def few(d: int, o: int, tokens: int, repeats: int):
+    """Seconds (direct form, kernel form) of each pair, sums included. Raises: AssertionError unless the steps are the same."""
+    ridge, tasks = RIDGES[0], [power_law(seed, tokens, d, o, "cpu") for seed in range(2)]
+    A = torch.randn(o, d, generator=seeded(7)) / d**0.5
+    direct = lambda: solve_ridge(our_system(tasks), A, A[:, 0] * 0, ridge).weight - A  # noqa: E731
+    kernel = lambda: kernel_step(tasks, A, ridge)  # noqa: E731
+    difference = float((direct() - kernel()).norm() / kernel().norm())
+    assert difference < FEW_TOLERANCE, f"the results differ by {difference:.1e}"
+    return in_turns(direct, kernel, repeats), difference
+
+
 def main() -> None:
     args = arguments(__doc__, repeats=5, width=256, tokens=4096).parse_args()
     torch.set_num_threads(args.threads)
@@ -118,6 +149,9 @@ def main() -> None:
         for site, (d, outputs) in SITES.items():
             pairs, difference = compare(d, outputs, args.repeats, args.device)
             print(f"{site}: same weight within {difference:.1e}; time, plain / ours: {ratio(pairs)}")
+        for tokens in (400, 800):
+            pairs, difference = few(3072, 768, tokens, args.repeats)
+            print(f"fc2, two tasks of {tokens} tokens: same step within {difference:.1e}; direct / kernel form: {ratio(pairs)}")
         print("ridge    error of plain   error of ours   plain / ours")
         for ridge, (plain, ours) in precision(args.width, 64, args.tokens).items():
             print(f"{ridge:<8g} {plain:<16.1e} {ours:<15.1e} {plain / ours:.0f}x")

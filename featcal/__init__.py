@@ -4,6 +4,7 @@ The names below are loaded on first use, so that reading a report needs no torch
 """
 
 from importlib import import_module
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from featcal import torchvision_mend
@@ -72,4 +73,10 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'featcal' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    found = getattr(import_module(_HOMES[name]), name)
+    if isinstance(found, FunctionType):
+        from featcal.arguments import checked
+
+        found = checked(found)
+    globals()[name] = found  # so that it is one object
+    return found

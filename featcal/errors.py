@@ -73,7 +73,7 @@ class DiskFull(FeatCalError):
         super().__init__(
             path,
             f"no space left on the disk while writing it{wants}. What was written of it has been removed",
-            "free some space (dvc gc -w removes unused cached files) and run the same command again",
+            "free some space and run the same command again",
         )
 
 
@@ -84,7 +84,7 @@ class TruncatedFile(FeatCalError):
         super().__init__(
             path,
             f"cannot be read, it is cut short or damaged ({reason})",
-            "delete it and make or download it again; a stage of this project does so with `dvc repro -f <stage>`",
+            "delete it and make or download it again",
         )
 
 
@@ -153,7 +153,7 @@ class BadPlan(FeatCalError):
     """A block plan that does not fit the model, or a model no plan can be inferred for."""
 
     def __init__(self, model: str, problem: str, way_out: str = ""):
-        default = "pass plan=featcal.BlockPlan(featcal.Stack('name', blocks='path.to.the.ModuleList'))"
+        default = "name its list of blocks with plan=featcal.BlockPlan(featcal.Stack('name', blocks='path.to.the.ModuleList'))"
         super().__init__(model, problem, f"{way_out or default}.")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from featcal.errors import BadSetting, MissingPath, UnknownKey
 
@@ -107,6 +107,14 @@ class Checked:
     """
 
     place: ClassVar[str] = ""
+
+    def __new__(cls, *given: Any, **named: Any) -> Self:
+        """Raises: UnknownKey for a keyword that is no field."""
+        known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        for key in named:
+            if key not in known:
+                raise UnknownKey(cls.place or cls.__name__, key, known)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Raises: BadSetting naming the field and what its annotation allows."""

@@ -2,16 +2,21 @@
 
     python scripts/campaign.py [NAME ...]
 
-NAME: a family, a harm such as "no data (run)", or the words of a command that cannot be.
+NAME: a family, "a family (command)", a wrong call, a signal, a harm such as "no data (run)", or the words of a command that
+cannot be; their names are those that it prints. A family's dry run has to end as its run does.
 
 Tiny random models stand for the families. "named" is one message that says what is wrong; "silent" is a result that should not
 be there, and "traceback" whatever no message explains: both are faults, and the exit code is 1 where there is one.
 """
 
+import inspect
 import io
 import json
 import os
 import shutil
+import signal
+import string
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -27,13 +32,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import featcal  # noqa: I001 - before transformers, whose torchvision it may have to mend
 import torch
 import transformers as tf
+from checkpoints import picture
 from families import FAMILIES, GROUPED, WIDE, pairs, text, translations
 from language import WORDS, folder, jsonl
 from safetensors.torch import load_file, save_file
-from tiny import PAPER, TEXT, averaged, images, make, shifted
+from tiny import PAPER, TEXT, averaged, clip, experiment, images, make, shifted
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from featcal.cli import main as cli
 from featcal.errors import FeatCalError
+from featcal.models.save import save_model
 
 OK, NAMED, SILENT, TRACEBACK = "ok", "named", "silent", "traceback"
 SHOWN = {
@@ -113,6 +121,62 @@ def family(build: Callable[[], torch.nn.Module], batches: Callable[[int], list[A
     last = result.drift[-1]
     assert abs(found[-1].relative_drift - last.calibrated) < 1e-4, "compare and calibrate measure differently"
     return f"{len(result.blocks)} blocks, drift {last.merged:.3f} to {last.calibrated:.3f}"
+
+
+def family_folders(build: Callable[[], torch.nn.Module], place: Path) -> list[str]:
+    """Folders of base and experts with data, as a user has them; the options that name the data."""
+    base = make(build, 0, torch.float32)
+    taken = set(inspect.signature(base.forward).parameters)
+    pictures = "pixel_values" in taken
+    for number, name in enumerate(("base", "a", "b")):
+        save_model(shifted(base, number, 0.02) if number else base, place / name)
+        prepared = tf.ViTImageProcessorPil(size={"height": 16, "width": 16}) if pictures else letters()
+        prepared.save_pretrained(place / name)
+    for name in "ab":
+        if pictures:
+            (place / f"{name}.pictures").mkdir()
+            for number in range(9):
+                picture(size=(20, 24), seed=number).save(place / f"{name}.pictures" / f"{number}.png")
+        else:
+            pair = "decoder_input_ids" in taken
+            jsonl(place / f"{name}.jsonl", [{"input": word, "target": word} if pair else {"text": word} for word in WORDS])
+    return [word for name in "ab" for word in ("--data", f"{name}={name}.{'pictures' if pictures else 'jsonl'}")]
+
+
+def letters() -> tf.PreTrainedTokenizerFast:
+    """A tokenizer of few tokens, as the tiny models have: one for each small letter."""
+    known = ["<pad>", "</s>", "<s>", " ", *string.ascii_lowercase]
+    inner = Tokenizer(models.WordLevel({token: i for i, token in enumerate(known)}, "<pad>"))
+    inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    inner.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return tf.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="</s>", bos_token="<s>")
+
+
+def by_command(build: Callable[[], torch.nn.Module], more: list[str]) -> tuple[str, str]:
+    """One family by the command line, from folder to folder; a dry run has to find what the run finds, and plan may not fail."""
+    with tempfile.TemporaryDirectory() as place:
+        data = family_folders(build, Path(place))
+        with chdir(place):
+            code, said = command(MERGE)
+            if code:
+                return NAMED, f"merge: {said}"
+            asked = [*CALIBRATE[: CALIBRATE.index("--data")], *data, *CALIBRATE[CALIBRATE.index("--out") :], *more]
+            (dry, told), (code, said) = command([*asked, "--dry-run"]), command(asked)
+            if dry != code:
+                return SILENT, f"the dry run ends with {dry}, the run with {code}: {(told or said).strip()[:200]}"
+            needs, _ = command(
+                ["plan", *MERGE[2:-2], "--merged", "merged", *([] if "pictures" in data[1] else ["--tokens", "7"])]
+            )
+            assert command(["inspect", "merged", "--plan"])[0] == 0 and needs in (0, 2)
+            if code:
+                return NAMED, " ".join(said.split())[:160]
+            last = json.loads(Path("new/featcal.json").read_text())["drift"][-1]
+            return OK, f"drift {last['merged']:.3f} to {last['calibrated']:.3f}" + (", no plan" if needs else "")
+
+
+def options_of(settings: dict[str, Any]) -> list[str]:
+    """The settings of a family as options."""
+    return ["--no-norm"] * ("norm" in settings) + [w for name in settings.get("modules", ()) for w in ("--module", name)]
 
 
 def single(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -248,6 +312,94 @@ nonsense | --nonsense | --log-level loud --log-file x inspect base | --log-file 
 """
 
 
+class Empty(torch.nn.Module):
+    """A model without parameters."""
+
+
+def small(kind: str = "") -> torch.nn.Module:
+    """A tower in memory: without numbers, or of whole numbers."""
+    model = clip(dtype=torch.float32)
+    if kind == "whole":
+        for part in model.modules():
+            if isinstance(part, torch.nn.Linear):
+                part.weight = torch.nn.Parameter(part.weight.to(torch.int8), requires_grad=False)
+    return model.to("meta") if kind == "meta" else model
+
+
+# what is wrong in a call, on good models and batches: the function and the arguments that are other ones
+WRONG: dict[str, list[dict[str, Callable[[], Any]]]] = {
+    "calibrate": [
+        {"plan": lambda: 3}, {"plan": lambda: "encoder.layers"}, {"plan": lambda: featcal.Stack("a", "encoder.layers")},
+        {"plan": lambda: featcal.BlockPlan(featcal.Stack(3, 4))}, {"plan": lambda: featcal.BlockPlan("a")},
+        {"plan": lambda: featcal.BlockPlan()}, {"dtype": lambda: torch.int32}, {"dtype": lambda: "float32"}, {"out": lambda: 3},
+        {"out": lambda: True}, {"progress": lambda: 3}, {"token_weights": lambda: 3}, {"token_weights": lambda: lambda: 3},
+        {"token_weights": lambda: lambda *_: 3}, {"token_weights": lambda: lambda *_: torch.ones(2)}, {"rigde": lambda: 0.1},
+        {"settings": lambda: {"ridge": 0.1}}, {"settings": lambda: featcal.Calibration(rigde=1)},
+        {"settings": lambda: featcal.Calibration("0.1")}, {"settings": lambda: featcal.Calibration(modules="q")},
+        {"merged": lambda: small("meta")}, {"merged": lambda: small("whole")}, {"merged": Empty}, {"merged": lambda: None},
+        {"merged": lambda: 3}, {"merged": lambda: "nowhere"}, {"base": lambda: small("meta")}, {"base": lambda: Empty()},
+        {"experts": lambda: {"a": small("meta"), "b": small()}}, {"experts": lambda: {"a": small("whole"), "b": small()}},
+        {"experts": lambda: {"a": 3, "b": small()}}, {"experts": lambda: [small(), small()]}, {"experts": dict},
+        {"batches": lambda: None}, {"batches": lambda: {"a": [1], "b": [2]}}, {"batches": lambda: {"a": print, "b": print}},
+        {"batches": lambda: {name: [{"pixel_values": "x"}] for name in "ab"}}, {"batches": lambda: {"a": images(1)}},
+        {"held_out": lambda: 3}, {"host_memory": lambda: "8GiB"},
+        {"host_memory": lambda: -1}, {"device": lambda: 3}, {"device": lambda: "tpu"}, {"resume": lambda: 3},
+        {"out": lambda: "new", "work": lambda: 3},
+    ],
+    "merge": [
+        {"method": lambda: 3}, {"method": lambda: "averge"}, {"densty": lambda: 3}, {"out": lambda: 3}, {"device": lambda: 7},
+        {"experts": lambda: {"a": small("meta"), "b": small()}}, {"experts": lambda: {"a": small("whole"), "b": small()}},
+        {"experts": lambda: {1, 2}}, {"base": lambda: small("meta")}, {"base": lambda: small("whole")}, {"progress": lambda: 7},
+        {"scale": lambda: "0.3"}, {"head": lambda: 7}, {"embeddings": lambda: "none"}, {"batches": lambda: 3},
+    ],
+    "compare": [
+        {"models": lambda: [small()]}, {"models": lambda: {"m": small("meta")}}, {"models": lambda: {"m": small("whole")}},
+        {"experts": lambda: {"a": small("meta"), "b": small()}}, {"dtype": lambda: torch.int8}, {"plan": lambda: 3},
+        {"models": lambda: {"m": 3}}, {"batches": lambda: 3},
+    ],
+    "load_batches": [
+        {"data": lambda: [1]}, {"model": lambda: 3}, {"model": small}, {"data": lambda: {"a": 3}}, {"samples": lambda: 1.5},
+        {"dtype": lambda: "float32"}, {"split": lambda: 3}, {"tokens": lambda: "x"}, {"seed": lambda: -1},
+    ],
+    "tune": [{"trials": lambda: "x"}, {"holdout": lambda: 3.0}, {"settings": lambda: None}, {"head": lambda: 3}],
+    "surgery": [{"rank": lambda: "x"}, {"head": lambda: 3}, {"steps": lambda: -1}, {"merged": lambda: small("meta")}],
+}  # fmt: skip
+
+
+def wrong_call(name: str, other: dict[str, Callable[[], Any]]) -> tuple[str, str]:
+    """The verdict on a call in Python with something wrong in it."""
+    good = experiment(torch.float32, tasks=("a", "b"), build=lambda dtype: small())
+    apart = {
+        "merge": {"method": "task_arithmetic", "base": good["base"], "experts": good["experts"]},
+        "compare": {"models": {"m": good["merged"]}, "experts": good["experts"], "batches": good["batches"]},
+        "load_batches": {"data": {"a": "nowhere"}, "model": "nowhere"},
+        "tune": good | {"settings": PAPER, "trials": 1},
+        "surgery": {name: value for name, value in good.items() if name != "base"} | {"steps": 1},
+    }
+    getattr(featcal, name)(**apart.get(name, good) | {key: value() for key, value in other.items()})
+    return SILENT, "a result came out"
+
+
+def interrupted(sign: signal.Signals, good: Path, place: Path) -> tuple[str, str]:
+    """The verdict on a run that is stopped behind its first block and begun again: the bytes of one that was not."""
+    shutil.copytree(good, place)
+    with chdir(place):
+        assert command(CALIBRATE)[0] == 0
+        whole = Path("new").rename("whole")
+        words = [sys.executable, "-m", "featcal.cli", *CALIBRATE]
+        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL) as run:
+            said = next(line for line in run.stderr if ".00" in line)  # type: ignore[union-attr]
+            run.send_signal(sign)
+            said += run.stderr.read()  # type: ignore[union-attr]
+        if run.returncode != 130 or "Traceback" in said or Path("new").exists():
+            return TRACEBACK, f"exit code {run.returncode}: {said[-200:]}"
+        if (code := command(CALIBRATE)[0]) != 0:
+            return TRACEBACK, f"the second run ends with {code}"
+        files = [(where / "model.safetensors").read_bytes() for where in (whole, Path("new"))]
+        left = [path.name for path in Path().iterdir() if ".part" in path.name or path.name.startswith(".")]
+        return (OK, "same bytes") if files[0] == files[1] and not left else (SILENT, f"other bytes, or left: {left}")
+
+
 def lines(table: str) -> list[list[str]]:
     return [line.split() for line in table.replace("\n", " ").split("|")]
 
@@ -274,12 +426,17 @@ def bad_input(harm: Callable[[], object], good: Path, place: Path, fine: bool, w
         return (TRACEBACK, f"refused though it is fine: {said.strip()[:300]}") if fine else (NAMED, "")
 
 
-def families() -> dict[str, Callable[[], tuple[str, str]]]:
-    """What is tried of each family, by its name."""
-    told = {SHOWN[name]: lambda known=known: (OK, family(known.build, known.batches, {})) for name, known in FAMILIES.items()}
-    for name, (kind, config, batches, settings) in MORE.items():
-        told[name] = lambda k=kind, c=config, b=batches, s=settings: (OK, family(built(k, c), b, s))
-    return told
+def families() -> dict[str, tuple[Callable[[], tuple[str, str]], Callable[[], tuple[str, str]]]]:
+    """What is tried of each family, by its name: in memory, and by the command line."""
+    known = {SHOWN[name]: (one.build, one.batches, {}) for name, one in FAMILIES.items()}
+    known |= {name: (built(kind, config), batches, settings) for name, (kind, config, batches, settings) in MORE.items()}
+    return {
+        name: (
+            lambda b=build, i=batches, s=settings: (OK, family(b, i, s)),
+            lambda b=build, s=settings: by_command(b, options_of(s)),
+        )
+        for name, (build, batches, settings) in known.items()
+    }
 
 
 def judged(run: Callable[[], tuple[str, str]]) -> tuple[str, str]:
@@ -318,10 +475,14 @@ def main(wanted: list[str]) -> int:
         counts[found[name]] += 1
         print(f"{found[name]:10} {name}: {what}", flush=True)
 
-    for name, run in families().items():
-        tell(name, run)
+    for name, (in_memory, by_folders) in families().items():
+        tell(name, in_memory)
+        tell(f"{name} (command)", by_folders)
     if not wanted:
         print("\n".join(matrix(found)), flush=True)
+    for function, others in WRONG.items():
+        for number, other in enumerate(others):
+            tell(f"featcal.{function}: {', '.join(other)} ({number})", lambda f=function, o=other: wrong_call(f, o))
     with tempfile.TemporaryDirectory() as place:
         good = Path(place) / "good"
         for seed, name in enumerate(("base", "a", "b")):
@@ -331,6 +492,8 @@ def main(wanted: list[str]) -> int:
         with chdir(good):
             assert command(MERGE)[0] == 0
         number = 0
+        for sign in (signal.SIGTERM, signal.SIGINT):
+            tell(f"{sign.name} behind a block, then again", lambda s=sign: interrupted(s, good, Path(place) / s.name))
         for what, (harm, fine) in BAD.items():
             for words in (CALIBRATE, [*CALIBRATE, "--dry-run"]):
                 number += 1

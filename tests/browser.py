@@ -63,10 +63,14 @@ class Browser:
     def look(self, page: Path, width: int, query: str = "") -> None:
         """Open a page, with what follows its address, and wait until its formulas are drawn."""
         self.driver.get_log("performance"), self.driver.get_log("browser")
-        metrics = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 600}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        self.resize(width)
         self.driver.get(page.as_uri() + query)
         self.driver.execute_async_script(SETTLED)
+
+    def resize(self, width: int) -> None:
+        """Another width for the page that is open; a telephone's below 600."""
+        metrics = {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
     def colours(self, scheme: str) -> str:
         """Ask for light or dark; returns the theme the page then has."""

@@ -89,6 +89,9 @@ FAMILIES = {
     "dinov2": one(lambda: tf.Dinov2Model(tf.Dinov2Config(**VISION, mlp_ratio=2)), images, "encoder.layer"),
     "siglip": one(lambda: tf.SiglipVisionModel(tf.SiglipVisionConfig(**WIDE)), images, "encoder.layers"),
 }
+# Of each way through the code one: a stack that feeds another, two towers, norms behind the sum, turned linears, grouped heads
+# without biases, and layers of several kinds.
+KINDS = ("t5", "clip", "bert", "gpt2", "llama", "gemma3")
 
 
 def exact_rms(module, x):

@@ -28,9 +28,9 @@ def write_settings(folder: Path, sections: dict[str, Any]) -> None:
     """Write sections into a project folder, each to the file where it stands in this one."""
     apart = read_yaml(ROOT / MORE).keys() & sections.keys()
     (folder / "pipeline").mkdir(exist_ok=True)
-    (folder / MORE).write_text(yaml.safe_dump({k: sections[k] for k in sections if k in apart}, sort_keys=False))
-    own = {k: v for k, v in sections.items() if k not in apart}
-    (folder / "params.yaml").write_text(yaml.safe_dump(own, sort_keys=False))
+    for file in (MORE, "params.yaml"):
+        own = {k: v for k, v in sections.items() if (k in apart) == (file == MORE)}
+        (folder / file).write_text(yaml.dump(own, Dumper=yaml.CSafeDumper, sort_keys=False))
 
 
 def blocks(root: Path = ROOT) -> dict[str, dict]:

@@ -1,15 +1,18 @@
 """The graph of dvc.yaml on the smoke suite: the same stages, resolved by DVC itself, run one after the other in this process."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import networkx
 import yaml
 from pages import without_kernels
+from safetensors.torch import load_file, save_file
 from sentences import encoder, task
 
 import pipeline
@@ -19,7 +22,7 @@ from reproduction.stages.run import run_stage
 
 ROOT = Path(__file__).parents[1]
 LAID_OUT = ("dvc.yaml", "pipeline", "featcal", "reproduction", "notebooks", "book", "suites")
-ROLES = ("clip_b32", "clip_l14")  # the smoke suite has no model for the second
+DEPTH = {"clip_b32": 2, "flan_t5_base": 1, "llama_3b": 1}  # blocks that are left of each list of a base's
 FEW = {"samples": 16, "batch": 8, "seeds": [42, 43]}
 BRIEFLY = {"steps": 3, "samples": None, "batch": 8}
 SHORT: dict[str, dict] = {
@@ -60,7 +63,18 @@ STUDIED: dict[str, dict] = {
     },
     "expert_seeds": {"upstreams": ["task_arithmetic"], "settings": ["suite"], "seeds": [1]},
 }  # fmt: skip
-OF_TEXTS = {"corrupted": {"corruptions": ["typing_errors"], "severity": [1, 3]}, "field": {"tangent": []}}
+# Of studies that do the same for several roles and pools, those that are run; all others are null.
+RUN_FOR = dict.fromkeys(("field", "task_counts", "theory", "sweep"), ("clip_b32-8",)) | {
+    "beyond": ("clip_b32-8", "flan_t5_base-glue"), "choices": ("flan_t5_base-glue",),
+    "tune": ("clip_b32-8", "llama_3b-mergebench"),
+}  # fmt: skip
+CHAIN: dict[str, Any] = {
+    "key": "clip_b32-8", "merger": "task_arithmetic",
+    "stages": (
+        "prepare_data", "prepare", "merge", "calibrate", "adapt", "ablate", "multitask", "evaluate", "measure", "results",
+    ),
+}  # fmt: skip
+OF_TEXTS = {"corrupted": {"corruptions": ["typing_errors"], "severity": [1, 3]}}
 UNTRAINED = {"samples": 16, "seeds": [42]}
 ADAPTED = {**UNTRAINED, "steps": 3}
 
@@ -86,7 +100,8 @@ def smoke_params(root: Path = ROOT) -> dict:
     for study in STUDIES:
         for key, entry in params[study].items():
             others = OF_TEXTS.get(study, {}) if key == "minilm-8" else {}
-            entry["smoke"] = {**(entry["mini"] or entry["paper"]), **STUDIED[study], **others}
+            run = key in RUN_FOR.get(study, (key,))
+            entry["smoke"] = {**(entry["mini"] or entry["paper"]), **STUDIED[study], **others} if run else None
     for entry in params["multitask"].values():
         entry["smoke"] = {"steps": 4} if entry["mini"] else None
     for key, entry in params["measure"].items():
@@ -146,9 +161,21 @@ def copied(work: Path, root: Path = ROOT) -> None:
             shutil.copyfile(source, work / name)
 
 
+def cut_down(folder: Path, depth: int) -> None:
+    """A base of the package with its first blocks alone."""
+    config, kept = folder / "config.json", re.compile(r"\.(?:layers|block)\.(\d+)\.")
+    told = re.sub(r'("num_(?:hidden_|decoder_)?layers": )(\d+)', lambda m: f"{m[1]}{min(int(m[2]), depth)}", config.read_text())
+    config.write_text(told)
+    tensors = load_file(folder / "model.safetensors")
+    few = {name: tensor for name, tensor in tensors.items() if not (at := kept.search(name)) or int(at[1]) < depth}
+    save_file(few, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def lay_out(work: Path, root: Path = ROOT) -> None:
-    """A project folder without results: the tracked files of `root`, the smoke suite, and a DVC repository without git."""
+    """A project folder without results: files of `root`, models cut down, the smoke suite, and a DVC repository without git."""
     copied(work, root)
+    for name, depth in DEPTH.items():
+        cut_down(work / "reproduction" / "mini" / "models" / name, depth)
     shutil.copyfile(root / "tests" / "smoke" / "smoke.yaml", work / "suites" / "smoke.yaml")
     pipeline.write_settings(work, smoke_params(root))
     encoder(work / "data" / "encoder")
@@ -160,25 +187,31 @@ def lay_out(work: Path, root: Path = ROOT) -> None:
 
 
 def keep_a_chain(work: Path) -> None:
-    """Leave out, of params.yaml and of the pipeline, every experiment but a few: each stage that DVC runs starts a process."""
-    params = yaml.safe_load((work / "params.yaml").read_text())
-    kept = ("average", "task_arithmetic")
-    gone = [name for name in params["merge"]["clip_b32-8"] if name not in kept]
+    """Leave, of params.yaml and of the pipeline, what leads to the results of one role and merger: DVC looks at every stage."""
+    key, merger, params = CHAIN["key"], CHAIN["merger"], pipeline.settings(work)
     for section in ("calibrate", "adapt", "ablate"):
-        for entry in (entry for key, entry in params[section].items() if key.endswith("-8")):
-            entry["from"] = {name: row for name, row in entry["from"].items() if name in kept}
-    for key in ("clip_b32-8", "clip_l14-8"):
-        params["merge"][key] = {name: params["merge"][key][name] for name in kept}
-    (work / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+        for entry in (entry for own, entry in params[section].items() if own.endswith("-8")):
+            entry["from"] = {name: row for name, row in entry["from"].items() if name == merger}
+    for own in ("clip_b32-8", "clip_l14-8"):
+        params["merge"][own] = {merger: params["merge"][own][merger]}
+    for study in STUDIES:
+        params[study] = {own: entry | {"smoke": None} for own, entry in params[study].items()}
+    pipeline.write_settings(work, params)
     for file in pipeline.files(work):
         content = yaml.safe_load(file.read_text())
-        for name, block in content["stages"].items():
+        content["stages"] = {name: block for name, block in content["stages"].items() if name in CHAIN["stages"]}
+        for block in content["stages"].values():
+            if "matrix" in block:
+                kept = {"role": [key.split("-")[0]], "pool": [8], "merger": [merger]}
+                block["matrix"] = {part: kept[part] for part in block["matrix"]}
+            elif "foreach" in block:
+                block["foreach"] = {key: {}}
             stage = block.get("do", block)
-            if name in ("merge", "calibrate", "adapt", "ablate"):
-                block["matrix"]["merger"] = list(kept)
-            elif name in ("evaluate", "results", "measure", *STUDIES):
-                stage["deps"] = [dep for dep in stage["deps"] if not any(f"${{key}}-{name}" in dep for name in gone)]
-        file.write_text(yaml.safe_dump(content, sort_keys=False))
+            stage["deps"] = [dep for dep in stage["deps"] if "${key}-" not in dep or f"${{key}}-{merger}" in dep]
+        if content["stages"]:
+            file.write_text(yaml.safe_dump(content, sort_keys=False))
+        else:
+            file.unlink()
 
 
 def commands(work: Path) -> list[list[str]]:

@@ -10,12 +10,25 @@ from test_calibrate import plain_result
 from tiny import PAPER, experiment, shifted
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import beyond, block, calibrate, counted, evaluate, measure, plain_version, products, solve
+from benchmarks import (
+    beyond,
+    block,
+    calibrate,
+    counted,
+    evaluate,
+    growth,
+    measure,
+    neighbours,
+    padding,
+    plain_version,
+    products,
+    solve,
+)
 from featcal.planning.meta_profiler import to_meta
 from featcal.settings import Calibration
 
 TINY = {"tasks": 2, "samples": 6, "layers": 2, "width": 64, "batch": 4, "repeats": 1, "device": "cpu", "threads": 1}
-TINY |= {"opponent": "plain", "products": "mkl"}
+TINY |= {"opponent": "plain", "products": "mkl", "warm": 1}
 
 
 @pytest.mark.parametrize("published", [False, True])
@@ -80,6 +93,39 @@ def test_both_give_the_same_answers_to_the_same_pictures(tmp_path, monkeypatch):
 def test_both_solve_the_same_site():
     _, difference = solve.compare(d=96, outputs=(96, 96), repeats=1)
     assert 0 < difference < solve.TOLERANCE
+
+
+def test_the_kernel_form_gives_the_same_step_and_a_wrong_one_is_refused(monkeypatch):
+    _, difference = solve.few(d=96, o=24, tokens=20, repeats=1)
+    assert 0 < difference < solve.FEW_TOLERANCE
+    honest = solve.kernel_step
+    monkeypatch.setattr(solve, "kernel_step", lambda tasks, A, ridge: honest(tasks, A, 2 * ridge))
+    with pytest.raises(AssertionError, match="the results differ"):
+        solve.few(d=96, o=24, tokens=20, repeats=1)
+
+
+def test_texts_of_like_length_compute_nothing_but_their_tokens():
+    reader, lengths = padding.LengthReader(), [3, 7, 3, 7, 7, 3]
+    found = padding.shares(lengths, range(6), reader, 3)
+    assert found["of like length"] == 1  # three of 7 and three of 3
+    assert found["as drawn"] == 42 / 30  # each batch has a 7
+    drawn = padding.shares(padding.drawn_lengths(256, 1), range(256), reader, 32)
+    assert drawn["of like length"] < 1.3 < 2 < drawn["as drawn"]
+
+
+def test_growth_tells_what_ran_beside_what_was_planned(tmp_path):
+    args = Namespace(**TINY | {"samples": 8, "threads": 1, "clock": 0, "width": 256})
+    point = growth.measured(args, tmp_path)
+    assert point["took"].keys() == point["planned"].keys() == {"host_bytes", "flops"}
+    assert point["planned"]["flops"] == pytest.approx(point["took"]["flops"], rel=0.1)
+    doubled = [{"size": n, "took": {"flops": 3 * n**2}} for n in (1, 2, 4)]
+    assert growth.exponents(doubled) == {"flops": 2.0}
+
+
+def test_a_job_beside_another_writes_the_same(tmp_path):
+    args = Namespace(**TINY | {"policies": "passive", "beside": "1", "tasks": 1})
+    neighbours.prepare(args, tmp_path)
+    assert [(name, count) for name, count, _ in neighbours.slow_downs(args, tmp_path)] == [("passive", 1)]
 
 
 def test_solutions_are_near_the_tall_least_squares_problem_and_ours_the_nearest():

@@ -54,7 +54,7 @@ def test_memory_that_runs_out_is_one_message_and_nothing_half_written(tmp_path, 
     before = {path for path in tmp_path.rglob("*")}
     assert cli.main(["calibrate", *models, *data, "--out", str(tmp_path / "new")]) == cli.MISTAKE
     said = capsys.readouterr().err
-    assert said.count("featcal:") == 1 and "Traceback" not in said and "not enough memory" in said and "lower `batch`" in said
+    assert said.count("featcal:") == 1 and "Traceback" not in said and "not enough memory" in said and "lower --batch" in said
     assert {path for path in tmp_path.rglob("*")} == before
 
 

@@ -68,8 +68,11 @@ def naming(task: str, number: int) -> Iterator[None]:
     """Turns a model's refusal of a batch (an unknown keyword, another image size, no image at all) into BadBatches."""
     try:
         yield
-    except (TypeError, ValueError, AttributeError, IndexError) as error:
-        raise BadBatches(task, f"batch {number} is refused by the model ({error})") from error
+    except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+        if "memory" in f"{type(error).__name__} {error}".lower():
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise BadBatches(task, f"batch {number} is refused by the model ({reason})") from error
 
 
 def padding_mask(

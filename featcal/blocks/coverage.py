@@ -15,7 +15,7 @@ from featcal.blocks.plan import BlockPlan, Stack, blocks_of, parameter_count
 from featcal.errors import BadPlan, UnknownKey
 
 LEAST_COVERAGE = 0.5  # of the blocks' parameters
-NO_WAY = "this model cannot be calibrated; a plan that names other blocks is passed with plan=featcal.BlockPlan(...)"
+NO_WAY = "this model cannot be calibrated as a whole; other blocks are named with plan=featcal.BlockPlan(...)"
 
 
 def solved_modules(block: nn.Module, norm: bool = True, modules: Sequence[str] | None = None) -> tuple[list[str], list[str]]:

@@ -50,6 +50,8 @@ class BlockPlan:
     def __init__(self, *stacks: Stack, token_rule: TokenRule = every_token):
         if not stacks:
             raise BadPlan("BlockPlan", "needs at least one stack")
+        if other := [type(stack).__name__ for stack in stacks if not isinstance(stack, Stack)]:
+            raise BadPlan("BlockPlan", f"is given a {other[0]}", "give featcal.Stack('name', blocks='path.to.the.ModuleList')")
         if stacks[-1].feeds:
             raise BadPlan("BlockPlan", f"the last stack, {stacks[-1].name!r}, feeds {stacks[-1].feeds!r} of no other stack")
         for stack, fed in zip(stacks, stacks[1:], strict=False):

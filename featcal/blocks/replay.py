@@ -13,7 +13,7 @@ from featcal.blocks.experts import checked
 from featcal.blocks.plan import BlockPlan, Stack, blocks_of, part_of
 from featcal.errors import BadCapture, BadPlan
 
-NO_REPLAY = "this model cannot be calibrated as a whole; a list of blocks inside it that can is named with --stack or plan="
+NO_REPLAY = "this model cannot be calibrated as a whole; a list of blocks that can is named with plan=featcal.BlockPlan(...)"
 ROUNDING = 1e-5  # of the largest feature; a CPU replays bit for bit, kernels of a GPU may differ in the last bits
 
 
@@ -75,6 +75,5 @@ def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) ->
             raise BadPlan(
                 type(model).__name__,
                 f"replaying {stack.blocks!r} block by block differs from the model's own forward by {difference:.3g}",
-                "the blocks exchange something a block plan cannot express, or the model is in training mode (dropout);\n"
-                "  - call model.eval(), or name another ModuleList with plan=featcal.BlockPlan(...)",
+                f"the blocks exchange something a block plan cannot express; {NO_REPLAY}",
             )

@@ -28,7 +28,7 @@ from featcal.core.precision import exact_products
 from featcal.core.weighting import TokenRule
 from featcal.errors import BadBatches, BadFile
 from featcal.planning.cost import counting
-from featcal.settings import Calibration, require
+from featcal.settings import Calibration, Natural, require
 from featcal.storage.spool import Spool
 from featcal.storage.writer import require_replaceable
 
@@ -54,7 +54,7 @@ def calibrate(
     token_weights: TokenRule | None = None,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
-    host_memory: int | None = None,
+    host_memory: Natural | None = None,
     work: str | Path | None = None,
     resume: bool = True,
     progress: Callable[[str], None] | None = None,
@@ -148,24 +148,29 @@ def check(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """What `calibrate` checks before it computes: every tensor there, alike and a number, and of each task two samples replayed.
+    """What `calibrate` finds out before it solves: every tensor there, alike and a number, and on two samples of each task blocks
+    that replay the models and modules whose inputs can be seen.
 
     Raises: what `calibrate` raises for models and batches that do not fit.
     """
     check_tasks(experts, batches)
-    models = hold_models(merged, base, experts, plan, settings, whole=False, device=device, dtype=dtype)
+    models, samples = hold_models(merged, base, experts, plan, settings, whole=False, device=device, dtype=dtype), {}
+    published = {task: given for task, given in batches.items() if isinstance(given, Published)}
     with models.evaluated(), exact_products():
         for task, expert in models.experts.items():
-            if isinstance(batches[task], Published):
+            if task in published:
                 continue
             batch = next(iter(batches[task]), None)
             if batch is None:
                 raise BadBatches(task, "is empty; calibration needs at least one batch with at least one sample")
             check_batch(task, 0, batch, models.student.module)
-            samples = on_device(first_samples(batch), models.device)
+            samples[task] = [on_device(first_samples(batch), models.device)]
             for held in (models.student, expert):
                 with naming(task, 0), held.running() as model:
-                    check_replay(model, models.plan, samples)
+                    check_replay(model, models.plan, samples[task][0])
+        with Spool(*budgets(models.device, None), Path(tempfile.gettempdir())) as spool:
+            run = Run(models, len(experts), settings, None, spool, None, False, current(), None, published, solves=False)
+            calibrate_stacks(run, samples)
 
 
 def told(progress: Callable[[str], None] | None) -> Callable[[str], None]:

@@ -14,6 +14,7 @@ from featcal.blocks.coverage import check_blocks, check_norms
 from featcal.blocks.plan import BlockPlan
 from featcal.blocks.plans import plan_for
 from featcal.calibration.checks import check_models
+from featcal.errors import BadPlan
 from featcal.models.device import torch_device
 from featcal.models.load import load_as_calibrated, model_class
 from featcal.models.lora import without_adapters
@@ -21,7 +22,7 @@ from featcal.models.mode import evaluation_mode
 from featcal.models.residency import Held, Resident
 from featcal.models.skeleton import same_tower
 from featcal.models.streamed import Streamed
-from featcal.settings import Calibration
+from featcal.settings import Calibration, require
 from featcal.storage.ledger import Ledger
 
 Model = nn.Module | str | Path
@@ -69,8 +70,11 @@ def hold_models(
 
     Raises: FeatCalError for models that differ in their tensors or hold NaN, or that no plan fits.
     """
-    place = torch_device(device or (next(merged.parameters()).device if isinstance(merged, nn.Module) else "cpu"))
-    dtype = dtype or (next(merged.parameters()).dtype if isinstance(merged, nn.Module) else torch.float32)
+    first = next(merged.parameters(), None) if isinstance(merged, nn.Module) else torch.empty(0)
+    if first is None:
+        raise BadPlan(type(merged).__name__, "has no parameters", "give a model with blocks of linears")
+    place, dtype = torch_device(device or first.device), dtype or first.dtype
+    require(dtype.is_floating_point, "calibrate.dtype", str(dtype), "must be a floating-point type, such as torch.float32")
     given = {label("merged", merged): merged, label("base", base): base}
     given |= {label(f"expert {task!r}", experts[task]): experts[task] for task in sorted(experts)}
 

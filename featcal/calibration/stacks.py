@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from featcal.blocks.batches import check_batch, first_samples, naming
 from featcal.blocks.plan import Stack, blocks_of
@@ -14,17 +14,18 @@ from featcal.calibration.batches import Stream, on_device
 from featcal.calibration.block import calibrate_block, replay_block
 from featcal.calibration.fingerprint import fingerprint
 from featcal.calibration.models import Models
-from featcal.calibration.observe import BlockView, Observation
+from featcal.calibration.observe import BlockView, Observation, observe
+from featcal.calibration.parts import block_parts
 from featcal.calibration.published import Published
 from featcal.calibration.ranks import Ranks
 from featcal.calibration.record import BlockRecord, line
 from featcal.calibration.run_folder import RunFolder, block_name
 from featcal.calibration.sites import calibrated_modules, solved_parameters
 from featcal.calibration.spooled_list import SpooledList
-from featcal.calibration.tracks import HandedOn, Tracks, hand_on, start_tracks
+from featcal.calibration.tracks import HandedOn, Tracks, advance, hand_on, start_tracks
 from featcal.core.weighting import TokenRule
 from featcal.models.residency import Held, in_turn
-from featcal.settings import Calibration
+from featcal.settings import Calibration, require
 from featcal.storage.spool import Spool
 
 Batches = Iterable[Mapping[str, Any]]
@@ -45,6 +46,7 @@ class Run:
     progress: Callable[[str], None] | None
     published: Mapping[str, Published] = field(default_factory=dict)  # tasks without samples
     known: set[str] = field(default_factory=set)  # blocks whose solutions came from an earlier run
+    solves: bool = True  # or blocks are watched as if they were to be solved, and stay as they are
 
     @property
     def sampled(self) -> dict[str, Held]:
@@ -119,7 +121,7 @@ def go_on(run: Run, folder: RunFolder, streams: Mapping[str, Stream]) -> None:
 def calibrate_stack(run: Run, stack: Stack, tracks: Mapping[str, Tracks], fed: str) -> list[BlockRecord]:
     """Every block of one stack in forward order."""
     count, records = len(blocks_of(run.models.student.module, stack)), []
-    rule = run.token_weights or run.models.plan.rule(stack)
+    rule = weighing(run.token_weights) if run.token_weights else run.models.plan.rule(stack)
     for index in range(count):
         start = time.perf_counter()
         with run.models.student.block(f"{stack.blocks}.{index}") as block:
@@ -127,11 +129,41 @@ def calibrate_stack(run: Run, stack: Stack, tracks: Mapping[str, Tracks], fed: s
             residual = run.settings.residual_at(index / max(count - 1, 1))
             more = {"attention": run.settings.weights == "attention", "spread": run.settings.shrinkage == "ledoit_wolf"}
             view = BlockView(block_name(stack, index), stack, index + 1 == count, modules, rule, fed, residual, **more)
+            if not run.solves:
+                watch_block(run, block, f"{stack.blocks}.{index}", tracks, view)
+                continue
             record, known = calibrated_or_known(run, block, f"{stack.blocks}.{index}", tracks, view)
         records.append(record)
         if run.progress:
             run.progress(line(record, run.tasks, time.perf_counter() - start) + ("  (solved before)" if known else ""))
     return records
+
+
+def weighing(rule: TokenRule) -> TokenRule:
+    """A caller's rule for token weights. Raises, when called: BadSetting where it is none."""
+
+    def weights(module: str, last: bool, shape: tuple[int, ...]) -> Tensor:
+        try:
+            found: object = rule(module, last, shape)
+        except TypeError as error:
+            found = error
+        fine = isinstance(found, Tensor) and found.shape == shape
+        expected = "must be a function (module name, last block?, (batch, tokens)) -> weights, a tensor of that shape"
+        require(fine, "calibrate.token_weights", found if isinstance(found, TypeError) else type(found).__name__, expected)
+        assert isinstance(found, Tensor)
+        return found
+
+    return weights
+
+
+def watch_block(run: Run, block: nn.Module, path: str, tracks: Mapping[str, Tracks], view: BlockView) -> None:
+    """All that is looked at before a block is solved, of every task; the tracks move on. Raises: what `observe` raises."""
+    parts = block_parts(block, tracks, view, run.settings)
+    for number, part in enumerate(parts):
+        for task, teacher in in_turn(run.sampled, path):
+            observe(block, teacher, tracks[task], part, number == 0, number + 1 == len(parts))
+    for task in tracks:
+        advance(block, view.stack, tracks[task].student)
 
 
 def calibrated_or_known(

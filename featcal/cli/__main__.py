@@ -2,6 +2,6 @@
 
 import sys
 
-from featcal.cli.main import main
+from featcal.cli.start import main
 
 sys.exit(main())

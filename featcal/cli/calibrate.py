@@ -1,6 +1,5 @@
 """`featcal calibrate`: a merged model, its base, its experts and some samples of each task to a calibrated model."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,11 +19,11 @@ from featcal.cli.arguments import (
     work_folder,
 )
 from featcal.cli.card import tell_card
-from featcal.cli.model_folders import require_alike, skeleton, word_rows
+from featcal.cli.model_folders import require_alike, skeleton, tell_heads, tell_words
 from featcal.cli.publish import Push, push, require_hub
-from featcal.cli.recipe import EXPERT, HELP, Named, named_models, whole_experts
+from featcal.cli.recipe import EXPERT, HELP, named_models, whole_experts
 from featcal.cli.sizes import bytes_of
-from featcal.cli.stacks import block_count, stacks_named
+from featcal.cli.stacks import STACK, block_count, stacks_named
 from featcal.cli.terminal import Json, Quiet, counted, note, say, say_json, table
 from featcal.errors import BadSetting
 
@@ -37,7 +36,6 @@ TEXT = (
     "FILE.txt (a sample on each line), FILE.jsonl or FILE.parquet with text, messages, prompt and completion, or input and target"
 )
 STATS = "What featcal stats wrote of an expert's task, in the place of its data; once for each. One task at least needs data."
-STACK = "List of blocks to calibrate, such as encoder.layers; once for each. As the model's class says left out."
 MODULES = "Of the linears solve only those whose names end so, such as q; once for each. All of them left out."
 EPILOG = f"""Pictures, for CLIP, ViT, DINOv2 and SigLIP: {PICTURES}, or a data set of the hub.
 
@@ -192,26 +190,6 @@ def require_room(merged: Path, out: Path, work: Path | None) -> None:
     require_space("--out", out, 2 * size if same else size)
     if work is not None and not same:
         require_space("--work", work, size)
-
-
-def tell_heads(student: Any, named: Named) -> None:
-    """A line for each expert of another class than the merged model's: what stands on its tower has no part in this."""
-    from featcal.models.load import model_class
-
-    for name, folder in named.shaped.items():
-        own, kind = model_class(folder), type(student)
-        if own is not kind and own.base_model_prefix == kind.base_model_prefix:
-            note(
-                f"{name}: a {own.__name__}, of which the tower counts; its head stays with it (the merged model: {kind.__name__})"
-            )
-
-
-def tell_words(folders: Mapping[str, Path]) -> None:
-    """A line where the models have other words: texts are cut into the base's, and every model keeps its own rows."""
-    rows = word_rows(folders)
-    if len(set(rows.values())) > 1:
-        told = ", ".join(f"{role} {count}" for role, count in rows.items())
-        note(f"rows of words: {told}; samples are cut into the base's words, and the merged model's rows stay as they are")
 
 
 def show_result(result: "Result", settings: dict[str, Any], as_json: bool) -> None:

@@ -12,6 +12,7 @@ from featcal.cli.calibrate import DATA
 from featcal.cli.model_folders import skeleton, word_rows
 from featcal.cli.publish import Card, result
 from featcal.cli.recipe import EXPERT, Named, is_adapter, whole_experts
+from featcal.cli.stacks import STACK, stacks_named
 from featcal.cli.terminal import Json, Quiet, say_json, table
 from featcal.errors import BadSetting
 
@@ -42,6 +43,7 @@ def compare(
     seed: Annotated[int, Option(min=0, help="Which samples are drawn; as for calibrate.")] = 42,
     batch: Annotated[int, Option(min=1, help="Samples in memory at a time.")] = 32,
     split: Annotated[str, Option(help="The split of each data folder to draw from.")] = "train",
+    stack: Annotated[list[str] | None, Option(metavar="PATH", help=STACK.replace("calibrate", "compare"))] = None,
     device: Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
     dtype: Annotated[str, Option(help="float32 or bfloat16, in which the models run.")] = "float32",
     card: Card = False,
@@ -72,10 +74,11 @@ def compare(
         )
     sources = [*([base] if base else []), *models.values(), *whole.values()]
     draw = Draw(samples, seed, batch, split, tokens, dtype_named(dtype), skip)
-    batches = drawn(skeleton(first), sources, places, draw)
+    kind = skeleton(first)
+    plan, batches = stacks_named(kind, stack), drawn(kind, sources, places, draw)
     named = Named(base or first, experts, under)
     with TemporaryDirectory() as place, whole_experts(named, Path(place), list(experts)) as given, onednn_products():
-        found = featcal.compare(models, given, batches, device=device_named(device), dtype=dtype_named(dtype))
+        found = featcal.compare(models, given, batches, plan=plan, device=device_named(device), dtype=dtype_named(dtype))
     if as_json:
         say_json({"agreement": [asdict(one) for one in found]})
     else:

@@ -38,6 +38,7 @@ featcal calibrate --base base --merged merged --expert mnist=models/mnist --data
 featcal calibrate --help
 
 {EXIT_CODES}"""
+FOREIGN = {point.name for point in entry_points(group=COMMANDS)}
 app = typer.Typer(help="FeatCal: calibrate a merged model to its experts' features, in closed form.", epilog=EPILOG)
 for command in (
     merge.merge,
@@ -85,7 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RemoteRankError:  # by another process of this run, which tells it
         return MISTAKE
     except FeatCalError as error:
-        complain(in_options(str(error)))
+        own = FOREIGN.isdisjoint(sys.argv[1:] if arguments is None else arguments)
+        complain(in_options(str(error)) if own else str(error))
         return MISTAKE
     except typer.TyperException as error:  # what typer cannot make sense of: unknown options, missing arguments
         context = getattr(error, "ctx", None)
@@ -118,9 +120,9 @@ def out_of_memory(command: Sequence[str], reason: BaseException) -> OutOfMemory:
     return OutOfMemory(
         " ".join(command[:4]),
         f"not enough memory ({said}); nothing of it is left half-written",
-        "lower `batch`, on the command line or in this experiment's group of params.yaml, or",
+        "lower --batch (of a stage, `batch` in the experiment's settings), or",
         "end what else is on that GPU (nvidia-smi lists it), or",
-        "compute on the CPU: `device: cpu` in the suite file, or --device cpu",
+        "compute on the CPU: --device cpu",
     )
 
 
@@ -135,6 +137,15 @@ OPTIONS = {
     "merge.scale": "--scale",
     "merge.method": "METHOD",
 }
+# what the library calls otherwise than the commands do, and what these say instead
+WORDS = {
+    r"plan=featcal\.BlockPlan\((?:[^()]|\([^()]*\))*\)": "--stack PATH (calibrate, tune, compare and plan have it)",
+    r"batches\['(.+?)'\]": r"--data \1",
+    r"^(device|samples|split|tokens|work):": r"--\1:",
+    r"^(svc|prodistill)\.(\w+):": r"--\2:",
+    r"^compare\.models:": "--model:",
+    r"\bno_harm and interpolation auto\b": "--no-harm",
+}
 KEY = re.compile(r"(?<![\w.-])(calibrate|merge)\.([a-z]+(?:_[a-z]+)*)(?![\w.])")
 
 
@@ -143,6 +154,8 @@ def in_options(text: str) -> str:
 
     A key of an experiment, which has more parts, stays as it is, and so do names of files.
     """
+    for words, ours in WORDS.items():
+        text = re.sub(words, ours, text)
 
     def option(found: re.Match[str]) -> str:
         room, key = found.groups()

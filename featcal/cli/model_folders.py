@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from featcal.cli.recipe import refuse_adapter
+from featcal.cli.recipe import Named, refuse_adapter
 from featcal.cli.terminal import note
 from featcal.errors import BadFile, MissingPath, TensorsDiffer
 
@@ -41,8 +41,9 @@ def require_names(path: Path) -> None:
         raise BadFile(path, f"architectures is {names!r}", way_out)
     if config.get("quantization_config"):
         raise BadFile(path, "a quantised model (quantization_config)", "give the checkpoint it was made from")
-    from featcal.models.code import model_code
+    from featcal.models.code import model_code, refuse_code
 
+    refuse_code(path.parent)
     if code := model_code(config):
         note(f"{path}: auto_map names {code[0]}, which is not run; transformers' own {names[0]} is used")
 
@@ -85,3 +86,23 @@ def alike(name: str, one: tuple[int, ...] | None, other: tuple[int, ...] | None)
     if any(part.isdecimal() for part in name.split(".")):
         return one == other
     return one is None or other is None or one[1:] == other[1:]
+
+
+def tell_heads(student: Any, named: Named) -> None:
+    """A line for each expert of another class than the merged model's: what stands on its tower has no part in this."""
+    from featcal.models.load import model_class
+
+    for name, folder in named.shaped.items():
+        own, kind = model_class(folder), type(student)
+        if own is not kind and own.base_model_prefix == kind.base_model_prefix:
+            note(
+                f"{name}: a {own.__name__}, of which the tower counts; its head stays with it (the merged model: {kind.__name__})"
+            )
+
+
+def tell_words(folders: Mapping[str, Path]) -> None:
+    """A line where the models have other words: texts are cut into the base's, and every model keeps its own rows."""
+    rows = word_rows(folders)
+    if len(set(rows.values())) > 1:
+        told = ", ".join(f"{role} {count}" for role, count in rows.items())
+        note(f"rows of words: {told}; samples are cut into the base's words, and the merged model's rows stay as they are")

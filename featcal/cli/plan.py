@@ -11,6 +11,7 @@ from featcal.cli.arguments import existing_folder
 from featcal.cli.model_folders import alike, skeleton
 from featcal.cli.recipe import EXPERT, HELP, named_models
 from featcal.cli.sizes import bytes_of, count_text, size_text
+from featcal.cli.stacks import STACK, stacks_named
 from featcal.cli.terminal import Json, Quiet, say, say_json, table
 from featcal.errors import BadSetting, TensorsDiffer
 from featcal.settings import Calibration, require
@@ -42,6 +43,7 @@ def plan(
     tokens: Annotated[int | None, Option(min=1, help="Tokens of one sample; text models only.")] = None,
     batch: Annotated[int, Option(min=1, help="Samples in memory at a time.")] = 32,
     padded: Annotated[bool, Option("--padded", help="Texts of a batch differ in length, so that masks are kept.")] = False,
+    stack: Annotated[list[str] | None, Option(metavar="PATH", help=STACK)] = None,
     dtype: Annotated[str, Option(help="float32 or bfloat16, in which the models run.")] = "float32",
     device: Annotated[str, Option(help="cpu or cuda; no GPU is needed to plan for one.")] = "cpu",
     device_memory: Annotated[str, Option(metavar="SIZE", help="GPU memory for features that wait, such as 8GiB.")] = "0",
@@ -64,11 +66,12 @@ def plan(
     models |= {f"expert {name!r} ({folder})": skeleton(folder) for name, folder in experts.items()}
     same_shapes(models)
     model = next(iter(models.values()))
+    chosen = stacks_named(model, stack)
     check_tokens(model, tokens)
     from featcal.planning.needs import Workload
 
     load = Workload(len(experts), samples, min(batch, samples), device == "cuda", *budgets, ranks, settings=settings)
-    found = planned_needs(model, load, tokens, padded, dtype)
+    found = planned_needs(model, load, tokens, padded, dtype, plan=chosen)
     if as_json:
         say_json(as_mapping(found))
     else:

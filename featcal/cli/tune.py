@@ -15,7 +15,7 @@ from featcal.cli.calibrate import DATA, MODULES, PICTURES, TEXT
 from featcal.cli.model_folders import require_alike, skeleton
 from featcal.cli.recipe import EXPERT, HELP, named_models, whole_experts
 from featcal.cli.sizes import bytes_of
-from featcal.cli.stacks import block_count
+from featcal.cli.stacks import STACK, block_count, stacks_named
 from featcal.cli.terminal import Json, Quiet, counted, note, say, say_json, table
 from featcal.settings import require
 
@@ -58,6 +58,7 @@ def tune(
     clip: Annotated[Path | None, Option(help=CLIP)] = None,
     template: Annotated[list[str] | None, Option(help="With --clip: prompt with {} for the class name; once for each.")] = None,
     module: Annotated[list[str] | None, Option(metavar="NAME", help=MODULES)] = None,
+    stack: Annotated[list[str] | None, Option(metavar="PATH", help=STACK)] = None,
     device: Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
     dtype: Annotated[str, Option(help="float32 or bfloat16, in which the models run.")] = "float32",
     host_memory: Annotated[str, Option(metavar="SIZE", help="Memory for features that wait, such as 8GiB; then disk.")] = "",
@@ -89,7 +90,9 @@ def tune(
     require_alike(folders)
     for name, folder in named.under.items():
         check_adapter(folder, named.experts[name])
-    block_count(student, start.modules)
+    plan = stacks_named(student, stack)
+    given["plan"] = plan if stack else None
+    block_count(student, start.modules, plan)
     given["batches"] = drawn(student, (named.base, merged), places, Draw(samples, seed, batch, split, tokens, dtype_named(dtype)))
     if clip is not None:
         given |= zero_shot(existing_folder("--clip", clip), places, split, template or ["a photo of a {}."])
@@ -107,7 +110,11 @@ def tune(
     same: dict[str, Any] = {"samples": samples, "seed": seed, "batch": batch, "split": split, "device": device, "dtype": dtype}
     models = {"--recipe": named.recipe.file if named.recipe else None, "--base": base}
     same |= {"tokens": tokens}
-    told = as_mapping(found) | {"calibrate": command(found, merged, models, expert or (), data, module, same)}
+    told = as_mapping(found) | {
+        "calibrate": command(
+            found, merged, models, {"--expert": expert, "--data": data, "--module": module, "--stack": stack}, same
+        )
+    }
     write(out, told)
     unfinished.unlink(missing_ok=True)
     show(found, told, out, as_json)
@@ -138,17 +145,15 @@ def command(
     found: "Tuned",
     merged: Path,
     models: Mapping[str, Path | None],
-    expert: Sequence[str],
-    data: Sequence[str],
-    module: Sequence[str] | None,
+    lists: Mapping[str, Sequence[str] | None],
     same: Mapping[str, Any],
 ) -> str:
     """The command that calibrates with the chosen settings, on all samples."""
     words = ["featcal", "calibrate", "--merged", str(merged)]
     for option, value in models.items():
         words += [option, str(value)] if value is not None else []
-    for option, values in (("--expert", expert), ("--data", data), ("--module", module or ())):
-        words += [word for value in values for word in (option, value)]
+    for option, values in lists.items():
+        words += [word for value in values or () for word in (option, value)]
     chosen = {name: f"{getattr(found.settings, name):g}" for name in ("ridge", "anchor_blend", "interpolation")}
     for name, value in {**chosen, **same}.items():
         words += [f"--{name.replace('_', '-')}", str(value)] if value is not None else []

@@ -25,6 +25,7 @@ from featcal.models.lora import without_adapters
 from featcal.models.mode import evaluation_mode
 from featcal.models.residency import Held, Resident, require_alike
 from featcal.models.streamed import Streamed
+from featcal.settings import require
 
 Model = nn.Module | str | Path
 Batches = Iterable[Mapping[str, Any]]
@@ -78,6 +79,7 @@ def compare(
     check_tasks(experts, batches)
     if not (isinstance(models, Mapping) and models):
         raise BadSetting("compare.models", type(models).__name__, "must be a dictionary with at least one model by its name")
+    require(dtype.is_floating_point, "compare.dtype", str(dtype), "must be a floating-point type, such as torch.float32")
     place = torch_device(device)
 
     def held(model: Model) -> Held:

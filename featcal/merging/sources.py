@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from featcal.errors import MissingTensor, NotFinite, TensorsDiffer
+from featcal.errors import BadData, MissingTensor, NotFinite, TensorsDiffer
 from featcal.models.save import untied
 from featcal.storage.checkpoint import LazyCheckpoint
 
@@ -47,6 +47,11 @@ class ModuleSource:
         return self._label
 
     def finite_tensor(self, name: str) -> Tensor:
+        if self._state[name].is_meta:
+            raise BadData(self._label, f"{name} has no numbers, it is on meta", "load the model with its weights")
+        if name.endswith("weight") and not self._state[name].is_floating_point():
+            kind = str(self._state[name].dtype).removeprefix("torch.")
+            raise BadData(self._label, f"{name} holds {kind}, not floating-point numbers", "give the model it was quantised from")
         tensor = self._state[name].detach().cpu()
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise NotFinite(self._label, name)

@@ -29,7 +29,7 @@ from featcal.merging.forward_order import ForwardOrder, require_own_names
 from featcal.merging.job import Job, Named, silent
 from featcal.merging.sources import source
 from featcal.models.load import VISION, load_as_calibrated, model_class
-from featcal.storage.checkpoint import LazyCheckpoint
+from featcal.storage.checkpoint import LazyCheckpoint, folder_path
 from featcal.storage.model_card import card, table, write_card
 from featcal.storage.results import read_json, write_json
 from featcal.storage.writer import ShardWriter
@@ -122,7 +122,7 @@ class Statistics(Published):
     """A folder that `statistics` wrote, in the place of a task's batches. Raises: BadFile; what opening the folder raises."""
 
     def __init__(self, folder: str | Path):
-        self.folder = Path(folder)
+        self.folder = folder_path(folder)
         self._tensors = LazyCheckpoint(folder)
         if not (self.folder / RECORD).is_file():
             raise BadFile(folder, f"no {RECORD} in this folder", "give a folder that featcal stats wrote")

@@ -7,9 +7,6 @@ unless transformers' own classes of the same names are used anyway.
 from pathlib import Path
 from typing import Any
 
-import transformers
-from transformers import CONFIG_MAPPING
-
 from featcal.errors import BadFile
 from featcal.storage.results import read_json
 
@@ -26,11 +23,16 @@ def refuse_code(folder: str | Path, name: str = CONFIG) -> None:
         raise BadFile(path, "not a mapping of settings", f"give the {name} that was saved with this model")
     if name == TOKENIZER and _named(content, "AutoTokenizer"):
         raise BadFile(path, "auto_map names code for the tokenizer, and no code from a checkpoint is run", _OWN)
-    if name == CONFIG and _named(content, "AutoConfig") and content.get("model_type") not in CONFIG_MAPPING:
+    if name != CONFIG or not content.get("auto_map"):
+        return
+    import transformers  # a second, and most folders name no code
+    from transformers import CONFIG_MAPPING
+
+    if _named(content, "AutoConfig") and content.get("model_type") not in CONFIG_MAPPING:
         problem = f"auto_map names code for a model of type {content.get('model_type')!r}, and no code from a checkpoint is run"
         raise BadFile(path, problem, "only models whose class transformers itself has can be used")
     foreign = [place for place in model_code(content) if not hasattr(transformers, place.rpartition(".")[2])]
-    if name == CONFIG and foreign:
+    if foreign:
         problem = f"auto_map names code for the model ({foreign[0]}), and no code from a checkpoint is run"
         raise BadFile(path, problem, "where the class that architectures names computes the same, remove the entry auto_map")
 

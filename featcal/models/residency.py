@@ -11,7 +11,7 @@ from torch import nn
 
 from featcal.blocks.experts import unpacked
 from featcal.blocks.plan import part_of
-from featcal.errors import MissingTensor, NotFinite, TensorsDiffer
+from featcal.errors import BadData, MissingTensor, NotFinite, TensorsDiffer
 from featcal.models.skeleton import require_one_family
 from featcal.storage.checkpoint import all_finite
 
@@ -36,7 +36,7 @@ class Held(Protocol):
         """Takes the hint back."""
 
     def check_finite(self, place: str = "") -> None:
-        """Raises NotFinite unless every tensor holds only numbers; `place` is how errors call a model without a folder."""
+        """Raises NotFinite or BadData unless every tensor holds numbers; `place`: how errors call a model without a folder."""
 
 
 class Resident:
@@ -61,9 +61,15 @@ class Resident:
         pass
 
     def check_finite(self, place: str = "") -> None:
+        place = place or type(self.module).__name__
         for name, parameter in self.module.named_parameters():
+            if parameter.is_meta:
+                raise BadData(place, f"{name} has no numbers, it is on meta", "load the model with its weights")
+            if not parameter.is_floating_point():
+                kind = str(parameter.dtype).removeprefix("torch.")
+                raise BadData(place, f"{name} holds {kind}, not floating-point numbers", "give the model it was quantised from")
             if not all_finite(parameter.detach()):
-                raise NotFinite(place or type(self.module).__name__, name)
+                raise NotFinite(place, name)
 
 
 def in_turn(held: Mapping[str, Held], path: str) -> Iterator[tuple[str, nn.Module]]:

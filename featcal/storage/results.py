@@ -107,11 +107,11 @@ def write_json(path: str | Path, content: Any) -> None:
 def read_json(path: str | Path) -> Any:
     """What write_json wrote. Raises: MissingPath, BadFile."""
     if not Path(path).is_file():
-        raise MissingPath(path, "a JSON file", "run the stage that writes it: dvc repro")
+        raise MissingPath(path, "a JSON file", "make or copy it again")
     try:
         return json.loads(Path(path).read_text("utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise BadFile(path, f"not JSON ({error})", _AGAIN) from None
+        raise BadFile(path, f"not JSON ({error})", "make or copy it again") from None
 
 
 def run_record(seconds: Mapping[str, float], **more: Any) -> dict[str, Any]:

@@ -77,7 +77,8 @@ def tune(
     models = {"merged": merged, "base": base} | {f"expert {task}": expert for task, expert in experts.items()}
     given: dict[str, Any] = {"plan": plan, "token_weights": token_weights, "device": device, "dtype": dtype}
     given |= {"host_memory": host_memory, "work": work}
-    told = (head if isinstance(head, Tensor) else repr(head), repr(plan), repr(token_weights), settings, search, dtype)
+    told = (head if isinstance(head, Tensor) else repr(head), repr(plan and plan.stacks), repr(token_weights))
+    told += (settings, search, dtype)
     scores = [part for pair in sorted((heads or {}).items()) for part in pair]
     done = Trials.opened(Path(kept_in) if kept_in else None, mark_of(models, own, *told, *scores), resume)
 

@@ -24,6 +24,11 @@ MODELS = {
     ("llama_3b", "mergebench"): "Llama-3.2-3B, 6 tests of MergeBench’s form",
 }  # fmt: skip
 PRESET = "the preset best"
+CLOSED_FORM = "wudi_closed_form"
+BROKEN = (
+    "Its minimum divides by how far the experts moved in each direction, and where they hardly moved it blows up their rounding. "
+    "Settings that lean on the merged weights keep that; the preset, which hardly does, does not."
+)
 ADAPTERS = {"surgery": "Surgery", "prob_surgery": "ProbSurgery"}
 OWN = {"merged": "merged", "paper": "FeatCal, the paper’s λ, ρ, α", "suite": "FeatCal, the suite’s λ, ρ, α"}
 
@@ -149,12 +154,17 @@ def against(suite: str) -> PageOutput:
             cells = [mean(it.score(upstream, "merged")), mean(paper), mean(ours), gap(ours, paper), *map(mean, rivals)]
             rows.append(("", [MERGERS.get(upstream, upstream), *cells, *(gap(ours, rival) for rival in rivals)]))
         if it:
-            several = " and ".join(MERGERS.get(upstream, upstream) for upstream in it.chosen_on)
             caption = (
                 f"{name}: average score on test samples, {it.samples} samples of each task, "
-                f"{len(it.seeds)} draw{'s' * (len(it.seeds) > 1)} from {several}"
+                f"{len(it.seeds)} draw{'s' * (len(it.seeds) > 1)} of them for the chosen variant and the paper’s method"
             )
             parts.append(table(head, rows, f"{caption} — {label(suite)}"))
+            merged = it.score(CLOSED_FORM, "merged")
+            parts += (
+                [note(f"{MERGERS[CLOSED_FORM]} gets nothing right here by itself. {BROKEN}")]
+                if merged and merged.mean < 1
+                else []
+            )
     return PageOutput("".join(parts) or note("○ not run: no such study in the results."))
 
 

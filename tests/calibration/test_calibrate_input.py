@@ -9,7 +9,7 @@ from tiny import PAPER, clip, experiment, images, same_bits
 
 import featcal.models.save
 from featcal import calibrate
-from featcal.errors import BadBatches, BadPlan, NotFinite, TensorsDiffer
+from featcal.errors import BadBatches, BadPlan, NotFinite
 from featcal.models.load import load_vision
 
 
@@ -38,20 +38,11 @@ def test_broken_number_in_a_checkpoint_names_the_model_and_the_tensor(role, valu
     assert role in message and name in message
 
 
-def test_expert_of_another_width_names_expert_tensor_and_both_shapes():
-    message = refused(TensorsDiffer, experts=experiment()["experts"] | {"dtd": clip(width=48)})
-    assert "dtd" in message and "embeddings.position_embedding" in message and "[5, 32]" in message and "[5, 48]" in message
-
-
 def test_expert_without_batches_names_the_task_and_the_nearest_one():
     batches = experiment()["batches"]
     batches["mnits"] = batches.pop("mnist")
     message = refused(BadBatches, batches=batches)
     assert "['mnist']: is missing" in message and "did you mean 'mnits'" in message
-
-
-def test_no_experts_at_all_is_an_error():
-    assert "no experts" in refused(BadBatches, experts={}, batches={})
 
 
 @pytest.mark.parametrize(

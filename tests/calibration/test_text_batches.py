@@ -20,13 +20,7 @@ from reproduction.suites.text_batches import plan_of_reading, text_batches
 
 WORDS = ("a cat", "the dog", "ships sail far away", "on", "one more line", "red", "two more of them", "no")
 ANSWERS = ("yes", "no", "maybe so", "3.5")
-READINGS = [
-    ("t5", Reading()),
-    ("t5", Reading(decoder="start")),
-    ("llama", Reading()),
-    ("llama", Reading(counted="answer")),
-    ("llama", Reading(counted="prompt")),
-]
+READINGS = [("t5", Reading(decoder="start")), ("llama", Reading()), ("llama", Reading(counted="answer"))]
 
 
 def taught(task):
@@ -63,11 +57,11 @@ def padded(batch, more):
 def test_neither_padding_nor_the_company_of_a_batch_changes_a_weight(tmp_path, texts, monkeypatch, kind, reading):
     base = folder(tmp_path / kind, kind)
     without_float32(monkeypatch, load_model(base))
-    together, alone, threes = (read(base, texts, reading, size) for size in (8, 1, 3))
+    together, alone = (read(base, texts, reading, size) for size in (8, 1))
     assert len({batch["input_ids"].shape[1] for batch in alone["a"]}) > 2  # one by one nothing is padded
     expected = calibrated(base, together, reading)
     wider = {task: [padded(batch, 5) for batch in batches] for task, batches in together.items()}
-    for other in (alone, threes, wider):
+    for other in (alone, wider):
         assert difference(calibrated(base, other, reading), expected) < 1e-9
 
 

@@ -120,24 +120,6 @@ def test_the_cells_of_the_page_on_python_run_as_they_stand_there(models, capsys)
     assert "mnist calibrated" in capsys.readouterr().out
 
 
-def test_calibrate_on_the_command_line_equals_the_call_in_python(models):
-    import featcal
-    from featcal.data.images import Preprocess
-    from featcal.data.load import load_images
-    from featcal.data.sampling import draw_indices
-
-    assert cli.main([*CALIBRATE, "--ridge", "0.2", "--seed", "7"]) == 0
-    batches = {}
-    for task in ("mnist", "dtd"):
-        images = load_images(Path("images") / task, "train", Preprocess.from_folder("base"))
-        batches[task] = list(images.batches(draw_indices(task, 9, 6, 7), 3))
-    settings = featcal.Calibration(ridge=0.2, anchor_blend=2.0, interpolation=0.3)
-    experts = {"mnist": "mnist", "dtd": "dtd"}
-    called = featcal.calibrate("merged", base="base", experts=experts, batches=batches, settings=settings)
-    written = load_vision("new").state_dict()
-    assert all(torch.equal(written[name], tensor) for name, tensor in called.model.state_dict().items())
-
-
 def test_evaluate_prints_the_share_of_images_whose_own_class_is_nearest(models, capsys):
     """The oracle asks CLIPModel itself, image by image against the prompts."""
     from featcal.models.load import load_clip, load_tokenizer
@@ -224,10 +206,6 @@ def full_disk(monkeypatch):
         return written(path, content)
 
     monkeypatch.setattr(Path, "write_bytes", full)
-
-
-def test_a_full_disk_is_one_message_and_leaves_nothing_of_a_merge(models, capsys, full_disk):
-    assert "no space left" in refused(MERGE, models, capsys)
 
 
 def test_a_full_disk_leaves_the_solved_blocks_of_a_calibration(models, capsys, full_disk, monkeypatch):

@@ -221,25 +221,3 @@ def test_blocks_are_named_with_stack_and_norms_and_biases_left_out_with_switches
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved and all(name.startswith("encoder.layer.") and name.endswith("weight") for name in moved)
     assert not any("LayerNorm" in name for name in moved)
-
-
-@pytest.mark.parametrize("family", ["bart", "pegasus", "umt5"])
-def test_other_models_with_encoder_and_decoder_are_calibrated_in_both(family):
-    from families import T5, translations
-    from tiny import PAPER, averaged, shifted
-
-    sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
-    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": 32, "pad_token_id": 0}
-    both = {"vocab_size": 97, **sizes, **heads, "decoder_start_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
-    build = {
-        "bart": lambda: tf.BartForConditionalGeneration(tf.BartConfig(**both)),
-        "pegasus": lambda: tf.PegasusForConditionalGeneration(tf.PegasusConfig(**both)),
-        "umt5": lambda: tf.UMT5ForConditionalGeneration(tf.UMT5Config(**T5)),
-    }[family]
-    base = make(build)
-    experts = {task: shifted(base, i + 1) for i, task in enumerate("ab")}
-    batches = {task: translations(i) for i, task in enumerate("ab")}
-    given = {"base": base, "experts": experts, "batches": batches, "held_out": {}}
-    result = featcal.calibrate(averaged(list(experts.values())), **given, settings=PAPER)
-    assert [block.name for block in result.blocks] == ["encoder.00", "encoder.01", "decoder.00", "decoder.01"]
-    assert all(one.calibrated < one.merged for one in result.drift)

@@ -36,7 +36,7 @@ def with_config(folder: Path, **changes) -> None:
 )
 def test_a_configuration_of_which_no_model_can_be_made_is_named(models, capsys, command, name, value):  # noqa: F811
     with_config(models / "merged", **{name: value})
-    arguments = {"calibrate": CALIBRATE, "evaluate": [*EVALUATE, *PROMPT], "inspect": ["inspect", "merged"]}[command]
+    arguments = {"calibrate": CALIBRATE, "evaluate": [*EVALUATE, *PROMPT], "inspect": ["inspect", "merged", "--plan"]}[command]
     assert "merged/config.json" in refused(arguments, models, capsys)
 
 

@@ -73,8 +73,8 @@ def test_a_log_file_tells_every_block_and_what_went_wrong(models, capsys):  # no
         logging.getLogger().removeHandler(handler)
 
 
-def test_inspecting_tensors_alone_takes_neither_torch_nor_transformers(models):  # noqa: F811
-    asked = "main(['inspect', 'dtd', '--tensors'])"
+def test_inspect_without_a_plan_takes_neither_torch_nor_transformers(models):  # noqa: F811
+    asked = "main(['inspect', 'dtd'])"
     code = f"import sys; from featcal.cli.main import main; {asked}; print({{'torch', 'transformers'}} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "no NaN" in done.stdout and done.stdout.endswith("set()\n")
@@ -187,11 +187,11 @@ def test_inspect_tells_sites_what_blocks_exchange_and_what_stays_as_it_is(models
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(terminal.output, "_width", 200, raising=False)
     language.folder(models / "t5", "t5")
-    assert cli.main(["inspect", "t5"]) == 0
+    assert cli.main(["inspect", "t5", "--plan"]) == 0
     printed = capsys.readouterr().out
     assert "layer.1.EncDecAttention.k, layer.1.EncDecAttention.v" in printed  # both read what the encoder puts out
     assert "encoder_hidden_states" in printed and "encoder_decoder_position_bias" in printed and "shared.weight" in printed
-    assert cli.main(["inspect", "merged"]) == 0
+    assert cli.main(["inspect", "merged", "--plan"]) == 0
     assert "sites of the last block" in capsys.readouterr().out  # where only the class token counts for q
 
 
@@ -211,7 +211,7 @@ def test_inspect_of_a_model_that_cannot_be_thought_through_says_so_and_goes_on(m
         **sizes, conv_dim=(4,) * 2, conv_stride=(5, 2), conv_kernel=(10, 3), num_conv_pos_embedding_groups=2
     )
     save_model(transformers.Wav2Vec2Model(sound), models / "sound")
-    assert cli.main(["inspect", "sound"]) == 0
+    assert cli.main(["inspect", "sound", "--plan"]) == 0
     printed = capsys.readouterr().out
     assert "sites: cannot be told" in printed and "no NaN" in printed
     few = ["--expert", "a=sound", "--data", "a=images/dtd", "--samples", "6", "--out", "new"]

@@ -18,7 +18,7 @@ def test_every_command_that_reports_does_so_in_json_too(models, capsys):  # noqa
     assert [block["name"] for block in told(*CALIBRATE)["blocks"]] == ["vision.00", "vision.01"]
     plan = [part for part in CALIBRATE[:9] if part != "calibrate"]
     assert told("plan", *plan)["host_bytes"] > 0
-    inspected = told("inspect", "new")
+    inspected = told("inspect", "new", "--plan")
     assert inspected["calibration"]["stacks"][0]["blocks"] == 2 and inspected["stored_as"] == {"float32": inspected["tensors"]}
     assert told("convert", "base", "--out", "other") == {"folder": "other", "form": "open_clip"}
     evaluated = told(*EVALUATE, "--template", "a photo of a {}")

@@ -217,7 +217,8 @@ def test_what_the_hub_does_not_take_is_whole_and_can_be_put_there_later(account,
 
 
 @pytest.mark.parametrize(
-    ("how", "name"), [*(("offline", name) for name in LOCAL), ("gone", "owner/digits"), ("gone", "owner/photos")]
+    ("how", "name"),
+    [("offline", "owner/digits:large"), ("offline", "owner/digits@v1"), ("gone", "owner/digits"), ("gone", "owner/photos")],
 )
 def test_without_a_connection_the_cached_commit_and_configuration_are_read_and_no_other(gone, calibrated, name, how):
     there, here = calibrated(gone[how], name)

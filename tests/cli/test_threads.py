@@ -1,6 +1,8 @@
 """What commands say about threads before torch is imported."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -17,3 +19,15 @@ def test_waiting_threads_sleep_and_a_containers_share_bounds_their_number(told, 
     threads.share_machine()
     assert os.environ.get("OMP_NUM_THREADS") == count
     assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE" and os.environ["KMP_BLOCKTIME"] == "0"
+
+
+def test_the_module_shares_the_machine_as_the_program_does():
+    code = """
+import atexit, os, runpy, sys
+atexit.register(lambda: print(os.environ["OMP_WAIT_POLICY"]))
+sys.argv[1:] = ["--version"]
+runpy.run_module("featcal.cli", run_name="__main__")
+"""
+    environment = {name: value for name, value in os.environ.items() if name not in threads.WAITING}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.split()[-1]) == (0, "PASSIVE")

@@ -14,7 +14,7 @@ from featcal.merging.lot import lot_matrix, lot_scale
 from featcal.merging.merge import merge, merge_recorded
 from featcal.merging.regmean import regmean_matrix, shrunk
 
-FAMILIES = ("t5", "t5_gated", "clip", "clip_text", "llama", "gpt2")
+FAMILIES = ("t5", "clip", "llama", "gpt2")
 
 
 def real_tokens(batch, name, stack):

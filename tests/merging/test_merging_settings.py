@@ -5,7 +5,6 @@ import yaml
 from smoke_graph import ROOT, smoke_params
 from test_settings_mistakes import project, put
 
-from featcal.errors import FeatCalError
 from pipeline import settings, write_settings
 from reproduction.experiments.params import load_experiments
 from reproduction.experiments.runs import ADAPTERS, STREAMS, Draw
@@ -23,21 +22,6 @@ def asked(folder, method, settings):
     entry = {"smoke": None if settings is None else settings | draw, "mini": None}
     project(folder, put(smoke_params(), f"merge/{POOL}/{method}", entry), SUITE)
     return load_experiments(folder / "params.yaml").merge[f"{POOL}-{method}"]
-
-
-@pytest.mark.parametrize(
-    ("method", "settings", "said"),
-    [
-        ("ties", {"desnity": 0.1}, "merge.clip_b32-8.ties.smoke: 'desnity' is not known here; did you mean 'density'"),
-        ("ties", {"density": 2}, "merge.clip_b32-8.ties.smoke.density: 2"),
-        ("average", {"scale": 0.3}, "merge.clip_b32-8.average.smoke: 'scale'"),
-        ("wdi", {}, "merge.clip_b32-8.wdi: 'wdi' is not known here; did you mean 'wudi'"),
-        ("wdi", None, "merge.clip_b32-8.wdi: 'wdi'"),
-    ],
-)
-def test_a_mistake_names_the_entry(tmp_path, method, settings, said):
-    with pytest.raises(FeatCalError, match=said):
-        asked(tmp_path, method, settings)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 import re
 from pathlib import Path
 
-import pytest
 from resolved import laid_out, settings_of_stages
+from test_recomputed import touched
 
 from pipeline import ROOT
-from reproduction.experiments.params import load_experiments
+from reproduction.experiments.params import load_experiments, read_all
 
 TEXT = (ROOT / "book/change.md").read_text("utf-8")
 EDITS = dict(re.findall(r"<!-- edit: (\w+) -->\n```diff\n(.*?)```", TEXT, re.S))
@@ -24,31 +24,16 @@ def edited(name: str) -> tuple[str, str]:
     return file, text[:start] + text[start:].replace(old, new, 1)
 
 
-def settings(folder: Path) -> dict[tuple[str, str], dict]:
-    """By stage and file, the values that DVC compares."""
-    with settings_of_stages(folder) as found:
-        return {(stage, Path(dep.def_path).name): dep.read_params(flatten=False) for stage, dep in found}
-
-
-@pytest.fixture(scope="module")
-def before(tmp_path_factory):
-    return settings(laid_out(tmp_path_factory.mktemp("before")))
-
-
-def changed(name: str, before: dict[tuple[str, str], dict], folder: Path) -> set[str]:
-    """The stages whose settings an edit changes."""
+def changed(name: str, folder: Path) -> set[str]:
+    """The stages whose settings in params.yaml an edit changes, as DVC has resolved what each reads."""
     file, text = edited(name)
     (laid_out(folder) / file).write_text(text, "utf-8")
     load_experiments(folder / "params.yaml")
-    return differing(settings(folder), before)
+    return set(touched(read_all(folder / "params.yaml"))) - {"playground"}
 
 
-def differing(after: dict[tuple[str, str], dict], before: dict[tuple[str, str], dict]) -> set[str]:
-    return {stage for (stage, file), values in after.items() if values != before[stage, file]}
-
-
-def test_lambda_changes_calibrations_controls_and_studies_of_images_and_no_merger_or_adapter(before, tmp_path):
-    stages = changed("lambda", before, tmp_path)
+def test_lambda_changes_calibrations_controls_and_studies_of_images_and_no_merger_or_adapter(tmp_path):
+    stages = changed("lambda", tmp_path)
     assert {"calibrate@clip_b32-8-wudi", "calibrate_pool@clip_l14-20", "ablate@clip_b32-8-wudi", "sweep@clip_b32-8"} <= stages
     kinds = {stage.partition("@")[0] for stage in stages}
     studies = {"samples", "corrupted", "task_counts", "cost", "sweep", "theory", "tune", "beyond", "field"}
@@ -56,29 +41,39 @@ def test_lambda_changes_calibrations_controls_and_studies_of_images_and_no_merge
     assert not [stage for stage in stages if "glue" in stage or "mergebench" in stage]
 
 
-def test_samples_of_one_merged_model_change_its_calibration_alone(before, tmp_path):
-    assert changed("samples", before, tmp_path) == {"calibrate@clip_b32-8-wudi", "calibrate@clip_l14-8-wudi"}
+def test_samples_of_one_merged_model_change_its_calibration_alone(tmp_path):
+    assert changed("samples", tmp_path) == {"calibrate@clip_b32-8-wudi", "calibrate@clip_l14-8-wudi"}
     run = load_experiments(tmp_path / "params.yaml").calibrate["clip_b32-8-wudi-suite"]
     assert run.samples == 512
 
 
-def test_another_merger_is_one_row(before, tmp_path):
-    assert changed("merger", before, tmp_path) == {"calibrate@clip_b32-8-ties", "calibrate@clip_l14-8-ties"}
+def test_another_merger_is_one_row(tmp_path):
+    assert changed("merger", tmp_path) == {"calibrate@clip_b32-8-ties", "calibrate@clip_l14-8-ties"}
     assert load_experiments(tmp_path / "params.yaml").calibrate["clip_b32-8-ties-suite"].calibration
 
 
-def test_a_task_left_out_begins_with_the_images(before, tmp_path):
-    stages = changed("task", before, tmp_path)
+def settings_of_suite(folder: Path) -> dict[str, dict]:
+    """By stage, the values of the suite's file that DVC compares."""
+    with settings_of_stages(folder) as found:
+        return {stage: dep.read_params(flatten=False) for stage, dep in found if Path(dep.def_path).name == "mini.yaml"}
+
+
+def test_a_task_left_out_begins_with_the_images(tmp_path):
+    file, text = edited("task")
+    before = settings_of_suite(laid_out(tmp_path / "before"))
+    (laid_out(tmp_path / "after") / file).write_text(text, "utf-8")
+    load_experiments(tmp_path / "after/params.yaml")
+    stages = {stage for stage, values in settings_of_suite(tmp_path / "after").items() if values != before[stage]}
     assert "prepare_data" in stages and {stage.partition("@")[0] for stage in stages} == {"prepare_data", "prepare"}
 
 
-def test_every_option_of_dvc_exp_on_the_page_reaches_every_calibration_of_images_and_nothing_else(before, tmp_path):
+def test_every_option_of_dvc_exp_on_the_page_reaches_every_calibration_of_images_and_nothing_else(tmp_path):
     from dvc.utils.hydra import apply_overrides
 
     options = set(re.findall(r"-S (exp\S+)", TEXT))
     assert options == {"exp.calibrate.ridge=0.01"}
     apply_overrides(str(laid_out(tmp_path) / "params.yaml"), sorted(options))
-    stages = differing(settings(tmp_path), before)
+    stages = touched(read_all(tmp_path / "params.yaml")) - {"playground"}
     assert {stage.partition("@")[0] for stage in stages} == {"calibrate", "calibrate_pool"}
     told = load_experiments(tmp_path / "params.yaml")
     images = [run for run in told.calibrate.values() if isinstance(run.pool, int) and run.calibration and run.setting == "suite"]

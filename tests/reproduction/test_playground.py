@@ -35,13 +35,9 @@ def test_without_experts_it_says_how_to_make_them(project, role):
     [
         ({"role": "clip_b23"}, UnknownKey, "did you mean 'clip_b32'"),
         ({"pool": 9}, BadSetting, "there are 8, 14, 20"),
-        ({"merger": "task_arithmetics"}, UnknownKey, "did you mean 'task_arithmetic'"),
         ({"merger": "adamerging"}, UnknownKey, "known: average, task_arithmetic, ties"),
         ({"ridge": 0.0}, BadSetting, "ridge"),
-        ({"anchor_blend": "much"}, BadSetting, "anchor_blend"),
         ({"interpolation": 1.5}, BadSetting, "between 0 and 1"),
-        ({"samples": 0}, BadSetting, "samples"),
-        ({"test_images": 2.5}, BadSetting, "test_images"),
     ],
 )
 def test_a_wrong_word_or_value_is_one_clear_error_before_anything_is_read(project, chosen, error, message):

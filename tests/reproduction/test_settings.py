@@ -7,7 +7,7 @@ import pytest
 import yaml
 from smoke_graph import ROOT, lay_out, smoke_params, working_in
 
-from featcal.errors import BadSetting, FeatCalError, MissingPath, UnknownKey
+from featcal.errors import FeatCalError, MissingPath, UnknownKey
 from reproduction.experiments.params import load_experiments
 from reproduction.experiments.runs import role_and_pool
 from reproduction.suites.suite import load_suite
@@ -24,20 +24,9 @@ def changed(tmp_path: Path, change) -> Path:
     return path
 
 
-def test_a_suite_without_settings_in_an_experiment_is_refused(tmp_path):
-    path = changed(tmp_path, lambda p: p.update(suite="mine"))
-    with pytest.raises(BadSetting, match="no settings for the suite 'mine'"):
-        load_experiments(path)
-
-
 def test_a_missing_params_file_is_an_error_with_a_way_out(tmp_path):
     with pytest.raises(MissingPath, match="params.yaml"):
         load_experiments(tmp_path / "params.yaml")
-
-
-def test_a_suite_that_does_not_exist_is_named_with_its_nearest_neighbour():
-    with pytest.raises(UnknownKey, match="did you mean 'mini'"):
-        load_suite(ROOT, "mimi")
 
 
 @pytest.mark.parametrize("name", ["mini", "paper", "files"])

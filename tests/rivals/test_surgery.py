@@ -11,7 +11,7 @@ from tiny import experiment, same_bits, shifted
 from torch.nn import functional
 
 import featcal
-from featcal.errors import BadSetting, Diverged
+from featcal.errors import BadSetting, Diverged, UnknownKey
 from featcal.rivals.adapters import Adapters, unit
 from featcal.rivals.corrections import LowRank
 from featcal.rivals.draws import batch_order, generator
@@ -156,7 +156,7 @@ def test_settings_that_cannot_be_are_refused_by_name():
     call = (given["merged"], given["experts"], given["batches"])
     with pytest.raises(BadSetting, match="surgery.rank: 33 cannot be used; it must be at most 32"):
         featcal.surgery(*call, rank=33, steps=1)
-    with pytest.raises(TypeError, match="fetures"):
+    with pytest.raises(UnknownKey, match="fetures"):
         featcal.surgery(*call, fetures="raw")
     for key, value in (
         ("rank", 0),

@@ -97,7 +97,7 @@ def test_the_ridge_of_the_path_is_the_one_with_most_gain_over_all_sites():
     assert ridge_of({"a": -low - 1}) == RIDGES[-1]
 
 
-@pytest.mark.parametrize("name", ["clip", "t5", "llama"])
+@pytest.mark.parametrize("name", ["clip", "t5"])
 def test_the_path_passes_every_site_of_a_model_once(name):
     given = experiment() if name == "clip" else of_family(name)
     batches = given.pop("batches")
@@ -107,7 +107,7 @@ def test_the_path_passes_every_site_of_a_model_once(name):
     assert all(gain[0] >= gain[-1] for gain in gains.values())  # on the samples that were solved for, the smallest fits best
 
 
-@pytest.mark.parametrize("name", ["clip", "t5", "llama"])
+@pytest.mark.parametrize("name", ["clip", "t5"])
 def test_what_is_chosen_is_the_candidate_nearest_to_the_experts_and_models_stay_as_they_are(name):
     given = experiment(count=8, batch=4) if name == "clip" else of_family(name)
     before = [shifted(model, 0, 0.0) for model in (given["merged"], *given["experts"].values())]

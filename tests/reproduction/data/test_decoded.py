@@ -71,13 +71,6 @@ def test_a_file_of_the_same_size_in_the_same_place_is_noticed_and_the_old_entry_
     assert file.stat().st_size == size and len(entries(kept)) == 1 and entries(kept) != before
 
 
-def test_replaced_pictures_are_decoded_anew(pets, kept, tmp_path):
-    mapped_images(kept, pets)
-    other = parquet(tmp_path / "other", feature=PETS, image=[encoded(picture(seed=i)) for i in (7, 8, 9)])
-    os.replace(other / "test.parquet", pets.source / "test.parquet")
-    assert same(mapped_images(kept, pets), pets.load()) and len(entries(kept)) == 1
-
-
 @pytest.mark.parametrize(
     "change",
     [

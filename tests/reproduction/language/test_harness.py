@@ -162,14 +162,6 @@ def test_the_harness_own_entry_scores_the_same(exact, monkeypatch):
 
 
 @installed
-def test_a_test_asked_twice_scores_the_same_and_models_do_not_mix(exact):
-    first, second = model(0), model(1)
-    test = {"a": local_test("a", rows(said(first)), "letter", NEW)}
-    scores = [score_tests(asked, texts(), test, 3)["a"][0] for asked in (first, second, first)]
-    assert scores[0] == scores[2] == 100 > scores[1]
-
-
-@installed
 def test_adapters_of_a_test_sit_before_the_head_while_it_is_asked(exact):
     given = experiment(FAMILIES["llama"])
     adapters = featcal.surgery(given["merged"], given["experts"], given["batches"], rank=4, steps=200, lr=0.01)

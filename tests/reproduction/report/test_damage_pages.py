@@ -29,22 +29,10 @@ def test_the_clean_column_is_what_the_scores_say_of_the_same_seed(project):
     assert featcal.split("  ")[1:] == ["81.8", "77.8", "↓4.0", "77.8", "↓4.0", "77.8", "↓4.0", "78.8"]
 
 
-def test_the_merger_alone_has_a_clean_value_only(project):
-    line = next(
-        line for line in corrupted.averages(Page("table06", "mini")).text.splitlines() if line.startswith("Task Arithmetic")
-    )
-    assert line.split("  ")[1:] == ["65.8", "–", "–", "–", "–"]
-
-
 def test_what_damage_costs_stands_beside_each_setting(project):
     suite, paper = corrupted.firmer(Page("table06", "mini")).text.splitlines()[-2:]
     assert suite.split()[-7:] == ["81.8", "77.8", "↓4.0", "77.8", "↓4.0", "77.8", "↓4.0"]
     assert paper.split()[-7:] == ["73.8", "72.8", "↓1.0", "72.8", "↓1.0", "72.8", "↓1.0"]
-
-
-def test_the_papers_table_6_is_shown_as_printed():
-    text = corrupted.paper("mini").text
-    assert "w/ FeatCal  85.5  76.6  ↓8.9  74.2  ↓11.3  75.6  ↓9.9  78.0" in text
 
 
 def word(name, folder):
@@ -108,8 +96,3 @@ def test_a_merger_that_featcal_raises_keeps_its_gain_and_noise_is_no_change(proj
     path.write_text("".join(",".join(row) + "\n" for row in rows))
     forget_answers(path.parent)
     assert any(said in line for line in gain.told("mini").text.splitlines())
-
-
-def test_a_study_page_names_its_own_files(project):
-    text = Page("table06", "mini").provenance().text
-    assert "clip_b32-8.corrupted.csv" in text and "sweep" not in text and "dvc repro page@table06" in text

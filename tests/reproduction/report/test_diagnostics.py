@@ -10,13 +10,12 @@ from synthetic_results import TASKS, write_project
 from torch import nn
 
 from featcal.storage.results import SCORES, read_rows, write_rows
-from reproduction.report import diagnostics, figures, projections
+from reproduction.report import diagnostics
 from reproduction.report.claims import claims
 from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence
 from reproduction.report.gains import apart, correlation, gains, together
 from reproduction.report.pages import Page
-from reproduction.report.scatter import around, covered
 from reproduction.report.verdicts import judge
 from reproduction.stages.final_features import alignment_row, evenly, projection_rows, similarity_rows
 from reproduction.stages.task_vectors import parameter_groups, task_vector_alignment
@@ -150,22 +149,3 @@ def test_panel_a_shows_the_cosines_of_the_table(project):
     drawn = {dots.get_label(): [float(x) for x in dots.get_offsets()[:, 0]] for dots in axes.collections}
     values = [0.74 + 0.02 * i for i in range(len(TASKS))]
     assert drawn["Surgery"] == pytest.approx([*values, sum(values) / len(values)])
-
-
-def test_every_task_has_its_plane_and_its_two_cosines(project):
-    drawn = projections.planes(project)
-    assert [axes.get_title() for axes in drawn.axes] == [f"{project.title(task)}\n0.60 → 0.84" for task in TASKS]
-    assert len(figures.svg(drawn)) < 250_000
-    assert "not run" in projections.figure(Page("figure6", "paper")).text
-
-
-def test_all_measured_models_stand_in_one_table(project):
-    text = diagnostics.summary("mini").text
-    assert "w/ ProbSurgery, paper’s settings" in text and "as merged" in text and "larger model" in text
-    assert diagnostics.summary("paper").text.count("not run") == 3
-
-
-def test_names_keep_off_each_other():
-    boxes = around(0.0, 0.0, 40.0)
-    assert len(boxes) == 8 and not covered(boxes[0], boxes[3])
-    assert covered(boxes[0], (boxes[0][0], boxes[0][1], boxes[0][0] + 1, boxes[0][1] + 1)) > 0

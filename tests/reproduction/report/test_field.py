@@ -50,12 +50,3 @@ def test_the_control_with_other_experts_is_told_apart(ours):
 def test_only_a_scale_that_was_chosen_bears_the_mark_of_it(ours):
     assert (field.marks_of("iso_c", ours), field.marks_of("average", ours)) == ("<sup>V</sup>", "")
     assert "at an end of what was tried" in field.chosen("clip_b32", "mini").text
-
-
-def test_tables_and_drawing_are_there(ours):
-    page = field.values("clip_b32", "mini").text
-    assert page.index("WUDI-Merging, closed form") < page.index("Iso-C") < page.index("Simple Averaging")
-    page = field.trained("clip_b32", "mini").text
-    assert "Simple Averaging" in page and "Iso-C" not in page and "25 epochs" in page and page.count("400") == 2
-    assert "not run" not in field.panel("clip_b32", "mini").text
-    assert "84.4" in field.printed().text and "FusionBench" in field.printed().text

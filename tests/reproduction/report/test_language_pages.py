@@ -41,13 +41,6 @@ def test_a_block_has_the_papers_rows_in_its_order(project, role, pool):
     assert all(list(row.cells) == [*TEXT_TASKS[pool], AVERAGE] for row in (*ours, *printed))
 
 
-def test_both_models_stand_in_one_table_under_their_names(project):
-    lines = language.measured(Page("table03", "mini")).text.splitlines()
-    assert lines[1].split("  ") == ["Model", *TEXT_TASKS["glue"].values(), "Average"]
-    assert lines.index("Larger T5, for FLAN-T5-large") == lines.index("Smaller T5, for FLAN-T5-base") + 7
-    assert "FLAN-T5-base" in language.measured(Page("table03", "paper")).text.splitlines()
-
-
 def test_columns_are_those_the_user_has_texts_for(project):
     for role in ("flan_t5_base", "flan_t5_large"):
         path = project / f"{role}-glue.csv"
@@ -96,14 +89,6 @@ def test_a_claim_about_one_task_reads_that_task_alone(project):
     assert verdict.word == "holds" and verdict.detail.startswith("5 of 5 other tasks; ")
     raised = judge(claim("t4_8b_ifeval"), "mini", "suite", project)
     assert raised.detail == "99.0 against 74.0" and raised.one_run
-
-
-def test_the_tasks_page_shows_every_text_task_with_an_example(project):
-    text = language_tasks.task_list("mini").text
-    assert all(name in text for columns in TEXT_TASKS.values() for name in columns.values())
-    assert "Coding expert" in text and "A prompt?" in text and "10 / 5 / 5" in text
-    chosen = language_tasks.choice("mini").text
-    assert "task arithmetic 0.3" in chosen and "90.0" in chosen
 
 
 def test_ranges_of_language_models_name_what_lies_outside(project):

@@ -3,7 +3,6 @@
 from reproduction.report.claims import claims
 from reproduction.report.errata import corrected_table
 from reproduction.report.printed import in_doubt, is_printed, paper_margin, paper_says
-from reproduction.report.values import AVERAGE, EXTENDED, PRINTED, paper_table
 
 
 def claim(name):
@@ -32,12 +31,3 @@ def test_a_claim_is_in_doubt_only_where_nothing_better_can_be_told():
     assert "FeatCal run" in in_doubt(claim("t11_ta_prob_surgery"))[0]
     assert in_doubt(claim("t10_average_upstream")) == [], "its average can be corrected"
     assert in_doubt(claim("t7_wudi_upstream")) == []
-
-
-def test_the_columns_of_table_2_repeat_the_averages_of_the_large_tables():
-    small = paper_table("table02").set_index(["upstream", "method", "task"])["value"]
-    for column, place in EXTENDED.items():
-        large = paper_table(PRINTED[place])
-        large = large[large["task"] == AVERAGE].set_index(["upstream", "method"])["value"]
-        for upstream, method, task in small.index:
-            assert task != column or small[upstream, method, task] == large[upstream, method], (column, upstream, method)

@@ -81,10 +81,6 @@ def test_the_fold_below_a_table_holds_what_was_run_and_nothing_else(project):
     assert not any("ProbSurgery" in line or "not run" in line for line in lines)
 
 
-def test_the_chosen_scale_is_marked(project):
-    assert "<strong>61.5</strong>" in controls.scales("mini")
-
-
 def test_a_curve_of_adapters_starts_at_one_and_is_a_mean_over_seeds(project):
     drawn = curves.adapters(Evidence("mini", "clip_b32", "8")).axes[0].lines[0]
     assert list(drawn.get_xdata()) == [10, 20, 30]

@@ -1,58 +1,16 @@
 """Tables, figures and the one-liners of pages, on invented results and on none."""
 
-import base64
-import io
 import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
-import numpy as np
 import pytest
-import yaml
-from PIL import Image
 from synthetic_results import TASKS, write_project
 
 from featcal.errors import MissingPath
-from reproduction.report import accuracies, choice, cost, extended, figures, overview, pages, real_encoder, shares
+from reproduction.report import choice, figures, overview
 from reproduction.report.evidence import Evidence
-from reproduction.report.markup import SIGNS, arrow, compact, plain, table
-from reproduction.report.pages import Page, label
+from reproduction.report.markup import SIGNS, arrow, compact, plain
+from reproduction.report.pages import Page
 from reproduction.report.root import project_root
-from reproduction.report.verdicts import TITLES
-
-PAGES = {
-    "verdicts": lambda s: Page("table01", s).verdicts(),
-    "banner": lambda s: Page("figure1", s).banner(),
-    "accuracies": lambda s: accuracies.measured(Page("table01", s)),
-    "paper": lambda s: accuracies.printed(Page("table01", "mini")),
-    "wide": lambda s: accuracies.measured(Page("table10", s)),
-    "averages": lambda s: extended.averages(Page("table02", s)),
-    "gains": lambda s: extended.gains(Page("table02", s)),
-    "origin of averages": lambda s: Page("table02", s).provenance(),
-    "recovered": lambda s: accuracies.recovered(Page("table01", s)),
-    "settings": lambda s: Page("table01", s).settings(),
-    "differences": pages.differences,
-    "provenance": lambda s: Page("table01", s).provenance(),
-    "figure": lambda s: Page("figure1", s).figure("drift"),
-    "headline": overview.headline,
-    "origin": lambda s: Page("landing", s).provenance(),
-    "sets": lambda s: real_encoder.sets(Page("tasks", s)),
-    "beside": lambda s: real_encoder.averages(Page("real_encoder", s)),
-    "agreement": lambda s: real_encoder.agreement(Page("real_encoder", s)),
-    "why": lambda s: real_encoder.why(Page("real_encoder", s)),
-    "seeds": lambda s: real_encoder.seeds(Page("real_encoder", s)),
-    "abstract": overview.abstract,
-    "counts": overview.verdict_counts,
-    "headline counts": overview.group_counts,
-    "headline set": overview.headlines,
-    "runs": overview.runs,
-    "procedures": lambda s: cost.procedures(Page("landing", s)),
-    "shares": lambda s: shares.by_tasks(Page("landing", s)),
-    "checkpoints": overview.own_checkpoints,
-    "tasks": overview.task_list,
-    "sheet": overview.contact_sheet,
-    "ranges": overview.ranges,
-    "choice": choice.measured,
-}
 
 
 @pytest.fixture
@@ -71,34 +29,9 @@ def test_a_page_lists_the_files_of_its_claims_and_not_those_of_other_studies(pro
     assert {"clip_b32-8.csv", "clip_b32-8.samples.csv", "clip_b32-8.samples.run.json"} <= listed
 
 
-def test_pages_name_the_stage_that_makes_them():
-    defined = yaml.safe_load((Path(__file__).parents[3] / "dvc.yaml").read_text())["stages"]
-    for page in (*pages.TOPICS, "scoreboard", "differences"):
-        stage = dict(cells for _, cells in pages.commands(page))["This page only"].removeprefix("<code>dvc repro ")
-        assert stage.removesuffix("</code>").split("@")[0] in defined
-
-
-def test_numbers_are_labelled_with_their_source_wherever_they_stand(project):
-    pages = [piece for name, piece in PAGES.items() if name not in ("paper", "choice", "sheet", "figure", "gains", "checkpoints")]
-    sources = ("mini suite", TITLES["mini"], label("real"))
-    assert all(any(source in piece("mini").text for source in sources) for piece in pages)
-
-
-def test_doubtful_cells_of_the_paper_carry_a_mark_and_its_reason():
-    shown = accuracies.printed(Page("table01", "mini"))
-    assert shown.html.startswith("<details") and "Cells in doubt" in shown.text
-    assert shown.html.count('class="fc-doubt"') >= 4
-
-
 def test_signs_can_be_read_without_colour():
     assert [plain(arrow(change)) for change in (4.25, -0.81, 0.04)] == ["↑4.2", "↓0.8", "±0.0"]
     assert len(set(SIGNS.values())) == len(SIGNS)
-
-
-def test_a_row_of_words_names_the_column_of_every_cell():
-    rows = [("", ["FeatCal", "above", "85.5"])]
-    assert 'data-name="Measured here"' in table(["Claim", "Verdict", "Measured here"], rows, "claims", "fc-claims")
-    assert "data-name" not in table(["", "", ""], rows, "provenance", "fc-words") + table(["a", "b", "c"], rows, "numbers")
 
 
 def test_settings_are_read_without_the_notation_of_programs():
@@ -128,14 +61,6 @@ def test_bars_tell_the_accuracies_of_the_table(project):
     bars = dict(zip(["base", "merged", "featcal", "expert"], drawn.containers, strict=True))
     assert [bar.get_width() for bar in bars["merged"]] == pytest.approx([64 + 0.5 * i for i in range(len(TASKS))])
     assert drawn.get_xlabel() == "top-1 accuracy (%)"
-
-
-def test_a_large_contact_sheet_becomes_small_enough_for_a_page(project):
-    noise = np.random.default_rng([3, 1]).integers(0, 255, (800, 800, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(project / "results" / "mini" / "contact_sheet.png")
-    data = base64.b64decode(overview.contact_sheet("mini").bundle["image/jpeg"])
-    assert len(data) <= overview.SHEET_BYTES
-    assert Image.open(io.BytesIO(data)).format == "JPEG"
 
 
 def test_ranges_name_what_lies_outside(project):

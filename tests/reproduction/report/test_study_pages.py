@@ -6,8 +6,7 @@ import pytest
 from synthetic_correct import forget_answers
 from synthetic_results import write_project
 
-from reproduction.report import budget, claims, cost, verdicts
-from reproduction.report.evidence import Evidence
+from reproduction.report import claims, cost, verdicts
 from reproduction.report.pages import Page
 
 
@@ -80,21 +79,3 @@ def test_speed_ups_are_relative_to_surgery_as_the_paper_defines_them(folder):
     assert next(line for line in lines if line.startswith("FeatCal")).split("  ")[2] == "16.0×"
     printed = [line for line in lines if line.startswith("FeatCal")][1]
     assert "53  4.1×" in printed
-
-
-def test_a_split_with_too_few_images_is_told_under_the_table(folder):
-    assert "At n = 512, Surgery and ProbSurgery saw 500 images" in budget.means(Page("table12", "mini")).text
-
-
-def test_the_papers_own_means_are_bold_where_it_is_best():
-    html = budget.means(Page("table12", "nowhere")).html
-    row = html.split("w/ FeatCal")[1].split("</tr>")[0]
-    assert "not run" in html and row.count("<strong>") == 7
-
-
-def test_the_figure_has_a_curve_per_method_and_the_level_where_all_start(folder):
-    axes = budget.curves(Evidence("mini", "clip_b32", "8")).axes[0]
-    assert {text.get_text() for text in axes.get_legend().get_texts()} == {
-        "FeatCal", "Surgery", "ProbSurgery", "merged, not calibrated",
-    }  # fmt: skip
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["8", "64", "512"]

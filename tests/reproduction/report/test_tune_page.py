@@ -14,7 +14,6 @@ from featcal.errors import BadSetting
 from reproduction.experiments.studies import shared, study_run
 from reproduction.report import tune
 from reproduction.report.evidence import Evidence
-from reproduction.report.pages import Page
 from reproduction.report.tuned import found
 
 SETTINGS = pipeline.settings()
@@ -79,17 +78,6 @@ def test_without_right_samples_the_errors_of_both_averages_add_up(results):
     of = {value: value * (100 - value) / 400 / 2 for value in (60.0, 74.0, 75.0)}  # two tasks of 400 samples
     assert it.distance == pytest.approx((1.0, 2 * math.sqrt(of[75.0] + of[74.0])))
     assert it.gain == pytest.approx((14.0, 2 * math.sqrt(of[74.0] + of[60.0])))
-
-
-def test_the_page_tells_what_was_chosen_and_what_it_cost(results):
-    told = tune.summary("mini").text
-    assert told.count("1.0 points below the best candidate") == 7 and "not within" not in told
-    assert "CLIP ViT-B/32" in tune.values("mini").text and "λ 0.01, ρ 2, α 0.3" in tune.values("mini").text
-    assert "+14.0" in tune.values("mini").text
-    assert "5  3  5  20" in tune.cost("mini").text
-    assert "search, chosen" in tune.trials("mini").text and "clip_l14-8.tune.csv" in Page("tune", "mini").provenance().text
-    drawn = [tune.panel("mini").bundle["image/svg+xml"] for _ in range(2)]
-    assert drawn[0] == drawn[1]
 
 
 def test_models_that_were_not_searched_for_are_left_out(results):

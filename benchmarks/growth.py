@@ -1,0 +1,112 @@
+"""How a calibration grows with samples, tasks, depth and width: time, memory and operations, beside what `featcal plan` tells.
+
+python -m benchmarks.growth                  Writes reproduction/report/growth.json, which a page of the book shows.
+python -m benchmarks.growth --keys "layers"  Of one key alone; what the file holds of the others stays. --clock 0: without time.
+
+Each calibration runs in a process of its own, from folders to a folder, as the command does it. Its time says something only on a
+machine that does nothing else meanwhile, and is left out with `--clock 0`; memory and operations do not mind neighbours.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from benchmarks.block import SETTINGS
+from benchmarks.calibrate import ROOT, write_folders
+from benchmarks.measure import arguments, images, machine
+from benchmarks.scaling import exponent
+from featcal.calibration.calibrate import calibrate
+from featcal.cli.allocator import give_back_large_blocks
+from featcal.cli.model_folders import skeleton
+from featcal.cli.plan import shapes
+from featcal.models.products import onednn_products
+from featcal.planning.needs import Workload, needs
+from featcal.storage.results import write_json
+from reproduction.stages.operations import CountedOperations
+
+SIZES = {"samples": (16, 32, 64), "tasks": (1, 2, 4, 8), "layers": (2, 4, 8, 12), "width": (96, 192, 768)}
+BASE = {"tasks": 2, "samples": 16, "layers": 2, "width": 768, "batch": 16}  # where all series meet
+
+
+def batches(task: int, args: Namespace) -> Iterator[dict[str, torch.Tensor]]:
+    """Pictures of one task, each batch made when it is asked for."""
+    for start in range(0, args.samples, args.batch):
+        yield {"pixel_values": images(1000 * task + start, min(args.batch, args.samples - start))}
+
+
+def taken(args: Namespace, root: Path) -> dict[str, Any]:
+    """What one calibration takes, here in this process: seconds, bytes above the imports, operations that ran."""
+    give_back_large_blocks()  # as the command does
+    tasks = [f"task{t}" for t in range(args.tasks)]
+    with onednn_products(), CountedOperations() as counted:
+        cost = calibrate(
+            root / "merged",
+            base=root / "base",
+            experts={name: root / name for name in tasks},
+            batches={name: batches(t, args) for t, name in enumerate(tasks)},
+            settings=SETTINGS,
+            out=root / "calibrated",
+        ).cost
+    told = {"seconds": cost.seconds} if args.clock else {}
+    return told | {"host_bytes": cost.peak_host_bytes, "flops": counted.flops}
+
+
+def planned(args: Namespace, root: Path) -> dict[str, int]:
+    """What `featcal plan` tells of it, from the folders' config.json."""
+    load = Workload(args.tasks, args.samples, args.batch)
+    found = needs(shapes(skeleton(root / "merged"), load, None, False, "float32"), load)
+    return {"host_bytes": found.host, "flops": found.work.total}
+
+
+def measured(args: Namespace, root: Path) -> dict[str, Any]:
+    """Both of one size, the calibration in a process of its own."""
+    write_folders(args, root)
+    options = [f"--{key}={getattr(args, key)}" for key in (*BASE, "threads", "clock")]
+    command = [sys.executable, "-m", "benchmarks.growth", *options, f"--root={root}"]
+    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    return {"planned": planned(args, root), "took": json.loads(done.stdout.splitlines()[-1])}
+
+
+def exponents(points: list[dict[str, Any]]) -> dict[str, float]:
+    """Slopes on log-log axes of what was taken."""
+    sizes = [point["size"] for point in points]
+    return {measure: round(exponent(sizes, [point["took"][measure] for point in points]), 3) for measure in points[0]["took"]}
+
+
+def main() -> None:
+    sizes = BASE | {"keys": " ".join(SIZES), "out": "reproduction/report/growth.json", "root": "", "clock": 1}
+    args = arguments(__doc__, **sizes).parse_args()
+    torch.set_num_threads(args.threads)
+    disable_progress_bar()
+    if args.root:
+        print(json.dumps(taken(args, Path(args.root))))
+        return
+    out = ROOT / args.out
+    kept = json.loads(out.read_text()) if out.exists() else {}
+    about = {"machine": machine(args.device), "processors": os.cpu_count(), "base": BASE}
+    assert not kept or {name: kept[name] for name in about} == about, f"{out} is of another machine or base; remove it first"
+    found = dict(kept.get("series", {}))
+    for key in args.keys.split():
+        points: list[dict[str, Any]] = []
+        for size in SIZES[key]:
+            with tempfile.TemporaryDirectory() as root:
+                points.append({"size": size} | measured(Namespace(**vars(args) | {key: size}), Path(root)))
+            print(key, json.dumps(points[-1]), flush=True)
+            if points[1:]:  # written as it comes: whoever ends this keeps what is there
+                found[key] = {"measured": date.today().isoformat(), "points": points, "exponents": exponents(points)}
+                write_json(out, about | {"series": {name: found[name] for name in SIZES if name in found}})
+        print(key, found[key]["exponents"], flush=True)
+
+
+if __name__ == "__main__":
+    main()
