@@ -129,7 +129,7 @@ def _presets(it: Study) -> str:
 
 def _cost(it: Study) -> str:
     """What the chosen variant and the preset cost beside the paper's method, in words."""
-    ratios = cost_ratios(it, "flops")
+    ratios = cost_ratios(it)
     told = [
         f"{words} {ratios[variant]:.2f} times, {'within' if ratios[variant] <= 2 else 'more than'} twice"
         for variant, words in {it.chosen: "the chosen variant", PRESET: "the preset"}.items()
@@ -175,26 +175,26 @@ def variants(suite: str) -> PageOutput:
         it = study(*model, suite)
         if it is None:
             continue
-        counted, clock, rows = cost_ratios(it, "flops"), cost_ratios(it, "seconds"), []
+        counted, rows = cost_ratios(it), []
         for variant in (*OWN, *it.validation):
             seed = None if variant == "merged" else it.seeds[0]
             scores = [it.score(upstream, variant, seed=seed) for upstream in it.chosen_on]
             judged = f"{it.validation[variant]:.1f}" if variant in it.validation else "–"
-            costs = [f"{ratios[variant]:.2f}" if variant in ratios else "–" for ratios in (counted, clock)]
+            cost = f"{counted[variant]:.2f}" if variant in counted else "–"
             words = OWN.get(variant, variant) + (" ← chosen" if variant == it.chosen else "")
-            rows.append(("", [words, *(f"{one.mean:.1f}" if one else "–" for one in scores), judged, *costs]))
+            rows.append(("", [words, *(f"{one.mean:.1f}" if one else "–" for one in scores), judged, cost]))
         mergers = [MERGERS.get(upstream, upstream) for upstream in it.chosen_on]
-        head = ["Variant", *mergers, "Mean on validation samples", "Operations, paper’s method = 1", "Time, paper’s method = 1"]
+        head = ["Variant", *mergers, "Mean on validation samples", "Operations, paper’s method = 1"]
         parts.append(table(head, rows, f"{name}: every variant, one draw — {label(suite)}"))
     return PageOutput("".join(parts) or note("○ not run: no such study in the results."))
 
 
-def cost_ratios(it: Study, unit: str) -> dict[str, float]:
-    """What a variant took (seconds, or flops) over what the paper's method did, summed over mergers, with the first draw."""
+def cost_ratios(it: Study) -> dict[str, float]:
+    """Operations of a variant over those of the paper's method, summed over mergers, with the first draw."""
     cost, drawn = it.ours.record("beyond").get("cost", {}), f"n={it.samples} seed={it.seeds[0]}"
 
     def total(variant: str) -> float:
-        return float(sum(cost.get(f"{upstream} {variant} {drawn}", {}).get(unit, 0.0) for upstream in it.chosen_on))
+        return float(sum(cost.get(f"{upstream} {variant} {drawn}", {}).get("flops", 0.0) for upstream in it.chosen_on))
 
     own = total("suite")
     return {v: total(v) / own for v in ("paper", "suite", *it.validation) if own and total(v)}
