@@ -14,12 +14,13 @@ PACKAGES = ("featcal", "reproduction")
 FOUNDATION = {"errors", "settings", "version", "core", "blocks", "storage", "models"}
 MAY_IMPORT = {  # rooms of the library, and single files of a room where not all of it is meant
     "featcal": {
-        "torchvision_mend", "settings", "version", "blocks.plan", "calibration.calibrate", "data.calibration", "merging.merge",
-        "merging.prodistill", "merging.statistics", "merging.svc", "rivals", "tuning.tune", "evaluation.compare",
+        "arguments", "torchvision_mend", "settings", "version", "blocks.plan", "calibration.calibrate", "data.calibration",
+        "merging.merge", "merging.prodistill", "merging.statistics", "merging.svc", "rivals", "tuning.tune", "evaluation.compare",
     },
     "torchvision_mend": set(),
     "version": set(),
     "errors": set(),
+    "arguments": {"errors"},
     "settings": {"errors"},
     "core": {"errors"},
     "blocks": {"errors", "core"},

@@ -68,8 +68,8 @@ def conditions() -> PageOutput:
         f"Measured on {escape(told['machine'])}, {told['processors']} processors, no GPU, {' and '.join(days)}; where a time is "
         "told, nothing else was at work. Random weights of ViT-B/32’s shape; what a panel does not vary is "
         f"{base['tasks']} tasks of {base['samples']} images, {base['layers']} blocks of {base['width']} features, batches of "
-        f"{base['batch']}. Each calibration ran once, in a process of its own, from folders to a folder. No GPU was lent for "
-        "this page, so nothing here says how a calibration grows on one."
+        f"{base['batch']}. Each calibration ran once, in a process of its own, from folders to a folder. There was no GPU, "
+        "so nothing here says how a calibration grows on one."
     )
     return PageOutput(note(text))
 
