@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from urllib.parse import urlparse
+from urllib.parse import unquote, urlparse
 
 import browser as browsers
 import links
@@ -61,8 +61,34 @@ def test_no_page_names_another_host_for_anything_it_loads(site):
         assert not re.findall(r"https?://", scripts), page.name
 
 
+def test_links_to_results_and_sources_lead_to_files_of_the_site(site):
+    text = (site / "pages" / "table01.html").read_text()
+    links = re.findall(r'href="(\.\./(?:results|notebooks)/[^"]+)"', text)
+    assert len(links) >= 4
+    assert all((site / "pages" / link).is_file() for link in links)
+
+
+def test_code_is_included_by_reference(site):
+    page = nbformat.read(ROOT / "notebooks" / "method.ipynb", as_version=4)
+    text = "\n".join(cell.source for cell in page.cells if cell.cell_type == "markdown")
+    included = re.findall(r"\{literalinclude\} \.\./\.\./(\S+)", text)
+    assert {"featcal/core/ridge.py", "featcal/calibration/block.py"} <= set(included)
+    assert "```python" not in text
+    assert "solve_triangular" in (site / "pages" / "method.html").read_text()
+
+
 def test_no_link_of_the_site_leads_nowhere(site):
     assert links.broken(site, pages_of(site)) == []
+
+
+def test_the_link_test_can_fail(tmp_path):
+    (tmp_path / "a.html").write_text(
+        '<a href="b.html">b</a> <a href="#there">here</a> <a href="#gone">x</a> <a href="https://c">c</a>'
+    )
+    (tmp_path / "b.html").write_text('<h1 id="there">b</h1> <a href="a.html#there">a</a> <img src="no.svg"> <a id="there"></a>')
+    assert links.broken(tmp_path, sorted(tmp_path.glob("*.html"))) == [
+        "a.html: #there", "a.html: #gone", "b.html: a.html#there", "b.html: no.svg",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(set(PAGES) - {"figure4"}))  # which shows damaged pictures
@@ -144,3 +170,17 @@ def test_every_page_works_in_a_browser_wide_and_narrow_and_axe_finds_nothing_ser
         assert window.complaints() == [], f"{name}: errors on the console"
         outside = [url for url in window.requests() if urlparse(url).scheme not in ("file", "data", "blob", "about", "chrome")]
         assert outside == [], f"{name} asks the network"
+
+
+@pytest.mark.browser
+def test_the_browser_test_can_fail(window, tmp_path):
+    bad = tmp_path / "bad.html"
+    bad.write_text(
+        '<html><body><main><article style="width:2000px"><p style="color:#eee">faint</p><span class="math">\\(x\\)</span>'
+        '<img src="missing.png"></article></main><script>console.error("broken"); fetch("http://127.0.0.1:9/")</script></body></html>'
+    )
+    window.look(bad, 390)
+    assert any("color-contrast" in found and "faint" in found for found in window.audit())
+    assert window.run(browsers.BROKEN) and len(window.run(browsers.RAW)) == 2
+    assert window.run("return document.documentElement.scrollWidth") > 390
+    assert any("127.0.0.1" in unquote(url) for url in window.requests()) and window.complaints()
