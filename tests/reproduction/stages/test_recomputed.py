@@ -22,8 +22,6 @@ from reproduction.experiments.studies import STUDIES
 COUNTS = ("samples", "seed", "seeds")  # how many examples, and which draws of them
 STARTS = "from"
 AGAIN = "expert_seeds"  # a study that calibrates and adapts by the settings of those groups
-# Roles and pools whose stages are those of another one listed in the same matrix, with the same settings.
-ALIKE = ("clip_l14-8", "clip_l14-14", "clip_b32-20", "clip_l14-20", "minilm-20", "flan_t5_large-glue", "llama_8b-mergebench")
 PLAYGROUND = "playground"  # a page that computes: it reads one merger
 Path = tuple[str | int, ...]
 
@@ -57,8 +55,6 @@ def experiments() -> dict[tuple[str, str], list[Path]]:
     found: dict[tuple[str, str], list[Path]] = {}
     for group, entries in SETTINGS.items():
         for key, entry in entries.items() if isinstance(entries, dict) and group != METHODS else ():
-            if key in ALIKE:
-                continue
             places = [path for path in counts(entry, (group, key)) if SUITE in path or STARTS in path]
             if group == "measure" and not next_seed_is_calibrated(key):  # its seed must be one that is calibrated with
                 continue
