@@ -11,6 +11,7 @@ from featcal.errors import BadFile
 from featcal.storage.results import read_json
 
 CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
+MODULES = "modules.json"  # the parts of a SentenceTransformer, each a sub-folder
 
 
 def refuse_code(folder: str | Path, name: str = CONFIG) -> None:

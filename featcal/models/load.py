@@ -11,11 +11,11 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import AutoTokenizer, CLIPModel, CLIPVisionModel, PreTrainedModel
+from transformers import MODEL_MAPPING, AutoConfig, AutoTokenizer, CLIPModel, CLIPVisionModel, PreTrainedModel
 from transformers.utils import logging
 
 from featcal.errors import BadFile, MissingPath, WrongKeys
-from featcal.models.code import CONFIG, TOKENIZER, refuse_code
+from featcal.models.code import CONFIG, MODULES, TOKENIZER, refuse_code
 from featcal.storage.checkpoint import LazyCheckpoint, folder_path
 from featcal.storage.results import read_json
 
@@ -63,12 +63,22 @@ def model_class(folder: str | Path) -> type[PreTrainedModel]:
     if not folder_path(folder).is_dir():
         raise MissingPath(folder, "a checkpoint folder", "check the path; hub names must be fetched first")
     refuse_code(folder)
-    config = read_json(Path(folder) / "config.json")
+    config = read_json(Path(folder) / CONFIG)
+    if (Path(folder) / MODULES).is_file():
+        return _bare_class(folder)
     architectures = config.get("architectures") if isinstance(config, dict) else None
     kind = getattr(transformers, str(architectures[0]), None) if architectures else None
     if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
         raise other_class(folder, architectures, "one class of transformers is expected, such as CLIPVisionModel")
     return kind
+
+
+def _bare_class(folder: str | Path) -> type[PreTrainedModel]:
+    """The class without a head, by which sentence-transformers loads its encoders whatever class config.json names."""
+    try:
+        return MODEL_MAPPING[type(AutoConfig.from_pretrained(folder, local_files_only=True))]
+    except (KeyError, ValueError, OSError):
+        raise other_class(folder, "of no model", "a sentence encoder's config.json names a model_type of transformers") from None
 
 
 def other_class(folder: str | Path, architectures: object, expected: str) -> BadFile:

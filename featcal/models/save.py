@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import CLIPConfig, PretrainedConfig
 
 from featcal.errors import BadFile
+from featcal.models.code import MODULES
 from featcal.storage.writer import LIMIT, ShardWriter
 
 # what other libraries keep weights and states of training in; an index tells of shards
@@ -23,7 +24,6 @@ OF_ITS_OWN = (
     "config.json", "open_clip_config.json", "adapter_config.json", "mergekit_config.yml", "merge.json", "featcal.json",
     "featcal.run.json",
 )  # fmt: skip
-MODULES = "modules.json"  # the parts of a SentenceTransformer, each a sub-folder
 
 
 def save_model(module: nn.Module, folder: str | Path, like: str | Path | None = None, limit: int = LIMIT) -> Path:

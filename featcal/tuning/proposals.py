@@ -13,7 +13,7 @@ import numpy as np
 
 from featcal.errors import BadEnvironment
 from featcal.settings import Calibration
-from featcal.tuning.settings import ANCHOR_BLEND, INTERPOLATION, LOG_RIDGE, Candidate, Proposal, Search, at
+from featcal.tuning.settings import INTERPOLATION, LOG_BLEND, LOG_RIDGE, Candidate, Proposal, Search, at
 
 AT_RANDOM = 6  # trials before the sampler draws conclusions from them
 ATTEMPTS = 20  # to propose something that was not tried
@@ -48,7 +48,7 @@ def drawn(seed: int, number: int, start: Calibration, known: Sequence[Candidate]
     space = {
         name: optuna.distributions.FloatDistribution(low, high, step=step)
         for name, (low, high, step) in (
-            ("log_ridge", LOG_RIDGE), ("anchor_blend", ANCHOR_BLEND), ("interpolation", INTERPOLATION)
+            ("log_ridge", LOG_RIDGE), ("log_blend", LOG_BLEND), ("interpolation", INTERPOLATION)
         )
     }  # fmt: skip
     settings = start
@@ -58,7 +58,7 @@ def drawn(seed: int, number: int, start: Calibration, known: Sequence[Candidate]
         for one in known:
             study.add_trial(optuna.trial.create_trial(params=place(one.settings), distributions=space, value=one.mean))
         params = study.ask(space).params
-        settings = at(start, 10 ** params["log_ridge"], params["anchor_blend"], params["interpolation"])
+        settings = at(start, 10 ** params["log_ridge"], 2 ** params["log_blend"] - 1, params["interpolation"])
         if settings not in taken:
             break
     return settings
@@ -68,7 +68,7 @@ def place(settings: Calibration) -> dict[str, float]:
     """Settings as a point of the search space: the nearest one, as what was started from need not lie on its grid."""
     values = {
         "log_ridge": (math.log10(settings.ridge), LOG_RIDGE),
-        "anchor_blend": (settings.anchor_blend, ANCHOR_BLEND),
+        "log_blend": (math.log2(1 + max(settings.anchor_blend, 0)), LOG_BLEND),
         "interpolation": (settings.interpolation, INTERPOLATION),
     }
     return {name: nearest(value, *ends) for name, (value, ends) in values.items()}

@@ -12,9 +12,10 @@ from featcal.settings import Calibration, Checked, Count, Natural, Within
 Origin = Literal["start", "path", "search"]
 
 # Ends and steps of the search. λ on a logarithmic scale, from where a Cholesky factor still exists in float64 to where the anchor
-# is all that is left; ρ from the base to three times the merged change. All values that the paper uses lie inside.
+# is all that is left; ρ by log₂(1 + ρ), from the base (0) to fifteen times the merged change (4), where ratios count and not
+# differences. All values that the paper uses and sweeps lie inside.
 LOG_RIDGE = (-6.0, 1.0, 0.25)
-ANCHOR_BLEND = (0.0, 3.0, 0.1)
+LOG_BLEND = (0.0, 4.0, 0.1)
 INTERPOLATION = (0.0, 1.0, 0.05)
 
 
@@ -74,6 +75,6 @@ def best(candidates: Sequence[Candidate]) -> Candidate:
 
 def at(settings: Calibration, ridge: float, anchor_blend: float, interpolation: float) -> Calibration:
     """The settings with λ, ρ and α in their place, in as many digits as one would type."""
-    values = {"ridge": float(f"{ridge:.2g}"), "anchor_blend": round(anchor_blend, 4), "interpolation": round(interpolation, 4)}
+    values = {"ridge": float(f"{ridge:.2g}"), "anchor_blend": round(anchor_blend, 2), "interpolation": round(interpolation, 4)}
     changed: dict[str, Any] = values
     return replace(settings, **changed)

@@ -6,7 +6,7 @@ import os
 import checkpoints
 import pytest
 import torch
-from transformers import CLIPVisionModel, LlamaConfig, LlamaForCausalLM
+from transformers import CLIPVisionModel, LlamaConfig, LlamaForCausalLM, MPNetConfig, MPNetModel
 from transformers.utils import logging
 
 from featcal.errors import BadFile, BadSetting, FeatCalError, WrongKeys
@@ -69,6 +69,22 @@ def test_tied_embeddings_are_written_once_and_come_back(tmp_path):
     model = LlamaForCausalLM(config).eval()
     save_model(model, tmp_path / "llama")
     assert same(load_model(tmp_path / "llama"), model)
+
+
+def test_a_sentence_encoder_is_loaded_without_the_head_that_its_configuration_still_names(tmp_path):
+    """As all-mpnet-base-v2 is published: a SentenceTransformer whose config.json names the class it was trained as."""
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    encoder = MPNetModel(MPNetConfig(**sizes))
+    save_model(encoder, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["MPNetForMaskedLM"]}))
+    with pytest.raises(WrongKeys):
+        load_model(tmp_path)
+    (tmp_path / "modules.json").write_text("[]")
+    assert type(load_model(tmp_path)) is MPNetModel and same(load_model(tmp_path), encoder)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "none"}))
+    with pytest.raises(BadFile, match="model_type"):
+        load_model(tmp_path)
 
 
 def test_a_lacking_weight_is_an_error_and_never_random(tmp_path):

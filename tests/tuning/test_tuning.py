@@ -13,7 +13,7 @@ from featcal.tuning import tune as module
 from featcal.tuning.divergence import task_divergence
 from featcal.tuning.holdout import split
 from featcal.tuning.path import RIDGES, path_gains, ridge_of
-from featcal.tuning.proposals import proposals
+from featcal.tuning.proposals import place, proposals
 from featcal.tuning.settings import Candidate, Search, best
 
 pytest.importorskip("optuna")
@@ -84,6 +84,14 @@ def test_the_first_trials_are_what_is_started_from_and_the_paths_ridge_and_all_d
     known = [candidate(n, n / 10, ridge=10.0 ** -(n % 5)) for n in range(8)]
     assert proposals(search, range(8, 10), PAPER, 1e-3, known) == proposals(search, range(8, 10), PAPER, 1e-3, known)
     assert proposals(search, range(8, 10), PAPER, 1e-3, known) != proposals(Search(seed=4), range(8, 10), PAPER, 1e-3, known)
+
+
+def test_anchors_far_beyond_the_merged_model_are_searched_for_by_their_ratios():
+    tried = proposals(Search(trials=60), range(2, 60), PAPER, 1e-3, [])
+    anchors = sorted(one.settings.anchor_blend for one in tried)
+    assert anchors[0] < 0.5 and anchors[-1] > 12 and anchors[14] < 1.5 < 2 < anchors[29] < 5
+    known = [replace(PAPER, anchor_blend=rho) for rho in (0.0, 3.0, 15.0, 40.0)]
+    assert [round(place(one)["log_blend"], 6) for one in known] == [0.0, 2.0, 4.0, 4.0]
 
 
 def test_the_best_is_the_nearest_and_of_equals_the_first():
