@@ -236,35 +236,6 @@ class ExpertSeedsStudy:
 
 
 @dataclass(frozen=True)
-class SecondEncoderStudy:
-    """The main comparison with another encoder, whose experts, heads and models are made here, on the same texts.
-
-    model: as a role of the suite tells it.   fine_tune: of its experts (FineTuneSentences).
-    upstreams: mergers, with their settings of that role.   samples, seed: of each task, of FeatCal and the adapters alike.
-    scored: how many test samples of each task count.
-    """
-
-    role: str
-    pool: int
-    model: str
-    fine_tune: Mapping[str, Any]
-    upstreams: tuple[str, ...]
-    rivals: Rivals
-    paper: Calibration
-    samples: int
-    seed: int
-    scored: int
-
-    def __post_init__(self) -> None:
-        text("second_encoder.model", self.model)
-        for upstream in self.upstreams:
-            text("second_encoder.upstreams", upstream)
-        for name in ("samples", "scored"):
-            whole_number(f"second_encoder.{name}", getattr(self, name))
-        whole_number("second_encoder.seed", self.seed, least=0)
-
-
-@dataclass(frozen=True)
 class FieldStudy:
     """Every merger from the same experts and the same samples: as it is, with FeatCal, adapters and SVC behind it.
 
@@ -326,7 +297,7 @@ class FieldStudy:
 STUDIES: dict[str, type[Any]] = {
     "samples": SamplesStudy, "corrupted": CorruptedStudy, "cost": CostStudy, "sweep": SweepStudy, "theory": TheoryStudy,
     "choices": ChoicesStudy, "tune": TuneStudy, "task_counts": TaskCountsStudy, "beyond": BeyondStudy,
-    "expert_seeds": ExpertSeedsStudy, "field": FieldStudy, "second_encoder": SecondEncoderStudy,
+    "expert_seeds": ExpertSeedsStudy, "field": FieldStudy,
 }  # fmt: skip
 NESTED: dict[str, type[Any]] = {
     "rivals": Rivals, "featcal": Calibration, "surgery": Surgery, "prob_surgery": ProbSurgery, "around": Sweep,
