@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from featcal.merging.settings import is_vocabulary
 from featcal.merging.sources import Source
+from featcal.merging.vocabulary import is_vocabulary
 
 
 @dataclass(frozen=True)

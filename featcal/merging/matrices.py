@@ -8,7 +8,7 @@ from torch import Tensor
 
 from featcal.merging.arithmetic import task_vectors
 from featcal.merging.job import Job, Named
-from featcal.merging.settings import is_vocabulary
+from featcal.merging.vocabulary import is_vocabulary
 
 STACKED = (("q_proj", "k_proj", "v_proj"), ("q", "k", "v"), ("query", "key", "value"))
 NO_LINEAR = "relative_attention_bias.weight"  # T5 keeps this table of positions inside its first block

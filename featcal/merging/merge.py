@@ -67,7 +67,7 @@ def merge(
     head:     for adamerging and fisher: a heads.safetensors, or its tensors: visual_projection, logit_scale, head/<task>.
     embeddings: "merge", or "base": tables of words are the base's, so that experts may have other vocabularies.
     device:   where it is computed.   progress: a function that is given one line per finished piece.
-    settings: the method's own, such as scale=0.3 (featcal/merging/settings.py); those left out are the paper's.
+    settings: the method's own, such as scale=0.3 (featcal/merging/method_settings.py); those left out are the paper's.
     Returns:  the merged module, or the path `out`. `merge_recorded` returns the record as well.
     Raises:   UnknownKey, BadSetting; MissingTensor, TensorsDiffer when the models do not fit; NotFinite; Diverged; DiskFull.
     """

@@ -13,6 +13,7 @@ from featcal.cli.main import app
 from featcal.merging.breadcrumbs import masked
 from featcal.merging.consensus import tall_masks
 from featcal.merging.dare import dropped
+from featcal.merging.data_settings import Fisher
 from featcal.merging.fisher import diagonal_fisher, fisher_tensor, fisher_weights
 from featcal.merging.gradient_matching import matched_tensor
 from featcal.merging.iso import iso_c_matrix, iso_cts_matrix
@@ -20,7 +21,6 @@ from featcal.merging.job import Job
 from featcal.merging.mats import conjugate_gradients
 from featcal.merging.merge import merge, merge_recorded, merge_vectors
 from featcal.merging.methods import METHODS
-from featcal.merging.settings import Fisher
 from featcal.merging.sources import ModuleSource
 from featcal.merging.svc import svc_matrix
 from featcal.merging.tsv import orthogonal, tsv_matrix
