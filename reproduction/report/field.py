@@ -102,7 +102,7 @@ def trained_behind(ours: Evidence) -> list[str]:
 
 
 def steps_of(method: str, ours: Evidence) -> str:
-    """How long a method trained in this run; the sources take 1,000 steps, ProDistill 100 epochs of a quarter of the samples."""
+    """How long a method trained in this run; the sources take 1,000 steps, ProDistill 100 epochs of 64 samples of each task."""
     study = _settings(ours)["study"]
     if method == "prodistill":
         return f"{study['epochs']} epochs"
