@@ -6,7 +6,6 @@ nothing of torch, models or where results go.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from itertools import product
 from typing import Any, Literal
 
 from featcal.errors import UnknownKey
@@ -239,7 +238,7 @@ class ExpertSeedsStudy:
 class FieldStudy:
     """Every merger from the same experts and the same samples: as it is, with FeatCal, adapters and SVC behind it.
 
-    mergers: settings by method; of a list of values, validation samples choose one, as in the sources.
+    mergers: settings by method; of a list of scales, validation samples choose one, as in the sources.
     best_behind: mergers behind which FeatCal's preset best stands too, as it takes twice as long; all where None.
     samples, batch, seed: of each task, for what looks at training samples.   rows: validation samples of each task.
     tangent: scales of task arithmetic in the tangent space, of which validation samples choose one; none where it is not run, as
@@ -279,19 +278,23 @@ class FieldStudy:
         scored = "must hold other samples than are scored: train, or unlabelled"
         require(self.rivals.stream != "test_unlabelled", "field.rivals.stream", self.rivals.stream, scored)
         for method in self.mergers:
-            for settings in self.tried(method):
-                settings_of(method, settings, f"field.mergers.{method}")
+            for scale in self.scales(method) or (None,):
+                more = {} if scale is None else {"scale": scale}
+                settings_of(method, {**self.settings(method), **more}, f"field.mergers.{method}")
 
     def behind(self, merger: str) -> list[str]:
         """What is put behind a merger, by method: `featcal_best` is FeatCal at its preset best."""
         best = ["featcal_best"] if self.best_behind is None or merger in self.best_behind else []
         return ["featcal", *best, "surgery", "prob_surgery", "svc", *(TRAINED if merger in self.trained else ())]
 
-    def tried(self, method: str) -> list[dict[str, Any]]:
-        """The settings of a method, one mapping for each combination of what is tried."""
-        given = self.mergers[method]
-        several_values = {key: value for key, value in given.items() if isinstance(value, list)}
-        return [{**given, **dict(zip(several_values, values, strict=True))} for values in product(*several_values.values())]
+    def scales(self, method: str) -> tuple[float, ...]:
+        """The scales of a method of which validation samples choose one; none where its settings hold no list."""
+        given = self.mergers[method].get("scale")
+        return tuple(given) if isinstance(given, list) else ()
+
+    def settings(self, method: str) -> dict[str, Any]:
+        """The settings of a method, but for a scale that is chosen."""
+        return {key: value for key, value in self.mergers[method].items() if key != "scale" or not self.scales(method)}
 
 
 STUDIES: dict[str, type[Any]] = {

@@ -55,7 +55,8 @@ EXEMPT = {
 }
 # Mergers that draw at random, which the study `field` alone runs.
 DRAWING = {"featcal/merging/dare.py", "featcal/merging/fisher.py"}
-PUBLISHED = {"featcal/merging/statistics.py"}  # moments in the place of samples, which no experiment has
+# Moments in the place of samples, which no experiment has.
+PUBLISHED = {"featcal/merging/statistics.py", "featcal/merging/stored_statistics.py"}
 # How many decimals a score has is storage/results.py's business.
 WRITES_SCORES = (
     "ablate", "evaluate", "evaluate_pool", "evaluate_language", "measure", *STUDIES, "gather", "gather_more", "gather_corrupted",
