@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from featcal.settings import PRESETS
 from featcal.storage.results import SCORES, packed
+from reproduction.experiments.field import FieldStudy
 from reproduction.experiments.runs import Draw, Pool
-from reproduction.experiments.studies import FieldStudy
 from reproduction.stages import tangent
 from reproduction.stages.context import Context
 from reproduction.stages.scored import Scored

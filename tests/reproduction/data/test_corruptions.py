@@ -6,7 +6,7 @@ import pytest
 from featcal.data.images import ImageSet, Preprocess
 from featcal.errors import UnknownKey
 from reproduction.data.corruptions import CORRUPTIONS, NOISE, corrupted, plasma, trail
-from reproduction.experiments.studies import CORRUPTIONS as NAMED
+from reproduction.experiments.comparisons import CORRUPTIONS as NAMED
 
 PLAIN = Preprocess(None, None, None, 2, 1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
