@@ -1,20 +1,11 @@
 """The page of the whole field: its order, its words and its marks, out of invented results with known relations."""
 
 import pytest
-from synthetic_results import write_project
 
 from featcal.merging.methods import METHODS
 from reproduction.report import field
-from reproduction.report.evidence import Evidence
 from reproduction.report.field_facts import BEHIND, MARKS, NOTHING, REFERENCES, TANGENT, TRAINED
 from reproduction.report.field_facts import METHODS as FACTS
-
-
-@pytest.fixture
-def ours(tmp_path, monkeypatch):
-    write_project(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return Evidence("mini", "clip_b32", "8")
 
 
 def test_every_method_has_its_facts():
