@@ -465,6 +465,7 @@ def matrix(found: dict[str, str]) -> list[str]:
 def main(wanted: list[str]) -> int:
     """Everything, or what is named; 1 where something is a fault of ours."""
     tf.logging.set_verbosity_error()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background, and then by our processes, too
     counts: Counter[str] = Counter()
     found: dict[str, str] = {}
 

@@ -32,6 +32,7 @@ EXEMPT = {
     "featcal/__init__.py",
     "featcal/version.py",
     "featcal/errors.py",
+    "featcal/arguments.py",
     "featcal/settings.py",
     "reproduction/experiments/params.py",
     "reproduction/experiments/entries.py",
