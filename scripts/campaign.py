@@ -70,6 +70,9 @@ MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 POSITIONS = {"max_position_embeddings": 32}
 RELATIVE = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
 SIGLIP_TEXT = TEXT | {"max_position_embeddings": 7, "projection_size": 32}
+TALKS = {"vision_config": WIDE | {"model_type": "clip_vision_model"}, "image_token_index": 96} | {
+    "text_config": GROUPED | {"model_type": "llama"}
+}
 Family = tuple[str, dict[str, Any], Callable[[int], list[Any]], dict[str, Any]]  # class, configuration, batches, settings
 MORE: dict[str, Family] = {
     "BART": ("BartForConditionalGeneration", BOTH, translations, {}),
@@ -110,6 +113,10 @@ MORE: dict[str, Family] = {
     "ConvNeXt": ("ConvNextModel", {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2}, images, {}),
     "YOLOS": ("YolosModel", WIDE | {"image_size": [16, 16]}, images, {}),
     "ViTMAE": ("ViTMAEForPreTraining", WIDE | MAE, images, {}),
+    "LLaVA": ("LlavaForConditionalGeneration", TALKS, text, {}),
+    "LLaVA, --stack model.language_model.layers": (
+        "LlavaForConditionalGeneration", TALKS, text, {"stack": ("model.language_model.layers",)},
+    ),
     "SigLIP with both towers": ("SiglipModel", {"text_config": SIGLIP_TEXT, "vision_config": WIDE}, pairs, {}),
 }  # fmt: skip
 
@@ -119,20 +126,20 @@ def family(build: Callable[[], torch.nn.Module], batches: Callable[[int], list[A
     base = make(build, 0, torch.float32)
     experts = {task: shifted(base, i + 1, 0.02) for i, task in enumerate("ab")}
     given = {task: [single(batch) for batch in batches(i + 5)] for i, task in enumerate("ab")}
-    chosen = replace(PAPER, **settings)
+    plan = featcal.BlockPlan(*(featcal.Stack(path, path) for path in settings.get("stack", ()))) if "stack" in settings else None
+    chosen = replace(PAPER, **{name: value for name, value in settings.items() if name != "stack"})
     merged = averaged(list(experts.values()))
-    result = featcal.calibrate(merged, base=base, experts=experts, batches=given, settings=chosen, held_out={})
-    found = featcal.compare({"calibrated": result.model}, experts, given)
+    result = featcal.calibrate(merged, base=base, experts=experts, batches=given, settings=chosen, held_out={}, plan=plan)
+    found = featcal.compare({"calibrated": result.model}, experts, given, plan=plan)
     last = result.drift[-1]
     assert abs(found[-1].relative_drift - last.calibrated) < 1e-4, "compare and calibrate measure differently"
     return f"{len(result.blocks)} blocks, drift {last.merged:.3f} to {last.calibrated:.3f}"
 
 
-def family_folders(build: Callable[[], torch.nn.Module], place: Path) -> list[str]:
+def family_folders(build: Callable[[], torch.nn.Module], pictures: bool, place: Path) -> list[str]:
     """Folders of base and experts with data, as a user has them; the options that name the data."""
     base = make(build, 0, torch.float32)
     taken = set(inspect.signature(base.forward).parameters)
-    pictures = "pixel_values" in taken
     for number, name in enumerate(("base", "a", "b")):
         save_model(shifted(base, number, 0.02) if number else base, place / name)
         prepared = tf.ViTImageProcessorPil(size={"height": 16, "width": 16}) if pictures else letters()
@@ -157,10 +164,10 @@ def letters() -> tf.PreTrainedTokenizerFast:
     return tf.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="</s>", bos_token="<s>")
 
 
-def by_command(build: Callable[[], torch.nn.Module], more: list[str]) -> tuple[str, str]:
+def by_command(build: Callable[[], torch.nn.Module], pictures: bool, more: list[str]) -> tuple[str, str]:
     """One family by the command line, from folder to folder; a dry run has to find what the run finds, and plan may not fail."""
     with tempfile.TemporaryDirectory() as place:
-        data = family_folders(build, Path(place))
+        data = family_folders(build, pictures, Path(place))
         with chdir(place):
             code, said = command(MERGE)
             if code:
@@ -175,16 +182,17 @@ def by_command(build: Callable[[], torch.nn.Module], more: list[str]) -> tuple[s
                 return SILENT, f"the dry run ends with {dry}, the run with {code}: {(told or said).strip()[:200]}"
             if fault := ill_said(code, said) or left_by(before, *(["new"] if code == 0 else [])):
                 return SILENT, fault
-            needs, _ = command(
-                ["plan", *MERGE[2:-2], "--merged", "merged", *([] if "pictures" in data[1] else ["--tokens", "7"])]
+            stacks = more[more.index("--stack") :] if "--stack" in more else []
+            needs, unplanned = command(
+                ["plan", *MERGE[2:-2], "--merged", "merged", *([] if pictures else ["--tokens", "7"]), *stacks]
             )
             assert command(["inspect", "merged", "--plan"])[0] == 0 and needs in (0, 2)
             if code:
                 return NAMED, " ".join(said.split())[:160]
-            if fault := no_result(Path("merged"), Path("new")) or other_drift([*asked[5:9], *data, "--samples", "9"]):
+            if fault := no_result(Path("merged"), Path("new")) or other_drift([*asked[5:9], *data, *stacks, "--samples", "9"]):
                 return SILENT, fault
             last = json.loads(Path("new/featcal.json").read_text())["drift"][-1]
-            return OK, f"drift {last['merged']:.3f} to {last['calibrated']:.3f}" + (", no plan" if needs else "")
+            return OK, f"drift {last['merged']:.3f} to {last['calibrated']:.3f}" + (f", no plan: {unplanned}" if needs else "")
 
 
 def everything() -> dict[str, int]:
@@ -237,7 +245,8 @@ def other_drift(words: list[str]) -> str:
 
 def options_of(settings: dict[str, Any]) -> list[str]:
     """The settings of a family as options."""
-    return ["--no-norm"] * ("norm" in settings) + [w for name in settings.get("modules", ()) for w in ("--module", name)]
+    named = [(f"--{name.removesuffix('s')}", word) for name in ("modules", "stack") for word in settings.get(name, ())]
+    return ["--no-norm"] * ("norm" in settings) + [word for pair in named for word in pair]
 
 
 def single(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -567,7 +576,7 @@ def families() -> dict[str, tuple[Callable[[], tuple[str, str]], Callable[[], tu
     return {
         name: (
             lambda b=build, i=batches, s=settings: (OK, family(b, i, s)),
-            lambda b=build, s=settings: by_command(b, options_of(s)),
+            lambda b=build, i=batches, s=settings: by_command(b, "pixel_values" in i(0)[0], options_of(s)),
         )
         for name, (build, batches, settings) in known.items()
     }
@@ -614,7 +623,7 @@ def main(wanted: list[str]) -> int:
         tell("families", name, in_memory)
         tell("families", f"{name} (command)", by_folders)
     if not wanted or "families" in wanted:
-        print("\n".join(matrix(found)), flush=True)
+        print("\n".join(matrix({name: found[name] for name in families()})), flush=True)
     for function, others in WRONG.items():
         for number, other in enumerate(others):
             tell("calls", f"featcal.{function}: {', '.join(other)} ({number})", lambda f=function, o=other: wrong_call(f, o))
