@@ -22,7 +22,7 @@ MAY_IMPORT = {  # rooms of the library, and single files of a room where not all
     "version": set(),
     "errors": set(),
     "arguments": {"errors"},
-    "settings": {"errors"},
+    "settings": {"errors", "arguments"},
     "core": {"errors"},
     "blocks": {"errors", "core"},
     "storage": {"errors"},

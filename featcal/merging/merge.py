@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, CLIPModel, CLIPVisionModel
 
-from featcal.merging.adapters import expert_sources, is_adapter, named_experts
+from featcal.merging.adapters import expert_sources, named_experts
 from featcal.merging.arithmetic import moved
 from featcal.merging.card import merge_card
 from featcal.merging.embeddings import kept_embeddings
@@ -22,6 +22,7 @@ from featcal.merging.settings import MergeSettings
 from featcal.merging.sources import Source, require_alike, source
 from featcal.merging.stream import Target, fill, merged_tensors, size_of, write_merged
 from featcal.merging.towers import aligned
+from featcal.models.code import is_adapter
 from featcal.models.device import torch_device
 from featcal.models.load import VISION, load_model, load_vision, model_class
 from featcal.settings import require

@@ -32,6 +32,7 @@ EXEMPT = {
     "featcal/__init__.py",
     "featcal/version.py",
     "featcal/errors.py",
+    "featcal/arguments.py",
     "featcal/settings.py",
     *(str(file.relative_to(ROOT)) for file in (ROOT / "reproduction/experiments").glob("*.py")),
     "featcal/torchvision_mend.py",
