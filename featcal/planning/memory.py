@@ -29,6 +29,7 @@ def phases(shape: ModelShape, load: Workload) -> dict[str, dict[str, int]]:
     return {
         "start": worst([starting(shape, stack) for stack in shape.stacks]),
         "observe": worst([observing(block, sites, load) | {"batch": batch} for block, sites in together]),
+        "add": worst([adding(block, sites, at, load) for block, sites in together for at in range(len(sites))]),
         "solve": worst([solving(block, sites, at, load) for block, sites in together for at in range(len(sites))]),
         "advance": worst([advancing(block) | {"batch": batch} for block in shape.blocks]),
     }
@@ -47,21 +48,30 @@ def starting(shape: ModelShape, stack: StackShape) -> dict[str, int]:
 
 
 def observing(block: BlockShape, sites: Sequence[SiteShape], load: Workload) -> dict[str, int]:
-    """One task seen, for sites that are solved together: blocks of the student, its expert and the next expert, its moments, what
-    earlier tasks added up to. A prior and tokens that are kept need the base's block beside them, further sweeps the merged one.
-    """
-    several, settings, tokens = load.tasks_here > 1, load.settings, load.kept(block)
-    summed, small = [site for site in sites if not site.small(tokens)], [site for site in sites if site.small(tokens)]
-    blocks = (3 if several else 2) + (bool(settings.prior) or bool(small)) + (settings.sweeps > 1)
-    kept = sum(rows_bytes(site, tokens or 0) for site in small)
-    additions = [addition_bytes(site, ends(settings), bool(settings.prior)) for site in summed]
-    additions += [(2 * ROW + 3 * SUM) * site.d * site.o for site in small]
+    """One task seen, for sites that are solved together: its moments, what earlier tasks added up to, one batch at work."""
+    moments = sum(moments_bytes(site, load, block) for site in sites)
+    systems = sum(kept_bytes(site, load, block) for site in sites) if load.tasks_here > 1 else 0
+    working = observation_bytes(block, load.on_gpu)
+    return {"weights": open_blocks(block, sites, load), "moments": moments, "systems": systems, "working": working}
+
+
+def adding(block: BlockShape, sites: Sequence[SiteShape], at: int, load: Workload) -> dict[str, int]:
+    """A task's moments becoming its share, site by site: of the first task the system itself, which has other right sides."""
+    there = sites if load.tasks_here > 1 else sites[:at]
     return {
-        "weights": blocks * block.weights,
-        "moments": sum(moments_bytes(site) for site in summed) + sum(2 * ROW * (tokens or 0) // load.tasks * s.d for s in small),
-        "systems": (sum(system_bytes(site, ends(settings)) for site in summed) if several else 0) + kept,
-        "working": max([observation_bytes(block, load.on_gpu), *additions]),
+        "weights": open_blocks(block, sites, load),
+        "moments": sum(moments_bytes(site, load, block) for site in sites[at:]),
+        "systems": sum(kept_bytes(site, load, block) for site in there),
+        "working": addition_bytes(sites[at], load, block),
     }
+
+
+def open_blocks(block: BlockShape, sites: Sequence[SiteShape], load: Workload) -> int:
+    """Blocks of the student, one expert and the next one; the base's where there is a prior or tokens are kept; with further
+    sweeps the merged one.
+    """
+    several, with_base = load.tasks_here > 1, load.settings.prior or any(site.small(load.kept(block)) for site in block.sites)
+    return (2 + several + bool(with_base) + (load.settings.sweeps > 1)) * block.weights
 
 
 def solving(block: BlockShape, sites: Sequence[SiteShape], at: int, load: Workload) -> dict[str, int]:
@@ -70,22 +80,16 @@ def solving(block: BlockShape, sites: Sequence[SiteShape], at: int, load: Worklo
     What a step is chosen from stays beside the student's block. Of a site solved by its N tokens these in float64, and N × N.
     """
     solved, site, left, tokens, twice = sites[:at], sites[at], sites[at:], load.kept(block), ends(load.settings)
-    systems = [rows_bytes(s, tokens or 0) if s.small(tokens) else system_bytes(s, twice) for s in left]
     # two weights, and twice in float64: the anchor and on the way to it
     working = (2 * ROW + 2 * twice * SUM) * site.d * site.o
     if tokens is not None and site.small(tokens):
         working += SUM * tokens * (tokens + site.d + site.o)
     return {
         "weights": (2 + (load.settings.sweeps > 1) + load.settings.holds_out) * block.weights,
-        "systems": sum(systems),
+        "systems": sum(kept_bytes(each, load, block) for each in left),
         "solutions": twice * sum(SUM * each.d * each.o for each in solved),
         "working": working,
     }
-
-
-def rows_bytes(site: SiteShape, tokens: int) -> int:
-    """Tokens that are kept, and what the anchor lacks at each."""
-    return ROW * tokens * (site.d + site.o)
 
 
 def advancing(block: BlockShape) -> dict[str, int]:
@@ -93,25 +97,35 @@ def advancing(block: BlockShape) -> dict[str, int]:
     return {"weights": block.weights, "working": block.working}
 
 
-def moments_bytes(site: SiteShape) -> int:
-    """Sums of one task: the Gram matrix, the cross moment, two means; what the residual stream lacks."""
+def moments_bytes(site: SiteShape, load: Workload, block: BlockShape) -> int:
+    """Sums of one task: the Gram matrix, the cross moment, two means; what the residual stream lacks. Or its tokens, as both
+    models have them.
+    """
+    tokens = load.kept(block)
+    if tokens is not None and site.small(tokens):
+        return 2 * ROW * (tokens // load.tasks) * site.d
     cross = site.d * (site.o if site.folded else site.d)
     return SUM * (site.d * site.d + cross + 2 * site.d + site.lagging * site.o)
 
 
-def system_bytes(site: SiteShape, ends: int = 1) -> int:
-    """Normal equations of one site: left, right, and the terms of the bias."""
-    return SUM * (site.d * site.d + ends * site.d * site.o + site.d + ends * site.o)
+def kept_bytes(site: SiteShape, load: Workload, block: BlockShape) -> int:
+    """Normal equations of one site: left, right, and the terms of the bias. Or tokens, and what the anchor lacks at each."""
+    tokens, sides = load.kept(block), ends(load.settings)
+    if tokens is not None and site.small(tokens):
+        return ROW * tokens * (site.d + site.o)
+    return SUM * (site.d * site.d + sides * site.d * site.o + site.d + sides * site.o)
 
 
-def addition_bytes(site: SiteShape, ends: int = 1, prior: bool = False) -> int:
+def addition_bytes(site: SiteShape, load: Workload, block: BlockShape) -> int:
     """A task's moments becoming its share of the system: the expert's weight, as it is and in float64, and a new right side.
 
-    Of a prior its own share of both sides, beside the task's, and the task vector.
+    Of a prior its own share of both sides, beside the task's, and the task vector. Where tokens are kept: weights alone.
     """
-    right = site.d * site.o
-    own = (ROW + SUM * (1 if site.folded else 2)) * right + (2 * ends - 1) * SUM * right * (ends > 1)
-    return max(own, prior * SUM * (site.d * site.d + (2 + 2 * ends) * right))
+    right, sides, prior = site.d * site.o, ends(load.settings), bool(load.settings.prior)
+    if site.small(load.kept(block)):
+        return (3 * ROW + 3 * SUM) * right
+    own = (ROW + SUM * (1 if site.folded else 2)) * right + (2 * sides - 1) * SUM * right * (sides > 1)
+    return max(own, prior * SUM * (site.d * site.d + (2 + 2 * sides) * right))
 
 
 def observation_bytes(block: BlockShape, on_gpu: bool = False) -> int:

@@ -56,10 +56,14 @@ def test_one_pass_of_a_block_is_its_linears_and_its_attention():
 
 
 def test_moments_and_systems_are_float64_and_the_narrow_site_is_folded():
-    wide, narrow = SiteShape(D, 3 * D, 15), SiteShape(WIDE, D, 15)
-    assert memory.moments_bytes(wide) == 8 * (2 * D * D + 2 * D)
-    assert memory.moments_bytes(narrow) == 8 * (WIDE * WIDE + WIDE * D + 2 * WIDE)
-    assert memory.system_bytes(wide) == 8 * (D * D + 3 * D * D + D + 3 * D)
+    wide, narrow, block = SiteShape(D, 3 * D, 15), SiteShape(WIDE, D, 15), shape().blocks[0]
+    assert memory.moments_bytes(wide, load(), block) == 8 * (2 * D * D + 2 * D)
+    assert memory.moments_bytes(narrow, load(), block) == 8 * (WIDE * WIDE + WIDE * D + 2 * WIDE)
+    assert memory.kept_bytes(wide, load(), block) == 8 * (D * D + 3 * D * D + D + 3 * D)
+    few = load(samples=3)  # 45 tokens of three tasks, of which one's are kept as both models have them
+    assert memory.moments_bytes(narrow, few, block) == 4 * 2 * 15 * WIDE and memory.kept_bytes(narrow, few, block) == 4 * 45 * (
+        WIDE + D
+    )
 
 
 def test_work_of_one_site_is_that_of_its_products():
@@ -81,7 +85,9 @@ def test_the_phases_of_a_run_are_the_parts_counted_by_hand():
     assert found["solve"]["weights"] == 2 * 4 * BLOCK
     last = shape().blocks[-1]
     assert memory.solving(last, last.sites, 1, load())["solutions"] == 8 * D * last.sites[0].o
-    assert memory.solving(last, last.sites, len(last.sites) - 1, load())["systems"] == memory.system_bytes(last.sites[-1])
+    assert memory.solving(last, last.sites, len(last.sites) - 1, load())["systems"] == memory.kept_bytes(
+        last.sites[-1], load(), last
+    )
     assert memory.solving(last, last.sites, 0, load())["working"] == (4 + 4 + 8 + 8) * D * last.sites[0].o
     assert found["advance"]["weights"] == 4 * BLOCK
 
