@@ -14,7 +14,7 @@ from featcal.blocks.linear import side_by_side
 from featcal.blocks.norms import shift_of
 from featcal.calibration.choice import choose
 from featcal.calibration.observe import BlockView, Observation, observe
-from featcal.calibration.parts import block_parts
+from featcal.calibration.parts import block_parts, last_with_teacher
 from featcal.calibration.ranks import Ranks
 from featcal.calibration.record import BlockRecord, block_record
 from featcal.calibration.sites import Site, ends
@@ -53,8 +53,7 @@ def calibrate_block(
     experts: dict[str, dict[str, int]] = {}
     conditioning: list[float] = []
     parts = block_parts(student, tracks, view, settings) * settings.sweeps
-    led = [number for number, part in enumerate(parts) if part.modules.linears or part.attention]  # those that need the teacher
-    moving = led[-1] if led else len(parts) - 1  # the part with which its track moves on
+    moving = last_with_teacher(parts)
     merged = copy.deepcopy(student) if settings.sweeps > 1 else student  # else a part holds its merged weights until it is solved
     merged_way = {task: moved(student, view.stack, tracks[task].student) for task in tracks if settings.order == "stale"}
     with ExitStack() as open_:

@@ -16,7 +16,7 @@ from featcal.calibration.block import calibrate_block, replay_block
 from featcal.calibration.fingerprint import fingerprint
 from featcal.calibration.models import Models
 from featcal.calibration.observe import BlockView, Observation, observe
-from featcal.calibration.parts import block_parts
+from featcal.calibration.parts import block_parts, last_with_teacher
 from featcal.calibration.published import Published
 from featcal.calibration.ranks import Ranks
 from featcal.calibration.record import BlockRecord, line
@@ -171,7 +171,7 @@ def watch_block(run: Run, block: nn.Module, path: str, tracks: Mapping[str, Trac
     parts = block_parts(block, tracks, view, run.settings)
     for number, part in enumerate(parts):
         for task, teacher in in_turn(run.sampled, path):
-            observe(block, teacher, tracks[task], part, number == 0, number + 1 == len(parts))
+            observe(block, teacher, tracks[task], part, number == 0, number == last_with_teacher(parts))
     for task in tracks:
         advance(block, view.stack, tracks[task].student)
 
