@@ -1,7 +1,7 @@
 """Solving one site: one Cholesky factor in float64 for all its linears, against one float32 `linalg.solve` per linear.
 
 python -m benchmarks.solve                   Also: the precision of both, against a tall least-squares problem in float64;
-    and what the kernel form would save where all tasks together have fewer tokens than features.
+    and what the kernel form saves where all tasks together have fewer tokens than features.
 """
 
 import copy
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import arguments, in_turns, machine, ratio, seeded
-from featcal.core.moments import Moments
+from featcal.core.kernel import KernelSystem, solve_kernel, task_rows
+from featcal.core.moments import Moments, Rows
 from featcal.core.precision import exact_products
 from featcal.core.ridge import RidgeSystem, anchor, solve_ridge, task_system
 
@@ -113,21 +114,14 @@ def compare(d: int, outputs: tuple[int, ...], repeats: int, device: str = "cpu")
 
 
 def kernel_step(tasks: list[Task], A: Tensor, ridge: float) -> Tensor:
-    """The step away from the anchor (o, d) by the small side of the system, for n tokens of all tasks, n < d.
-
-    With X (n, d) the rows scaled by √(ω/n_t) and E (n, o) what the anchor leaves of their targets, Eq. 17 for the step is
-    S (XᵀX + λI) = EᵀX, so S = Eᵀ (XXᵀ + λI)⁻¹ X. It needs the rows themselves, of all tasks at once.
-    """
-    X, E = [], []
+    """The step away from the anchor (o, d) as the package takes it where tokens are fewer than features."""
+    total, A = KernelSystem(), A.double()
+    a = torch.zeros_like(A[:, 0])
     for task in tasks:
-        cal, exp = task.cal.double(), task.exp.double()
-        root = (cal @ cal.T).norm() ** -0.5  # √(ω/n): ‖X Xᵀ‖ = ‖XᵀX‖
-        X.append(root * cal)
-        E.append(root * (ALPHA * exp + (1 - ALPHA) * cal) @ task.weight.double().T)
-    rows = torch.cat(X)
-    gaps = torch.cat(E) - rows @ A.double().T
-    small = (rows @ rows.T).diagonal_scatter((rows * rows).sum(1) + ridge)
-    return torch.cholesky_solve(gaps, torch.linalg.cholesky(small)).T @ rows
+        rows = Rows()
+        rows.add(task.cal, task.exp, torch.ones_like(task.cal[:, 0]))
+        total += task_rows(rows, task.weight, a, A, a, ALPHA)
+    return solve_kernel(total, A, a, ridge, site="fc2").weight - A
 
 
 def few(d: int, o: int, tokens: int, repeats: int):

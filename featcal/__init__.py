@@ -20,7 +20,7 @@ _HOMES = {
     "tune": "featcal.tuning.tune",
     "surgery": "featcal.rivals.surgery",
     "statistics": "featcal.merging.statistics",
-    "Statistics": "featcal.merging.statistics",
+    "Statistics": "featcal.merging.stored_statistics",
     "svc": "featcal.merging.svc",
     "prodistill": "featcal.merging.prodistill",
     "surgery_v2": "featcal.rivals.surgery_v2",
@@ -59,7 +59,8 @@ if TYPE_CHECKING:
     from featcal.evaluation.compare import compare
     from featcal.merging.merge import merge
     from featcal.merging.prodistill import prodistill
-    from featcal.merging.statistics import Statistics, statistics
+    from featcal.merging.statistics import statistics
+    from featcal.merging.stored_statistics import Statistics
     from featcal.merging.svc import svc
     from featcal.rivals.interv_merge import interv_merge
     from featcal.rivals.mean_shift import mean_shift

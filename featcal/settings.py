@@ -3,13 +3,12 @@
 Values of experiments stand in params.yaml only; here is what a value may be. Knows nothing of torch, models or files.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_type_hints
 
+from featcal.arguments import Within, require_fits
 from featcal.errors import BadSetting, MissingPath, UnknownKey
 
 T = TypeVar("T")
@@ -31,15 +30,13 @@ def require(condition: bool, key: str, value: object, expected: str) -> None:
 
 
 def number(key: str, value: object) -> None:
-    """Raise BadSetting unless the value is a finite number; YAML reads `1e-5` as text, so the message says how to write it."""
-    fine = isinstance(value, int | float) and not isinstance(value, bool) and value == value and abs(value) != float("inf")
-    require(fine, key, value, "must be a finite number (YAML wants a dot: 1.0e-5, not 1e-5)")
+    """Raise BadSetting unless the value is a finite number."""
+    require_fits(key, value, float)
 
 
 def whole_number(key: str, value: object, least: int = 1) -> None:
     """Raise BadSetting unless the value is a whole number, at least `least`; true and false are none."""
-    fine = isinstance(value, int) and not isinstance(value, bool) and value >= least
-    require(fine, key, value, f"must be a whole number, at least {least}")
+    require_fits(key, value, Annotated[int, Within(least)])
 
 
 def several(key: str, values: object, kind: Any = whole_number, **more: Any) -> None:
@@ -54,7 +51,7 @@ def several(key: str, values: object, kind: Any = whole_number, **more: Any) -> 
 
 def text(key: str, value: object) -> None:
     """Raise BadSetting unless the value is a word or longer text."""
-    require(isinstance(value, str) and bool(value), key, value, "must be text")
+    require_fits(key, value, str)
 
 
 def from_mapping(cls: type[T], mapping: Mapping[str, Any], place: str) -> T:
@@ -74,24 +71,6 @@ def from_mapping(cls: type[T], mapping: Mapping[str, Any], place: str) -> T:
         return cls(**mapping)
     except BadSetting as error:  # the class knows its own name only, and there are many experiments
         raise BadSetting(f"{place}.{error.key.rpartition('.')[-1]}", error.value, error.expected) from None
-
-
-@dataclass(frozen=True)
-class Within:
-    """For Annotated: the numbers that a setting may be, between two ends. Strictly: the ends themselves may not be."""
-
-    low: float = -math.inf
-    high: float = math.inf
-    strictly: bool = False
-
-    def holds(self, value: float) -> bool:
-        inside = self.low < value < self.high if self.strictly else self.low <= value <= self.high
-        return inside and abs(value) < math.inf
-
-    def __str__(self) -> str:
-        if self.high < math.inf:
-            return f", between {self.low:g} and {self.high:g}" + (" but neither" if self.strictly else "")
-        return "" if self.low == -math.inf else f", {'above' if self.strictly else 'at least'} {self.low:g}"
 
 
 Count = Annotated[int, Within(1)]
@@ -121,35 +100,8 @@ class Checked:
         hints = get_type_hints(type(self), include_extras=True)
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            fit, expected = _fitted(value, hints[field.name])
-            require(not expected, f"{self.place}.{field.name}", value, f"must be {expected}")
-            object.__setattr__(self, field.name, fit)
-
-
-def _fitted(value: Any, hint: Any) -> tuple[Any, str]:
-    """The value as an annotation wants it (YAML's list as a tuple), and what it should be instead; empty where it fits."""
-    kind, parts = get_origin(hint), get_args(hint)
-    if kind in (Union, UnionType):
-        tried = [_fitted(value, part) for part in parts if part is not NoneType]
-        if value is None and NoneType in parts:
-            return None, ""
-        return next((one for one in tried if not one[1]), (value, " or ".join(expected for _, expected in tried)))
-    if kind is Literal:
-        return value, "" if isinstance(value, str) and value in parts else " or ".join(map(str, parts))
-    if kind is tuple:
-        each, any_length = _fitted(None, parts[0])[1], parts[-1] is Ellipsis
-        wanted = f"a list of {each.removeprefix('a ')}" if any_length else f"a list of {len(parts)}, each {each}"
-        fine = isinstance(value, list | tuple) and not any(_fitted(one, parts[0])[1] for one in value)
-        fine = fine and (any_length or len(value) == len(parts))
-        return (tuple(value), "") if fine else (value, wanted)
-    plain, limits = parts if kind is Annotated else (hint, Within())
-    if plain in (int, float):
-        fine = isinstance(value, int | plain) and not isinstance(value, bool) and limits.holds(value)
-        yaml = " (YAML wants a dot: 1.0e-5, not 1e-5)" if isinstance(value, str) else ""
-        return value, "" if fine else f"a {'whole' if plain is int else 'finite'} number{limits}{yaml}"
-    if plain is bool:
-        return value, "" if isinstance(value, bool) else "true or false"
-    return value, "" if plain is not str or (isinstance(value, str) and value) else "text"
+            require_fits(f"{self.place}.{field.name}", value, hints[field.name])
+            object.__setattr__(self, field.name, tuple(value) if isinstance(value, list) else value)
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,20 @@
 
     python scripts/campaign.py [NAME ...]
 
-NAME: a family, "a family (command)", a wrong call, a signal, a harm such as "no data (run)", or the words of a command that
-cannot be; their names are those that it prints. A family's dry run has to end as its run does.
+NAME: families, calls, signals, inputs or commands, or one of these as it is printed: a family, "a family (command)", a wrong
+call, a signal, a harm such as "no data (run)", or the words of a command that cannot be.
 
-Tiny random models stand for the families. "named" is one message that says what is wrong; "silent" is a result that should not
-be there, and "traceback" whatever no message explains: both are faults, and the exit code is 1 where there is one.
+Tiny random models stand for the families. What is written has to load again and to be as far from its experts as was told; a dry
+run has to end as its run does, and to leave nothing. "named" is one message in the words of the command that says what is wrong;
+"silent" is a result that should not be there, or that is not what it is said to be, and "traceback" whatever no message explains:
+both are faults, and the exit code is 1 where there is one.
 """
 
 import inspect
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import string
@@ -24,6 +27,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +48,7 @@ from featcal.errors import FeatCalError
 from featcal.models.save import save_model
 
 OK, NAMED, SILENT, TRACEBACK = "ok", "named", "silent", "traceback"
+TOLD = ("merged", "calibrated")  # of whose drift featcal.json tells
 SHOWN = {
     "t5": "T5", "t5_gated": "T5 1.1", "t5_encoder": "T5's encoder", "clip": "CLIP", "clip_text": "CLIP's text tower",
     "llama": "Llama", "bert": "BERT", "roberta": "RoBERTa", "gpt2": "GPT-2", "qwen2": "Qwen2", "qwen3": "Qwen3",
@@ -65,6 +70,9 @@ MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 POSITIONS = {"max_position_embeddings": 32}
 RELATIVE = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
 SIGLIP_TEXT = TEXT | {"max_position_embeddings": 7, "projection_size": 32}
+TALKS = {"vision_config": WIDE | {"model_type": "clip_vision_model"}, "image_token_index": 96} | {
+    "text_config": GROUPED | {"model_type": "llama"}
+}
 Family = tuple[str, dict[str, Any], Callable[[int], list[Any]], dict[str, Any]]  # class, configuration, batches, settings
 MORE: dict[str, Family] = {
     "BART": ("BartForConditionalGeneration", BOTH, translations, {}),
@@ -105,6 +113,10 @@ MORE: dict[str, Family] = {
     "ConvNeXt": ("ConvNextModel", {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2}, images, {}),
     "YOLOS": ("YolosModel", WIDE | {"image_size": [16, 16]}, images, {}),
     "ViTMAE": ("ViTMAEForPreTraining", WIDE | MAE, images, {}),
+    "LLaVA": ("LlavaForConditionalGeneration", TALKS, text, {}),
+    "LLaVA, --stack model.language_model.layers": (
+        "LlavaForConditionalGeneration", TALKS, text, {"stack": ("model.language_model.layers",)},
+    ),
     "SigLIP with both towers": ("SiglipModel", {"text_config": SIGLIP_TEXT, "vision_config": WIDE}, pairs, {}),
 }  # fmt: skip
 
@@ -114,20 +126,20 @@ def family(build: Callable[[], torch.nn.Module], batches: Callable[[int], list[A
     base = make(build, 0, torch.float32)
     experts = {task: shifted(base, i + 1, 0.02) for i, task in enumerate("ab")}
     given = {task: [single(batch) for batch in batches(i + 5)] for i, task in enumerate("ab")}
-    chosen = replace(PAPER, **settings)
+    plan = featcal.BlockPlan(*(featcal.Stack(path, path) for path in settings.get("stack", ()))) if "stack" in settings else None
+    chosen = replace(PAPER, **{name: value for name, value in settings.items() if name != "stack"})
     merged = averaged(list(experts.values()))
-    result = featcal.calibrate(merged, base=base, experts=experts, batches=given, settings=chosen, held_out={})
-    found = featcal.compare({"calibrated": result.model}, experts, given)
+    result = featcal.calibrate(merged, base=base, experts=experts, batches=given, settings=chosen, held_out={}, plan=plan)
+    found = featcal.compare({"calibrated": result.model}, experts, given, plan=plan)
     last = result.drift[-1]
     assert abs(found[-1].relative_drift - last.calibrated) < 1e-4, "compare and calibrate measure differently"
     return f"{len(result.blocks)} blocks, drift {last.merged:.3f} to {last.calibrated:.3f}"
 
 
-def family_folders(build: Callable[[], torch.nn.Module], place: Path) -> list[str]:
+def family_folders(build: Callable[[], torch.nn.Module], pictures: bool, place: Path) -> list[str]:
     """Folders of base and experts with data, as a user has them; the options that name the data."""
     base = make(build, 0, torch.float32)
     taken = set(inspect.signature(base.forward).parameters)
-    pictures = "pixel_values" in taken
     for number, name in enumerate(("base", "a", "b")):
         save_model(shifted(base, number, 0.02) if number else base, place / name)
         prepared = tf.ViTImageProcessorPil(size={"height": 16, "width": 16}) if pictures else letters()
@@ -152,31 +164,89 @@ def letters() -> tf.PreTrainedTokenizerFast:
     return tf.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="</s>", bos_token="<s>")
 
 
-def by_command(build: Callable[[], torch.nn.Module], more: list[str]) -> tuple[str, str]:
+def by_command(build: Callable[[], torch.nn.Module], pictures: bool, more: list[str]) -> tuple[str, str]:
     """One family by the command line, from folder to folder; a dry run has to find what the run finds, and plan may not fail."""
     with tempfile.TemporaryDirectory() as place:
-        data = family_folders(build, Path(place))
+        data = family_folders(build, pictures, Path(place))
         with chdir(place):
             code, said = command(MERGE)
             if code:
                 return NAMED, f"merge: {said}"
             asked = [*CALIBRATE[: CALIBRATE.index("--data")], *data, *CALIBRATE[CALIBRATE.index("--out") :], *more]
-            (dry, told), (code, said) = command([*asked, "--dry-run"]), command(asked)
+            before = everything()
+            dry, told = command([*asked, "--dry-run"])
+            if fault := ill_said(dry, told) or left_by(before):
+                return SILENT, fault
+            code, said = command(asked)
             if dry != code:
                 return SILENT, f"the dry run ends with {dry}, the run with {code}: {(told or said).strip()[:200]}"
-            needs, _ = command(
-                ["plan", *MERGE[2:-2], "--merged", "merged", *([] if "pictures" in data[1] else ["--tokens", "7"])]
+            if fault := ill_said(code, said) or left_by(before, *(["new"] if code == 0 else [])):
+                return SILENT, fault
+            stacks = more[more.index("--stack") :] if "--stack" in more else []
+            needs, unplanned = command(
+                ["plan", *MERGE[2:-2], "--merged", "merged", *([] if pictures else ["--tokens", "7"]), *stacks]
             )
             assert command(["inspect", "merged", "--plan"])[0] == 0 and needs in (0, 2)
             if code:
                 return NAMED, " ".join(said.split())[:160]
+            if fault := no_result(Path("merged"), Path("new")) or other_drift([*asked[5:9], *data, *stacks, "--samples", "9"]):
+                return SILENT, fault
             last = json.loads(Path("new/featcal.json").read_text())["drift"][-1]
-            return OK, f"drift {last['merged']:.3f} to {last['calibrated']:.3f}" + (", no plan" if needs else "")
+            return OK, f"drift {last['merged']:.3f} to {last['calibrated']:.3f}" + (f", no plan: {unplanned}" if needs else "")
+
+
+def everything() -> dict[str, int]:
+    """Every file and folder below the current one, with the size of the files."""
+    return {str(path): path.stat().st_size if path.is_file() else 0 for path in Path().rglob("*")}
+
+
+def left_by(before: dict[str, int], *made: str) -> str:
+    """What lies otherwise than before beside what was to be made; nothing where all is well."""
+    now = {name: size for name, size in everything().items() if Path(name).parts[0] not in made}
+    differs = [name for name in {*before, *now} if before.get(name) != now.get(name)]
+    return f"left or changed: {', '.join(sorted(differs)[:5])}" if differs else ""
+
+
+def ill_said(code: int, said: str) -> str:
+    """What is wrong with what a command says on its way out: one message of bounded length, in its own words, with a way out."""
+    if code == 0:
+        return ""
+    foreign = re.search(r"\b(calibrate|merge|compare|tune|load_batches)\.[a-z_]+\b|params\.yaml|\bdvc\b|Traceback|<.*at 0x", said)
+    if code != cli.MISTAKE or said.count("featcal: ") != 1 or len(said) > 3000 or foreign:
+        return f"ends with {code} and says {foreign and foreign[0]!r}: {said.strip()[:300]}"
+    open_ended = not re.search(r"\n  - |; (it|did|give|known)|must|--help", said)
+    return f"no way out: {said.strip()[:300]}" if open_ended else ""
+
+
+def no_result(merged: Path, folder: Path) -> str:
+    """What is wrong with a written folder: transformers loads it whole, its names are the merged one's, its numbers are new."""
+    files = [{n: t for file in place.glob("*.safetensors") for n, t in load_file(file).items()} for place in (merged, folder)]
+    kind = getattr(tf, json.loads((folder / "config.json").read_text())["architectures"][0])
+    model, told = kind.from_pretrained(folder, output_loading_info=True)
+    lost = {key: sorted(names) for key, names in told.items() if names}
+    if lost or not all(bool(p.isfinite().all()) for p in model.parameters()):
+        return f"does not load as it was written: {lost}"
+    if files[0].keys() != files[1].keys() or all(torch.equal(files[0][name], files[1][name]) for name in files[0]):
+        return "other tensors than the merged model's, or the same numbers"
+    return ""
+
+
+def other_drift(words: list[str]) -> str:
+    """Whether featcal compare finds another drift in the two folders than featcal.json tells of them."""
+    whole = ["compare", "--model", "merged=merged", "--model", "calibrated=new", *words, "--skip", "0", "--json"]
+    code, said = command(whole)
+    if code:
+        return f"compare: {said}"
+    told = {(one["expert"], of): one[of] for one in json.loads(Path("new/featcal.json").read_text())["drift"] for of in TOLD}
+    found = {(one["expert"], one["model"]): one["relative_drift"] for one in json.loads(said)["agreement"]}
+    same = found.keys() == told.keys() and all(abs(found[key] - told[key]) < 1e-4 for key in told)
+    return "" if same else f"compare finds {found}, featcal.json tells {told}"
 
 
 def options_of(settings: dict[str, Any]) -> list[str]:
     """The settings of a family as options."""
-    return ["--no-norm"] * ("norm" in settings) + [w for name in settings.get("modules", ()) for w in ("--module", name)]
+    named = [(f"--{name.removesuffix('s')}", word) for name in ("modules", "stack") for word in settings.get(name, ())]
+    return ["--no-norm"] * ("norm" in settings) + [word for pair in named for word in pair]
 
 
 def single(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -212,6 +282,39 @@ def cut(place: str) -> None:
 
 def rows(*lines: str) -> None:
     Path("a.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+def in_shards(place: str) -> None:
+    model = tf.AutoModel.from_pretrained(place)
+    Path(place, "model.safetensors").unlink()
+    model.save_pretrained(place, max_shard_size="20KB")
+
+
+def linked(place: str) -> None:
+    Path("blobs").mkdir()
+    for number, file in enumerate(sorted(Path(place).iterdir())):
+        blob = file.rename(Path("blobs") / str(number))
+        file.symlink_to(blob.resolve())
+
+
+def adapted(place: str, **how: Any) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    base = tf.AutoModel.from_pretrained("base")
+    shutil.rmtree(place)
+    model = get_peft_model(base, LoraConfig(r=2, target_modules=["query", "value"], init_lora_weights=False, **how))
+    model.save_pretrained(place)
+
+
+def shaped(place: str, change: Callable[[Any], object]) -> None:
+    model = tf.AutoModel.from_pretrained(place)
+    change(model)
+    model.save_pretrained(place)
+
+
+def headed(place: str, labels: int) -> None:
+    model = tf.BertForSequenceClassification.from_pretrained(place, num_labels=labels)
+    model.save_pretrained(place)
 
 
 FULL = "encoder__layer__0__intermediate__dense__weight"
@@ -262,6 +365,13 @@ BAD: dict[str, tuple[Callable[[], object], bool]] = {
     "an adapter without weights": (lambda: (shutil.rmtree("a"), Path("a").mkdir(), Path("a/adapter_config.json").write_text("{}")), False),  # noqa: E501
     "an empty recipe in the merged folder": (lambda: Path("merged/mergekit_config.yml").write_text(""), True),
     "other tensors' order": (lambda: save_file(dict([*load_file("a/model.safetensors").items()][::-1]), "a/model.safetensors"), True),  # noqa: E501
+    "shards": (lambda: in_shards("a"), True),
+    "links, as in the hub's cache": (lambda: linked("a"), True),
+    "a LoRA expert": (lambda: adapted("a", bias="none"), True),
+    "a LoRA expert with biases and a saved module": (lambda: adapted("a", bias="all", modules_to_save=["pooler.dense"]), True),
+    "an expert with more words": (lambda: shaped("a", lambda model: model.resize_token_embeddings(270)), True),
+    "an expert with fewer words": (lambda: shaped("a", lambda model: model.resize_token_embeddings(250)), True),
+    "experts with heads of their own": (lambda: [headed(name, labels) for name, labels in (("a", 2), ("b", 5))], True),
     "half precision": (lambda: [changed(p, **{n.replace(".", "__"): t.bfloat16() for n, t in load_file(f"{p}/model.safetensors").items()}) for p in ("base", "a", "b", "merged")], True),  # noqa: E501
 }  # fmt: skip
 
@@ -309,6 +419,22 @@ repair svc --merged merged {PAIR} --data a=a.jsonl --out r | repair prodistill -
 repair svc --merged merged {PAIR} --epochs 3 --out r | repair svc --merged merged {PAIR} --least x --out r |
 repair prodistill --merged merged {PAIR} --data a=a.jsonl --samples 9 --out r | repair none --merged merged {PAIR} --out r |
 nonsense | --nonsense | --log-level loud --log-file x inspect base | --log-file base inspect base
+"""
+
+
+# what each command can do with them; its folder is m, its file t.json
+FINE = f"""
+merge average {PAIR} --out m | merge task_arithmetic {PAIR} --out m --scale 0.4 | merge ties {PAIR} --out m --set density=0.5 |
+merge dare {PAIR} --out m | merge dare_ties {PAIR} --out m | merge breadcrumbs {PAIR} --out m | merge consensus {PAIR} --out m |
+merge pcb {PAIR} --out m | merge tsv_merge {PAIR} --out m | merge iso_c {PAIR} --out m | merge iso_cts {PAIR} --out m |
+merge wudi {PAIR} --out m | merge wudi_closed_form {PAIR} --out m | merge average {PAIR} --out m --embeddings base |
+merge regmean {PAIR} --out m {BOTH_DATA} --samples 9 | merge regmean_plus_plus {PAIR} --out m {BOTH_DATA} --samples 9 |
+merge lot {PAIR} --out m {BOTH_DATA} --samples 9 | merge mats {PAIR} --out m {BOTH_DATA} --samples 9 |
+compare --model m=merged --model b=base --expert a=a --data a=a.jsonl --samples 4 --skip 4 | inspect merged |
+inspect merged --json |
+inspect merged --plan --json | plan --merged merged {PAIR} --tokens 9 | stats --model a --data a.jsonl --out m --samples 9 |
+repair svc --merged merged {PAIR} --out m | repair prodistill --merged merged {PAIR} {BOTH_DATA} --samples 9 --epochs 1 --out m |
+tune --merged merged {PAIR} {BOTH_DATA} --samples 9 --trials 2 --out t.json
 """
 
 
@@ -381,7 +507,7 @@ def wrong_call(name: str, other: dict[str, Callable[[], Any]]) -> tuple[str, str
 
 
 def interrupted(sign: signal.Signals, good: Path, place: Path) -> tuple[str, str]:
-    """The verdict on a run that is stopped behind its first block and begun again: the bytes of one that was not."""
+    """The verdict on a run that is stopped after its first block and begun again: the bytes of one that was not."""
     shutil.copytree(good, place)
     with chdir(place):
         assert command(CALIBRATE)[0] == 0
@@ -391,7 +517,8 @@ def interrupted(sign: signal.Signals, good: Path, place: Path) -> tuple[str, str
             said = next(line for line in run.stderr if ".00" in line)  # type: ignore[union-attr]
             run.send_signal(sign)
             said += run.stderr.read()  # type: ignore[union-attr]
-        if run.returncode != 130 or "Traceback" in said or Path("new").exists():
+        ended = -sign if sign is signal.SIGKILL else cli.INTERRUPTED
+        if run.returncode != ended or "Traceback" in said or Path("new").exists():
             return TRACEBACK, f"exit code {run.returncode}: {said[-200:]}"
         if (code := command(CALIBRATE)[0]) != 0:
             return TRACEBACK, f"the second run ends with {code}"
@@ -405,25 +532,41 @@ def lines(table: str) -> list[list[str]]:
 
 
 def command(words: list[str]) -> tuple[int, str]:
-    said = io.StringIO()
-    with redirect_stderr(said), redirect_stdout(io.StringIO()):
+    """The exit code of a command line, and what it says of an error, or as its result."""
+    said, out = io.StringIO(), io.StringIO()
+    with redirect_stderr(said), redirect_stdout(out):
         code = cli.main([*words, *(["--quiet"] if "inspect" not in words else [])])
-    return code, said.getvalue()
+    return code, said.getvalue() if code else out.getvalue()
 
 
-def bad_input(harm: Callable[[], object], good: Path, place: Path, fine: bool, words: list[str]) -> tuple[str, str]:
+def fine_command(good: Path, place: Path, words: list[str]) -> tuple[str, str]:
+    """The verdict on a command that has to do what it says, and nothing beside that."""
+    shutil.copytree(good, place)
+    with chdir(place):
+        before = everything()
+        code, said = command(words)
+        if code:
+            return TRACEBACK, f"refused: {said.strip()[:300]}"
+        fault = left_by(before, "m", "t.json") or (no_result(Path("base"), Path("m")) if words[0] in ("merge", "repair") else "")
+        return (SILENT, fault) if fault else (OK, "")
+
+
+def bad_input(harm: Callable[[], object], good: Path, fine: bool, words: list[str], place: Path) -> tuple[str, str]:
     """The verdict on one command after some harm was done to its inputs."""
     shutil.copytree(good, place, symlinks=True)
     with chdir(place):
         harm()
-        before = {str(path) for path in Path().rglob("*")}
+        before = everything()
         code, said = command(words)
-        left = {str(path) for path in Path().rglob("*")} - before
+        fault = ill_said(code, said) or left_by(before, *(["new"] if code == 0 and "--dry-run" not in words else []))
+        if fault:
+            return SILENT, fault
+        if code == 0 and fine and "--dry-run" not in words:
+            fault = no_result(Path("merged"), Path("new"))
+            return (SILENT, fault) if fault else (OK, "")
         if code == 0:
             return (OK, "") if fine else (SILENT, "a result came out")
-        if left:
-            return SILENT, f"left {left}"
-        return (TRACEBACK, f"refused though it is fine: {said.strip()[:300]}") if fine else (NAMED, "")
+        return (TRACEBACK, f"refused though it is fine: {said.strip()[:300]}") if fine else (NAMED, said.strip()[:160])
 
 
 def families() -> dict[str, tuple[Callable[[], tuple[str, str]], Callable[[], tuple[str, str]]]]:
@@ -433,7 +576,7 @@ def families() -> dict[str, tuple[Callable[[], tuple[str, str]], Callable[[], tu
     return {
         name: (
             lambda b=build, i=batches, s=settings: (OK, family(b, i, s)),
-            lambda b=build, s=settings: by_command(b, options_of(s)),
+            lambda b=build, i=batches, s=settings: by_command(b, "pixel_values" in i(0)[0], options_of(s)),
         )
         for name, (build, batches, settings) in known.items()
     }
@@ -465,24 +608,25 @@ def matrix(found: dict[str, str]) -> list[str]:
 def main(wanted: list[str]) -> int:
     """Everything, or what is named; 1 where something is a fault of ours."""
     tf.logging.set_verbosity_error()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background, and then by our processes, too
     counts: Counter[str] = Counter()
     found: dict[str, str] = {}
 
-    def tell(name: str, run: Callable[[], tuple[str, str]]) -> None:
-        if wanted and name not in wanted:
+    def tell(group: str, name: str, run: Callable[[], tuple[str, str]]) -> None:
+        if wanted and name not in wanted and group not in wanted:
             return
         found[name], what = judged(run)
         counts[found[name]] += 1
-        print(f"{found[name]:10} {name}: {what}", flush=True)
+        print(f"{found[name]:10} {name}: {' '.join(what.split())}", flush=True)
 
     for name, (in_memory, by_folders) in families().items():
-        tell(name, in_memory)
-        tell(f"{name} (command)", by_folders)
-    if not wanted:
-        print("\n".join(matrix(found)), flush=True)
+        tell("families", name, in_memory)
+        tell("families", f"{name} (command)", by_folders)
+    if not wanted or "families" in wanted:
+        print("\n".join(matrix({name: found[name] for name in families()})), flush=True)
     for function, others in WRONG.items():
         for number, other in enumerate(others):
-            tell(f"featcal.{function}: {', '.join(other)} ({number})", lambda f=function, o=other: wrong_call(f, o))
+            tell("calls", f"featcal.{function}: {', '.join(other)} ({number})", lambda f=function, o=other: wrong_call(f, o))
     with tempfile.TemporaryDirectory() as place:
         good = Path(place) / "good"
         for seed, name in enumerate(("base", "a", "b")):
@@ -491,21 +635,20 @@ def main(wanted: list[str]) -> int:
             jsonl(good / f"{name}.jsonl", [{"text": word} for word in WORDS])
         with chdir(good):
             assert command(MERGE)[0] == 0
-        number = 0
-        for sign in (signal.SIGTERM, signal.SIGINT):
-            tell(f"{sign.name} behind a block, then again", lambda s=sign: interrupted(s, good, Path(place) / s.name))
+        places = (Path(place) / str(number) for number in count())
+        for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
+            tell("signals", f"{sign.name} after a block, then again", lambda s=sign: interrupted(s, good, next(places)))
         for what, (harm, fine) in BAD.items():
             for words in (CALIBRATE, [*CALIBRATE, "--dry-run"]):
-                number += 1
                 how = "dry run" if "--dry-run" in words else "run"
-                where = Path(place) / str(number)
-                tell(f"{what} ({how})", lambda a=(harm, good, where, fine, words): bad_input(*a))
+                asked = (harm, good, fine, words)
+                tell("inputs", f"{what} ({how})", lambda a=asked: bad_input(*a, next(places)))
         for words in (*([*CALIBRATE, *more] for more in lines(ADDED)), *lines(WHOLE)):
-            number += 1
-            where = Path(place) / str(number)
             name = " ".join(words).removeprefix(f"{' '.join(CALIBRATE)} ")
-            tell(name, lambda a=(lambda: None, good, where, False, words): bad_input(*a))
-    print(", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items())))
+            tell("commands", name, lambda a=(lambda: None, good, False, words): bad_input(*a, next(places)))
+        for words in lines(FINE):
+            tell("commands", " ".join(words), lambda w=words: fine_command(good, next(places), w))
+    print(", ".join(f"{many} {verdict}" for verdict, many in sorted(counts.items())))
     return 1 if counts[SILENT] or counts[TRACEBACK] else 0
 
 

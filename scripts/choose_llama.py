@@ -12,7 +12,6 @@ import argparse
 import json
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ import torch
 
 import featcal  # noqa: F401  isort: skip - before transformers
 from featcal.data.text import Sample
-from featcal.merging.arithmetic import average_tensor, task_arithmetic_tensor
+from featcal.merging.arithmetic import average_tensor, moved_tensor, total
 from featcal.models.load import load_model, load_tokenizer
 from featcal.storage.atomic import atomic_path
 from reproduction.language import answers
@@ -79,7 +78,7 @@ def measured(role: str, settings: FineTuneText, rows: int) -> dict[str, dict[str
         table[domain] = scores(expert, tokenizer, rows)
         show(role, domain, table[domain])
     ways = {"average": average_tensor} | {
-        f"task_arithmetic {scale:g}": partial(task_arithmetic_tensor, scale=scale) for scale in SCALES
+        f"task_arithmetic {scale:g}": lambda b, own, scale=scale: moved_tensor(b, total(b, own), scale) for scale in SCALES
     }
     for name, way in ways.items():
         model.load_state_dict({key: way(value, [expert[key] for expert in experts.values()]) for key, value in base.items()})

@@ -64,9 +64,8 @@ STUDIED: dict[str, dict] = {
     "expert_seeds": {"upstreams": ["task_arithmetic"], "settings": ["suite"], "seeds": [1]},
 }  # fmt: skip
 # Of studies that do the same for several roles and pools, those that are run; all others are null.
-RUN_FOR = dict.fromkeys(("field", "task_counts", "theory", "sweep"), ("clip_b32-8",)) | {
-    "beyond": ("clip_b32-8", "flan_t5_base-glue"), "choices": ("flan_t5_base-glue",),
-    "tune": ("clip_b32-8", "llama_3b-mergebench"),
+RUN_FOR = dict.fromkeys(("samples", "cost", "field", "task_counts", "theory", "sweep", "beyond"), ("clip_b32-8",)) | {
+    "choices": ("flan_t5_base-glue",), "tune": ("clip_b32-8", "llama_3b-mergebench"),
 }  # fmt: skip
 CHAIN: dict[str, Any] = {
     "key": "clip_b32-8", "merger": "task_arithmetic",

@@ -1,10 +1,13 @@
 """Which samples invented scores got right, and which test images invented adapters were shown."""
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import numpy as np
+import pandas as pd
 
 from featcal.data.sampling import draw_indices
 from featcal.storage.results import COUNTED, SCORES, packed, write_rows, write_scores
@@ -40,6 +43,16 @@ def forget_answers(folder: Path) -> Path:
     for path in folder.glob("*.correct.csv"):
         path.unlink()
     return folder
+
+
+def changed(
+    folder: Path, name: str, where: Callable[[pd.DataFrame], Any], value: float | Callable[[pd.Series], pd.Series]
+) -> None:
+    """Another value in some rows of a result file, of which nobody knows any more which samples were right."""
+    frame = pd.read_csv(folder / f"{name}.csv", keep_default_na=False)
+    frame.loc[where(frame), "value"] = value(frame["value"]) if callable(value) else value
+    frame.to_csv(folder / f"{name}.csv", index=False)
+    forget_answers(folder)
 
 
 def write_seen(

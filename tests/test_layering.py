@@ -15,13 +15,14 @@ FOUNDATION = {"errors", "settings", "version", "core", "blocks", "storage", "mod
 MAY_IMPORT = {  # rooms of the library, and single files of a room where not all of it is meant
     "featcal": {
         "arguments", "torchvision_mend", "settings", "version", "blocks.plan", "calibration.calibrate", "data.calibration",
-        "merging.merge", "merging.prodistill", "merging.statistics", "merging.svc", "rivals", "tuning.tune", "evaluation.compare",
+        "merging.merge", "merging.prodistill", "merging.statistics", "merging.stored_statistics", "merging.svc", "rivals",
+        "tuning.tune", "evaluation.compare",
     },
     "torchvision_mend": set(),
     "version": set(),
     "errors": set(),
     "arguments": {"errors"},
-    "settings": {"errors"},
+    "settings": {"errors", "arguments"},
     "core": {"errors"},
     "blocks": {"errors", "core"},
     "storage": {"errors"},

@@ -52,15 +52,6 @@ def test_zenodo_is_told_what_the_citation_says():
     assert [one["name"] for one in told["creators"]] == [one["name"] for one in cited["authors"]]
 
 
-def test_dvc_calls_nobody_and_needs_no_remote():
-    import configobj
-
-    config = configobj.ConfigObj(str(ROOT / ".dvc" / "config"), list_values=False)
-    assert config["core"] == {"analytics": "false", "check_update": "false", "autostage": "false"}
-    assert not [section for section in config if section.startswith("'remote") or section.startswith("remote")]
-    assert set(text(".dvc/.gitignore").split()) == {"/config.local", "/tmp", "/cache"}
-
-
 def test_every_file_that_the_readme_links_is_there():
     readme = text("README.md")
     for link in re.findall(r"\]\(([^)#]+)\)", readme):

@@ -63,13 +63,18 @@ def first_samples(batch: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value[:PROVING] if name in alike else value for name, value in batch.items()}
 
 
+def out_of_memory(error: Exception) -> bool:
+    """Whether an error of torch says that memory was short, which is neither a batch's fault nor a plan's."""
+    return "memory" in f"{type(error).__name__} {error}".lower()
+
+
 @contextmanager
 def naming(task: str, number: int) -> Iterator[None]:
     """Turns a model's refusal of a batch (an unknown keyword, another image size, no image at all) into BadBatches."""
     try:
         yield
     except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-        if "memory" in f"{type(error).__name__} {error}".lower():
+        if out_of_memory(error):
             raise
         reason = " ".join(str(error).split())[:300]
         raise BadBatches(task, f"batch {number} is refused by the model ({reason})") from error

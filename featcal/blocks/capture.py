@@ -32,7 +32,9 @@ def model_call(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
     device = next(model.parameters()).device
     there = device.type != "meta"
     call = {name: value.to(device) if there and isinstance(value, Tensor) else value for name, value in batch.items()}
-    return call | {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else call
+    taken = inspect.signature(model.forward).parameters
+    hands_on = getattr(model, "can_generate", bool)() and any(one.kind is one.VAR_KEYWORD for one in taken.values())
+    return call | {"use_cache": False} if "use_cache" in taken or hands_on else call
 
 
 def arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

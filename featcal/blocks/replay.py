@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from featcal.blocks.activations import in_place
+from featcal.blocks.batches import out_of_memory
 from featcal.blocks.capture import Arguments, Features, block_outputs, feeding, first_inputs, model_call
 from featcal.blocks.experts import checked
 from featcal.blocks.plan import BlockPlan, Stack, blocks_of, part_of
@@ -65,7 +66,7 @@ def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) ->
         try:
             replayed = replay(model, plan, batch)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            if "memory" in f"{type(error).__name__} {error}".lower():
+            if out_of_memory(error):
                 raise
             reason = " ".join(str(error).split())[:200]
             raise BadPlan(type(model).__name__, f"its blocks cannot be run one by one ({reason})", NO_REPLAY) from error

@@ -14,14 +14,17 @@ from featcal.blocks.linear import side_by_side
 from featcal.blocks.norms import shift_of
 from featcal.calibration.choice import choose
 from featcal.calibration.observe import BlockView, Observation, observe
-from featcal.calibration.parts import block_parts
+from featcal.calibration.parts import block_parts, last_with_teacher
 from featcal.calibration.ranks import Ranks
 from featcal.calibration.record import BlockRecord, block_record
-from featcal.calibration.solve import affine_of, ends, load, solve
+from featcal.calibration.sites import Site, ends
+from featcal.calibration.solve import affine_of, anchors, load, solve
 from featcal.calibration.systems import Systems
 from featcal.calibration.tracks import Tracks, advance, advance_student, moved
+from featcal.core.kernel import KernelSystem, task_rows
+from featcal.core.moments import Rows
 from featcal.core.norm import norm_system
-from featcal.core.ridge import both_ends, prior_system, task_system
+from featcal.core.ridge import RidgeSystem, both_ends, prior_system, task_system
 from featcal.errors import BadCapture
 from featcal.settings import Calibration
 
@@ -50,12 +53,11 @@ def calibrate_block(
     experts: dict[str, dict[str, int]] = {}
     conditioning: list[float] = []
     parts = block_parts(student, tracks, view, settings) * settings.sweeps
-    led = [number for number, part in enumerate(parts) if part.modules.linears or part.attention]  # those that need the teacher
-    moving = led[-1] if led else len(parts) - 1  # the part with which its track moves on
+    moving = last_with_teacher(parts)
     merged = copy.deepcopy(student) if settings.sweeps > 1 else student  # else a part holds its merged weights until it is solved
     merged_way = {task: moved(student, view.stack, tracks[task].student) for task in tracks if settings.order == "stale"}
     with ExitStack() as open_:
-        base_block = open_.enter_context(base) if settings.prior else None
+        base_block = open_.enter_context(base) if settings.prior or view.tokens is not None else None
         for number, part in enumerate(parts):
             systems = Systems()
             for task, teacher in teachers():
@@ -65,7 +67,8 @@ def calibrate_block(
                 where = number == 0, number == moving, not experts
                 seen = observe(student, teacher, tracks[task], part, *where)  # Eqs. 13, 52, 56: sums
                 experts.setdefault(task, {}).update(seen.experts)
-                add_task(systems, seen, teacher, settings, base_block)  # Eqs. 10, 14, 58; the moments of one task at a time
+                # Eqs. 10, 14, 58; the moments of one task at a time
+                add_task(systems, seen, teacher, settings, base_block, merged)
             base_block = base_block or open_.enter_context(base)
             solved = solve(systems, merged, base_block, view.name, settings, ranks)  # Eqs. 11, 17, 51, 55, 59
             if settings.holds_out:
@@ -101,17 +104,29 @@ def replay_block(
 
 
 def add_task(
-    systems: Systems, seen: Observation, teacher: nn.Module, settings: Calibration, base: nn.Module | None = None
+    systems: Systems,
+    seen: Observation,
+    teacher: nn.Module,
+    settings: Calibration,
+    base: nn.Module | None = None,
+    merged: nn.Module | None = None,
 ) -> None:
-    """Add one task's share to every system of the block, site by site; the moments are consumed. base: needed for the prior."""
+    """Add one task's share to every system of the block, site by site; the moments are consumed.
+
+    base: needed for the prior, and with the merged block where tokens are kept.
+    """
     if systems.sites and systems.sites.keys() != seen.sites.keys():
         linears = sorted({name for site in systems.sites for name in site})
         raise BadCapture(linears, "they share inputs differently from task to task")
     for site in list(seen.sites):
         moments, expert = seen.sites.pop(site), expert_of(site[0], seen.experts)
+        W, b = side_by_side(teacher.get_submodule(name) for name in site)  # (o, d), (o,)
+        if isinstance(moments, Rows):
+            assert base is not None and merged is not None and settings.interpolation != "auto"
+            add_share(systems, site, task_rows(moments, W, b, *anchors(merged, base, site, settings), settings.interpolation))
+            continue
         if expert and seen.experts[expert] < FEWEST_TOKENS:
             moments.weight.zero_()  # the task's share is then the empty one, and without any the anchor is kept
-        W, b = side_by_side(teacher.get_submodule(name) for name in site)  # (o, d), (o,)
         affine = affine_of(teacher, site, settings)
         alpha = 1.0 if settings.interpolation == "auto" else settings.interpolation
         share = task_system(moments, W, b, alpha, settings.task_weights, affine)
@@ -120,11 +135,16 @@ def add_task(
         if settings.prior and base is not None:
             W_base = side_by_side(base.get_submodule(name) for name in site)[0]
             share += prior_system(W, W_base, settings.prior, ends(settings))
-        if site in systems.sites:
-            systems.sites[site] += share
-        else:
-            systems.sites[site] = share
+        add_share(systems, site, share)
     for name, norm_moments in seen.norms.items():
         norm = teacher.get_submodule(name)
         norm_share = norm_system(norm_moments, norm.get_parameter("weight").detach(), shift_of(norm))
         systems.norms[name] = systems.norms[name] + norm_share if name in systems.norms else norm_share
+
+
+def add_share(systems: Systems, site: Site, share: RidgeSystem | KernelSystem) -> None:
+    """Add one task's share to the system of its site, which the first one becomes."""
+    if site in systems.sites:
+        systems.sites[site] += share  # type: ignore[arg-type]  # a site has the same form in every task
+    else:
+        systems.sites[site] = share

@@ -7,8 +7,8 @@ from torch import nn
 from featcal.blocks.replay import step
 from featcal.calibration.observe import BlockView
 from featcal.calibration.ranks import Ranks
-from featcal.calibration.sites import solved_parameters
-from featcal.calibration.solve import Solved, ends, load
+from featcal.calibration.sites import ends, solved_parameters
+from featcal.calibration.solve import Solved, load
 from featcal.calibration.tracks import Tracks
 from featcal.core.drift import Drift
 from featcal.core.ridge import Solution

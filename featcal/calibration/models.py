@@ -15,9 +15,10 @@ from featcal.blocks.plan import BlockPlan
 from featcal.blocks.plans import plan_for
 from featcal.calibration.checks import check_models
 from featcal.errors import BadPlan
+from featcal.models.code import is_adapter
 from featcal.models.device import torch_device
 from featcal.models.load import load_as_calibrated, model_class
-from featcal.models.lora import without_adapters
+from featcal.models.lora import dense_model, without_adapters
 from featcal.models.mode import evaluation_mode
 from featcal.models.residency import Held, Resident
 from featcal.models.skeleton import same_tower
@@ -75,6 +76,8 @@ def hold_models(
         raise BadPlan(type(merged).__name__, "has no parameters", "give a model with blocks of linears")
     place, dtype = torch_device(device or first.device), dtype or first.dtype
     require(dtype.is_floating_point, "calibrate.dtype", str(dtype), "must be a floating-point type, such as torch.float32")
+    # of an adapter, whose tensors are none of the base's, the whole model is in memory
+    experts = {task: dense_model(base, e).to(place, dtype) if is_adapter(e) else e for task, e in experts.items()}
     given = {label("merged", merged): merged, label("base", base): base}
     given |= {label(f"expert {task!r}", experts[task]): experts[task] for task in sorted(experts)}
 

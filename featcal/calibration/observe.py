@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 from featcal.blocks.attention import attention_scores, received
 from featcal.blocks.capture import module_inputs, module_outputs
-from featcal.blocks.experts import following, routed
+from featcal.blocks.experts import expert_of, following, routed
 from featcal.blocks.linear import side_by_side, weight_of
 from featcal.blocks.norms import normalised
 from featcal.blocks.plan import Stack
 from featcal.blocks.replay import step
 from featcal.blocks.residual import residual_streams
 from featcal.calibration.sites import Modules, Site, shared_sites
-from featcal.calibration.tokens import Tokens, weights
+from featcal.calibration.tokens import Tokens, same_memory, weights
 from featcal.calibration.tracks import Tracks
-from featcal.core.moments import Moments
+from featcal.core.moments import Moments, Rows
 from featcal.core.norm import NormMoments
 from featcal.core.precision import HALF, product, wide
 from featcal.core.weighting import TokenRule
@@ -45,14 +45,15 @@ class BlockView:
     residual: float = 0.0  # β
     attention: bool = False  # tokens count by what they receive in the expert's attention, too
     spread: bool = False  # moments hold what λ is estimated from
+    tokens: int | None = None  # of all tasks, where sites with more features than that keep them; None: sums everywhere
     writers: tuple[str, ...] = ()  # linears whose outputs are added to the residual stream, where β > 0
 
 
 @dataclass
 class Observation:
-    """Moments of one task in one block (Eqs. 13, 52, 56)."""
+    """Moments of one task in one block (Eqs. 13, 52, 56), at sites of few tokens these themselves."""
 
-    sites: dict[Site, Moments] = field(default_factory=dict)
+    sites: dict[Site, Moments | Rows] = field(default_factory=dict)
     norms: dict[str, NormMoments] = field(default_factory=dict)
     experts: dict[str, int] = field(default_factory=dict)  # of a mixture: tokens without padding that each is given
 
@@ -170,7 +171,7 @@ class Expert:
 
 
 def add_linears(seen: Observation, x_cal: Inputs, expert: Expert, view: BlockView, tokens: Tokens) -> None:
-    """Add one batch to the moments of every site."""
+    """Add one batch to the moments of every site, or to its tokens."""
     sites = shared_sites(x_cal, view.modules.linears, lambda name, x: weights(view.name, name, x, tokens, view.rule, view.last))
     if seen.sites and seen.sites.keys() != sites.keys():
         raise BadCapture([view.name], "its linears share inputs differently from one batch to the next")
@@ -180,11 +181,20 @@ def add_linears(seen: Observation, x_cal: Inputs, expert: Expert, view: BlockVie
         if site not in seen.sites:
             d, o = x.shape[1], sum(len(weight_of(expert.block.get_submodule(name))) for name in site)
             width = o if lagging or o < FOLDED_SHARE * d else None
-            seen.sites[site] = Moments.zero(d, width, x.device, lagging, view.spread)
+            small = keeps_tokens(site, x_cal[site[0]], tokens) and view.tokens is not None and view.tokens < d
+            seen.sites[site] = Rows() if small else Moments.zero(d, width, x.device, lagging, view.spread)
         moments, outputs = seen.sites[site], None
+        if isinstance(moments, Rows):
+            moments.add(x, target, w.flatten(), expert.lag(site, wide(x)) if lagging else None)
+            continue
         if moments.folded:
             outputs = expert.outputs(site)
         moments.add(x, target, w.flatten(), outputs, expert.lag(site, outputs) if lagging and outputs is not None else None)
+
+
+def keeps_tokens(site: Site, x: Tensor, tokens: Tokens) -> bool:
+    """Whether a site reads as many tokens as the block does: not those of another stack, nor a mixture's expert its own."""
+    return not (expert_of(site[0], tokens.routed) or (tokens.fed is not None and same_memory(x, tokens.fed)))
 
 
 def add_norm(seen: Observation, name: str, x: Tensor, norm: nn.Module, view: BlockView, tokens: Tokens) -> None:

@@ -3,7 +3,7 @@
 Both that order and the linears that write into the residual stream are seen from one batch, not told by names of modules.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor, nn
@@ -28,6 +28,12 @@ def block_parts(student: nn.Module, tracks: Mapping[str, Tracks], view: BlockVie
     if settings.order != "sites":
         return [view]
     return [replace(view, modules=modules) for modules in in_forward_order(student, first, view)]
+
+
+def last_with_teacher(parts: Sequence[BlockView]) -> int:
+    """The part with which the teacher's track moves on: the last one that needs the teacher, or that there is."""
+    led = [number for number, part in enumerate(parts) if part.modules.linears or part.attention]
+    return led[-1] if led else len(parts) - 1
 
 
 def residual_writers(student: nn.Module, tracks: Tracks, view: BlockView) -> tuple[str, ...]:

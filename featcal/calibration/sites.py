@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from featcal.blocks.coverage import solved_modules
 from featcal.blocks.experts import unpacked_experts
 from featcal.calibration.tokens import same_memory
+from featcal.settings import Calibration
 
 Site = tuple[str, ...]  # names of the linears within their block, in the block's own order
 Weigh = Callable[[str, Tensor], Tensor]  # module name and its input (batch, tokens, d) -> weights of its rows
@@ -44,6 +45,19 @@ def shared_sites(inputs: Mapping[str, Tensor], linears: Sequence[str], weigh: We
         else:
             groups.append(([name], w))
     return {tuple(names): weights for names, weights in groups}
+
+
+def ends(settings: Calibration) -> int:
+    """How often the outputs of a site stand side by side in its system: for α = 0 and α = 1 where α is still to be chosen."""
+    return 2 if settings.interpolation == "auto" else 1
+
+
+def has_kernel_form(settings: Calibration, processes: int) -> bool:
+    """Whether sites with more features than tokens are solved by their tokens (`core.kernel`), which one process has all of.
+
+    A prior makes the left side more than tokens do, λ is estimated from d × d sums, and both ends of α need them twice.
+    """
+    return processes == 1 and not settings.prior and settings.shrinkage == "fixed" and ends(settings) == 1
 
 
 def solved_parameters(block: nn.Module, modules: Modules) -> dict[str, nn.Parameter]:

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from featcal.blocks.linear import load_side_by_side, side_by_side
 from featcal.blocks.norms import shift_of
 from featcal.calibration.ranks import Ranks
-from featcal.calibration.sites import Site
+from featcal.calibration.sites import Site, ends
 from featcal.calibration.systems import Systems
+from featcal.core.kernel import KernelSystem, solve_kernel
 from featcal.core.norm import NormSystem, solve_norm
 from featcal.core.ridge import Solution, anchor, joined, ledoit_wolf, solve_ridge
 from featcal.settings import Calibration
@@ -22,21 +23,27 @@ class Solved:
     norms: dict[str, tuple[Tensor, Tensor | None]]  # scale and shift
 
 
+def anchors(merged: nn.Module, base: nn.Module, site: Site, settings: Calibration) -> tuple[Tensor, Tensor]:
+    """What the ridge pulls a site's weight and bias to (Eqs. 11, 51), as often as its outputs stand side by side."""
+    (W, b), (W_base, b_base) = (side_by_side(block.get_submodule(name) for name in site) for block in (merged, base))
+    A, a = anchor(W, W_base, settings.anchor_blend), anchor(b, b_base, settings.anchor_blend)  # (o, d), (o,)
+    return (A.repeat(2, 1), a.repeat(2)) if ends(settings) > 1 else (A, a)
+
+
 def solve(systems: Systems, merged: nn.Module, base: nn.Module, place: str, settings: Calibration, ranks: Ranks) -> Solved:
     """Solve every system against its anchor, from blocks with the merged and the base weights. The systems are consumed."""
-    systems, rho = ranks.summed(systems), settings.anchor_blend
+    systems = ranks.summed(systems)
     solutions = {}
     for site in list(systems.sites):
-        W, b = side_by_side(merged.get_submodule(name) for name in site)  # (o, d), (o,)
-        W_base, b_base = side_by_side(base.get_submodule(name) for name in site)
-        A, a = anchor(W, W_base, rho), anchor(b, b_base, rho)  # Eqs. 11, 51
-        if ends(settings) > 1:
-            A, a = A.repeat(2, 1), a.repeat(2)
-        system = systems.sites.pop(site)
+        A, a = anchors(merged, base, site, settings)
+        system, affine, name = systems.sites.pop(site), affine_of(merged, site, settings), f"{place}.{'+'.join(site)}"
+        if isinstance(system, KernelSystem):
+            solutions[site] = solve_kernel(system, A, a, settings.ridge, settings.task_weights, affine, site=name)
+            continue
         ridge = settings.ridge if settings.shrinkage == "fixed" else ledoit_wolf(system)
-        if affine_of(merged, site, settings) == "joint":
+        if affine == "joint":
             system = joined(system, a, ridge)
-        solutions[site] = solve_ridge(system, A, a, ridge, site=f"{place}.{'+'.join(site)}")  # Eqs. 17, 55
+        solutions[site] = solve_ridge(system, A, a, ridge, site=name)  # Eqs. 17, 55
     norms = {
         name: solved_norm(sums, merged.get_submodule(name), base.get_submodule(name), settings)
         for name, sums in systems.norms.items()
@@ -69,8 +76,3 @@ def affine_of(block: nn.Module, site: Site, settings: Calibration) -> str:
     """How weight and bias of a site are solved: one after the other where not all of its linears have a bias."""
     with_bias = all(isinstance(block.get_submodule(name).bias, Tensor) for name in site)
     return settings.affine if with_bias else "separate"
-
-
-def ends(settings: Calibration) -> int:
-    """How often the outputs of a site stand side by side in its system: for α = 0 and α = 1 where α is still to be chosen."""
-    return 2 if settings.interpolation == "auto" else 1

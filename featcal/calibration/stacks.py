@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from featcal.blocks.batches import check_batch, first_samples, naming
+from featcal.blocks.linear import weight_of
 from featcal.blocks.plan import Stack, blocks_of
 from featcal.blocks.replay import check_replay
 from featcal.calibration.batches import Stream, on_device
@@ -15,12 +16,12 @@ from featcal.calibration.block import calibrate_block, replay_block
 from featcal.calibration.fingerprint import fingerprint
 from featcal.calibration.models import Models
 from featcal.calibration.observe import BlockView, Observation, observe
-from featcal.calibration.parts import block_parts
+from featcal.calibration.parts import block_parts, last_with_teacher
 from featcal.calibration.published import Published
 from featcal.calibration.ranks import Ranks
 from featcal.calibration.record import BlockRecord, line
 from featcal.calibration.run_folder import RunFolder, block_name
-from featcal.calibration.sites import calibrated_modules, solved_parameters
+from featcal.calibration.sites import Modules, calibrated_modules, has_kernel_form, solved_parameters
 from featcal.calibration.spooled_list import SpooledList
 from featcal.calibration.tracks import HandedOn, Tracks, advance, hand_on, start_tracks
 from featcal.core.weighting import TokenRule
@@ -127,7 +128,8 @@ def calibrate_stack(run: Run, stack: Stack, tracks: Mapping[str, Tracks], fed: s
         with run.models.student.block(f"{stack.blocks}.{index}") as block:
             modules = calibrated_modules(block, run.settings.norm, run.settings.modules)
             residual = run.settings.residual_at(index / max(count - 1, 1))
-            more = {"attention": run.settings.weights == "attention", "spread": run.settings.shrinkage == "ledoit_wolf"}
+            more: Any = {"attention": run.settings.weights == "attention", "spread": run.settings.shrinkage == "ledoit_wolf"}
+            more["tokens"] = kept_tokens(run, block, modules, tracks)
             view = BlockView(block_name(stack, index), stack, index + 1 == count, modules, rule, fed, residual, **more)
             if not run.solves:
                 watch_block(run, block, f"{stack.blocks}.{index}", tracks, view)
@@ -137,6 +139,14 @@ def calibrate_stack(run: Run, stack: Stack, tracks: Mapping[str, Tracks], fed: s
         if run.progress:
             run.progress(line(record, run.tasks, time.perf_counter() - start) + ("  (solved before)" if known else ""))
     return records
+
+
+def kept_tokens(run: Run, block: nn.Module, modules: Modules, tracks: Mapping[str, Tracks]) -> int | None:
+    """The tokens of all tasks where some linear reads more features than that and is solved by them (`core.kernel`)."""
+    tokens = sum(track.tokens for track in tracks.values())
+    widest = max((weight_of(block.get_submodule(name)).shape[1] for name in modules.linears), default=0)
+    kernel = has_kernel_form(run.settings, run.ranks.world) and not run.published
+    return tokens if kernel and tokens < widest else None
 
 
 def weighing(rule: TokenRule) -> TokenRule:
@@ -161,7 +171,7 @@ def watch_block(run: Run, block: nn.Module, path: str, tracks: Mapping[str, Trac
     parts = block_parts(block, tracks, view, run.settings)
     for number, part in enumerate(parts):
         for task, teacher in in_turn(run.sampled, path):
-            observe(block, teacher, tracks[task], part, number == 0, number + 1 == len(parts))
+            observe(block, teacher, tracks[task], part, number == 0, number == last_with_teacher(parts))
     for task in tracks:
         advance(block, view.stack, tracks[task].student)
 

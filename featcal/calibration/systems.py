@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from featcal.calibration.sites import Site
+from featcal.core.kernel import KernelSystem
 from featcal.core.norm import NormSystem
 from featcal.core.ridge import RidgeSystem
 
@@ -11,5 +12,5 @@ from featcal.core.ridge import RidgeSystem
 class Systems:
     """The systems of one block, summed over the tasks added so far."""
 
-    sites: dict[Site, RidgeSystem] = field(default_factory=dict)
+    sites: dict[Site, RidgeSystem | KernelSystem] = field(default_factory=dict)
     norms: dict[str, NormSystem] = field(default_factory=dict)

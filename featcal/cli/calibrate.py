@@ -129,7 +129,7 @@ def calibrate(
     from featcal.calibration.run_folder import beside
     from featcal.data.calibration import Draw, drawn, held_out
     from featcal.merging.dense import check_adapter
-    from featcal.merging.statistics import Statistics
+    from featcal.merging.stored_statistics import Statistics
     from featcal.models.products import onednn_products
     from featcal.storage.results import run_record, write_json
 

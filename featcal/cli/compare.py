@@ -11,10 +11,11 @@ from featcal.cli.arguments import device_named, dtype_named, existing_folder, na
 from featcal.cli.calibrate import DATA
 from featcal.cli.model_folders import skeleton, word_rows
 from featcal.cli.publish import Card, result
-from featcal.cli.recipe import EXPERT, Named, is_adapter, whole_experts
+from featcal.cli.recipe import EXPERT, Named, whole_experts
 from featcal.cli.stacks import STACK, stacks_named
 from featcal.cli.terminal import Json, Quiet, say_json, table
 from featcal.errors import BadSetting
+from featcal.models.code import is_adapter
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult

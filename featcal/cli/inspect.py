@@ -12,11 +12,11 @@ from typer import Argument, Option
 
 from featcal.cli.arguments import existing_folder
 from featcal.cli.model_folders import require_names
-from featcal.cli.recipe import refuse_adapter
 from featcal.cli.solved import plan_as_mapping, shape_text, show_plan
 from featcal.cli.terminal import Json, say, say_json, table
 from featcal.errors import FeatCalError
 from featcal.interchange.mergekit import beside_merged, read_recipe
+from featcal.models.code import refuse_adapter
 
 if TYPE_CHECKING:
     from featcal.storage.checkpoint import LazyCheckpoint

@@ -146,7 +146,7 @@ WORDS = {
     r"^compare\.models:": "--model:",
     r"\bno_harm and interpolation auto\b": "--no-harm",
 }
-KEY = re.compile(r"(?<![\w.-])(calibrate|merge)\.([a-z]+(?:_[a-z]+)*)(?![\w.])")
+KEY = re.compile(r"(?<![\w.-])(calibrate|merge|tune)\.([a-z]+(?:_[a-z]+)*)(?![\w.])")
 
 
 def in_options(text: str) -> str:

@@ -75,7 +75,7 @@ def merge(
     from featcal.data.calibration import Draw, drawn
     from featcal.merging.merge import merge as merged
     from featcal.merging.methods import method_named
-    from featcal.merging.statistics import Statistics
+    from featcal.merging.stored_statistics import Statistics
     from featcal.models.products import onednn_products
 
     method_named(method).check_needs(places or told or None, head)  # before samples are read

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from featcal.cli.recipe import Named, refuse_adapter
+from featcal.cli.recipe import Named
 from featcal.cli.terminal import note
 from featcal.errors import BadFile, MissingPath, TensorsDiffer
+from featcal.models.code import refuse_adapter
 
 if TYPE_CHECKING:
     from torch import nn

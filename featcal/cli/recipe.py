@@ -15,10 +15,10 @@ from featcal.cli.arguments import existing_folder, named_folders
 from featcal.cli.terminal import note
 from featcal.errors import BadFile, BadSetting, MissingPath
 from featcal.interchange.mergekit import Recipe, Reference, beside_merged, hint, read_recipe
+from featcal.models.code import is_adapter
 
 HELP = "mergekit's recipe, for base and experts; the mergekit_config.yml in the merged folder left out."
 EXPERT = "An expert; once for each. LoRA folders too."
-ADAPTER = "adapter_config.json"  # of a LoRA folder, which is an expert once it is added to the base
 CONFIGURATION = ["*.json", "*.txt", "*.model", "*.jinja", "README.md"]
 HUB = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -71,18 +71,6 @@ def named_models(
     if read is not None:
         note(f"{read.file}: base {folder}; experts " + ", ".join(f"{name}={place}" for name, place in experts.items()))
     return Named(folder, experts, under, read)
-
-
-def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter and no model of its own."""
-    return (folder / ADAPTER).is_file() and not (folder / "config.json").is_file()
-
-
-def refuse_adapter(folder: Path) -> None:
-    """Raise BadFile for an adapter where a model of its own is needed."""
-    if is_adapter(folder):
-        whole = f"featcal merge average --base BASE --expert NAME={folder} --out WHOLE makes a model of it and its base"
-        raise BadFile(folder, "a LoRA adapter, not a model", "merge, calibrate and compare take it as an expert", whole)
 
 
 def tell_unknown(recipe: Recipe) -> None:

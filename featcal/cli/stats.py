@@ -9,8 +9,8 @@ from featcal.cli.arguments import device_named, existing_folder, named_places, n
 from featcal.cli.calibrate import PICTURES, TEXT
 from featcal.cli.model_folders import skeleton
 from featcal.cli.publish import Push, push, require_hub
-from featcal.cli.recipe import refuse_adapter
 from featcal.cli.terminal import Json, Quiet, note, say, say_json
+from featcal.models.code import refuse_adapter
 
 EPILOG = f"""Pictures: {PICTURES}. Text: {TEXT}.
 

@@ -5,7 +5,7 @@ Legend: n tokens · d inputs · o outputs · w token weights. Knows nothing of m
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -106,3 +106,20 @@ class Moments:
     def sums(self) -> tuple[Tensor, ...]:
         """Everything that adds."""
         return (self.G, self.C, self.cal, self.exp, self.weight, *(s for s in (self.lag, self.spread) if s is not None))
+
+
+@dataclass
+class Rows:
+    """The tokens of one task at one site, batch by batch: what `Moments` are sums of, for `kernel.py`."""
+
+    x_cal: list[Tensor] = field(default_factory=list)  # (n, d)
+    x_exp: list[Tensor] = field(default_factory=list)  # (n, d)
+    w: list[Tensor] = field(default_factory=list)  # (n,)
+    lag: list[Tensor] = field(default_factory=list)  # (n, o)  β (r_exp − r_cal), where the residual stream is aimed at
+
+    def add(self, x_cal: Tensor, x_exp: Tensor, w: Tensor, lag: Tensor | None = None) -> None:
+        """Keep copies of n tokens, but for those without weight: x_cal, x_exp (n, d); w (n,), at least 0; lag (n, o)."""
+        kept = w != 0
+        for into, given in ((self.x_cal, x_cal), (self.x_exp, x_exp), (self.w, w), (self.lag, lag)):
+            if given is not None:
+                into.append(given[kept])

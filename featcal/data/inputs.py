@@ -9,7 +9,11 @@ from inspect import signature
 from typing import Any, Literal
 
 from torch import nn
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
 
 from featcal.errors import BadData
 
@@ -33,9 +37,13 @@ class Input:
 
 
 def input_of(model: nn.Module) -> Input:
-    """What a model of transformers is given; its numbers may be on meta. Raises: BadData for sound, video or two inputs."""
+    """What a model of transformers is given; its numbers may be on meta. One that talks about pictures is given text alone.
+
+    Raises: BadData for sound, video or two inputs that both have to be there.
+    """
     name, taken = type(model).__name__, set(signature(model.forward).parameters)
-    pictures, text = "pixel_values" in taken, "input_ids" in taken
+    talks = name in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()
+    pictures, text = "pixel_values" in taken and not talks, "input_ids" in taken
     if pictures == text or (pictures and _modalities(model) != {"image"}):
         takes = "pictures and text together" if pictures and text else getattr(model, "main_input_name", "nothing known")
         raise BadData(
@@ -46,12 +54,13 @@ def input_of(model: nn.Module) -> Input:
         )
     if pictures:
         return Input("pictures")
-    config: Any = model.config
+    own: Any = model.config
+    config = own.get_text_config() if talks else own
     vocabulary = getattr(config, "vocab_size", None)
     if "decoder_input_ids" in taken:
         start = getattr(config, "decoder_start_token_id", None)
-        return Input("pair", False, "labels" in taken, vocabulary, positions_of(model), start)
-    return Input("text", is_causal(name, config.model_type), True, vocabulary, positions_of(model))
+        return Input("pair", False, "labels" in taken, vocabulary, positions_of(model, config), start)
+    return Input("text", talks or is_causal(name, config.model_type), True, vocabulary, positions_of(model, config))
 
 
 def is_causal(name: str, kind: str) -> bool:
@@ -60,9 +69,9 @@ def is_causal(name: str, kind: str) -> bool:
     return name in causal.values() or (kind in causal and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES)
 
 
-def positions_of(model: nn.Module) -> int | None:
-    """How many tokens a model has positions for. RoBERTa's table holds some more rows, up to the one of padding."""
-    limit = getattr(model.config, "max_position_embeddings", None)
+def positions_of(model: nn.Module, config: Any) -> int | None:
+    """How many tokens a model has positions for, by its configuration of text; RoBERTa's table has more rows, up to padding's."""
+    limit = getattr(config, "max_position_embeddings", None)
     if not isinstance(limit, int):
         return None
     for module in model.modules():

@@ -104,7 +104,7 @@ def require_blocks_alike(models: Mapping[str, Held], plan: BlockPlan | None) -> 
 def plan_part(module: nn.Module, plan: BlockPlan | None) -> nn.Module:
     """The blocks of a model as one module."""
     stacks = plan_for(module, plan).stacks
-    return nn.ModuleDict({stack.name: module.get_submodule(stack.blocks) for stack in stacks})
+    return nn.ModuleDict({stack.name.replace(".", "_"): module.get_submodule(stack.blocks) for stack in stacks})
 
 
 @dataclass

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from featcal.errors import BadFile, BadSetting, MissingPath, MissingTensor, NotFinite, TensorsDiffer, TruncatedFile
 from featcal.merging.sources import Source, source
+from featcal.models.code import is_adapter
 from featcal.models.lora import without_adapters
 from featcal.settings import require
 from featcal.storage.results import read_json
@@ -29,11 +30,6 @@ PLAIN: Mapping[str, tuple[object, ...]] = {
     "trainable_token_indices": ([], {}, None),
     "lora_bias": (False, None),
 }
-
-
-def is_adapter(model: object) -> bool:
-    """Whether an expert is a folder with an adapter and no model of its own."""
-    return isinstance(model, str | Path) and (Path(model) / CONFIG).is_file() and not (Path(model) / "config.json").is_file()
 
 
 def named_experts(experts: Mapping[str, Any] | Sequence[Any], place: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Sums run in float64: a mean of equal experts is that expert to the bit, and the order of the tasks does not matter.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
@@ -23,12 +23,17 @@ def average_tensor(base: Tensor, experts: Sequence[Tensor]) -> Tensor:
     return (total / len(experts)).to(base.dtype)
 
 
-def task_arithmetic_tensor(base: Tensor, experts: Sequence[Tensor], scale: float) -> Tensor:
-    """θ = θ₀ + s Σ τᵢ. Returns: the base's shape and dtype. Source: Ilharco et al., 2023; s = 0.3 for eight tasks."""
-    total = base.double() * 0
+def total(base: Tensor, experts: Sequence[Tensor]) -> Tensor:
+    """Σ τᵢ in float64."""
+    found = base.double() * 0
     for vector in task_vectors(base, experts):
-        total += vector
-    return (base.double() + scale * total).to(base.dtype)
+        found += vector
+    return found
+
+
+def moved_tensor(base: Tensor, vector: Tensor, scale: float) -> Tensor:
+    """θ₀ + s τ, rounded once. Returns: the base's shape and dtype."""
+    return (base.double() + scale * vector).to(base.dtype)
 
 
 def average(job: Job) -> Iterator[Named]:
@@ -37,5 +42,11 @@ def average(job: Job) -> Iterator[Named]:
 
 
 def task_arithmetic(job: Job) -> Iterator[Named]:
-    """Every tensor by task arithmetic."""
-    return tensor_by_tensor(job, job.names, lambda base, experts: task_arithmetic_tensor(base, experts, job.settings.scale))
+    """Task arithmetic's task vector of every tensor, τ = Σ τᵢ. Source: Ilharco et al., 2023; s = 0.3 for eight tasks."""
+    return tensor_by_tensor(job, job.names, total)
+
+
+def moved(job: Job, vectors: Iterable[Named], scale: float) -> Iterator[Named]:
+    """Every tensor moved along its task vector: θ₀ + s τ."""
+    for name, vector in vectors:
+        yield name, moved_tensor(job.base.finite_tensor(name).to(vector.device), vector, scale)

@@ -28,13 +28,12 @@ def masked(vector: Tensor, keep: float, remove: float) -> Tensor:
     return vector * mask
 
 
-def breadcrumbs_tensor(base: Tensor, experts: Sequence[Tensor], keep: float, remove: float, scale: float) -> Tensor:
-    """θ = θ₀ + s Σ mᵢ ∘ τᵢ. Returns: the base's shape and dtype."""
-    vectors = [masked(vector, keep, remove) for vector in task_vectors(base, experts)]
-    return (base.double() + scale * sum(vectors[1:], vectors[0])).to(base.dtype)
-
-
 def breadcrumbs(job: Job) -> Iterator[Named]:
-    """Every tensor by Model Breadcrumbs."""
-    keep, remove, scale = job.settings.keep, job.settings.remove, job.settings.scale
-    return tensor_by_tensor(job, job.names, lambda base, experts: breadcrumbs_tensor(base, experts, keep, remove, scale))
+    """The task vector of every tensor by Model Breadcrumbs, τ = Σ mᵢ ∘ τᵢ."""
+    keep, remove = job.settings.keep, job.settings.remove
+
+    def merged(base: Tensor, experts: Sequence[Tensor]) -> Tensor:
+        vectors = [masked(vector, keep, remove) for vector in task_vectors(base, experts)]
+        return sum(vectors[1:], vectors[0])
+
+    return tensor_by_tensor(job, job.names, merged)

@@ -19,14 +19,13 @@ def tall_masks(vectors: Sequence[Tensor], threshold: float) -> Tensor:
     return torch.stack([vector.abs() > threshold * (total - vector).abs() for vector in vectors])
 
 
-def consensus_tensor(base: Tensor, experts: Sequence[Tensor], threshold: float, tasks: int, scale: float) -> Tensor:
-    """θ = θ₀ + s m ∘ Σ τᵢ with m = [Σ mᵢ ≥ k]; k = 0 is task arithmetic. Returns: the base's shape and dtype."""
-    vectors = task_vectors(base, experts)
-    mask = tall_masks(vectors, threshold).sum(0) >= tasks
-    return (base.double() + scale * (mask * sum(vectors[1:], vectors[0]))).to(base.dtype)
-
-
 def consensus(job: Job) -> Iterator[Named]:
-    """Every tensor by consensus task arithmetic."""
-    threshold, tasks, scale = job.settings.threshold, job.settings.tasks, job.settings.scale
-    return tensor_by_tensor(job, job.names, lambda base, experts: consensus_tensor(base, experts, threshold, tasks, scale))
+    """The task vector of every tensor by Consensus TA, τ = m ∘ Σ τᵢ with m = [Σ mᵢ ≥ k]; k = 0 is task arithmetic."""
+    threshold, tasks = job.settings.threshold, job.settings.tasks
+
+    def merged(base: Tensor, experts: Sequence[Tensor]) -> Tensor:
+        vectors = task_vectors(base, experts)
+        mask = tall_masks(vectors, threshold).sum(0) >= tasks
+        return mask * sum(vectors[1:], vectors[0])
+
+    return tensor_by_tensor(job, job.names, merged)

@@ -65,10 +65,10 @@ def sparse(job: Job) -> Job:
 
 
 def dare(job: Job) -> Iterator[Named]:
-    """Every tensor by task arithmetic on DARE's experts."""
+    """The task vector of every tensor by task arithmetic on DARE's experts."""
     yield from task_arithmetic(sparse(job))
 
 
 def dare_ties(job: Job) -> Iterator[Named]:
-    """Every tensor by TIES on DARE's experts."""
+    """The task vector of every tensor by TIES on DARE's experts."""
     yield from ties(sparse(job))

@@ -3,15 +3,13 @@
 Methods that run the experts then run them with the base's tables, so the data are to be tokenised with the base's tokenizer.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from featcal.merging.job import Named
-from featcal.merging.settings import is_vocabulary
 from featcal.merging.sources import Source
+from featcal.merging.vocabulary import is_vocabulary
 
 
 @dataclass(frozen=True)
@@ -40,13 +38,13 @@ class Without:
 
 def kept_embeddings(
     base: Source, experts: dict[str, Source], keep: bool, apart: frozenset[str] = frozenset()
-) -> tuple[Iterator[Named], Source, dict[str, Source]]:
-    """The base's tables of words as they are, and base and experts without theirs; with `keep` off all of them as they were.
+) -> tuple[list[str], Source, dict[str, Source]]:
+    """Names of the base's tables of words, which stay as is, and all models without theirs; with `keep` off all as it was.
 
     apart: further tensors that stay the base's.
     """
     hidden = apart | frozenset(n for s in (base, *experts.values()) for n in s.names if keep and is_vocabulary(n))
-    kept = ((name, base.finite_tensor(name)) for name in base.names if name in hidden)
     if not hidden:
-        return kept, base, experts
+        return [], base, experts
+    kept = [name for name in base.names if name in hidden]
     return kept, Without(base, hidden), {task: Without(expert, hidden) for task, expert in experts.items()}

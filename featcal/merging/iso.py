@@ -48,7 +48,7 @@ def iso_cts_matrix(vectors: Sequence[Tensor], common: float) -> Tensor:
 
 
 def iso_c(job: Job) -> Iterator[Named]:
-    """Every matrix by Iso-C, every other tensor by the mean of the task vectors, all of it scaled."""
+    """The task vector of every matrix by Iso-C, of every other tensor the mean of the experts'."""
     yield from matrix_by_matrix(job, iso_c_matrix)
 
 

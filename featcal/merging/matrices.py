@@ -8,7 +8,7 @@ from torch import Tensor
 
 from featcal.merging.arithmetic import task_vectors
 from featcal.merging.job import Job, Named
-from featcal.merging.settings import is_vocabulary
+from featcal.merging.vocabulary import is_vocabulary
 
 STACKED = (("q_proj", "k_proj", "v_proj"), ("q", "k", "v"), ("query", "key", "value"))
 NO_LINEAR = "relative_attention_bias.weight"  # T5 keeps this table of positions inside its first block
@@ -21,13 +21,11 @@ def matrix_groups(job: Job) -> list[tuple[str, ...]]:
 
 
 def matrix_by_matrix(job: Job, merged: Callable[[Sequence[Tensor]], Tensor]) -> Iterator[Named]:
-    """θ₀ + s τ: of a matrix τ is what `merged` makes of its task vectors (o, d) in float64, of any other tensor their mean."""
+    """τ of every tensor: of a matrix what `merged` makes of its task vectors (o, d) in float64, of any other their mean."""
     matrices = {names[0] for names in matrix_groups(job)}
     for number, name in enumerate(job.names, start=1):
-        base, experts = job.read(name)
-        vectors = task_vectors(base, experts)
-        tau = merged(vectors) if name in matrices else sum(vectors[1:], vectors[0]) / len(vectors)
-        yield name, (base.double() + job.settings.scale * tau).to(base.dtype)
+        vectors = task_vectors(*job.read(name))
+        yield name, merged(vectors) if name in matrices else sum(vectors[1:], vectors[0]) / len(vectors)
         job.progress(f"{number}/{len(job.names)}: {name}")
 
 

@@ -1,8 +1,8 @@
 """The public function `merge`: modules or folders in, a module or a folder out. Which method does what stands in methods.py."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -11,16 +11,18 @@ import torch
 from torch import nn
 from transformers import AutoConfig, CLIPModel, CLIPVisionModel
 
-from featcal.merging.adapters import expert_sources, is_adapter, named_experts
+from featcal.merging.adapters import expert_sources, named_experts
+from featcal.merging.arithmetic import moved
 from featcal.merging.card import merge_card
 from featcal.merging.embeddings import kept_embeddings
 from featcal.merging.head import read_head
-from featcal.merging.job import Batches, Job, silent
+from featcal.merging.job import Batches, Job, Named, silent
 from featcal.merging.methods import Method, method_named
 from featcal.merging.settings import MergeSettings
-from featcal.merging.sources import source
+from featcal.merging.sources import Source, require_alike, source
 from featcal.merging.stream import Target, fill, merged_tensors, size_of, write_merged
 from featcal.merging.towers import aligned
+from featcal.models.code import is_adapter
 from featcal.models.device import torch_device
 from featcal.models.load import VISION, load_model, load_vision, model_class
 from featcal.settings import require
@@ -66,7 +68,7 @@ def merge(
     head:     for adamerging and fisher: a heads.safetensors, or its tensors: visual_projection, logit_scale, head/<task>.
     embeddings: "merge", or "base": tables of words are the base's, so that experts may have other vocabularies.
     device:   where it is computed.   progress: a function that is given one line per finished piece.
-    settings: the method's own, such as scale=0.3 (featcal/merging/settings.py); those left out are the paper's.
+    settings: the method's own, such as scale=0.3 (featcal/merging/method_settings.py); those left out are the paper's.
     Returns:  the merged module, or the path `out`. `merge_recorded` returns the record as well.
     Raises:   UnknownKey, BadSetting; MissingTensor, TensorsDiffer when the models do not fit; NotFinite; Diverged; DiskFull.
     """
@@ -101,6 +103,93 @@ def merge_recorded(
     **settings: Unpack[MergeSettings],
 ) -> Merged:
     """As `merge`, with the record of the run."""
+    work = opened_merge(method, base, experts, batches, head, embeddings, device, progress, settings)
+    return work.result(work.job, work.rule.tensors(work.job), out)
+
+
+def merge_vectors(
+    method: str,
+    base: Model,
+    experts: Mapping[str, Model] | Sequence[Model],
+    *,
+    batches: Batches | None = None,
+    head: str | Path | Mapping[str, torch.Tensor] | None = None,
+    embeddings: str = "merge",
+    device: str | torch.device = "cpu",
+    progress: Callable[[str], None] = silent,
+    **settings: Unpack[MergeSettings],
+) -> "Vectors":
+    """A merge θ₀ + s τ whose scale s is still open, so that several are tried for the price of one; `merge` says what is given.
+
+    Returns: `Vectors`, every τ in memory.   Raises: as `merge`; BadSetting for a method whose result is not θ₀ + s τ.
+    """
+    work = opened_merge(method, base, experts, batches, head, embeddings, device, progress, settings)
+    require(work.rule.scaled, "merge.method", method, "must be one that adds its task vectors times a scale to the base")
+    require_alike(work.job.base, work.job.experts)
+    return Vectors(work, dict(work.rule.found(work.job)))
+
+
+@dataclass(frozen=True)
+class Merge:
+    """One merge, opened and checked: rule and job, and what its result is like."""
+
+    rule: Method
+    job: Job
+    kept: Sequence[str]  # tensors that stay the base's
+    origin: Source
+    base: Any
+    part: str | None
+    named: Mapping[str, Any]
+
+    def result(self, job: Job, found: Iterator[Named], out: str | Path | None) -> Merged:
+        """A module, or the folder `out`, of what is found, which may be of other settings than were opened."""
+        tensors = self._recorded(job, found)
+        if out is None:
+            return Merged(fill(module_like(self.base, self.part), tensors), None, job.record)
+        target = merge_target(self.base, self.part, size_of(self.origin))
+        card = merge_card(self.rule, job.settings, self.base, self.named, target.architecture)
+        return Merged(None, write_merged(tensors, out, target, job.record, card), job.record)
+
+    def _recorded(self, job: Job, found: Iterator[Named]) -> Iterator[Named]:
+        """The merged tensors, then those that stay the base's; a record that has entries is told what it is of."""
+        yield from merged_tensors(job, found)
+        yield from ((name, self.origin.finite_tensor(name)) for name in self.kept)
+        if job.record:
+            about = {"method": self.rule.name, "source": self.rule.source} | ({"note": self.rule.note} if self.rule.note else {})
+            kept = dict(job.record)
+            job.record.clear()
+            job.record.update(about, settings=asdict(job.settings), experts=list(job.experts), **kept)
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Task vectors τ of a merged model, by tensor in float64."""
+
+    work: Merge
+    found: Mapping[str, torch.Tensor]
+
+    def at(self, scale: float, out: str | Path | None = None) -> nn.Module | Path:
+        """The model θ₀ + scale · τ, bit for bit what `merge` makes with this scale; or the folder `out`."""
+        settings = self.work.rule.settings({**asdict(self.work.job.settings), "scale": scale})
+        job = replace(self.work.job, settings=settings, record=dict(self.work.job.record))
+        merged = self.work.result(job, moved(job, self.found.items(), scale), out)
+        result = merged.model or merged.folder
+        assert result is not None
+        return result
+
+
+def opened_merge(
+    method: str,
+    base: Model,
+    experts: Mapping[str, Model] | Sequence[Model],
+    batches: Batches | None,
+    head: Any,
+    embeddings: str,
+    device: str | torch.device,
+    progress: Callable[[str], None],
+    settings: Mapping[str, Any],
+) -> Merge:
+    """The merge that `merge` is asked for, before anything is computed. Raises: what it says."""
     rule = method_named(method)
     chosen = rule.settings(settings)
     rule.check_needs(batches, head)
@@ -117,23 +206,7 @@ def merge_recorded(
     kept, shared, theirs = kept_embeddings(origin, ends.experts, embeddings == "base", ends.apart)
     job = Job(shared, theirs, chosen, partial(module_like, base, part), device=torch_device(device), progress=progress)
     job.batches, job.head = batches or {}, read_head(head, theirs) if head is not None else {}
-    tensors = _recorded(rule, job, kept)
-    if out is None:
-        return Merged(fill(module_like(base, part), tensors), None, job.record)
-    target = merge_target(base, part, size_of(origin))
-    card = merge_card(rule, chosen, base, named, target.architecture)
-    return Merged(None, write_merged(tensors, out, target, job.record, card), job.record)
-
-
-def _recorded(rule: Method, job: Job, kept: Any) -> Any:
-    """The merged tensors, then those that stay the base's; a record that has entries is told what it is of."""
-    yield from merged_tensors(rule, job)
-    yield from kept
-    if job.record:
-        about = {"method": rule.name, "source": rule.source} | ({"note": rule.note} if rule.note else {})
-        found = dict(job.record)
-        job.record.clear()
-        job.record.update(about, settings=asdict(job.settings), experts=list(job.experts), **found)
+    return Merge(rule, job, kept, origin, base, part, named)
 
 
 def merge_target(base: Any, part: str | None, size: int) -> Target:

@@ -6,7 +6,7 @@ from typing import Any
 
 from featcal.errors import BadSetting
 from featcal.merging.adamerging import adamerging
-from featcal.merging.arithmetic import average, task_arithmetic
+from featcal.merging.arithmetic import average, moved, task_arithmetic
 from featcal.merging.breadcrumbs import breadcrumbs
 from featcal.merging.consensus import consensus
 from featcal.merging.dare import dare, dare_ties
@@ -28,13 +28,14 @@ from featcal.merging.wudi import wudi, wudi_closed_form
 class Method:
     """One merging method.
 
-    tensors: yields every merged tensor of a job.  data: needs `batches`.  head: needs `head`.
-    source:  where the method is from.  note: what a reader of its results must know.
+    found:   yields every merged tensor of a job, or with `scaled` its task vector in float64: then the tensor is θ₀ + scale · τ.
+    source:  where the method is from.  data: needs `batches`.  head: needs `head`.  note: what a reader of its results must know.
     """
 
     name: str
-    tensors: Callable[[Job], Iterator[Named]]
+    found: Callable[[Job], Iterator[Named]]
     source: str
+    scaled: bool = False
     data: bool = False
     head: bool = False
     note: str = ""
@@ -42,6 +43,10 @@ class Method:
     def settings(self, given: Mapping[str, Any]) -> Any:
         """Its settings, those not given at the source's values. Raises: UnknownKey, BadSetting."""
         return settings_of(self.name, given, "merge")
+
+    def tensors(self, job: Job) -> Iterator[Named]:
+        """Every merged tensor of a job."""
+        return moved(job, self.found(job), job.settings.scale) if self.scaled else self.found(job)
 
     def check_needs(self, batches: object, head: object) -> None:
         """Raise BadSetting unless data and heads are there exactly where the method uses them."""
@@ -57,8 +62,8 @@ METHODS = {
     method.name: method
     for method in (
         Method("average", average, "Wortsman et al., 2022"),
-        Method("task_arithmetic", task_arithmetic, "Ilharco et al., 2023"),
-        Method("ties", ties, "Yadav et al., 2023; defaults of FusionBench"),
+        Method("task_arithmetic", task_arithmetic, "Ilharco et al., 2023", scaled=True),
+        Method("ties", ties, "Yadav et al., 2023; defaults of FusionBench", scaled=True),
         Method("wudi", wudi, "Cheng et al., 2025; defaults of FusionBench"),
         Method("regmean", regmean, "Jin et al., 2023; defaults of FusionBench", data=True),
         Method("regmean_plus_plus", regmean_plus_plus, "Nguyen et al., 2025", data=True),
@@ -71,14 +76,14 @@ METHODS = {
         ),
         Method("adamerging", adamerging, "Yang et al., 2024; defaults of FusionBench", data=True, head=True),
         Method("wudi_closed_form", wudi_closed_form, "Cheng et al., 2025, at the minimum of its loss"),
-        Method("tsv_merge", tsv_merge, "Gargiulo et al., 2025; defaults of FusionBench"),
-        Method("iso_c", iso_c, "Marczak et al., 2025; defaults of FusionBench"),
-        Method("iso_cts", iso_cts, "Marczak et al., 2025; defaults of FusionBench"),
-        Method("dare", dare, "Yu et al., 2024, with task arithmetic; defaults of FusionBench"),
-        Method("dare_ties", dare_ties, "Yu et al., 2024, with TIES; defaults of FusionBench"),
-        Method("breadcrumbs", breadcrumbs, "Davari and Belilovsky, 2024"),
-        Method("consensus", consensus, "Wang et al., 2024"),
-        Method("pcb", pcb, "Du et al., 2024"),
+        Method("tsv_merge", tsv_merge, "Gargiulo et al., 2025; defaults of FusionBench", scaled=True),
+        Method("iso_c", iso_c, "Marczak et al., 2025; defaults of FusionBench", scaled=True),
+        Method("iso_cts", iso_cts, "Marczak et al., 2025; defaults of FusionBench", scaled=True),
+        Method("dare", dare, "Yu et al., 2024, with task arithmetic; defaults of FusionBench", scaled=True),
+        Method("dare_ties", dare_ties, "Yu et al., 2024, with TIES; defaults of FusionBench", scaled=True),
+        Method("breadcrumbs", breadcrumbs, "Davari and Belilovsky, 2024", scaled=True),
+        Method("consensus", consensus, "Wang et al., 2024", scaled=True),
+        Method("pcb", pcb, "Du et al., 2024", scaled=True),
         Method("mats", mats, "Tam et al., 2024", data=True),
         Method("fisher", fisher, "Matena and Raffel, 2022; normalised as FusionBench does", data=True, head=True),
         Method(

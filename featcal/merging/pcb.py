@@ -1,6 +1,6 @@
 """PCB-Merging: parameters compete; an entry that is large in its expert and agrees with the others gets the larger weight.
 
-Shares are taken over the whole model, so each model is read several times before the first tensor is merged.
+Shares are taken over the whole model, so the models are read several times before the first tensor is merged.
 Source: Du et al., Parameter Competition Balancing for Model Merging, 2024 (arXiv 2410.02396); the authors' code
 (duguodong7/pcb-merging, pcb-merging.py; ratio and scale of vision_source_code/pcb.py).
 """
@@ -8,7 +8,6 @@ Source: Du et al., Parameter Competition Balancing for Model Merging, 2024 (arXi
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from torch import Tensor
 from featcal.merging.arithmetic import task_vectors
 from featcal.merging.job import Job, Named
 from featcal.merging.selection import kth_smallest
-from featcal.merging.ties import pieces
+from featcal.merging.ties import PIECE, magnitudes, pieces
 
 OUTLIERS = 1e-4  # share of an expert's entries at either end whose magnitudes are clamped
 
@@ -51,47 +50,51 @@ def pcb_tensor(vectors: Sequence[Tensor], ranges: Sequence[Range], cuts: Sequenc
 
 
 class PcbMerge:
-    """One merge by PCB: what the whole model says of every expert, and the tensors."""
+    """One merge by PCB: what the whole model says of every expert, and the task vectors."""
 
     def __init__(self, job: Job):
         self.job = job
         self.entries = sum(math.prod(job.base.shape(name)) for name in job.names)
-        self.ranges = [self._range(task) for task in job.experts]
-        self.cuts = [self._cut(i, task) for i, task in enumerate(job.experts)]
+        self.ranges = self._ranges()
+        self.cuts = self._cuts()
 
-    def _magnitudes(self, task: str) -> Iterator[Tensor]:
-        for name in self.job.names:
-            one = self.job.base.finite_tensor(name), [self.job.experts[task].finite_tensor(name)]
-            for base, expert in pieces(*one):
-                yield task_vectors(base.to(self.job.device), [e.to(self.job.device) for e in expert])[0].abs()
-
-    def _balances(self, i: int) -> Iterator[Tensor]:
-        """Of one expert, 0 where it works against the sum: such entries never compete."""
-        for name in self.job.names:
-            for base, experts in pieces(*self.job.read(name)):
-                vectors = task_vectors(base, experts)
-                yield balance(vectors[i], sum(vectors[1:], vectors[0]), self.ranges[i], len(vectors)).clamp_min(0)
-
-    def _range(self, task: str) -> Range:
-        self.job.progress(f"pcb: magnitudes of {task}")
+    def _ranges(self) -> list[Range]:
+        self.job.progress("pcb: magnitudes")
         low, high = int(self.entries * OUTLIERS) + 1, max(1, int(self.entries * (1 - OUTLIERS)))
-        found = [kth_smallest(partial(self._magnitudes, task), k) for k in sorted((low, high))]
-        return Range(*found)
+        ends = [(i, k) for i in range(len(self.job.experts)) for k in sorted((low, high))]
+        found = iter(kth_smallest(lambda: magnitudes(self.job), ends))
+        return [Range(first, last) for first, last in zip(found, found, strict=True)]
 
-    def _cut(self, i: int, task: str) -> Range:
-        self.job.progress(f"pcb: balance of {task}")
+    def _cuts(self) -> list[Range]:
+        self.job.progress("pcb: balance")
         rank = min(self.entries, int(self.entries * (1 - self.job.settings.ratio)) + 1)
-        highest = max(float(found.max()) for found in self._balances(i))
-        return Range(kth_smallest(partial(self._balances, i), rank), highest)
+        highest = [0.0 for _ in self.ranges]
 
-    def tensors(self) -> Iterator[Named]:
-        """θ₀ + scale · merged task vector, for every tensor."""
+        def balances() -> Iterator[list[Tensor]]:
+            """Of every expert, 0 where it works against the sum: such entries never compete."""
+            for name in self.job.names:
+                for base, experts in pieces(*self.job.read(name)):
+                    vectors = task_vectors(base, experts)
+                    total = sum(vectors[1:], vectors[0])
+                    found = [
+                        balance(v, total, span, len(vectors)).clamp_min(0) for v, span in zip(vectors, self.ranges, strict=True)
+                    ]
+                    highest[:] = [max(most, float(beta.max())) for most, beta in zip(highest, found, strict=True)]
+                    yield found
+
+        lowest = kth_smallest(balances, [(i, rank) for i in range(len(self.ranges))])
+        return [Range(low, high) for low, high in zip(lowest, highest, strict=True)]
+
+    def vectors(self) -> Iterator[Named]:
+        """The merged task vector of every tensor, before its scale."""
         for name in self.job.names:
             base, experts = self.job.read(name)
-            vector = pcb_tensor(task_vectors(base, experts), self.ranges, self.cuts)
-            yield name, (base.double() + self.job.settings.scale * vector).to(base.dtype)
+            merged = torch.empty(base.numel(), dtype=torch.float64, device=base.device)
+            for part, (ours, theirs) in zip(torch.split(merged, PIECE), pieces(base, experts), strict=True):
+                part.copy_(pcb_tensor(task_vectors(ours, theirs), self.ranges, self.cuts))
+            yield name, merged.reshape(base.shape)
 
 
 def pcb(job: Job) -> Iterator[Named]:
-    """Every tensor by PCB-Merging."""
-    yield from PcbMerge(job).tensors()
+    """The task vector of every tensor by PCB-Merging."""
+    yield from PcbMerge(job).vectors()

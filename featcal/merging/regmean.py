@@ -14,7 +14,7 @@ from featcal.errors import SingularGram
 from featcal.merging.features import Seen, Site
 from featcal.merging.forward_order import ForwardOrder
 from featcal.merging.job import Job, Named
-from featcal.merging.statistics import Statistics, from_statistics
+from featcal.merging.stored_statistics import Statistics, from_statistics
 
 
 def shrunk(G: Tensor, factor: float) -> Tensor:

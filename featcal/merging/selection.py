@@ -1,9 +1,10 @@
-"""The k-th smallest of more numbers than fit in memory, exactly.
+"""The k-th smallest of more numbers than fit in memory, exactly, of several streams of numbers that are read side by side.
 
 Bits of a positive double order as the number does, so counting leading bits tells which few candidates are left.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,28 +12,62 @@ from torch import Tensor
 BITS = 19  # of the 63 below the sign, counted per reading: 4 MiB of counters
 CANDIDATES = 1 << 24  # few enough to sort: 128 MiB
 
+Pieces = Callable[[], Iterator[Sequence[Tensor]]]  # of every stream the next numbers, flat, float64, ≥ 0 and finite
 
-def kth_smallest(pieces: Callable[[], Iterator[Tensor]], k: int) -> float:
-    """The k-th smallest, from 1, of the numbers ≥ 0 in all pieces together; 0 for k = 0.
 
-    pieces: called for each reading (two, unless many numbers agree in their first bits); float64, flat, finite.
-    """
-    if k == 0:
-        return 0.0
-    prefix, known, inside = 0, 0, None  # the wanted number's leading bits, how many are known, how many numbers have them
-    while known < 63 and (inside is None or inside > CANDIDATES):
-        width = min(BITS, 63 - known)
-        counts = torch.zeros(1 << width, dtype=torch.int64)
-        for piece in pieces():
-            bits = _with_prefix(piece, prefix, known).view(torch.int64) >> (63 - known - width)
-            counts += torch.bincount(bits & ((1 << width) - 1), minlength=1 << width).cpu()
+@dataclass
+class Search:
+    """One wanted number: of which stream, the how many smallest among those that share its leading bits, and these bits."""
+
+    stream: int
+    k: int
+    prefix: int = 0
+    known: int = 0  # how many bits
+    inside: int | None = None  # how many numbers share them
+
+    @property
+    def group(self) -> tuple[int, int, int]:
+        """The numbers that are left."""
+        return self.stream, self.prefix, self.known
+
+    def narrowed(self, counts: Tensor, width: int) -> None:
+        """So many bits more are known, once it is counted how often each follows."""
         reached = counts.cumsum(0)
-        bucket = int(torch.searchsorted(reached, k))
-        k -= int(reached[bucket] - counts[bucket])
-        prefix, known, inside = (prefix << width) | bucket, known + width, int(counts[bucket])
-    if known == 63:
-        return float(torch.tensor(prefix, dtype=torch.int64).view(torch.float64))
-    return float(torch.cat([_with_prefix(piece, prefix, known) for piece in pieces()]).kthvalue(k).values)
+        bucket = int(torch.searchsorted(reached, self.k))
+        self.k -= int(reached[bucket] - counts[bucket])
+        self.prefix, self.known, self.inside = (self.prefix << width) | bucket, self.known + width, int(counts[bucket])
+
+
+def kth_smallest(pieces: Pieces, wanted: Sequence[tuple[int, int]]) -> list[float]:
+    """For every (stream, k) of `wanted` the k-th smallest, from 1, of all numbers of that stream; 0 for k = 0.
+
+    pieces: called for each reading (two, unless many numbers agree in their first bits).
+    """
+    searches = [Search(stream, k) for stream, k in wanted]
+    most = CANDIDATES // max(1, len(searches))
+    while wide := [s for s in searches if s.k and s.known < 63 and (s.inside is None or s.inside > most)]:
+        widths = {s.group: min(BITS, 63 - s.known) for s in wide}
+        counts = {group: torch.zeros(1 << width, dtype=torch.int64) for group, width in widths.items()}
+        for numbers in pieces():
+            for (stream, prefix, known), width in widths.items():
+                bits = _with_prefix(numbers[stream], prefix, known).view(torch.int64) >> (63 - known - width)
+                own = torch.bincount(bits & ((1 << width) - 1), minlength=1 << width)
+                counts[stream, prefix, known] += own.cpu()
+        for search in wide:
+            search.narrowed(counts[search.group], widths[search.group])
+    left: dict[tuple[int, int, int], list[Tensor]] = {s.group: [] for s in searches if s.k and s.known < 63}
+    for numbers in pieces() if left else ():
+        for (stream, prefix, known), parts in left.items():
+            parts.append(_with_prefix(numbers[stream], prefix, known))
+    found = []
+    for search in searches:
+        if not search.k:
+            found.append(0.0)
+        elif search.known == 63:
+            found.append(float(torch.tensor(search.prefix, dtype=torch.int64).view(torch.float64)))
+        else:
+            found.append(float(torch.cat(left[search.group]).kthvalue(search.k).values))
+    return found
 
 
 def _with_prefix(piece: Tensor, prefix: int, known: int) -> Tensor:

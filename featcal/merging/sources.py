@@ -10,9 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from featcal.errors import BadData, MissingTensor, NotFinite, TensorsDiffer
+from featcal.errors import MissingTensor, TensorsDiffer
 from featcal.models.save import untied
-from featcal.storage.checkpoint import LazyCheckpoint
+from featcal.storage.checkpoint import LazyCheckpoint, require_numbers
 
 
 class Source(Protocol):
@@ -47,15 +47,8 @@ class ModuleSource:
         return self._label
 
     def finite_tensor(self, name: str) -> Tensor:
-        if self._state[name].is_meta:
-            raise BadData(self._label, f"{name} has no numbers, it is on meta", "load the model with its weights")
-        if name.endswith("weight") and not self._state[name].is_floating_point():
-            kind = str(self._state[name].dtype).removeprefix("torch.")
-            raise BadData(self._label, f"{name} holds {kind}, not floating-point numbers", "give the model it was quantised from")
-        tensor = self._state[name].detach().cpu()
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise NotFinite(self._label, name)
-        return tensor
+        require_numbers(self._label, name, self._state[name], weight=name.endswith("weight"))
+        return self._state[name].detach().cpu()
 
 
 def source(model: nn.Module | str | Path, label: str, part: str | None = None) -> Source:

@@ -12,7 +12,6 @@ from transformers import PretrainedConfig
 
 from featcal.errors import TensorsDiffer
 from featcal.merging.job import Job, Named
-from featcal.merging.methods import Method
 from featcal.merging.sources import Source, require_alike
 from featcal.models.save import copy_beside, write_config
 from featcal.storage.model_card import write_card
@@ -22,8 +21,8 @@ from featcal.storage.writer import ShardWriter
 RECORD = "merge.json"
 
 
-def merged_tensors(method: Method, job: Job) -> Iterator[Named]:
-    """Name and merged tensor, one after the other, in the base's dtypes.
+def merged_tensors(job: Job, found: Iterator[Named]) -> Iterator[Named]:
+    """Name and merged tensor, one after the other, in the base's dtypes: those that are not merged, then what the method found.
 
     Tensors that are not floating point (counters) must be equal in all models and are the base's.
     Raises: MissingTensor, TensorsDiffer before the first tensor; NotFinite naming file and tensor; what the method raises.
@@ -31,7 +30,7 @@ def merged_tensors(method: Method, job: Job) -> Iterator[Named]:
     require_alike(job.base, job.experts)
     for name in sorted(set(job.base.names) - set(job.names)):
         yield name, _counter(name, job)
-    yield from method.tensors(job)
+    yield from found
 
 
 def _counter(name: str, job: Job) -> Tensor:

@@ -14,7 +14,7 @@ from featcal.merging.arithmetic import task_vectors
 from featcal.merging.job import Named, silent
 from featcal.merging.merge import Model
 from featcal.merging.repair import Repair, opened
-from featcal.merging.settings import VOCABULARY, is_vocabulary
+from featcal.merging.vocabulary import VOCABULARY, is_vocabulary
 from featcal.settings import number, require
 
 TINY = 1e-12  # FusionBench's least squared length of an expert's response

@@ -6,15 +6,16 @@ Source: Yadav et al., 2023, with FusionBench's choices as defaults.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from featcal.merging.arithmetic import task_vectors
 from featcal.merging.job import Job, Named
 from featcal.merging.selection import kth_smallest
 
-PIECE = 1 << 24  # entries looked at at a time, whatever the size of a tensor
+PIECE = 1 << 20  # entries looked at at a time, whatever the size of a tensor: few enough for a cache
 
 
 def trimmed(base: Tensor, expert: Tensor, cut: float) -> Tensor:
@@ -52,8 +53,15 @@ def pieces(base: Tensor, experts: Sequence[Tensor]) -> Iterator[tuple[Tensor, li
         yield ours, theirs
 
 
+def magnitudes(job: Job) -> Iterator[list[Tensor]]:
+    """|τᵢ| of every expert, a bounded number of the same entries at a time."""
+    for name in job.names:
+        for base, experts in pieces(*job.read(name)):
+            yield [vector.abs() for vector in task_vectors(base, experts)]
+
+
 class TiesMerge:
-    """One merge by TIES: the cuts, the majority sign where an entry needs it, and the tensors."""
+    """One merge by TIES: the cuts, the majority sign where an entry needs it, and the task vectors."""
 
     def __init__(self, job: Job):
         self.job = job
@@ -63,14 +71,9 @@ class TiesMerge:
         """By task: the magnitude from which on entries are kept; with d entries the (d − ⌊density·d⌋)-th smallest."""
         entries = sum(math.prod(self.job.base.shape(name)) for name in self.job.names)
         rank = entries - int(entries * self.job.settings.density)
-        return {task: kth_smallest(partial(self._magnitudes, task), rank) for task in self.job.experts}
-
-    def _magnitudes(self, task: str) -> Iterator[Tensor]:
-        self.job.progress(f"ties: magnitudes of {task}")
-        for name in self.job.names:
-            ours, theirs = self.job.base.finite_tensor(name), self.job.experts[task].finite_tensor(name)
-            for base, (expert,) in pieces(ours.to(self.job.device), [theirs.to(self.job.device)]):
-                yield trimmed(base, expert, 0.0).abs()
+        self.job.progress("ties: magnitudes")
+        found = kth_smallest(lambda: magnitudes(self.job), [(i, rank) for i in range(len(self.job.experts))])
+        return dict(zip(self.job.experts, found, strict=True))
 
     @cached_property
     def majority(self) -> float:
@@ -82,20 +85,19 @@ class TiesMerge:
                 total += float(sum(vectors[1:], vectors[0]).sign().sum())
         return float((total > 0) - (total < 0))
 
-    def tensors(self) -> Iterator[Named]:
-        """θ₀ + scale · merged task vector, for every tensor."""
-        settings, cuts = self.job.settings, list(self.cuts.values())
+    def vectors(self) -> Iterator[Named]:
+        """The merged task vector of every tensor, before its scale, in float64."""
+        cuts = list(self.cuts.values())
         for name in self.job.names:
             base, experts = self.job.read(name)
-            merged = torch.empty_like(base).flatten()
+            merged = torch.empty(base.numel(), dtype=torch.float64, device=base.device)
             for part, (ours, theirs) in zip(torch.split(merged, PIECE), pieces(base, experts), strict=True):
-                vector = ties_tensor(ours, theirs, cuts, settings.combine, lambda: self.majority)
-                part.copy_(ours.double() + settings.scale * vector)
+                part.copy_(ties_tensor(ours, theirs, cuts, self.job.settings.combine, lambda: self.majority))
             yield name, merged.reshape(base.shape)
 
 
 def ties(job: Job) -> Iterator[Named]:
-    """Every tensor by TIES; the record keeps the cut of each expert."""
+    """The task vector of every tensor by TIES; the record keeps the cut of each expert."""
     merge = TiesMerge(job)
     job.record["cuts"] = merge.cuts
-    yield from merge.tensors()
+    yield from merge.vectors()

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from featcal.errors import FeatCalError
-from featcal.merging.settings import is_vocabulary
 from featcal.merging.sources import Source
+from featcal.merging.vocabulary import is_vocabulary
 from featcal.models.load import load_tokenizer, model_class
 from featcal.models.skeleton import require_one_family
 

@@ -42,5 +42,5 @@ def tsv_matrix(vectors: Sequence[Tensor]) -> Tensor:
 
 
 def tsv_merge(job: Job) -> Iterator[Named]:
-    """Every matrix by TSV-Merge, every other tensor by the mean of the task vectors, all of it scaled."""
+    """The task vector of every matrix by TSV-Merge, of every other tensor the mean of the experts'."""
     yield from matrix_by_matrix(job, tsv_matrix)

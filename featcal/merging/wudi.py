@@ -13,7 +13,7 @@ from featcal.errors import Diverged
 from featcal.merging.arithmetic import average_tensor
 from featcal.merging.job import Job, Named, tensor_by_tensor
 from featcal.merging.matrices import linear_groups, matrix_groups
-from featcal.merging.settings import Wudi
+from featcal.merging.method_settings import Wudi
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Interference:
         tau = tau.double()
         return max(0.0, float((tau * (tau @ self.G.double() - 2 * self.R.double())).sum()) + self.c)
 
-    def minimum(self) -> Tensor:
-        """τ* = R G⁺, the smallest of all minimisers."""
-        smallest: Tensor = self.R @ torch.linalg.pinv(self.G, hermitian=True)
+    def minimum(self, rtol: float | None = None) -> Tensor:
+        """τ* = R G⁺, the smallest of all minimisers; eigenvalues of G below rtol times its largest count as 0."""
+        smallest: Tensor = self.R @ torch.linalg.pinv(self.G, hermitian=True, rtol=rtol)
         return smallest
 
 
@@ -93,7 +93,8 @@ def wudi(job: Job) -> Iterator[Named]:
 
 def wudi_closed_form(job: Job) -> Iterator[Named]:
     """Every tensor by WUDI's closed form."""
-    yield from wudi(replace(job, settings=Wudi("closed_form", exclude=job.settings.exclude)))  # the record is the job's own
+    settings = Wudi("closed_form", exclude=job.settings.exclude, rtol=job.settings.rtol)
+    yield from wudi(replace(job, settings=settings))  # the record is the job's own
 
 
 def _solved(job: Job, names: Sequence[str]) -> tuple[Tensor, list[float]]:
@@ -103,7 +104,7 @@ def _solved(job: Job, names: Sequence[str]) -> tuple[Tensor, list[float]]:
     experts = range(len(job.experts))
     problem = Interference.of([torch.cat([theirs[i] for _, theirs in tensors]).double() - base for i in experts])
     if job.settings.variant == "closed_form":
-        tau = problem.minimum()
+        tau = problem.minimum(job.settings.rtol)
         return tau, [problem.loss(problem.start), problem.loss(tau)]
     wide = job.base.dtype(names[0]) == torch.float64  # steps in float32 where the model holds no more
     problem = problem if wide else problem.to(torch.float32)

@@ -1,4 +1,6 @@
-"""Code that a checkpoint folder names: it is never run, and nobody is asked whether it may be.
+"""Folders that are no models by themselves: LoRA adapters, and checkpoints that name code of their own.
+
+Such code is never run, and nobody is asked whether it may be.
 
 Transformers asks at the terminal before it imports such code, and takes a "y" for consent. Here the folder is refused beforehand,
 unless transformers' own classes of the same names are used anyway.
@@ -11,7 +13,20 @@ from featcal.errors import BadFile
 from featcal.storage.results import read_json
 
 CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
+ADAPTER = "adapter_config.json"
 MODULES = "modules.json"  # the parts of a SentenceTransformer, each a sub-folder
+
+
+def is_adapter(model: object) -> bool:
+    """Whether a model is given as a folder with an adapter and no model of its own."""
+    return isinstance(model, str | Path) and (Path(model) / ADAPTER).is_file() and not (Path(model) / CONFIG).is_file()
+
+
+def refuse_adapter(folder: str | Path) -> None:
+    """Raise BadFile for an adapter where a model of its own is needed."""
+    if is_adapter(folder):
+        whole = f"featcal merge average --base BASE --expert NAME={folder} --out WHOLE makes a model of it and its base"
+        raise BadFile(folder, "a LoRA adapter, not a model", "merge, calibrate and compare take it as an expert", whole)
 
 
 def refuse_code(folder: str | Path, name: str = CONFIG) -> None:

@@ -15,7 +15,7 @@ from transformers import MODEL_MAPPING, AutoConfig, AutoTokenizer, CLIPModel, CL
 from transformers.utils import logging
 
 from featcal.errors import BadFile, MissingPath, WrongKeys
-from featcal.models.code import CONFIG, MODULES, TOKENIZER, refuse_code
+from featcal.models.code import CONFIG, MODULES, TOKENIZER, refuse_adapter, refuse_code
 from featcal.storage.checkpoint import LazyCheckpoint, folder_path
 from featcal.storage.results import read_json
 
@@ -62,6 +62,7 @@ def model_class(folder: str | Path) -> type[PreTrainedModel]:
     """The transformers class that config.json names. Raises: MissingPath, BadFile (also for code it needs)."""
     if not folder_path(folder).is_dir():
         raise MissingPath(folder, "a checkpoint folder", "check the path; hub names must be fetched first")
+    refuse_adapter(folder)
     refuse_code(folder)
     config = read_json(Path(folder) / CONFIG)
     if (Path(folder) / MODULES).is_file():

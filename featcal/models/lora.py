@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from featcal.errors import BadEnvironment, BadFile, BadSetting, MissingPath, WrongKeys
-from featcal.models.load import load_model
+from featcal.models.load import load_as_calibrated
 from featcal.storage.atomic import atomic_folder
 from featcal.storage.checkpoint import no_safetensors
 from featcal.storage.results import read_json
@@ -61,8 +61,8 @@ def save_adapters(adapted: Any, folder: Path, base: str) -> None:
         save_file({name: value.detach().cpu().contiguous() for name, value in sorted(state.items())}, hidden / WEIGHTS)
 
 
-def dense_model(base: str | Path, adapters: str | Path) -> Any:
-    """The model of a base folder with the adapters of another folder added to its weights, in float32.
+def dense_model(base: nn.Module | str | Path, adapters: str | Path) -> Any:
+    """The base, a copy or read in float32, with the adapters of a folder added to its weights.
 
     Raises: BadEnvironment (no peft), MissingPath, BadFile (not a LoRA folder), WrongKeys for adapters of another base.
     """
@@ -83,7 +83,9 @@ def dense_model(base: str | Path, adapters: str | Path) -> Any:
         with torch.random.fork_rng(devices=[]):
             config = peft.PeftConfig.from_pretrained(str(folder))
             config.base_model_name_or_path = None  # it is given; the name in the file may be that of another copy
-            adapted = peft.get_peft_model(load_model(base), config)
+            adapted = peft.get_peft_model(
+                copy.deepcopy(base) if isinstance(base, nn.Module) else load_as_calibrated(base), config
+            )
     except ValueError as error:  # the base has none of the modules
         raise WrongKeys(folder, f"the base {base}", [], [str(error).splitlines()[0][:120]], []) from None
     state = load_file(folder / WEIGHTS)

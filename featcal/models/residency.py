@@ -11,9 +11,9 @@ from torch import nn
 
 from featcal.blocks.experts import unpacked
 from featcal.blocks.plan import part_of
-from featcal.errors import BadData, MissingTensor, NotFinite, TensorsDiffer
+from featcal.errors import MissingTensor, TensorsDiffer
 from featcal.models.skeleton import require_one_family
-from featcal.storage.checkpoint import all_finite
+from featcal.storage.checkpoint import require_numbers
 
 
 class Held(Protocol):
@@ -63,13 +63,7 @@ class Resident:
     def check_finite(self, place: str = "") -> None:
         place = place or type(self.module).__name__
         for name, parameter in self.module.named_parameters():
-            if parameter.is_meta:
-                raise BadData(place, f"{name} has no numbers, it is on meta", "load the model with its weights")
-            if not parameter.is_floating_point():
-                kind = str(parameter.dtype).removeprefix("torch.")
-                raise BadData(place, f"{name} holds {kind}, not floating-point numbers", "give the model it was quantised from")
-            if not all_finite(parameter.detach()):
-                raise NotFinite(place, name)
+            require_numbers(place, name, parameter)
 
 
 def in_turn(held: Mapping[str, Held], path: str) -> Iterator[tuple[str, nn.Module]]:

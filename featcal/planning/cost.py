@@ -91,7 +91,8 @@ def done(run: "Run", blocks: Sequence[BlockRecord], read: Mapping[str, Read]) ->
     on_gpu = run.models.device.type == "cuda"
     counts = [sum(size(task, 0, each.batch) * each.count for each in kinds.values()) for task, kinds in read.items()]
     held = sum(map(held_out, counts)) / sum(counts)
-    return Done(batches, len(read), shapes[first], checked, run.settings, held, on_gpu, run.known, tokens)
+    more = on_gpu, run.known, tokens, run.ranks.world
+    return Done(batches, len(read), shapes[first], checked, run.settings, held, *more)
 
 
 @contextmanager

@@ -8,8 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from featcal.calibration.choice import GRID
+from featcal.calibration.sites import ends, has_kernel_form
 from featcal.core.moments import stripes
-from featcal.planning.shapes import BlockShape, ModelShape, PartShape, SiteShape
+from featcal.planning.block_shape import BlockShape, PartShape, SiteShape
+from featcal.planning.shapes import ModelShape
 from featcal.settings import Calibration
 
 
@@ -41,13 +43,20 @@ class Done:
     on_gpu: bool = False
     replayed: Collection[str] = ()  # blocks that an earlier run has solved
     tokens: Mapping[str, int] | None = None  # by block, without padding; None where everything is a token
+    processes: int = 1
+
+    def kept(self, block: BlockShape) -> int | None:
+        """The tokens of all tasks that a block's sites may be solved by; None where none may."""
+        if not has_kernel_form(self.settings, self.processes):
+            return None
+        return rows(self, block) if self.tokens is None else self.tokens[block.name]
 
 
 def run_work(done: Done) -> Work:
     """A whole run; further processes check the plan once more each, which is left out."""
     work = [batch_work(done, shape, count) for shape, count in done.batches.items()]
     solved = [block for block in done.first.blocks if block.name not in done.replayed]
-    systems = sum(systems_work(site, done.tasks, done.settings) for block in solved for site in block.sites)
+    systems = sum(site_work(done, block, site) for block in solved for site in block.sites)
     return Work(
         check=check_work(done.checked),
         forwards=sum(forwards for forwards, _ in work) + left_out(done, done.first),
@@ -66,7 +75,8 @@ def batch_work(done: Done, shape: ModelShape, count: int) -> tuple[int, int]:
         else:
             stale, choices = done.settings.order == "stale", round((1 - used) * choosing_work(block, done.settings))
             forwards += round(used * observing_work(block, done.settings)) + choices + (1 + stale) * block.forward
-            sums = sum(moments_work(site, share(done, block), done.on_gpu) for site in block.sites)
+            summed = [site for site in block.sites if not site.small(done.kept(block))]
+            sums = sum(moments_work(site, share(done, block), done.on_gpu) for site in summed)
             moments += round(used * sums) * done.settings.sweeps
     return count * forwards, count * moments
 
@@ -90,8 +100,8 @@ def choosing_work(block: BlockShape, settings: Calibration) -> int:
     """One batch held out: its expert once, and the student at every point that is looked at."""
     points = 0
     for parts in together(block, settings):
-        ends = settings.interpolation == "auto" and any(part.linears for part in parts)
-        points += len(GRID) * (ends + settings.no_harm)
+        chosen = settings.interpolation == "auto" and any(part.linears for part in parts)
+        points += len(GRID) * (chosen + settings.no_harm)
     return (1 + points) * block.forward
 
 
@@ -107,8 +117,12 @@ def share(done: Done, block: BlockShape) -> float:
     """How many of a block's rows are no padding; rows without weight are left out of the moments."""
     if done.tokens is None:
         return 1
-    rows = sum(count * each.rows for shape, count in done.batches.items() for each in shape.blocks if each.name == block.name)
-    return done.tokens[block.name] / rows
+    return done.tokens[block.name] / rows(done, block)
+
+
+def rows(done: Done, block: BlockShape) -> int:
+    """Tokens that reach a block in all batches, padding included."""
+    return sum(count * each.rows for shape, count in done.batches.items() for each in shape.blocks if each.name == block.name)
 
 
 def check_work(shape: ModelShape) -> int:
@@ -128,11 +142,26 @@ def moments_work(site: SiteShape, share: float = 1, on_gpu: bool = False) -> int
     return gram_work(n, d, on_gpu) + 2 * n * d * width + again
 
 
+def site_work(done: Done, block: BlockShape, site: SiteShape) -> int:
+    """All that solves one site once."""
+    tokens = done.kept(block)
+    if not site.small(tokens):
+        return systems_work(site, done.tasks, done.settings)
+    used = 1 - done.held if done.settings.holds_out else 1
+    return kernel_work(site, int(used * (tokens or 0) * site.n / block.rows), done.on_gpu)
+
+
+def kernel_work(site: SiteShape, tokens: int, on_gpu: bool = False) -> int:
+    """What the anchor lacks at both features, products of tokens, one factor, two triangular solutions, the step."""
+    n, d, o = tokens, site.d, site.o
+    return 4 * n * d * o + gram_work(d, n, on_gpu) + n**3 // 3 + 2 * n * n * o + 2 * n * d * o
+
+
 def systems_work(site: SiteShape, tasks: int, settings: Calibration) -> int:
     """Each task's moments times its expert's weight, and beside them its task vector's; one factor, two triangular solutions.
 
     Where α is still to be chosen, the outputs stand twice in all of it.
     """
-    d, o, ends = site.d, site.o, 2 if settings.interpolation == "auto" else 1
-    share = 2 * d * d * o * ends + (4 * d * d * o if settings.prior else 0)
-    return tasks * share + 2 * d * d * o * ends + d**3 // 3 + 2 * d * d * o * ends
+    d, o = site.d, site.o * ends(settings)
+    share = 2 * d * d * o + (4 * d * d * site.o if settings.prior else 0)
+    return tasks * share + 2 * d * d * o + d**3 // 3 + 2 * d * d * o

@@ -43,9 +43,10 @@ class Pair:
         return Pair(self.merged[rows], self.expert[rows], self.sizes[samples])
 
 
-def paired_features(task: str, merged: nn.Module, expert: nn.Module, batches: Iterable[Batch], head: Head) -> Pair:
+def paired_features(task: str, merged: nn.Module, expert: nn.Module | Tensor, batches: Iterable[Batch], head: Head) -> Pair:
     """Features of all batches of one task, both models frozen and without dropout.
 
+    expert: a model, or its features, (rows, d), where they are known.
     head: what turns a vision model's pooled output into features: the weight (p, h) of visual_projection or a function; None
           where the model projects itself or has a language head.
     Raises: BadBatches for no batch, or for one that the model refuses; BadSetting for a head that does not fit.
@@ -54,16 +55,16 @@ def paired_features(task: str, merged: nn.Module, expert: nn.Module, batches: It
 
 
 def pairs_of_several(
-    task: str, merged: Mapping[str, nn.Module], expert: nn.Module, batches: Iterable[Batch], head: Head
+    task: str, merged: Mapping[str, nn.Module], expert: nn.Module | Tensor, batches: Iterable[Batch], head: Head
 ) -> dict[str, Pair]:
     """The same for several merged models by name, each with the one expert, which sees every batch once."""
-    with evaluation_mode([*merged.values(), expert]):
+    with evaluation_mode([*merged.values(), *([expert] if isinstance(expert, nn.Module) else [])]):
         return frozen_features(task, merged, expert, batches, head)
 
 
 @torch.no_grad()
 def frozen_features(
-    task: str, merged: Mapping[str, nn.Module], expert: nn.Module, batches: Iterable[Batch], head: Head
+    task: str, merged: Mapping[str, nn.Module], expert: nn.Module | Tensor, batches: Iterable[Batch], head: Head
 ) -> dict[str, Pair]:
     """The same of models that are in evaluation mode already: setting every module's mode takes half as long as a small batch."""
     ours: dict[str, list[Tensor]] = {name: [] for name in merged}
@@ -73,11 +74,13 @@ def frozen_features(
             for name, model in merged.items():
                 rows, counts = rows_before_head(model, batch, head)
                 ours[name].append(rows)
-            theirs.append(rows_before_head(expert, batch, head)[0].to(rows.device))
+            if isinstance(expert, nn.Module):
+                theirs.append(rows_before_head(expert, batch, head)[0].to(rows.device))
             sizes.append(counts)  # tokens without padding, the same for every model
     if not sizes:
         raise BadBatches(task, "is empty; an adapter needs at least one batch")
-    shared, counted_rows = torch.cat(theirs), torch.cat(sizes)
+    shared = torch.cat(theirs) if isinstance(expert, nn.Module) else expert.to(next(iter(ours.values()))[0].device)
+    counted_rows = torch.cat(sizes)
     return {name: Pair(torch.cat(own), shared, counted_rows) for name, own in ours.items()}
 
 

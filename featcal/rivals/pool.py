@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from featcal.blocks.batches import check_tasks
 from featcal.errors import BadSetting
@@ -79,16 +79,21 @@ def adapters_from(
 
 def pool_features(
     merged: Model,
-    experts: Mapping[str, Model],
+    experts: Mapping[str, Model | Tensor],
     batches: Mapping[str, Iterable[Batch]],
     head: Head = None,
     device: str | torch.device | None = None,
 ) -> dict[str, Pair]:
-    """Features of every task by the merged model and by its expert; of experts given as folders one at a time is in memory."""
-    module = as_module(merged, device)
-    return {
-        task: paired_features(task, module, as_module(experts[task], device), batches[task], head) for task in sorted(experts)
-    }
+    """Features of every task by the merged model and by its expert; of experts given as folders one at a time is in memory.
+
+    experts: models, or their features of the same batches, (rows, d), where they are known.
+    """
+    module, found = as_module(merged, device), {}
+    for task in sorted(experts):
+        expert = experts[task]
+        theirs = expert if isinstance(expert, Tensor) else as_module(expert, device)
+        found[task] = paired_features(task, module, theirs, batches[task], head)
+    return found
 
 
 def as_module(model: Model, device: str | torch.device | None) -> nn.Module:

@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING
 
-from featcal.errors import BadFile, BadSetting, MissingPath, MissingTensor, NotFinite
+from featcal.errors import BadData, BadFile, BadSetting, MissingPath, MissingTensor, NotFinite
 from featcal.storage.tensor_file import TensorFile
 
 if TYPE_CHECKING:
@@ -152,6 +152,20 @@ def all_finite(tensor: "Tensor") -> bool:
     if not tensor.is_floating_point() or bool(tensor.sum().isfinite()):
         return True
     return bool(tensor.isfinite().all())
+
+
+def require_numbers(place: str, name: str, tensor: "Tensor", weight: bool = True) -> None:
+    """Of a tensor in memory: numbers that can be merged and calibrated. Buffers, which are no weights, may be whole numbers.
+
+    Raises: BadData for one on meta or of whole numbers; NotFinite.
+    """
+    if tensor.is_meta:
+        raise BadData(place, f"{name} has no numbers, it is on meta", "load the model with its weights")
+    if weight and not tensor.is_floating_point():
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise BadData(place, f"{name} holds {kind}, not floating-point numbers", "give the model it was quantised from")
+    if not all_finite(tensor.detach()):
+        raise NotFinite(place, name)
 
 
 def _weight_map(index: Path) -> dict[str, str]:

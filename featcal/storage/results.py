@@ -27,7 +27,7 @@ DRIFT = (
 )  # fmt: skip
 PROJECTION = ("task", "model", "index", "label", "x", "y")
 
-_AGAIN = "write it again: dvc repro"
+_AGAIN = "make or copy it again"
 _DECIMALS = {"value": 4, "similarity": 4, "x": 4, "y": 4}  # other fractions get six
 _FRACTIONS = {"value", "relative_drift", "l2", "cosine", "cosine_sd", "similarity", "size", "x", "y"}
 _WHOLE = {"count", "index"}
@@ -107,11 +107,11 @@ def write_json(path: str | Path, content: Any) -> None:
 def read_json(path: str | Path) -> Any:
     """What write_json wrote. Raises: MissingPath, BadFile."""
     if not Path(path).is_file():
-        raise MissingPath(path, "a JSON file", "make or copy it again")
+        raise MissingPath(path, "a JSON file", _AGAIN)
     try:
         return json.loads(Path(path).read_text("utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise BadFile(path, f"not JSON ({error})", "make or copy it again") from None
+        raise BadFile(path, f"not JSON ({error})", _AGAIN) from None
 
 
 def run_record(seconds: Mapping[str, float], **more: Any) -> dict[str, Any]:

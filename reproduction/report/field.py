@@ -2,107 +2,19 @@
 
 Task arithmetic in the tangent space has experts of its own: a control at the end of the table, which no sentence counts in.
 
-What a method needs is a fact of the method, told once in METHODS; numbers that other authors printed stand apart, in PRINTED.
+What a method needs, and what other authors printed, stands in field_facts.py.
 """
 
-from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from reproduction.report.estimate import Estimate, estimate
 from reproduction.report.evidence import Evidence, read_json, select
+from reproduction.report.field_facts import BEHIND, MARKS, METHODS, PRINTED, REFERENCES, TANGENT, TRAINED
 from reproduction.report.markup import PageOutput, compact, estimated, note, table
-from reproduction.report.pages import Page, drawn, label
+from reproduction.report.pages import Page, label
 
 ROLES = {"minilm": "texts, MiniLM", "clip_b32": "images, CLIP ViT-B/32"}  # the real encoder first
-BEHIND = {
-    "featcal": "with FeatCal", "featcal_best": "with FeatCal extended", "surgery": "with Surgery",
-    "prob_surgery": "with ProbSurgery", "svc": "with SVC",
-}  # fmt: skip
-TRAINED = {"prodistill": "with ProDistill", "surgery_v2": "with SurgeryV2", "interv_merge": "with IntervMerge"}  # behind some
-NOTHING, TRAIN, UNLABELLED = "nothing", "training samples", "unlabelled samples"
-TANGENT = "tangent"
-# what breaks a constraint that one may have: a mark for each, explained below the table
-MARKS = {
-    "G": "takes gradients: a training loop, and memory for it",
-    "H": "needs the tasks’ heads, so that there is an answer to look at",
-    "V": "its scale is chosen on labelled validation samples, as its source does",
-    "A": "adapts to unlabelled samples, in its source to those that are scored",
-    "T": "has to be told the task of every sample at test time",
-    "P": "adds parameters of every task to the merged model",
-    "F": "made from its published formula; its code could not be consulted",
-    "L": "needs experts that were fine-tuned linearised, and runs linearised: twice the cost at test time, and no network of the "
-    "base’s form that anything could be put behind",
-    "B": "needs the base’s curvature on its own training samples; here it is taken on the tasks’ samples",
-}
-
-
-@dataclass(frozen=True)
-class Known:
-    """A method as its source describes it: its name, what it looks at, and the marks of MARKS that it bears."""
-
-    name: str
-    sees: str = NOTHING
-    marks: str = ""
-
-
-METHODS = {
-    "average": Known("Simple Averaging"),
-    "task_arithmetic": Known("Task Arithmetic", marks="V"),
-    "ties": Known("TIES-Merging", marks="V"),
-    "dare": Known("DARE, Task Arithmetic", marks="V"),
-    "dare_ties": Known("DARE, TIES", marks="V"),
-    "breadcrumbs": Known("Model Breadcrumbs", marks="V"),
-    "consensus": Known("Consensus TA", marks="V"),
-    "pcb": Known("PCB-Merging", marks="V"),
-    "tsv_merge": Known("TSV-Merge", marks="V"),
-    "iso_c": Known("Iso-C", marks="V"),
-    "iso_cts": Known("Iso-CTS", marks="V"),
-    "wudi": Known("WUDI-Merging", marks="G"),
-    "wudi_closed_form": Known("WUDI-Merging, closed form"),
-    "fisher": Known("Fisher Merging", TRAIN, "GH"),
-    "gradient_matching": Known("Gradient Matching", TRAIN, "GHB"),
-    "regmean": Known("RegMean", TRAIN),
-    "regmean_plus_plus": Known("RegMean++", TRAIN),
-    "mats": Known("MaTS", TRAIN),
-    "lot": Known("LOT Merging", TRAIN, "F"),
-    "adamerging": Known("AdaMerging", UNLABELLED, "GHA"),
-    TANGENT: Known("Task Arithmetic, tangent space", marks="VL"),
-    "featcal": Known("FeatCal", TRAIN),
-    "featcal_best": Known("FeatCal extended", TRAIN),
-    "surgery": Known("Surgery", UNLABELLED, "GTP"),
-    "prob_surgery": Known("ProbSurgery", UNLABELLED, "GTP"),
-    "svc": Known("SVC"),
-    "prodistill": Known("ProDistill", TRAIN, "G"),
-    "surgery_v2": Known("SurgeryV2", UNLABELLED, "GTP"),
-    "interv_merge": Known("IntervMerge", UNLABELLED, "GTP"),
-}
-# The paper's references 1 to 18, each a merger or something behind one, by the rows that they have here.
-REFERENCES = (
-    ("average",), ("fisher",), ("task_arithmetic",), ("ties",), ("adamerging",), ("dare", "dare_ties"), ("breadcrumbs",),
-    ("mats",), ("gradient_matching",), ("wudi", "wudi_closed_form"), ("surgery",), ("prob_surgery",), ("surgery_v2",),
-    ("interv_merge",), (TANGENT,), ("regmean",), ("regmean_plus_plus",), ("lot",),
-)  # fmt: skip
-# Averages over the eight tasks as printed; the models are FusionBench's tanganke/clip-vit-base-patch32_<task>.
-FUSION_BENCH = "FusionBench, docs/modelpool/clip_vit.md"
-TSV_RESULTS = "FusionBench, examples/task_singular_vector/results/clip-vit-base-patch32/TA8.json"
-PRINTED = {
-    "Simple Averaging": (66.5, FUSION_BENCH),
-    "Task Arithmetic, λ = 0.3": (68.0, FUSION_BENCH),
-    "Fisher Merging": (70.6, FUSION_BENCH),
-    "TIES-Merging, λ = 0.3": (72.2, FUSION_BENCH),
-    "RegMean": (82.4, FUSION_BENCH),
-    "AdaMerging, layer-wise": (82.6, FUSION_BENCH),
-    "Iso-CTS, scale 1.5": (82.7, FUSION_BENCH),
-    "Iso-C, scale 1.5": (82.8, FUSION_BENCH),
-    "TSV-Merge": (83.1, TSV_RESULTS),
-    "RegMean++": (84.4, FUSION_BENCH),
-    "Concrete AdaMerging, layer-wise": (84.4, FUSION_BENCH),
-    "WUDI-Merging": (84.5, FUSION_BENCH),
-}
 
 
 def page(role: str, suite: str) -> Page:
@@ -190,7 +102,7 @@ def trained_behind(ours: Evidence) -> list[str]:
 
 
 def steps_of(method: str, ours: Evidence) -> str:
-    """How long a method trained in this run; the sources take 1,000 steps, ProDistill 100 epochs of a quarter of the samples."""
+    """How long a method trained in this run; the sources take 1,000 steps, ProDistill 100 epochs of 64 samples of each task."""
     study = _settings(ours)["study"]
     if method == "prodistill":
         return f"{study['epochs']} epochs"
@@ -291,58 +203,6 @@ def told_gain(way: str, gains: dict[str, float]) -> str:
     """To how many mergers something adds, and between what and what."""
     helped, least, most = sum(gain > 0 for gain in gains.values()), min(gains.values()), max(gains.values())
     return f"{METHODS[way].name} raises {helped} of {len(gains)} mergers, with changes from {least:+.1f} to {most:+.1f} points."
-
-
-def panel(role: str, suite: str) -> PageOutput:
-    """Accuracy against the seconds that a merger takes, by what it looks at; hollow: with FeatCal behind it."""
-    return drawn(_panel(evidence(role, suite)), "study of the field", page(role, suite).label)
-
-
-COLOURS = {NOTHING: "#0072B2", TRAIN: "#D55E00", UNLABELLED: "#009E73"}  # Okabe and Ito
-MARKERS = {NOTHING: "o", TRAIN: "s", UNLABELLED: "D"}
-
-
-def _panel(ours: Evidence) -> Figure | None:
-    from reproduction.report.figures import WIDTH, drawing
-
-    names = [m for m in mergers(ours) if seconds(ours, m, "merged") is not None]
-    if not names:
-        return None
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 6.0))
-        axes = figure.add_subplot()
-        axes.set_xscale("log")  # before names look for free places
-        _points(axes, ours, names)
-        axes.set(xlabel="seconds for merging, and for FeatCal where it is behind", ylabel="average accuracy (%)")
-        axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=2)
-        return figure
-
-
-def _points(axes: Axes, ours: Evidence, names: list[str]) -> None:
-    from reproduction.report.scatter import named
-
-    places: dict[str, tuple[float, float]] = {}
-    behind: list[tuple[float, float]] = []
-    for sees in COLOURS:
-        own = [m for m in names if METHODS[m].sees == sees]
-        for method, look, words in (("merged", COLOURS[sees], sees), ("featcal", "none", f"{sees}, with FeatCal")):
-            points = []
-            for merger in own:
-                value, took = average(ours, merger, method), seconds(ours, merger, "merged") or 0.0
-                more = (seconds(ours, merger, "featcal") or 0.0) if method == "featcal" else 0.0
-                if value:
-                    points.append((max(took + more, 0.01), value.mean))
-                    if method == "merged":
-                        places[METHODS[merger].name] = points[-1]
-                    else:
-                        behind.append(points[-1])
-            if points:
-                x, y = zip(*points, strict=True)
-                axes.scatter(
-                    x, y, s=55, marker=MARKERS[sees], facecolors=look, edgecolors=COLOURS[sees], label=f"looks at {words}"
-                )
-    axes.margins(0.08)
-    named(axes, places, behind)
 
 
 def printed() -> PageOutput:

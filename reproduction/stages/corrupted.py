@@ -5,8 +5,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reproduction.experiments.comparisons import CorruptedStudy
 from reproduction.experiments.runs import Draw
-from reproduction.experiments.studies import CorruptedStudy
 from reproduction.stages.columns import CORRUPTED, EXAMPLES, SEEN
 from reproduction.stages.context import Context
 from reproduction.stages.evaluate import score

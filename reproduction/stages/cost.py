@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from reproduction.experiments.studies import CostStudy
+from reproduction.experiments.comparisons import CostStudy
 from reproduction.stages.columns import AUDIT
 from reproduction.stages.context import Context
 from reproduction.stages.evaluate import score

@@ -10,8 +10,8 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
+from reproduction.experiments.comparisons import ExpertSeedsStudy
 from reproduction.experiments.params import Experiments
-from reproduction.experiments.studies import ExpertSeedsStudy
 from reproduction.stages.calibrate import calibrate_one
 from reproduction.stages.columns import EXPERT_SEEDS
 from reproduction.stages.context import Context

@@ -8,20 +8,18 @@ scored, nobody has seen. The models are not kept; seconds go to the run record.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from featcal.settings import PRESETS
-from featcal.storage.results import SCORES
+from featcal.storage.results import SCORES, packed
+from reproduction.experiments.field import FieldStudy
 from reproduction.experiments.runs import Draw, Pool
-from reproduction.experiments.studies import FieldStudy
 from reproduction.stages import tangent
-from reproduction.stages.ablate import averages_of
 from reproduction.stages.context import Context
-from reproduction.stages.evaluate import answers
 from reproduction.stages.scored import Scored
 from reproduction.stages.scoring import Counts, score_models
 from reproduction.stages.study import Found, run_study
@@ -29,6 +27,8 @@ from reproduction.stages.tangent import TANGENT
 from reproduction.stages.workers import fan_out
 
 T = TypeVar("T")
+KEPT: dict[tuple[Any, ...], Any] = {}  # what a process has read or computed that is the same for every merger
+BATCH = 50  # samples that are scored at a time: their activations stay in a cache
 OUTER = ("surgery", "prob_surgery")  # adapters behind the last feature
 DEEP = ("surgery_v2", "interv_merge")  # adapters inside the model
 TRAINED_BATCH = 16  # samples of each task in a step of ProDistill: of eight tasks the source's 128
@@ -42,6 +42,7 @@ def run(key: str) -> None:
 
 def compared(context: Context, key: str, study: FieldStudy, folder: Path) -> Found:
     """Rows of every merger and of what is put behind it, and the settings that were chosen."""
+    KEPT.clear()  # where the jobs run in this process, it may hold another study's
     names = [*study.mergers, *([TANGENT] if study.tangent else [])]
     longest_first = sorted(names, key=lambda name: (name not in study.trained, name != TANGENT))
     jobs = {name: (context, study, name, folder / name) for name in longest_first}
@@ -68,15 +69,23 @@ def models_of(study: FieldStudy, name: str, folder: Path) -> list[Scored]:
     return found
 
 
+def kept(key: tuple[Any, ...], found: Callable[[], T]) -> T:
+    """What is in KEPT by that name, found where it is not."""
+    if key not in KEPT:
+        KEPT[key] = found()
+    result: T = KEPT[key]
+    return result
+
+
 def make(context: Context, study: FieldStudy, name: str, out: Path) -> dict[str, Any]:
     """One merger and what is put behind it, as folders; its settings, what was tried for them, and seconds."""
     seconds: dict[str, float] = {}
     out.mkdir(parents=True)
 
-    def timed(part: str, function: Callable[[], T]) -> T:
+    def timed(part: str, function: Callable[[], T], more: float = 0.0) -> T:
         start = time.perf_counter()
         result = function()
-        seconds[part] = round(seconds.get(part, 0.0) + time.perf_counter() - start, 2)
+        seconds[part] = round(seconds.get(part, 0.0) + time.perf_counter() - start + more, 2)
         return result
 
     if name == TANGENT:
@@ -94,39 +103,150 @@ def merge_and_repair(
     from featcal.models.device import torch_device
     from featcal.rivals.deep_training import deep_adapters
     from featcal.rivals.pool import adapters_from, pool_features
-    from reproduction.stages.streams import samples_of, streams
+    from reproduction.stages.streams import samples_of
 
     layout, device = context.layout, torch_device(context.suite.device)
     base, tasks = layout.base(study.role, study.pool), context.suite.tasks_of(study.role, study.pool)
     experts = {task: layout.expert(study.role, study.pool, task) for task in tasks}
-    needs = data_of(context, study, name)
-    tried = study.tried(name)
-    values = timed("choosing", lambda: validated(context, study, name, base, experts, needs)) if len(tried) > 1 else [0.0]
-    settings = tried[max(range(len(tried)), key=lambda i: (round(values[i], 4), -i))]
     merged = out / "merged"
-    timed("merged", lambda: featcal.merge(name, base, experts, out=merged, device=device, **needs, **settings))
-    draw = Draw("train", study.samples, study.rivals.batch, study.seed)
-    batches = streams(context, study.role, study.pool, draw)
+    settings, tried = merge(context, study, name, base, experts, merged, timed)
+    batches = drawn(context, study, Draw("train", study.samples, study.rivals.batch, study.seed))
     for method, calibration in {"featcal": study.rivals.featcal, "featcal_best": featcal.Calibration.preset("best")}.items():
         if method in study.behind(name):
             given: dict[str, Any] = {"base": base, "experts": experts, "batches": batches, "settings": calibration}
             given |= {"device": device, "out": out / method, "resume": False}
             timed(method, partial(featcal.calibrate, merged, **given))
     projection, _ = samples_of(context, study.role, study.pool)
-    seen = streams(context, study.role, study.pool, study.rivals.draw("surgery", study.samples, study.seed))
-    pairs = timed("features", partial(pool_features, merged, experts, seen, projection, device))
+    seen = drawn(context, study, study.rivals.draw("surgery", study.samples, study.seed))
+    theirs, seconds = kept(("features",), lambda: timed_features(experts, seen, projection, device))
+    timed("features", lambda: None, seconds)
+    pairs = timed("features", partial(pool_features, merged, theirs, seen, projection, device))
     for method in OUTER:
         timed(method, partial(adapters_from, getattr(study.rivals, method), pairs, study.seed)).save(out / method)
     timed("svc", lambda: featcal.svc(merged, base, experts, out=out / "svc", device=device))
     if name in study.trained:
-        pieces = streams(context, study.role, study.pool, Draw("train", study.samples, TRAINED_BATCH, study.seed))
+        pieces = drawn(context, study, Draw("train", study.samples, TRAINED_BATCH, study.seed))
         more: dict[str, Any] = {"epochs": study.epochs, "seed": study.seed, "out": out / "prodistill", "device": device}
         timed("prodistill", lambda: featcal.prodistill(merged, base, experts, pieces, **more))
         for method in DEEP:
             start = getattr(study, method), merged, experts, seen, projection, study.seed, device, None
             timed(method, partial(deep_adapters, *start)).save(out / method)
-    found = [{**one, "value": round(value, 4)} for one, value in zip(tried, values, strict=True)]
-    return settings, found if len(tried) > 1 else []
+    return settings, tried
+
+
+def merge(
+    context: Context, study: FieldStudy, name: str, base: Path, experts: dict[str, Path], out: Path, timed: Callable[..., Any]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The merged model as the folder `out`, its settings, and what was tried for its scale, with accuracy on validation samples.
+
+    It is merged once, whatever the number of scales.
+    """
+    import featcal
+    from featcal.merging.merge import merge_vectors
+    from featcal.models.device import torch_device
+
+    device, scales, settings = torch_device(context.suite.device), study.scales(name), study.settings(name)
+    given: dict[str, Any] = {"device": device, **data_of(context, study, name), **settings}
+    if not scales:
+        timed("merged", lambda: featcal.merge(name, base, experts, out=out, **given))
+        return settings, []
+    vectors = timed("merged", lambda: merge_vectors(name, base, experts, **given))
+    values = timed("choosing", lambda: averages(context, study, {scale: vectors.at(scale) for scale in scales}))
+    best = max(scales, key=lambda scale: (round(values[scale], 4), -scale))
+    timed("merged", lambda: vectors.at(best, out=out))
+    return {**settings, "scale": best}, [{**settings, "scale": s, "value": round(values[s], 4)} for s in scales]
+
+
+def data_of(context: Context, study: FieldStudy, name: str) -> dict[str, Any]:
+    """Samples and heads where a method needs them: training samples, or the adapters' stream where it adapts to those."""
+    from featcal.merging.methods import method_named
+    from reproduction.stages.streams import streams
+
+    method = method_named(name)
+    if not method.data:
+        return {}
+    heads = {"head": context.layout.heads(study.role, study.pool)} if method.head else {}
+    if name == "adamerging":
+        return {
+            "batches": streams(context, study.role, study.pool, Draw(study.rivals.stream, None, ADAPTED_BATCH, study.seed)),
+            **heads,
+        }
+    return {"batches": drawn(context, study, Draw("train", study.samples, study.batch, study.seed)), **heads}
+
+
+def timed_features(
+    experts: Mapping[str, Path], seen: Mapping[str, Iterable[Any]], projection: Any, device: Any
+) -> tuple[dict[str, Any], float]:
+    """The experts' features of what adapters see, which are the same behind every merger, and seconds."""
+    import torch
+
+    from featcal.models.mode import evaluation_mode
+    from featcal.rivals.features import rows_before_head
+    from featcal.rivals.pool import as_module
+
+    start, found = time.perf_counter(), {}
+    for task, folder in experts.items():
+        expert = as_module(folder, device)
+        with evaluation_mode([expert]):
+            found[task] = torch.cat([rows_before_head(expert, batch, projection)[0] for batch in seen[task]])
+    return found, time.perf_counter() - start
+
+
+def drawn(context: Context, study: FieldStudy, draw: Draw) -> dict[str, Any]:
+    """Batches of every task for a draw, whose samples are read once in a process."""
+    from reproduction.stages.streams import streams
+
+    one = replace(draw, batch=1)
+    samples = kept(("drawn", one), lambda: streams(context, study.role, study.pool, one))
+    return {task: replace(stream, size=draw.batch) for task, stream in samples.items()}
+
+
+def averages(context: Context, study: FieldStudy, models: Mapping[float, Any]) -> dict[float, float]:
+    """Average accuracy over the tasks of every model, in percent, on validation samples."""
+    judged = answers(context, study, "validation", {str(scale): model for scale, model in models.items()})
+    return {scale: sum(float(one["value"]) for one in judged[str(scale)].values()) / len(judged[str(scale)]) for scale in models}
+
+
+def answers(
+    context: Context,
+    study: FieldStudy,
+    split: str,
+    models: Mapping[str, Any],
+    changes: Mapping[str, Any] | None = None,
+    *tasks: str,
+) -> dict[str, Counts]:
+    """What models, or of each task one, get right on a split, and what is right once the features of the first are changed.
+
+    tasks: all where none is named.
+    """
+    from safetensors.torch import load_file
+
+    from featcal.data.images import ImageSet
+    from featcal.data.sampling import draw_indices
+    from featcal.evaluation.accuracy import evaluate_pool, percent
+    from featcal.models.device import torch_device
+    from reproduction.suites.load_task import load_task
+
+    layout, device = context.layout, torch_device(context.suite.device)
+    tensors, first = load_file(layout.heads(study.role, study.pool)), next(iter(models))
+    most = study.scored if split == "test" else study.rows
+
+    def read(task: str) -> Any:
+        samples = load_task(layout.data_of(study.role), task, split, layout.base(study.role, study.pool))
+        count = len(samples.labels)
+        if most is not None and most < count:
+            samples = samples.take(sorted(draw_indices(task, count, most, study.seed)))
+        return replace(samples, device=device) if isinstance(samples, ImageSet) else samples
+
+    tasks = tasks or tuple(context.suite.tasks_of(study.role, study.pool))
+    sets = {task: kept((split, task), partial(read, task)) for task in tasks}
+    heads = {task: tensors[f"head/{task}"] for task in tasks}
+    adapted = {name: (first, change) for name, change in (changes or {}).items()}
+    judged = evaluate_pool(models, sets, heads, tensors.get("visual_projection"), BATCH, adapted)
+    return {
+        name: {task: {"value": percent(r), "count": len(r), "correct": packed(r)} for task, r in own.items()}
+        for name, own in judged.items()
+    }
 
 
 def evaluate(
@@ -138,65 +258,18 @@ def evaluate(
     from featcal.rivals.adapters import Adapters
     from featcal.rivals.deep_adapters import DeepAdapters
 
-    told = partial(answers, context, role, pool, model.name, most=scored_of(study))
     if model.upstream == TANGENT:
-        return told(partial(tangent.encoder, context, role, pool, model), {})
+        tasks = context.suite.tasks_of(role, pool)
+        return answers(context, study, "test", {model.name: {t: tangent.encoder(context, role, pool, model, t) for t in tasks}})
     assert model.folder is not None and all(other.folder is not None for other in corrected)
     encoder: Any = load_as_calibrated(model.folder).to(torch_device(context.suite.device))  # type: ignore[arg-type]
-    behind = {other.name: Adapters.load(other.folder) for other in corrected if other.method not in DEEP}  # type: ignore[arg-type]
-    found = told(lambda _: encoder, {name: own.apply for name, own in behind.items()})
+    behind = {other.name: Adapters.load(other.folder).apply for other in corrected if other.method not in DEEP}  # type: ignore[arg-type]
+    found = answers(context, study, "test", {model.name: encoder}, behind)
     for other in corrected:
         if other.method in DEEP:
-            own = DeepAdapters.load(other.folder)  # type: ignore[arg-type]
-            inside = told(lambda _: encoder, {other.name: own.apply}, partial(own.inside, encoder))
-            found[other.name] = inside[other.name]
+            own, found[other.name] = DeepAdapters.load(other.folder), {}  # type: ignore[arg-type]
+            for task in context.suite.tasks_of(role, pool):
+                with own.inside(encoder, task):
+                    judged = answers(context, study, "test", {model.name: encoder}, {other.name: own.apply}, task)
+                found[other.name] |= judged[other.name]
     return found
-
-
-def scored_of(study: FieldStudy) -> Callable[[str, int], Any] | None:
-    """Which test samples of a task are scored, of how many; None for all."""
-    from featcal.data.sampling import draw_indices
-
-    most = study.scored
-    return None if most is None else lambda task, count: sorted(draw_indices(task, count, min(most, count), study.seed))
-
-
-def data_of(context: Context, study: FieldStudy, name: str) -> dict[str, Any]:
-    """Samples and heads where a method needs them: training samples, or the adapters' stream where it adapts to those."""
-    from featcal.merging.methods import method_named
-    from reproduction.stages.streams import streams
-
-    method = method_named(name)
-    if not method.data:
-        return {}
-    draw = Draw("train", study.samples, study.batch, study.seed)
-    if name == "adamerging":
-        draw = Draw(study.rivals.stream, None, ADAPTED_BATCH, study.seed)
-    heads = {"head": context.layout.heads(study.role, study.pool)} if method.head else {}
-    return {"batches": streams(context, study.role, study.pool, draw), **heads}
-
-
-def validated(
-    context: Context, study: FieldStudy, name: str, base: Path, experts: dict[str, Path], needs: dict[str, Any]
-) -> list[float]:
-    """Average accuracy on validation samples at everything that is tried.
-
-    Where that is the scale alone and the method adds nothing but s τ, it merges once: the others are the base plus so much of it.
-    """
-    import featcal
-    from featcal.models.device import torch_device
-
-    device, tried = torch_device(context.suite.device), study.tried(name)
-    alone = all({**one, "scale": None} == {**tried[0], "scale": None} for one in tried) and name not in ("mats",)
-    models: dict[int, Any] = {}
-    whole = featcal.merge(name, base, experts, device=device, **needs, **{**tried[0], "scale": 1.0}) if alone else None
-    for i, settings in enumerate(tried):
-        if whole is None:
-            models[i] = featcal.merge(name, base, experts, device=device, **needs, **settings)
-        else:
-            from featcal.models.load import load_as_calibrated
-
-            start = load_as_calibrated(base)
-            models[i] = featcal.merge("task_arithmetic", start, {"merged": whole}, scale=settings["scale"])
-    values = averages_of(context, study.role, study.pool, models, "validation", study.rows, study.seed)
-    return [values[i] for i in range(len(tried))]

@@ -13,7 +13,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from featcal.rivals.settings import Training
-from reproduction.experiments.studies import CostStudy, Rivals, SamplesStudy
+from reproduction.experiments.comparisons import CostStudy, SamplesStudy
+from reproduction.experiments.rivals import Rivals
 from reproduction.stages.context import Context
 from reproduction.stages.layout import Layout
 from reproduction.stages.scored import Scored

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from reproduction.experiments.studies import SamplesStudy
+from reproduction.experiments.comparisons import SamplesStudy
 from reproduction.stages.columns import SAMPLES, SEEN
 from reproduction.stages.context import Context
 from reproduction.stages.evaluate import score

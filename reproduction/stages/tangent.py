@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from reproduction.experiments.field import FieldStudy
 from reproduction.experiments.runs import Pool
-from reproduction.experiments.studies import FieldStudy
 from reproduction.stages.ablate import averages_of
 from reproduction.stages.context import Context
 from reproduction.stages.scored import Scored

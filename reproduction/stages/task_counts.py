@@ -13,7 +13,7 @@ from zlib import crc32
 
 from featcal.rivals.settings import MeanShift
 from featcal.settings import require
-from reproduction.experiments.studies import TaskCountsStudy
+from reproduction.experiments.comparisons import TaskCountsStudy
 from reproduction.stages.columns import TASK_COUNTS
 from reproduction.stages.context import Context
 from reproduction.stages.study import Found, run_study

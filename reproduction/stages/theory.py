@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from reproduction.experiments.runs import CalibrateRun
-from reproduction.experiments.studies import TheoryStudy
+from reproduction.experiments.theory import TheoryStudy
 from reproduction.stages.calibrate import calibrate_one
 from reproduction.stages.columns import THEORY, THEORY_POINTS
 from reproduction.stages.context import Context

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from featcal.settings import require
+from reproduction.experiments.comparisons import TaskCountsStudy
+from reproduction.experiments.rivals import ADAPTER_BATCH
 from reproduction.experiments.runs import SPLITS
-from reproduction.experiments.studies import ADAPTER_BATCH, TaskCountsStudy
 from reproduction.stages.context import Context
 
 if TYPE_CHECKING:

@@ -40,10 +40,10 @@ class FineTuneText(Checked):
     tokens: Count | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         given: Any = self.lora
         if isinstance(given, dict):
             object.__setattr__(self, "lora", from_mapping(Lora, given, "fine_tune.lora"))
+        super().__post_init__()
 
     def rate(self, step: int) -> float:
         """Learning rate of a step, counted from 0."""

@@ -115,15 +115,20 @@ def test_an_expert_with_further_words_is_calibrated_like_one_without(given):
     assert same_bits(calibrate(merged, **given | {"experts": experts}, settings=PAPER).model, expected)
 
 
-def test_a_peft_model_in_memory_is_the_expert_it_computes(given):
+def test_a_peft_model_in_memory_and_its_folder_are_the_expert_they_compute(given, tmp_path):
     peft = pytest.importorskip("peft")
     base = given["base"]
     how = peft.LoraConfig(r=2, target_modules=["query", "value"], init_lora_weights=False, bias="all")
     adapted = peft.get_peft_model(make(lambda: tf.BertModel(BERT), 0, torch.float32), how)
     plain = peft.get_peft_model(make(lambda: tf.BertModel(BERT), 0, torch.float32), how)
     peft.set_peft_model_state_dict(plain, peft.get_peft_model_state_dict(adapted))
-    whole = plain.merge_and_unload()
+    adapted.save_pretrained(tmp_path / "adapter")
+    whole, forms = plain.merge_and_unload(), (adapted, tmp_path / "adapter")
     assert same_bits(merge("average", base, {"a": adapted}), whole)
     batches = {"a": given["batches"]["a"]}
-    results = [calibrate(base, base=base, experts={"a": e}, batches=batches, settings=PAPER).model for e in (adapted, whole)]
-    assert same_bits(*results)
+    expected, *found = [
+        calibrate(base, base=base, experts={"a": e}, batches=batches, settings=PAPER).model for e in (whole, *forms)
+    ]
+    assert all(same_bits(model, expected) for model in found)
+    with pytest.raises(FeatCalError, match="a LoRA adapter, not a model"):
+        compare({"base": base}, {"a": tmp_path / "adapter"}, batches)

@@ -36,7 +36,7 @@ class Float64Peak(TorchDispatchMode):
 
 
 def peak(tasks):
-    given = experiment(torch.float32, tasks=tasks, build=lambda dtype: clip(dtype=dtype, width=WIDTH))
+    given = experiment(torch.float32, tasks, count=30, batch=15, build=lambda dtype: clip(dtype=dtype, width=WIDTH))
     with Float64Peak() as counted:
         calibrate(**given, settings=PAPER)
     return counted.peak

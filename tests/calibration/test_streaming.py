@@ -139,7 +139,7 @@ def test_sharded_folders_go_in(tmp_path):
 def counted(tmp_path, monkeypatch, blocks, experts):
     """Most bytes of parameters, and of activations, in memory at once while a folder is calibrated."""
     tasks = tuple(f"task{i}" for i in range(experts))
-    given = tiny.experiment(torch.float32, tasks=tasks, build=lambda dtype: clip(dtype=dtype, num_hidden_layers=blocks))
+    given = tiny.experiment(torch.float32, tasks, 10, build=lambda dtype: clip(dtype=dtype, num_hidden_layers=blocks))
     root = tmp_path / f"{blocks}-{experts}"
     held, spools = [], []
 

@@ -1,8 +1,6 @@
 """The command line where no person looks: completion, JSON, exit codes in every help, no bars and no colours."""
 
 import json
-import subprocess
-import sys
 
 from test_cli import CALIBRATE, EVALUATE, MERGE, models, ready  # noqa: F401 - two fixtures
 
@@ -26,10 +24,10 @@ def test_every_command_that_reports_does_so_in_json_too(models, capsys):  # noqa
     assert "python" in told("doctor")["machine"]
 
 
-def test_quiet_prints_results_alone_in_a_process_of_its_own(models):  # noqa: F811
-    words = [sys.executable, "-m", "featcal.cli", *CALIBRATE, "--quiet"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and done.stderr == "" and "calibrated model: new" in done.stdout
+def test_quiet_prints_results_alone(models, capfd):  # noqa: F811
+    assert cli.main([*CALIBRATE, "--quiet"]) == 0
+    told = capfd.readouterr()
+    assert told.err == "" and "calibrated model: new" in told.out
 
 
 def test_colours_and_bars_need_a_terminal(models, capsys):  # noqa: F811

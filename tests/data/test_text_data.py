@@ -188,6 +188,16 @@ def test_what_a_model_is_given_is_told_by_its_class(tmp_path, kind):
     assert input_of(skeleton(language.folder(tmp_path / kind, kind))) == KINDS[kind]
 
 
+def test_a_model_that_talks_about_pictures_is_given_text_alone():
+    from transformers import LlavaConfig, LlavaForConditionalGeneration
+
+    config = LlavaConfig(
+        text_config={"model_type": "llama", "vocab_size": 99, "max_position_embeddings": 7, "num_hidden_layers": 1}
+    )
+    with torch.device("meta"):
+        assert input_of(LlavaForConditionalGeneration(config)) == Input("text", True, True, 99, 7)
+
+
 def test_rows_for_padding_are_no_positions(tmp_path):
     model = language.MODELS["roberta"]()
     longest = input_of(model).positions

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import featcal
 from featcal.errors import BadSetting, DiskFull, MissingTensor, TensorsDiffer, UnknownKey
-from featcal.merging.arithmetic import average_tensor, task_arithmetic_tensor
+from featcal.merging.arithmetic import average_tensor, moved_tensor, total
 from featcal.merging.merge import merge
 from featcal.models.load import load_vision
 from featcal.storage import writer
@@ -40,15 +40,15 @@ def equal(one, other):
 def test_both_methods_by_hand():
     base, experts = torch.tensor([1.0, 2.0]), [torch.tensor([2.0, 2.0]), torch.tensor([4.0, -2.0])]
     assert torch.equal(average_tensor(base, experts), torch.tensor([3.0, 0.0]))
-    assert torch.equal(task_arithmetic_tensor(base, experts, 0.5), torch.tensor([3.0, 0.0]))
-    assert torch.equal(task_arithmetic_tensor(base, experts, 0.25), torch.tensor([2.0, 1.0]))
+    assert torch.equal(moved_tensor(base, total(base, experts), 0.5), torch.tensor([3.0, 0.0]))
+    assert torch.equal(moved_tensor(base, total(base, experts), 0.25), torch.tensor([2.0, 1.0]))
 
 
 def test_scale_zero_is_the_base_and_one_expert_at_scale_one_is_that_expert():
     generator = torch.Generator().manual_seed(0)
     base, expert = torch.randn(1000, generator=generator), torch.randn(1000, generator=generator)
-    assert torch.equal(task_arithmetic_tensor(base, [expert], 0.0), base)
-    assert torch.equal(task_arithmetic_tensor(base, [expert], 1.0), expert)
+    assert torch.equal(moved_tensor(base, total(base, [expert]), 0.0), base)
+    assert torch.equal(moved_tensor(base, total(base, [expert]), 1.0), expert)
 
 
 def test_task_arithmetic_at_one_over_n_is_the_average():
@@ -97,7 +97,7 @@ def test_streaming_holds_one_tensor_of_each_model(folders, tmp_path, monkeypatch
 
     monkeypatch.setattr(LazyCheckpoint, "tensor", watched)
     merge("task_arithmetic", *folders, out=tmp_path / "out")
-    assert len(most) == 3 * len(checkpoints.vision().state_dict()) and max(most) == 3
+    assert len(most) == 4 * len(checkpoints.vision().state_dict()) and max(most) == 3  # the base's twice
 
 
 def refused(error, match, folders, tmp_path, method="average"):

@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 
 from featcal.errors import BadBatches, BadSetting, Diverged, MissingPath, MissingTensor
 from featcal.merging.adamerging import Mixture, answer_entropy, descended, endless, entropy
+from featcal.merging.data_settings import AdaMerging
 from featcal.merging.job import Job
 from featcal.merging.merge import merge, merge_recorded
-from featcal.merging.settings import AdaMerging
 from featcal.merging.sources import ModuleSource
 
 TASKS = ("dtd", "mnist")

@@ -13,13 +13,14 @@ from featcal.cli.main import app
 from featcal.merging.breadcrumbs import masked
 from featcal.merging.consensus import tall_masks
 from featcal.merging.dare import dropped
+from featcal.merging.data_settings import Fisher
 from featcal.merging.fisher import diagonal_fisher, fisher_tensor, fisher_weights
 from featcal.merging.gradient_matching import matched_tensor
 from featcal.merging.iso import iso_c_matrix, iso_cts_matrix
 from featcal.merging.job import Job
 from featcal.merging.mats import conjugate_gradients
-from featcal.merging.merge import merge, merge_recorded
-from featcal.merging.settings import Fisher
+from featcal.merging.merge import merge, merge_recorded, merge_vectors
+from featcal.merging.methods import METHODS
 from featcal.merging.sources import ModuleSource
 from featcal.merging.svc import svc_matrix
 from featcal.merging.tsv import orthogonal, tsv_matrix
@@ -61,6 +62,20 @@ def test_folders_are_merged_as_modules_are(method, tmp_path):
     models = {name: checkpoints.vision(seed) for seed, name in enumerate("ab", start=1)}
     streamed = merge(method, checkpoints.clip_folder(tmp_path / "base"), folders).state_dict()
     assert all(torch.equal(streamed[n], t) for n, t in merge(method, checkpoints.clip(), models).state_dict().items())
+
+
+@pytest.mark.parametrize("method", [name for name, rule in METHODS.items() if rule.scaled])
+def test_a_scale_tried_later_gives_what_merging_with_it_gives(method, tmp_path):
+    folders = {name: checkpoints.vision_folder(tmp_path / name, seed) for seed, name in enumerate("abc", start=1)}
+    base = checkpoints.vision_folder(tmp_path / "base")
+    vectors = merge_vectors(method, base, folders)
+    for scale in (0.35, 1.0):
+        merged = merge(method, base, folders, scale=scale).state_dict()
+        assert all(torch.equal(merged[n], t) for n, t in vectors.at(scale).state_dict().items())
+    merge_recorded(method, base, folders, out=tmp_path / "one", scale=0.35)
+    vectors.at(0.35, out=tmp_path / "two")
+    one, two = ({f.name: f.read_bytes() for f in (tmp_path / name).iterdir()} for name in ("one", "two"))
+    assert one == two
 
 
 def test_the_closed_form_of_wudi_is_its_variant():

@@ -12,7 +12,7 @@ from featcal.errors import Diverged
 from featcal.merging.job import Job
 from featcal.merging.matrices import linear_groups, matrix_groups
 from featcal.merging.merge import merge, merge_recorded
-from featcal.merging.settings import Wudi
+from featcal.merging.method_settings import Wudi
 from featcal.merging.sources import ModuleSource
 from featcal.merging.wudi import Interference, descended
 

@@ -7,10 +7,11 @@ from tiny import clip
 
 from featcal.blocks.plans import plan_for
 from featcal.cli.plan import meta_batch
-from featcal.planning import needs, work
+from featcal.planning import memory, needs, work
+from featcal.planning.block_shape import SiteShape
 from featcal.planning.meta_profiler import to_meta
-from featcal.planning.needs import Workload
-from featcal.planning.shapes import SiteShape, model_shape
+from featcal.planning.shapes import model_shape
+from featcal.planning.workload import Workload
 from featcal.settings import Calibration
 
 D, WIDE, TOKENS, HEADS = 32, 96, 5, 4  # of tests.tiny.clip; two blocks, patches of 8 x 8 pixels, float32
@@ -55,10 +56,14 @@ def test_one_pass_of_a_block_is_its_linears_and_its_attention():
 
 
 def test_moments_and_systems_are_float64_and_the_narrow_site_is_folded():
-    wide, narrow = SiteShape(D, 3 * D, 15), SiteShape(WIDE, D, 15)
-    assert needs.moments_bytes(wide) == 8 * (2 * D * D + 2 * D)
-    assert needs.moments_bytes(narrow) == 8 * (WIDE * WIDE + WIDE * D + 2 * WIDE)
-    assert needs.system_bytes(wide) == 8 * (D * D + 3 * D * D + D + 3 * D)
+    wide, narrow, block = SiteShape(D, 3 * D, 15), SiteShape(WIDE, D, 15), shape().blocks[0]
+    assert memory.moments_bytes(wide, load(), block) == 8 * (2 * D * D + 2 * D)
+    assert memory.moments_bytes(narrow, load(), block) == 8 * (WIDE * WIDE + WIDE * D + 2 * WIDE)
+    assert memory.kept_bytes(wide, load(), block) == 8 * (D * D + 3 * D * D + D + 3 * D)
+    few = load(samples=3)  # 45 tokens of three tasks, of which one's are kept as both models have them
+    assert memory.moments_bytes(narrow, few, block) == 4 * 2 * 15 * WIDE and memory.kept_bytes(narrow, few, block) == 4 * 45 * (
+        WIDE + D
+    )
 
 
 def test_work_of_one_site_is_that_of_its_products():
@@ -74,14 +79,16 @@ def test_work_of_one_site_is_that_of_its_products():
 
 
 def test_the_phases_of_a_run_are_the_parts_counted_by_hand():
-    found = needs.phases(shape(), load())
+    found = memory.phases(shape(), load())
     assert found["observe"]["weights"] == 3 * 4 * BLOCK
     assert found["start"]["weights"] == 4 * (2 * ENTRY + 2 * D)  # of the student also the norm after the last block
     assert found["solve"]["weights"] == 2 * 4 * BLOCK
     last = shape().blocks[-1]
-    assert needs.solving(last, last.sites, 1, load())["solutions"] == 8 * D * last.sites[0].o
-    assert needs.solving(last, last.sites, len(last.sites) - 1, load())["systems"] == needs.system_bytes(last.sites[-1])
-    assert needs.solving(last, last.sites, 0, load())["working"] == (4 + 4 + 8 + 8) * D * last.sites[0].o
+    assert memory.solving(last, last.sites, 1, load())["solutions"] == 8 * D * last.sites[0].o
+    assert memory.solving(last, last.sites, len(last.sites) - 1, load())["systems"] == memory.kept_bytes(
+        last.sites[-1], load(), last
+    )
+    assert memory.solving(last, last.sites, 0, load())["working"] == (4 + 4 + 8 + 8) * D * last.sites[0].o
     assert found["advance"]["weights"] == 4 * BLOCK
 
 
@@ -120,6 +127,7 @@ def test_what_exceeds_a_budget_waits_on_the_next_place(more, expected):
 def test_depth_and_tasks_leave_the_memory_at_work_as_it_is():
     def of(layers, tasks):
         model = to_meta(clip(num_hidden_layers=layers)).float().eval()
-        return needs.phases(model_shape(model, plan_for(model), meta_batch(model, 3, None, False)), load(tasks=tasks))
+        found = model_shape(model, plan_for(model), meta_batch(model, 3, None, False))
+        return memory.phases(found, load(tasks=tasks, samples=20))
 
     assert of(2, 2) == of(6, 2) == of(2, 8)

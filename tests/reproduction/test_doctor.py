@@ -23,7 +23,7 @@ from reproduction.experiments.params import load_experiments
 from reproduction.language import requirements
 from reproduction.suites import packages
 from reproduction.suites.reachable import look
-from reproduction.suites.repositories import Repository, repositories
+from reproduction.suites.repositories import Repository
 from reproduction.suites.suite import load_suite
 
 ROOT = Path(__file__).parents[2]
@@ -136,11 +136,3 @@ def test_the_suite_made_here_lacks_its_encoder_at_most_and_a_misspelt_one_is_tol
     assert "nothing is missing for the suite mini" in capsys.readouterr().out
     assert cli.main(["doctor", "--suite", "papers"]) == 2
     assert "paper" in capsys.readouterr().err
-
-
-def test_the_paper_asks_for_every_checkpoint_and_data_set_once():
-    asked = repositories(load_suite(ROOT, "paper"))
-    names = [(one.kind, one.name) for one in asked]
-    assert len(names) == len(set(names)) == 2 * 21 + 1 + 2 * 9 + 2 * 4 + 20 + 1 + 3 + 6
-    assert all(one.bytes for one in asked if one.kind == "model")
-    assert repositories(load_suite(ROOT, "mini")) == repositories(load_suite(ROOT, "files")) == []

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from resolved import resolved
 from synthetic_correct import COUNT
-from synthetic_results import write_project
 
 from reproduction.experiments.params import load_experiments
 from reproduction.report import fairness
@@ -89,9 +88,7 @@ def test_only_seeds_that_both_have_are_compared():
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_page_that_compares_with_adapters_tells_seen_from_other_images(page, tmp_path, monkeypatch):
-    write_project(tmp_path)
-    monkeypatch.chdir(tmp_path)
+def test_every_page_that_compares_with_adapters_tells_seen_from_other_images(page, results, monkeypatch):
     read = []
     with monkeypatch.context() as watched:
         own, settings = Evidence._read, fairness.read_json
@@ -103,10 +100,7 @@ def test_every_page_that_compares_with_adapters_tells_seen_from_other_images(pag
     assert {path.name for path in read} <= {file for record in records for file in record["files"]}, "whose bytes a record tells"
 
 
-def test_numbers_on_a_page_are_those_of_the_flags_on_file(tmp_path, monkeypatch):
-    write_project(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    ours = Evidence("mini", "clip_b32", "8")
+def test_numbers_on_a_page_are_those_of_the_flags_on_file(ours):
     (found,) = [block for block in fairness.blocks_of(ours) if block.name == "Task Arithmetic"]
     rows, seen = ours.table("correct"), ours.table("seen")
     wanted = []
@@ -124,31 +118,26 @@ def test_numbers_on_a_page_are_those_of_the_flags_on_file(tmp_path, monkeypatch)
     assert ours.table("correct").columns.tolist() == [c for c in ours.table("scores") if c not in ("value", "count")]
 
 
-def test_damaged_images_are_held_against_adapters_on_damaged_training_images(tmp_path, monkeypatch):
-    write_project(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    blocks = {block.name: block for block in fairness.blocks_of(Evidence("mini", "clip_b32", "8"), "corrupted")}
+def test_damaged_images_are_held_against_adapters_on_damaged_training_images(ours):
+    blocks = {block.name: block for block in fairness.blocks_of(ours, "corrupted")}
     assert list(blocks) == ["Clean", "Gaussian noise", "Motion blur", "Fog"]
     trained = {name: block.trained["surgery"].mean for name, block in blocks.items()}
     assert trained == pytest.approx({"Clean": 71.75, "Gaussian noise": 58.75, "Motion blur": 58.75, "Fog": 58.75})
     assert blocks["Fog"].parts("surgery").whole == pytest.approx(59.75, abs=0.1)
 
 
-def test_the_budget_of_the_main_results_borrows_their_adapters_on_training_images(tmp_path, monkeypatch):
-    path = write_project(tmp_path) / "clip_b32-8.settings.json"
-    monkeypatch.chdir(tmp_path)
+def test_the_budget_of_the_main_results_borrows_their_adapters_on_training_images(results, ours):
+    path = results / "clip_b32-8.settings.json"
     assert "of Table 1" not in fairness.folded(Page("table12", "mini")).text
     path.write_text(path.read_text().replace('"samples": 256', '"samples": 64'))
-    blocks = {block.name: block for block in fairness.blocks_of(Evidence("mini", "clip_b32", "8"), "samples")}
+    blocks = {block.name: block for block in fairness.blocks_of(ours, "samples")}
     assert blocks["64 images per task"].trained["surgery"].mean == pytest.approx(70 + 0.5 * 3.5 + 0.2)
     assert blocks["8 images per task"].trained == blocks["512 images per task"].trained == {}
     assert "at 64 images per task those of Table 1, this study trains none" in fairness.folded(Page("table12", "mini")).text
 
 
-def test_what_is_not_there_is_not_run(tmp_path, monkeypatch):
-    folder = write_project(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    for path in folder.glob("*.seen.csv"):
+def test_what_is_not_there_is_not_run(results):
+    for path in results.glob("*.seen.csv"):
         path.unlink()
     for page in ("table01", "figure3", "table06"):
         assert "not run: 8 tasks, smaller model" in fairness.folded(Page(page, "mini")).text

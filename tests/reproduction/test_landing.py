@@ -109,16 +109,6 @@ def test_every_cell_of_what_was_run_is_that_of_the_files():
         assert cells[5] == (str(found[2][1]) if found[2] else "not run"), name
 
 
-def test_a_failure_at_the_papers_settings_shows_as_one():
-    """Once the suite's share stood on the row of the paper's settings."""
-    _, rows = shown(overview.runs("mini").html)
-    cells = {row[0].split("|")[1]: row for row in rows}
-    for size in ("Smaller T5", "Larger T5"):
-        row = cells[f"{size}, paper’s settings"]
-        fell = float(NUMBER.findall(row[3])[0]) < float(NUMBER.findall(row[2])[0])
-        assert fell == (float(NUMBER.findall(row[5])[0]) < 0), row
-
-
 def test_every_share_of_the_gap_is_that_of_the_files_and_of_the_printed_cells():
     head, rows = shown(shares.by_tasks(Page("landing", "mini")).html)
     pools = [column.split()[0] for column in head[1:4]]

@@ -6,7 +6,6 @@ import pytest
 from featcal.data.images import ImageSet, Preprocess
 from featcal.errors import UnknownKey
 from reproduction.data.corruptions import CORRUPTIONS, NOISE, corrupted, plasma, trail
-from reproduction.experiments.studies import CORRUPTIONS as NAMED
 
 PLAIN = Preprocess(None, None, None, 2, 1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
@@ -90,10 +89,6 @@ def test_clouds_fill_their_range_and_are_rough_on_the_large_scale(side):
     assert (field.min(), field.max()) == (0.0, 1.0)
     if side > 2:
         assert np.abs(np.diff(field, axis=0)).mean() < 0.3 * field.std()
-
-
-def test_params_yaml_may_name_exactly_these():
-    assert set(NAMED) == set(CORRUPTIONS)
 
 
 def test_an_unknown_corruption_is_refused_with_the_nearest_name():

@@ -10,7 +10,7 @@ import torch
 from featcal.data.sampling import draw_indices
 from featcal.errors import BadSetting, UnknownKey
 from reproduction.data.prompts import load_prompts
-from reproduction.data.registry import POOLS, TASKS
+from reproduction.data.registry import TASKS
 
 SUMS = {  # of class names and of templates in label order, joined by line ends
     "sun397": ("dd1277b1cfcf09ba", "c97a3d1ad5819800"),
@@ -46,13 +46,6 @@ def test_prompts_of_all_tasks_have_the_published_check_sums():
 def test_an_unknown_task_has_the_nearest_name():
     with pytest.raises(UnknownKey, match="did you mean 'mnist'"):
         load_prompts("mnits")
-
-
-def test_pools_grow_by_appending_tasks_and_headings_are_distinct():
-    assert [len(pool) for pool in POOLS.values()] == [8, 14, 20] == list(POOLS)
-    assert POOLS[20][:14] == POOLS[14] and POOLS[14][:8] == POOLS[8] and POOLS[8][-1] == "dtd"
-    assert len({task.column for task in TASKS.values()}) == len({task.hub_id for task in TASKS.values()}) == 20
-    assert list(TASKS) == list(POOLS[20]) and TASKS["food101"].test_split == "validation"
 
 
 def test_draws_differ_by_task_and_seed_and_do_not_depend_on_each_other():

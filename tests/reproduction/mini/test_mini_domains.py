@@ -64,13 +64,6 @@ def test_a_test_drawn_twice_is_the_same_and_every_reference_passes_its_own_check
     assert all(right(key, item, f"{item.target}\n") for item in items)
 
 
-@pytest.mark.parametrize("key", [key for key in TESTS if key != "arc_challenge"])
-def test_careless_answers_to_tempting_prompts_are_mostly_wrong(key):
-    items = [item for item in domains.test_items(key, "validation", 200, 0) if item.tempting]
-    assert 0.2 < len(items) / 200 < 0.7
-    assert np.mean([right(key, item, item.careless) for item in items]) < 0.3  # a step may change nothing
-
-
 @pytest.mark.parametrize("key", TESTS)
 def test_an_empty_answer_and_another_rows_answer_fail(key):
     items = domains.test_items(key, "test", 40, 0)

@@ -11,29 +11,22 @@ from reproduction.report.tables import accuracy_rows, block_rows, paper_recovere
 from reproduction.report.values import PRINTED
 
 
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    write_project(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 @pytest.mark.parametrize(("role", "pool"), PRINTED)
-def test_rows_stand_in_the_papers_order_and_none_is_missing(project, role, pool):
+def test_rows_stand_in_the_papers_order_and_none_is_missing(results, role, pool):
     ours = [row.label for row in accuracy_rows(Evidence("mini", role, pool))]
     _, printed = paper_rows(PRINTED[role, pool])
     assert ours == [row.label for row in printed]
     assert len(ours) == (3 if pool == "8" else 2) + 4 * 4, "the larger pools have no multi-task model"
 
 
-def test_settings_that_are_not_the_main_ones_stand_in_a_fold_and_only_where_they_were_run(project, monkeypatch):
+def test_settings_that_are_not_the_main_ones_stand_in_a_fold_and_only_where_they_were_run(results):
     eight, twenty = (accuracies.measured(Page(page, "mini")).html for page in ("table01", "table10"))
     assert eight.index("at the suite’s settings") < eight.index("<details") < eight.index("at the paper’s settings — ")
     assert "<details" not in twenty and "paper’s settings" not in twenty
     assert "<details" not in accuracies.measured(Page("table01", "paper")).html
 
 
-def test_the_table_of_averages_has_the_papers_rows_and_columns(project):
+def test_the_table_of_averages_has_the_papers_rows_and_columns(results):
     lines = [line.split("  ") for line in extended.averages(Page("table02", "mini")).text.splitlines()]
     assert lines[1][1:] == ["8 tasks, larger model"] + [f"{n} tasks, {s} model" for n in (14, 20) for s in ("smaller", "larger")]
     _, printed = paper_rows("table02")
@@ -43,14 +36,14 @@ def test_the_table_of_averages_has_the_papers_rows_and_columns(project):
     assert surgery.cells["20-Task L/14"].change == pytest.approx(3) and "8-Task L/14" not in surgery.cells
 
 
-def test_lines_of_the_drawing_are_the_gains_by_number_of_tasks(project):
+def test_lines_of_the_drawing_are_the_gains_by_number_of_tasks(results):
     drawn = gains_by_tasks.drawn(Page("table02", "mini")).axes
     (panel,) = [panel for panel in drawn if panel.get_title() == "Task Arithmetic,\nsmaller model"]
     featcal = panel.containers[0].lines[0]
     assert list(featcal.get_xdata()) == [8, 14, 20] and list(featcal.get_ydata()) == pytest.approx([16.2, 16, 16])
 
 
-def test_cells_hold_mean_spread_and_change_over_the_merger(project):
+def test_cells_hold_mean_spread_and_change_over_the_merger(results):
     rows = {(row.upstream, row.label): row for row in accuracy_rows(Evidence("mini", "clip_b32", "8"))}
     cell = rows["task_arithmetic", "w/ FeatCal"].cells["sun397"]
     values = np.array([80.0, 80.2, 80.4])
@@ -69,7 +62,7 @@ def test_columns_follow_the_suite_of_the_user(tmp_path, monkeypatch):
     assert text[1].split("  ") == ["Model", "cats", "GTSRB", "dogs", "Average"]
 
 
-def test_the_share_recovered_is_the_part_of_the_gap(project):
+def test_the_share_recovered_is_the_part_of_the_gap(results):
     found = {(r.upstream, r.setting): r for r in recovered(Evidence("mini", "clip_b32", "8"))}
     assert found["average", "suite"].share == pytest.approx(100 * (80 - 60) / (90 - 60))
     assert found["average", "suite"].one_run and not found["task_arithmetic", "suite"].one_run

@@ -61,22 +61,6 @@ def test_no_page_names_another_host_for_anything_it_loads(site):
         assert not re.findall(r"https?://", scripts), page.name
 
 
-def test_links_to_results_and_sources_lead_to_files_of_the_site(site):
-    text = (site / "pages" / "table01.html").read_text()
-    links = re.findall(r'href="(\.\./(?:results|notebooks)/[^"]+)"', text)
-    assert len(links) >= 4
-    assert all((site / "pages" / link).is_file() for link in links)
-
-
-def test_code_is_included_by_reference(site):
-    page = nbformat.read(ROOT / "notebooks" / "method.ipynb", as_version=4)
-    text = "\n".join(cell.source for cell in page.cells if cell.cell_type == "markdown")
-    included = re.findall(r"\{literalinclude\} \.\./\.\./(\S+)", text)
-    assert {"featcal/core/ridge.py", "featcal/calibration/block.py"} <= set(included)
-    assert "```python" not in text
-    assert "solve_triangular" in (site / "pages" / "method.html").read_text()
-
-
 def test_no_link_of_the_site_leads_nowhere(site):
     assert links.broken(site, pages_of(site)) == []
 

@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 
 import pytest
-from synthetic_results import write_project
 
 from featcal.errors import BadSetting, UnknownKey
 from featcal.settings import Calibration
@@ -70,13 +69,6 @@ def test_a_study_that_cannot_be_is_refused_with_its_place(more, said):
 def test_a_misspelt_reading_is_refused_with_the_nearest_name():
     with pytest.raises(UnknownKey, match="did you mean 'decoder'"):
         study(reading={"decodr": "start"})
-
-
-@pytest.fixture
-def results(tmp_path, monkeypatch):
-    folder = write_project(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return folder
 
 
 def test_a_change_is_held_against_what_another_draw_and_other_test_texts_may_do(results):

@@ -8,14 +8,13 @@ from importlib.resources import files
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_correct import forget_answers
+from synthetic_correct import changed
 from synthetic_results import write_project
 
 from reproduction.report.claims import GROUPS, claims
 from reproduction.report.errata import KINDS, errata, reason
 from reproduction.report.estimate import Estimate, estimate, noise
-from reproduction.report.printed import paper_says
-from reproduction.report.values import AVERAGE, TASKS, TEXT_TASKS, paper_table, paper_value
+from reproduction.report.values import AVERAGE, paper_table, paper_value
 from reproduction.report.verdicts import WORDS, Source, judge, tables
 
 AVERAGED = ("table01", "table03", "table04", "table07", "table08", "table09", "table10", "table11", "table14")
@@ -23,6 +22,10 @@ AVERAGED = ("table01", "table03", "table04", "table07", "table08", "table09", "t
 
 def claim(name):
     return next(c for c in claims() if c.id == name)
+
+
+def ta(frame):
+    return frame["upstream"] == "task_arithmetic"
 
 
 def rows(values, counts, seeds=("",)):
@@ -85,43 +88,27 @@ def test_noise_is_two_standard_errors_of_a_difference():
 
 
 @pytest.mark.parametrize(("ours", "word"), [(70.0, "holds"), (65.9, "within noise"), (60.0, "does not hold")])
-def test_a_verdict_needs_a_margin_above_noise(tmp_path, ours, word):
-    folder = forget_answers(write_project(tmp_path))
-    frame = pd.read_csv(folder / "clip_b32-8.csv", keep_default_na=False)
-    chosen = (frame["upstream"] == "task_arithmetic") & (frame["method"] == "featcal") & (frame["setting"] == "suite")
-    frame.loc[chosen, "value"] = ours  # the merger's average is 65.75
-    frame.to_csv(folder / "clip_b32-8.csv", index=False)
-    assert judge(claim("t1_ta_upstream"), "mini", "suite", folder).word == word
+def test_a_verdict_needs_a_margin_above_noise(results, ours, word):
+    changed(results, "clip_b32-8", lambda f: ta(f) & (f["method"] == "featcal") & (f["setting"] == "suite"), ours)
+    assert judge(claim("t1_ta_upstream"), "mini", "suite", results).word == word  # the merger's average is 65.75
 
 
-def test_a_claim_about_every_task_fails_with_one_task(tmp_path):
-    folder = forget_answers(write_project(tmp_path))
-    frame = pd.read_csv(folder / "clip_b32-8.csv", keep_default_na=False)
-    frame.loc[(frame["method"] == "featcal") & (frame["task"] == "dtd"), "value"] = 30.0
-    frame.to_csv(folder / "clip_b32-8.csv", index=False)
-    assert judge(claim("t1_ta_every_task"), "mini", "suite", folder).word == "does not hold"
-    assert judge(claim("t1_ta_upstream"), "mini", "suite", folder).word == "holds"
+def test_a_claim_about_every_task_fails_with_one_task(results):
+    changed(results, "clip_b32-8", lambda f: (f["method"] == "featcal") & (f["task"] == "dtd"), 30.0)
+    assert judge(claim("t1_ta_every_task"), "mini", "suite", results).word == "does not hold"
+    assert judge(claim("t1_ta_upstream"), "mini", "suite", results).word == "holds"
 
 
-def changed(folder, name, where, value):
-    """A file of results with the values of some rows changed."""
-    frame = pd.read_csv(folder / name, keep_default_na=False)
-    frame.loc[where(frame), "value"] = value
-    frame.to_csv(folder / name, index=False)
-
-
-def test_the_part_that_decided_is_shown_and_not_the_one_with_the_least_margin_minus_noise(tmp_path):
-    folder = forget_answers(write_project(tmp_path))
-
+def test_the_part_that_decided_is_shown_and_not_the_one_with_the_least_margin_minus_noise(results):
     def ours(task):
-        return lambda f: (f["method"] == "featcal") & (f["upstream"] == "task_arithmetic") & (f["task"] == task)
+        return lambda f: (f["method"] == "featcal") & ta(f) & (f["task"] == task)
 
-    changed(folder, "clip_b32-8.csv", lambda f: f["task"] == "dtd", 50.0)  # where errors are largest
-    changed(folder, "clip_b32-8.csv", ours("dtd"), 46.0)
-    changed(folder, "clip_b32-8.csv", lambda f: f["task"] == "mnist", 99.0)  # and smallest
-    changed(folder, "clip_b32-8.csv", ours("mnist"), 96.5)
-    verdict = judge(claim("t1_ta_every_task"), "mini", "suite", folder)
-    dtd = judge(replace(claim("t1_ta_every_task"), each="", where={"task": "dtd"}), "mini", "suite", folder)
+    changed(results, "clip_b32-8", lambda f: f["task"] == "dtd", 50.0)  # where errors are largest
+    changed(results, "clip_b32-8", ours("dtd"), 46.0)
+    changed(results, "clip_b32-8", lambda f: f["task"] == "mnist", 99.0)  # and smallest
+    changed(results, "clip_b32-8", ours("mnist"), 96.5)
+    verdict = judge(claim("t1_ta_every_task"), "mini", "suite", results)
+    dtd = judge(replace(claim("t1_ta_every_task"), each="", where={"task": "dtd"}), "mini", "suite", results)
     assert dtd.word == "within noise" and dtd.margin - dtd.noise < verdict.margin - verdict.noise
     assert (verdict.word, verdict.detail) == (
         "does not hold", "6 of 8 tasks, fails on 1, 1 within noise; decided by: MNIST"
@@ -130,32 +117,28 @@ def test_the_part_that_decided_is_shown_and_not_the_one_with_the_least_margin_mi
 
 
 @pytest.mark.parametrize(("change", "word"), [(0.0, "holds"), (0.9, "within noise"), (4.0, "does not hold")])
-def test_level_is_an_equivalence_test_with_a_margin_of_its_own(tmp_path, change, word):
+def test_level_is_an_equivalence_test_with_a_margin_of_its_own(results, change, word):
     """Two standard errors of the difference are about 1.7 points here; where fewer are allowed it cannot hold."""
-    folder = forget_answers(write_project(tmp_path))
-    frame = pd.read_csv(folder / "clip_b32-8.sweep.csv", keep_default_na=False)
-    point = (frame["parameter"] == "ridge") & (frame["at"] == 0.05) & (frame["upstream"] == "task_arithmetic")
-    frame.loc[point, "value"] += change
-    frame.to_csv(folder / "clip_b32-8.sweep.csv", index=False)
+    changed(
+        results, "clip_b32-8.sweep", lambda f: (f["parameter"] == "ridge") & (f["at"] == 0.05) & ta(f), lambda old: old + change
+    )
     one = replace(claim("f5_ridge_flat_ta"), within=1.8)
-    verdict = judge(one, "mini", "suite", folder)
+    verdict = judge(one, "mini", "suite", results)
     assert verdict.word == word and verdict.margin == pytest.approx(1.8 - change)
-    assert judge(replace(one, within=0.5), "mini", "suite", folder).word != "holds"
+    assert judge(replace(one, within=0.5), "mini", "suite", results).word != "holds"
 
 
-def test_a_theorem_whose_condition_is_never_met_is_vacuous(tmp_path):
-    folder = forget_answers(write_project(tmp_path))
-    assert judge(claim("th_p5"), "mini", "suite", folder).word == "holds"
-    changed(folder, "clip_b32-8.theory.csv", lambda f: f["quantity"] == "applies", 0.0)
-    assert judge(claim("th_p5"), "mini", "suite", folder).word == "vacuous"
-    assert judge(claim("th_p3"), "mini", "suite", folder).word == "holds", "it has no condition"
-    changed(folder, "clip_b32-8.theory.csv", lambda f: (f["quantity"] == "room") & (f["method"] == "merged"), -1.0)
-    assert judge(claim("th_p3"), "mini", "suite", folder).word == "does not hold"
+def test_a_theorem_whose_condition_is_never_met_is_vacuous(results):
+    assert judge(claim("th_p5"), "mini", "suite", results).word == "holds"
+    changed(results, "clip_b32-8.theory", lambda f: f["quantity"] == "applies", 0.0)
+    assert judge(claim("th_p5"), "mini", "suite", results).word == "vacuous"
+    assert judge(claim("th_p3"), "mini", "suite", results).word == "holds", "it has no condition"
+    changed(results, "clip_b32-8.theory", lambda f: (f["quantity"] == "room") & (f["method"] == "merged"), -1.0)
+    assert judge(claim("th_p3"), "mini", "suite", results).word == "does not hold"
 
 
 def test_the_headline_set_has_a_group_each_and_counts_nothing_twice():
     chosen = [c for c in claims() if c.headline]
-    assert 25 <= len(chosen) <= 35
     assert all(c.group in GROUPS[:-1] for c in chosen)
     assert all(re.search(r"Abstract|Introduction|Section 5", c.source) for c in chosen)
     assert {c.group for c in claims() if not c.headline} == {"", GROUPS[-1]}
@@ -164,37 +147,23 @@ def test_the_headline_set_has_a_group_each_and_counts_nothing_twice():
     assert len(set(parts)) == len(parts), "a comparison is part of two headline claims"
 
 
-def test_drift_claims_read_the_shown_task_and_the_last_block(tmp_path):
-    folder = forget_answers(write_project(tmp_path))
-    final = judge(claim("f1_final_drift"), "mini", "suite", folder)
+def test_drift_claims_read_the_shown_task_and_the_last_block(results):
+    final = judge(claim("f1_final_drift"), "mini", "suite", results)
     assert (final.word, final.met) == ("one run", True), "no error of a drift is known"
     assert final.margin == pytest.approx(3 * 6 * (0.10 - 0.05) * 1.05)  # block 05 of stanford-cars, by hand
-    assert judge(claim("f1_spreads"), "mini", "suite", folder).met
+    assert judge(claim("f1_spreads"), "mini", "suite", results).met
 
 
-def test_one_seed_is_marked_and_three_are_not(tmp_path):
-    folder = forget_answers(write_project(tmp_path))
-    assert judge(claim("t1_average_upstream"), "mini", "suite", folder).one_run
-    assert not judge(claim("t1_ta_upstream"), "mini", "suite", folder).one_run
+def test_one_seed_is_marked_and_three_are_not(results):
+    assert judge(claim("t1_average_upstream"), "mini", "suite", results).one_run
+    assert not judge(claim("t1_ta_upstream"), "mini", "suite", results).one_run
 
 
 @pytest.mark.parametrize("suite", ["mini", "files"])
 def test_without_results_every_claim_is_not_run(tmp_path, suite):
-    folder = write_project(tmp_path, suite, empty=True)
-    counted = tables(Source("", suite), folder)
+    counted = tables(Source("", suite), write_project(tmp_path, suite, empty=True))
     assert list(counted.columns) == list(WORDS)
     assert counted["not run"].sum() == len(claims()) == counted.to_numpy().sum()
-
-
-def test_every_claim_holds_in_the_papers_own_numbers():
-    for c in claims():
-        said = paper_says(c)
-        assert said, c.id
-        pair = re.fullmatch(r"([\d.]+).*? against ([\d.]+).*", said)
-        if pair:
-            left, right = map(float, pair.groups())
-            printed_wrongly = c.id in ("t10_average_surgery", "t10_average_prob_surgery")  # the average of the row of FeatCal
-            assert ((left < right) if c.direction == "lower" else (left > right)) != printed_wrongly, c.id
 
 
 def test_typed_numbers_of_the_paper_stand_in_its_tables():
@@ -204,9 +173,9 @@ def test_typed_numbers_of_the_paper_stand_in_its_tables():
             assert all(re.search(rf"\b{re.escape(n)}\b", printed) for n in re.findall(r"\d+(?:\.\d+)?", c.paper)), c.id
 
 
-def test_every_erratum_has_a_reason_a_kind_and_cells_that_exist():
+def test_every_erratum_has_a_kind_and_cells_that_exist():
     for e in errata():
-        assert len(e.reason) > 40 and e.kind in KINDS and e.cells, e.id
+        assert e.kind in KINDS and e.cells, e.id
         assert set(e.corrected) <= set(e.cells), e.id
         frame = paper_table(e.table)
         if "task" in frame:
@@ -243,15 +212,3 @@ def test_doubt_is_shown_for_a_cell_and_not_for_its_neighbours():
     assert "73.15" in reason("table10", "average", "featcal", AVERAGE)
     assert reason("table10", "average", "featcal", "mnist") == ""
     assert paper_value("table10", "average", "featcal") == 87.3, "quoted as printed"
-
-
-def test_the_papers_words_are_mapped_to_ours():
-    for number in (1, 2, 3, 4, 7, 8, 9, 10, 11):
-        frame = paper_table(f"table{number:02d}")
-        assert set(frame["method"]) <= {"base", "expert", "multitask", "merged", "surgery", "prob_surgery", "featcal"}
-        assert set(frame["upstream"]) <= {"", "average", "task_arithmetic", "adamerging", "wudi"}
-    assert set(paper_table("table11")["task"]) == {*TASKS, AVERAGE}
-    assert set(paper_table("table03")["task"]) == {*TEXT_TASKS["glue"], AVERAGE}
-    experts = paper_table("table14").query("method == 'expert'")
-    assert set(experts["setting"]) == {"", "coding", "math", "instruction"}
-    assert set(experts["task"]) == {*TEXT_TASKS["mergebench"], AVERAGE}

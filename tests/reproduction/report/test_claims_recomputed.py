@@ -22,24 +22,25 @@ YAML = ROOT / "reproduction" / "report" / "claims.yaml"
 
 
 def compare(folder, suite, setting):
-    """Claims on which the two computations differ, with both answers, and how often each word was said."""
+    """Claims on which the two computations differ, with both answers; how often each word was said; and all verdicts."""
     again = Results(folder, setting)
-    differing, words = {}, Counter()
+    differing, words, verdicts = {}, Counter(), {}
     for entry, claim in zip(all_claims(YAML), claims(), strict=True):
         assert entry["id"] == claim.id
-        ours, (word, margin, noise) = judge(claim, suite, setting, folder), again.verdict(entry)
+        verdicts[claim.id] = ours = judge(claim, suite, setting, folder)
+        word, margin, noise = again.verdict(entry)
         words[word] += 1
         numbers = [(ours.margin, margin), (ours.noise, noise)]
         near = all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9) or (math.isnan(a) and math.isnan(b)) for a, b in numbers)
         if ours.word != word or not near:
             differing[claim.id] = (ours.word, ours.margin, ours.noise, word, margin, noise)
-    return differing, words
+    return differing, words, verdicts
 
 
 @pytest.mark.parametrize("suite", sorted(path.name for path in (ROOT / "results").iterdir() if path.is_dir()))
 @pytest.mark.parametrize("setting", ["suite", "paper"])
 def test_every_verdict_on_the_results_in_git_is_what_other_code_computes(suite, setting):
-    differing, words = compare(ROOT / "results" / suite, suite, setting)
+    differing, words, _ = compare(ROOT / "results" / suite, suite, setting)
     assert differing == {}
     assert sum(words.values()) == len(claims())
     if (suite, setting) == ("mini", "suite"):
@@ -50,13 +51,11 @@ def test_every_verdict_is_the_same_where_correctness_is_kept(tmp_path):
     folder = write_project(tmp_path)
     kept = {path: path.read_bytes() for path in folder.glob("*.correct.csv")}
     forget_answers(folder)
-    unpaired, _ = compare(folder, "mini", "suite")
-    before = {c.id: judge(c, "mini", "suite", folder) for c in claims()}
+    unpaired, _, before = compare(folder, "mini", "suite")
     for path, content in kept.items():
         path.write_bytes(content)
-    differing, words = compare(folder, "mini", "suite")
+    differing, words, after = compare(folder, "mini", "suite")
     assert unpaired == differing == {} and words["holds"] > 40
-    after = {c.id: judge(c, "mini", "suite", folder) for c in claims()}
     scored = [c.id for c in claims() if c.file == "scores" and before[c.id].word != "not run"]
     assert all(before[name].pairing for name in scored) and not any(after[name].pairing for name in scored if name[:2] == "t7")
     assert {after[name].pairing for name in scored if name[:2] == "t3" and "gain" not in name} <= {"", "partly unpaired"}

@@ -1,26 +1,22 @@
 """The page of the whole field: its order, its words and its marks, out of invented results with known relations."""
 
 import pytest
-from synthetic_results import write_project
 
 from featcal.merging.methods import METHODS
 from reproduction.report import field
-from reproduction.report.evidence import Evidence
-
-
-@pytest.fixture
-def ours(tmp_path, monkeypatch):
-    write_project(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return Evidence("mini", "clip_b32", "8")
+from reproduction.report.field_facts import BEHIND, MARKS, NOTHING, REFERENCES, TANGENT, TRAINED
+from reproduction.report.field_facts import METHODS as FACTS
 
 
 def test_every_method_has_its_facts():
-    assert set(field.METHODS) == {*METHODS, *field.BEHIND, *field.TRAINED, field.TANGENT}
-    assert {mark for known in field.METHODS.values() for mark in known.marks} <= set(field.MARKS)
-    assert len(field.REFERENCES) == 18 and {name for names in field.REFERENCES for name in names} <= set(field.METHODS)
+    assert set(FACTS) == {*METHODS, *BEHIND, *TRAINED, TANGENT}
+    assert {mark for known in FACTS.values() for mark in known.marks} <= set(MARKS)
+    assert len(REFERENCES) == 18 and {name for names in REFERENCES for name in names} <= set(FACTS)
     for name, method in METHODS.items():
-        assert (field.METHODS[name].sees != field.NOTHING, "H" in field.METHODS[name].marks) == (method.data, method.head), name
+        assert (FACTS[name].sees != NOTHING, "H" in FACTS[name].marks) == (
+            method.data,
+            method.head,
+        ), name
 
 
 def test_mergers_stand_by_what_featcal_makes_of_them(ours):

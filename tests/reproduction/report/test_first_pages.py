@@ -2,20 +2,11 @@
 
 import pytest
 from synthetic_correct import forget_answers
-from synthetic_results import write_project
 
 from reproduction.report import explained, printed_errors
 from reproduction.report.errata import errata
-from reproduction.report.evidence import Evidence
 from reproduction.report.pages import Page
 from reproduction.report.values import paper_table
-
-
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    write_project(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return Evidence("mini", "clip_b32", "8", tmp_path / "results" / "mini")
 
 
 def by_id(name):
@@ -43,19 +34,6 @@ def test_shifting_cells_back_makes_a_row_like_the_others(entry):
     assert mended < printed / 2
 
 
-def test_typed_words_of_errata_are_what_the_printed_tables_say():
-    """Reasons are prose; the numbers in those that were wrong once are held against the tables."""
-    rows = paper_table("table11").set_index(["upstream", "method", "task"])["value"].sort_index()
-    apart = (rows["task_arithmetic", "featcal"] - rows["task_arithmetic", "prob_surgery"]).drop("average").abs()
-    assert set(apart[apart > 2.0 + 1e-9].index) == {"emnist_letters", "kmnist"} and apart.max() == pytest.approx(13.6)
-    gtsrb = paper_table("table01").set_index(["upstream", "method", "task"])["value"].sort_index()
-    assert gtsrb["task_arithmetic", "featcal", "gtsrb"] - gtsrb["task_arithmetic", "prob_surgery", "gtsrb"] == pytest.approx(5.9)
-    changes = ["82.4 − 70.5 = 11.9.", "69.1 − 57.8 = 11.3.", "81.2 − 92.3 = -11.1.", "92.5 − 77.8 = 14.7."]
-    assert printed_errors.evidence_of(by_id("t3_change_prob_surgery")) == changes
-    quoted = [gtsrb["task_arithmetic", "surgery", "average"], printed_errors.printed_row(by_id("t6_surgery"))["clean"]]
-    assert [*quoted, printed_errors.printed_row(by_id("t12_surgery"))["256"]] == [77.0, 76.8, 76.8]
-
-
 @pytest.mark.parametrize(("table", "others"), [("table01", ("table08", "table10")), ("table07", ("table09", "table11"))])
 def test_another_vintage_is_told_of_exactly_the_cells_that_differ(table, others):
     here = paper_table(table).set_index(["upstream", "method", "task"])["value"].sort_index()["", "base"].drop("average")
@@ -67,16 +45,16 @@ def test_another_vintage_is_told_of_exactly_the_cells_that_differ(table, others)
     assert set(by_id(f"t{int(table[-2:])}_vintage").cells) == differing
 
 
-def test_the_first_page_draws_blocks_and_the_drift_behind_them(project):
-    drift = explained.drift(project)
+def test_the_first_page_draws_blocks_and_the_drift_behind_them(ours):
+    drift = explained.drift(ours)
     assert list(drift.index) == ["featcal", "merged"] and drift.shape[1] == 6
     picture = explained.picture(Page("start", "mini")).bundle["image/svg+xml"]
     assert "<image" not in picture and len(picture) < 100_000
     assert "of the way from the merged model to the experts" in explained.outcome(Page("start", "mini")).text
 
 
-def test_without_a_gap_there_is_no_share_of_it(project, tmp_path):
-    file = tmp_path / "results" / "mini" / "clip_b32-8.csv"
+def test_without_a_gap_there_is_no_share_of_it(results):
+    file = results / "clip_b32-8.csv"
     lines = [line.split(",") for line in file.read_text().splitlines()]
     value = lines[0].index("value")
     level = [lines[0], *([*line[:value], "50.0", *line[value + 1 :]] for line in lines[1:])]

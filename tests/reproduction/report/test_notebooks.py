@@ -5,7 +5,6 @@ Two pages are more than a view of results: the method is worked out on its page,
 
 import ast
 import hashlib
-import re
 import shutil
 from copy import deepcopy
 from pathlib import Path
@@ -74,13 +73,6 @@ def test_the_page_of_the_method_and_the_playground_can_be_given_other_settings()
     places = [execute.declared(name, ROOT / "notebooks") for name in ("method", "playground")]
     assert places[0] == ["ridge", "anchor_blend", "interpolation"]
     assert places[1] == ["role", "pool", "merger", "ridge", "anchor_blend", "interpolation", "samples", "test_images"]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_prose_holds_no_measured_number(name):
-    page, _ = code_cells(name)
-    prose = "\n".join(cell.source for cell in page.cells if cell.cell_type == "markdown")
-    assert not re.findall(r"\d+\.\d+|\d+ ?%", prose)
 
 
 def told(cell):

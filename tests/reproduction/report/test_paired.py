@@ -5,7 +5,6 @@ import csv
 import numpy as np
 import pandas as pd
 import pytest
-from synthetic_results import write_project
 
 from featcal.errors import BadFile
 from featcal.storage.results import packed
@@ -98,37 +97,32 @@ def test_tasks_without_answers_are_added_unpaired_and_said():
     assert alone.variance == pytest.approx(estimate(left).variance + estimate(right).variance)
 
 
-@pytest.fixture
-def folder(tmp_path):
-    return write_project(tmp_path)
-
-
-def test_kept_answers_make_verdicts_paired_and_their_noise_smaller(folder, tmp_path):
+def test_kept_answers_make_verdicts_paired_and_their_noise_smaller(results):
     chosen = next(c for c in claims() if c.id == "t1_ta_surgery")
-    verdict = judge(chosen, "mini", "suite", folder)
-    for file in folder.glob("*.correct.csv"):
+    verdict = judge(chosen, "mini", "suite", results)
+    for file in results.glob("*.correct.csv"):
         file.unlink()
-    before = judge(chosen, "mini", "suite", folder)
+    before = judge(chosen, "mini", "suite", results)
     assert (verdict.pairing, before.pairing) == ("", "unpaired")
     assert verdict.margin == before.margin and verdict.noise < before.noise
 
 
-def test_studies_have_their_own_files_and_the_clean_column_that_of_the_scores(folder):
-    ours = Evidence("mini", "clip_b32", "8", folder)
+def test_studies_have_their_own_files_and_the_clean_column_that_of_the_scores(results):
+    ours = Evidence("mini", "clip_b32", "8", results)
     for kind in ("samples", "sweep", "corrupted"):
         frame = ours.table(kind)
         assert (frame["correct"] != "").all() and frame["correct"].notna().all(), kind
         right = [100 * bits(text, int(n)).mean() for text, n in zip(frame["correct"], frame["count"], strict=True)]
         assert right == pytest.approx(frame["value"], abs=1e-3)
-    texts = Evidence("mini", "flan_t5_base", "glue", folder).table("scores")
+    texts = Evidence("mini", "flan_t5_base", "glue", results).table("scores")
     assert set(texts[texts["correct"] == ""]["task"]) == set(texts[texts["metric"] == "spearman"]["task"])
 
 
-def test_answers_of_another_run_are_refused(folder):
-    path = folder / "clip_b32-8.csv"
+def test_answers_of_another_run_are_refused(results):
+    path = results / "clip_b32-8.csv"
     with path.open(newline="") as text:
         lines = list(csv.reader(text))
     lines[1][lines[0].index("value")] = "12.0000"
     path.write_text("".join(",".join(line) + "\n" for line in lines))
     with pytest.raises(BadFile, match=r"clip_b32-8\.correct\.csv"):
-        Evidence("mini", "clip_b32", "8", folder).table("scores")
+        Evidence("mini", "clip_b32", "8", results).table("scores")

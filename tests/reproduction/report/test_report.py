@@ -3,7 +3,7 @@
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from synthetic_results import TASKS, write_project
+from synthetic_results import TASKS
 
 from featcal.errors import MissingPath
 from reproduction.report import choice, figures, overview
@@ -13,16 +13,9 @@ from reproduction.report.pages import Page
 from reproduction.report.root import project_root
 
 
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    write_project(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_a_page_lists_the_files_of_its_claims_and_not_those_of_other_studies(project):
+def test_a_page_lists_the_files_of_its_claims_and_not_those_of_other_studies(results):
     for name in ("clip_b32-8.samples.csv", "clip_b32-8.samples.run.json", "clip_b32-8.cost.csv"):
-        (project / "results" / "mini" / name).write_text("{}")
+        (results / name).write_text("{}")
     ours = Evidence("mini", "clip_b32", "8")
     assert not [path for path in Page("table01", "mini").files(ours) if "samples" in path.name or "cost" in path.name]
     listed = {path.name for path in Page("figure3", "mini").files(ours)}
@@ -40,7 +33,7 @@ def test_settings_are_read_without_the_notation_of_programs():
 
 
 @pytest.mark.parametrize("panel", figures.PANELS)
-def test_a_figure_has_the_same_bytes_twice_and_no_outside_link(project, panel):
+def test_a_figure_has_the_same_bytes_twice_and_no_outside_link(results, panel):
     first, second = (Page("figure1", "mini").figure(panel).bundle["image/svg+xml"] for _ in range(2))
     assert first == second and len(first) < 120_000
     tree = ElementTree.fromstring(first.split("?>", 1)[1])
@@ -48,7 +41,7 @@ def test_a_figure_has_the_same_bytes_twice_and_no_outside_link(project, panel):
     assert all(link.startswith(("#", "data:")) for link in links)
 
 
-def test_drawing_leaves_the_settings_of_matplotlib_alone(project):
+def test_drawing_leaves_the_settings_of_matplotlib_alone(results):
     import matplotlib
 
     before = dict(matplotlib.rcParams)
@@ -56,14 +49,14 @@ def test_drawing_leaves_the_settings_of_matplotlib_alone(project):
     assert dict(matplotlib.rcParams) == before
 
 
-def test_bars_tell_the_accuracies_of_the_table(project):
+def test_bars_tell_the_accuracies_of_the_table(results):
     drawn = figures.accuracies(Evidence("mini", "clip_b32", "8")).axes[0]
     bars = dict(zip(["base", "merged", "featcal", "expert"], drawn.containers, strict=True))
     assert [bar.get_width() for bar in bars["merged"]] == pytest.approx([64 + 0.5 * i for i in range(len(TASKS))])
     assert drawn.get_xlabel() == "top-1 accuracy (%)"
 
 
-def test_ranges_name_what_lies_outside(project):
+def test_ranges_name_what_lies_outside(results):
     assert "✓ all met" in overview.ranges("mini").text
     assert choice.ranges_met([60.0], [70.0], [70.0], [95.0]) == "✗ outside: base"
     assert choice.ranges_met([50.0], [60.0], [75.0], [84.0]) == "✗ outside: experts, task arithmetic"

@@ -7,7 +7,6 @@ from statistics import variance
 
 import pytest
 from synthetic_correct import forget_answers
-from synthetic_results import write_project
 
 import pipeline
 from featcal.errors import BadSetting
@@ -22,13 +21,6 @@ SETTINGS = pipeline.settings()
 def study(key, suite="mini", **changed):
     section, common = SETTINGS["tune"][key], shared(key, SETTINGS["studied"][key], suite)
     return study_run("tune", key, {**section, "mini": section["mini"] | changed}, suite, {key: common})
-
-
-@pytest.fixture
-def results(tmp_path, monkeypatch):
-    folder = write_project(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return folder
 
 
 def test_the_studies_of_params_begin_at_the_papers_settings_and_read_texts_as_the_calibration_does():

@@ -32,15 +32,9 @@ EXEMPT = {
     "featcal/__init__.py",
     "featcal/version.py",
     "featcal/errors.py",
+    "featcal/arguments.py",
     "featcal/settings.py",
-    "reproduction/experiments/params.py",
-    "reproduction/experiments/entries.py",
-    "reproduction/experiments/runs.py",
-    "reproduction/experiments/studies.py",
-    "reproduction/experiments/sweeps.py",
-    "reproduction/experiments/choices.py",
-    "reproduction/experiments/tunings.py",
-    "reproduction/experiments/beyond.py",
+    *(str(file.relative_to(ROOT)) for file in (ROOT / "reproduction/experiments").glob("*.py")),
     "featcal/torchvision_mend.py",
     "reproduction/suites/suite.py",
     "reproduction/stages/context.py",
@@ -55,7 +49,8 @@ EXEMPT = {
 }
 # Mergers that draw at random, which the study `field` alone runs.
 DRAWING = {"featcal/merging/dare.py", "featcal/merging/fisher.py"}
-PUBLISHED = {"featcal/merging/statistics.py"}  # moments in the place of samples, which no experiment has
+# Moments in the place of samples, which no experiment has.
+PUBLISHED = {"featcal/merging/statistics.py", "featcal/merging/stored_statistics.py"}
 # How many decimals a score has is storage/results.py's business.
 WRITES_SCORES = (
     "ablate", "evaluate", "evaluate_pool", "evaluate_language", "measure", *STUDIES, "gather", "gather_more", "gather_corrupted",

@@ -72,13 +72,6 @@ def test_a_stage_has_folder_variables_and_output_of_who_asked(server, tmp_path):
     assert process.communicate(timeout=60)[0].splitlines() == [f"begun 0 0 {tmp_path} red True", "code 0"]
 
 
-def test_the_command_line_is_this_programs(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["featcal", "stage", "nonsense"])
-    assert resident.command_line() == 2 and "nonsense" in capsys.readouterr().err
-    monkeypatch.setattr(sys, "argv", ["featcal", "--version"])
-    assert resident.command_line() == 0 and capsys.readouterr().out.startswith("featcal ")
-
-
 @pytest.mark.parametrize("code", [2, 130])
 def test_the_exit_code_comes_back(server, code):
     assert client(server, str(code), "0").communicate(timeout=60)[0].splitlines()[-1] == f"code {code}"

@@ -26,11 +26,6 @@ def paths(entries: list) -> dict[str, dict]:
     }
 
 
-def test_the_stages_that_take_time_are_among_those_that_are_held_to_it():
-    assert {"prepare", "prepare_language", "merge", "calibrate", "adapt", "ablate", "evaluate", "evaluate_language"} <= set(HEAVY)
-    assert {"measure", "samples", "cost", "corrupted", "sweep", "theory", "choices", "task_counts", "multitask"} <= set(HEAVY)
-
-
 @pytest.mark.parametrize("name", HEAVY)
 def test_what_takes_time_writes_into_its_suite_s_folder_only_and_every_output_is_cached(name):
     outs = paths(STAGES[name]["outs"])

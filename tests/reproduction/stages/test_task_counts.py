@@ -9,7 +9,8 @@ import torch
 from featcal.errors import BadSetting
 from featcal.rivals.settings import ProbSurgery, Surgery
 from featcal.settings import Calibration
-from reproduction.experiments.studies import Rivals, TaskCountsStudy
+from reproduction.experiments.comparisons import TaskCountsStudy
+from reproduction.experiments.rivals import Rivals
 from reproduction.stages.task_counts import parts_of
 from reproduction.stages.unseen import Judge
 

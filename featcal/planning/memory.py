@@ -1,0 +1,152 @@
+"""The memory of a run where the computation happens, phase by phase, in bytes from shapes alone.
+
+Legend: d inputs · o outputs · n rows of one site in one batch · N of all tasks.
+"""
+
+from collections.abc import Sequence
+
+from featcal.calibration.sites import ends
+from featcal.core.moments import stripes
+from featcal.core.precision import SUM_DTYPE
+from featcal.planning.block_shape import BlockShape, SiteShape
+from featcal.planning.shapes import ModelShape, StackShape
+from featcal.planning.workload import Workload
+
+SUM = SUM_DTYPE.itemsize
+ROW = 4  # bytes of a value in a product: half precision becomes float32
+
+
+def phases(shape: ModelShape, load: Workload) -> dict[str, dict[str, int]]:
+    """The parts of the memory of every phase behind the check, each at the stack or block where it needs most."""
+
+    def worst(candidates: list[dict[str, int]]) -> dict[str, int]:
+        return max(candidates, key=lambda parts: sum(parts.values()))
+
+    away = load.on_gpu or load.host_budget is not None  # where features come from; else they are part of what waits
+    batch = batch_features(shape) if away else 0
+    apart = load.settings.order == "sites"
+    together = [(block, sites) for block in shape.blocks for sites in (zip(block.sites) if apart else [block.sites])]
+    return {
+        "start": worst([starting(shape, stack) for stack in shape.stacks]),
+        "observe": worst([observing(block, sites, load) | {"batch": batch} for block, sites in together]),
+        "add": worst([adding(block, sites, at, load) for block, sites in together for at in range(len(sites))]),
+        "solve": worst([solving(block, sites, at, load) for block, sites in together for at in range(len(sites))]),
+        "advance": worst([advancing(block) | {"batch": batch} for block in shape.blocks]),
+    }
+
+
+def checking(shape: ModelShape) -> dict[str, int]:
+    """The first samples through the whole merged model while the first expert is open."""
+    blocks = max(block.weights for block in shape.blocks)
+    return {"weights": shape.outside + blocks + shape.first, "working": shape.batch + shape.working}
+
+
+def starting(shape: ModelShape, stack: StackShape) -> dict[str, int]:
+    """Before the first block: what leads there, of one expert and of the student, all of which was needed for the check."""
+    student = shape.outside if stack is shape.stacks[0] else stack.weights
+    return {"weights": student + stack.weights, "working": shape.batch + stack.working}
+
+
+def observing(block: BlockShape, sites: Sequence[SiteShape], load: Workload) -> dict[str, int]:
+    """One task seen, for sites that are solved together: its moments, what earlier tasks added up to, one batch at work."""
+    moments = sum(moments_bytes(site, load, block) for site in sites)
+    systems = sum(kept_bytes(site, load, block) for site in sites) if load.tasks_here > 1 else 0
+    working = observation_bytes(block, load.on_gpu)
+    return {"weights": open_blocks(block, sites, load), "moments": moments, "systems": systems, "working": working}
+
+
+def adding(block: BlockShape, sites: Sequence[SiteShape], at: int, load: Workload) -> dict[str, int]:
+    """A task's moments becoming its share, site by site: of the first task the system itself, which has other right sides."""
+    there = sites if load.tasks_here > 1 else sites[:at]
+    return {
+        "weights": open_blocks(block, sites, load),
+        "moments": sum(moments_bytes(site, load, block) for site in sites[at:]),
+        "systems": sum(kept_bytes(site, load, block) for site in there),
+        "working": addition_bytes(sites[at], load, block),
+    }
+
+
+def open_blocks(block: BlockShape, sites: Sequence[SiteShape], load: Workload) -> int:
+    """Blocks of the student, one expert and the next one; the base's where there is a prior or tokens are kept; with further
+    sweeps the merged one.
+    """
+    several, with_base = load.tasks_here > 1, load.settings.prior or any(site.small(load.kept(block)) for site in block.sites)
+    return (2 + several + bool(with_base) + (load.settings.sweeps > 1)) * block.weights
+
+
+def solving(block: BlockShape, sites: Sequence[SiteShape], at: int, load: Workload) -> dict[str, int]:
+    """One site of all: blocks of the student and the base, systems that are left, weights and anchors, what is solved.
+
+    What a step is chosen from stays beside the student's block. Of a site solved by its N tokens these in float64, and N × N.
+    """
+    solved, site, left, tokens, twice = sites[:at], sites[at], sites[at:], load.kept(block), ends(load.settings)
+    # two weights, and twice in float64: the anchor and on the way to it
+    working = (2 * ROW + 2 * twice * SUM) * site.d * site.o
+    if tokens is not None and site.small(tokens):
+        working += SUM * tokens * (tokens + site.d + site.o)
+    return {
+        "weights": (2 + (load.settings.sweeps > 1) + load.settings.holds_out) * block.weights,
+        "systems": sum(kept_bytes(each, load, block) for each in left),
+        "solutions": twice * sum(SUM * each.d * each.o for each in solved),
+        "working": working,
+    }
+
+
+def advancing(block: BlockShape) -> dict[str, int]:
+    """The solved block run once more."""
+    return {"weights": block.weights, "working": block.working}
+
+
+def moments_bytes(site: SiteShape, load: Workload, block: BlockShape) -> int:
+    """Sums of one task: the Gram matrix, the cross moment, two means; what the residual stream lacks. Or its tokens, as both
+    models have them.
+    """
+    tokens = load.kept(block)
+    if tokens is not None and site.small(tokens):
+        return 2 * ROW * (tokens // load.tasks) * site.d
+    cross = site.d * (site.o if site.folded else site.d)
+    return SUM * (site.d * site.d + cross + 2 * site.d + site.lagging * site.o)
+
+
+def kept_bytes(site: SiteShape, load: Workload, block: BlockShape) -> int:
+    """Normal equations of one site: left, right, and the terms of the bias. Or tokens, and what the anchor lacks at each."""
+    tokens, sides = load.kept(block), ends(load.settings)
+    if tokens is not None and site.small(tokens):
+        return ROW * tokens * (site.d + site.o)
+    return SUM * (site.d * site.d + sides * site.d * site.o + site.d + sides * site.o)
+
+
+def addition_bytes(site: SiteShape, load: Workload, block: BlockShape) -> int:
+    """A task's moments becoming its share of the system: the expert's weight, as it is and in float64, and a new right side.
+
+    Of a prior its own share of both sides, beside the task's, and the task vector. Where tokens are kept: weights alone.
+    """
+    right, sides, prior = site.d * site.o, ends(load.settings), bool(load.settings.prior)
+    if site.small(load.kept(block)):
+        return (3 * ROW + 3 * SUM) * right
+    own = (ROW + SUM * (1 if site.folded else 2)) * right + (2 * sides - 1) * SUM * right * (sides > 1)
+    return max(own, prior * SUM * (site.d * site.d + (2 + 2 * sides) * right))
+
+
+def observation_bytes(block: BlockShape, on_gpu: bool = False) -> int:
+    """One batch seen: what one track's modules read, and then a pass of the other's, or that of the other and the products."""
+    products = max((product_bytes(site, on_gpu) + lag_bytes(site) for site in block.sites), default=0)
+    return block.captured + max(block.working, block.captured + block.features + products)
+
+
+def product_bytes(site: SiteShape, on_gpu: bool = False) -> int:
+    """One batch at one site: weighed rows of both tracks, a product, and on a CPU the same in float64 before it is added."""
+    width = site.o if site.folded else site.d
+    rows = ROW * site.n * (site.d + width) if site.weighed else 0
+    stripe = max(end - start for start, end in stripes(site.d, on_gpu))
+    return rows + (ROW if on_gpu else ROW + SUM) * site.d * max(stripe, width)
+
+
+def lag_bytes(site: SiteShape) -> int:
+    """One batch: the residual streams of both models, and their difference on the way to the target."""
+    return site.lagging * (2 * ROW + 3 * SUM) * site.n * site.o
+
+
+def batch_features(shape: ModelShape) -> int:
+    """Features of one batch on their way through a block, of both tracks."""
+    return 2 * max(max(stack.features, *(block.features for block in stack.blocks)) for stack in shape.stacks)

@@ -1,0 +1,75 @@
+"""The study of every merger, as a frozen dataclass. Knows nothing of torch, models or where results go."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from featcal.merging.settings import settings_of
+from featcal.rivals.settings import IntervMerge, SurgeryV2
+from featcal.settings import number, require, several, whole_number
+from reproduction.experiments.rivals import Rivals
+
+TRAINED = ("prodistill", "surgery_v2", "interv_merge")  # what trains for minutes behind a merger
+
+
+@dataclass(frozen=True)
+class FieldStudy:
+    """Every merger from the same experts and the same samples: as it is, with FeatCal, adapters and SVC behind it.
+
+    mergers: settings by method; of a list of scales, validation samples choose one, as in the sources.
+    best_behind: mergers behind which FeatCal's preset best stands too, as it takes twice as long; all where None.
+    samples, batch, seed: of each task, for what looks at training samples.   rows: validation samples of each task.
+    tangent: scales of task arithmetic in the tangent space, of which validation samples choose one; none where it is not run, as
+             where experts are not fine-tuned here.
+    scored: how many test samples of each task are scored; all where None.
+    trained: mergers behind which what costs minutes is put too: surgery_v2, interv_merge, and ProDistill in so many epochs.
+    Methods that adapt without labels see the stream of `rivals`, which holds none of the samples that are scored.
+    """
+
+    role: str
+    pool: int
+    rivals: Rivals
+    mergers: Mapping[str, Mapping[str, Any]]
+    samples: int
+    batch: int
+    seed: int
+    rows: int
+    trained: tuple[str, ...]
+    surgery_v2: SurgeryV2
+    interv_merge: IntervMerge
+    epochs: int
+    best_behind: tuple[str, ...] | None = None
+    tangent: tuple[float, ...] = ()
+    scored: int | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("samples", "batch", "rows", "epochs"):
+            whole_number(f"field.{key}", getattr(self, key))
+        if self.scored is not None:
+            whole_number("field.scored", self.scored)
+        if self.tangent:
+            several("field.tangent", self.tangent, number)
+        whole_number("field.seed", self.seed, least=0)
+        for key in ("trained", "best_behind"):
+            for merger in getattr(self, key) or ():
+                require(merger in self.mergers, f"field.{key}", merger, f"must be one of {', '.join(self.mergers)}")
+        scored = "must hold other samples than are scored: train, or unlabelled"
+        require(self.rivals.stream != "test_unlabelled", "field.rivals.stream", self.rivals.stream, scored)
+        for method in self.mergers:
+            for scale in self.scales(method) or (None,):
+                more = {} if scale is None else {"scale": scale}
+                settings_of(method, {**self.settings(method), **more}, f"field.mergers.{method}")
+
+    def behind(self, merger: str) -> list[str]:
+        """What is put behind a merger, by method: `featcal_best` is FeatCal at its preset best."""
+        best = ["featcal_best"] if self.best_behind is None or merger in self.best_behind else []
+        return ["featcal", *best, "surgery", "prob_surgery", "svc", *(TRAINED if merger in self.trained else ())]
+
+    def scales(self, method: str) -> tuple[float, ...]:
+        """The scales of a method of which validation samples choose one; none where its settings hold no list."""
+        given = self.mergers[method].get("scale")
+        return tuple(given) if isinstance(given, list) else ()
+
+    def settings(self, method: str) -> dict[str, Any]:
+        """The settings of a method, but for a scale that is chosen."""
+        return {key: value for key, value in self.mergers[method].items() if key != "scale" or not self.scales(method)}
