@@ -9,7 +9,7 @@ from huggingface_hub import ModelCard
 from test_cli import CALIBRATE, DATA, EVALUATE, EXPERTS, MERGE, models, ready  # noqa: F401 - two fixtures
 
 from featcal.cli import main as cli
-from featcal.storage.model_card import front_matter, inherited
+from featcal.storage.model_card import card, front_matter, inherited
 
 
 def licence(folder: Path, front: str) -> Path:
@@ -64,6 +64,19 @@ def test_what_is_measured_stands_in_the_card_for_people_and_as_the_hubs_model_in
         assert found[task, "relative_drift", "train"] == pytest.approx(drift[task], rel=1e-5)
         assert card.text.count(f"| {task} | test | {told[task]['accuracy']:.2f} |") == 1
     assert card.data.tags == ["merge", "featcal"] and "No accuracy was measured" not in card.text and "## Use" in card.text
+
+
+def test_inputs_of_the_hub_are_the_base_models_of_a_merge(tmp_path):
+    """As the hub's own class reads them; models of folders and of memory have no name there."""
+    cached = {name: tmp_path / f"models--{name.replace('/', '--')}/snapshots/{'5' * 40}" for name in ("a/base", "b/expert")}
+    for folder in cached.values():
+        folder.mkdir(parents=True)
+    given = {"base": cached["a/base"], "expert x": cached["b/expert"], "merged model": tmp_path, "expert y": object()}
+    (tmp_path / "README.md").write_text(card("A merge", given, ["merge"], {}, []))
+    told = ModelCard.load(tmp_path / "README.md").data
+    assert told.base_model == ["a/base", "b/expert"] and told.base_model_relation == "merge"
+    (tmp_path / "README.md").write_text(card("A merge", {"base": tmp_path}, ["merge"], {}, []))
+    assert not {"base_model", "base_model_relation"} & ModelCard.load(tmp_path / "README.md").data.to_dict().keys()
 
 
 def test_a_licence_that_all_cards_share_is_inherited(tmp_path):
