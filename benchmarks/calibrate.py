@@ -73,7 +73,8 @@ def ours(merged, base, experts, data, batch: int, products: str = "mkl", **more)
 def compare(args: Namespace):
     """Seconds (plain, ours) of each pair behind the warm-up, models in memory. Raises: AssertionError unless models are alike."""
     given, made = experiment(args), []
-    theirs, own = partial(plain, *given, args.opponent), partial(ours, *given, args.batch, args.products)
+    more = {"block_drift": args.opponent != "published"}  # which does not measure it either
+    theirs, own = partial(plain, *given, args.opponent), partial(ours, *given, args.batch, args.products, **more)
     keeping = (lambda run=run: made.append(run()) for run in (theirs, own))
     pairs = in_turns(*keeping, args.warm + args.repeats, args.device)
     difference = max(largest_difference(*pair) for pair in zip(made[::2], made[1::2], strict=True))

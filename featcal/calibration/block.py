@@ -21,6 +21,7 @@ from featcal.calibration.sites import Site, ends
 from featcal.calibration.solve import affine_of, anchors, load, solve
 from featcal.calibration.systems import Systems
 from featcal.calibration.tracks import Tracks, advance, advance_student, moved
+from featcal.core.drift import Drift
 from featcal.core.kernel import KernelSystem, task_rows
 from featcal.core.moments import Rows
 from featcal.core.norm import norm_system
@@ -41,6 +42,7 @@ def calibrate_block(
     ranks: Ranks,
     settle: Callable[[], None] = lambda: None,
     published: Callable[[str, nn.Module], Observation] | None = None,
+    drift: bool = True,
 ) -> BlockRecord:
     """Calibrate the student's block in place and move every task's tracks past it (Algorithm 1, lines 2-18).
 
@@ -48,7 +50,7 @@ def calibrate_block(
     order of names, so that sums are the same to the bit whatever the order of the caller's mapping; student and record come out
     the same on all processes. With order "sites" the block is gone through once for every part of it, and all that as often as
     there are sweeps. settle: called between solving and moving on, when the student's numbers may still be rounded.
-    published: the moments of a task without tracks.
+    published: the moments of a task without tracks. drift: tell it; without it tracks stay before a block that nothing follows.
     """
     experts: dict[str, dict[str, int]] = {}
     conditioning: list[float] = []
@@ -77,10 +79,12 @@ def calibrate_block(
                 load(student, solved, settings)
             conditioning += [solution.conditioning for solution in solved.sites.values()]
     settle()
-    after = {task: advance_student(student, view.stack, tracks[task]) for task in experts}
+    after: dict[str, Drift | None] = {}
+    for task in experts if drift or not view.last or view.stack.feeds else ():
+        after[task] = advance_student(student, view.stack, tracks[task], drift)
     for task, features in merged_way.items():  # the next block is solved for what the merged model puts out
         tracks[task].student = features
-    told = ranks.gathered({task: (after[task], track.tokens, experts[task]) for task, track in tracks.items()})
+    told = ranks.gathered({task: (after.get(task), track.tokens, experts[task]) for task, track in tracks.items()})
     return block_record(view.name, told, conditioning)
 
 

@@ -57,6 +57,7 @@ def calibrate(
     host_memory: Natural | None = None,
     work: str | Path | None = None,
     resume: bool = True,
+    block_drift: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> Result:
     """Calibrate the merged model's blocks to its experts' features, in forward order and in closed form.
@@ -83,6 +84,8 @@ def calibrate(
             some). Where told, freed memory is also given back to the system at once, which takes up to a quarter more time.
         work: a folder for activations and, with `out`, for the solved blocks a killed run goes on from; beside `out` where None.
         resume: go on from the blocks that an earlier run with the same models, batches and settings has solved.
+        block_drift: tell of every block how far its features are from the experts'; the samples run through the last block once
+            more for nothing else.
         progress: called with one line of text per block, which the logger "featcal" gets too.
 
     Returns: Result with model (None with `out`), folder (None without), one record per block, what the run cost, and
@@ -111,7 +114,7 @@ def calibrate(
         folder = open_.enter_context(RunFolder(place, writes=ranks.first)) if out is not None else None
         spool = open_.enter_context(Spool(*budgets(models.device, host_memory), place))
         telling = told(progress) if ranks.first else None
-        run = Run(models, len(experts), settings, token_weights, spool, folder, resume, ranks, telling, published)
+        run = Run(models, len(experts), settings, token_weights, spool, folder, resume, ranks, telling, published, block_drift)
         blocks = calibrate_stacks(run, meter.watched(samples))
         drift = measured_drift(run, merged, samples, held_out) if held_out is not None else []
         if out is None or folder is None:

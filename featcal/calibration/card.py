@@ -44,6 +44,8 @@ def calibration_card(
     models = {"base": base, "merged model": merged} | {f"expert {task}": experts[task] for task in sorted(experts)}
     how = merge_method(merged)
     rows = [[role, name_of(model) + (f", merged by {how}" if how and model is merged else "")] for role, model in models.items()]
+    far = [LAST, expert_table(drift), *worse(drift)] if drift else []
+    far += [BLOCKS, block_table(blocks)] if all(block.relative_drift is not None for block in blocks) else []
     sections = [
         f"{len(experts)} fine-tuned models merged into one, whose weights were then calibrated to the experts' features with "
         f"[FeatCal](https://arxiv.org/abs/2605.13030) (featcal {__version__}): in closed form, without training.",
@@ -51,11 +53,7 @@ def calibration_card(
         table(["role", "model"], rows),
         "## How it was calibrated",
         table(["setting", "value"], setting_rows(settings, drawn)),
-        "## How far it is from its experts",
-        MEASURE,
-        *([LAST, expert_table(drift), *worse(drift)] if drift else ()),
-        BLOCKS,
-        block_table(blocks),
+        *(["## How far it is from its experts", MEASURE, *far] if far else ()),
         UNTOLD,
         "## Use",
         use(class_name(merged)),

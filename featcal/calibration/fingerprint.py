@@ -37,10 +37,10 @@ class Digest:
         return self._hash.hexdigest()
 
 
-def fingerprint(models: Models, batches: Mapping[str, str], settings: Calibration, rule: TokenRule | None) -> str:
-    """Of models, batches (digest by task), settings, plan, precision, this code and the versions it runs on."""
+def fingerprint(models: Models, batches: Mapping[str, str], settings: Calibration, rule: TokenRule | None, drift: bool) -> str:
+    """Of models, batches (digest by task), settings, plan, what is recorded, precision, this code and the versions it runs on."""
     digest = Digest()
-    digest.add(asdict(settings), sorted(batches.items()), models.device.type, models.dtype)
+    digest.add(asdict(settings), sorted(batches.items()), models.device.type, models.dtype, drift)
     digest.add(torch.__version__, transformers.__version__)
     for stack in models.plan.stacks:
         weigh = rule or models.plan.rule(stack)

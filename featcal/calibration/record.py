@@ -20,8 +20,8 @@ class BlockRecord:
     """Features that leave one calibrated block, against the teachers' (means over tasks of each task's value over its tokens)."""
 
     name: str
-    relative_drift: float  # ‖H − H_exp‖_F / ‖H_exp‖_F on the samples that it was calibrated on
-    cosine: float
+    relative_drift: float | None  # ‖H − H_exp‖_F / ‖H_exp‖_F on the samples that it was calibrated on; None where not asked for
+    cosine: float | None
     tokens: int  # over all tasks, without padding
     conditioning: float  # largest lower bound of a condition number among the block's sites
     experts: dict[str, int] = field(default_factory=dict)  # of a mixture: tokens that each expert is given, over all tasks
@@ -86,16 +86,17 @@ def mean(values: Sequence[float]) -> float:
     return rounded(sum(values) / len(values))
 
 
-Told = tuple[Drift, int, Mapping[str, int]]  # of one task: drift, tokens, those of each expert
+Told = tuple[Drift | None, int, Mapping[str, int]]  # of one task: drift where it was asked for, tokens, those of each expert
 
 
 def block_record(name: str, told: Mapping[str, Told], conditioning: Sequence[float]) -> BlockRecord:
     """The record of one block from what every task, in the order of names, tells of it."""
     drift, tokens, experts = zip(*told.values(), strict=True)
+    asked = None not in drift
     return BlockRecord(
         name=name,
-        relative_drift=mean([d.relative for d in drift]),
-        cosine=mean([d.cosine for d in drift]),
+        relative_drift=mean([d.relative for d in drift]) if asked else None,
+        cosine=mean([d.cosine for d in drift]) if asked else None,
         tokens=sum(tokens),
         conditioning=rounded(max(conditioning, default=1.0)),
         experts={name: sum(counts.get(name, 0) for counts in experts) for name in sorted({n for c in experts for n in c})},
@@ -105,4 +106,5 @@ def block_record(name: str, told: Mapping[str, Told], conditioning: Sequence[flo
 def line(record: BlockRecord, tasks: int, seconds: float) -> str:
     """One line of progress."""
     mixture = f"  {len(record.experts)} experts, {min(record.experts.values()):,} tokens or more" if record.experts else ""
-    return f"{record.name}  {tasks} tasks  drift {record.relative_drift:.3f}{mixture}  {seconds:.1f} s"
+    drift = "" if record.relative_drift is None else f"  drift {record.relative_drift:.3f}"
+    return f"{record.name}  {tasks} tasks{drift}{mixture}  {seconds:.1f} s"

@@ -46,6 +46,7 @@ class Run:
     ranks: Ranks
     progress: Callable[[str], None] | None
     published: Mapping[str, Published] = field(default_factory=dict)  # tasks without samples
+    block_drift: bool = True  # or the samples run through the last block of all just once
     known: set[str] = field(default_factory=set)  # blocks whose solutions came from an earlier run
     solves: bool = True  # or blocks are watched as if they were to be solved, and stay as they are
 
@@ -114,7 +115,7 @@ def handed_over(run: Run, stack: Stack, tracks: Mapping[str, Tracks]) -> dict[st
 def go_on(run: Run, folder: RunFolder, streams: Mapping[str, Stream]) -> None:
     """Keep what an earlier run has solved, now that all batches have been read and it is clear whether it was the same."""
     digests = {task: stream.digest for task, stream in (*streams.items(), *run.published.items())}
-    own = fingerprint(run.models, digests, run.settings, run.token_weights)
+    own = fingerprint(run.models, digests, run.settings, run.token_weights, run.block_drift)
     folder.resume(run.ranks.gathered({min(streams): own}), run.resume)
     run.ranks.together()  # what another run has left is gone before anyone looks for it
 
@@ -194,9 +195,8 @@ def calibrated_or_known(
         return run.published[task].observation(path, teacher, view.modules)
 
     how: Any = view, run.settings, run.ranks
-    record = calibrate_block(
-        block, models.base.block(path), teachers, tracks, *how, lambda: models.settle(path, block), published
-    )
+    settle = lambda: models.settle(path, block)  # noqa: E731
+    record = calibrate_block(block, models.base.block(path), teachers, tracks, *how, settle, published, run.block_drift)
     if folder:
         folder.keep(view.name, solved_parameters(block, view.modules), record)
     return record, False

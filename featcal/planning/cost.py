@@ -91,7 +91,8 @@ def done(run: "Run", blocks: Sequence[BlockRecord], read: Mapping[str, Read]) ->
     on_gpu = run.models.device.type == "cuda"
     counts = [sum(size(task, 0, each.batch) * each.count for each in kinds.values()) for task, kinds in read.items()]
     held = sum(map(held_out, counts)) / sum(counts)
-    more = on_gpu, run.known, tokens, run.ranks.world
+    stacks = () if run.block_drift else zip(plan.stacks, shapes[first].stacks, strict=True)
+    more = on_gpu, run.known, tokens, run.ranks.world, {shape.blocks[-1].name for stack, shape in stacks if not stack.feeds}
     return Done(batches, len(read), shapes[first], checked, run.settings, held, *more)
 
 

@@ -26,10 +26,11 @@ def phases(shape: ModelShape, load: Workload) -> dict[str, dict[str, int]]:
     batch = batch_features(shape) if away else 0
     apart = load.settings.order == "sites"
     together = [(block, sites) for block in shape.blocks for sites in (zip(block.sites) if apart else [block.sites])]
+    turns = [(block, sites, seen) for block, sites in together for seen in last_two(load)]
     return {
         "start": worst([starting(shape, stack) for stack in shape.stacks]),
-        "observe": worst([observing(block, sites, load) | {"batch": batch} for block, sites in together]),
-        "add": worst([adding(block, sites, at, load) for block, sites in together for at in range(len(sites))]),
+        "observe": worst([observing(*turn, load) | {"batch": batch} for turn in turns]),
+        "add": worst([adding(*turn, at, load) for turn in turns for at in range(len(turn[1]))]),
         "solve": worst([solving(block, sites, at, load) for block, sites in together for at in range(len(sites))]),
         "advance": worst([advancing(block) | {"batch": batch} for block in shape.blocks]),
     }
@@ -47,31 +48,37 @@ def starting(shape: ModelShape, stack: StackShape) -> dict[str, int]:
     return {"weights": student + stack.weights, "working": shape.batch + stack.working}
 
 
-def observing(block: BlockShape, sites: Sequence[SiteShape], load: Workload) -> dict[str, int]:
-    """One task seen, for sites that are solved together: its moments, what earlier tasks added up to, one batch at work."""
-    moments = sum(moments_bytes(site, load, block) for site in sites)
-    systems = sum(kept_bytes(site, load, block) for site in sites) if load.tasks_here > 1 else 0
-    working = observation_bytes(block, load.on_gpu)
-    return {"weights": open_blocks(block, sites, load), "moments": moments, "systems": systems, "working": working}
+def last_two(load: Workload) -> list[int]:
+    """How many tasks were seen before the last one, and before the one before it, when the last one's block is read ahead."""
+    return [seen for seen in (load.tasks_here - 1, load.tasks_here - 2) if seen >= 0]
 
 
-def adding(block: BlockShape, sites: Sequence[SiteShape], at: int, load: Workload) -> dict[str, int]:
-    """A task's moments becoming its share, site by site: of the first task the system itself, which has other right sides."""
-    there = sites if load.tasks_here > 1 else sites[:at]
+def observing(block: BlockShape, sites: Sequence[SiteShape], seen: int, load: Workload) -> dict[str, int]:
+    """A task, for sites that are solved together: its moments, what those seen before added up to, one batch at work."""
     return {
-        "weights": open_blocks(block, sites, load),
+        "weights": open_blocks(block, seen, load),
+        "moments": sum(moments_bytes(site, load, block) for site in sites),
+        "systems": sum(kept_bytes(site, load, block, seen) for site in sites),
+        "working": observation_bytes(block, load.on_gpu),
+    }
+
+
+def adding(block: BlockShape, sites: Sequence[SiteShape], seen: int, at: int, load: Workload) -> dict[str, int]:
+    """A task's moments becoming its share, site by site: of the first task the system itself, which has other right sides."""
+    return {
+        "weights": open_blocks(block, seen, load),
         "moments": sum(moments_bytes(site, load, block) for site in sites[at:]),
-        "systems": sum(kept_bytes(site, load, block) for site in there),
+        "systems": sum(kept_bytes(site, load, block, seen + (number < at)) for number, site in enumerate(sites)),
         "working": addition_bytes(sites[at], load, block),
     }
 
 
-def open_blocks(block: BlockShape, sites: Sequence[SiteShape], load: Workload) -> int:
-    """Blocks of the student, one expert and the next one; the base's where there is a prior or tokens are kept; with further
-    sweeps the merged one.
+def open_blocks(block: BlockShape, seen: int, load: Workload) -> int:
+    """Blocks of the student, one expert and, of all but the last, the next one; the base's where there is a prior or tokens are
+    kept; with further sweeps the merged one.
     """
-    several, with_base = load.tasks_here > 1, load.settings.prior or any(site.small(load.kept(block)) for site in block.sites)
-    return (2 + several + bool(with_base) + (load.settings.sweeps > 1)) * block.weights
+    ahead, with_base = seen + 1 < load.tasks_here, load.settings.prior or any(s.small(load.kept(block)) for s in block.sites)
+    return (2 + ahead + bool(with_base) + (load.settings.sweeps > 1)) * block.weights
 
 
 def solving(block: BlockShape, sites: Sequence[SiteShape], at: int, load: Workload) -> dict[str, int]:
@@ -86,7 +93,7 @@ def solving(block: BlockShape, sites: Sequence[SiteShape], at: int, load: Worklo
         working += SUM * tokens * (tokens + site.d + site.o)
     return {
         "weights": (2 + (load.settings.sweeps > 1) + load.settings.holds_out) * block.weights,
-        "systems": sum(kept_bytes(each, load, block) for each in left),
+        "systems": sum(kept_bytes(each, load, block, load.tasks) for each in left),
         "solutions": twice * sum(SUM * each.d * each.o for each in solved),
         "working": working,
     }
@@ -108,12 +115,14 @@ def moments_bytes(site: SiteShape, load: Workload, block: BlockShape) -> int:
     return SUM * (site.d * site.d + cross + 2 * site.d + site.lagging * site.o)
 
 
-def kept_bytes(site: SiteShape, load: Workload, block: BlockShape) -> int:
-    """Normal equations of one site: left, right, and the terms of the bias. Or tokens, and what the anchor lacks at each."""
+def kept_bytes(site: SiteShape, load: Workload, block: BlockShape, seen: int) -> int:
+    """What tasks add up to at one site, once some are seen: normal equations, left, right, and the terms of the bias. Or their
+    tokens, and what the anchor lacks at each.
+    """
     tokens, sides = load.kept(block), ends(load.settings)
     if tokens is not None and site.small(tokens):
-        return ROW * tokens * (site.d + site.o)
-    return SUM * (site.d * site.d + sides * site.d * site.o + site.d + sides * site.o)
+        return ROW * (tokens * seen // load.tasks) * (site.d + site.o)
+    return SUM * bool(seen) * (site.d * site.d + sides * site.d * site.o + site.d + sides * site.o)
 
 
 def addition_bytes(site: SiteShape, load: Workload, block: BlockShape) -> int:

@@ -44,6 +44,7 @@ class Done:
     replayed: Collection[str] = ()  # blocks that an earlier run has solved
     tokens: Mapping[str, int] | None = None  # by block, without padding; None where everything is a token
     processes: int = 1
+    left: Collection[str] = ()  # blocks through which samples do not run once more when they are solved
 
     def kept(self, block: BlockShape) -> int | None:
         """The tokens of all tasks that a block's sites may be solved by; None where none may."""
@@ -74,7 +75,8 @@ def batch_work(done: Done, shape: ModelShape, count: int) -> tuple[int, int]:
             forwards += 2 * block.forward
         else:
             stale, choices = done.settings.order == "stale", round((1 - used) * choosing_work(block, done.settings))
-            forwards += round(used * observing_work(block, done.settings)) + choices + (1 + stale) * block.forward
+            after = block.name not in done.left
+            forwards += round(used * observing_work(block, done.settings)) + choices + (after + stale) * block.forward
             summed = [site for site in block.sites if not site.small(done.kept(block))]
             sums = sum(moments_work(site, share(done, block), done.on_gpu) for site in summed)
             moments += round(used * sums) * done.settings.sweeps

@@ -118,6 +118,17 @@ def test_records_tell_the_drift_behind_each_calibrated_block():
     assert len(lines) == 2 and lines[0].startswith("vision.00  3 tasks  drift")
 
 
+def test_without_the_drift_of_blocks_the_model_is_the_same_and_the_card_tells_none(tmp_path):
+    given, lines = experiment(), []
+    told = calibrate(**given, settings=PAPER, held_out={})
+    left = calibrate(**given, settings=PAPER, held_out={}, block_drift=False, progress=lines.append)
+    assert same_bits(told.model, left.model) and told.drift == left.drift
+    assert [(block.relative_drift, block.cosine) for block in left.blocks] == [(None, None)] * 2
+    assert len(lines) == 2 and not any("drift" in line for line in lines)
+    folder = calibrate(**given, settings=PAPER, out=tmp_path / "calibrated", block_drift=False).folder
+    assert "## How far it is from its experts" not in (folder / "README.md").read_text()
+
+
 def test_the_drift_from_each_expert_is_that_of_the_two_models_on_the_samples_held_out():
     given = experiment()
     held = {task: images(900 + i, 4, 2) for i, task in enumerate(TASKS[:2])}

@@ -48,6 +48,13 @@ def test_the_work_of_other_settings_is_counted_within_2_percent():
     assert result.cost.flops == pytest.approx(true, rel=0.02)
 
 
+@pytest.mark.parametrize("model", ["clip_vision", "clip", "t5"])
+def test_the_work_without_the_drift_of_blocks_is_counted_within_2_percent(model):
+    (told, with_drift), (left, without) = (counted(**MODELS[model](), settings=PAPER, block_drift=b) for b in (True, False))
+    assert left.cost.flops == pytest.approx(without, rel=0.02)
+    assert told.cost.flops - left.cost.flops == pytest.approx(with_drift - without, rel=0.02) and with_drift > without
+
+
 BEYOND = {
     "sites": {"order": "sites"}, "residual": {"residual": 1.0}, "residual and sites": {"residual": 1.0, "order": "sites"},
     "prior": {"prior": 0.1}, "held-out α": {"interpolation": "auto"}, "no harm": {"no_harm": True, "order": "sites"},

@@ -59,11 +59,11 @@ def test_moments_and_systems_are_float64_and_the_narrow_site_is_folded():
     wide, narrow, block = SiteShape(D, 3 * D, 15), SiteShape(WIDE, D, 15), shape().blocks[0]
     assert memory.moments_bytes(wide, load(), block) == 8 * (2 * D * D + 2 * D)
     assert memory.moments_bytes(narrow, load(), block) == 8 * (WIDE * WIDE + WIDE * D + 2 * WIDE)
-    assert memory.kept_bytes(wide, load(), block) == 8 * (D * D + 3 * D * D + D + 3 * D)
+    kept = [memory.kept_bytes(wide, load(), block, seen) for seen in range(4)]
+    assert kept == [0, *[8 * (D * D + 3 * D * D + D + 3 * D)] * 3]
     few = load(samples=3)  # 45 tokens of three tasks, of which one's are kept as both models have them
-    assert memory.moments_bytes(narrow, few, block) == 4 * 2 * 15 * WIDE and memory.kept_bytes(narrow, few, block) == 4 * 45 * (
-        WIDE + D
-    )
+    assert memory.moments_bytes(narrow, few, block) == 4 * 2 * 15 * WIDE
+    assert [memory.kept_bytes(narrow, few, block, seen) for seen in range(4)] == [4 * 15 * seen * (WIDE + D) for seen in range(4)]
 
 
 def test_work_of_one_site_is_that_of_its_products():
@@ -80,14 +80,15 @@ def test_work_of_one_site_is_that_of_its_products():
 
 def test_the_phases_of_a_run_are_the_parts_counted_by_hand():
     found = memory.phases(shape(), load())
+    # of three tasks the second, while the third one's block is read ahead
     assert found["observe"]["weights"] == 3 * 4 * BLOCK
+    assert [memory.open_blocks(shape().blocks[0], seen, load()) for seen in (1, 2)] == [3 * 4 * BLOCK, 2 * 4 * BLOCK]
     assert found["start"]["weights"] == 4 * (2 * ENTRY + 2 * D)  # of the student also the norm after the last block
     assert found["solve"]["weights"] == 2 * 4 * BLOCK
     last = shape().blocks[-1]
     assert memory.solving(last, last.sites, 1, load())["solutions"] == 8 * D * last.sites[0].o
-    assert memory.solving(last, last.sites, len(last.sites) - 1, load())["systems"] == memory.kept_bytes(
-        last.sites[-1], load(), last
-    )
+    left = memory.kept_bytes(last.sites[-1], load(), last, 3)
+    assert memory.solving(last, last.sites, len(last.sites) - 1, load())["systems"] == left
     assert memory.solving(last, last.sites, 0, load())["working"] == (4 + 4 + 8 + 8) * D * last.sites[0].o
     assert found["advance"]["weights"] == 4 * BLOCK
 
@@ -130,4 +131,6 @@ def test_depth_and_tasks_leave_the_memory_at_work_as_it_is():
         found = model_shape(model, plan_for(model), meta_batch(model, 3, None, False))
         return memory.phases(found, load(tasks=tasks, samples=20))
 
-    assert of(2, 2) == of(6, 2) == of(2, 8)
+    assert of(2, 3) == of(6, 3) == of(2, 8)
+    # of two tasks the first has no system beside the block that is read ahead
+    assert of(2, 2)["observe"]["weights"] < of(2, 3)["observe"]["weights"]
