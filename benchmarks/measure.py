@@ -95,7 +95,7 @@ def moved(model: nn.Module, seed: int, scale: float, keep: float = 1.0) -> nn.Mo
     """A copy with every parameter moved by a draw from the seed, a stand-in for fine-tuning; norms keep their scale."""
     model, g = copy.deepcopy(model), seeded(seed)
     for name, p in model.named_parameters():
-        norm = "norm" in name and name.endswith("weight")
+        norm = "norm" in name.lower() and name.endswith("weight")
         p.mul_(1.0 if norm else keep).add_(scale * torch.randn(p.shape, generator=g, dtype=torch.float64).to(p))
     return model
 

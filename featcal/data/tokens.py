@@ -24,6 +24,7 @@ USUAL = 512
 VOCABULARIES = (
     "tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model",
 )  # fmt: skip
+PADDED = 1.2  # computed tokens for each one that counts, at most: below, more batches take longer than padding does
 IGNORED = -100  # transformers' label of a token without a target
 
 
@@ -33,6 +34,11 @@ class Tokens:
 
     ids: list[int]
     target: list[int] | None = None
+
+    @property
+    def count(self) -> int:
+        """Of both."""
+        return len(self.ids) + len(self.target or ())
 
 
 @dataclass(frozen=True)
@@ -111,16 +117,32 @@ def reader_for(folders: Sequence[Path], takes: Input, tokens: int | None) -> Rea
     return Reader(tokenizer, takes, tokens or usual, folder)
 
 
-def token_batches(samples: Samples, chosen: Sequence[int], reader: Reader, size: int) -> Batches:
-    """The chosen samples in batches, longest first, so that a batch too large for the memory fails at once."""
+def token_batches(samples: Samples, chosen: Sequence[int], reader: Reader, size: int, most: float = PADDED) -> Batches:
+    """The chosen samples in batches, longest first, so that a batch too large for the memory fails at once.
+
+    size: samples of a batch, at most.   most: so many tokens are computed for each one that counts, at most.
+    """
     found = [reader.tokens(samples[i]) for i in chosen]
     ordered = sorted(found, key=lambda tokens: (-len(tokens.ids), -len(tokens.target or ())))  # stable: the draw decides on ties
 
     def made() -> Iterator[Batch]:
-        for begin in range(0, len(ordered), size):
-            yield batch(ordered[begin : begin + size], reader.pad, reader.takes)
+        for part in cut(ordered, size, most):
+            yield batch(part, reader.pad, reader.takes)
 
     return Batches(len(ordered), max(max(len(t.ids), len(t.target or ())) for t in ordered), made)
+
+
+def cut(ordered: Sequence[Tokens], size: int, most: float) -> list[list[Tokens]]:
+    """Samples in their order, in batches of at most `size` that compute at most so many tokens for each one that counts."""
+    parts: list[list[Tokens]] = []
+    for each in ordered:
+        together = [*parts[-1], each] if parts else []
+        longest = max((len(t.ids) for t in together), default=0) + max((len(t.target or ()) for t in together), default=0)
+        if 0 < len(together) <= size and len(together) * longest <= most * sum(t.count for t in together):
+            parts[-1] = together
+        else:
+            parts.append([each])
+    return parts
 
 
 def batch(tokens: Sequence[Tokens], pad: int, takes: Input) -> Batch:

@@ -32,11 +32,12 @@ def text_batches(base: Path, texts: Path, task: str, samples: int, seed: int, si
     reader = reader_for([base], takes, reading.tokens)
     prompts = load_texts(texts, task, reading.split)
     chosen = draw_indices(task, len(prompts), min(samples, len(prompts)), seed).tolist()
+    whole = float("inf")  # batches of `size` whatever is padded: others would move the last bits of the suite's numbers
     if takes.kind == "pair":
-        batches = list(token_batches(prompts, chosen, reader, size))
+        batches = list(token_batches(prompts, chosen, reader, size, whole))
         return [_started(batch, takes.start or 0) for batch in batches] if reading.decoder == "start" else batches
     if reading.counted == "all":
-        return list(token_batches(prompts, chosen, reader, size))
+        return list(token_batches(prompts, chosen, reader, size, whole))
     return list(_counted([prompts[index] for index in chosen], reader, size, reading.counted))
 
 

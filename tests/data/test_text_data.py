@@ -13,7 +13,7 @@ from featcal.data.place import Place, place_of
 from featcal.data.sampling import draw_indices
 from featcal.data.splits import quiet
 from featcal.data.text import load_text
-from featcal.data.tokens import Reader, reader_for, token_batches
+from featcal.data.tokens import Reader, Tokens, batch, cut, reader_for, token_batches
 from featcal.errors import BadData, BadFile, BadSetting, HubUnreachable, MissingPath, TruncatedFile
 
 CHAT = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]
@@ -25,10 +25,14 @@ def samples(path, split="train"):
     return [read[i] for i in range(len(read))]
 
 
+TARGETS = Input("pair", labels=False, start=0)
+
+
 def batches(path, takes, size=3, tokens=None, **how):
     """All samples of a file in batches."""
     read = load_text(Place(path), "train")
-    return token_batches(read, range(len(read)), Reader(tokenizer(**how), takes, tokens or 64, path.parent), size)
+    reader = Reader(tokenizer(**how), takes, tokens or 64, path.parent)
+    return token_batches(read, range(len(read)), reader, size, float("inf"))
 
 
 def test_lines_of_a_text_file_are_samples_and_empty_ones_are_none(tmp_path):
@@ -93,14 +97,31 @@ def test_what_is_no_text_file_is_named(tmp_path):
         samples(tmp_path / "a.parquet")
 
 
+@pytest.mark.parametrize("most", [1.0, 1.2, float("inf")])
+def test_batches_end_before_they_compute_more_than_was_allowed_for_each_token_that_counts(most):
+    lengths = [(9, 2), (9, 1), (8, 4), (5, 1), (4, 1), (4, 1), (4, 1)]
+    texts = [Tokens([1] * length, [1] * target) for length, target in lengths]
+    parts = cut(texts, 3, most)
+    assert [text for part in parts for text in part] == texts
+    made = [batch(part, 0, TARGETS) for part in parts]
+    for part, each, following in zip(parts, made, [*parts[1:], []], strict=True):
+        masks = [each[name] for name in ("attention_mask", "decoder_attention_mask")]
+        real = sum(text.count for text in part)
+        assert len(part) <= 3 and real == sum(int(mask.sum()) for mask in masks)
+        assert sum(mask.numel() for mask in masks) <= most * real
+        longer = batch([*part, *following[:1]], 0, TARGETS)  # and not a text earlier
+        computed = sum(longer[name].numel() for name in ("attention_mask", "decoder_attention_mask"))
+        assert not following or len(part) == 3 or computed > most * (real + following[0].count)
+
+
 def test_batches_equal_what_the_tokenizer_pads_itself_longest_first(tmp_path):
     (tmp_path / "a.txt").write_text("\n".join(WORDS))
     made = batches(tmp_path / "a.txt", Input("text"))
     ordered = sorted(WORDS, key=lambda text: -len(text))
     own = tokenizer()
-    for i, batch in enumerate(made):
+    for i, each in enumerate(made):
         want = own(ordered[3 * i : 3 * i + 3], padding=True, padding_side="right", return_tensors="pt")
-        assert all(torch.equal(batch[name], want[name]) for name in ("input_ids", "attention_mask"))
+        assert all(torch.equal(each[name], want[name]) for name in ("input_ids", "attention_mask"))
     again = list(made)
     assert len(again) == 3 and torch.equal(again[0]["input_ids"], next(iter(made))["input_ids"])
     assert (made.samples, made.longest) == (9, len(ordered[0]) + 1)
@@ -218,9 +239,9 @@ def test_sound_video_and_two_inputs_at_once_are_refused(name):
 def test_the_draw_of_a_task_is_the_one_that_images_have_too(tmp_path):
     folder = language.folder(tmp_path / "bert", "bert")
     (tmp_path / "a.txt").write_text("\n".join(WORDS))
-    (batch,) = drawn(skeleton(folder), [folder], {"x": Place(tmp_path / "a.txt")}, Draw(4, 7, 4))["x"]
+    made = drawn(skeleton(folder), [folder], {"x": Place(tmp_path / "a.txt")}, Draw(4, 7, 4))["x"]
     want = {tuple(tokenizer()(WORDS[i])["input_ids"]) for i in draw_indices("x", len(WORDS), 4, 7)}
-    rows = zip(batch["input_ids"], batch["attention_mask"], strict=True)
+    rows = [row for each in made for row in zip(each["input_ids"], each["attention_mask"], strict=True)]
     assert {tuple(ids[mask == 1].tolist()) for ids, mask in rows} == want
     with pytest.raises(BadSetting, match="at most 9, the number of samples of x"):
         drawn(skeleton(folder), [folder], {"x": Place(tmp_path / "a.txt")}, Draw(10, 7, 4))
