@@ -1,8 +1,8 @@
 """Texts: tokens that are computed for each one that counts, in batches of like length and in batches as they were drawn.
 
 python -m benchmarks.padding                 Lengths drawn from a seed. --data and --model: a file of texts, cut by that model.
-python -m benchmarks.padding --most "1.2"    Time of a calibration with batches that end before they compute more for each token that
-                                             counts, against batches of --batch texts, in turns.
+python -m benchmarks.padding --most "1.2"    Time of a calibration with batches that end before they compute more for each token
+                                             that counts, against batches of --batch texts, in turns.
 """
 
 from argparse import Namespace
