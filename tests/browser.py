@@ -38,17 +38,22 @@ const look = () => { const theme = document.documentElement.dataset.theme;
 look();
 """
 # Text is marked once of each kind, as cells of a table have the same colours: how it and all around it are named and styled, and
-# whether it stands in an even row. Contrast is the rule that takes a browser long.
+# whether it stands in an even row. Contrast is the rule that takes a browser long, and looks at what is marked.
 KINDS = """
 const seen = new Set(), all = [...document.body.querySelectorAll('*')];
 const parity = e => e.tagName === 'TR' ? [...e.parentElement.children].indexOf(e) % 2 : '';
 const name = e => [e.tagName, parity(e), e.getAttribute('class'), e.getAttribute('style')].join();
 const kind = e => e === document.body ? '' : kind(e.parentElement) + '>' + name(e);
-for (const e of all.filter(e => e.checkVisibility() && [...e.childNodes].some(c => c.nodeType === 3 && c.data.trim()))) {
+const told = e => e.matches('input, select, textarea') || [...e.childNodes].some(c => c.nodeType === 3 && c.data.trim());
+for (const e of all.filter(e => e.checkVisibility() && told(e))) {
   const own = kind(e);
   e.toggleAttribute('data-audited', !seen.has(own));
   seen.add(own);
 }
+"""
+AUDIT = """
+axe.configure({rules: [{id: 'color-contrast', selector: '[data-audited]'}]});
+axe.run(document, arguments[0]).then(found => arguments[1](found.violations));
 """
 # Rules of axe that count whatever their impact is said to be: a page is read by its headings, and a picture by its words.
 READ_BY = ("heading-order", "page-has-heading-one", "image-alt", "empty-heading")
@@ -107,13 +112,13 @@ class Browser:
 
     def audit(self, only_colours: bool = False) -> list[str]:
         """Serious and critical findings of axe-core on the page as it is now, and those on headings and pictures."""
-        from axe_core_python.selenium import Axe
+        from axe_core_python.base import AXE_SCRIPT
 
+        if not self.run("return 'axe' in window"):
+            self.run(AXE_SCRIPT)
         self.run(KINDS)
-        found = {"resultTypes": ["violations"]}
-        findings = Axe().run(self.driver, "[data-audited]", found | {"runOnly": ["color-contrast"]})["violations"]
-        if not only_colours:
-            findings += Axe().run(self.driver, options=found | {"rules": {"color-contrast": {"enabled": 0}}})["violations"]
+        options = {"resultTypes": ["violations"]} | ({"runOnly": ["color-contrast"]} if only_colours else {})
+        findings = self.driver.execute_async_script(AUDIT, options)
         counted = [one for one in findings if one["impact"] in ("serious", "critical") or one["id"] in READ_BY]
         return [f"{one['id']}: {node['target']} {node['html'][:80]}" for one in counted for node in one["nodes"][:3]]
 
