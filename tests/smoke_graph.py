@@ -186,16 +186,19 @@ def lay_out(work: Path, root: Path = ROOT) -> None:
 
 
 def keep_a_chain(work: Path) -> None:
-    """Leave, of params.yaml and of the pipeline, what leads to the results of one role and merger: DVC looks at every stage."""
+    """Leave, of params.yaml and of the pipeline, what leads to the results of one role and merger in this suite.
+
+    DVC looks at every stage, and reads the settings again for each of them.
+    """
     key, merger, params = CHAIN["key"], CHAIN["merger"], pipeline.settings(work)
     for section in ("calibrate", "adapt", "ablate"):
         for entry in (entry for own, entry in params[section].items() if own.endswith("-8")):
             entry["from"] = {name: row for name, row in entry["from"].items() if name == merger}
-    for own in ("clip_b32-8", "clip_l14-8"):
+    for own in ("clip_b32-8", "clip_l14-8", "minilm-8"):
         params["merge"][own] = {merger: params["merge"][own][merger]}
     for study in STUDIES:
         params[study] = {own: entry | {"smoke": None} for own, entry in params[study].items()}
-    pipeline.write_settings(work, params)
+    pipeline.write_settings(work, _of_the_suite(params))
     for file in pipeline.files(work):
         content = yaml.safe_load(file.read_text())
         content["stages"] = {name: block for name, block in content["stages"].items() if name in CHAIN["stages"]}
@@ -211,6 +214,13 @@ def keep_a_chain(work: Path) -> None:
             file.write_text(yaml.safe_dump(content, sort_keys=False))
         else:
             file.unlink()
+
+
+def _of_the_suite(entry: Any) -> Any:
+    """An entry whose groups are the suite's alone, and what holds for all of them."""
+    if not isinstance(entry, dict):
+        return entry
+    return {key: _of_the_suite(own) for key, own in entry.items() if "smoke" not in entry or key in ("smoke", "from")}
 
 
 def commands(work: Path) -> list[list[str]]:

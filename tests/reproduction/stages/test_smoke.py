@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from hashlib import sha256
 from itertools import product
@@ -353,22 +352,22 @@ def test_seeds_of_the_draw_give_different_weights_and_nothing_else_does(graph):
     assert len(set(calibrated.values())) == len(calibrated)
 
 
-KERNELS = ("ATEN_", "ONEDNN_", "MKL_")  # variables that choose those of another processor
+@pytest.fixture
+def run_again(tmp_path, monkeypatch, caplog):
+    """`dvc repro` of a target in the current folder, in this process; returns the stages that DVC did not take from its cache."""
+    from dvc.repo import Repo
 
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # stages say `featcal`
+    monkeypatch.setenv("HOME", str(tmp_path))
+    caplog.set_level("INFO", logger="dvc.stage.run")
 
-def dvc(work: Path, *words: str) -> str:
-    """Output of dvc, run with this interpreter's programs on the path."""
-    programs = str(Path(sys.executable).parent)
-    environment = {"PATH": f"{programs}:/usr/bin:/bin", "HOME": str(work), "DVC_NO_ANALYTICS": "1", "OMP_NUM_THREADS": "1"}
-    environment |= {name: value for name, value in os.environ.items() if name.startswith(KERNELS)}
-    done = subprocess.run(["dvc", *words], cwd=work, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    def repro(target: str) -> list[str]:
+        caplog.clear()
+        with Repo() as repo:
+            repo.reproduce(target)
+        return [message.split("'")[1] for message in caplog.messages if message.startswith("Running stage")]
 
-
-def stages_run(said: str) -> list[str]:
-    """The stages that DVC did not take from its cache."""
-    return [line.split("'")[1] for line in said.splitlines() if line.startswith("Running stage")]
+    return repro
 
 
 def switch_to_a_suite_without_roles(work: Path) -> None:
@@ -384,24 +383,27 @@ def switch_to_a_suite_without_roles(work: Path) -> None:
     write_settings(work, params | {"suite": "bare"})
 
 
-def test_editing_one_ridge_or_the_suite_and_back_reruns_what_it_must_and_nothing_else(graph, tmp_path):
+def test_editing_one_ridge_or_the_suite_and_back_reruns_what_it_must_and_nothing_else(graph, run_again, tmp_path):
     """From the outputs of the graph above, which DVC takes as they are."""
+    from dvc.repo import Repo
+
     work, target = tmp_path / "work", "results@clip_b32-8"
     shutil.copytree(graph[0], work)
     keep_a_chain(work)
-    dvc(work, "commit", "--force", "--with-deps", target)
-    assert stages_run(dvc(work, "repro", target)) == []
-    params = settings(work)
-    params["calibrate"]["clip_b32-8"]["from"]["task_arithmetic"] = {"suite": {"ridge": 0.7}}
-    write_settings(work, params)
-    calibrate, *behind = stages_run(dvc(work, "repro", target))
-    assert calibrate == "pipeline/images/dvc.yaml:calibrate@clip_b32-8-task_arithmetic" and behind[-1] == target
-    scored = {"pipeline/images/dvc.yaml:evaluate@clip_b32-8", "pipeline/studies/dvc.yaml:measure@clip_b32-8", target}
-    assert set(behind) == scored
-    switch_to_a_suite_without_roles(work)
-    assert "pipeline/images/dvc.yaml:evaluate@clip_b32-8" in stages_run(dvc(work, "repro", target))
-    write_settings(work, params)
-    again = stages_run(dvc(work, "repro", target))
-    cheap = {"pipeline/images/dvc.yaml:prepare_data", "results@clip_b32-8"}
-    assert set(again) <= cheap, "switching back trains, calibrates and evaluates nothing again"
+    with working_in(work):
+        with Repo() as repo:
+            repo.commit(target, with_deps=True, force=True)
+        assert run_again(target) == []
+        params = settings(work)
+        params["calibrate"]["clip_b32-8"]["from"]["task_arithmetic"] = {"suite": {"ridge": 0.7}}
+        write_settings(work, params)
+        calibrate, *behind = run_again(target)
+        assert calibrate == "pipeline/images/dvc.yaml:calibrate@clip_b32-8-task_arithmetic" and behind[-1] == target
+        scored = {"pipeline/images/dvc.yaml:evaluate@clip_b32-8", "pipeline/studies/dvc.yaml:measure@clip_b32-8", target}
+        assert set(behind) == scored
+        switch_to_a_suite_without_roles(work)
+        assert "pipeline/images/dvc.yaml:evaluate@clip_b32-8" in run_again(target)
+        write_settings(work, params)
+        cheap = {"pipeline/images/dvc.yaml:prepare_data", "results@clip_b32-8"}
+        assert set(run_again(target)) <= cheap, "switching back trains, calibrates and evaluates nothing again"
     assert read_rows(work / "results/smoke/clip_b32-8.csv", SCORES)
