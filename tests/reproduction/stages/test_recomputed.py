@@ -3,8 +3,8 @@
 Which experiments change is told by what params.yaml is read into; which stages are stale, by what DVC compares.
 """
 
-from collections.abc import Iterator
-from copy import deepcopy
+from collections.abc import Callable, Iterator
+from copy import copy, deepcopy
 from functools import cache
 from typing import Any
 from unittest.mock import patch
@@ -14,6 +14,7 @@ import pytest
 from resolved import resolved
 
 import pipeline
+from reproduction.experiments import entries
 from reproduction.experiments import params as experiments_of_params
 from reproduction.experiments.params import METHODS, Experiments
 from reproduction.experiments.runs import keys_of
@@ -53,8 +54,8 @@ def at(path: Path, value: Any) -> Any:
 def experiments() -> dict[tuple[str, str], list[Path]]:
     """By group and key, every place of an experiment of this suite that has such a number."""
     found: dict[tuple[str, str], list[Path]] = {}
-    for group, entries in SETTINGS.items():
-        for key, entry in entries.items() if isinstance(entries, dict) and group != METHODS else ():
+    for group, keys in SETTINGS.items():
+        for key, entry in keys.items() if isinstance(keys, dict) and group != METHODS else ():
             places = [path for path in counts(entry, (group, key)) if SUITE in path or STARTS in path]
             if group == "measure" and not next_seed_is_calibrated(key):  # its seed must be one that is calibrated with
                 continue
@@ -73,11 +74,14 @@ EXPERIMENTS = experiments()
 
 
 def altered(path: Path) -> dict[str, Any]:
-    """The settings with another value at one place."""
-    settings = deepcopy(SETTINGS)
-    place, old = at(path[:-1], settings), at(path, settings)
-    place[path[-1]] = [*old, max(old) + 1] if isinstance(old, list) else (old or 0) + 1
-    return settings
+    """The settings with another value at one place; all other entries are those of params.yaml themselves."""
+    old = at(path, SETTINGS)
+    value: Any = [*old, max(old) + 1] if isinstance(old, list) else (old or 0) + 1
+    for depth in reversed(range(len(path))):
+        outer = copy(at(path[:depth], SETTINGS))
+        outer[path[depth]] = value
+        value = outer
+    return dict(value)
 
 
 def touched(settings: dict[str, Any]) -> frozenset[str]:
@@ -88,9 +92,26 @@ def touched(settings: dict[str, Any]) -> frozenset[str]:
     return frozenset(stage for stage, reads in graph.nodes.data("reads") if differing & set(reads))
 
 
+def once(reader: Callable[..., Any]) -> Callable[..., Any]:
+    """A reader of entries that reads the first of each key once; these are those of params.yaml."""
+    first: dict[str, tuple[list[Any], Any]] = {}
+
+    def read(key: str, *given: Any) -> Any:
+        if key in first and all(one is other for one, other in zip(first[key][0], given, strict=True)):
+            return first[key][1]
+        found = reader(key, *given)
+        first.setdefault(key, (list(given), found))
+        return found
+
+    return read
+
+
+READERS = {name: once(getattr(entries, name)) for name in ("merge_runs", "calibrate_runs", "adapt_runs", "ablate_runs")}
+
+
 def read(settings: dict[str, Any]) -> Experiments:
     """What these settings ask for; writing and parsing their text each time would take ten times as long."""
-    with patch.object(experiments_of_params, "read_all", lambda path: settings):
+    with patch.object(experiments_of_params, "read_all", lambda path: settings), patch.multiple(entries, **READERS):
         return experiments_of_params.load_experiments(pipeline.ROOT / "params.yaml")
 
 
