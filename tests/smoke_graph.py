@@ -62,6 +62,10 @@ STUDIED: dict[str, dict] = {
         "seeds": [42, 43], "variants": {"residual and sites": {"residual": 1.0, "order": "sites"}},
     },
     "expert_seeds": {"upstreams": ["task_arithmetic"], "settings": ["suite"], "seeds": [1]},
+    "second_encoder": {
+        "model": "data/encoder", "upstreams": ["task_arithmetic"], "samples": 16, "scored": 40, "rivals": RIVALS,
+        "fine_tune": {"steps": 2, "batch": 8, "warm_up": 1},
+    },
 }  # fmt: skip
 # Of studies that do the same for several roles and pools, those that are run; all others are null.
 RUN_FOR = dict.fromkeys(("samples", "cost", "field", "task_counts", "theory", "sweep", "beyond"), ("clip_b32-8",)) | {
@@ -224,12 +228,13 @@ def _of_the_suite(entry: Any) -> Any:
 
 
 def commands(work: Path) -> list[list[str]]:
-    """Every command of the graph that is not frozen, what it needs before it, as DVC resolves them."""
+    """Every command of the graph but those that make the suite itself, what it needs before it, as DVC resolves them."""
     from dvc.repo import Repo
 
     with Repo(str(work)) as repo:
         ordered = list(networkx.dfs_postorder_nodes(repo.index.graph))
-        return [stage.cmd.split() for stage in ordered if not stage.frozen]
+        stages = [stage for stage in ordered if not stage.name.startswith("pretrain")]
+        return [command.split() for stage in stages for command in stage.cmd.split(" && ")]
 
 
 @contextmanager

@@ -78,6 +78,9 @@ def _results(suite: str) -> Path:
     scored = {seed: _scores(suite, REAL, 8, ("", "expert", ""), 90 + seed, list(texts())[:8]) for seed in (1, 2)}
     seeds = [row | {"expert_seed": seed} for seed, rows in scored.items() for row in rows]
     write_rows(folder / f"{REAL}-8.expert_seeds.csv", seeds, (*SCORES, "expert_seed"))
+    whose = (("", "expert", ""), ("average", "merged", ""), ("average", "featcal", "suite"))
+    second = [row for who in whose for row in _scores(suite, REAL, 8, who, 95, list(texts())[:8])]
+    write_rows(folder / f"{REAL}-8.second_encoder.csv", second, SCORES)
     return folder
 
 

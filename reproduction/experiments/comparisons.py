@@ -1,6 +1,8 @@
 """Studies that hold FeatCal against its rivals, as frozen dataclasses. Knows nothing of torch, models or where results go."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from featcal.settings import Calibration, require, several, text, whole_number
 from reproduction.experiments.rivals import Rivals, Study
@@ -155,3 +157,32 @@ class ExpertSeedsStudy:
             known = f"must be one of {', '.join(ADAPTER_SETTINGS)}"
             require(setting in ADAPTER_SETTINGS, "expert_seeds.settings", setting, known)
         several("expert_seeds.seeds", self.seeds)
+
+
+@dataclass(frozen=True)
+class SecondEncoderStudy:
+    """The main comparison with another encoder, whose experts, heads and models are made here, on the same texts.
+
+    model: as a role of the suite tells it.   fine_tune: of its experts (FineTuneSentences).
+    upstreams: mergers, with their settings of that role.   samples, seed: of each task, of FeatCal and the adapters alike.
+    scored: how many test samples of each task count.
+    """
+
+    role: str
+    pool: int
+    model: str
+    fine_tune: Mapping[str, Any]
+    upstreams: tuple[str, ...]
+    rivals: Rivals
+    paper: Calibration
+    samples: int
+    seed: int
+    scored: int
+
+    def __post_init__(self) -> None:
+        text("second_encoder.model", self.model)
+        for upstream in self.upstreams:
+            text("second_encoder.upstreams", upstream)
+        for name in ("samples", "scored"):
+            whole_number(f"second_encoder.{name}", getattr(self, name))
+        whole_number("second_encoder.seed", self.seed, least=0)

@@ -13,7 +13,14 @@ from featcal.rivals.settings import IntervMerge, ProbSurgery, Surgery, SurgeryV2
 from featcal.settings import Calibration, from_mapping, require
 from reproduction.experiments.beyond import BeyondStudy
 from reproduction.experiments.choices import ChoicesStudy
-from reproduction.experiments.comparisons import CorruptedStudy, CostStudy, ExpertSeedsStudy, SamplesStudy, TaskCountsStudy
+from reproduction.experiments.comparisons import (
+    CorruptedStudy,
+    CostStudy,
+    ExpertSeedsStudy,
+    SamplesStudy,
+    SecondEncoderStudy,
+    TaskCountsStudy,
+)
 from reproduction.experiments.entries import Entry, for_suite
 from reproduction.experiments.field import FieldStudy
 from reproduction.experiments.rivals import Rivals
@@ -25,7 +32,7 @@ from reproduction.experiments.tunings import TuneStudy
 STUDIES: dict[str, type[Any]] = {
     "samples": SamplesStudy, "corrupted": CorruptedStudy, "cost": CostStudy, "sweep": SweepStudy, "theory": TheoryStudy,
     "choices": ChoicesStudy, "tune": TuneStudy, "task_counts": TaskCountsStudy, "beyond": BeyondStudy,
-    "expert_seeds": ExpertSeedsStudy, "field": FieldStudy,
+    "expert_seeds": ExpertSeedsStudy, "field": FieldStudy, "second_encoder": SecondEncoderStudy,
 }  # fmt: skip
 NESTED: dict[str, type[Any]] = {
     "rivals": Rivals, "featcal": Calibration, "surgery": Surgery, "prob_surgery": ProbSurgery, "around": Sweep,

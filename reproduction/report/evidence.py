@@ -46,6 +46,7 @@ COLUMNS: dict[str, Sequence[str]] = {
     "similarity": SIMILARITY, "vectors": VECTORS, "curves": CURVES, "scales": SCALES, "corrupted": CORRUPTED,
     "corrupted.examples": EXAMPLES, "sweep": SWEEP, "task_counts": TASK_COUNTS, "choices": CHOICES, "tune": TUNE,
     "theory": THEORY, "theory_points": THEORY_POINTS, "samples": SAMPLES, "cost": AUDIT, "beyond": BEYOND, "field": SCORES,
+    "second_encoder": SCORES,
     "expert_seeds": (*SCORES, "expert_seed"),
     **dict.fromkeys(("seen", "samples.seen", "corrupted.seen"), SEEN),
 }  # fmt: skip
@@ -53,7 +54,7 @@ MEASURED = ".run"  # ends a kind whose rows were measured with a clock: `cost.ru
 COSTS = ("upstream", "method", "setting", "encode", "seed", "samples", "images", "seconds", "memory_mib", "energy_wh")
 COLUMNS |= dict.fromkeys(("samples.run", "cost.run"), COSTS)
 # kinds beside which it stands what was right
-KEPT = ("scores", "corrupted", "sweep", "choices", "tune", "samples", "cost", "beyond", "field")
+KEPT = ("scores", "corrupted", "sweep", "choices", "tune", "samples", "cost", "beyond", "field", "second_encoder")
 COLUMNS |= {"correct" if kind == "scores" else f"{kind}.correct": correct_columns(COLUMNS[kind]) for kind in KEPT}
 
 

@@ -9,8 +9,8 @@ from html import escape
 import pandas as pd
 
 from reproduction.report.claims import Claim, claims, main_setting
-from reproduction.report.controls import average
-from reproduction.report.estimate import estimate
+from reproduction.report.controls import average, margin
+from reproduction.report.estimate import Estimate, estimate
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.markup import PageOutput, estimated, note, table
 from reproduction.report.pages import Page, label
@@ -121,6 +121,28 @@ def why(page: Page) -> PageOutput:
         rows.append(("", [source.title, *cells, "–" if taken is None else f"{taken:+.1f}"]))
     head = ["", "Base", "Task arithmetic", "Experts", "Of its squared drift, per-task mean", "A mean shift gains (points)"]
     return PageOutput(table(head, rows, f"What one shift per task can do, 8 tasks — {page.real.label}", "fc-long"))
+
+
+def second(page: Page) -> PageOutput:
+    """Averages with a second encoder beside the first one's, and how FeatCal stands to each line of its merger."""
+    ours, rows = Evidence(page.suite, REAL, "8"), []
+    found = ours.table("second_encoder")
+
+    def own(upstream: str, method: str, setting: str) -> Estimate | None:
+        return estimate(select(found, {"upstream": upstream, "method": method, "setting": setting}))
+
+    for name, upstream, method, (setting, _) in lines(page.suite):
+        here, first = own(upstream, method, setting), average(ours, (upstream, method, setting))
+        if here is not None:
+            calibrated = own(upstream, "featcal", main_setting(page.suite)) if upstream else None
+            other = (method, setting) != ("featcal", main_setting(page.suite))
+            cells = [estimated(here), estimated(first), margin(calibrated, here) if calibrated and other else "–"]
+            rows.append(("fc-merger" if method == "merged" else "", [name, *cells]))
+    if not rows:
+        way_out = "dvc repro -f -s pipeline/request/dvc.yaml:second_encoder@minilm-8"
+        return PageOutput(note(f"○ not run in the {label(page.suite)}; it is made on request: <code>{way_out}</code>."))
+    head = ["", "Second encoder", "First encoder", "Second encoder: FeatCal above it (points)"]
+    return PageOutput(table(head, rows, f"Average top-1 accuracy (%) with 8 tasks — {page.real.label}", "fc-long"))
 
 
 def seeds(page: Page) -> PageOutput:

@@ -37,16 +37,20 @@ class Context:
             raise UnknownKey("role", name, list(self.experiments.roles))
         return self.suite.every_role.get(name)
 
-    def plays(self, name: str, pool: Pool) -> bool:
-        """Whether the suite has a model for the role, and the pool; of a sentence encoder also whether it could be had.
+    def knows(self, name: str, pool: Pool) -> bool:
+        """Whether the suite has a model for the role, and the pool.
 
         Raises: UnknownKey for a pair that no experiment has.
         """
         role = self.role(name)
         if (name, pool) not in self.experiments.prepared:
             raise UnknownKey("merge", f"{name}-{pool}", [f"{role}-{size}" for role, size in self.experiments.prepared])
-        there = not isinstance(role, SentenceRole) or self.layout.base(name, pool).is_dir()
-        return role is not None and pool in self.suite.pools_of(name) and there
+        return role is not None and pool in self.suite.pools_of(name)
+
+    def plays(self, name: str, pool: Pool) -> bool:
+        """Whether it has them, and of a sentence encoder whether it could be had too. Raises: as knows."""
+        there = not isinstance(self.role(name), SentenceRole) or self.layout.base(name, pool).is_dir()
+        return self.knows(name, pool) and there
 
 
 def load_context(root: Path | None = None) -> Context:

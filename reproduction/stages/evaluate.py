@@ -31,10 +31,17 @@ def score(context: Context, label: str, role: str, pool: Pool, models: Sequence[
     return score_models(evaluate_model, context, label, role, pool, models, context.suite.tasks_of(role, pool))
 
 
-def evaluate_model(context: Context, role: str, pool: Pool, model: Scored, corrected: Sequence[Scored]) -> dict[str, Counts]:
+def evaluate_model(
+    context: Context,
+    role: str,
+    pool: Pool,
+    model: Scored,
+    corrected: Sequence[Scored],
+    most: Callable[[str, int], Any] | None = None,
+) -> dict[str, Counts]:
     """What one model (or each task's own expert) and adapters behind it get right on every task.
 
-    Percent correct, number of samples, and of each whether it is right.
+    Percent correct, number of samples, and of each whether it is right.   most: as of `answers`.
     """
     from featcal.models.device import torch_device
     from featcal.models.load import load_as_calibrated
@@ -49,7 +56,7 @@ def evaluate_model(context: Context, role: str, pool: Pool, model: Scored, corre
     def encoder_of(task: str) -> Any:
         return shared or load_as_calibrated(context.layout.expert(role, pool, task)).to(device)  # type: ignore[arg-type]
 
-    return answers(context, role, pool, model.name, encoder_of, changes)
+    return answers(context, role, pool, model.name, encoder_of, changes, most=most)
 
 
 def answers(

@@ -4,7 +4,7 @@ Experts of the first seed are scored by `evaluate`. Those of others are trained 
 stages, so that a change elsewhere trains none again; everything made from them is forgotten when it is scored.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from shutil import rmtree
@@ -12,13 +12,15 @@ from typing import Any
 
 from reproduction.experiments.comparisons import ExpertSeedsStudy
 from reproduction.experiments.params import Experiments
+from reproduction.experiments.runs import Pool
 from reproduction.stages.calibrate import calibrate_one
 from reproduction.stages.columns import EXPERT_SEEDS
 from reproduction.stages.context import Context
-from reproduction.stages.evaluate import score
+from reproduction.stages.evaluate import evaluate_model
 from reproduction.stages.merge import merge_one
 from reproduction.stages.prepare_sentences import fingerprint
 from reproduction.stages.scored import scored
+from reproduction.stages.scoring import Counts, score_models
 from reproduction.stages.streams import samples_of
 from reproduction.stages.study import Found, run_study
 from reproduction.stages.trainings import train_all
@@ -34,9 +36,11 @@ def run(key: str) -> None:
 def found(context: Context, key: str, study: ExpertSeedsStudy, folder: Path) -> Found:
     """Rows of all models, made from the experts of one seed after the other."""
     experts, rows = trained(context, key, study), list[dict[str, Any]]()
+    prepared, here = context.layout.prepared(study.role, study.pool), fewer(context.experiments, study)
     for seed in study.seeds:
-        own = folder / f"seed{seed}"
-        rows += compared(context, study, seed, experts[seed], own)
+        own, parts = folder / f"seed{seed}", {name: prepared / name for name in ("base", making.HEADS)}
+        made = compared(context, f"experts of seed {seed}", study.role, study.pool, parts | {"experts": experts[seed]}, here, own)
+        rows += [{**row, "expert_seed": seed} for row in made]
         rmtree(own)
     return Found(rows, told={"study": asdict(study)})
 
@@ -58,25 +62,38 @@ def trained(context: Context, key: str, study: ExpertSeedsStudy) -> dict[int, Pa
     return folders
 
 
-def compared(context: Context, study: ExpertSeedsStudy, seed: int, experts: Path, folder: Path) -> Iterator[dict[str, Any]]:
-    """Rows of all models made from the experts of one seed, by the stages' own functions in a folder that stands for outputs/."""
-    prepared, own = context.layout.prepared(study.role, study.pool), replace(context.layout, aside=folder)
-    here = replace(context, layout=own, experiments=fewer(context.experiments, study))
-    own.prepared(study.role, study.pool).mkdir(parents=True)
-    for name, target in {"base": prepared / "base", "experts": experts, making.HEADS: prepared / making.HEADS}.items():
-        (own.prepared(study.role, study.pool) / name).symlink_to(target)
-    label, workers = f"experts of seed {seed}", context.suite.workers
-    for _ in fan_out(f"{label}, merge", merge_one, {name: (here, name) for name in here.experiments.merge}, workers):
+def compared(
+    context: Context,
+    label: str,
+    role: str,
+    pool: Pool,
+    parts: Mapping[str, Path],
+    experiments: Experiments,
+    folder: Path,
+    evaluate: Callable[..., dict[str, Counts]] = evaluate_model,
+) -> list[dict[str, Any]]:
+    """Rows of all models of some experiments, by the stages' own functions in a folder that stands for outputs/.
+
+    parts: where base, experts and heads of the role and pool lie.
+    """
+    own = replace(context.layout, aside=folder)
+    here = replace(context, layout=own, experiments=experiments)
+    own.prepared(role, pool).mkdir(parents=True)
+    for name, target in parts.items():
+        (own.prepared(role, pool) / name).symlink_to(target)
+    workers = context.suite.workers
+    for _ in fan_out(f"{label}, merge", merge_one, {name: (here, name) for name in experiments.merge}, workers):
         pass
     jobs = {}
-    for name, run in here.experiments.calibrate.items():
+    for name, run in experiments.calibrate.items():
         for draw in run.seeds:
             jobs[f"{name} seed {draw}"] = (here, f"{label} {name}", run, draw, own.calibrated(name, draw))
     for _ in fan_out(f"{label}, calibrate", calibrate_one, jobs, workers):
         pass
-    train_all(here, f"{label}, adapt", here.experiments.adapt, samples_of)
-    scores = score(here, f"{label}, evaluate", study.role, study.pool, scored(here, study.role, study.pool))
-    yield from ({**row, "expert_seed": seed} for rows in scores.values() for row in rows)
+    train_all(here, f"{label}, adapt", experiments.adapt, samples_of)
+    models, tasks = scored(here, role, pool), context.suite.tasks_of(role, pool)
+    scores = score_models(evaluate, here, f"{label}, evaluate", role, pool, models, tasks)
+    return [row for rows in scores.values() for row in rows]
 
 
 def fewer(experiments: Experiments, study: ExpertSeedsStudy) -> Experiments:

@@ -7,7 +7,8 @@ from typing import Any
 
 from featcal.storage.atomic import atomic_folder
 from featcal.storage.results import write_json, write_rows, write_scores
-from reproduction.stages.context import load_context, pick, recorded
+from reproduction.experiments.runs import Pool
+from reproduction.stages.context import Context, load_context, pick, recorded
 from reproduction.stages.trials import room
 from reproduction.stages.workers import console
 
@@ -38,16 +39,18 @@ def run_study(
     more: Mapping[str, Columns] | None = None,
     settings: bool = True,
     finish: Callable[[Path, Found], None] | None = None,
+    plays: Callable[[Context, str, Pool], bool] = Context.plays,
 ) -> None:
     """Write outputs/<suite>/<name>/<key>/: <name>.csv and .correct.csv, other tables, .settings.json; no rows where not run.
 
     find: makes the study's models in a folder that is gone afterwards, from the context, the key, the study and that folder.
     scores, more: columns of the scores, and of other tables by name.   finish: writes what is no table.
+    plays: whether the suite can run it; a study that needs no model of `prepare` asks Context.knows.
     """
     context = load_context()
     study, found = pick(name, context.experiments.studies[name], key), Found()
     with recorded(context, name, key) as record, atomic_folder(context.layout.study(name, key)) as out:
-        if study is None or not context.plays(study.role, study.pool):
+        if study is None or not plays(context, study.role, study.pool):
             console.print(f"{name} {key}: not run in suite {context.suite.name}")
         else:
             with room(context, name) as models:

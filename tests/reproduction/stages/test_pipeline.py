@@ -195,6 +195,9 @@ def test_every_study_is_gathered():
     cmds = {cmd: name for name, cmd in graph.nodes.data("cmd")}
     for study, runs in load_experiments(ROOT / "params.yaml").studies.items():
         for key in runs:
+            if study == "second_encoder":  # made on request, straight into results
+                assert f"results/mini/{key}.{study}.run.json" in graph.nodes[f"{study}@{key}"]["outs"]
+                continue
             gather = cmds[f"featcal stage gather {study}-{key}"]
             assert f"outputs/mini/{study}/{key}" in graph.nodes[f"{study}@{key}"]["outs"]
             assert graph.nodes[gather]["deps"] & graph.nodes[f"{study}@{key}"]["outs"] == {f"outputs/mini/{study}/{key}"}

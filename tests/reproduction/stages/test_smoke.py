@@ -69,7 +69,7 @@ def test_every_model_of_the_pool_has_a_score_on_every_task(graph):
 def test_of_every_score_that_is_an_accuracy_the_right_samples_are_kept(graph):
     work, _ = graph
     columns = {"": SCORES, "samples": SAMPLES, "cost": AUDIT, "sweep": SWEEP, "corrupted": CORRUPTED, "choices": CHOICES}
-    columns |= {"tune": TUNE, "beyond": BEYOND, "expert_seeds": EXPERT_SEEDS, "field": SCORES}
+    columns |= {"tune": TUNE, "beyond": BEYOND, "expert_seeds": EXPERT_SEEDS, "field": SCORES, "second_encoder": SCORES}
     files = [path for path in (work / "results/smoke").glob("*.correct.csv")]
     assert {path.name.split(".")[1] for path in files} - {"correct"} == set(columns) - {""}
     for path in files:

