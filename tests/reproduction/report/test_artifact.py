@@ -31,6 +31,7 @@ def test_minutes_of_a_page_are_those_of_the_stages_that_it_needs():
     seconds |= json.loads((RESULTS / "flan_t5_large-glue.run.json").read_text())["seconds"]
     assert artifact.minutes("mini", ["page@table03"]) == f"{sum(seconds.values()) / 60:.0f}"
     assert "prepare@clip_b32-8" in artifact.upstream()["page@table10"], "experts of smaller pools are in the larger ones"
+    assert artifact.REQUEST not in set().union(*artifact.upstream().values()), "`dvc repro` does not make what is frozen"
 
 
 def test_the_tolerance_is_that_of_the_comparison():

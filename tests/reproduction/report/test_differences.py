@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from statistics import mean
 
+import pandas as pd
 import yaml
 
 from featcal.core.ridge import EPS
@@ -105,3 +106,13 @@ def test_the_sizes_of_models_and_adapters():
     run = json.loads((ROOT / "results/mini/clip_b32-8.cost.run.json").read_text("utf-8"))["settings"]["rivals"]
     assert (run["surgery"]["features"], run["prob_surgery"]["features"]) == ("unit", "raw")
     assert PARAMS["methods"]["surgery_text"]["features"] == PARAMS["methods"]["prob_text"]["features"] == "raw"
+
+
+def test_the_second_encoders_results_are_as_its_section_says():
+    found = pd.read_csv(ROOT / "results/mini/minilm-8.second_encoder.csv")
+    means = found.groupby(["upstream", "method", "setting"], dropna=False)["value"].mean()
+    for upstream in ("average", "task_arithmetic", "wudi_closed_form"):
+        own = means[upstream]
+        merged, suite, paper = own["merged"].item(), own["featcal", "suite"], own["featcal", "paper"]
+        assert (suite > merged) == (upstream != "wudi_closed_form")
+        assert paper > max(merged, own["surgery", "suite"], own["prob_surgery", "suite"])
