@@ -4,6 +4,7 @@ Every sentence is made from the results it speaks of.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from html import escape
 
 import pandas as pd
@@ -23,6 +24,7 @@ from reproduction.report.verdicts import Verdict, sources
 DECIDED = ("holds", "does not hold")
 POOLS = ("8", "14", "20")
 SHARE_ALIKE = "BY-SA"
+CLOSED_FORM = {"wudi_closed_form": "WUDI-Merging, closed form"}  # in the place of its gradient steps, which take long
 
 Line = tuple[str, str, str, tuple[str, str]]  # name, merger, method, its setting with the real encoder and on drawn images
 
@@ -44,11 +46,11 @@ def sets(page: Page) -> PageOutput:
     return PageOutput(table(head, rows, f"The text sets, scored on test texts — {page.real.label}", "fc-words"))
 
 
-def lines(suite: str) -> list[Line]:
+def lines(suite: str, upstreams: Mapping[str, str] = UPSTREAMS) -> list[Line]:
     """References, mergers and what calibrates them, in the tables' order, with the settings that each source has of it."""
     main, *others = settings_shown(suite)
     found: list[Line] = [(name, "", m, ("", "")) for m, name in REFERENCES.items()]
-    for upstream, name in UPSTREAMS.items():
+    for upstream, name in upstreams.items():
         found.append((name, upstream, "merged", ("", "")))
         found += [(f"w/ FeatCal, {SETTING_LABELS[at]}", upstream, "featcal", (at, at)) for at in (main, *others)]
         for method in (*[m for m in METHODS if m != "featcal"], SHIFT):
@@ -131,7 +133,7 @@ def second(page: Page) -> PageOutput:
     def own(upstream: str, method: str, setting: str) -> Estimate | None:
         return estimate(select(found, {"upstream": upstream, "method": method, "setting": setting}))
 
-    for name, upstream, method, (setting, _) in lines(page.suite):
+    for name, upstream, method, (setting, _) in lines(page.suite, UPSTREAMS | CLOSED_FORM):
         here, first = own(upstream, method, setting), average(ours, (upstream, method, setting))
         if here is not None:
             calibrated = own(upstream, "featcal", main_setting(page.suite)) if upstream else None
