@@ -20,6 +20,7 @@ from tiny import VISION, make
 
 import featcal
 from featcal.cli import main as cli
+from featcal.data.tokens import PADDED, Tokens, cut
 from featcal.models.save import save_model
 
 COMMON = ["--ridge", "0.1", "--seed", "3", "--batch", "16", "--device", "cpu"]
@@ -34,17 +35,20 @@ ROWS = {
 
 
 def oracle(kind, rows):
-    """One batch made by the tokenizer alone, longest first as the command orders it."""
-    own = tokenizer()
+    """Batches padded by the tokenizer alone, longest first as the command orders them and cut where it ends them."""
+    own, made = tokenizer(), []
     texts = [row.get("text") or (row.get("prompt", "") + row.get("completion", "")) or row["input"] for row in rows]
     targets = [row.get("target", "") for row in rows]
     order = sorted(range(len(rows)), key=lambda i: (-len(own(texts[i])["input_ids"]), -len(targets[i])))
-    made = own([texts[i] for i in order], padding=True, return_tensors="pt")
-    batch = {"input_ids": made["input_ids"], "attention_mask": made["attention_mask"]}
-    if kind == "t5":
-        labels = own(text_target=[targets[i] for i in order], padding=True, return_tensors="pt")
-        batch["labels"] = labels["input_ids"].masked_fill(labels["attention_mask"] == 0, -100)
-    return [batch]
+    read = [Tokens(own(texts[i])["input_ids"], own(targets[i])["input_ids"] if kind == "t5" else None) for i in order]
+    for part in cut(read, 16, PADDED):
+        chosen, order = order[: len(part)], order[len(part) :]
+        batch = dict(own([texts[i] for i in chosen], padding=True, return_tensors="pt"))
+        if kind == "t5":
+            labels = own(text_target=[targets[i] for i in chosen], padding=True, return_tensors="pt")
+            batch["labels"] = labels["input_ids"].masked_fill(labels["attention_mask"] == 0, -100)
+        made.append({name: batch[name] for name in ("input_ids", "attention_mask", "labels") if name in batch})
+    return made
 
 
 def written(folder):
