@@ -21,7 +21,6 @@ from featcal.calibration.sites import Site, ends
 from featcal.calibration.solve import affine_of, anchors, load, solve
 from featcal.calibration.systems import Systems
 from featcal.calibration.tracks import Tracks, advance, advance_student, moved
-from featcal.core.drift import Drift
 from featcal.core.kernel import KernelSystem, task_rows
 from featcal.core.moments import Rows
 from featcal.core.norm import norm_system
@@ -79,9 +78,9 @@ def calibrate_block(
                 load(student, solved, settings)
             conditioning += [solution.conditioning for solution in solved.sites.values()]
     settle()
-    after: dict[str, Drift | None] = {}
-    for task in experts if drift or not view.last or view.stack.feeds else ():
-        after[task] = advance_student(student, view.stack, tracks[task], drift)
+    after = {task: advance_student(student, view.stack, tracks[task]) for task in experts if drift}
+    for task in () if drift or (view.last and not view.stack.feeds) else experts:
+        advance(student, view.stack, tracks[task].student)
     for task, features in merged_way.items():  # the next block is solved for what the merged model puts out
         tracks[task].student = features
     told = ranks.gathered({task: (after.get(task), track.tokens, experts[task]) for task, track in tracks.items()})

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -195,8 +196,8 @@ def calibrated_or_known(
         return run.published[task].observation(path, teacher, view.modules)
 
     how: Any = view, run.settings, run.ranks
-    settle = lambda: models.settle(path, block)  # noqa: E731
-    record = calibrate_block(block, models.base.block(path), teachers, tracks, *how, settle, published, run.block_drift)
+    more: Any = partial(models.settle, path, block), published, run.block_drift
+    record = calibrate_block(block, models.base.block(path), teachers, tracks, *how, *more)
     if folder:
         folder.keep(view.name, solved_parameters(block, view.modules), record)
     return record, False

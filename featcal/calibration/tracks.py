@@ -95,15 +95,14 @@ def moved(block: nn.Module, stack: Stack, track: SpooledList) -> SpooledList:
     return result
 
 
-def advance_student(block: nn.Module, stack: Stack, tracks: Tracks, tell: bool = True) -> Drift | None:
-    """Move the student's track after a block; where asked for, the drift of what it puts out against the teacher's track."""
+def advance_student(block: nn.Module, stack: Stack, tracks: Tracks) -> Drift:
+    """Move the student's track after a block; the drift of what the block puts out against the teacher's track."""
     drift = Drift()
     for number, mask in enumerate(tracks.masks):
         features = step(block, stack, *tracks.student[number])
-        if tell:
-            drift.add(features[0], tracks.teacher[number][0], mask)
+        drift.add(features[0], tracks.teacher[number][0], mask)
         tracks.student[number] = features
-    return drift if tell else None
+    return drift
 
 
 def hand_on(model: nn.Module, stack: Stack, track: SpooledList) -> SpooledList:

@@ -124,9 +124,10 @@ def token_batches(samples: Samples, chosen: Sequence[int], reader: Reader, size:
     """
     found = [reader.tokens(samples[i]) for i in chosen]
     ordered = sorted(found, key=lambda tokens: (-len(tokens.ids), -len(tokens.target or ())))  # stable: the draw decides on ties
+    parts = cut(ordered, size, most)
 
     def made() -> Iterator[Batch]:
-        for part in cut(ordered, size, most):
+        for part in parts:
             yield batch(part, reader.pad, reader.takes)
 
     return Batches(len(ordered), max(max(len(t.ids), len(t.target or ())) for t in ordered), made)
