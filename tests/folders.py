@@ -60,4 +60,4 @@ def present(held: Streamed):
 def nothing_left(held: Streamed):
     """Whether a streamed model is as if nothing had run."""
     changed = [m for m in held.module.modules() if "forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks]
-    return not present(held) and not changed and held.resident_bytes == 0
+    return not present(held) and not changed and held.ledger.now == 0

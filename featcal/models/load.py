@@ -14,7 +14,7 @@ from torch import nn
 from transformers import MODEL_MAPPING, AutoConfig, AutoTokenizer, CLIPModel, CLIPVisionModel, PreTrainedModel
 from transformers.utils import logging
 
-from featcal.errors import BadFile, MissingPath, WrongKeys
+from featcal.errors import BadFile, WrongKeys
 from featcal.models.code import CONFIG, MODULES, TOKENIZER, refuse_adapter, refuse_code
 from featcal.storage.checkpoint import LazyCheckpoint, folder_path
 from featcal.storage.results import read_json
@@ -33,23 +33,20 @@ def load_model(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTra
 
 def load_vision(folder: str | Path, dtype: torch.dtype = torch.float32) -> CLIPVisionModel:
     """The vision tower of a CLIPVisionModel or a CLIPModel folder. Raises: as load_model."""
-    part = vision_part(folder)
-    return _loaded(CLIPVisionModel, folder, dtype, part)
+    return _loaded(CLIPVisionModel, folder, dtype, vision_part(folder))
 
 
-def load_clip(folder: str | Path, dtype: torch.dtype = torch.float32) -> CLIPModel:
+def load_clip(folder: str | Path) -> CLIPModel:
     """A CLIPModel with both towers and projections. Raises: as load_model; BadFile for a folder of another class."""
     if model_class(folder) is not CLIPModel:
         raise other_class(folder, model_class(folder).__name__, "a CLIPModel with image and text tower is needed here")
-    return _loaded(CLIPModel, folder, dtype, part=None)
+    return _loaded(CLIPModel, folder, torch.float32, part=None)
 
 
 def load_tokenizer(folder: str | Path) -> Any:
     """The tokenizer of a local folder. Raises: MissingPath; BadFile when the folder has none or names code for it."""
-    if not Path(folder).is_dir():
-        raise MissingPath(folder, "a folder with a tokenizer", "check the path; hub names must be fetched first")
     for name in (CONFIG, TOKENIZER):
-        refuse_code(folder, name)
+        refuse_code(folder_path(folder), name)
     try:
         with quiet():
             return AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -60,12 +57,11 @@ def load_tokenizer(folder: str | Path) -> Any:
 
 def model_class(folder: str | Path) -> type[PreTrainedModel]:
     """The transformers class that config.json names. Raises: MissingPath, BadFile (also for code it needs)."""
-    if not folder_path(folder).is_dir():
-        raise MissingPath(folder, "a checkpoint folder", "check the path; hub names must be fetched first")
+    place = folder_path(folder)
     refuse_adapter(folder)
     refuse_code(folder)
-    config = read_json(Path(folder) / CONFIG)
-    if (Path(folder) / MODULES).is_file():
+    config = read_json(place / CONFIG)
+    if (place / MODULES).is_file():
         return _bare_class(folder)
     architectures = config.get("architectures") if isinstance(config, dict) else None
     kind = getattr(transformers, str(architectures[0]), None) if architectures else None

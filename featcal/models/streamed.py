@@ -52,16 +52,6 @@ class Streamed:
         self._lists = lists_of_modules(self.module, blocks)
         self._ahead: dict[str, ReadAhead] = {}
 
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of parameters in memory now."""
-        return self.ledger.now
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most that were in memory at once."""
-        return self.ledger.peak
-
     def check_finite(self, place: str = "") -> None:
         """Reads every tensor of the checkpoint once. Raises: NotFinite naming file and tensor."""
         self.checkpoint.check_finite()

@@ -35,9 +35,11 @@ def no_safetensors(folder: Path, wanted: str = SINGLE, *found: str) -> BadFile:
 
 
 def folder_path(folder: object) -> Path:
-    """The path of a model's folder. Raises: BadSetting for what is neither text nor a path."""
+    """The path of a model's folder. Raises: BadSetting for what is neither text nor a path; MissingPath."""
     if not isinstance(folder, str | PathLike):
         raise BadSetting("model", type(folder).__name__, "must be a module or the path of a folder")
+    if not Path(folder).is_dir():
+        raise MissingPath(folder, "a checkpoint folder", "check the path; hub names must be fetched first")
     return Path(folder)
 
 
@@ -51,8 +53,6 @@ class LazyCheckpoint:
 
     def __init__(self, folder: str | Path, part: str | None = None):
         self.folder = folder_path(folder)
-        if not self.folder.is_dir():
-            raise MissingPath(folder, "a checkpoint folder", "check the path; hub names must be fetched first")
         self._open: dict[Path, TensorFile] = {}
         files = self._files()
         inside = {} if part is None else {n: f for n, f in files.items() if n.startswith(f"{part}.")}

@@ -52,21 +52,6 @@ class Spool(AbstractContextManager["Spool"]):
         self._written = 0
         remove_abandoned(self.folder)
 
-    @property
-    def host_bytes(self) -> int:
-        """Bytes in host memory now."""
-        return self.host.now
-
-    @property
-    def peak_host_bytes(self) -> int:
-        """The most that were in host memory at once."""
-        return self.host.peak
-
-    @property
-    def disk_bytes(self) -> int:
-        """Bytes on disk now."""
-        return self.disk.now
-
     def keep(self, tensor: Tensor) -> Handle:
         """Takes a tensor. Raises: DiskFull naming the file below the spool's folder."""
         tensor = tensor.detach()

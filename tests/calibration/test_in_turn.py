@@ -41,7 +41,7 @@ def test_peak_grows_with_the_block_and_not_with_the_number_of_blocks_or_models(t
         one = Streamed(folders["0"])
         with one.running() as module:
             outputs(module, batch_for("clip"))
-        forward.add(one.peak_bytes)
+        forward.add(one.ledger.peak)
     assert turns == {2 * block_bytes(one)} and len(forward) == 1
 
 
@@ -70,7 +70,7 @@ def test_an_iterator_closed_early_leaves_neither_threads_nor_blocks(tmp_path):
     models = {name: Streamed(folder) for name, folder in towers(tmp_path, 3).items()}
     turns = in_turn(models, f"{LAYERS}.0")
     next(turns)
-    assert models["1"].resident_bytes == block_bytes(models["1"])
+    assert models["1"].ledger.now == block_bytes(models["1"])
     turns.close()
     assert all(nothing_left(held) for held in models.values()) and not reading()
 

@@ -154,7 +154,7 @@ def counted(tmp_path, monkeypatch, blocks, experts):
     calibrate(**written(given, root), settings=PAPER, out=root / "out", host_memory=4000)
     monkeypatch.undo()
     block = sum(p.nbytes for p in given["base"].encoder.layers[0].parameters())
-    return held[0].ledger.peak, spools[0].peak_host_bytes, block
+    return held[0].ledger.peak, spools[0].host.peak, block
 
 
 def test_memory_grows_with_the_block_and_not_with_the_model_or_the_number_of_experts(tmp_path, monkeypatch):

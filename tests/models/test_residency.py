@@ -40,7 +40,7 @@ def test_a_streamed_forward_gives_the_bits_of_the_whole_model_and_leaves_nothing
         streamed = outputs(module, batch)
     assert same(streamed, outputs(model, batch)) and nothing_left(held)
     assert same(dict(held.module.named_buffers()), dict(model.named_buffers()))
-    assert held.peak_bytes < sum(p.nbytes for p in model.parameters())
+    assert held.ledger.peak < sum(p.nbytes for p in model.parameters())
 
 
 @pytest.mark.parametrize("family", ENTRIES)
@@ -103,7 +103,7 @@ def test_a_tied_embedding_is_loaded_once(tmp_path):
         outputs(module, batch_for("t5"))
         assert module.shared.weight is module.lm_head.weight is module.encoder.embed_tokens.weight
         outside = [p for name, p in module.named_parameters() if not p.is_meta]
-        assert held.resident_bytes == sum(p.nbytes for p in outside)
+        assert held.ledger.now == sum(p.nbytes for p in outside)
 
 
 def test_half_precision_files_compute_in_float32_and_tell_what_they_hold(tmp_path):
@@ -122,4 +122,4 @@ def test_other_lists_of_modules_come_and_go_like_blocks(tmp_path):
         with each.running() as module:
             outputs(module, batch_for("t5"))
             assert not any(".block." in name for name in present(each))
-    assert held.peak_bytes == blind.peak_bytes
+    assert held.ledger.peak == blind.ledger.peak

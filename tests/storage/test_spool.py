@@ -67,7 +67,7 @@ def test_gaps_between_rows_are_not_kept(place, tmp_path):
     tensor = random(6, 8)[::2, 1:4]
     with place(tmp_path) as spool:
         back = spool.get(spool.keep(tensor))
-        assert spool.host_bytes + spool.disk_bytes == tensor.nbytes
+        assert spool.host.now + spool.disk.now == tensor.nbytes
     assert torch.equal(back, tensor) and back.is_contiguous()
 
 
@@ -75,18 +75,18 @@ def test_expanded_axes_are_counted_and_stored_once(tmp_path):
     with in_memory(tmp_path / "a") as memory, on_disk(tmp_path / "b") as disk:
         for spool in (memory, disk):
             spool.keep(random(1, 4).expand(100, 4))
-        assert (memory.host_bytes, disk.disk_bytes) == (16, 16)
+        assert (memory.host.now, disk.disk.now) == (16, 16)
 
 
 def test_host_memory_is_used_up_to_its_budget_and_the_disk_beyond(tmp_path):
     tensors = [random(10, seed=i) for i in range(4)]  # of 40 bytes each
     with Spool(0, 100, tmp_path) as spool:
         handles = [spool.keep(tensor) for tensor in tensors]
-        assert (spool.host_bytes, spool.disk_bytes, spool.peak_host_bytes) == (80, 80, 80)
+        assert (spool.host.now, spool.disk.now, spool.host.peak) == (80, 80, 80)
         assert all(torch.equal(spool.get(handle), tensor) for handle, tensor in zip(handles, tensors, strict=True))
         spool.drop(handles[0])
         later = spool.keep(random(5, seed=9))  # there is room in memory again
-        assert (spool.host_bytes, spool.disk_bytes) == (60, 80) and torch.equal(spool.get(later), random(5, seed=9))
+        assert (spool.host.now, spool.disk.now) == (60, 80) and torch.equal(spool.get(later), random(5, seed=9))
 
 
 def test_dropped_tensors_leave_neither_bytes_nor_files(tmp_path):
@@ -95,7 +95,7 @@ def test_dropped_tensors_leave_neither_bytes_nor_files(tmp_path):
         assert len(files(tmp_path)) == 2
         for handle in handles:
             spool.drop(handle)
-        assert (spool.host_bytes, spool.disk_bytes, spool.peak_host_bytes, files(tmp_path)) == (0, 0, 40, [])
+        assert (spool.host.now, spool.disk.now, spool.host.peak, files(tmp_path)) == (0, 0, 40, [])
 
 
 def files(folder):
@@ -106,7 +106,7 @@ def test_nothing_is_left_on_disk_whatever_ends_the_run(tmp_path):
     with pytest.raises(KeyboardInterrupt), on_disk(tmp_path) as spool:
         spool.keep(random(10))
         raise KeyboardInterrupt
-    assert os.listdir(tmp_path) == [] and spool.disk_bytes == 0
+    assert os.listdir(tmp_path) == [] and spool.disk.now == 0
 
 
 def test_what_a_killed_process_left_is_removed_and_a_living_one_keeps_its_files(tmp_path):
@@ -134,7 +134,7 @@ def test_a_full_disk_is_one_error_naming_the_folder_and_leaves_no_half_file(tmp_
         monkeypatch.setattr(spools.Path, "write_bytes", full)
         with pytest.raises(DiskFull, match=r"spool/featcal-spool-.*no space left.*40 bytes"):
             spool.keep(random(10))
-        assert files(tmp_path) == [] and spool.disk_bytes == 0
+        assert files(tmp_path) == [] and spool.disk.now == 0
 
 
 def test_a_file_that_was_cut_short_is_never_taken_for_a_tensor(tmp_path):
@@ -150,7 +150,7 @@ def test_on_a_gpu_tensors_wait_there_then_in_pinned_memory_then_on_disk(tmp_path
     tensors = [random(10, seed=i).cuda()[:, None].expand(10, 3) for i in range(6)]
     with Spool(80, 80, tmp_path) as spool:
         handles = [spool.keep(tensor) for tensor in tensors]
-        assert (spool.device.now, spool.host_bytes, spool.disk_bytes) == (80, 80, 80)
+        assert (spool.device.now, spool.host.now, spool.disk.now) == (80, 80, 80)
         for handle, tensor in zip(handles, tensors, strict=True):
             back = spool.get(handle)
             assert back.device == tensor.device and torch.equal(back, tensor) and back.stride() == tensor.stride()
