@@ -106,7 +106,7 @@ def main() -> None:
     base, merged, *experts = (model_folder(asked.folder / f"{name}-{i}", i, *shape) for i in range(asked.tasks + 2))
     settings = featcal.Calibration.preset("paper", asked.settings)
     load = Workload(asked.tasks, asked.samples, asked.batch, host_budget=asked.host_memory, settings=settings)
-    planned = needs(shapes(skeleton(base), load, None if asked.family == "clip" else asked.tokens, False, "float32"), load)
+    planned = needs(shapes(skeleton(base), load, None if asked.family == "clip" else asked.tokens, False), load)
     run = asked.folder / "run"
     run.mkdir(exist_ok=True)
     give_back_large_blocks()  # as the command line does

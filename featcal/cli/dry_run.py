@@ -36,9 +36,8 @@ def show_run(
     longest = max(drawn.longest for drawn in batches.values())
     on_gpu = given["device"].type == "cuda"
     load = Workload(len(batches), most, min(size, most), on_gpu, host_budget=given["host_memory"], settings=settings)
-    dtype = str(given["dtype"]).removeprefix("torch.")
     try:
-        found = planned_needs(model, load, longest or None, longest > 0, dtype, given["plan"])
+        found = planned_needs(model.to(given["dtype"]), load, longest or None, longest > 0, given["plan"])
     except NOT_RUN as error:  # what it takes to run a model without numbers is more than what calibration asks of it
         if isinstance(error, FeatCalError) and not isinstance(error, BadPlan):
             raise

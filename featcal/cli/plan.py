@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from featcal.cli.arguments import existing_folder
+from featcal.cli.arguments import dtype_named, existing_folder
 from featcal.cli.model_folders import alike, skeleton
 from featcal.cli.recipe import EXPERT, HELP, named_models
 from featcal.cli.sizes import bytes_of, count_text, size_text
@@ -54,13 +54,12 @@ def plan(
     quiet: Quiet = False,
 ) -> None:
     """Tell what a calibration will need: memory of GPU and host, disk, work. Reads config.json files only."""
-    require(dtype in ("float32", "bfloat16"), "--dtype", dtype, "must be float32 or bfloat16")
     require(device in ("cpu", "cuda"), "--device", device, "must be cpu or cuda")
     budgets = bytes_of("--device-memory", device_memory), bytes_of("--host-memory", host_memory) if host_memory else None
     settings = Calibration.preset(preset)
     existing_folder("--merged", merged)
     named = named_models(base, expert or (), recipe, merged, weights=False)
-    folders, experts = {"base": named.base, "merged": merged}, named.shaped
+    kind, folders, experts = dtype_named(dtype), {"base": named.base, "merged": merged}, named.shaped
     require(ranks <= len(experts), "--ranks", ranks, f"must be at most the number of experts, {len(experts)}")
     models = {f"{role} ({folder})": skeleton(folder) for role, folder in folders.items()}
     models |= {f"expert {name!r} ({folder})": skeleton(folder) for name, folder in experts.items()}
@@ -71,7 +70,7 @@ def plan(
     from featcal.planning.needs import Workload
 
     load = Workload(len(experts), samples, min(batch, samples), device == "cuda", *budgets, ranks, settings=settings)
-    found = planned_needs(model, load, tokens, padded, dtype, plan=chosen)
+    found = planned_needs(model.to(kind), load, tokens, padded, plan=chosen)
     if as_json:
         say_json(as_mapping(found))
     else:
@@ -123,7 +122,6 @@ def planned_needs(
     load: "Workload",
     tokens: int | None = None,
     padded: bool = False,
-    dtype: str = "float32",
     plan: "BlockPlan | None" = None,
 ) -> "Needs":
     """What `featcal calibrate` will need with a model that has no numbers; the samples it has drawn are counted too.
@@ -135,29 +133,20 @@ def planned_needs(
 
     sample = meta_batch(model, 1, tokens, padded)
     drawn = sum(v.numel() if v.is_floating_point() else size([v]) for v in sample.values()) * load.samples * load.tasks
-    return needs(shapes(model, load, tokens, padded, dtype, plan), replace(load, drawn=drawn))
+    return needs(shapes(model, load, tokens, padded, plan), replace(load, drawn=drawn))
 
 
 def shapes(
-    model: "nn.Module",
-    load: "Workload",
-    tokens: int | None,
-    padded: bool,
-    dtype: str,
-    plan: "BlockPlan | None" = None,
+    model: "nn.Module", load: "Workload", tokens: int | None, padded: bool, plan: "BlockPlan | None" = None
 ) -> dict[int, "ModelShape"]:
     """What calibration meets in the model, for every size of batch."""
-    import torch
-
     from featcal.blocks.plans import plan_for
+    from featcal.planning.block_shape import Asked
     from featcal.planning.shapes import model_shape
 
-    kind = getattr(torch, dtype)
-    model = model.to(kind).eval()
-    block_plan = plan_for(model, plan)
+    block_plan, asked = plan_for(model, plan), Asked.by(load.settings, padded=padded)
     batches = {size: meta_batch(model, size, tokens, padded) for size in {*load.batches, load.checked}}
-    asked: Any = {"norm": load.settings.norm, "modules": load.settings.modules, "residual": load.settings.aims_at_the_stream}
-    return {size: model_shape(model, block_plan, batch, padded=padded, **asked) for size, batch in batches.items()}
+    return {size: model_shape(model, block_plan, batch, asked) for size, batch in batches.items()}
 
 
 def meta_batch(model: "nn.Module", size: int, tokens: int | None, padded: bool) -> dict[str, "torch.Tensor"]:

@@ -109,7 +109,7 @@ def found_sites(model: "nn.Module") -> "dict[str, StackShape] | str":
     config = getattr(model, "config", None)
     tokens = None if getattr(config, "image_size", None) is not None else TOKENS
     try:
-        (shape,) = shapes(model, Workload(1, 1, 1), tokens, False, "float32").values()
+        (shape,) = shapes(model, Workload(1, 1, 1), tokens, False).values()
     except NOT_RUN as error:
         return " ".join(str(error).split())
     return {stack.name: stack for stack in shape.stacks}

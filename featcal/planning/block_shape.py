@@ -19,6 +19,7 @@ from featcal.calibration.sites import calibrated_modules, shared_sites
 from featcal.calibration.tokens import Tokens, same_memory
 from featcal.core.weighting import TokenRule
 from featcal.planning.meta_profiler import held_bytes, reaching, rehearsing, size
+from featcal.settings import Calibration
 
 
 @dataclass(frozen=True)
@@ -85,11 +86,19 @@ class BlockShape:
 class Asked:
     """How blocks are looked at."""
 
-    norm: bool
-    modules: Sequence[str] | None
-    rule: TokenRule | None
-    padded: bool
-    residual: bool
+    norm: bool = True  # norms are solved
+    modules: Sequence[str] | None = None  # linears that are solved, by how their names end; all where None
+    residual: bool = False  # linears that write into the residual stream aim at the expert's
+    rule: TokenRule | None = None  # in place of the plan's
+    padded: bool = False  # sequences differ in length
+
+    @classmethod
+    def by(cls, settings: Calibration, rule: TokenRule | None = None, padded: bool = False) -> "Asked":
+        """As a calibration with these settings looks at them."""
+        return cls(settings.norm, settings.modules, settings.aims_at_the_stream, rule, padded)
+
+
+PAPER = Asked()
 
 
 @dataclass(frozen=True)

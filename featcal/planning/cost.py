@@ -17,6 +17,7 @@ from torch import Tensor
 from featcal.blocks.batches import first_samples
 from featcal.calibration.batches import held_out, size
 from featcal.calibration.record import BlockRecord, Cost
+from featcal.planning.block_shape import Asked
 from featcal.planning.meta_profiler import to_meta
 from featcal.planning.shapes import ModelShape, model_shape
 from featcal.planning.work import Done, run_work
@@ -78,15 +79,14 @@ def done(run: "Run", blocks: Sequence[BlockRecord], read: Mapping[str, Read]) ->
     """What a run did with the batches that were read, by task. Raises: BadPlan where that depends on numbers."""
     bare, plan = to_meta(run.models.student.module).eval(), run.models.plan
     kinds = {kind: each.batch for task in read.values() for kind, each in task.items()}
-    asked: dict[str, Any] = {"norm": run.settings.norm, "modules": run.settings.modules, "rule": run.token_weights}
-    asked["residual"] = run.settings.aims_at_the_stream
-    shapes = {kind: model_shape(bare, plan, batch, **asked) for kind, batch in kinds.items()}
+    asked = Asked.by(run.settings, run.token_weights)
+    shapes = {kind: model_shape(bare, plan, batch, asked) for kind, batch in kinds.items()}
     batches: Counter[ModelShape] = Counter()
     for task in read.values():
         for kind, each in task.items():
             batches[shapes[kind]] += each.count
     first = next(iter(read[min(read)]))
-    checked = model_shape(bare, plan, first_samples(kinds[first]), **asked)
+    checked = model_shape(bare, plan, first_samples(kinds[first]), asked)
     tokens = {block.name: block.tokens for block in blocks}
     on_gpu = run.models.device.type == "cuda"
     counts = [sum(size(task, 0, each.batch) * each.count for each in kinds.values()) for task, kinds in read.items()]

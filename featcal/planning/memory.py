@@ -23,7 +23,7 @@ def phases(shape: ModelShape, load: Workload) -> dict[str, dict[str, int]]:
         return max(candidates, key=lambda parts: sum(parts.values()))
 
     away = load.on_gpu or load.host_budget is not None  # where features come from; else they are part of what waits
-    batch = batch_features(shape) if away else 0
+    batch = max(stack.between for stack in shape.stacks) if away else 0
     apart = load.settings.order == "sites"
     together = [(block, sites) for block in shape.blocks for sites in (zip(block.sites) if apart else [block.sites])]
     turns = [(block, sites, seen) for block, sites in together for seen in last_two(load)]
@@ -154,8 +154,3 @@ def product_bytes(site: SiteShape, on_gpu: bool = False) -> int:
 def lag_bytes(site: SiteShape) -> int:
     """One batch: the residual streams of both models, and their difference on the way to the target."""
     return site.lagging * (2 * ROW + 3 * SUM) * site.n * site.o
-
-
-def batch_features(shape: ModelShape) -> int:
-    """Features of one batch on their way through a block, of both tracks."""
-    return 2 * max(max(stack.features, *(block.features for block in stack.blocks)) for stack in shape.stacks)

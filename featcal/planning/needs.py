@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from featcal.planning.memory import checking, phases
-from featcal.planning.shapes import ModelShape, StackShape
+from featcal.planning.shapes import ModelShape
 from featcal.planning.work import Done, Work, run_work
 from featcal.planning.workload import Workload
 
@@ -75,13 +75,8 @@ def needs(shapes: Mapping[int, ModelShape], load: Workload) -> Needs:
 
 def features_waiting(batches: Mapping[ModelShape, int]) -> int:
     """Features of all batches of one process, of both tracks, at the stack where they are most."""
-    stacks = zip(*([batch_of(stack) * count for stack in shape.stacks] for shape, count in batches.items()), strict=True)
+    stacks = zip(*([stack.between * count for stack in shape.stacks] for shape, count in batches.items()), strict=True)
     return max(sum(parts) for parts in stacks)
-
-
-def batch_of(stack: StackShape) -> int:
-    """Features of one batch between the blocks of one stack, of both tracks."""
-    return 2 * max(stack.features, *(block.features for block in stack.blocks))
 
 
 def shared_out(waiting: int, load: Workload) -> dict[str, int]:

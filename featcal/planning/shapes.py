@@ -3,7 +3,7 @@
 Knows no weights, no files, no number of samples or tasks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +14,7 @@ from featcal.blocks.capture import block_outputs, feeding, first_inputs, model_c
 from featcal.blocks.experts import unpacked
 from featcal.blocks.plan import BlockPlan, blocks_of
 from featcal.blocks.replay import handed_on
-from featcal.core.weighting import TokenRule
-from featcal.planning.block_shape import Asked, BlockShape, BlockTask, block_shape
+from featcal.planning.block_shape import PAPER, Asked, BlockShape, BlockTask, block_shape
 from featcal.planning.meta_profiler import held_bytes, rehearsing, shapes_suffice, size, used_parameters
 
 
@@ -29,6 +28,11 @@ class StackShape:
     working: int  # bytes at the peak on the way there
     features: int  # bytes of hidden states and arguments before the first block
     blocks: tuple[BlockShape, ...]
+
+    @property
+    def between(self) -> int:
+        """Bytes of the features of one batch between blocks, of both tracks, where they are most."""
+        return 2 * max(self.features, *(block.features for block in self.blocks))
 
 
 @dataclass(frozen=True)
@@ -50,31 +54,19 @@ class ModelShape:
         return [block for stack in self.stacks for block in stack.blocks]
 
 
-def model_shape(
-    model: nn.Module,
-    plan: BlockPlan,
-    batch: Mapping[str, Any],
-    norm: bool = True,
-    rule: TokenRule | None = None,
-    padded: bool = False,
-    modules: Sequence[str] | None = None,
-    residual: bool = False,
-) -> ModelShape:
+def model_shape(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any], asked: Asked = PAPER) -> ModelShape:
     """The shape of a model without numbers on a batch without numbers, both on the meta device.
 
     Of a mixture of experts each is thought to be given as many tokens as any other: their sum, and with it the work, is the same.
 
-    Args: norm: whether norms are solved; rule: in place of the plan's; padded: whether sequences differ in length;
-        modules: which linears are solved, by how their names end; all where None;
-        residual: whether linears that write into the residual stream aim at the expert's.
     Raises: BadPlan for a model whose forward depends on the numbers it is fed.
     """
     with shapes_suffice(model), unpacked(model):
-        with ExitStack() as hooks, rehearsing(padded) as whole:  # what blocks put out is kept, to be compared
+        with ExitStack() as hooks, rehearsing(asked.padded) as whole:  # what blocks put out is kept, to be compared
             seen = [hooks.enter_context(block_outputs(model, blocks_of(model, stack))) for stack in plan.stacks]
             model(**model_call(model, batch))
         del seen
-        stacks = stack_shapes(model, plan, batch, Asked(norm, modules, rule, padded, residual))
+        stacks = stack_shapes(model, plan, batch, asked)
     inside = inside_blocks(model, plan)
     outside = size(p for p in model.parameters() if id(p) not in inside)
     sizes = [size([p]) for p in model.parameters()]
