@@ -115,13 +115,36 @@ class Adapters:
             handle.remove()
 
     def save(self, folder: str | Path) -> Path:
-        """Write adapters.safetensors, adapters.json and README.md; the folder appears complete or not at all."""
-        return write_adapters(self, folder)
+        """Write adapters.safetensors, adapters.json and README.md, all or nothing. Raises: DiskFull."""
+        tensors = {f"{task}/{name}": w.contiguous() for task, named in self.weights.items() for name, w in named.items()}
+        with atomic_folder(folder, sum(tensor.nbytes for tensor in tensors.values())) as hidden:
+            save_file(tensors, hidden / WEIGHTS, metadata={"format": "pt"})
+            write_json(hidden / RECORD, record(self))
+            (hidden / CARD).write_text(card(self), encoding="utf-8", newline="\n")
+        return Path(folder)
 
     @classmethod
     def load(cls, folder: str | Path) -> "Adapters":
-        """What `save` wrote. Raises: MissingPath, BadFile, TruncatedFile, MissingTensor, NotFinite."""
-        return read_adapters(folder)
+        """What `save` wrote, on the CPU.
+
+        Raises: MissingPath, BadFile, BadSetting, UnknownKey for the record; for the weights TruncatedFile, MissingTensor,
+        BadFile for another shape, NotFinite, naming file and tensor.
+        """
+        path, again = Path(folder) / RECORD, "train the adapters again"
+        if not Path(folder).is_dir():
+            raise MissingPath(folder, "a folder of adapters", again)
+        content = read_json(path)
+        wanted = {"method": str, "settings": dict, "seed": int, "width": int, "tasks": list, "loss": dict}
+        for key, kind in wanted.items():
+            if not isinstance(content, dict) or not isinstance(content.get(key), kind):
+                raise BadFile(path, f"{key} is missing or not a {kind.__name__}", again)
+        if content["method"] not in METHODS:
+            raise BadFile(path, f"method is {content['method']!r}", f"the methods are {', '.join(METHODS)}")
+        settings = from_mapping(METHODS[content["method"]], content["settings"], str(path))
+        shapes = correction_of(settings).shapes(content["width"])
+        tensors = checked(Path(folder) / WEIGHTS, content["tasks"], shapes)
+        weights = {task: {name: tensors[f"{task}/{name}"] for name in shapes} for task in content["tasks"]}
+        return cls(settings, content["seed"], weights, content["loss"])
 
 
 def unit(features: Tensor) -> Tensor:
@@ -129,19 +152,8 @@ def unit(features: Tensor) -> Tensor:
     return features / torch.linalg.vector_norm(features, dim=-1, keepdim=True)
 
 
-def write_adapters(adapters: Adapters, folder: str | Path) -> Path:
-    """The folder of adapters; it appears complete or not at all. Raises: DiskFull."""
-    tensors = {f"{task}/{name}": w.contiguous() for task, named in adapters.weights.items() for name, w in named.items()}
-    with atomic_folder(folder, sum(tensor.nbytes for tensor in tensors.values())) as hidden:
-        save_file(tensors, hidden / WEIGHTS, metadata={"format": "pt"})
-        write_json(hidden / RECORD, record(adapters))
-        (hidden / CARD).write_text(card(adapters), encoding="utf-8", newline="\n")
-    return Path(folder)
-
-
 def record(adapters: Adapters) -> dict[str, Any]:
     """What adapters.json holds."""
-    losses = {task: [float(f"{loss:.{DIGITS}g}") for loss in curve] for task, curve in adapters.losses.items()}
     return {
         "method": adapters.settings.name,
         "settings": asdict(adapters.settings),
@@ -149,8 +161,13 @@ def record(adapters: Adapters) -> dict[str, Any]:
         "width": adapters.width,
         "tasks": adapters.tasks,
         "needs_task_identity": True,
-        "loss": losses,
+        "loss": rounded(adapters.losses),
     }
+
+
+def rounded(losses: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    """Losses with the digits that are the same on every machine."""
+    return {task: [float(f"{loss:.{DIGITS}g}") for loss in curve] for task, curve in losses.items()}
 
 
 def card(adapters: Adapters) -> str:
@@ -162,31 +179,6 @@ def card(adapters: Adapters) -> str:
         lines += ["", "| task | loss at the first step | at the last |", "|---|---|---|"]
     lines += [f"| {task} | {curve[0]:.5f} | {curve[-1]:.5f} |" for task, curve in adapters.losses.items()]
     return "\n".join([*lines, ""])
-
-
-def read_adapters(folder: str | Path) -> Adapters:
-    """What write_adapters wrote, on the CPU.
-
-    Raises: MissingPath, BadFile, BadSetting, UnknownKey for the record; for the weights TruncatedFile, MissingTensor,
-    BadFile for another shape, NotFinite, naming file and tensor.
-    """
-    path, again = Path(folder) / RECORD, "train the adapters again"
-    if not Path(folder).is_dir():
-        raise MissingPath(folder, "a folder of adapters", again)
-    content = read_json(path)
-    wanted = {"method": str, "settings": dict, "seed": int, "width": int, "tasks": list, "loss": dict}
-    for key, kind in wanted.items():
-        if not isinstance(content, dict) or not isinstance(content.get(key), kind):
-            raise BadFile(path, f"{key} is missing or not a {kind.__name__}", again)
-    if content["method"] not in METHODS:
-        raise BadFile(path, f"method is {content['method']!r}", f"the methods are {', '.join(METHODS)}")
-    settings = from_mapping(METHODS[content["method"]], content["settings"], str(path))
-    tensors = checked(Path(folder) / WEIGHTS, content["tasks"], correction_of(settings).shapes(content["width"]))
-    weights = {
-        task: {name: tensors[f"{task}/{name}"] for name in correction_of(settings).shapes(content["width"])}
-        for task in content["tasks"]
-    }
-    return Adapters(settings, content["seed"], weights, content["loss"])
 
 
 def checked(path: Path, tasks: list[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:

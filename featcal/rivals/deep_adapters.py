@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from featcal.errors import BadFile
-from featcal.rivals.adapters import DIGITS, Adapters
+from featcal.rivals.adapters import Adapters, rounded
 from featcal.rivals.corrections import Weights, correction_of
 from featcal.rivals.settings import IntervMerge, SurgeryV2
 from featcal.storage.atomic import atomic_folder
@@ -51,8 +51,7 @@ class DeepAdapters:
         with atomic_folder(folder) as hidden:
             for number, path in numbered.items():
                 self.places[path].save(hidden / number)
-            losses = {task: [float(f"{loss:.{DIGITS}g}") for loss in curve] for task, curve in self.losses.items()}
-            write_json(hidden / RECORD, {"places": numbered, "needs_task_identity": True, "loss": losses})
+            write_json(hidden / RECORD, {"places": numbered, "needs_task_identity": True, "loss": rounded(self.losses)})
         return Path(folder)
 
     @classmethod

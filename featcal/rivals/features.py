@@ -43,21 +43,17 @@ class Pair:
         return Pair(self.merged[rows], self.expert[rows], self.sizes[samples])
 
 
-def paired_features(task: str, merged: nn.Module, expert: nn.Module | Tensor, batches: Iterable[Batch], head: Head) -> Pair:
-    """Features of all batches of one task, both models frozen and without dropout.
-
-    expert: a model, or its features, (rows, d), where they are known.
-    head: what turns a vision model's pooled output into features: the weight (p, h) of visual_projection or a function; None
-          where the model projects itself or has a language head.
-    Raises: BadBatches for no batch, or for one that the model refuses; BadSetting for a head that does not fit.
-    """
-    return pairs_of_several(task, {"": merged}, expert, batches, head)[""]
-
-
 def pairs_of_several(
     task: str, merged: Mapping[str, nn.Module], expert: nn.Module | Tensor, batches: Iterable[Batch], head: Head
 ) -> dict[str, Pair]:
-    """The same for several merged models by name, each with the one expert, which sees every batch once."""
+    """Features of all batches of one task, by each merged model beside the one expert; all frozen and without dropout.
+
+    expert: a model, or its features, (rows, d), where they are known; it sees every batch once.
+    head: what turns a vision model's pooled output into features: the weight (p, h) of visual_projection or a function; None
+          where the model projects itself or has a language head.
+    Returns: by name of the merged model.
+    Raises: BadBatches for no batch, or for one that a model refuses; BadSetting for a head that does not fit.
+    """
     with evaluation_mode([*merged.values(), *([expert] if isinstance(expert, nn.Module) else [])]):
         return frozen_features(task, merged, expert, batches, head)
 

@@ -12,9 +12,9 @@ from featcal.errors import BadSetting
 from featcal.models.load import load_as_calibrated
 from featcal.models.mode import evaluation_mode
 from featcal.rivals.adapters import Adapters
-from featcal.rivals.features import Batch, Head, Pair, output_embeddings, paired_features
+from featcal.rivals.features import Batch, Head, Pair, output_embeddings, pairs_of_several
 from featcal.rivals.settings import AdapterMethod, IntervMerge, MeanShift, SurgeryV2
-from featcal.rivals.shifts import shifts
+from featcal.rivals.shifts import shift
 from featcal.rivals.steps import encoded_steps, kept_steps
 from featcal.rivals.training import Audit, train
 from featcal.settings import whole_number
@@ -71,7 +71,7 @@ def adapters_from(
     Raises: BadSetting for settings that ask for features of every batch anew.
     """
     if isinstance(settings, MeanShift):
-        return shifts(settings, pairs, seed)
+        return Adapters(settings, seed, {task: {"shift": shift(settings, task, pair)} for task, pair in pairs.items()})
     if settings.encode != "once":
         raise BadSetting(f"{settings.name}.encode", settings.encode, "must be once where features are given")
     return train(settings, islice(kept_steps(pairs, settings, seed), settings.steps), seed, progress, audit)
@@ -92,7 +92,7 @@ def pool_features(
     for task in sorted(experts):
         expert = experts[task]
         theirs = expert if isinstance(expert, Tensor) else as_module(expert, device)
-        found[task] = paired_features(task, module, theirs, batches[task], head)
+        found[task] = pairs_of_several(task, {"": module}, theirs, batches[task], head)[""]
     return found
 
 

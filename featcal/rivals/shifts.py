@@ -1,29 +1,23 @@
-"""Constant corrections of all tasks from features that have been computed.
+"""Constant corrections from features that have been computed.
 
 n rows (pictures or tokens) · d width of a feature. Knows no models.
 """
-
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from featcal.errors import BadBatches
-from featcal.rivals.adapters import Adapters, unit
+from featcal.rivals.adapters import unit
 from featcal.rivals.features import Pair
 from featcal.rivals.settings import MeanShift
 
 
-def shifts(settings: MeanShift, pairs: Mapping[str, Pair], seed: int) -> Adapters:
-    """Per task the mean of (expert's feature − merged model's feature), summed in double precision.
-
-    Raises: BadBatches for a task whose features hold NaN or infinity.
-    """
-    return Adapters(settings, seed, {task: {"shift": shift(settings, task, pair)} for task, pair in pairs.items()})
-
-
 def shift(settings: MeanShift, task: str, pair: Pair) -> Tensor:
-    """The vector of one task as a row (1, d) on the CPU: double where the features are, else single."""
+    """The mean of (expert's feature − merged model's feature) of one task, summed in double precision.
+
+    Returns: a row (1, d) on the CPU: double where the features are, else single.
+    Raises: BadBatches for features that hold NaN or infinity.
+    """
     means = []
     for rows in (pair.expert, pair.merged):  # (n, d)
         exact = rows if rows.dtype == torch.float64 else rows.float()

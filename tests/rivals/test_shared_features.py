@@ -9,7 +9,7 @@ from tiny import experiment, shifted
 
 import featcal
 from featcal.errors import BadSetting
-from featcal.rivals.features import paired_features, pairs_of_several
+from featcal.rivals.features import pairs_of_several
 from featcal.rivals.pool import adapters_from, pool_features
 from featcal.rivals.settings import ProbSurgery, Surgery
 from reproduction.stages.pair_file import read_pair, write_pair
@@ -25,7 +25,7 @@ def test_several_merged_models_share_the_experts_features():
     found = pairs_of_several("dtd", merged, given["experts"]["dtd"], given["batches"]["dtd"], None)
     assert found["one"].expert is found["other"].expert
     for name, model in merged.items():
-        assert same(found[name], paired_features("dtd", model, given["experts"]["dtd"], given["batches"]["dtd"], None))
+        assert same(found[name], pairs_of_several("dtd", {"": model}, given["experts"]["dtd"], given["batches"]["dtd"], None)[""])
 
 
 def test_a_file_keeps_features_as_they_are(tmp_path):
