@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from featcal.errors import BadFile, BadSetting, MissingPath, MissingTensor, NotFinite, TensorsDiffer, TruncatedFile
-from featcal.merging.sources import Source, source
+from featcal.merging.sources import Derived, Source, source
 from featcal.models.code import is_adapter
 from featcal.models.lora import without_adapters
 from featcal.settings import require
@@ -53,7 +53,7 @@ def expert_sources(experts: Mapping[str, nn.Module | str | Path], base: Source) 
     return {task: one(task, experts[task]) for task in sorted(experts)}
 
 
-class AdapterSource:
+class AdapterSource(Derived):
     """An expert W = W₀ + s B A, with s = α/r (or α/√r where the adapter says so), as a source of the base's tensors.
 
     Whole tensors beside the matrices (trained biases, modules_to_save) stand in the place of the base's; `heads` are those that
@@ -64,7 +64,8 @@ class AdapterSource:
     """
 
     def __init__(self, folder: str | Path, base: Source):
-        self._base, self._file = base, Path(folder) / WEIGHTS
+        super().__init__(base)
+        self._file = Path(folder) / WEIGHTS
         self._config = _plain_config(Path(folder) / CONFIG)
         if not self._file.is_file():
             raise MissingPath(
@@ -78,21 +79,11 @@ class AdapterSource:
         except SafetensorError as error:
             raise TruncatedFile(self._file, error) from None
 
-    @property
-    def names(self) -> list[str]:
-        return self._base.names
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._base.shape(name)
-
-    def dtype(self, name: str) -> torch.dtype:
-        return self._base.dtype(name)
-
     def file_of(self, name: str) -> Path:
         return self._file
 
     def finite_tensor(self, name: str) -> Tensor:
-        base = self._base.finite_tensor(name)
+        base = self.inner.finite_tensor(name)
         if name in self._whole:
             saved: Tensor = self._tensors.get_tensor(self._whole[name])
             if not torch.isfinite(saved).all():
@@ -121,13 +112,13 @@ class AdapterSource:
             inside = any(f".{module}." in f".{owner}." for module in modules)
             if not inside and not (biases and name.endswith(".bias")):
                 continue
-            mine = next((c for c in (name, name.removeprefix("vision_model.")) if c in self._base.names), None)
+            mine = self._known(name)
             if mine is None:
                 heads.append(key)
                 continue
             shape = tuple(self._tensors.get_slice(key).get_shape())
-            if shape != tuple(self._base.shape(mine)):
-                raise TensorsDiffer(mine, self._base.file_of(mine), self._base.shape(mine), self._file, shape)
+            if shape != tuple(self.inner.shape(mine)):
+                raise TensorsDiffer(mine, self.inner.file_of(mine), self.inner.shape(mine), self._file, shape)
             whole[mine] = key
         return whole, heads
 
@@ -145,18 +136,20 @@ class AdapterSource:
         for name, path in pairs.items():
             (r, d), (o, also) = (self._tensors.get_slice(path + end).get_shape() for end in (A, B))
             wanted = (d, o) if self._config.get("fan_in_fan_out") else (o, d)
-            if r != also or wanted != self._base.shape(name):
-                raise TensorsDiffer(name, self._base.file_of(name), self._base.shape(name), self._file, wanted)
+            if r != also or wanted != self.inner.shape(name):
+                raise TensorsDiffer(name, self.inner.file_of(name), self.inner.shape(name), self._file, wanted)
         return pairs
 
     def _weight(self, path: str) -> str:
-        """The base's name of the weight an adapter's path stands for; a tower inside a larger model has a prefix of its own."""
+        """The base's name of the weight an adapter's path stands for."""
         name = path.removeprefix(PREFIX).removesuffix(".base_layer") + ".weight"
-        known = self._base.names
-        for candidate in (name, name.removeprefix("vision_model.")):
-            if candidate in known:
-                return candidate
-        raise MissingTensor(self._base.file_of(known[0]), name, known)
+        if found := self._known(name):
+            return found
+        raise MissingTensor(self.inner.file_of(self.names[0]), name, self.names)
+
+    def _known(self, name: str) -> str | None:
+        """What the base calls a tensor, if it has it; a tower inside a larger model has a prefix of its own."""
+        return next((own for own in (name, name.removeprefix("vision_model.")) if own in self.names), None)
 
 
 def _plain_config(file: Path) -> dict[str, Any]:

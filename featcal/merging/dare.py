@@ -11,7 +11,7 @@ from torch import Tensor
 
 from featcal.merging.arithmetic import task_arithmetic
 from featcal.merging.job import Job, Named
-from featcal.merging.sources import Source
+from featcal.merging.sources import Derived, Source
 from featcal.merging.ties import ties
 from featcal.rivals.draws import generator
 
@@ -25,33 +25,19 @@ def dropped(vector: Tensor, share: float, draws: torch.Generator) -> Tensor:
     return vector * kept.to(vector.device) / (1 - share)
 
 
-@dataclass(frozen=True)
-class Dropped:
+@dataclass
+class Dropped(Derived):
     """An expert θ₀ + DARE(θᵢ − θ₀) as a source; a tensor is the same whenever it is read."""
 
     base: Source
-    expert: Source
     task: str
     share: float
     seed: int
 
-    @property
-    def names(self) -> list[str]:
-        return self.expert.names
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self.expert.shape(name)
-
-    def dtype(self, name: str) -> torch.dtype:
-        return self.expert.dtype(name)
-
-    def file_of(self, name: str) -> object:
-        return self.expert.file_of(name)
-
     def finite_tensor(self, name: str) -> Tensor:
         """In float64: rounding to the expert's dtype would be noise on every task vector."""
         base = self.base.finite_tensor(name).double()
-        vector = self.expert.finite_tensor(name).double() - base
+        vector = self.inner.finite_tensor(name).double() - base
         return base + dropped(vector, self.share, generator(self.task, f"dare {name}", self.seed))
 
 
@@ -59,7 +45,7 @@ def sparse(job: Job) -> Job:
     """The job with DARE's experts in place of its own."""
     chosen = job.settings
     experts: dict[str, Source] = {
-        task: Dropped(job.base, expert, task, chosen.drop, chosen.seed) for task, expert in job.experts.items()
+        task: Dropped(expert, job.base, task, chosen.drop, chosen.seed) for task, expert in job.experts.items()
     }
     return replace(job, experts=experts)
 

@@ -5,35 +5,19 @@ Methods that run the experts then run them with the base's tables, so the data a
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from featcal.merging.sources import Source
+from featcal.merging.sources import Derived, Source
 from featcal.merging.vocabulary import is_vocabulary
 
 
-@dataclass(frozen=True)
-class Without:
+@dataclass
+class Without(Derived):
     """A source that does not show some of its tensors."""
 
-    inner: Source
     hidden: frozenset[str]
 
     @property
     def names(self) -> list[str]:
         return [name for name in self.inner.names if name not in self.hidden]
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self.inner.shape(name)
-
-    def dtype(self, name: str) -> torch.dtype:
-        return self.inner.dtype(name)
-
-    def file_of(self, name: str) -> object:
-        return self.inner.file_of(name)
-
-    def finite_tensor(self, name: str) -> Tensor:
-        return self.inner.finite_tensor(name)
 
 
 def kept_embeddings(

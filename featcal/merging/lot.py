@@ -5,6 +5,7 @@ consulted, so what the formula leaves open (sums over tokens, not means; biases,
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -49,4 +50,4 @@ def solved(job: Job, path: str, block: nn.Module, seen: dict[str, Seen]) -> Iter
 
 def lot(job: Job) -> Iterator[Named]:
     """Every tensor by LOT."""
-    yield from ForwardOrder(job, lambda *block: solved(job, *block), own=True).tensors()
+    yield from ForwardOrder(job, partial(solved, job), own=True).tensors()

@@ -6,6 +6,7 @@ Gram matrices of inputs these are. Here each is divided by its number of tokens.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -59,4 +60,4 @@ def solved(job: Job, path: str, block: nn.Module, seen: dict[str, Seen]) -> Iter
 
 def mats(job: Job) -> Iterator[Named]:
     """Every tensor by MaTS: linears of the blocks by conjugate gradients, all others by their mean."""
-    yield from ForwardOrder(job, lambda *block: solved(job, *block), own=True).tensors()
+    yield from ForwardOrder(job, partial(solved, job), own=True).tensors()

@@ -72,18 +72,8 @@ def merge(
     Returns:  the merged module, or the path `out`. `merge_recorded` returns the record as well.
     Raises:   UnknownKey, BadSetting; MissingTensor, TensorsDiffer when the models do not fit; NotFinite; Diverged; DiskFull.
     """
-    merged = merge_recorded(
-        method,
-        base,
-        experts,
-        out=out,
-        batches=batches,
-        head=head,
-        embeddings=embeddings,
-        device=device,
-        progress=progress,
-        **settings,
-    )
+    more: dict[str, Any] = {"batches": batches, "head": head, "embeddings": embeddings, **settings}
+    merged = merge_recorded(method, base, experts, out=out, device=device, progress=progress, **more)
     result = merged.model or merged.folder
     assert result is not None
     return result
@@ -103,30 +93,9 @@ def merge_recorded(
     **settings: Unpack[MergeSettings],
 ) -> Merged:
     """As `merge`, with the record of the run."""
-    work = opened_merge(method, base, experts, batches, head, embeddings, device, progress, settings)
+    more: dict[str, Any] = {"batches": batches, "head": head, "embeddings": embeddings, **settings}
+    work = opened_merge(method, base, experts, device=device, progress=progress, **more)
     return work.result(work.job, work.rule.tensors(work.job), out)
-
-
-def merge_vectors(
-    method: str,
-    base: Model,
-    experts: Mapping[str, Model] | Sequence[Model],
-    *,
-    batches: Batches | None = None,
-    head: str | Path | Mapping[str, torch.Tensor] | None = None,
-    embeddings: str = "merge",
-    device: str | torch.device = "cpu",
-    progress: Callable[[str], None] = silent,
-    **settings: Unpack[MergeSettings],
-) -> "Vectors":
-    """A merge θ₀ + s τ whose scale s is still open, so that several are tried for the price of one; `merge` says what is given.
-
-    Returns: `Vectors`, every τ in memory.   Raises: as `merge`; BadSetting for a method whose result is not θ₀ + s τ.
-    """
-    work = opened_merge(method, base, experts, batches, head, embeddings, device, progress, settings)
-    require(work.rule.scaled, "merge.method", method, "must be one that adds its task vectors times a scale to the base")
-    require_alike(work.job.base, work.job.experts)
-    return Vectors(work, dict(work.rule.found(work.job)))
 
 
 @dataclass(frozen=True)
@@ -140,6 +109,17 @@ class Merge:
     base: Any
     part: str | None
     named: Mapping[str, Any]
+
+    def vectors(self) -> "Vectors":
+        """Task vectors τ of a merge θ₀ + s τ whose scale s is still open, so that several are tried for the price of one.
+
+        Raises: as `merge`; BadSetting for a method whose result is not θ₀ + s τ.
+        """
+        require(
+            self.rule.scaled, "merge.method", self.rule.name, "must be one that adds its task vectors times a scale to the base"
+        )
+        require_alike(self.job.base, self.job.experts)
+        return Vectors(self, dict(self.rule.found(self.job)))
 
     def result(self, job: Job, found: Iterator[Named], out: str | Path | None) -> Merged:
         """A module, or the folder `out`, of what is found, which may be of other settings than were opened."""
@@ -182,12 +162,13 @@ def opened_merge(
     method: str,
     base: Model,
     experts: Mapping[str, Model] | Sequence[Model],
-    batches: Batches | None,
-    head: Any,
-    embeddings: str,
-    device: str | torch.device,
-    progress: Callable[[str], None],
-    settings: Mapping[str, Any],
+    *,
+    batches: Batches | None = None,
+    head: str | Path | Mapping[str, torch.Tensor] | None = None,
+    embeddings: str = "merge",
+    device: str | torch.device = "cpu",
+    progress: Callable[[str], None] = silent,
+    **settings: Unpack[MergeSettings],
 ) -> Merge:
     """The merge that `merge` is asked for, before anything is computed. Raises: what it says."""
     rule = method_named(method)

@@ -15,7 +15,7 @@ from torch import Tensor
 from featcal.merging.arithmetic import task_vectors
 from featcal.merging.job import Job, Named
 from featcal.merging.selection import kth_smallest
-from featcal.merging.ties import PIECE, magnitudes, pieces
+from featcal.merging.ties import in_pieces, magnitudes, pieces
 
 OUTLIERS = 1e-4  # share of an expert's entries at either end whose magnitudes are clamped
 
@@ -87,12 +87,7 @@ class PcbMerge:
 
     def vectors(self) -> Iterator[Named]:
         """The merged task vector of every tensor, before its scale."""
-        for name in self.job.names:
-            base, experts = self.job.read(name)
-            merged = torch.empty(base.numel(), dtype=torch.float64, device=base.device)
-            for part, (ours, theirs) in zip(torch.split(merged, PIECE), pieces(base, experts), strict=True):
-                part.copy_(pcb_tensor(task_vectors(ours, theirs), self.ranges, self.cuts))
-            yield name, merged.reshape(base.shape)
+        return in_pieces(self.job, lambda base, experts: pcb_tensor(task_vectors(base, experts), self.ranges, self.cuts))
 
 
 def pcb(job: Job) -> Iterator[Named]:

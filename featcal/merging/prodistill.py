@@ -28,7 +28,7 @@ from featcal.merging.job import Batches, Named, silent
 from featcal.merging.merge import Model
 from featcal.merging.repair import Repair, opened
 from featcal.rivals.draws import generator
-from featcal.settings import number, require, whole_number
+from featcal.settings import Natural, Positive, require_fits
 from featcal.storage.spool import Spool
 
 
@@ -58,9 +58,8 @@ def prodistill(
     Returns:  the module, or the path `out`.
     Raises:   BadSetting, BadBatches, BadPlan; MissingTensor, TensorsDiffer when the models do not fit; Diverged; DiskFull.
     """
-    whole_number("prodistill.epochs", epochs, least=0)
-    number("prodistill.rate", rate)
-    require(rate > 0, "prodistill.rate", rate, "must be above 0")
+    require_fits("prodistill.epochs", epochs, Natural)
+    require_fits("prodistill.rate", rate, Positive)
     pool = opened("prodistill", merged, base, experts)
     check_tasks(pool.experts, batches)
     place = torch.device(device)

@@ -5,6 +5,7 @@ Sources: Jin et al., 2023; Nguyen et al., 2025; FusionBench's code for CLIP.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -80,11 +81,11 @@ def solved(job: Job, path: str, block: nn.Module, seen: dict[str, Seen]) -> Iter
 def regmean(job: Job) -> Iterator[Named]:
     """Every tensor by RegMean: linears of the blocks by regression, all others by their mean; from data or their statistics."""
     if any(isinstance(given, Statistics) for given in job.batches.values()):
-        yield from from_statistics(job, lambda *block: solved(job, *block))
+        yield from from_statistics(job, partial(solved, job))
         return
-    yield from ForwardOrder(job, lambda *block: solved(job, *block), own=True).tensors()
+    yield from ForwardOrder(job, partial(solved, job), own=True).tensors()
 
 
 def regmean_plus_plus(job: Job) -> Iterator[Named]:
     """Every tensor by RegMean++: as RegMean on the merge's features; what lies after the last block stays the base's."""
-    yield from ForwardOrder(job, lambda *block: solved(job, *block), own=False).tensors()
+    yield from ForwardOrder(job, partial(solved, job), own=False).tensors()

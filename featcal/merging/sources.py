@@ -4,6 +4,7 @@ Here is also checked that a base and its experts can be merged at all, before an
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -49,6 +50,29 @@ class ModuleSource:
     def finite_tensor(self, name: str) -> Tensor:
         require_numbers(self._label, name, self._state[name], weight=name.endswith("weight"))
         return self._state[name].detach().cpu()
+
+
+@dataclass
+class Derived:
+    """A source that is as another one, but for what a subclass says otherwise."""
+
+    inner: Source
+
+    @property
+    def names(self) -> list[str]:
+        return self.inner.names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.inner.shape(name)
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self.inner.dtype(name)
+
+    def file_of(self, name: str) -> object:
+        return self.inner.file_of(name)
+
+    def finite_tensor(self, name: str) -> Tensor:
+        return self.inner.finite_tensor(name)
 
 
 def source(model: nn.Module | str | Path, label: str, part: str | None = None) -> Source:

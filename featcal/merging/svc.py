@@ -15,7 +15,7 @@ from featcal.merging.job import Named, silent
 from featcal.merging.merge import Model
 from featcal.merging.repair import Repair, opened
 from featcal.merging.vocabulary import VOCABULARY, is_vocabulary
-from featcal.settings import number, require
+from featcal.settings import Positive, require_fits
 
 TINY = 1e-12  # FusionBench's least squared length of an expert's response
 
@@ -57,8 +57,7 @@ def svc(
     Returns:  the module, or the path `out`.
     Raises:   BadSetting; MissingTensor, TensorsDiffer when the models do not fit; NotFinite; DiskFull.
     """
-    number("svc.least", least)
-    require(least > 0, "svc.least", least, "must be above 0")
+    require_fits("svc.least", least, Positive)
     pool = opened("svc", merged, base, experts)
     return pool.result(_calibrated(pool, least, tuple(exclude), torch.device(device), progress), out)
 

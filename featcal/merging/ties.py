@@ -53,6 +53,16 @@ def pieces(base: Tensor, experts: Sequence[Tensor]) -> Iterator[tuple[Tensor, li
         yield ours, theirs
 
 
+def in_pieces(job: Job, merged: Callable[[Tensor, list[Tensor]], Tensor]) -> Iterator[Named]:
+    """Every tensor in float64 by a function of a bounded number of the same entries of base and experts, flat."""
+    for name in job.names:
+        base, experts = job.read(name)
+        found = torch.empty(base.numel(), dtype=torch.float64, device=base.device)
+        for part, (ours, theirs) in zip(torch.split(found, PIECE), pieces(base, experts), strict=True):
+            part.copy_(merged(ours, theirs))
+        yield name, found.reshape(base.shape)
+
+
 def magnitudes(job: Job) -> Iterator[list[Tensor]]:
     """|τᵢ| of every expert, a bounded number of the same entries at a time."""
     for name in job.names:
@@ -87,13 +97,8 @@ class TiesMerge:
 
     def vectors(self) -> Iterator[Named]:
         """The merged task vector of every tensor, before its scale, in float64."""
-        cuts = list(self.cuts.values())
-        for name in self.job.names:
-            base, experts = self.job.read(name)
-            merged = torch.empty(base.numel(), dtype=torch.float64, device=base.device)
-            for part, (ours, theirs) in zip(torch.split(merged, PIECE), pieces(base, experts), strict=True):
-                part.copy_(ties_tensor(ours, theirs, cuts, self.job.settings.combine, lambda: self.majority))
-            yield name, merged.reshape(base.shape)
+        cuts, combine = list(self.cuts.values()), self.job.settings.combine
+        return in_pieces(self.job, lambda base, experts: ties_tensor(base, experts, cuts, combine, lambda: self.majority))
 
 
 def ties(job: Job) -> Iterator[Named]:

@@ -142,7 +142,7 @@ def merge(
     It is merged once, whatever the number of scales.
     """
     import featcal
-    from featcal.merging.merge import merge_vectors
+    from featcal.merging.merge import opened_merge
     from featcal.models.device import torch_device
 
     device, scales, settings = torch_device(context.suite.device), study.scales(name), study.settings(name)
@@ -150,7 +150,7 @@ def merge(
     if not scales:
         timed("merged", lambda: featcal.merge(name, base, experts, out=out, **given))
         return settings, []
-    vectors = timed("merged", lambda: merge_vectors(name, base, experts, **given))
+    vectors = timed("merged", lambda: opened_merge(name, base, experts, **given).vectors())
     values = timed("choosing", lambda: averages(context, study, {scale: vectors.at(scale) for scale in scales}))
     best = max(scales, key=lambda scale: (round(values[scale], 4), -scale))
     timed("merged", lambda: vectors.at(best, out=out))

@@ -19,7 +19,7 @@ from featcal.merging.gradient_matching import matched_tensor
 from featcal.merging.iso import iso_c_matrix, iso_cts_matrix
 from featcal.merging.job import Job
 from featcal.merging.mats import conjugate_gradients
-from featcal.merging.merge import merge, merge_recorded, merge_vectors
+from featcal.merging.merge import merge, merge_recorded, opened_merge
 from featcal.merging.methods import METHODS
 from featcal.merging.sources import ModuleSource
 from featcal.merging.svc import svc_matrix
@@ -68,7 +68,7 @@ def test_folders_are_merged_as_modules_are(method, tmp_path):
 def test_a_scale_tried_later_gives_what_merging_with_it_gives(method, tmp_path):
     folders = {name: checkpoints.vision_folder(tmp_path / name, seed) for seed, name in enumerate("abc", start=1)}
     base = checkpoints.vision_folder(tmp_path / "base")
-    vectors = merge_vectors(method, base, folders)
+    vectors = opened_merge(method, base, folders).vectors()
     for scale in (0.35, 1.0):
         merged = merge(method, base, folders, scale=scale).state_dict()
         assert all(torch.equal(merged[n], t) for n, t in vectors.at(scale).state_dict().items())
