@@ -1,15 +1,16 @@
 """What reaches a module during a forward: all arguments of the first block, the input of each linear and norm of a block.
 
-Every hook lives in a `with` or a `try` and is gone afterwards, whatever is raised inside.
+Every hook lives in a `with` and is gone afterwards, whatever is raised inside.
 """
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers.modeling_outputs import BaseModelOutput
 
 from featcal.blocks.plan import Stack, part_of
@@ -22,6 +23,16 @@ Enough = Callable[[], bool]  # whether a forward has done its part
 
 class StopForward(Exception):
     """Raised by a hook where a forward has done its part: at the first block, or at the last input asked for."""
+
+
+@contextmanager
+def hooked(handles: Sequence[RemovableHandle]) -> Iterator[None]:
+    """The hooks are there inside, and gone afterwards."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def model_call(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,14 +71,12 @@ def first_inputs(model: nn.Module, blocks: Sequence[nn.Module], batch: Mapping[s
             raise StopForward
 
     handles = [block.register_forward_pre_hook(stop, with_kwargs=True) for block in blocks[:wanted]]
-    try:
-        with answering(blocks[: wanted - 1], lambda *args, **kwargs: (*args, *kwargs.values())[0]):
-            model(**model_call(model, batch))
-    except StopForward:
-        pass
-    finally:
-        for handle in handles:
-            handle.remove()
+    with (
+        suppress(StopForward),
+        hooked(handles),
+        answering(blocks[: wanted - 1], lambda *args, **kwargs: (*args, *kwargs.values())[0]),
+    ):
+        model(**model_call(model, batch))
     if len(caught) < wanted:
         raise BadPlan(type(model).__name__, f"its forward never reaches the {'last' if caught else 'first'} block of the plan")
     hidden = [call.pop(next(iter(call))) for call in caught]
@@ -103,12 +112,11 @@ def feeding(model: nn.Module, source: Stack | None, stack: Stack, result: Tensor
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         arrived.append(arguments(module, args, kwargs).get(source.feeds) is result)
 
-    handle = entry.register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        with answering([part_of(model, source.entry)], lambda *_, **__: BaseModelOutput(last_hidden_state=result)):
-            yield
-    finally:
-        handle.remove()
+    with (
+        entry.register_forward_pre_hook(note, with_kwargs=True),
+        answering([part_of(model, source.entry)], lambda *_, **__: BaseModelOutput(last_hidden_state=result)),
+    ):
+        yield
     if not (arrived and all(arrived)):
         problem = f"{stack.entry!r} does not receive what {source.entry!r} puts out as {source.feeds!r}"
         raise BadPlan(type(model).__name__, problem)
@@ -140,13 +148,8 @@ def module_inputs(block: nn.Module, names: Sequence[str], enough: Enough = to_it
             raise StopForward
 
     handles = [block.get_submodule(n).register_forward_pre_hook(lambda _, args, n=n: note(n, args)) for n in names]
-    try:
+    with suppress(StopForward), hooked(handles):
         yield seen
-    except StopForward:
-        pass
-    finally:
-        for handle in handles:
-            handle.remove()
     if unseen := [name for name in names if name not in seen]:
         raise BadCapture(unseen, "no positional input was seen while the block ran")
     if changed := [name for name in names if seen[name]._version != versions[name]]:
@@ -168,13 +171,8 @@ def module_outputs(block: nn.Module, names: Sequence[str], enough: Enough = to_i
             raise StopForward
 
     handles = [block.get_submodule(n).register_forward_hook(lambda _m, _a, out, n=n: note(n, out)) for n in names]
-    try:
+    with suppress(StopForward), hooked(handles):
         yield seen
-    except StopForward:
-        pass
-    finally:
-        for handle in handles:
-            handle.remove()
     for name in [name for name in seen if seen[name]._version != versions[name]]:
         del seen[name]
 
@@ -195,8 +193,5 @@ def block_outputs(model: nn.Module, blocks: nn.ModuleList) -> Iterator[dict[str,
 
     handles = [blocks[0].register_forward_pre_hook(entering, with_kwargs=True)]
     handles += [b.register_forward_hook(lambda _m, _a, out, n=f"{i:02d}": leaving(n, out)) for i, b in enumerate(blocks)]
-    try:
+    with hooked(handles):
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from featcal.blocks.capture import hooked
 from featcal.errors import BadPlan
 
 PARTS = ("gate_up_proj", "down_proj")
@@ -167,8 +168,5 @@ def checked(model: nn.Module) -> Iterator[None]:
 
     found = packed_experts(model).items()
     handles = [part.register_forward_hook(lambda m, a, o, path=path: compare(path, m, a, o)) for path, part in found]
-    try:
+    with hooked(handles):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

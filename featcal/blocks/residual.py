@@ -1,14 +1,14 @@
 """The residual streams of a block: what the outputs of its linears are added to, found by watching the additions of a forward."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from featcal.blocks.capture import Enough, StopForward, to_its_end
+from featcal.blocks.capture import Enough, StopForward, hooked, to_its_end
 from featcal.errors import BadCapture
 
 ADDITIONS = (torch.Tensor.add, torch.Tensor.add_, torch.add)
@@ -60,14 +60,8 @@ def residual_streams(
     outputs: dict[str, Tensor] = {}
     watch = Additions(outputs, hidden, enough)
     handles = [block.get_submodule(n).register_forward_hook(lambda _m, _a, out, n=n: outputs.update({n: out})) for n in names]
-    try:
-        with watch:
-            yield watch.seen
-    except StopForward:
-        pass
-    finally:
-        for handle in handles:
-            handle.remove()
-        outputs.clear()
+    with suppress(StopForward), hooked(handles), watch:
+        yield watch.seen
+    outputs.clear()
     if changed := [name for name, stream in watch.seen.items() if stream._version != watch.versions[name]]:
         raise BadCapture(changed, "the residual stream was overwritten in place after the output was added to it")

@@ -1,14 +1,14 @@
 """Drift of whole models against an expert: block by block for measuring (Figures 1, 2, 6 and 7), or behind the last block."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from featcal.blocks.batches import check_batch, naming, pad_token, padding_mask
-from featcal.blocks.capture import StopForward, block_outputs, model_call
+from featcal.blocks.capture import StopForward, block_outputs, hooked, model_call
 from featcal.blocks.plan import BlockPlan, Stack, blocks_of
 from featcal.blocks.plans import plan_for
 from featcal.calibration.batches import on_device
@@ -79,14 +79,10 @@ def last_outputs(model: nn.Module, plan: BlockPlan, stop: bool = False) -> Itera
         if stop and len(seen) == len(plan.stacks):
             raise StopForward
 
-    with ExitStack() as hooks:
-        for stack in plan.stacks:
-            last = blocks_of(model, stack)[-1]
-            hooks.callback(last.register_forward_hook(lambda _m, _a, out, name=stack.name: note(name, out)).remove)
-        try:
-            yield seen
-        except StopForward:
-            pass
+    last = {stack.name: blocks_of(model, stack)[-1] for stack in plan.stacks}
+    handles = [block.register_forward_hook(lambda _m, _a, out, n=name: note(n, out)) for name, block in last.items()]
+    with suppress(StopForward), hooked(handles):
+        yield seen
 
 
 def last_features(model: nn.Module, batch: Mapping[str, Any], plan: BlockPlan) -> dict[str, Tensor]:

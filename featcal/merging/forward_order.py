@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from featcal.blocks.batches import check_batch, check_tasks, naming, pad_token, padding_mask
-from featcal.blocks.capture import feeding, first_inputs
+from featcal.blocks.capture import feeding, first_inputs, hooked
 from featcal.blocks.plan import Stack, blocks_of
 from featcal.blocks.plans import plan_for
 from featcal.blocks.replay import handed_on, step
@@ -163,8 +163,5 @@ def entering(module: nn.Module, entered: set[str]) -> Iterator[None]:
         return lambda *_: entered.add(path)
 
     handles = [inner.register_forward_pre_hook(note(path)) for path, inner in module.named_modules()]
-    try:
+    with hooked(handles):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

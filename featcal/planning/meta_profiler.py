@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from featcal.blocks.capture import hooked
 from featcal.errors import BadPlan
 from featcal.planning.operations import performed, tensors_in
 
@@ -126,11 +127,8 @@ def reaching(block: nn.Module, names: Sequence[str], counted: MetaProfiler) -> I
     handles = [
         block.get_submodule(n).register_forward_pre_hook(lambda *_, n=n: reached.update({n: counted.flops})) for n in names
     ]
-    try:
+    with hooked(handles):
         yield reached
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -143,12 +141,9 @@ def used_parameters(model: nn.Module) -> Iterator[list[nn.Parameter]]:
 
     found: list[nn.Parameter] = []
     handles = [module.register_forward_pre_hook(note) for module in model.modules()]
-    try:
+    with hooked(handles):
         yield found
-    finally:
-        found.extend(used.values())
-        for handle in handles:
-            handle.remove()
+    found.extend(used.values())
 
 
 def size(tensors: Iterable[Tensor]) -> int:

@@ -108,11 +108,8 @@ class Adapters:
         def corrected(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             return (self.apply(task, args[0]), *args[1:])
 
-        handle = head.register_forward_pre_hook(corrected)
-        try:
+        with head.register_forward_pre_hook(corrected):
             yield
-        finally:
-            handle.remove()
 
     def save(self, folder: str | Path) -> Path:
         """Write adapters.safetensors, adapters.json and README.md, all or nothing. Raises: DiskFull."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from featcal.blocks.capture import hooked
 from featcal.errors import BadFile
 from featcal.rivals.adapters import Adapters, rounded
 from featcal.rivals.corrections import Weights, correction_of
@@ -86,8 +87,5 @@ def corrected(model: nn.Module, settings: Settings, places: Mapping[str, Weights
 
     inner = [path for path in places if path != FEATURE]
     handles = [model.get_submodule(path).register_forward_hook(lambda _m, _a, out, p=path: change(p, out)) for path in inner]
-    try:
+    with hooked(handles):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

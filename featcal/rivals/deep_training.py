@@ -4,7 +4,6 @@ n samples · d width where an adapter sits.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from itertools import islice
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from featcal.blocks.batches import naming, padding_mask
-from featcal.blocks.capture import first_inputs
+from featcal.blocks.capture import first_inputs, hooked
 from featcal.blocks.coverage import solved_modules
 from featcal.blocks.plan import Stack, blocks_of
 from featcal.blocks.plans import plan_for
@@ -35,13 +34,11 @@ from featcal.rivals.training import TOLD_EVERY
 def features(model: nn.Module, batch: Batch, head: Head, paths: Sequence[str]) -> dict[str, Tensor]:
     """Of one batch, what modules put out as a mean over tokens without padding, (n, d) each, and the last feature (n, p)."""
     seen: dict[str, Tensor] = {}
-    with ExitStack() as hooks:
-        for path in paths:
 
-            def note(_m: nn.Module, _a: Any, out: Any, path: str = path) -> None:
-                seen[path] = hidden_of(out)
+    def note(path: str, out: Any) -> None:
+        seen[path] = hidden_of(out)
 
-            hooks.callback(model.get_submodule(path).register_forward_hook(note).remove)
+    with hooked([model.get_submodule(p).register_forward_hook(lambda _m, _a, out, p=p: note(p, out)) for p in paths]):
         last = projected(model, batch, head)
     means = {}
     for path, hidden in seen.items():

@@ -4,6 +4,7 @@ n samples · rows of all samples behind each other · d width of a feature. A pi
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,13 +129,8 @@ def input_of(module: nn.Module, model: nn.Module, batch: Batch) -> Tensor:
         seen.append(args[0])
         raise StopForward
 
-    handle = module.register_forward_pre_hook(stop)
-    try:
+    with suppress(StopForward), module.register_forward_pre_hook(stop):
         model(**model_call(model, batch))
-    except StopForward:
-        pass
-    finally:
-        handle.remove()
     return seen[0]
 
 
