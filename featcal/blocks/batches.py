@@ -63,6 +63,16 @@ def first_samples(batch: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value[:PROVING] if name in alike else value for name, value in batch.items()}
 
 
+def single_samples(batches: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Every sample of the batches as a batch of one."""
+    found = []
+    for batch in batches:
+        count = next((len(value) for value in batch.values() if isinstance(value, Tensor)), 0)
+        for i in range(count):
+            found.append({k: v[i : i + 1] if isinstance(v, Tensor) and len(v) == count else v for k, v in batch.items()})
+    return found
+
+
 def out_of_memory(error: Exception) -> bool:
     """Whether an error of torch says that memory was short, which is neither a batch's fault nor a plan's."""
     return "memory" in f"{type(error).__name__} {error}".lower()

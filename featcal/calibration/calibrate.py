@@ -6,10 +6,8 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 
 from featcal.blocks.batches import check_batch, check_tasks, first_samples, naming
 from featcal.blocks.plan import BlockPlan
@@ -17,12 +15,12 @@ from featcal.blocks.replay import check_replay
 from featcal.calibration.batches import on_device
 from featcal.calibration.card import calibration_card
 from featcal.calibration.measured import measured_drift
-from featcal.calibration.models import hold_models
+from featcal.calibration.models import Model, hold_models
 from featcal.calibration.published import Published, check_published
 from featcal.calibration.ranks import current
 from featcal.calibration.record import Result
 from featcal.calibration.run_folder import RunFolder, beside
-from featcal.calibration.stacks import Run, calibrate_stacks
+from featcal.calibration.stacks import Batches, Run, calibrate_stacks
 from featcal.calibration.write import write_calibrated
 from featcal.core.precision import exact_products
 from featcal.core.weighting import TokenRule
@@ -36,9 +34,6 @@ GPU_SHARE = 0.25  # of free memory, for activations; blocks, sums and one batch 
 
 PAPER = Calibration()
 LOG = logging.getLogger("featcal")
-
-Model = nn.Module | str | Path
-Batches = Iterable[Mapping[str, Any]]
 
 
 def calibrate(

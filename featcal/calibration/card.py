@@ -44,7 +44,7 @@ def calibration_card(
     models = {"base": base, "merged model": merged} | {f"expert {task}": experts[task] for task in sorted(experts)}
     how = merge_method(merged)
     rows = [[role, name_of(model) + (f", merged by {how}" if how and model is merged else "")] for role, model in models.items()]
-    far = [LAST, expert_table(drift), *worse(drift)] if drift else []
+    far = [LAST, table(DRIFT_COLUMNS, drift_rows(drift)), *worse(drift)] if drift else []
     far += [BLOCKS, block_table(blocks)] if all(block.relative_drift is not None for block in blocks) else []
     sections = [
         f"{len(experts)} fine-tuned models merged into one, whose weights were then calibrated to the experts' features with "
@@ -73,13 +73,8 @@ def setting_rows(settings: Calibration, drawn: Drawn | None) -> list[list[str]]:
     return rows
 
 
-def expert_table(drift: Sequence[DriftRecord]) -> str:
-    """A row for each expert and stack."""
-    return table(DRIFT_COLUMNS, drift_rows(drift))
-
-
 def drift_rows(drift: Sequence[DriftRecord]) -> list[list[str]]:
-    """The cells of `DRIFT_COLUMNS`."""
+    """The cells of `DRIFT_COLUMNS`, a row for each expert and stack."""
     several = len({one.stack for one in drift}) > 1
     rows = []
     for one in drift:

@@ -18,16 +18,11 @@ from featcal.models.mode import evaluation_mode
 from featcal.models.residency import Held
 
 
-def block_features(model: nn.Module, batch: Mapping[str, Any], plan: BlockPlan | None = None) -> dict[str, Tensor]:
-    """Features (batch, tokens, d) of one batch: "embeddings" before the first block, then "00", "01", … after each.
+def features_by_stack(model: nn.Module, batch: Mapping[str, Any], plan: BlockPlan) -> dict[str, tuple[Stack, Tensor]]:
+    """Features (batch, tokens, d) of one batch with their stacks: "embeddings" before the first block, "00", "01", … after each.
 
     Names begin with that of the stack, as in "decoder.00", where the model has several.
     """
-    return {name: features for name, (_, features) in features_by_stack(model, batch, plan_for(model, plan)).items()}
-
-
-def features_by_stack(model: nn.Module, batch: Mapping[str, Any], plan: BlockPlan) -> dict[str, tuple[Stack, Tensor]]:
-    """The features of one batch, each with the stack that it belongs to."""
     with evaluation_mode([model]), exact_products(), ExitStack() as hooks:
         seen = [(stack, hooks.enter_context(block_outputs(model, blocks_of(model, stack)))) for stack in plan.stacks]
         model(**model_call(model, batch))

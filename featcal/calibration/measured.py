@@ -1,6 +1,6 @@
 """How far a merged model and the calibrated one are from every expert, on the same samples: what a calibration was good for."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -11,12 +11,10 @@ from featcal.calibration.drift import expert_drift
 from featcal.calibration.models import Model
 from featcal.calibration.record import DriftRecord, rounded
 from featcal.calibration.run_folder import RunFolder, Solved, block_name
-from featcal.calibration.stacks import Run
+from featcal.calibration.stacks import Batches, Run
 from featcal.models.mode import evaluation_mode
 from featcal.models.residency import Held, Resident
 from featcal.models.streamed import Streamed
-
-Batches = Iterable[Mapping[str, Any]]
 
 
 def measured_drift(run: Run, merged: Model, batches: Mapping[str, Batches], held_out: Mapping[str, Batches]) -> list[DriftRecord]:

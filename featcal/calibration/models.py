@@ -13,14 +13,13 @@ from transformers import PreTrainedModel
 from featcal.blocks.coverage import check_blocks, check_norms
 from featcal.blocks.plan import BlockPlan
 from featcal.blocks.plans import plan_for
-from featcal.calibration.checks import check_models
 from featcal.errors import BadPlan
 from featcal.models.code import is_adapter
 from featcal.models.device import torch_device
 from featcal.models.load import load_as_calibrated, model_class
 from featcal.models.lora import dense_model, without_adapters
 from featcal.models.mode import evaluation_mode
-from featcal.models.residency import Held, Resident
+from featcal.models.residency import Held, Resident, require_alike
 from featcal.models.skeleton import same_tower
 from featcal.models.streamed import Streamed
 from featcal.settings import Calibration, require
@@ -104,7 +103,11 @@ def hold_models(
         return streamed(model, kind if own is not kind and same_tower(own, kind) else None)
 
     others = [beside(m) for m in (base, *(experts[task] for task in sorted(experts)))]
-    check_models(dict(zip(given, (student, *others), strict=True)), plan)
+    held = dict(zip(given, (student, *others), strict=True))
+    # outside of blocks rows may differ, of words or of a head's classes: each model reads and puts out its own
+    require_alike(held, [stack.blocks for stack in plan.stacks])
+    for name, one in held.items():
+        one.check_finite(name)
     check_blocks(student.module, plan, settings.norm, settings.modules)
     for stack in plan.stacks if settings.norm else ():
         with student.block(f"{stack.blocks}.0") as block:  # blocks of one stack are of one class

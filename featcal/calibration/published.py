@@ -8,10 +8,8 @@ from torch import nn
 
 from featcal.calibration.observe import Observation
 from featcal.calibration.sites import Modules
-from featcal.errors import BadBatches, BadSetting
-from featcal.settings import Calibration
-
-WHY = "needs the samples of every task, which the published moments of {} do not tell"
+from featcal.errors import BadBatches
+from featcal.settings import Calibration, require
 
 
 class Published(ABC):
@@ -46,15 +44,14 @@ def check_published(published: Mapping[str, Published], batches: Mapping[str, An
         raise BadBatches(tasks, 'has moments only; one task at least needs samples, else this is merge("regmean") of the moments')
     if not alone:
         raise BadBatches(tasks, "has moments, which one process takes, summed by the family's own token weights; give no others")
-    features = {
-        "order": settings.order != "sites",
-        "residual": settings.residual in (0, (0, 0)),
-        "weights": settings.weights == "rule",
-        "shrinkage": settings.shrinkage == "fixed",
-    }
-    for key, off in features.items():
-        if not off:
-            raise BadSetting(f"calibrate.{key}", getattr(settings, key), WHY.format(tasks))
-    for key, off in {"interpolation": settings.interpolation != "auto", "no_harm": not settings.no_harm}.items():
-        if not off:
-            raise BadSetting(f"calibrate.{key}", getattr(settings, key), f"holds samples out, and {tasks} has none")
+    features = f"needs the samples of every task, which the published moments of {tasks} do not tell"
+    apart = f"holds samples out, and {tasks} has none"
+    for key, off, why in (
+        ("order", settings.order != "sites", features),
+        ("residual", not settings.aims_at_the_stream, features),
+        ("weights", settings.weights == "rule", features),
+        ("shrinkage", settings.shrinkage == "fixed", features),
+        ("interpolation", settings.interpolation != "auto", apart),
+        ("no_harm", not settings.no_harm, apart),
+    ):
+        require(off, f"calibrate.{key}", getattr(settings, key), why)

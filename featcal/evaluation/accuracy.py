@@ -5,17 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from featcal.evaluation.features import (
-    Encoder,
-    Samples,
-    features_of,
-    projected_features,
-    require_finite,
-    unit_features,
-    unit_length,
-)
-
-__all__ = ["evaluate_pool", "features_of", "percent", "unit_features"]
+from featcal.evaluation.features import Encoder, Samples, projected_features, require_finite, unit_length
 
 # the model whose projected features (n, p) are changed, and how, given the task: ("merged", adapters.apply)
 Adapted = tuple[str, Callable[[str, Tensor], Tensor]]

@@ -90,21 +90,17 @@ def compare(
     for task in sorted(experts):
         expert = held(experts[task])
         # heads of its own task's number of classes are compared with none; blocks must be alike
-        require_blocks_alike({f"expert {task!r}": expert, **ours}, plan)
+        require_alike({name: blocks_alone(model, plan) for name, model in {f"expert {task!r}": expert, **ours}.items()})
         with evaluation_mode([each.module for each in (expert, *ours.values())]), exact_products():
             found += agreements(task, ours, expert, batches[task], plan, place)
     return found
 
 
-def require_blocks_alike(models: Mapping[str, Held], plan: BlockPlan | None) -> None:
-    """The same blocks in all models. Raises: MissingTensor, TensorsDiffer."""
-    require_alike({name: Resident(plan_part(held.module, plan)) for name, held in models.items()})
-
-
-def plan_part(module: nn.Module, plan: BlockPlan | None) -> nn.Module:
+def blocks_alone(held: Held, plan: BlockPlan | None) -> Held:
     """The blocks of a model as one module."""
-    stacks = plan_for(module, plan).stacks
-    return nn.ModuleDict({stack.name.replace(".", "_"): module.get_submodule(stack.blocks) for stack in stacks})
+    stacks = plan_for(held.module, plan).stacks
+    parts = {stack.name.replace(".", "_"): held.module.get_submodule(stack.blocks) for stack in stacks}
+    return Resident(nn.ModuleDict(parts))
 
 
 @dataclass

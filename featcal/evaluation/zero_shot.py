@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from featcal.errors import BadData, NotFinite
-from featcal.evaluation.features import Samples, features_of
+from featcal.evaluation.features import Samples, features_of, unit_length
 from featcal.models.pooling import token_mean
 
 
@@ -26,8 +26,7 @@ def zero_shot_head(clip: nn.Module, tokenizer: Any, classes: Sequence[str], temp
         tokens = tokenizer(prompts[start : start + batch], padding=True, truncation=True, return_tensors="pt")
         ids, mask = tokens["input_ids"].to(_device(clip)), tokens["attention_mask"].to(_device(clip))
         found.append(clip.get_text_features(input_ids=ids, attention_mask=mask).pooler_output)  # type: ignore[operator]
-    features = _unit(torch.cat(found)).reshape(len(classes), len(templates), -1)  # (K, templates, p)
-    return _finite(_unit(features.mean(1)), classes)
+    return _head(torch.cat(found), classes)
 
 
 @torch.no_grad()
@@ -38,8 +37,7 @@ def sentence_head(model: nn.Module, tokenizer: Any, classes: Sequence[str], temp
     for start in range(0, len(prompts), batch):
         tokens = tokenizer(prompts[start : start + batch], padding=True, truncation=True, return_tensors="pt").to(_device(model))
         found.append(token_mean(model(**tokens).last_hidden_state, tokens["attention_mask"]))
-    features = _unit(torch.cat(found)).reshape(len(classes), len(templates), -1)  # (K, templates, h)
-    return _finite(_unit(features.mean(1)), classes)
+    return _head(torch.cat(found), classes)
 
 
 def class_mean_head(vision: nn.Module, projection: Tensor, images: Samples, batch: int = 250) -> Tensor:
@@ -55,7 +53,7 @@ def class_mean_head(vision: nn.Module, projection: Tensor, images: Samples, batc
     features = features_of(vision, projection, images, batch, "base model")
     sums = torch.zeros(len(images.classes), features.shape[1], dtype=torch.float64)
     sums.index_add_(0, labels, features.double())
-    return _unit(sums / counts[:, None]).to(features.dtype)
+    return unit_length(sums / counts[:, None]).to(features.dtype)
 
 
 def words_known(tokenizer: Any, classes: Sequence[str], templates: Sequence[str]) -> bool:
@@ -71,11 +69,9 @@ def _prompts(classes: Sequence[str], templates: Sequence[str]) -> list[str]:
     return [template.replace("{}", name) for name in classes for template in templates]
 
 
-def _unit(vectors: Tensor) -> Tensor:
-    return vectors / vectors.norm(dim=-1, keepdim=True)
-
-
-def _finite(head: Tensor, classes: Sequence[str]) -> Tensor:
+def _head(prompts: Tensor, classes: Sequence[str]) -> Tensor:
+    """Vectors of all prompts, class by class, as unit vectors of the classes, (K, p). Raises: NotFinite."""
+    head = unit_length(unit_length(prompts).reshape(len(classes), -1, prompts.shape[-1]).mean(1))
     bad = (~torch.isfinite(head).all(-1)).nonzero()
     if len(bad):
         raise NotFinite("base model", f"the text feature of class {classes[int(bad[0])]!r}")

@@ -5,12 +5,12 @@ Source: Matena and Raffel, 2022 (arXiv 2111.09832), with a label drawn from each
 sample. Every expert's diagonal is in memory.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from featcal.blocks.batches import check_batch, check_tasks, naming
+from featcal.blocks.batches import check_batch, check_tasks, naming, single_samples
 from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.errors import BadBatches
 from featcal.merging.answers import answer_logits, encoder
@@ -32,7 +32,7 @@ def squared_slopes(job: Job, model: nn.Module, answering: Source, task: str, pur
     draws, count = generator(task, purpose, job.settings.seed), 0
     for number, batch in enumerate(job.batches[task]):
         check_batch(task, number, batch, model)
-        for one in singles(batch):
+        for one in single_samples([batch]):
             with naming(task, number), exact_products():
                 answer = answer_logits(job.head, model, tensors, task, one).log_softmax(-1)  # (1, K)
                 label = torch.multinomial(answer.detach().double().exp().cpu(), 1, generator=draws)
@@ -61,13 +61,6 @@ def diagonal_fisher(job: Job, model: nn.Module, expert: Source, task: str) -> Di
     """Fᵢ = (1/n) Σ (∂ log p(y | x) / ∂θ)², y drawn from p(· | x), the expert's own answer to each of n samples of its task."""
     found, count = squared_slopes(job, model, expert, task)
     return {name: total / count for name, total in found.items()}
-
-
-def singles(batch: Mapping[str, object]) -> Iterator[dict[str, object]]:
-    """Every sample of a batch as a batch of one."""
-    count = max(len(value) for value in batch.values() if isinstance(value, Tensor))
-    for i in range(count):
-        yield {key: value[i : i + 1] if isinstance(value, Tensor) else value for key, value in batch.items()}
 
 
 def fisher_weights(fishers: Sequence[Diagonal], floor: float, normalize: bool) -> list[float]:

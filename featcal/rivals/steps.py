@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from featcal.blocks.batches import IGNORED
+from featcal.blocks.batches import IGNORED, single_samples
 from featcal.errors import BadBatches
 from featcal.rivals.draws import batch_order
 from featcal.rivals.features import Batch, Head, Pair, frozen_features
@@ -79,16 +79,6 @@ def samples_of(task: str, batches: Iterable[Batch]) -> Samples:
     found: Samples = by_number() if by_number else Held(task, single_samples(batches))
     if not len(found):
         raise BadBatches(task, "is empty; an adapter needs at least one sample")
-    return found
-
-
-def single_samples(batches: Iterable[Batch]) -> list[dict[str, Any]]:
-    """Every sample of the batches as a batch of one."""
-    found = []
-    for batch in batches:
-        count = next((len(value) for value in batch.values() if isinstance(value, Tensor)), 0)
-        for i in range(count):
-            found.append({k: v[i : i + 1] if isinstance(v, Tensor) and len(v) == count else v for k, v in batch.items()})
     return found
 
 

@@ -10,7 +10,8 @@ import torch
 from tiny import PAPER, TASKS, clip, difference, experiment, images, same_bits, shifted
 
 from featcal import BlockPlan, Stack, calibrate
-from featcal.calibration.drift import block_features, model_drift
+from featcal.blocks.plans import plan_for
+from featcal.calibration.drift import features_by_stack, model_drift
 from featcal.core.weighting import every_token
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
@@ -20,7 +21,9 @@ def plain_result(given, settings):
     hidden = {}
     for task, batches in given["batches"].items():
         models = given["merged"], given["experts"][task]
-        pair = [torch.cat([block_features(m, b)["embeddings"] for b in batches]).detach().numpy() for m in models]
+        pair = [
+            torch.cat([features_by_stack(m, b, plan_for(m))["embeddings"][1] for b in batches]).detach().numpy() for m in models
+        ]
         hidden[task] = pair
     return plain.calibrate(given["merged"], given["base"], given["experts"], hidden, settings)
 

@@ -8,9 +8,10 @@ from families import experiment as texts
 from tiny import clip, images
 
 import featcal
+from featcal.blocks.batches import single_samples
 from featcal.errors import BadBatches, BadSetting
 from featcal.rivals.features import rows_before_head
-from featcal.rivals.steps import single_samples, together
+from featcal.rivals.steps import together
 
 LANGUAGE = ("t5", "t5_gated", "llama")
 

@@ -14,11 +14,12 @@ from test_data import PETS, encoded, parquet
 from tiny import clip
 
 import featcal
+from featcal.blocks.batches import single_samples
 from featcal.data.images import ImageSet, Preprocess
 from featcal.data.load import load_images
 from featcal.data.sampling import draw_indices
 from featcal.errors import BadBatches
-from featcal.rivals.steps import Held, samples_of, single_samples
+from featcal.rivals.steps import Held, samples_of
 from reproduction.data import decoded
 from reproduction.data.decoded import Split, mapped_images
 from reproduction.experiments.runs import Draw
