@@ -1,7 +1,7 @@
 """What several commands take on the command line, checked before anything is loaded: folders, `name=FOLDER` pairs, devices."""
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
@@ -19,18 +19,16 @@ MODEL_CONFIGS = ("config.json", "open_clip_config.json")  # what makes a folder 
 
 def named_folders(option: str, pairs: Iterable[str]) -> dict[str, Path]:
     """`name=FOLDER` arguments as a dictionary. Raises: BadSetting for another form or a repeated name; MissingPath."""
-    return {name: existing_folder(option, Path(given)) for name, given in pairs_by_name(option, pairs, "FOLDER").items()}
+    return {name: existing_folder(option, Path(given)) for name, given in pairs_by_name(option, pairs, "name=FOLDER").items()}
 
 
-def pairs_by_name(option: str, pairs: Iterable[str], what: str) -> dict[str, str]:
+def pairs_by_name(option: str, pairs: Iterable[str], form: str, example: str = "mnist=path/to/it") -> dict[str, str]:
     """`name=value` arguments as a dictionary. Raises: BadSetting for another form or a repeated name."""
     found: dict[str, str] = {}
     for pair in pairs:
-        name, equals, given = pair.partition("=")
-        if not (name and equals and given):
-            raise BadSetting(option, pair, f"must be name={what}, for example {option} mnist=path/to/it")
-        if name in found:
-            raise BadSetting(option, pair, f"names {name!r} a second time; every name once")
+        name, _, given = pair.partition("=")
+        require(bool(name and given), option, pair, f"must be {form}, for example {option} {example}")
+        require(name not in found, option, pair, f"names {name!r} a second time; every name once")
         found[name] = given
     return found
 
@@ -39,7 +37,12 @@ def named_places(option: str, pairs: Iterable[str]) -> dict[str, "Place"]:
     """`name=PLACE` arguments, where a place is a file, a folder or a data set of the hub. Raises: BadSetting, MissingPath."""
     from featcal.data.place import place_of
 
-    return {name: place_of(option, given) for name, given in pairs_by_name(option, pairs, "PLACE").items()}
+    return {name: place_of(option, given) for name, given in pairs_by_name(option, pairs, "name=PLACE").items()}
+
+
+def local(places: Mapping[str, "Place"]) -> list[Path]:
+    """The files and folders among places."""
+    return [place.source for place in places.values() if isinstance(place.source, Path)]
 
 
 def existing_folder(option: str, folder: Path) -> Path:

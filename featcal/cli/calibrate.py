@@ -11,6 +11,7 @@ from featcal.cli.arguments import (
     device_named,
     dtype_named,
     existing_folder,
+    local,
     named_folders,
     named_places,
     new_folder,
@@ -19,7 +20,7 @@ from featcal.cli.arguments import (
     work_folder,
 )
 from featcal.cli.card import tell_card
-from featcal.cli.model_folders import require_alike, skeleton, tell_heads, tell_words
+from featcal.cli.model_folders import alike_student, tell_heads, tell_words
 from featcal.cli.publish import Push, push, require_hub
 from featcal.cli.recipe import EXPERT, HELP, named_models, whole_experts
 from featcal.cli.sizes import bytes_of
@@ -116,9 +117,8 @@ def calibrate(
     settings = Calibration.preset(preset, {name: value for name, value in chosen.items() if value is not None})
     existing_folder("--merged", merged)
     named, places = named_models(base, expert or (), recipe, merged), named_places("--data", data)
-    folders = {"base": named.base, "merged": merged} | {f"expert {name!r}": folder for name, folder in named.shaped.items()}
     told = named_folders("--stats", stats or ())
-    read = [merged, *named.read, *told.values(), *(place.source for place in places.values() if isinstance(place.source, Path))]
+    read = [merged, *named.read, *told.values(), *local(places)]
     new_folder(out, force, read)
     require_hub(push_to_hub)
     given: dict[str, Any] = {"host_memory": bytes_of("--host-memory", host_memory) if host_memory else None, "resume": resume}
@@ -128,7 +128,6 @@ def calibrate(
     from featcal.calibration.ranks import current
     from featcal.calibration.run_folder import beside
     from featcal.data.calibration import Draw, drawn, held_out
-    from featcal.merging.dense import check_adapter
     from featcal.merging.stored_statistics import Statistics
     from featcal.models.products import onednn_products
     from featcal.storage.results import run_record, write_json
@@ -138,12 +137,9 @@ def calibrate(
     check_tasks(named.experts, {name: [place] for name, place in (*places.items(), *told.items())})  # before samples are read
     moments = {name: Statistics(folder) for name, folder in told.items()}
     check_published(moments, named.experts, settings, current().world == 1)
-    student = [skeleton(folder) for folder in folders.values()][1]
-    require_alike(folders)
+    student = alike_student(merged, named)
     tell_heads(student, named)
-    tell_words(folders)
-    for name, folder in named.under.items():
-        check_adapter(folder, named.experts[name])
+    tell_words(named.all_shaped(merged))
     plan = stacks_named(student, stack)
     given["plan"] = plan
     blocks = block_count(student, settings.modules, plan)

@@ -125,7 +125,7 @@ def text_answers(
     from featcal.models.load import load_model
 
     places = named_places("--data", data)
-    names = {task: told.split(",") for task, told in pairs_by_name("--classes", classes, "A,B,...").items()}
+    names = {task: told.split(",") for task, told in pairs_by_name("--classes", classes, "name=A,B,...").items()}
     for task in names:
         require(task in places, "--classes", task, f"must name a task of --data: {', '.join(places)}")
     model = load_model(folder).to(place)

@@ -1,13 +1,21 @@
 """`featcal merge`: several experts into one model, by any method; a setting of the method is `--set name=value`."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
 from typer import Argument, Option
 
-from featcal.cli.arguments import device_named, named_folders, named_places, new_folder, require_space, stored_bytes
+from featcal.cli.arguments import (
+    device_named,
+    local,
+    named_folders,
+    named_places,
+    new_folder,
+    pairs_by_name,
+    require_space,
+    stored_bytes,
+)
 from featcal.cli.model_folders import skeleton
 from featcal.cli.publish import Push, push, require_hub
 from featcal.cli.recipe import EXPERT, named_models
@@ -56,7 +64,8 @@ def merge(
     force: Annotated[bool, Option("--force", help="Replace the model folder that --out names.")] = False,
 ) -> None:
     """Merge experts into one model; of each model as little as the method allows is in memory at a time."""
-    settings = named_values(setting or ()) | ({} if scale is None else {"scale": scale})
+    given = pairs_by_name("--set", setting or (), "NAME=VALUE", "density=0.1")
+    settings = {name: as_value(value) for name, value in given.items()} | ({} if scale is None else {"scale": scale})
     if method is not None:
         settings_of(method, settings, "merge")
     elif recipe is None:
@@ -66,8 +75,7 @@ def merge(
     named, places = named_models(base, expert or (), recipe), named_places("--data", data or ())
     told = named_folders("--stats", stats or ())
     require(not told or (method == "regmean" and not places), "--stats", list(told), "is for regmean, in the place of --data")
-    read = [place.source for place in places.values() if isinstance(place.source, Path)]
-    new_folder(out, force, [*named.read, *told.values(), *read])
+    new_folder(out, force, [*named.read, *told.values(), *local(places)])
     require_space("--out", out, stored_bytes(named.base))
     require_hub(push_to_hub)
     if method is None:
@@ -84,32 +92,15 @@ def merge(
         skeleton(folder)
     batches: Any = {name: Statistics(folder) for name, folder in told.items()} or None
     batches = drawn(student, (named.base,), places, Draw(samples, seed, batch, split, tokens)) if places else batches
-    more: dict[str, Any] = {
-        "batches": batches,
-        "head": head,
-        "embeddings": embeddings,
-        "device": device_named(device),
-        "out": out,
-    }
+    more: dict[str, Any] = {"batches": batches, "head": head, "embeddings": embeddings, "device": device_named(device)}
     with onednn_products():
-        merged(method, named.base, named.experts, progress=note, **more, **settings)
+        merged(method, named.base, named.experts, out=out, progress=note, **more, **settings)
     if as_json:
         experts = {name: str(folder) for name, folder in named.experts.items()}
         say_json({"folder": str(out), "method": method, "settings": settings, "base": str(named.base), "experts": experts})
     else:
         say(f"{method} of {', '.join(named.experts)}: {out}")
     push(out, push_to_hub)
-
-
-def named_values(pairs: Iterable[str]) -> dict[str, Any]:
-    """`name=value` arguments as settings; values are read as in params.yaml. Raises: BadSetting."""
-    found: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        require(bool(name and equals), "--set", pair, "must be NAME=VALUE, for example --set density=0.1")
-        require(name not in found, "--set", pair, f"names {name!r} a second time; every name once")
-        found[name] = as_value(value)
-    return found
 
 
 def as_value(text: str) -> Any:

@@ -57,6 +57,18 @@ def word_rows(folders: Mapping[str, Path]) -> dict[str, int]:
     return {name: count for name, count in told.items() if isinstance(count, int)}
 
 
+def alike_student(merged: Path, named: Named) -> "nn.Module":
+    """The merged model without its numbers, once all models are there and alike. Raises: as skeleton, require_alike."""
+    from featcal.merging.dense import check_adapter
+
+    folders = named.all_shaped(merged)
+    student = {name: skeleton(folder) for name, folder in folders.items()}["merged"]
+    require_alike(folders)
+    for name, folder in named.under.items():
+        check_adapter(folder, named.experts[name])
+    return student
+
+
 def require_alike(folders: Mapping[str, Path]) -> None:
     """Weights of one shape in all folders, told from the files' heads alone; the first folder is the reference.
 

@@ -40,6 +40,10 @@ class Named:
         """Of every expert the folder that tells its shape."""
         return {name: self.under.get(name, folder) for name, folder in self.experts.items()}
 
+    def all_shaped(self, merged: Path) -> dict[str, Path]:
+        """Of every model that is at work the folder that tells its shape, by the name errors use."""
+        return {"base": self.base, "merged": merged} | {f"expert {name!r}": folder for name, folder in self.shaped.items()}
+
     @property
     def read(self) -> list[Path]:
         """Every folder that is read."""

@@ -24,25 +24,20 @@ def method_of(named: Named) -> tuple[str, dict[str, Any]]:
         if recipe.asked.get(key) not in (None, "base"):
             raise BadFile(recipe.file, f"its {key} is not that of the base, which is all that featcal merge writes", THEIRS)
     require_dtype(recipe, named)
-    if recipe.method == "linear" and not recipe.base_listed and parameter(recipe, "normalize", True) is True:
+    if recipe.method == "linear" and not recipe.base_listed and recipe.parameters.get("normalize", True) is True:
         weight(recipe)
         return "average", {}
     if recipe.method == "task_arithmetic":
-        scale = weight(recipe) * number(recipe, "lambda", parameter(recipe, "lambda", 1.0))
-        if parameter(recipe, "normalize", False) is True:  # by the sum of the weights
+        scale = weight(recipe) * number(recipe, "lambda", recipe.parameters.get("lambda", 1.0))
+        if recipe.parameters.get("normalize", False) is True:  # by the sum of the weights
             scale /= weight(recipe) * len(recipe.experts)
         return "task_arithmetic", {"scale": scale}
     raise BadFile(recipe.file, f"featcal merge has no method that gives the same as its merge_method {recipe.method}", THEIRS)
 
 
-def parameter(recipe: Recipe, key: str, default: Any) -> Any:
-    """A parameter of the whole merge."""
-    return recipe.parameters.get(key, default)
-
-
 def weight(recipe: Recipe) -> float:
     """The one weight of all experts. Raises: BadFile for none, for several, and for gradients and filters."""
-    weights = {number(recipe, "weight", own.get("weight", parameter(recipe, "weight", None))) for own in recipe.settings}
+    weights = {number(recipe, "weight", own.get("weight", recipe.parameters.get("weight"))) for own in recipe.settings}
     if len(weights) > 1:
         raise BadFile(recipe.file, "its experts have different weights", THEIRS)
     return weights.pop()

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from featcal.cli.arguments import device_named, named_places, new_folder, require_space, stored_bytes
+from featcal.cli.arguments import device_named, local, named_places, new_folder, require_space, stored_bytes
 from featcal.cli.model_folders import skeleton
 from featcal.cli.recipe import EXPERT, named_models
 from featcal.cli.terminal import Json, Quiet, note, say, say_json
@@ -49,8 +49,7 @@ def repair(
     if bool(places) != (method == "prodistill"):
         raise BadSetting("--data", data, "must be left out: svc uses none" if places else "must be given of every task")
     named = named_models(base, expert, None)
-    read = [place.source for place in places.values() if isinstance(place.source, Path)]
-    new_folder(out, force, [*named.read, merged, *read])
+    new_folder(out, force, [*named.read, merged, *local(places)])
     require_space("--out", out, stored_bytes(merged))
     more: dict[str, Any] = {"out": out, "device": device_named(device), "progress": note, **settings}
     if method == "svc":

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Option
 
-from featcal.cli.arguments import device_named, existing_folder, named_places, new_folder
+from featcal.cli.arguments import device_named, existing_folder, local, named_places, new_folder
 from featcal.cli.calibrate import PICTURES, TEXT
 from featcal.cli.model_folders import skeleton
 from featcal.cli.publish import Push, push, require_hub
@@ -40,7 +40,7 @@ def stats(
     refuse_adapter(model)
     name = out.name
     place = named_places("--data", [f"{name}={data}"])[name]
-    new_folder(out, False, [model, *([place.source] if isinstance(place.source, Path) else [])])
+    new_folder(out, False, [model, *local({name: place})])
     require_hub(push_to_hub)
     from featcal.data.calibration import Draw, drawn
     from featcal.merging.statistics import statistics

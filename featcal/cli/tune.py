@@ -12,7 +12,7 @@ from typer import Option
 from featcal.cli.allocator import give_back_large_blocks
 from featcal.cli.arguments import device_named, dtype_named, existing_folder, named_places
 from featcal.cli.calibrate import DATA, MODULES, PICTURES, TEXT
-from featcal.cli.model_folders import require_alike, skeleton
+from featcal.cli.model_folders import alike_student
 from featcal.cli.recipe import EXPERT, HELP, named_models, whole_experts
 from featcal.cli.sizes import bytes_of
 from featcal.cli.stacks import STACK, block_count, stacks_named
@@ -79,17 +79,12 @@ def tune(
     given |= {"host_memory": bytes_of("--host-memory", host_memory) if host_memory else None}
     from featcal.blocks.batches import check_tasks
     from featcal.data.calibration import Draw, drawn
-    from featcal.merging.dense import check_adapter
     from featcal.models.products import onednn_products
     from featcal.tuning.proposals import imported
 
     imported()
     check_tasks(named.experts, {name: [place] for name, place in places.items()})
-    folders = {"base": named.base, "merged": merged} | {f"expert {name!r}": folder for name, folder in named.shaped.items()}
-    student = [skeleton(folder) for folder in folders.values()][1]
-    require_alike(folders)
-    for name, folder in named.under.items():
-        check_adapter(folder, named.experts[name])
+    student = alike_student(merged, named)
     plan = stacks_named(student, stack)
     given["plan"] = plan if stack else None
     block_count(student, start.modules, plan)

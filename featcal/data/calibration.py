@@ -40,8 +40,10 @@ class Draw:
     dtype: torch.dtype = torch.float32
     behind: int = 0
 
-    def of(self, task: str, count: int) -> list[int]:
-        """The samples of one task that has `count` of them. Raises: BadSetting for too few."""
+    def of(self, task: str, place: Place, count: int) -> list[int]:
+        """The samples of one task that has `count` of them at a place. Raises: BadSetting for too few."""
+        enough = f"must be at most {count}, the number of samples of {task} ({place.source})"
+        require(self.behind + self.samples <= count, "samples", self.behind + self.samples, enough)
         return draw_indices(task, count, self.behind + self.samples, self.seed)[self.behind :].tolist()
 
 
@@ -88,7 +90,7 @@ def drawn(model: nn.Module, folders: Sequence[Path], places: Mapping[str, Place]
     batches = {}
     for task, place in sorted(places.items()):
         samples = load_text(place, draw.split)
-        batches[task] = token_batches(samples, draw.of(task, len(samples)), reader, draw.batch)
+        batches[task] = token_batches(samples, draw.of(task, place, len(samples)), reader, draw.batch)
     return batches
 
 
@@ -115,7 +117,7 @@ def processor_folder(folders: Sequence[Path]) -> Path:
 def picture_batches(task: str, place: Place, preprocess: Preprocess, draw: Draw) -> Batches:
     """The drawn pictures of one task, decoded now and normalised batch by batch."""
     pictures = load_pictures(place, draw.split, preprocess)
-    held = Pictures(pictures.pixels[np.array(draw.of(task, len(pictures)))], preprocess)
+    held = Pictures(pictures.pixels[np.array(draw.of(task, place, len(pictures)))], preprocess)
 
     def made() -> Iterator[Batch]:
         for batch in held.batches(None, draw.batch):
