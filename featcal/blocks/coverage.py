@@ -10,7 +10,7 @@ from torch import nn
 
 from featcal.blocks.experts import packed_experts, unpacked
 from featcal.blocks.linear import is_linear
-from featcal.blocks.norms import check_norm, is_norm
+from featcal.blocks.norms import is_norm
 from featcal.blocks.plan import BlockPlan, Stack, blocks_of, parameter_count
 from featcal.errors import BadPlan, UnknownKey
 
@@ -42,18 +42,17 @@ def check_modules(model: nn.Module, plan: BlockPlan, modules: Sequence[str] | No
             raise UnknownKey("calibrate.modules", end, sorted({name.rpartition(".")[2] for name in linears}))
 
 
+def covered(block: nn.Module, norm: bool = True, modules: Sequence[str] | None = None) -> list[nn.Parameter]:
+    """Parameters of a block that belong to its linears and norms, and to experts in tensors of their own."""
+    linears, norms = solved_modules(block, norm, modules)
+    parts = [*map(block.get_submodule, (*linears, *norms)), *packed_experts(block).values()]
+    return [p for part in parts for p in part.parameters(recurse=False)]
+
+
 def uncovered(block: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters of a block that belong to no linear and no norm, by name."""
-    linears, norms = solved_modules(block)
-    held = {id(p) for name in (*linears, *norms) for p in block.get_submodule(name).parameters(recurse=False)}
-    held |= {id(p) for packed in packed_experts(block).values() for p in packed.parameters(recurse=False)}
+    held = {id(p) for p in covered(block)}
     return {name: p for name, p in block.named_parameters() if id(p) not in held}
-
-
-def check_norms(block: nn.Module) -> None:
-    """Raise BadSetting for a norm of an unknown kind."""
-    for name in solved_modules(block)[1]:
-        check_norm(block.get_submodule(name))
 
 
 def check_blocks(model: nn.Module, plan: BlockPlan, norm: bool = True, modules: Sequence[str] | None = None) -> None:
@@ -68,10 +67,7 @@ def check_blocks(model: nn.Module, plan: BlockPlan, norm: bool = True, modules: 
     for stack in plan.stacks:
         check_coverage(model, stack)
         for block in blocks_of(model, stack):
-            linears, norms = solved_modules(block, norm, modules)
-            solved = [p for name in (*linears, *norms) for p in block.get_submodule(name).parameters(recurse=False)]
-            solved += [p for packed in packed_experts(block).values() for p in packed.parameters(recurse=False)]
-            shared = next((places[id(p)] for p in solved if len(places[id(p)]) > 1), None)
+            shared = next((places[id(p)] for p in covered(block, norm, modules) if len(places[id(p)]) > 1), None)
             if shared:
                 problem = f"{shared[0]} and {shared[1]} are one tensor, but each place would need its own solution"
                 raise BadPlan(type(model).__name__, problem, NO_WAY)
@@ -81,9 +77,9 @@ def check_coverage(model: nn.Module, stack: Stack) -> None:
     """Raise BadPlan, naming the largest of the others, where linears and norms hold too few of a stack's parameters."""
     blocks = blocks_of(model, stack)
     others = {f"{i}.{name}": p for i, block in enumerate(blocks) for name, p in uncovered(block).items()}
-    covered = 1 - sum(p.numel() for p in others.values()) / max(1, parameter_count(blocks))
-    if covered < LEAST_COVERAGE:
+    found = 1 - sum(p.numel() for p in others.values()) / max(1, parameter_count(blocks))
+    if found < LEAST_COVERAGE:
         largest = sorted(others, key=lambda name: (-others[name].numel(), name))[:2]
         shapes = ", ".join(f"{stack.blocks}.{name} {list(others[name].shape)}" for name in largest)
-        share = f"only {covered:.0%} of the parameters of {stack.blocks!r} belong to linears and norms"
+        share = f"only {found:.0%} of the parameters of {stack.blocks!r} belong to linears and norms"
         raise BadPlan(type(model).__name__, f"{share}, at least {LEAST_COVERAGE:.0%} must; the largest others: {shapes}", NO_WAY)

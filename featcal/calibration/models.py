@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from featcal.blocks.coverage import check_blocks, check_norms
+from featcal.blocks.coverage import check_blocks, solved_modules
+from featcal.blocks.norms import check_norm
 from featcal.blocks.plan import BlockPlan
 from featcal.blocks.plans import plan_for
 from featcal.errors import BadPlan
@@ -111,7 +112,8 @@ def hold_models(
     check_blocks(student.module, plan, settings.norm, settings.modules)
     for stack in plan.stacks if settings.norm else ():
         with student.block(f"{stack.blocks}.0") as block:  # blocks of one stack are of one class
-            check_norms(block)
+            for name in solved_modules(block)[1]:
+                check_norm(block.get_submodule(name))
     where = {name: model if isinstance(model, nn.Module) else Path(model) for name, model in given.items()}
     return Models(student, others[0], dict(zip(sorted(experts), others[1:], strict=True)), plan, place, dtype, ledger, where)
 

@@ -173,7 +173,8 @@ def as_mapping(found: "Needs") -> dict[str, Any]:
 def show(found: "Needs", load: "Workload") -> None:
     """Totals, then their parts."""
     work = found.work
-    say(f"{load.tasks} tasks of {load.samples} samples, in batches of {load.batch}" + per_process(load))
+    several = f"; memory is that of one of {load.ranks} processes, which has {load.tasks_here} of them" * (load.ranks > 1)
+    say(f"{load.tasks} tasks of {load.samples} samples, in batches of {load.batch}{several}")
     rows = [["GPU", size_text(found.gpu)]] if found.on_gpu else []
     rows += [["host", size_text(found.host)], ["disk", size_text(found.disk)], ["FLOPs", count_text(work.total)]]
     table("needed, above what Python and torch hold themselves", ["", "total"], rows)
@@ -184,8 +185,3 @@ def show(found: "Needs", load: "Workload") -> None:
     table("on the host all the time", ["for", "size"], [[name, size_text(v)] for name, v in found.throughout.items() if v])
     table("folders", ["for", "size"], [[name, size_text(value)] for name, value in found.folders.items()])
     table("FLOPs", ["for", "count"], [[name, count_text(value)] for name, value in asdict(work).items()])
-
-
-def per_process(load: "Workload") -> str:
-    """What to say of several processes."""
-    return f"; memory is that of one of {load.ranks} processes, which has {load.tasks_here} of them" if load.ranks > 1 else ""

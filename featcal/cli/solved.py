@@ -56,10 +56,8 @@ def fitting(folder: Path) -> "nn.Module":
 
 def plan_as_mapping(folder: Path) -> dict[str, Any]:
     """Stacks with their number of blocks and the modules solved in each, for programs; the reason where there are none."""
-    from featcal.blocks.experts import packed_experts
     from featcal.blocks.plan import blocks_of
     from featcal.blocks.plans import plan_for
-    from featcal.calibration.sites import calibrated_modules
 
     model = fitting(folder)
     try:
@@ -69,21 +67,26 @@ def plan_as_mapping(folder: Path) -> dict[str, Any]:
     stacks = []
     for stack in plan.stacks:
         blocks = blocks_of(model, stack)
-        chosen = calibrated_modules(blocks[0], norm=True)
-        modules = [*chosen.linears, *chosen.norms, *packed_experts(blocks[0])]
+        modules = solved_names(blocks[0])
         stacks.append({"name": stack.name, "path": stack.blocks, "blocks": len(blocks), "modules": modules})
     return {"model": type(model).__name__, "stacks": stacks}
 
 
+def solved_names(block: "nn.Module") -> list[str]:
+    """The modules of a block that are solved, experts in tensors of their own as one."""
+    from featcal.blocks.coverage import solved_modules
+    from featcal.blocks.experts import packed_experts
+
+    linears, norms = solved_modules(block)
+    return [*linears, *norms, *packed_experts(block)]
+
+
 def show_stack(model: "nn.Module", stack: "Stack") -> None:
     """Where the blocks of one stack are, what they exchange, and the modules solved in each."""
-    from featcal.blocks.experts import packed_experts
     from featcal.blocks.plan import blocks_of, parameter_count
-    from featcal.calibration.sites import calibrated_modules
 
     blocks = blocks_of(model, stack)
-    chosen = calibrated_modules(blocks[0], norm=True)
-    solved = {name: blocks[0].get_submodule(name) for name in (*chosen.linears, *chosen.norms, *packed_experts(blocks[0]))}
+    solved = {name: blocks[0].get_submodule(name) for name in solved_names(blocks[0])}
     say(f"calibration solves {len(blocks)} blocks of {type(model).__name__} ({stack.blocks}), in each:")
     table("", ["module", "kind", "shape"], module_rows(solved))
     if handed_on(stack):

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import kl_div, log_softmax
+from torch.nn.functional import log_softmax
 
 from featcal.blocks.batches import pad_token, padding_mask
 from featcal.blocks.capture import model_call
@@ -15,7 +15,7 @@ from featcal.blocks.plans import plan_for
 from featcal.calibration.drift import last_outputs
 from featcal.core.precision import wide
 from featcal.rivals.features import output_embeddings, rows_before_head
-from featcal.tuning.divergence import SCORES_AT_ONCE, Scored
+from featcal.tuning.divergence import Scored, answer_pairs, divergences
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,8 @@ def answered(model: nn.Module, batch: Mapping[str, Any], given: BlockPlan | None
 
 def scored_alike(ours: Scored | Table, theirs: Scored | Table) -> tuple[Tensor, Tensor]:
     """KL(p_exp ‖ p) of every row and whether both have one largest score, (rows,) each, on the CPU."""
-    size, kl, same = max(1, SCORES_AT_ONCE // ours.width), [], []
-    for start in range(0, len(ours.rows), size):
-        here, there = ours.between(start, start + size), theirs.between(start, start + size)
-        there = there.to(here.device)
-        kl.append(kl_div(here, there, reduction="none", log_target=True).sum(-1).double().cpu())
+    kl, same = [], []
+    for here, there in answer_pairs(ours, theirs):
+        kl.append(divergences(here, there).double().cpu())
         same.append((here.argmax(-1) == there.argmax(-1)).double().cpu())
     return torch.cat(kl), torch.cat(same)

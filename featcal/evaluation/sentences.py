@@ -3,7 +3,6 @@
 n texts · d width of the model · p width of the vector
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,8 +127,5 @@ def unit(found: Tensor) -> Tensor:
 
 def _told(file: Path) -> dict[str, Any]:
     """A file's settings; none where it is not there."""
-    try:
-        content = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    except ValueError as error:
-        raise BadFile(file, f"not JSON ({error})", "copy or download it again") from None
+    content = read_json(file) if file.is_file() else {}
     return content if isinstance(content, dict) else {}

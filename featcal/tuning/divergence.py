@@ -9,7 +9,7 @@ no answers, and the summand is 1 − cos(f_r, f_r^t) of the features instead. KL
 Legend: T tasks · n_t rows of task t · K scores · p width of a feature.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -50,7 +50,8 @@ def task_divergence(
             if scores is None and output_embeddings(model) is None:
                 found = 1 - cosine_similarity(wide(ours), wide(theirs), dim=-1)  # (rows,)
             else:
-                found = divergences(scored(model, ours, scores), scored(expert, theirs, scores), SCORES_AT_ONCE)
+                pairs = answer_pairs(scored(model, ours, scores), scored(expert, theirs, scores))
+                found = torch.cat([divergences(*pair) for pair in pairs])
             total += found.sum(dtype=SUM_DTYPE).cpu()
             count += len(found)
     if not torch.isfinite(total):
@@ -91,9 +92,14 @@ def scored(model: nn.Module, rows: Tensor, scores: Tensor | None) -> Scored:
     return Scored(rows, None if scores is not None else output_embeddings(model), scores)
 
 
-def divergences(ours: Scored, theirs: Scored, at_once: int) -> Tensor:
+def answer_pairs(ours: Any, theirs: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """log softmax(z) of both, some rows at a time, (rows, K) each on one device."""
+    size = max(1, SCORES_AT_ONCE // ours.width)
+    for start in range(0, len(ours.rows), size):
+        here = ours.between(start, start + size)
+        yield here, theirs.between(start, start + size).to(here.device)
+
+
+def divergences(here: Tensor, there: Tensor) -> Tensor:
     """KL(p^t ‖ p) of every row, (rows,)."""
-    size = max(1, at_once // ours.width)
-    pieces = [(start, start + size) for start in range(0, len(ours.rows), size)]
-    pairs = ((ours.between(*piece), theirs.between(*piece)) for piece in pieces)
-    return torch.cat([kl_div(here, there.to(here.device), reduction="none", log_target=True).sum(-1) for here, there in pairs])
+    return kl_div(here, there, reduction="none", log_target=True).sum(-1)
