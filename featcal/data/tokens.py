@@ -13,7 +13,6 @@ import torch
 from jinja2 import TemplateError
 from torch import Tensor
 
-from featcal.blocks.batches import IGNORED
 from featcal.data.batches import Batch, Batches
 from featcal.data.inputs import Input
 from featcal.data.text import Sample, Samples
@@ -26,6 +25,7 @@ VOCABULARIES = (
     "tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "spm.model", "tokenizer.model", "sentencepiece.bpe.model",
 )  # fmt: skip
 PADDED = 1.2  # computed tokens for each one that counts, at most: below, more batches take longer than padding does
+IGNORED = -100  # transformers' label of a token without a target
 
 
 @dataclass(frozen=True)

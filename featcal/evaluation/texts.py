@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, normalize
 
-from featcal.blocks.batches import IGNORED
 from featcal.blocks.capture import model_call
 from featcal.core.precision import wide
 from featcal.data.inputs import input_of
 from featcal.data.text import Labelled
-from featcal.data.tokens import Reader, padded
+from featcal.data.tokens import IGNORED, Reader, padded
 from featcal.errors import BadData, BadSetting, NotFinite
 from featcal.evaluation.sentences import Sentences
 from featcal.models.mode import evaluation_mode

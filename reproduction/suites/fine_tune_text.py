@@ -12,11 +12,10 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from featcal.blocks.batches import IGNORED
 from featcal.data.inputs import input_of
 from featcal.data.sampling import batch_indices
 from featcal.data.text import Sample
-from featcal.data.tokens import Reader, padded, reader_for
+from featcal.data.tokens import IGNORED, Reader, padded, reader_for
 from featcal.errors import BadData
 from featcal.models.device import torch_device
 from featcal.models.load import load_model, other_class

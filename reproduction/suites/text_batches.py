@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
-from featcal.blocks.batches import IGNORED
 from featcal.blocks.plan import BlockPlan
 from featcal.blocks.plans import plan_for
 from featcal.data.batches import Batch
 from featcal.data.inputs import input_of
 from featcal.data.sampling import draw_indices
 from featcal.data.text import Sample
-from featcal.data.tokens import Reader, reader_for, token_batches
+from featcal.data.tokens import IGNORED, Reader, reader_for, token_batches
 from featcal.models.skeleton import skeleton
 from reproduction.experiments.runs import Reading
 from reproduction.suites.fine_tune_text import lesson_batch, tokenized_example
