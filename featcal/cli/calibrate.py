@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from featcal.cli import options
 from featcal.cli.allocator import give_back_large_blocks
 from featcal.cli.arguments import (
     device_named,
@@ -22,22 +23,20 @@ from featcal.cli.arguments import (
 from featcal.cli.card import tell_card
 from featcal.cli.model_folders import alike_student, tell_heads, tell_words
 from featcal.cli.publish import Push, push, require_hub
-from featcal.cli.recipe import EXPERT, HELP, named_models, whole_experts
+from featcal.cli.recipe import named_models, whole_experts
 from featcal.cli.sizes import bytes_of
-from featcal.cli.stacks import STACK, block_count, stacks_named
+from featcal.cli.stacks import block_count, stacks_named
 from featcal.cli.terminal import Json, Quiet, counted, note, say, say_json, table
 from featcal.errors import BadSetting
 
 if TYPE_CHECKING:
     from featcal.calibration.record import Result
 
-DATA = "Samples of an expert's task: a folder, a file or a data set of the hub; labels are not used."
 PICTURES = "a folder of pictures, FOLDER/train/CLASS/*.png, FOLDER/train.parquet with a column image"
 TEXT = (
     "FILE.txt (a sample on each line), FILE.jsonl or FILE.parquet with text, messages, prompt and completion, or input and target"
 )
 STATS = "What featcal stats wrote of an expert's task, in the place of its data; once for each. One task at least needs data."
-MODULES = "Of the linears solve only those whose names end so, such as q; once for each. All of them left out."
 EPILOG = f"""Pictures, for CLIP, ViT, DINOv2 and SigLIP: {PICTURES}, or a data set of the hub.
 
 Text, for Llama, T5, BERT and others: {TEXT}, a folder that holds train.jsonl, or a data set of the hub.
@@ -56,12 +55,12 @@ Exit codes: 0 done; 2 a mistake in arguments or files; 130 interrupted, and the 
 
 
 def calibrate(
-    merged: Annotated[Path, Option(help="Folder of the merged model.")],
-    data: Annotated[list[str], Option(metavar="NAME=PLACE", help=DATA)],
-    out: Annotated[Path, Option(help="Folder to write.")],
-    base: Annotated[Path | None, Option(help="Folder of the model all experts were fine-tuned from.")] = None,
-    expert: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help=EXPERT)] = None,
-    recipe: Annotated[Path | None, Option(metavar="FILE", help=HELP)] = None,
+    merged: options.Merged,
+    data: options.Data,
+    out: options.Out,
+    base: options.Base = None,
+    expert: options.SomeExperts = None,
+    recipe: options.MergekitRecipe = None,
     stats: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help=STATS)] = None,
     preset: Annotated[
         str, Option(help="paper: its settings for CLIP; best: those beyond it that did best on drawn images.")
@@ -86,24 +85,24 @@ def calibrate(
         str | None, Option(help="fixed: λ is --ridge (paper); ledoit_wolf: of each site from its tokens.")
     ] = None,
     samples: Annotated[int, Option(min=1, help="Samples of each task (paper: 256).")] = 256,
-    tokens: Annotated[int | None, Option(min=1, help="At most so many of a text; 512, or what the model can, left out.")] = None,
+    tokens: options.Tokens = None,
     seed: Annotated[int, Option(min=0, help="Which samples are drawn.")] = 42,
-    batch: Annotated[int, Option(min=1, help="Samples in memory at a time.")] = 32,
-    split: Annotated[str, Option(help="The split of each data folder to draw from.")] = "train",
-    module: Annotated[list[str] | None, Option(metavar="NAME", help=MODULES)] = None,
+    batch: options.Batch = 32,
+    split: options.Split = "train",
+    module: options.Modules = None,
     norm: Annotated[bool, Option("--norm/--no-norm", help="Solve norms' scales and shifts, too.")] = True,
     bias: Annotated[bool, Option("--bias/--no-bias", help="Solve biases, too.")] = True,
-    stack: Annotated[list[str] | None, Option(metavar="PATH", help=STACK)] = None,
-    device: Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
-    dtype: Annotated[str, Option(help="float32 or bfloat16, in which the models run.")] = "float32",
-    host_memory: Annotated[str, Option(metavar="SIZE", help="Memory for features that wait, such as 8GiB; then disk.")] = "",
+    stack: options.Stacks = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    host_memory: options.HostMemory = "",
     work: Annotated[Path | None, Option(help="Folder for what waits and for solved blocks; beside --out left out.")] = None,
-    resume: Annotated[bool, Option("--resume/--no-resume", help="Go on from what an interrupted run of this left.")] = True,
+    resume: options.Resume = True,
     dry_run: Annotated[bool, Option("--dry-run", help="Check everything, print what is needed, compute nothing.")] = False,
     push_to_hub: Push = None,
     as_json: Json = False,
     quiet: Quiet = False,
-    force: Annotated[bool, Option("--force", help="Replace the model folder that --out names.")] = False,
+    force: options.Force = False,
 ) -> None:
     """Calibrate a merged model to its experts' features, block by block, and write it as a folder of the same form."""
     import featcal

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from featcal.cli import options
 from featcal.cli.arguments import device_named, dtype_named, existing_folder, named_folders, named_places
-from featcal.cli.calibrate import DATA
 from featcal.cli.model_folders import skeleton, word_rows
 from featcal.cli.publish import Card, result
-from featcal.cli.recipe import EXPERT, Named, whole_experts
-from featcal.cli.stacks import STACK, stacks_named
+from featcal.cli.recipe import Named, whole_experts
+from featcal.cli.stacks import stacks_named
 from featcal.cli.terminal import Json, Quiet, say_json, table
 from featcal.errors import BadSetting
 from featcal.models.code import is_adapter
@@ -35,18 +35,18 @@ featcal compare --model calibrated=new --expert mnist=m --data mnist=images/mnis
 
 def compare(
     model: Annotated[list[str], Option(metavar="NAME=FOLDER", help="A model to compare; once for each, the first one counts.")],
-    expert: Annotated[list[str], Option(metavar="NAME=FOLDER", help=EXPERT)],
-    data: Annotated[list[str], Option(metavar="NAME=PLACE", help=DATA)],
+    expert: options.Experts,
+    data: options.Data,
     base: Annotated[Path | None, Option(help="Folder of the base; for LoRA experts, and where models have other words.")] = None,
     samples: Annotated[int, Option(min=2, help="Samples of each task.")] = 64,
     skip: Annotated[int, Option(min=0, help="So many that calibrate draws before are left out.")] = 256,
-    tokens: Annotated[int | None, Option(min=1, help="At most so many of a text; 512, or what the model can, left out.")] = None,
+    tokens: options.Tokens = None,
     seed: Annotated[int, Option(min=0, help="Which samples are drawn; as for calibrate.")] = 42,
-    batch: Annotated[int, Option(min=1, help="Samples in memory at a time.")] = 32,
-    split: Annotated[str, Option(help="The split of each data folder to draw from.")] = "train",
-    stack: Annotated[list[str] | None, Option(metavar="PATH", help=STACK.replace("calibrate", "compare"))] = None,
-    device: Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
-    dtype: Annotated[str, Option(help="float32 or bfloat16, in which the models run.")] = "float32",
+    batch: options.Batch = 32,
+    split: options.Split = "train",
+    stack: Annotated[list[str] | None, Option(metavar="PATH", help=options.STACK.replace("calibrate", "compare"))] = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
     card: Card = False,
     as_json: Json = False,
     quiet: Quiet = False,

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from featcal.cli import options
 from featcal.cli.arguments import existing_folder, new_folder, require_space, stored_bytes
 from featcal.cli.evaluate import TOKENIZERS
 from featcal.cli.terminal import Json, Quiet, say, say_json
@@ -22,7 +23,7 @@ def convert(
     clip: Annotated[
         Path | None, Option(help="To open_clip, where SOURCE is a vision model: the whole CLIP that lends its text tower.")
     ] = None,
-    force: Annotated[bool, Option("--force", help="Replace the model folder that --out names.")] = False,
+    force: options.Force = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from featcal.cli import options
 from featcal.cli.arguments import device_named, existing_folder, named_folders, named_places, pairs_by_name
 from featcal.cli.model_folders import skeleton
 from featcal.cli.publish import Card, result
@@ -41,8 +42,8 @@ def evaluate(
     classes: Annotated[list[str] | None, Option(metavar="NAME=A,B,...", help="Texts: names of a task's labels 0, 1, ...")] = None,
     split: Annotated[str, Option(help="The split of each data folder to evaluate on.")] = "test",
     tokens: Annotated[int | None, Option(min=1, help="Texts: at most so many; 512, or what the model can, left out.")] = None,
-    batch: Annotated[int, Option(min=1, help="Samples in memory at a time.")] = 64,
-    device: Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
+    batch: options.Batch = 64,
+    device: options.Device = "auto",
     card: Card = False,
     as_json: Json = False,
     quiet: Quiet = False,

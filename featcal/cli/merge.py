@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import yaml
 from typer import Argument, Option
 
+from featcal.cli import options
 from featcal.cli.arguments import (
     device_named,
     local,
@@ -18,7 +19,7 @@ from featcal.cli.arguments import (
 )
 from featcal.cli.model_folders import skeleton
 from featcal.cli.publish import Push, push, require_hub
-from featcal.cli.recipe import EXPERT, named_models
+from featcal.cli.recipe import named_models
 from featcal.cli.recipe_method import method_of
 from featcal.cli.terminal import Json, Quiet, note, say, say_json
 from featcal.errors import BadSetting
@@ -41,10 +42,10 @@ featcal merge --recipe merge.yaml --out merged"""
 
 
 def merge(
-    out: Annotated[Path, Option(help="Folder to write.")],
+    out: options.Out,
     method: Annotated[str | None, Argument(help=METHODS)] = None,
-    base: Annotated[Path | None, Option(help="Folder of the model all experts were fine-tuned from.")] = None,
-    expert: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help=EXPERT)] = None,
+    base: options.Base = None,
+    expert: options.SomeExperts = None,
     recipe: Annotated[Path | None, Option(metavar="FILE", help=RECIPE)] = None,
     scale: Annotated[float | None, Option(help="Scale of the task vectors; the source's when left out.")] = None,
     setting: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help="Another setting of the method.")] = None,
@@ -57,11 +58,11 @@ def merge(
     split: Annotated[str, Option(help="The split of each data folder to draw from; adamerging's paper: test.")] = "train",
     tokens: Annotated[int | None, Option(min=1, help="Longest text in tokens, cut behind; as calibrate does.")] = None,
     embeddings: Annotated[str, Option(help="merge, or base: tables of words stay the base's.")] = "merge",
-    device: Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
+    device: options.Device = "auto",
     push_to_hub: Push = None,
     as_json: Json = False,
     quiet: Quiet = False,
-    force: Annotated[bool, Option("--force", help="Replace the model folder that --out names.")] = False,
+    force: options.Force = False,
 ) -> None:
     """Merge experts into one model; of each model as little as the method allows is in memory at a time."""
     given = pairs_by_name("--set", setting or (), "NAME=VALUE", "density=0.1")

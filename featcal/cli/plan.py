@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from featcal.cli import options
 from featcal.cli.arguments import dtype_named, existing_folder
 from featcal.cli.model_folders import alike, skeleton
-from featcal.cli.recipe import EXPERT, HELP, named_models
+from featcal.cli.recipe import named_models
 from featcal.cli.sizes import bytes_of, count_text, size_text
-from featcal.cli.stacks import STACK, stacks_named
+from featcal.cli.stacks import stacks_named
 from featcal.cli.terminal import Json, Quiet, say, say_json, table
 from featcal.errors import BadSetting, TensorsDiffer
 from featcal.settings import Calibration, require
@@ -35,16 +35,16 @@ UNTOLD = ("_name_or_path", "dtype", "transformers_version", "architectures", "id
 
 
 def plan(
-    merged: Annotated[Path, Option(help="Folder of the merged model.")],
-    base: Annotated[Path | None, Option(help="Folder of the model all experts were fine-tuned from.")] = None,
-    expert: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help=EXPERT)] = None,
-    recipe: Annotated[Path | None, Option(metavar="FILE", help=HELP)] = None,
+    merged: options.Merged,
+    base: options.Base = None,
+    expert: options.SomeExperts = None,
+    recipe: options.MergekitRecipe = None,
     samples: Annotated[int, Option(min=1, help="Samples of each task (paper: 256).")] = 256,
     tokens: Annotated[int | None, Option(min=1, help="Tokens of one sample; text models only.")] = None,
-    batch: Annotated[int, Option(min=1, help="Samples in memory at a time.")] = 32,
+    batch: options.Batch = 32,
     padded: Annotated[bool, Option("--padded", help="Texts of a batch differ in length, so that masks are kept.")] = False,
-    stack: Annotated[list[str] | None, Option(metavar="PATH", help=STACK)] = None,
-    dtype: Annotated[str, Option(help="float32 or bfloat16, in which the models run.")] = "float32",
+    stack: options.Stacks = None,
+    dtype: options.Dtype = "float32",
     device: Annotated[str, Option(help="cpu or cuda; no GPU is needed to plan for one.")] = "cpu",
     device_memory: Annotated[str, Option(metavar="SIZE", help="GPU memory for features that wait, such as 8GiB.")] = "0",
     host_memory: Annotated[str, Option(metavar="SIZE", help="Host memory for them; the rest goes to disk.")] = "",

@@ -17,8 +17,6 @@ from featcal.errors import BadFile, BadSetting, MissingPath
 from featcal.interchange.mergekit import Recipe, Reference, beside_merged, hint, read_recipe
 from featcal.models.code import is_adapter
 
-HELP = "mergekit's recipe, for base and experts; the mergekit_config.yml in the merged folder left out."
-EXPERT = "An expert; once for each. LoRA folders too."
 CONFIGURATION = ["*.json", "*.txt", "*.model", "*.jinja", "README.md"]
 HUB = re.compile(r"[\w.-]+/[\w.-]+")
 

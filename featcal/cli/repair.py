@@ -5,9 +5,10 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
+from featcal.cli import options
 from featcal.cli.arguments import device_named, local, named_places, new_folder, require_space, stored_bytes
 from featcal.cli.model_folders import skeleton
-from featcal.cli.recipe import EXPERT, named_models
+from featcal.cli.recipe import named_models
 from featcal.cli.terminal import Json, Quiet, note, say, say_json
 from featcal.errors import BadSetting
 from featcal.settings import require
@@ -23,10 +24,10 @@ gradients, what FeatCal does in closed form."""
 
 def repair(
     method: Annotated[Literal["svc", "prodistill"], Argument(help=METHOD)],
-    merged: Annotated[Path, Option(help="Folder of the merged model.")],
+    merged: options.Merged,
     base: Annotated[Path, Option(help="Folder of the model all experts were fine-tuned from.")],
-    expert: Annotated[list[str], Option(metavar="NAME=FOLDER", help=EXPERT)],
-    out: Annotated[Path, Option(help="Folder to write.")],
+    expert: options.Experts,
+    out: options.Out,
     least: Annotated[float | None, Option(help="Smallest coefficient of an expert that counts (svc; 0.1).")] = None,
     data: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help="Samples of an expert's task (prodistill).")] = None,
     epochs: Annotated[int | None, Option(min=0, help="Rounds over all samples in every block (prodistill; 100).")] = None,
@@ -34,10 +35,10 @@ def repair(
     samples: Annotated[int, Option(min=1, help="Samples of each task (prodistill).")] = 64,
     seed: Annotated[int, Option(min=0, help="Which samples are drawn, and their order (prodistill).")] = 42,
     batch: Annotated[int, Option(min=1, help="Samples of each task in a step (prodistill).")] = 16,
-    device: Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
+    device: options.Device = "auto",
     as_json: Json = False,
     quiet: Quiet = False,
-    force: Annotated[bool, Option("--force", help="Replace the model folder that --out names.")] = False,
+    force: options.Force = False,
 ) -> None:
     """Repair a merged model so that it stays one; closed forms do so in calibrate, adapters need a task's name at hand."""
     own: dict[str, Any] = {"svc": {"least": least}, "prodistill": {"epochs": epochs, "rate": rate}}

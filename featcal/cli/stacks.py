@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from featcal.blocks.plan import BlockPlan
 
-STACK = "List of blocks to calibrate, such as encoder.layers; once for each. As the model's class says left out."
-
 
 def stacks_named(model: Any, paths: Sequence[str] | None) -> "BlockPlan":
     """The plan of the model, or of the lists of blocks that are named. Raises: BadPlan with the lists that there are."""

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from typer import Option
 
+from featcal.cli import options
 from featcal.cli.arguments import device_named, existing_folder, local, named_places, new_folder
 from featcal.cli.calibrate import PICTURES, TEXT
 from featcal.cli.model_folders import skeleton
@@ -26,11 +27,11 @@ def stats(
     data: Annotated[str, Option(metavar="PLACE", help="Samples of the task: a folder, a file or a data set of the hub.")],
     out: Annotated[Path, Option(help="Folder to write: a Gram matrix for each site of the model's blocks.")],
     samples: Annotated[int, Option(min=1, help="Samples to sum over.")] = 256,
-    tokens: Annotated[int | None, Option(min=1, help="At most so many of a text; 512, or what the model can, left out.")] = None,
+    tokens: options.Tokens = None,
     seed: Annotated[int, Option(min=0, help="Which samples are drawn.")] = 42,
-    batch: Annotated[int, Option(min=1, help="Samples in memory at a time.")] = 16,
+    batch: options.Batch = 16,
     split: Annotated[str, Option(help="The split of the data to draw from.")] = "train",
-    device: Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
+    device: options.Device = "auto",
     push_to_hub: Push = None,
     as_json: Json = False,
     quiet: Quiet = False,

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from featcal.cli import options
 from featcal.cli.allocator import give_back_large_blocks
 from featcal.cli.arguments import device_named, dtype_named, existing_folder, named_places
-from featcal.cli.calibrate import DATA, MODULES, PICTURES, TEXT
+from featcal.cli.calibrate import PICTURES, TEXT
 from featcal.cli.model_folders import alike_student
-from featcal.cli.recipe import EXPERT, HELP, named_models, whole_experts
+from featcal.cli.recipe import named_models, whole_experts
 from featcal.cli.sizes import bytes_of
-from featcal.cli.stacks import STACK, block_count, stacks_named
+from featcal.cli.stacks import block_count, stacks_named
 from featcal.cli.terminal import Json, Quiet, counted, note, say, say_json, table
 from featcal.settings import require
 
@@ -39,30 +40,30 @@ Exit codes: 0 done; 2 a mistake in arguments or files; 130 interrupted, and the 
 
 
 def tune(
-    merged: Annotated[Path, Option(help="Folder of the merged model.")],
-    data: Annotated[list[str], Option(metavar="NAME=PLACE", help=DATA)],
+    merged: options.Merged,
+    data: options.Data,
     out: Annotated[Path, Option(help="File to write the settings and all trials to: .json or .yaml.")],
-    base: Annotated[Path | None, Option(help="Folder of the model all experts were fine-tuned from.")] = None,
-    expert: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help=EXPERT)] = None,
-    recipe: Annotated[Path | None, Option(metavar="FILE", help=HELP)] = None,
+    base: options.Base = None,
+    expert: options.SomeExperts = None,
+    recipe: options.MergekitRecipe = None,
     trials: Annotated[int, Option(min=1, help="Calibrations to try.")] = 16,
     holdout: Annotated[float, Option(help="Share of every task's samples on which trials are compared.")] = 0.25,
     ridge: Annotated[float, Option(help="λ of the first trial.")] = 0.05,
     anchor_blend: Annotated[float, Option(help="ρ of the first trial.")] = 2.0,
     interpolation: Annotated[float, Option(help="α of the first trial.")] = 0.3,
     samples: Annotated[int, Option(min=2, help="Samples of each task, those held out among them.")] = 256,
-    tokens: Annotated[int | None, Option(min=1, help="At most so many of a text; 512, or what the model can, left out.")] = None,
+    tokens: options.Tokens = None,
     seed: Annotated[int, Option(min=0, help="Which samples are drawn and held out, and what is tried.")] = 42,
-    batch: Annotated[int, Option(min=1, help="Samples in memory at a time.")] = 32,
-    split: Annotated[str, Option(help="The split of each data folder to draw from.")] = "train",
+    batch: options.Batch = 32,
+    split: options.Split = "train",
     clip: Annotated[Path | None, Option(help=CLIP)] = None,
     template: Annotated[list[str] | None, Option(help="With --clip: prompt with {} for the class name; once for each.")] = None,
-    module: Annotated[list[str] | None, Option(metavar="NAME", help=MODULES)] = None,
-    stack: Annotated[list[str] | None, Option(metavar="PATH", help=STACK)] = None,
-    device: Annotated[str, Option(help="cpu, cuda, or auto: the GPU where there is one.")] = "auto",
-    dtype: Annotated[str, Option(help="float32 or bfloat16, in which the models run.")] = "float32",
-    host_memory: Annotated[str, Option(metavar="SIZE", help="Memory for features that wait, such as 8GiB; then disk.")] = "",
-    resume: Annotated[bool, Option("--resume/--no-resume", help="Go on from what an interrupted run of this left.")] = True,
+    module: options.Modules = None,
+    stack: options.Stacks = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "float32",
+    host_memory: options.HostMemory = "",
+    resume: options.Resume = True,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
