@@ -33,16 +33,14 @@ def features_by_stack(model: nn.Module, batch: Mapping[str, Any], plan: BlockPla
     return found
 
 
-def model_drift(
-    model: nn.Module, expert: nn.Module, batches: Iterable[Mapping[str, Any]], plan: BlockPlan | None = None
-) -> list[dict[str, Any]]:
+def model_drift(model: nn.Module, expert: nn.Module, batches: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One record per block: relative drift over all tokens, distance and cosine of the first (class) token.
 
     Returns: [{"block", "relative_drift", "l2", "cosine", "count"}, …] in forward order, "embeddings" first; count is samples.
     """
     tokens: dict[str, Drift] = {}
     first: dict[str, Drift] = {}
-    plan = plan_for(model, plan)
+    plan = plan_for(model)
     for batch in batches:
         ours, theirs = features_by_stack(model, batch, plan), features_by_stack(expert, batch, plan)
         for block, (stack, h) in ours.items():

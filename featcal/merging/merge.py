@@ -18,7 +18,7 @@ from featcal.merging.embeddings import kept_embeddings
 from featcal.merging.head import read_head
 from featcal.merging.job import Batches, Job, Named, silent
 from featcal.merging.methods import Method, method_named
-from featcal.merging.settings import MergeSettings
+from featcal.merging.settings import MergeSettings, settings_of
 from featcal.merging.sources import Source, require_alike, source
 from featcal.merging.stream import Target, fill, merged_tensors, size_of, write_merged
 from featcal.merging.towers import aligned
@@ -40,6 +40,13 @@ class Merged:
     model: nn.Module | None
     folder: Path | None
     record: dict[str, Any]
+
+    @property
+    def made(self) -> nn.Module | Path:
+        """Whichever was asked for."""
+        result = self.model or self.folder
+        assert result is not None
+        return result
 
 
 def merge(
@@ -73,10 +80,7 @@ def merge(
     Raises:   UnknownKey, BadSetting; MissingTensor, TensorsDiffer when the models do not fit; NotFinite; Diverged; DiskFull.
     """
     more: dict[str, Any] = {"batches": batches, "head": head, "embeddings": embeddings, **settings}
-    merged = merge_recorded(method, base, experts, out=out, device=device, progress=progress, **more)
-    result = merged.model or merged.folder
-    assert result is not None
-    return result
+    return merge_recorded(method, base, experts, out=out, device=device, progress=progress, **more).made
 
 
 def merge_recorded(
@@ -150,12 +154,9 @@ class Vectors:
 
     def at(self, scale: float, out: str | Path | None = None) -> nn.Module | Path:
         """The model θ₀ + scale · τ, bit for bit what `merge` makes with this scale; or the folder `out`."""
-        settings = self.work.rule.settings({**asdict(self.work.job.settings), "scale": scale})
+        settings = replace(self.work.job.settings, scale=scale)
         job = replace(self.work.job, settings=settings, record=dict(self.work.job.record))
-        merged = self.work.result(job, moved(job, self.found.items(), scale), out)
-        result = merged.model or merged.folder
-        assert result is not None
-        return result
+        return self.work.result(job, moved(job, self.found.items(), scale), out).made
 
 
 def opened_merge(
@@ -172,7 +173,7 @@ def opened_merge(
 ) -> Merge:
     """The merge that `merge` is asked for, before anything is computed. Raises: what it says."""
     rule = method_named(method)
-    chosen = rule.settings(settings)
+    chosen = settings_of(method, settings, "merge")
     rule.check_needs(batches, head)
     require(
         batches is None or isinstance(batches, Mapping), "merge.batches", type(batches).__name__, "must be a dictionary by task"

@@ -1,8 +1,7 @@
 """The table of merging methods: what each does, needs and comes from. What each can be told stands in settings.py."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from featcal.errors import BadSetting
 from featcal.merging.adamerging import adamerging
@@ -39,10 +38,6 @@ class Method:
     data: bool = False
     head: bool = False
     note: str = ""
-
-    def settings(self, given: Mapping[str, Any]) -> Any:
-        """Its settings, those not given at the source's values. Raises: UnknownKey, BadSetting."""
-        return settings_of(self.name, given, "merge")
 
     def tensors(self, job: Job) -> Iterator[Named]:
         """Every merged tensor of a job."""

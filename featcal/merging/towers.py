@@ -71,12 +71,12 @@ def aligned(base: Source, experts: Mapping[str, Source], base_model: Any, models
     base_model, models: the base and the experts as they were given, for their classes and tokenizers.
     Raises: TensorsDiffer for an expert of another family.
     """
-    found, apart, told = dict(experts), set[str](), {}
+    found, apart, told, tower = dict(experts), set[str](), {}, prefix_of(base_model, base)
     kinds = {"base": class_of(base_model)} | {f"expert {task!r}": class_of(model) for task, model in models.items()}
     require_one_family({name: kind for name, kind in kinds.items() if kind})
     for task, expert in experts.items():
         same = class_of(base_model) is class_of(models[task])
-        known = in_base_names(base, expert, prefix_of(base_model, base), prefix_of(models[task], expert), same)
+        known = in_base_names(base, expert, tower, prefix_of(models[task], expert), same)
         if known is None:
             continue
         rows = {
@@ -84,18 +84,13 @@ def aligned(base: Source, experts: Mapping[str, Source], base_model: Any, models
             for name, theirs in known.items()
             if differ_in_rows(base.shape(name), expert.shape(theirs)) and is_table(name, base)
         }
-        tower = prefix_of(base_model, base)
         heads = {
             name
             for name, theirs in known.items()
             if name not in rows and base.shape(name) != expert.shape(theirs) and outside(name, tower)
         }
-        if (
-            not rows
-            and not heads
-            and len(known) == len(base.names) == len(expert.names)
-            and all(a == b for a, b in known.items())
-        ):
+        as_base = known == {name: name for name in base.names} and len(known) == len(expert.names)
+        if as_base and not rows and not heads:
             continue
         shared = {name: theirs for name, theirs in known.items() if name not in heads}
         apart |= set(base.names) - set(shared)

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from featcal.blocks.capture import hooked
 from featcal.errors import BadPlan
@@ -153,8 +152,5 @@ def size(tensors: Iterable[Tensor]) -> int:
 
 def held_bytes(held: object) -> int:
     """Bytes of all tensors in a nest of tuples and mappings, memory that several share counted once."""
-    storages = {}
-    for leaf in tree_leaves(held):
-        if isinstance(leaf, Tensor):
-            storages[leaf.untyped_storage()._cdata] = leaf.untyped_storage().nbytes()
-    return sum(storages.values())
+    storages = [tensor.untyped_storage() for tensor in tensors_in(held)]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())

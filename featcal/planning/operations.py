@@ -4,12 +4,13 @@ There torch works most results out in Python, slowly, and the blocks of a model 
 Knows tensors and torch's operations; no models, no settings.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 META = torch.device("meta")
@@ -92,12 +93,6 @@ def given(value: Any) -> Any:
     return kind(given(each) for each in content) if kind in (tuple, list) else content
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """All tensors among what an operation is given or puts out."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for each in value:
-            yield from tensors_in(each)
-    elif isinstance(value, dict):
-        yield from tensors_in(tuple(value.values()))
+def tensors_in(value: Any) -> list[Tensor]:
+    """All tensors in a nest of tuples, lists and mappings, such as what an operation is given or puts out."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
