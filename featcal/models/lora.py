@@ -1,64 +1,24 @@
-"""Low-rank adapters of PEFT: put on a model, written as a folder of their own, and added to the weights of their base.
+"""Low-rank adapters of PEFT, added to the weights of their base.
 
 The dense weight is W + (α / r) B A with A (r, inputs) and B (outputs, r). Needs the package peft, which is only imported when one
 of these functions is called.
 """
 
 import copy
-import math
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from zlib import crc32
 
-import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
-from featcal.errors import BadEnvironment, BadFile, BadSetting, MissingPath, WrongKeys
+from featcal.errors import BadEnvironment, BadFile, MissingPath, WrongKeys
 from featcal.models.load import load_as_calibrated
-from featcal.storage.atomic import atomic_folder
 from featcal.storage.checkpoint import no_safetensors
 from featcal.storage.results import read_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-
-
-def with_adapters(model: nn.Module, rank: int, alpha: int, modules: Sequence[str], seed: int) -> Any:
-    """The model with a fresh adapter on every linear whose name ends in one of `modules`, nothing else trainable.
-
-    A is drawn uniformly within ±1 / sqrt(inputs), keyed by the seed and its name, and B is 0, so that the model computes what it
-    did before. The global generator stays as it was.
-    Raises: MissingPath without peft; BadSetting for modules that the model lacks.
-    """
-    peft = _peft()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(modules))
-            adapted = peft.get_peft_model(model, config)
-    except ValueError:
-        raise BadSetting("lora.modules", list(modules), f"must name linear modules of {type(model).__name__}") from None
-    with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
-            if ".lora_A." in name:
-                drawn = np.random.default_rng([seed, crc32(name.encode())]).uniform(-1, 1, tuple(parameter.shape))
-                parameter.copy_(torch.from_numpy(drawn / math.sqrt(parameter.shape[1])))
-    return adapted
-
-
-def save_adapters(adapted: Any, folder: Path, base: str) -> None:
-    """The folder as PEFT has it: adapter_config.json and adapter_model.safetensors. `base`: what it says its base is."""
-    peft = _peft()
-    config = adapted.peft_config["default"]
-    config.base_model_name_or_path, config.inference_mode = base, True
-    # sorted, since a set has another order in every process
-    config.target_modules = sorted(config.target_modules)
-    state = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
-    with atomic_folder(folder) as hidden:
-        config.save_pretrained(hidden)
-        save_file({name: value.detach().cpu().contiguous() for name, value in sorted(state.items())}, hidden / WEIGHTS)
 
 
 def dense_model(base: nn.Module | str | Path, adapters: str | Path) -> Any:
@@ -78,7 +38,7 @@ def dense_model(base: nn.Module | str | Path, adapters: str | Path) -> Any:
     kind = written.get("peft_type") if isinstance(written, dict) else None
     if kind != "LORA":
         raise BadFile(folder / CONFIG, f"peft_type is {kind!r}", "only LoRA adapters are read here")
-    peft = _peft()
+    peft = peft_package()
     try:
         with torch.random.fork_rng(devices=[]):
             config = peft.PeftConfig.from_pretrained(str(folder))
@@ -109,7 +69,8 @@ def _require_fit(folder: Path, base: str | Path, expected: dict[str, Any], found
         raise WrongKeys(folder, f"the base {base}", missing, unexpected, misshapen)
 
 
-def _peft() -> ModuleType:
+def peft_package() -> ModuleType:
+    """The package peft. Raises: BadEnvironment where it is not installed."""
     try:
         import peft
     except ImportError:

@@ -3,23 +3,27 @@
 One function for models with a decoder (T5) and for causal ones (Llama), told apart by their class.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from featcal.data.inputs import input_of
 from featcal.data.sampling import batch_indices
 from featcal.data.text import Sample
 from featcal.data.tokens import IGNORED, Reader, padded, reader_for
-from featcal.errors import BadData
+from featcal.errors import BadData, BadSetting
 from featcal.models.device import torch_device
 from featcal.models.load import load_model, other_class
-from featcal.models.lora import dense_model, save_adapters, with_adapters
+from featcal.models.lora import WEIGHTS, dense_model, peft_package
+from featcal.storage.atomic import atomic_folder
 from reproduction.suites.descent import descend
 from reproduction.suites.text_recipe import FineTuneText
 
@@ -66,6 +70,41 @@ def fine_tune_text(
         return learner.merge_and_unload().requires_grad_(True).eval()
     save_adapters(learner, Path(adapters), Path(folder).name)
     return dense_model(folder, adapters).requires_grad_(True)
+
+
+def with_adapters(model: nn.Module, rank: int, alpha: int, modules: Sequence[str], seed: int) -> Any:
+    """The model with a fresh adapter on every linear whose name ends in one of `modules`, nothing else trainable.
+
+    A is drawn uniformly within ±1 / sqrt(inputs), keyed by the seed and its name, and B is 0, so that the model computes what it
+    did before. The global generator stays as it was.
+    Raises: MissingPath without peft; BadSetting for modules that the model lacks.
+    """
+    peft = peft_package()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(modules))
+            adapted = peft.get_peft_model(model, config)
+    except ValueError:
+        raise BadSetting("lora.modules", list(modules), f"must name linear modules of {type(model).__name__}") from None
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if ".lora_A." in name:
+                drawn = np.random.default_rng([seed, crc32(name.encode())]).uniform(-1, 1, tuple(parameter.shape))
+                parameter.copy_(torch.from_numpy(drawn / math.sqrt(parameter.shape[1])))
+    return adapted
+
+
+def save_adapters(adapted: Any, folder: Path, base: str) -> None:
+    """The folder as PEFT has it: adapter_config.json and adapter_model.safetensors. `base`: what it says its base is."""
+    peft = peft_package()
+    config = adapted.peft_config["default"]
+    config.base_model_name_or_path, config.inference_mode = base, True
+    # sorted, since a set has another order in every process
+    config.target_modules = sorted(config.target_modules)
+    state = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    with atomic_folder(folder) as hidden:
+        config.save_pretrained(hidden)
+        save_file({name: value.detach().cpu().contiguous() for name, value in sorted(state.items())}, hidden / WEIGHTS)
 
 
 def trained(

@@ -12,8 +12,8 @@ from tiny import difference, same_bits
 from featcal.data.text import Sample
 from featcal.errors import BadData, BadFile, Diverged, WrongKeys
 from featcal.models.load import load_model
-from featcal.models.lora import CONFIG, WEIGHTS, dense_model, with_adapters
-from reproduction.suites.fine_tune_text import IGNORED, fine_tune_text, lesson_batch, tokenized_example
+from featcal.models.lora import CONFIG, WEIGHTS, dense_model
+from reproduction.suites.fine_tune_text import IGNORED, fine_tune_text, lesson_batch, tokenized_example, with_adapters
 from reproduction.suites.text_recipe import FineTuneText, Lora
 
 SHORT = FineTuneText(steps=30, lr=5e-3, batch=8, warm_up=3)
