@@ -71,6 +71,11 @@ def test_samples_held_out_are_others_than_those_drawn(folders, monkeypatch):
     assert not held_out(*given, Draw(5, 3, 6))
 
 
+def test_a_call_of_another_form_says_what_was_given_and_what_lacks():
+    with pytest.raises(BadSetting, match=r"featcal\.merge: \('ties',\) .* missing .* 'base'"):
+        featcal.merge("ties")
+
+
 def test_what_is_not_there_or_too_little_is_said(folders):
     with pytest.raises(BadSetting, match="at most 6"):
         featcal.load_batches({"a": folders / "a"}, folders / "base", samples=7)

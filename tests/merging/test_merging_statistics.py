@@ -45,6 +45,11 @@ def test_regmean_of_statistics_is_regmean_of_the_data(folders):
     assert (folders / "of statistics/merge.json").read_text() == (folders / "of data/merge.json").read_text()
 
 
+def test_too_few_samples_name_the_data_and_not_the_folder_to_write(folders, capsys):
+    assert cli.main(["stats", "--model", "a", "--data", "a.jsonl", "--out", "new", "--samples", "1000"]) == cli.MISTAKE
+    assert "--samples: 1000 cannot be used" in (told := capsys.readouterr().err) and "a.jsonl" in told
+
+
 def test_statistics_that_are_missing_broken_or_another_models_are_refused_by_name(folders, capsys):
     assert stats("a") == stats("b") == 0
     experts, given = {"a": "a", "b": "b"}, {name: featcal.Statistics(f"{name}-stats") for name in "ab"}
