@@ -20,6 +20,7 @@ from featcal.blocks.residual import residual_streams
 from featcal.core.precision import exact_products
 from featcal.errors import BadPlan, Diverged
 from featcal.models.mode import evaluation_mode
+from featcal.models.pooling import token_mean
 from featcal.rivals.adapters import Adapters
 from featcal.rivals.corrections import Weights, correction_of
 from featcal.rivals.deep_adapters import FEATURE, DeepAdapters, Settings, corrected, hidden_of
@@ -43,8 +44,7 @@ def features(model: nn.Module, batch: Batch, head: Head, paths: Sequence[str]) -
     means = {}
     for path, hidden in seen.items():
         mask = padding_mask(batch, hidden)
-        weight = hidden.new_ones(hidden.shape[:2]) if mask is None else mask.to(hidden)
-        means[path] = (hidden * weight[..., None]).sum(1) / weight.sum(1, keepdim=True)
+        means[path] = token_mean(hidden, hidden.new_ones(hidden.shape[:2]) if mask is None else mask)
     return {**means, FEATURE: last}
 
 
