@@ -129,8 +129,8 @@ def load_experiments(path: Path, suite: str | None = None) -> Experiments:
         calibrate=read_from("calibrate", entries.calibrate_runs),
         adapt=read_from("adapt", entries.adapt_runs),
         ablate=read_from("ablate", entries.ablate_runs),
-        multitask=read("multitask", entries.multitask_run),
-        measure=read("measure", entries.measure_run),
+        multitask=read("multitask", partial(entries.plain_run, MultitaskRun)),
+        measure=read("measure", partial(entries.plain_run, MeasureRun)),
         studies={kind: read(kind, partial(study_run, kind, studied=studied)) for kind in STUDIES},
         prepared=tuple(role_and_pool(key) for key in merged),
     )
