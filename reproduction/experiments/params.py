@@ -110,13 +110,13 @@ def load_experiments(path: Path, suite: str | None = None) -> Experiments:
         raise UnknownKey("suite", suite, there)
 
     def read(name: str, kind: Callable[[str, Any, str], T]) -> dict[str, T]:
-        return {key: kind(key, entry, suite) for key, entry in _section(raw, name).items()}
+        return {key: kind(key, entry, suite) for key, entry in mapping(name, raw.get(name)).items()}
 
     merged = read("merge", entries.merge_runs)
 
     def read_from(name: str, kind: Callable[..., Mapping[str, T]]) -> dict[str, T]:
         found: dict[str, T] = {}
-        for key, entry in _section(raw, name).items():
+        for key, entry in mapping(name, raw.get(name)).items():
             if key not in merged:
                 raise UnknownKey(name, str(key), list(merged))
             found |= kind(key, entry, suite, merged[key])
@@ -169,7 +169,7 @@ def _require_seeds(place: str, measured: MeasureRun, found: Experiments) -> None
         require(measured.seed in seeds, place, measured.seed, words)
 
 
-def _section(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = raw.get(name, {})
-    require(isinstance(section, dict), name, section, "must be a mapping of experiments")
-    return dict(section)
+def mapping(place: str, raw: Any) -> dict[Any, Any]:
+    """A mapping of YAML; nothing at all stands for an empty one. Raises: BadSetting."""
+    require(raw is None or isinstance(raw, dict), place, raw, "must be a mapping")
+    return dict(raw or {})

@@ -51,6 +51,7 @@ class Once:
 
 
 Counts = Annotated[tuple[Count, ...], Once()]
+Names = Annotated[tuple[str, ...], Once()]
 Numbers = Annotated[tuple[float, ...], Once(0)]
 Seeds = Annotated[tuple[Natural, ...], Once()]
 
