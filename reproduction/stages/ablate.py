@@ -63,19 +63,13 @@ def scaled(context: Context, ablate: AblateRun, factor: float, out: Any = None) 
 def best_factor(context: Context, key: str, ablate: AblateRun) -> float:
     """The factor with the highest average on the samples chosen for it, the smallest of equals; the sweep stays as scales.csv."""
     whole, rescale = ablate.whole, ablate.rescale
-    values = averages(context, ablate)
+    models = {factor: scaled(context, ablate, factor) for factor in rescale.factors}
+    values = averages_of(context, whole.role, whole.pool, models, rescale.split, rescale.samples, whole.seeds[0])
     best = max(rescale.factors, key=lambda factor: (round(values[factor], 4), -factor))
     words = {"suite": context.suite.name, "role": whole.role, "pool": whole.pool, "upstream": whole.upstream}
     rows = [{**words, "factor": f, "value": values[f], "chosen": int(f == best)} for f in rescale.factors]
     write_rows(context.layout.ablated(key) / "scales.csv", rows, SCALES)
     return best
-
-
-def averages(context: Context, ablate: AblateRun) -> dict[float, float]:
-    """Average accuracy over the tasks at every factor, in percent."""
-    whole, rescale = ablate.whole, ablate.rescale
-    models = {factor: scaled(context, ablate, factor) for factor in rescale.factors}
-    return averages_of(context, whole.role, whole.pool, models, rescale.split, rescale.samples, whole.seeds[0])
 
 
 def averages_of(

@@ -6,6 +6,7 @@ answered too, for the report alone. Language models are scored by what they gene
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -111,11 +112,11 @@ def drawn(context: Context, study: BeyondStudy, trial: Trial) -> tuple[dict[str,
 
 def scores(context: Context, study: BeyondStudy, model: Any, splits: Sequence[str]) -> dict[str, Row]:
     """By task, percent right of validation and of test samples, and which of the latter."""
-    from reproduction.stages.evaluate import answers
+    from reproduction.stages.evaluate import answers, samples_of
 
-    found = {}
+    place, found = (context, study.role, study.pool), {}
     for split in splits:
-        found[split] = answers(context, study.role, study.pool, "model", lambda _: model, {}, split=split)["model"]
+        found[split] = answers(*place, lambda _: {"model": model}, partial(samples_of, *place, split=split))["model"]
     validation = {task: counts["value"] for task, counts in found.get("validation", {}).items()}
     return {task: {"metric": "accuracy", "validation": validation.get(task), **counts} for task, counts in found["test"].items()}
 

@@ -7,16 +7,14 @@ forgotten when it is scored.
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from featcal.data.sampling import draw_indices
 from featcal.settings import from_mapping
 from reproduction.experiments.comparisons import SecondEncoderStudy
 from reproduction.experiments.params import Experiments
 from reproduction.experiments.runs import AdapterSetting, AdaptRun, CalibrateRun
 from reproduction.stages.columns import SCORES
 from reproduction.stages.context import Context
-from reproduction.stages.evaluate import evaluate_model
+from reproduction.stages.evaluate import drawn, evaluate_model
 from reproduction.stages.expert_seeds import compared
 from reproduction.stages.prepare_sentences import FIRST, fingerprint
 from reproduction.stages.study import Found, run_study
@@ -37,11 +35,6 @@ def found(context: Context, key: str, study: SecondEncoderStudy, folder: Path) -
     evaluate = partial(evaluate_model, most=partial(drawn, study.scored, study.seed))
     rows = compared(context, f"second encoder {key}", study.role, study.pool, parts, experiments, folder / "outputs", evaluate)
     return Found(rows, told={"study": asdict(study)})
-
-
-def drawn(most: int, seed: int, task: str, count: int) -> Any:
-    """Which test samples of a task are scored."""
-    return sorted(draw_indices(task, count, min(most, count), seed))
 
 
 def made(context: Context, key: str, study: SecondEncoderStudy) -> Path:
