@@ -96,18 +96,12 @@ def tried(context: Context, study: BeyondStudy, trial: Trial, splits: Sequence[s
 
 def drawn(context: Context, study: BeyondStudy, trial: Trial) -> tuple[dict[str, list[Any]], Any]:
     """Training samples of every task, and of texts the plan whose sums count the tokens that are asked for."""
-    if study.reading is None:
-        from reproduction.stages.streams import streams
+    from reproduction.stages.streams import streams
+    from reproduction.stages.text_streams import text_streams
 
-        return {task: list(given) for task, given in streams(context, study.role, study.pool, study.draw(trial)).items()}, None
-    from reproduction.stages.text_streams import text_stream
-    from reproduction.suites.text_batches import plan_of_reading
-
-    batches = {
-        task: text_stream(context, study.role, study.pool, task, study.draw(trial), reading=study.reading)
-        for task in context.suite.tasks_of(study.role, study.pool)
-    }
-    return batches, plan_of_reading(context.layout.base(study.role, study.pool), study.reading)
+    if study.reading is not None:
+        return text_streams(context, study.role, study.pool, study.draw(trial), study.reading)
+    return {task: list(given) for task, given in streams(context, study.role, study.pool, study.draw(trial)).items()}, None
 
 
 def scores(context: Context, study: BeyondStudy, model: Any, splits: Sequence[str]) -> dict[str, Row]:
