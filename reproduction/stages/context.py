@@ -3,19 +3,23 @@
 The record (seconds, machine, versions) goes to a file of its own, so that weights and scores stay the same bytes between runs.
 """
 
+import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
 from featcal.errors import UnknownKey
 from featcal.settings import project_root, require
+from featcal.storage.atomic import atomic_folder
 from featcal.storage.results import run_record, write_json
 from reproduction.experiments.params import Experiments, load_experiments
 from reproduction.experiments.runs import HEADLINE_POOL, Pool, keys_of
 from reproduction.stages.layout import Layout
+from reproduction.stages.workers import console
 from reproduction.suites.language import LanguageRole
 from reproduction.suites.sentences import SentenceRole
 from reproduction.suites.suite import Role, Suite, load_suite
@@ -99,6 +103,20 @@ def runs_of(section: str, runs: Mapping[str, T], key: str) -> dict[str, T]:
     if not found:
         raise UnknownKey(section, key, list(dict.fromkeys(one for run in runs.values() for one in keys_of(run))))
     return found
+
+
+def not_run(context: Context, place: str, out: Path) -> None:
+    """Leave the folder `out` empty, and say that the suite runs none of it."""
+    with atomic_folder(out):
+        console.print(f"{place}: not run in suite {context.suite.name}")
+
+
+def fingerprint(settings: Any, files: Iterable[Path]) -> str:
+    """A word for settings, and for the bytes of files that decide with them what is made."""
+    digest = sha256(json.dumps(settings).encode())
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 @contextmanager

@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from featcal.storage.atomic import atomic_folder
 from reproduction.experiments.runs import AdapterSetting, AdaptRun, Draw, Pool
-from reproduction.stages.context import Context
+from reproduction.stages.context import Context, not_run
 from reproduction.stages.trials import room
 from reproduction.stages.workers import console, fan_out
 
@@ -56,8 +55,7 @@ def train_all(context: Context, label: str, runs: Mapping[str, AdaptRun], opened
     wanted: list[Trained] = []
     for key, run in runs.items():
         if run.settings is None or not context.plays(run.role, run.pool):
-            with atomic_folder(context.layout.adapted(key)):
-                console.print(f"adapt {key}: not run in suite {context.suite.name}")
+            not_run(context, f"adapt {key}", context.layout.adapted(key))
             continue
         for setting, chosen in run.settings.items():
             wanted += [Trained(key, run, setting, chosen, seed) for seed in chosen.seeds]
