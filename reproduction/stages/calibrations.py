@@ -8,7 +8,7 @@ from typing import Any
 
 from reproduction.experiments.runs import CalibrateRun
 from reproduction.stages.context import Context, not_run, recorded
-from reproduction.stages.workers import console, fan_out
+from reproduction.stages.workers import fan_out, tell
 
 
 def calibrate_all(context: Context, key: str, runs: Mapping[str, CalibrateRun], one: Callable[..., Any]) -> None:
@@ -51,10 +51,6 @@ def calibrated(
         device=torch_device(context.suite.device),
         out=out,
         work=layout.unfinished(f"calibrate-{name}".replace(" ", "-")),
-        progress=partial(_tell, name),
+        progress=partial(tell, name),
     )
     return asdict(result.cost)
-
-
-def _tell(name: str, record: object) -> None:
-    console.print(f"  {name}  {record}", soft_wrap=True)

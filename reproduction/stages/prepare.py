@@ -42,10 +42,11 @@ def run(key: str) -> None:
 
 def _prepare(context: Context, role: Role, name: str, pool: int, store: Path, out: Path) -> None:
     """Make what is missing in the store, then the output folder from it."""
+    from reproduction.suites.hub import model_folder
+
     tasks = context.suite.tasks_of(name, pool)
-    root, data = context.layout.root, context.layout.data
-    pins = context.layout.pins
-    clip = making.clip_folder(root, role.clip, pins)
+    data, pins = context.layout.data, context.layout.pins
+    clip = model_folder(context.layout.root, role.clip, pins)
     jobs = {}
     if not (store / "heads.safetensors").is_file():
         heads = {"heads": (clip, data, tasks, context.suite.heads, context.suite.device, store)}

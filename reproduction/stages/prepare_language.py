@@ -34,9 +34,11 @@ def run(key: str) -> None:
 
 def _prepare(context: Context, role: LanguageRole, tasks: tuple[str, ...], store: Path, out: Path) -> None:
     """Make what is missing in the store, then the output folder from it."""
+    from reproduction.suites.hub import model_folder
+
     suite, layout = context.suite, context.layout
     if not (store / "base").is_dir():
-        making.write_text_base(making.model_folder(layout.root, role.model, layout.pins), role.dtype, store)
+        making.write_text_base(model_folder(layout.root, role.model, layout.pins), role.dtype, store)
     jobs = {}
     for task in tasks:
         if (store / "experts" / task).is_dir():

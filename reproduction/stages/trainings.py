@@ -13,7 +13,7 @@ from typing import Any
 from reproduction.experiments.runs import AdapterSetting, AdaptRun, Draw, Pool
 from reproduction.stages.context import Context, not_run
 from reproduction.stages.trials import room
-from reproduction.stages.workers import console, fan_out
+from reproduction.stages.workers import fan_out, tell
 
 Opened = Callable[[Context, str, Pool], tuple[Any, Callable[[str, Draw, int], Any]]]
 
@@ -121,7 +121,7 @@ def train_one(context: Context, one: Trained, opened: Opened, folder: Path) -> N
     from reproduction.stages.pair_file import read_pair
 
     device, tasks = torch_device(context.suite.device), sorted(context.suite.tasks_of(one.run.role, one.run.pool))
-    progress = None if context.suite.workers else partial(_tell, one.name)
+    progress = None if context.suite.workers else partial(tell, one.name)
     if one.keeps:
         pairs = {task: read_pair(one.features(folder) / f"{task}.safetensors", device) for task in tasks}
         adapters = adapters_from(one.chosen.training, pairs, one.seed, progress)
@@ -140,7 +140,3 @@ def _encoding_every_batch(context: Context, one: Trained, opened: Opened, device
     head, batches = opened(context, role, pool)
     given = {task: batches(task, one.chosen.draw, one.seed) for task in experts}
     return adapters_for(one.chosen.training, merged, experts, given, head, one.seed, device, progress)
-
-
-def _tell(name: str, line: str) -> None:
-    console.print(f"  {name}  {line}", soft_wrap=True)

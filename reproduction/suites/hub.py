@@ -38,6 +38,11 @@ def fetch(name: str, pins: str | Path) -> Path:
     return folder
 
 
+def model_folder(root: Path, model: str, pins: Path) -> Path:
+    """The local folder of a model given as a folder below the project or as a hub id. Raises: as fetch."""
+    return root / model if (root / model).is_dir() else fetch(model, pins)
+
+
 def pinned_data(pins: str | Path, name: str) -> str:
     """The commit of a hub data set, whose files the hub still lists with the check-sums of the first use.
 
