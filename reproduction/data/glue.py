@@ -8,9 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from featcal.data.place import Place
-from featcal.data.splits import open_table
-from featcal.data.text import Sample
 from featcal.errors import BadData, UnknownKey
 
 HUB_ID = "nyu-mll/glue"  # earlier `glue`; the configuration is the task's key
@@ -129,12 +126,6 @@ def prompted(key: str, row: Mapping[str, Any]) -> tuple[str, str]:
     task = glue_task(key)
     texts = {name: str(_value(task, row, name)) for name in task.columns}
     return task.prompt.format(**texts), answer_of(task, _value(task, row, "label"))
-
-
-def load_glue(key: str, place: Place, split: str) -> list[Sample]:
-    """All rows of a split as prompts with their answers. Raises: BadData; what open_table raises."""
-    rows = open_table(place, split)
-    return [Sample(f"{place.source} ({split}), row {number}", *prompted(key, row)) for number, row in enumerate(rows)]
 
 
 def answer_of(task: GlueTask, label: float) -> str:
