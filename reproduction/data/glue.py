@@ -28,7 +28,6 @@ class GlueTask:
     columns: tuple[str, ...]
     aliases: Mapping[str, str]
     test_split: str = "validation"  # the labels of the hub's test splits are not public
-    metric: str = "accuracy"
 
 
 _YES_NO, _NO_YES = ("yes", "no"), ("no", "yes")
@@ -105,7 +104,6 @@ GLUE = {
             (),
             _TWO,
             {"label": "score"},
-            metric="spearman",
         ),
     )
 }

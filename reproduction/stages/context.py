@@ -71,7 +71,8 @@ def load_context(root: Path | None = None) -> Context:
     for run in experiments.merge.values():
         if suite.every_role.get(run.role) and run.options is not None and run.pool != HEADLINE_POOL:
             place = f"merge.{run.role}-{run.pool}.{run.upstream}.{suite.name}"
-            require(run.pool in suite.pools_of(run.role), place, run.pool, _no_pool(suite))
+            needed = f"is not among the pools of suites/{suite.name}.yaml; write `{suite.name}: null` to leave this merger out"
+            require(run.pool in suite.pools_of(run.role), place, run.pool, needed)
     texts = {role: suite.sentences.texts for role in suite.sentences.roles}
     return Context(Layout(root, experiments.suite, _prepared(experiments, suite), texts), experiments, suite)
 
@@ -84,10 +85,6 @@ def _prepared(experiments: Experiments, suite: Suite) -> dict[str, dict[Pool, tu
         if pool in pools:
             found[role][pool] = pools[pool]
     return found
-
-
-def _no_pool(suite: Suite) -> str:
-    return f"is not among the pools of suites/{suite.name}.yaml; write `{suite.name}: null` to leave this merger out"
 
 
 def pick(place: str, entries: Mapping[str, T], key: str) -> T:

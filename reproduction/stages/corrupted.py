@@ -28,7 +28,7 @@ def run(key: str) -> None:
     All are empty where the suite does not run it.
     """
     tables = {"corrupted.seen": SEEN, "corrupted.examples": EXAMPLES}
-    run_study("corrupted", key, found, CORRUPTED, tables, finish=draw_examples)
+    run_study("corrupted", key, found, CORRUPTED, tables, finish=write_sheet)
 
 
 def found(context: Context, key: str, study: CorruptedStudy, folder: Path) -> Found:
@@ -39,11 +39,6 @@ def found(context: Context, key: str, study: CorruptedStudy, folder: Path) -> Fo
     pictures, shown, told = text_examples(context, study) if study.of_texts else examples(context, study)
     more = {"corrupted.seen": seen, "corrupted.examples": shown}
     return Found(rows, more, {"study": asdict(study), **told}, pictures=pictures)
-
-
-def draw_examples(folder: Path, found: Found) -> None:
-    """The sheet of examples; of texts, which are told in the settings, an empty one."""
-    write_sheet(list(found.pictures), folder / "corrupted.examples.png")
 
 
 def scores(context: Context, key: str, study: CorruptedStudy, folder: Path) -> list[dict[str, Any]]:
@@ -154,11 +149,12 @@ def examples(context: Context, study: CorruptedStudy) -> tuple[list[list["np.nda
     return pictures, shown, {"strengths": strengths(pictures[0][0].shape[-1])}
 
 
-def write_sheet(pictures: "list[list[np.ndarray]]", path: Path) -> None:
-    """Rows of pictures (3, H, W) as one PNG without gaps, made smaller where they are large; one white pixel for none."""
+def write_sheet(folder: Path, found: Found) -> None:
+    """Rows of examples (3, H, W) as one PNG without gaps, made smaller where they are large; one white pixel for none."""
     import numpy as np
     from PIL import Image
 
+    pictures, path = found.pictures, folder / "corrupted.examples.png"
     if not pictures:
         Image.new("RGB", (1, 1), "white").save(path)
         return
