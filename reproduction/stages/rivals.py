@@ -50,7 +50,7 @@ class Method:
 
     def training(self, rivals: Rivals) -> Training:
         """The settings of an adapter."""
-        chosen: Training = rivals.surgery if self.method == "surgery" else rivals.prob_surgery
+        chosen: Training = getattr(rivals, self.method)
         return replace(chosen, encode=self.encode)
 
     def scored(self, study: Study, folder: Path, name: str = "") -> Scored:
