@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from featcal.errors import UnknownKey
 from featcal.merging.settings import SETTINGS as SETTINGS_OF
 from featcal.merging.settings import settings_of
 from featcal.settings import Calibration, Checked, from_mapping, require, several, whole_number
@@ -30,6 +29,7 @@ from reproduction.experiments.runs import (
     MergeRun,
     Reading,
     Rescaling,
+    require_known,
     role_and_pool,
 )
 
@@ -63,8 +63,7 @@ def merge_runs(key: str, entry: Any, suite: str) -> dict[str, MergeRun]:
         methods = {str(own.get("method", upstream)) for own in groups.values() if own is not None} or {told}
         require(len(methods) == 1, f"{place}.{suite}.method", sorted(methods), "must be the same in every suite")
         (method,) = methods
-        if method not in SETTINGS_OF:
-            raise UnknownKey(place, method, list(SETTINGS_OF))
+        require_known(place, method, SETTINGS_OF)
         given = None if group is None else {word: value for word, value in group.items() if word != "method"}
         options, draw = merge_settings(f"{place}.{suite}", method, given)
         found[f"{key}-{upstream}"] = MergeRun(role, pool, method, str(upstream), options, draw)
@@ -93,8 +92,7 @@ def group_and_rows(place: str, entry: Any, suite: str, made: Mapping[str, MergeR
     require(isinstance(rows, dict), f"{place}.{FROM}", rows, "must name the merged models, each with {} or what differs there")
     there = {run.upstream: run.options is not None for run in made.values()}
     for upstream, row in rows.items():
-        if upstream not in there:
-            raise UnknownKey(f"{place}.{FROM}", str(upstream), list(there))
+        require_known(f"{place}.{FROM}", upstream, there)
         fine = row is None or isinstance(row, dict)
         require(fine, f"{place}.{FROM}.{upstream}", row, "must be a mapping of what differs, or null")
     return group, {upstream: row if there[upstream] else None for upstream, row in rows.items()}
@@ -108,8 +106,7 @@ def differing(group: tuple[str, Entry], row: tuple[str, Entry], words: tuple[str
     """
     for place, held in (group, row):
         for word, settings in held.items():
-            if word not in words:
-                raise UnknownKey(place, str(word), list(words))
+            require_known(place, word, words)
             fine = settings is None or isinstance(settings, dict)
             require(fine, f"{place}.{word}", settings, "must be a mapping of settings, or null")
     found: dict[str, tuple[str, Entry]] = {}
@@ -145,8 +142,7 @@ def adapt_runs(key: str, entry: Any, suite: str, made: Mapping[str, MergeRun]) -
     methods = TEXT_ADAPTERS if isinstance(pool, str) else tuple(ADAPTERS)
     for where, mapping in ((place, group), *((f"adapt.{key}.{FROM}.{name}", row) for name, row in rows.items())):
         for method in mapping or ():
-            if method not in methods:
-                raise UnknownKey(where, str(method), list(methods))
+            require_known(where, method, methods)
     # rows of a results file stand in this order
     pairs = [(u, m) for u in rows for m in methods] if pool == HEADLINE_POOL else [(u, m) for m in methods for u in rows]
     found = {}

@@ -23,6 +23,7 @@ from reproduction.experiments.runs import (
     MergeRun,
     MultitaskRun,
     Pool,
+    require_known,
     role_and_pool,
 )
 from reproduction.experiments.studies import STUDIES, shared, study_run
@@ -103,8 +104,7 @@ def load_experiments(path: Path, suite: str | None = None) -> Experiments:
     require(isinstance(suite, str), "suite", suite, "must name a file of suites/, for example mini")
     assert isinstance(suite, str)
     for key in raw:
-        if key not in SECTIONS:
-            raise UnknownKey(path.name, str(key), list(SECTIONS))
+        require_known(path.name, key, SECTIONS)
     there = sorted(file.stem for file in (path.parent / "suites").glob("*.yaml"))
     if there and suite not in there:
         raise UnknownKey("suite", suite, there)
@@ -117,8 +117,7 @@ def load_experiments(path: Path, suite: str | None = None) -> Experiments:
     def read_from(name: str, kind: Callable[..., Mapping[str, T]]) -> dict[str, T]:
         found: dict[str, T] = {}
         for key, entry in mapping(name, raw.get(name)).items():
-            if key not in merged:
-                raise UnknownKey(name, str(key), list(merged))
+            require_known(name, key, merged)
             found |= kind(key, entry, suite, merged[key])
         return found
 

@@ -4,7 +4,7 @@ Every run has a role, a pool of tasks and, but for a merge, an `upstream`: the m
 torch, models or where results go.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
@@ -54,6 +54,12 @@ Counts = Annotated[tuple[Count, ...], Once()]
 Names = Annotated[tuple[str, ...], Once()]
 Numbers = Annotated[tuple[float, ...], Once(0)]
 Seeds = Annotated[tuple[Natural, ...], Once()]
+
+
+def require_known(place: str, word: Any, known: Collection[Any]) -> None:
+    """Raise UnknownKey, with the nearest word there is, unless a word is known."""
+    if word not in known:
+        raise UnknownKey(place, str(word), [str(one) for one in known])
 
 
 def role_and_pool(key: str, place: str = "role and pool") -> tuple[str, Pool]:

@@ -17,7 +17,7 @@ from featcal.settings import project_root, require
 from featcal.storage.atomic import atomic_folder
 from featcal.storage.results import run_record, write_json
 from reproduction.experiments.params import Experiments, load_experiments
-from reproduction.experiments.runs import HEADLINE_POOL, Pool, keys_of
+from reproduction.experiments.runs import HEADLINE_POOL, Pool, keys_of, require_known
 from reproduction.stages.layout import Layout
 from reproduction.stages.workers import console
 from reproduction.suites.language import LanguageRole
@@ -37,8 +37,7 @@ class Context:
 
     def role(self, name: str) -> Role | LanguageRole | SentenceRole | None:
         """What plays a role; None where the suite does not define it. Raises: UnknownKey for one that no experiment has."""
-        if name not in self.experiments.roles:
-            raise UnknownKey("role", name, list(self.experiments.roles))
+        require_known("role", name, self.experiments.roles)
         return self.suite.every_role.get(name)
 
     def knows(self, name: str, pool: Pool) -> bool:
@@ -63,8 +62,7 @@ def load_context(root: Path | None = None) -> Context:
     experiments = load_experiments(root / "params.yaml")
     suite = load_suite(root, experiments.suite)
     for name in suite.every_role:  # a misspelt role would quietly be a role that is not run
-        if name not in experiments.roles:
-            raise UnknownKey(f"suites/{suite.name}.yaml: roles", name, list(experiments.roles))
+        require_known(f"suites/{suite.name}.yaml: roles", name, experiments.roles)
     for key, measured in experiments.measure.items():
         if measured is not None and measured.task not in (tasks := suite.tasks_of(measured.role, measured.pool)):
             raise UnknownKey(f"measure.{key}.{suite.name}.task", measured.task, list(tasks))
@@ -89,8 +87,7 @@ def _prepared(experiments: Experiments, suite: Suite) -> dict[str, dict[Pool, tu
 
 def pick(place: str, entries: Mapping[str, T], key: str) -> T:
     """The entry of that name. Raises: UnknownKey with the nearest one."""
-    if key not in entries:
-        raise UnknownKey(place, key, list(entries))
+    require_known(place, key, entries)
     return entries[key]
 
 

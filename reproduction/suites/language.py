@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from featcal.arguments import require_fits
-from featcal.errors import UnknownKey
 from featcal.settings import Checked, Count, Natural, from_mapping, require, whole_number
 from reproduction.experiments.params import mapping
-from reproduction.experiments.runs import TEXT_POOLS, Names
+from reproduction.experiments.runs import TEXT_POOLS, Names, require_known
 from reproduction.suites.text_recipe import FineTuneText
 
 # Which expert's adapter is at work in a test that is none of the experts' own domains is a choice: adapters know their task.
@@ -109,8 +108,7 @@ def language_of(place: str, raw: Any) -> Language:
     parts = {name: mapping(f"{place}: {name}", given.get(name)) for name in ("pools", "roles", "tests")}
     for part, known in (("pools", TEXT_POOLS), ("tests", tuple(DOMAINS))):
         for name in parts[part]:
-            if name not in known:
-                raise UnknownKey(f"{place}: {part}", str(name), list(known))
+            require_known(f"{place}: {part}", name, known)
     for name, tasks in parts["pools"].items():
         require_fits(f"{place}: pools.{name}", tasks, Names)
     given["texts"] = from_mapping(Texts, mapping(place, given.get("texts")), f"{place}: texts")

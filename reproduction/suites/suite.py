@@ -12,7 +12,7 @@ from featcal.data.processors import Processor
 from featcal.errors import BadSetting, UnknownKey
 from featcal.settings import Checked, Count, Natural, Share, from_mapping, require, whole_number
 from reproduction.experiments.params import mapping, read_yaml
-from reproduction.experiments.runs import Pool
+from reproduction.experiments.runs import Pool, require_known
 from reproduction.suites.language import FINE_TUNE, Experts, Language, LanguageRole, language_of, require_source
 from reproduction.suites.recipe import FineTune
 from reproduction.suites.sentences import SentenceRole, Sentences, pools_by_size, sentences_of
@@ -72,8 +72,7 @@ class Suite(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         for task, steps in self.expert_steps.items():
-            if task not in self.tasks:
-                raise UnknownKey("expert_steps", str(task), list(self.tasks))
+            require_known("expert_steps", task, self.tasks)
             whole_number(f"expert_steps.{task}", steps)
 
     def fine_tuning(self, task: str) -> FineTune:
