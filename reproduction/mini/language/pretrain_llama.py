@@ -20,14 +20,8 @@ from reproduction.mini.training_state import STATE, run_to_end
 
 BLOCKS = "model.layers"
 SHARES = {
-    "math500": 1.3,
-    "gsm8k": 1.2,
-    "humaneval_plus": 1.1,
-    "mbpp_plus": 0.6,
-    "ifeval": 1.3,
-    "arc_challenge": 1.5,
-    "statement": 0.5,
-}
+    "math500": 1.3, "gsm8k": 1.2, "humaneval_plus": 1.1, "mbpp_plus": 0.6, "ifeval": 1.3, "arc_challenge": 1.5, "statement": 0.5,
+}  # fmt: skip
 # Facts alone come first: to find an option again and read the letter behind it is learnt in 300 steps, but in the whole mixture
 # not within a thousand.
 FACTS = {"arc_challenge": 1.0, "statement": 0.4}
