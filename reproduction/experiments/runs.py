@@ -189,10 +189,6 @@ class AblateRun:
     without: Mapping[str, Calibration]
     rescale: Rescaling
 
-    @property
-    def settings(self) -> tuple[str, ...]:
-        return tuple(self.without)
-
 
 @dataclass(frozen=True)
 class MultitaskRun(Checked):
