@@ -4,13 +4,11 @@ For notebooks/playground.ipynb. It reads what the stages `prepare_data` and `pre
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featcal.errors import UnknownKey
 from featcal.settings import Calibration, whole_number
@@ -100,25 +98,6 @@ def _batches(context: Context, wanted: Wanted, task: str) -> list[dict[str, Any]
     return list(images.batches(draw_indices(task, len(images.labels), wanted.samples, SEED), BATCH))
 
 
-@dataclass(frozen=True)
-class Some:
-    """A drawn part of an image set, in the form that evaluation asks for."""
-
-    images: Any
-    chosen: NDArray[np.int64]
-
-    @property
-    def labels(self) -> Any:
-        return self.images.labels[self.chosen]
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return tuple(self.images.classes)
-
-    def batches(self, indices: None, size: int) -> Iterable[dict[str, Any]]:
-        return self.images.batches(self.chosen, size)
-
-
 def _held_against(
     context: Context, wanted: Wanted, task: str, models: Mapping[str, Any]
 ) -> tuple[dict[str, tuple[int, int]], list[dict[str, Any]]]:
@@ -133,7 +112,7 @@ def _held_against(
     layout, role, pool = context.layout, wanted.role, wanted.pool
     images = load_task(layout.data, task, "test", layout.base(role, pool))
     order = np.random.default_rng([SEED, crc32(task.encode()), crc32(b"playground")]).permutation(len(images))
-    some = Some(images, order[: wanted.test_images])
+    some = images.take(order[: wanted.test_images])
     device = next(models["merged"].parameters()).device
     expert = load_vision(layout.expert(role, pool, task)).to(device)
     every = {"base": load_vision(layout.base(role, pool)).to(device), **models, "expert": expert}

@@ -8,9 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from featcal.data.place import Place
-from featcal.data.splits import open_table
-from featcal.data.text import Sample
 from featcal.errors import BadData, UnknownKey
 
 HUB_ID = "nyu-mll/glue"  # earlier `glue`; the configuration is the task's key
@@ -31,7 +28,6 @@ class GlueTask:
     columns: tuple[str, ...]
     aliases: Mapping[str, str]
     test_split: str = "validation"  # the labels of the hub's test splits are not public
-    metric: str = "accuracy"
 
 
 _YES_NO, _NO_YES = ("yes", "no"), ("no", "yes")
@@ -41,77 +37,52 @@ GLUE = {
     task.key: task
     for task in (
         GlueTask(
-            "cola",
-            "CoLA",
+            "cola", "CoLA",
             'Indicate if the following sentence is grammatically correct or not: "{sentence}". '
             "Answere 'acceptable' or 'unacceptable'.",
-            ("unacceptable", "acceptable"),
-            _ONE,
-            {"sentence": "text"},
+            ("unacceptable", "acceptable"), _ONE, {"sentence": "text"},
         ),
         GlueTask(
-            "mnli",
-            "MNLI",
+            "mnli", "MNLI",
             "Does the premise: '{premise}' logically imply, contradict, or is neutral to the hypothesis: '{hypothesis}'? "
             "Answere with 'entailment', 'contradiction', or 'neutral'.",
-            ("entailment", "neutral", "contradiction"),
-            ("premise", "hypothesis"),
-            {"premise": "sentence1", "hypothesis": "sentence2"},
-            test_split="validation_matched",
+            ("entailment", "neutral", "contradiction"), ("premise", "hypothesis"),
+            {"premise": "sentence1", "hypothesis": "sentence2"}, test_split="validation_matched",
         ),
         GlueTask(
-            "mrpc",
-            "MRPC",
+            "mrpc", "MRPC",
             "Are the following sentences '{sentence1}' and '{sentence2}' conveying the same meaning? Answere with 'yes' or 'no'.",
-            _NO_YES,
-            _TWO,
-            {},
+            _NO_YES, _TWO, {},
         ),
         GlueTask(
-            "qnli",
-            "QNLI",
+            "qnli", "QNLI",
             "Given the context: '{sentence}', does the question '{question}' have an answer based on the information provided? "
             "Answer with 'yes' or 'no'.",
-            _YES_NO,
-            ("question", "sentence"),
-            {"question": "sentence1", "sentence": "sentence2"},
+            _YES_NO, ("question", "sentence"), {"question": "sentence1", "sentence": "sentence2"},
         ),
         GlueTask(
-            "qqp",
-            "QQP",
+            "qqp", "QQP",
             "Do the questions '{question1}' and '{question2}' have the same intent? Answere with 'yes' or 'no'.",
-            _NO_YES,
-            ("question1", "question2"),
-            {"question1": "sentence1", "question2": "sentence2"},
+            _NO_YES, ("question1", "question2"), {"question1": "sentence1", "question2": "sentence2"},
         ),
         GlueTask(
-            "rte",
-            "RTE",
+            "rte", "RTE",
             "Does the text: '{sentence1}' entail that '{sentence2}' is true? Provide 'yes' or 'no'.",
-            _YES_NO,
-            _TWO,
-            {},
+            _YES_NO, _TWO, {},
         ),
         GlueTask(
-            "sst2",
-            "SST-2",
+            "sst2", "SST-2",
             "Given the sentence '{sentence}', determine the sentiment. Is it positive or negative?",
-            ("negative", "positive"),
-            _ONE,
-            {"sentence": "text"},
+            ("negative", "positive"), _ONE, {"sentence": "text"},
         ),
         GlueTask(
-            "stsb",
-            "STS-B",
+            "stsb", "STS-B",
             "Consider the sentences '{sentence1}' and '{sentence2}'. On a scale from 1 (completely different) to 5 "
             "(completely similar), rate the similarity.",
-            (),
-            _TWO,
-            {"label": "score"},
-            metric="spearman",
+            (), _TWO, {"label": "score"},
         ),
     )
-}
+}  # fmt: skip
 
 
 def glue_task(key: str) -> GlueTask:
@@ -129,12 +100,6 @@ def prompted(key: str, row: Mapping[str, Any]) -> tuple[str, str]:
     task = glue_task(key)
     texts = {name: str(_value(task, row, name)) for name in task.columns}
     return task.prompt.format(**texts), answer_of(task, _value(task, row, "label"))
-
-
-def load_glue(key: str, place: Place, split: str) -> list[Sample]:
-    """All rows of a split as prompts with their answers. Raises: BadData; what open_table raises."""
-    rows = open_table(place, split)
-    return [Sample(f"{place.source} ({split}), row {number}", *prompted(key, row)) for number, row in enumerate(rows)]
 
 
 def answer_of(task: GlueTask, label: float) -> str:

@@ -44,10 +44,9 @@ def checkup(chosen: "Chosen", rate: float) -> Checkup:
     from_hub = suite.data.source == "hub"
     if from_hub:
         _count(chosen, rate, found)
-    outputs = sum(found.disk.values())
     found.disk |= {"decoded pictures": decoded_bytes(suite)} if from_hub else {"outputs and DVC's cache": SMALL}
     found.disk["the hub's cache"] = sum(one.bytes or 0 for one in found.repositories)
-    _compare_disk(chosen.root, found, outputs)
+    _compare_disk(chosen.root, found)
     found.missing += _out_of_reach(found.repositories)
     if suite.device == "cuda" and not found.gpu:
         found.missing.append("a GPU that torch can use: the suite's device is cuda")
@@ -87,7 +86,7 @@ def _count(chosen: "Chosen", rate: float, found: Checkup) -> None:
         found.missing.append("a GPU that torch can use; the paper's models take days without")
 
 
-def _compare_disk(root: Path, found: Checkup, outputs: int) -> None:
+def _compare_disk(root: Path, found: Checkup) -> None:
     """The project's disk and that of the hub's cache; where they are one disk, needs are added."""
     from huggingface_hub import constants
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from featcal.settings import Calibration, from_mapping, require, several, text, whole_number
-from reproduction.experiments.runs import Draw, Pool, Reading
+from featcal.settings import Calibration, Checked, Count, from_mapping, require
+from reproduction.experiments.runs import Draw, Once, Pool, Reading, Seeds
 
 OWN = ("merged", "paper", "suite")  # variants that are no candidates of what goes beyond: the merger, the paper's method twice
 PRESET = "the preset best"  # a variant that every study has: it is for those who have nothing to choose λ, ρ and α with
@@ -27,7 +27,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class BeyondStudy:
+class BeyondStudy(Checked):
     """Ideas beyond the paper, each alone and together, from several mergers; one is chosen on validation samples.
 
     chosen_on: mergers from which all variants are run; from the other `upstreams` only what was chosen there, the preset and the
@@ -38,34 +38,28 @@ class BeyondStudy:
     reading:   how texts are read, of a language model.
     """
 
+    place = "beyond"
     role: str
     pool: Pool
     upstreams: tuple[str, ...]
-    chosen_on: tuple[str, ...]
+    chosen_on: Annotated[tuple[str, ...], Once()]
     paper: Calibration
     suite: Calibration
     variants: Mapping[str, Mapping[str, Any]]
-    samples: int
-    few: tuple[int, ...]
-    batch: int
-    seeds: tuple[int, ...]
+    samples: Count
+    few: Annotated[tuple[Count, ...], Once(0)]
+    batch: Count
+    seeds: Seeds
     reading: Reading | None = None
 
     def __post_init__(self) -> None:
-        for upstream in self.upstreams:
-            text("beyond.upstreams", upstream)
-        fine = bool(self.chosen_on) and set(self.chosen_on) <= set(self.upstreams)
+        super().__post_init__()
+        fine = set(self.chosen_on) <= set(self.upstreams)
         require(fine, "beyond.chosen_on", self.chosen_on, "must be some of beyond.upstreams")
-        for name in ("samples", "batch"):
-            whole_number(f"beyond.{name}", getattr(self, name))
-        several("beyond.seeds", self.seeds, least=0)
-        if self.few:
-            several("beyond.few", self.few)
-        require(isinstance(self.variants, Mapping) and bool(self.variants), "beyond.variants", self.variants, "must name some")
+        require(bool(self.variants), "beyond.variants", self.variants, "must name some")
+        always = (*OWN, PRESET)
         for name in self.variants:
-            require(
-                name not in (*OWN, PRESET), "beyond.variants", name, f"must be none of {', '.join((*OWN, PRESET))}: always run"
-            )
+            require(name not in always, "beyond.variants", name, f"must be none of {', '.join(always)}: always run")
             self.settings(name)
 
     def settings(self, variant: str) -> Calibration | None:

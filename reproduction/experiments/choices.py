@@ -3,12 +3,12 @@
 Knows nothing of torch, models or where results go.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
-from featcal.settings import Calibration, require, several, whole_number
-from reproduction.experiments.runs import DOMAIN_POOL, GLUE_POOL, SETTINGS, CalibrateRun, Pool, Reading
+from featcal.settings import Calibration, Checked, Count, Natural, require, whole_number
+from reproduction.experiments.runs import DOMAIN_POOL, GLUE_POOL, CalibrateRun, Once, Pool, Reading, Setting
 
 READ = ("split", "decoder", "counted", "tokens")  # what of the texts is read
 CHOICES = (*READ, "modules", "samples")
@@ -36,36 +36,33 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class ChoicesStudy:
+class ChoicesStudy(Checked):
     """The default at every seed, and at the first seed every option of `vary` in its place.
 
+    seeds: two or more, as their spread is the noise.
     vary: by choice the options that are not the default; of `modules` lists of names, by what the option is called.
     """
 
+    place = "choices"
     role: str
     pool: Pool
     upstream: str
-    setting: str
+    setting: Setting
     featcal: Calibration
     reading: Reading
-    samples: int
-    batch: int
-    seeds: tuple[int, ...]
+    samples: Count
+    batch: Count
+    seeds: Annotated[tuple[Natural, ...], Once(2)]
     vary: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        require(self.setting in SETTINGS, "choices.setting", self.setting, f"must be one of {', '.join(SETTINGS)}")
-        whole_number("choices.samples", self.samples)
-        whole_number("choices.batch", self.batch)
-        several("choices.seeds", self.seeds, least=0)
-        require(len(self.seeds) > 1, "choices.seeds", self.seeds, "must name two seeds or more: their spread is the noise")
-        require(isinstance(self.vary, Mapping) and bool(self.vary), "choices.vary", self.vary, "must be a mapping of choices")
+        super().__post_init__()
+        require(bool(self.vary), "choices.vary", self.vary, "must be a mapping of choices")
         for choice, options in self.vary.items():
             require(choice in CHOICES, "choices.vary", choice, f"must be one of {', '.join(CHOICES)}")
             fitting = APART.get(choice, self.pool) == self.pool
             require(fitting, f"choices.vary.{choice}", choice, f"is a choice of the pool {APART.get(choice)} alone")
-            fine = isinstance(options, Mapping if choice == "modules" else Sequence) and bool(options)
-            fine = fine and not isinstance(options, str)
+            fine = isinstance(options, dict if choice == "modules" else list | tuple) and bool(options)
             require(fine, f"choices.vary.{choice}", options, "must be a list; of modules, lists of names by what each is called")
         for variant in self.variants():
             own = replace(variant, choice="", option="", seed=self.seeds[0]) == self._default(self.seeds[0])

@@ -2,27 +2,30 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
-from featcal.settings import Calibration, require, several, text, whole_number
+from featcal.settings import Calibration, Checked, Count, Natural, Within, require
 from reproduction.experiments.rivals import Rivals, Study
-from reproduction.experiments.runs import ADAPTER_SETTINGS
+from reproduction.experiments.runs import AdapterWord, Counts, Once, Seeds
 
-CORRUPTIONS = ("gaussian_noise", "motion_blur", "fog")
-TEXT_CORRUPTIONS = ("typing_errors", "dropped_words", "swapped_words")
+Corruption = Literal["gaussian_noise", "motion_blur", "fog"]
+TextCorruption = Literal["typing_errors", "dropped_words", "swapped_words"]
+
+
+def at_papers_once(place: str, at_papers: Calibration | None, rivals: Rivals) -> None:
+    """Raise BadSetting where a study would run FeatCal at the paper's settings twice."""
+    twice = at_papers is not None and rivals.setting == "paper"
+    require(not twice, f"{place}.at_papers", at_papers, "must be left out where the rivals' settings are the paper's")
 
 
 @dataclass(frozen=True)
 class SamplesStudy(Study):
     """Table 12, Figure 3 and Table 13: the rivals at every number of images per task and every seed."""
 
+    place = "samples"
     rivals: Rivals
-    samples: tuple[int, ...]
-    seeds: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        several("samples.samples", self.samples)
-        several("samples.seeds", self.seeds, least=0)
+    samples: Counts
+    seeds: Seeds
 
 
 @dataclass(frozen=True)
@@ -33,31 +36,24 @@ class CorruptedStudy(Study):
     at_papers: FeatCal at the paper's settings too, where those of `rivals` are the suite's own.
     """
 
+    place = "corrupted"
     rivals: Rivals
-    corruptions: tuple[str, ...]
-    severity: int | tuple[int, ...]
-    samples: int
-    seeds: tuple[int, ...]
+    corruptions: Annotated[tuple[Corruption, ...], Once()] | Annotated[tuple[TextCorruption, ...], Once()]
+    severity: int | Annotated[tuple[Annotated[int, Within(1, 3)], ...], Once()]
+    samples: Count
+    seeds: Seeds
     at_papers: Calibration | None = None
 
     def __post_init__(self) -> None:
-        known = TEXT_CORRUPTIONS if self.of_texts else CORRUPTIONS
-        fine = all(c in known for c in self.corruptions) and bool(self.corruptions)
-        require(fine, "corrupted.corruptions", self.corruptions, f"must be a list of {', '.join(known)}")
-        if self.of_texts:
-            fine = isinstance(self.severity, tuple) and bool(self.severity) and set(self.severity) <= {1, 2, 3}
-            require(fine, "corrupted.severity", self.severity, "must be a list of 1, 2 and 3")
-        else:
-            require(self.severity == 3, "corrupted.severity", self.severity, "must be 3, the only one the paper uses")
-        whole_number("corrupted.samples", self.samples)
-        several("corrupted.seeds", self.seeds, least=0)
-        twice = self.at_papers is not None and self.rivals.setting == "paper"
-        require(not twice, "corrupted.at_papers", self.at_papers, "must be left out where the rivals' settings are the paper's")
+        super().__post_init__()
+        fine = isinstance(self.severity, tuple) if self.of_texts else self.severity == 3
+        require(fine, "corrupted.severity", self.severity, "must be 3, as the paper has it, or of texts a list of 1, 2 and 3")
+        at_papers_once("corrupted", self.at_papers, self.rivals)
 
     @property
     def of_texts(self) -> bool:
         """Whether texts are damaged."""
-        return any(corruption in TEXT_CORRUPTIONS for corruption in self.corruptions)
+        return self.corruptions[0] in get_args(TextCorruption)
 
     @property
     def damages(self) -> tuple[str, ...]:
@@ -75,7 +71,7 @@ class CorruptedStudy(Study):
 
 
 @dataclass(frozen=True)
-class TaskCountsStudy:
+class TaskCountsStudy(Checked):
     """The gap that the rivals recover by the number of tasks: drawn parts of the pool, each merged anew.
 
     counts:    of tasks that are merged.   shuffles: the pool is shuffled so often, and cut each time into parts of every count:
@@ -85,25 +81,20 @@ class TaskCountsStudy:
     at_papers: FeatCal at the paper's settings too, where those of `rivals` are the suite's own.
     """
 
+    place = "task_counts"
     role: str
     pool: int
     upstreams: tuple[str, ...]
     rivals: Rivals
-    counts: tuple[int, ...]
-    shuffles: int
-    samples: int
-    seed: int
+    counts: Counts
+    shuffles: Count
+    samples: Count
+    seed: Natural
     at_papers: Calibration | None = None
 
     def __post_init__(self) -> None:
-        for upstream in self.upstreams:
-            text("task_counts.upstreams", upstream)
-        several("task_counts.counts", self.counts)
-        whole_number("task_counts.shuffles", self.shuffles)
-        whole_number("task_counts.samples", self.samples)
-        whole_number("task_counts.seed", self.seed, least=0)
-        twice = self.at_papers is not None and self.rivals.setting == "paper"
-        require(not twice, "task_counts.at_papers", self.at_papers, "must be left out where the rivals' settings are the paper's")
+        super().__post_init__()
+        at_papers_once("task_counts", self.at_papers, self.rivals)
 
     @property
     def calibrations(self) -> dict[str, Calibration]:
@@ -120,47 +111,37 @@ class CostStudy(Study):
     latter are scored; where there are none they are not trained.
     """
 
+    place = "cost"
     rivals: Rivals
-    samples: int
-    seed: int
-    audit: tuple[int, ...]
+    samples: Count
+    seed: Natural
+    audit: Annotated[tuple[Count, ...], Once(0)]
 
     def __post_init__(self) -> None:
-        whole_number("cost.samples", self.samples)
-        whole_number("cost.seed", self.seed, least=0)
-        if self.audit:
-            several("cost.audit", self.audit)
+        super().__post_init__()
         steps = min(self.rivals.surgery.steps, self.rivals.prob_surgery.steps)
-        require(
-            max(self.audit, default=0) <= steps, "cost.audit", self.audit, f"must not go beyond the {steps} steps that are made"
-        )
+        there = max(self.audit, default=0) <= steps
+        require(there, "cost.audit", self.audit, f"must not go beyond the {steps} steps that are made")
 
 
 @dataclass(frozen=True)
-class ExpertSeedsStudy:
+class ExpertSeedsStudy(Checked):
     """The main comparison with experts of other trainings.
 
     upstreams: mergers.   settings: of FeatCal and of adapters.
     seeds: of the experts' trainings but the first, which `evaluate` scores.
     """
 
+    place = "expert_seeds"
     role: str
     pool: int
     upstreams: tuple[str, ...]
-    settings: tuple[str, ...]
-    seeds: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        for upstream in self.upstreams:
-            text("expert_seeds.upstreams", upstream)
-        for setting in self.settings:
-            known = f"must be one of {', '.join(ADAPTER_SETTINGS)}"
-            require(setting in ADAPTER_SETTINGS, "expert_seeds.settings", setting, known)
-        several("expert_seeds.seeds", self.seeds)
+    settings: tuple[AdapterWord, ...]
+    seeds: Counts
 
 
 @dataclass(frozen=True)
-class SecondEncoderStudy:
+class SecondEncoderStudy(Checked):
     """The main comparison with another encoder, whose experts, heads and models are made here, on the same texts.
 
     model: as a role of the suite tells it.   fine_tune: of its experts (FineTuneSentences).
@@ -168,6 +149,7 @@ class SecondEncoderStudy:
     scored: how many test samples of each task count.
     """
 
+    place = "second_encoder"
     role: str
     pool: int
     model: str
@@ -175,14 +157,6 @@ class SecondEncoderStudy:
     upstreams: tuple[str, ...]
     rivals: Rivals
     paper: Calibration
-    samples: int
-    seed: int
-    scored: int
-
-    def __post_init__(self) -> None:
-        text("second_encoder.model", self.model)
-        for upstream in self.upstreams:
-            text("second_encoder.upstreams", upstream)
-        for name in ("samples", "scored"):
-            whole_number(f"second_encoder.{name}", getattr(self, name))
-        whole_number("second_encoder.seed", self.seed, least=0)
+    samples: Count
+    seed: Natural
+    scored: Count

@@ -7,13 +7,13 @@ experiments.py.
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
-from featcal.errors import UnknownKey
 from featcal.merging.settings import SETTINGS as SETTINGS_OF
 from featcal.merging.settings import settings_of
-from featcal.settings import Calibration, from_mapping, require, whole_number
+from featcal.settings import Calibration, Checked, from_mapping, require, several, whole_number
 from reproduction.experiments.runs import (
+    ADAPTER_BATCH,
     ADAPTER_SETTINGS,
     ADAPTERS,
     HEADLINE_POOL,
@@ -26,29 +26,26 @@ from reproduction.experiments.runs import (
     AdaptRun,
     CalibrateRun,
     Draw,
-    MeasureRun,
     MergeRun,
-    MultitaskRun,
     Reading,
     Rescaling,
+    require_known,
     role_and_pool,
 )
 
+P = TypeVar("P", bound=Checked)
 Entry = Mapping[str, Any]
 FROM = "from"
 
 
-def for_suite(place: str, entry: Any, suite: str, also: tuple[str, ...] = ()) -> Entry | None:
-    """The settings of the chosen suite; `also` are words that stand beside the groups."""
+def for_suite(place: str, entry: Any, suite: str) -> Entry | None:
+    """The settings of the chosen suite."""
     require(isinstance(entry, dict), place, entry, "must be a mapping")
-    for word in also:
-        require(word in entry, place, list(entry), f"lacks {word}")
-    groups = {key: group for key, group in entry.items() if key not in also}
-    for key, group in groups.items():
+    for key, group in entry.items():
         require(group is None or isinstance(group, dict), f"{place}.{key}", group, "must be a mapping of settings, or null")
     way_out = f"has no settings for the suite {suite!r}; write `{suite}: null` to leave it out"
-    require(suite in groups, place, sorted(map(str, groups)), way_out)
-    chosen: Entry | None = groups[suite]
+    require(suite in entry, place, sorted(map(str, entry)), way_out)
+    chosen: Entry | None = entry[suite]
     return chosen
 
 
@@ -66,8 +63,7 @@ def merge_runs(key: str, entry: Any, suite: str) -> dict[str, MergeRun]:
         methods = {str(own.get("method", upstream)) for own in groups.values() if own is not None} or {told}
         require(len(methods) == 1, f"{place}.{suite}.method", sorted(methods), "must be the same in every suite")
         (method,) = methods
-        if method not in SETTINGS_OF:
-            raise UnknownKey(place, method, list(SETTINGS_OF))
+        require_known(place, method, SETTINGS_OF)
         given = None if group is None else {word: value for word, value in group.items() if word != "method"}
         options, draw = merge_settings(f"{place}.{suite}", method, given)
         found[f"{key}-{upstream}"] = MergeRun(role, pool, method, str(upstream), options, draw)
@@ -85,18 +81,21 @@ def merge_settings(place: str, method: str, group: Entry | None) -> tuple[Entry 
     return options, draw
 
 
-def starts(place: str, entry: Any, made: Mapping[str, MergeRun]) -> dict[str, Any]:
-    """What `from` tells of every merged model; None for one that nothing is made of, or that is not made itself."""
-    rows = entry.get(FROM) if isinstance(entry, dict) else None
+def group_and_rows(place: str, entry: Any, suite: str, made: Mapping[str, MergeRun]) -> tuple[Entry | None, dict[str, Any]]:
+    """The settings of the chosen suite, and what `from` tells of every merged model.
+
+    Of one that nothing is made of, or that is not made itself, that is None.
+    """
+    require(isinstance(entry, dict), place, entry, "must be a mapping")
+    require(FROM in entry, place, list(entry), f"lacks {FROM}")
+    group, rows = for_suite(place, {key: group for key, group in entry.items() if key != FROM}, suite), entry[FROM]
     require(isinstance(rows, dict), f"{place}.{FROM}", rows, "must name the merged models, each with {} or what differs there")
-    assert isinstance(rows, dict)
     there = {run.upstream: run.options is not None for run in made.values()}
     for upstream, row in rows.items():
-        if upstream not in there:
-            raise UnknownKey(f"{place}.{FROM}", str(upstream), list(there))
+        require_known(f"{place}.{FROM}", upstream, there)
         fine = row is None or isinstance(row, dict)
         require(fine, f"{place}.{FROM}.{upstream}", row, "must be a mapping of what differs, or null")
-    return {upstream: row if there[upstream] else None for upstream, row in rows.items()}
+    return group, {upstream: row if there[upstream] else None for upstream, row in rows.items()}
 
 
 def differing(group: tuple[str, Entry], row: tuple[str, Entry], words: tuple[str, ...]) -> dict[str, tuple[str, Entry]]:
@@ -107,8 +106,7 @@ def differing(group: tuple[str, Entry], row: tuple[str, Entry], words: tuple[str
     """
     for place, held in (group, row):
         for word, settings in held.items():
-            if word not in words:
-                raise UnknownKey(place, str(word), list(words))
+            require_known(place, word, words)
             fine = settings is None or isinstance(settings, dict)
             require(fine, f"{place}.{word}", settings, "must be a mapping of settings, or null")
     found: dict[str, tuple[str, Entry]] = {}
@@ -123,17 +121,16 @@ def differing(group: tuple[str, Entry], row: tuple[str, Entry], words: tuple[str
 def calibrate_runs(key: str, entry: Any, suite: str, made: Mapping[str, MergeRun]) -> dict[str, CalibrateRun]:
     """FeatCal of one role and pool, by key: on every merged model at every word of SETTINGS, also what is not run."""
     role, pool = role_and_pool(key, "calibrate")
-    place = f"calibrate.{key}.{suite}"
-    group = for_suite(f"calibrate.{key}", entry, suite, (FROM,))
+    place = f"calibrate.{key}"
+    group, rows = group_and_rows(place, entry, suite, made)
     found = {}
-    for upstream, row in starts(f"calibrate.{key}", entry, made).items():
-        own = (f"calibrate.{key}.{FROM}.{upstream}", row)
-        chosen = {} if group is None or row is None else differing((place, group), own, SETTINGS)
+    for upstream, row in rows.items():
+        own = (f"{place}.{FROM}.{upstream}", row)
+        chosen = {} if group is None or row is None else differing((f"{place}.{suite}", group), own, SETTINGS)
         for setting in SETTINGS:
             words: dict[str, Any] = {"role": role, "pool": pool, "upstream": upstream, "setting": setting}
-            found[f"{key}-{upstream}-{setting}"] = (
-                calibration(*chosen[setting], words) if setting in chosen else CalibrateRun(**words, calibration=None)
-            )
+            run = calibration(*chosen[setting], words) if setting in chosen else CalibrateRun(**words, calibration=None)
+            found[f"{key}-{upstream}-{setting}"] = run
     return found
 
 
@@ -141,13 +138,11 @@ def adapt_runs(key: str, entry: Any, suite: str, made: Mapping[str, MergeRun]) -
     """Adapters of one role and pool, by key: behind every merged model, a mapping per adapter and word of ADAPTER_SETTINGS."""
     role, pool = role_and_pool(key, "adapt")
     place = f"adapt.{key}.{suite}"
-    group = for_suite(f"adapt.{key}", entry, suite, (FROM,))
-    rows = starts(f"adapt.{key}", entry, made)
+    group, rows = group_and_rows(f"adapt.{key}", entry, suite, made)
     methods = TEXT_ADAPTERS if isinstance(pool, str) else tuple(ADAPTERS)
     for where, mapping in ((place, group), *((f"adapt.{key}.{FROM}.{name}", row) for name, row in rows.items())):
         for method in mapping or ():
-            if method not in methods:
-                raise UnknownKey(where, str(method), list(methods))
+            require_known(where, method, methods)
     # rows of a results file stand in this order
     pairs = [(u, m) for u in rows for m in methods] if pool == HEADLINE_POOL else [(u, m) for m in methods for u in rows]
     found = {}
@@ -171,8 +166,14 @@ def adapter_settings(method: str, chosen: Mapping[str, tuple[str, Entry]], texts
     """
     settings = {}
     for name, (where, group) in chosen.items():
-        settings[name] = _adapter_setting(where, method, group, texts)
-        stream, fitting = settings[name].draw.stream, UNLABELLED
+        own: dict[str, Any] = {"stream": "train" if texts else STREAMS[method], **group}
+        for key in ("samples", "seeds"):
+            require(key in own, where, list(group), f"lacks {key}")
+        seeds = own.pop("seeds")
+        draw = from_mapping(Draw, {"stream": own.pop("stream"), "samples": own.pop("samples"), "batch": ADAPTER_BATCH}, where)
+        made = {"training": from_mapping(ADAPTERS[method], own, where), "draw": draw, "seeds": seeds}
+        settings[name] = from_mapping(AdapterSetting, made, where)
+        stream, fitting = draw.stream, UNLABELLED
         if texts or name.endswith("_train"):
             fitting = ("train",)
         elif name.endswith("_scored"):
@@ -181,26 +182,15 @@ def adapter_settings(method: str, chosen: Mapping[str, tuple[str, Entry]], texts
     return settings
 
 
-def _adapter_setting(place: str, method: str, group: Entry, texts: bool) -> AdapterSetting:
-    training = dict(group)
-    for key in ("samples", "seeds"):
-        require(key in training, place, list(group), f"lacks {key}")
-    stream = training.pop("stream", "train" if texts else STREAMS[method])
-    samples, seeds = training.pop("samples"), training.pop("seeds")
-    drawn = _seeds(f"{place}.seeds", seeds)
-    settings = from_mapping(ADAPTERS[method], training, place)
-    return AdapterSetting(settings, from_mapping(Draw, {"stream": stream, "samples": samples, "batch": 250}, place), drawn)
-
-
 def ablate_runs(key: str, entry: Any, suite: str, made: Mapping[str, MergeRun]) -> dict[str, AblateRun | None]:
     """Controls by key: FeatCal's settings as in `calibrate`, with `without` (by name, what is changed) and `rescale`."""
     role, pool = role_and_pool(key, "ablate")
-    place = f"ablate.{key}.{suite}"
-    group = for_suite(f"ablate.{key}", entry, suite, (FROM,))
+    group, rows = group_and_rows(f"ablate.{key}", entry, suite, made)
     found: dict[str, AblateRun | None] = {}
-    for upstream, row in starts(f"ablate.{key}", entry, made).items():
+    for upstream, row in rows.items():
         words = {"role": role, "pool": pool, "upstream": upstream, "setting": "whole"}
-        found[f"{key}-{upstream}"] = None if group is None or row is None else _controls(place, {**group, **row}, words)
+        run = None if group is None or row is None else _controls(f"ablate.{key}.{suite}", {**group, **row}, words)
+        found[f"{key}-{upstream}"] = run
     return found
 
 
@@ -219,43 +209,24 @@ def _controls(place: str, chosen: Entry, words: Mapping[str, Any]) -> AblateRun:
     return AblateRun(whole, without, from_mapping(Rescaling, rescale, f"{place}.rescale"))
 
 
-def multitask_run(key: str, entry: Any, suite: str) -> MultitaskRun | None:
-    """The model trained on all tasks of one role and pool."""
-    return _plain("multitask", MultitaskRun, key, entry, suite)
-
-
-def measure_run(key: str, entry: Any, suite: str) -> MeasureRun | None:
-    """Drift and projection of one role and pool."""
-    return _plain("measure", MeasureRun, key, entry, suite)
-
-
-def _plain(section: str, kind: type[Any], key: str, entry: Any, suite: str) -> Any:
-    """An entry whose group is the dataclass itself; None where the suite does not run it."""
-    role, pool = role_and_pool(key, section)
-    chosen = for_suite(f"{section}.{key}", entry, suite)
-    return None if chosen is None else from_mapping(kind, {"role": role, "pool": pool, **chosen}, f"{section}.{key}.{suite}")
+def plain_run(kind: type[P], key: str, entry: Any, suite: str) -> P | None:
+    """An entry whose group is the dataclass itself, in the section of its name; None where the suite does not run it."""
+    role, pool = role_and_pool(key, kind.place)
+    place = f"{kind.place}.{key}"
+    chosen = for_suite(place, entry, suite)
+    return None if chosen is None else from_mapping(kind, {"role": role, "pool": pool, **chosen}, f"{place}.{suite}")
 
 
 def calibration(place: str, group: Entry, words: Mapping[str, Any]) -> CalibrateRun:
     """Method and draw of a group that holds both."""
+    for key in ("samples", "batch", "seeds", "ridge", "anchor_blend", "interpolation"):  # whatever the library's defaults are
+        require(key in group, place, list(group), f"lacks {key}")
     method = dict(group)
-    draw: dict[str, Any] = {}
-    if isinstance(words["pool"], str):
-        draw["reading"] = from_mapping(Reading, method.pop("reading", {}), f"{place}.reading")
-    for key in ("samples", "batch", "seeds"):
-        require(key in method, place, list(group), f"lacks {key}")
-        draw[key] = method.pop(key)
+    draw: dict[str, Any] = {key: method.pop(key) for key in ("samples", "batch", "seeds")}
     for key in ("samples", "batch"):
         whole_number(f"{place}.{key}", draw[key])
-    draw["seeds"] = _seeds(f"{place}.seeds", draw["seeds"])
-    for key in ("ridge", "anchor_blend", "interpolation"):  # an experiment names them, whatever the library's defaults are
-        require(key in method, place, list(method), f"lacks {key}")
+    several(f"{place}.seeds", draw["seeds"], least=0)
+    draw["seeds"] = tuple(draw["seeds"])
+    if isinstance(words["pool"], str):
+        draw["reading"] = from_mapping(Reading, method.pop("reading", {}), f"{place}.reading")
     return CalibrateRun(**words, calibration=from_mapping(Calibration, method, place), **draw)
-
-
-def _seeds(place: str, seeds: Any) -> tuple[int, ...]:
-    require(isinstance(seeds, list) and bool(seeds), place, seeds, "must be a list of whole numbers")
-    for seed in seeds:
-        whole_number(place, seed, least=0)
-    require(len(set(seeds)) == len(seeds), place, seeds, "must name each seed once")
-    return tuple(seeds)

@@ -6,14 +6,15 @@ from typing import Any
 
 from featcal.merging.settings import settings_of
 from featcal.rivals.settings import IntervMerge, SurgeryV2
-from featcal.settings import number, require, several, whole_number
+from featcal.settings import Checked, Count, Natural, require
 from reproduction.experiments.rivals import Rivals
+from reproduction.experiments.runs import Numbers
 
 TRAINED = ("prodistill", "surgery_v2", "interv_merge")  # what trains for minutes behind a merger
 
 
 @dataclass(frozen=True)
-class FieldStudy:
+class FieldStudy(Checked):
     """Every merger from the same experts and the same samples: as it is, with FeatCal, adapters and SVC behind it.
 
     mergers: settings by method; of a list of scales, validation samples choose one, as in the sources.
@@ -26,30 +27,25 @@ class FieldStudy:
     Methods that adapt without labels see the stream of `rivals`, which holds none of the samples that are scored.
     """
 
+    place = "field"
     role: str
     pool: int
     rivals: Rivals
     mergers: Mapping[str, Mapping[str, Any]]
-    samples: int
-    batch: int
-    seed: int
-    rows: int
+    samples: Count
+    batch: Count
+    seed: Natural
+    rows: Count
     trained: tuple[str, ...]
     surgery_v2: SurgeryV2
     interv_merge: IntervMerge
-    epochs: int
+    epochs: Count
     best_behind: tuple[str, ...] | None = None
-    tangent: tuple[float, ...] = ()
-    scored: int | None = None
+    tangent: Numbers = ()
+    scored: Count | None = None
 
     def __post_init__(self) -> None:
-        for key in ("samples", "batch", "rows", "epochs"):
-            whole_number(f"field.{key}", getattr(self, key))
-        if self.scored is not None:
-            whole_number("field.scored", self.scored)
-        if self.tangent:
-            several("field.tangent", self.tangent, number)
-        whole_number("field.seed", self.seed, least=0)
+        super().__post_init__()
         for key in ("trained", "best_behind"):
             for merger in getattr(self, key) or ():
                 require(merger in self.mergers, f"field.{key}", merger, f"must be one of {', '.join(self.mergers)}")

@@ -23,6 +23,7 @@ from reproduction.experiments.runs import (
     MergeRun,
     MultitaskRun,
     Pool,
+    require_known,
     role_and_pool,
 )
 from reproduction.experiments.studies import STUDIES, shared, study_run
@@ -103,22 +104,20 @@ def load_experiments(path: Path, suite: str | None = None) -> Experiments:
     require(isinstance(suite, str), "suite", suite, "must name a file of suites/, for example mini")
     assert isinstance(suite, str)
     for key in raw:
-        if key not in SECTIONS:
-            raise UnknownKey(path.name, str(key), list(SECTIONS))
+        require_known(path.name, key, SECTIONS)
     there = sorted(file.stem for file in (path.parent / "suites").glob("*.yaml"))
     if there and suite not in there:
         raise UnknownKey("suite", suite, there)
 
     def read(name: str, kind: Callable[[str, Any, str], T]) -> dict[str, T]:
-        return {key: kind(key, entry, suite) for key, entry in _section(raw, name).items()}
+        return {key: kind(key, entry, suite) for key, entry in mapping(name, raw.get(name)).items()}
 
     merged = read("merge", entries.merge_runs)
 
     def read_from(name: str, kind: Callable[..., Mapping[str, T]]) -> dict[str, T]:
         found: dict[str, T] = {}
-        for key, entry in _section(raw, name).items():
-            if key not in merged:
-                raise UnknownKey(name, str(key), list(merged))
+        for key, entry in mapping(name, raw.get(name)).items():
+            require_known(name, key, merged)
             found |= kind(key, entry, suite, merged[key])
         return found
 
@@ -129,8 +128,8 @@ def load_experiments(path: Path, suite: str | None = None) -> Experiments:
         calibrate=read_from("calibrate", entries.calibrate_runs),
         adapt=read_from("adapt", entries.adapt_runs),
         ablate=read_from("ablate", entries.ablate_runs),
-        multitask=read("multitask", entries.multitask_run),
-        measure=read("measure", entries.measure_run),
+        multitask=read("multitask", partial(entries.plain_run, MultitaskRun)),
+        measure=read("measure", partial(entries.plain_run, MeasureRun)),
         studies={kind: read(kind, partial(study_run, kind, studied=studied)) for kind in STUDIES},
         prepared=tuple(role_and_pool(key) for key in merged),
     )
@@ -169,7 +168,7 @@ def _require_seeds(place: str, measured: MeasureRun, found: Experiments) -> None
         require(measured.seed in seeds, place, measured.seed, words)
 
 
-def _section(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = raw.get(name, {})
-    require(isinstance(section, dict), name, section, "must be a mapping of experiments")
-    return dict(section)
+def mapping(place: str, raw: Any) -> dict[Any, Any]:
+    """A mapping of YAML; nothing at all stands for an empty one. Raises: BadSetting."""
+    require(raw is None or isinstance(raw, dict), place, raw, "must be a mapping")
+    return dict(raw or {})

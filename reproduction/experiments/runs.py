@@ -4,20 +4,23 @@ Every run has a role, a pool of tasks and, but for a merge, an `upstream`: the m
 torch, models or where results go.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from featcal.errors import UnknownKey
 from featcal.rivals.settings import AdapterMethod, MeanShift, ProbSurgery, Surgery
-from featcal.settings import Calibration, number, require, text, whole_number
+from featcal.settings import Calibration, Checked, Count, Natural, require
 
-SETTINGS = ("suite", "paper")
+Setting = Literal["suite", "paper"]
+SETTINGS: tuple[Setting, ...] = get_args(Setting)
 # `suite` keeps the published code's proportion of an adapter to the width of the features, `paper` its absolute size: of images
 # on test images, as in the method's own source, of texts on unlabelled ones that are not scored. `_train`: on what FeatCal sees;
 # `_scored`: of texts, on the test texts themselves. A mean shift has no size, only a stream.
-ADAPTER_SETTINGS = ("suite", "paper", "suite_train", "paper_train", "suite_scored", "paper_scored")
+AdapterWord = Literal["suite", "paper", "suite_train", "paper_train", "suite_scored", "paper_scored"]
+ADAPTER_SETTINGS: tuple[AdapterWord, ...] = get_args(AdapterWord)
 ADAPTERS: dict[str, type[AdapterMethod]] = {"surgery": Surgery, "prob_surgery": ProbSurgery, "mean_shift": MeanShift}
+ADAPTER_BATCH = 250  # samples encoded at a time: another number moves the last bits of a feature
 TEXT_ADAPTERS = ("surgery", "prob_surgery")  # those that stand before a language head
 # Which images a method sees where params.yaml leaves `stream` out: those that the paper's comparison gave it.
 STREAMS = {
@@ -31,6 +34,32 @@ TEXT_POOLS = GLUE_POOL, DOMAIN_POOL = "glue", "mergebench"
 ANCHOR, RESCALED = "anchor", "rescaled"  # methods of the controls, as results call them
 UNLABELLED = ("test_unlabelled", "unlabelled")  # streams without labels, of the scored samples or of others
 SPLITS = {"train": "train", "test_unlabelled": "test", "unlabelled": "stream"}  # by the word of a stream
+Stream = Literal["train", "test_unlabelled", "unlabelled"]
+
+
+@dataclass(frozen=True)
+class Once:
+    """For Annotated: so many values at least, each of them named once."""
+
+    least: int = 1
+
+    def holds(self, values: Sequence[Any]) -> bool:
+        return self.least <= len(values) == len(set(values))
+
+    def __str__(self) -> str:
+        return f", {self.least} or more, each named once" if self.least > 1 else ", each named once"
+
+
+Counts = Annotated[tuple[Count, ...], Once()]
+Names = Annotated[tuple[str, ...], Once()]
+Numbers = Annotated[tuple[float, ...], Once(0)]
+Seeds = Annotated[tuple[Natural, ...], Once()]
+
+
+def require_known(place: str, word: Any, known: Collection[Any]) -> None:
+    """Raise UnknownKey, with the nearest word there is, unless a word is known."""
+    if word not in known:
+        raise UnknownKey(place, str(word), [str(one) for one in known])
 
 
 def role_and_pool(key: str, place: str = "role and pool") -> tuple[str, Pool]:
@@ -47,23 +76,17 @@ def keys_of(run: Any) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class Draw:
+class Draw(Checked):
     """The images or texts a method sees, labels unused.
 
     samples: of each task; None is the whole split, shuffled anew in every round.   batch: samples at a time.
     """
 
-    stream: Literal["train", "test_unlabelled", "unlabelled"]
-    samples: int | None
-    batch: int
-    seed: int = 42
-
-    def __post_init__(self) -> None:
-        require(self.stream in SPLITS, "draw.stream", self.stream, f"must be {' or '.join(SPLITS)}")
-        if self.samples is not None:
-            whole_number("draw.samples", self.samples)
-        whole_number("draw.batch", self.batch)
-        whole_number("draw.seed", self.seed, least=0)
+    place = "draw"
+    stream: Stream
+    samples: Count | None
+    batch: Count
+    seed: Natural = 42
 
     @property
     def split(self) -> str:
@@ -83,7 +106,7 @@ class MergeRun:
 
 
 @dataclass(frozen=True)
-class Reading:
+class Reading(Checked):
     """What of its texts a language model is calibrated on; the paper tells none of it.
 
     split:   of the data the samples come from.
@@ -92,17 +115,11 @@ class Reading:
     tokens:  at most so many of a text; None for what the model is usually given.
     """
 
+    place = "reading"
     split: Literal["train", "validation"] = "train"
     decoder: Literal["answer", "start"] = "answer"
     counted: Literal["all", "prompt", "answer"] = "all"
-    tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        known = {"split": ("train", "validation"), "decoder": ("answer", "start"), "counted": ("all", "prompt", "answer")}
-        for name, words in known.items():
-            require(getattr(self, name) in words, f"reading.{name}", getattr(self, name), f"must be one of {', '.join(words)}")
-        if self.tokens is not None:
-            whole_number("reading.tokens", self.tokens)
+    tokens: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -126,12 +143,12 @@ class CalibrateRun:
 
 
 @dataclass(frozen=True)
-class AdapterSetting:
+class AdapterSetting(Checked):
     """One way to make the adapters of a method: its settings, its images, and one training per seed."""
 
     training: AdapterMethod
     draw: Draw
-    seeds: tuple[int, ...]
+    seeds: Seeds
 
 
 @dataclass(frozen=True)
@@ -151,21 +168,17 @@ class AdaptRun:
 
 
 @dataclass(frozen=True)
-class Rescaling:
+class Rescaling(Checked):
     """A merged model is moved along its own change: base + factor · (merged − base), the best factor chosen on `split`."""
 
-    factors: tuple[float, ...]
-    split: str
-    samples: int
+    place = "rescale"
+    factors: Annotated[tuple[float, ...], Once()]
+    split: Literal["validation", "train"]  # never test
+    samples: Count
 
     def __post_init__(self) -> None:
-        fine = isinstance(self.factors, list | tuple) and bool(self.factors)
-        require(fine, "rescale.factors", self.factors, "must be a list of numbers")
-        for factor in self.factors:
-            number("rescale.factors", factor)
-        require(self.split in ("validation", "train"), "rescale.split", self.split, "must be validation or train, never test")
-        whole_number("rescale.samples", self.samples)
-        object.__setattr__(self, "factors", tuple(float(factor) for factor in self.factors))  # YAML gives a list
+        super().__post_init__()
+        object.__setattr__(self, "factors", tuple(map(float, self.factors)))  # YAML reads 1 as a whole number
 
 
 @dataclass(frozen=True)
@@ -176,48 +189,35 @@ class AblateRun:
     without: Mapping[str, Calibration]
     rescale: Rescaling
 
-    @property
-    def settings(self) -> tuple[str, ...]:
-        return tuple(self.without)
-
 
 @dataclass(frozen=True)
-class MultitaskRun:
+class MultitaskRun(Checked):
     """One model for all tasks of a pool: fetched (`model`, a hub id) or trained as the experts are, in `steps` steps in all."""
 
+    place = "multitask"
     role: str
     pool: Pool
     model: str | None = None
-    steps: int | None = None
-    seed: int = 0
+    steps: Count | None = None
+    seed: Natural = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one = (self.model is None) != (self.steps is None)
         require(one, "multitask.steps", self.steps, "must stand alone: either steps (and seed), or the model's hub id")
-        if self.model is not None:
-            text("multitask.model", self.model)
-        if self.steps is not None:
-            whole_number("multitask.steps", self.steps)
-        whole_number("multitask.seed", self.seed, least=0)
 
 
 @dataclass(frozen=True)
-class MeasureRun:
+class MeasureRun(Checked):
     """One merged model, its calibrated ones and its adapters against the experts on test images, one of each per setting.
 
     task: whose images are told one by one.   In pictures the calibrated model is that of the first setting.
     """
 
+    place = "measure"
     role: str
     pool: Pool
     upstream: str
-    settings: tuple[str, ...]
-    seed: int
+    settings: Annotated[tuple[Setting, ...], Once()]
+    seed: Natural
     task: str
-
-    def __post_init__(self) -> None:
-        fine = isinstance(self.settings, list | tuple) and bool(self.settings) and all(s in SETTINGS for s in self.settings)
-        require(fine, "measure.settings", self.settings, f"must be a list of {' and '.join(SETTINGS)}")
-        whole_number("measure.seed", self.seed, least=0)
-        text("measure.task", self.task)
-        object.__setattr__(self, "settings", tuple(self.settings))  # YAML gives a list

@@ -3,31 +3,31 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from featcal.settings import Calibration, number, require, several, text, whole_number
-from reproduction.experiments.runs import SETTINGS
+from featcal.settings import Calibration, Checked, Count, Natural, require
+from reproduction.experiments.runs import Numbers, Setting
 
 SWEPT = ("ridge", "anchor_blend", "interpolation")
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(Checked):
     """One of λ, ρ and α varied at a time, the other two as in `featcal`; an empty list leaves one out.
 
     The value of `featcal`, which the others are compared with, is always among them.
     """
 
-    setting: str
+    place = "around"
+    setting: Setting
     featcal: Calibration
-    ridge: tuple[float, ...] = ()
-    anchor_blend: tuple[float, ...] = ()
-    interpolation: tuple[float, ...] = ()
+    ridge: Numbers = ()
+    anchor_blend: Numbers = ()
+    interpolation: Numbers = ()
 
     def __post_init__(self) -> None:
-        require(self.setting in SETTINGS, "around.setting", self.setting, f"must be one of {', '.join(SETTINGS)}")
+        super().__post_init__()
         for name in SWEPT:
             values = getattr(self, name)
-            if values != ():
-                several(f"around.{name}", values, number)
+            if values:
                 own = getattr(self.featcal, name)
                 if own not in values:
                     values = tuple(sorted((*values, own)))
@@ -42,22 +42,19 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class SweepStudy:
+class SweepStudy(Checked):
     """Figure 5: sweeps of λ, ρ and α around one or more settings, on several mergers."""
 
+    place = "sweep"
     role: str
     pool: int
     upstreams: tuple[str, ...]
-    samples: int
-    batch: int
-    seed: int
+    samples: Count
+    batch: Count
+    seed: Natural
     around: tuple[Sweep, ...]
 
     def __post_init__(self) -> None:
-        for upstream in self.upstreams:
-            text("sweep.upstreams", upstream)
-        whole_number("sweep.samples", self.samples)
-        whole_number("sweep.batch", self.batch)
-        whole_number("sweep.seed", self.seed, least=0)
+        super().__post_init__()
         words = [sweep.setting for sweep in self.around]
         require(bool(words) and len(set(words)) == len(words), "sweep.around", words, "must name each setting once")

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from featcal.settings import Calibration, require, several, whole_number
+from featcal.settings import Calibration, Count, Natural, require
 from reproduction.experiments.rivals import Study
-from reproduction.experiments.runs import SETTINGS
+from reproduction.experiments.runs import Counts, Setting
 
 
 @dataclass(frozen=True)
@@ -15,19 +15,16 @@ class TheoryStudy(Study):
     nodes: numbers of quadrature nodes at which path-averaged Jacobians are tried.
     """
 
-    setting: str
+    place = "theory"
+    setting: Setting
     featcal: Calibration
-    samples: int
-    batch: int
-    seed: int
-    images: int
-    traced: int
-    nodes: tuple[int, ...]
+    samples: Count
+    batch: Count
+    seed: Natural
+    images: Count
+    traced: Count
+    nodes: Counts
 
     def __post_init__(self) -> None:
-        require(self.setting in SETTINGS, "theory.setting", self.setting, f"must be one of {', '.join(SETTINGS)}")
-        for name in ("samples", "batch", "images", "traced"):
-            whole_number(f"theory.{name}", getattr(self, name))
+        super().__post_init__()
         require(self.traced <= self.images, "theory.traced", self.traced, f"must be at most theory.images, {self.images}")
-        whole_number("theory.seed", self.seed, least=0)
-        several("theory.nodes", self.nodes)

@@ -1,13 +1,14 @@
 """The study of settings chosen without labels, as a frozen dataclass. Knows nothing of torch, models or where results go."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from featcal.settings import Calibration, require, text, whole_number
+from featcal.settings import Calibration, Checked, Count, Natural, Within, require
 from reproduction.experiments.runs import TEXT_POOLS, Pool, Reading
 
 
 @dataclass(frozen=True)
-class TuneStudy:
+class TuneStudy(Checked):
     """A search for λ, ρ and α on one merged model; every candidate is scored on test samples too, for the report alone.
 
     paper:   the paper's settings, where the search begins.
@@ -15,25 +16,21 @@ class TuneStudy:
     samples: of each task, those held out among them.   at_once: candidates that are proposed together and run side by side.
     """
 
+    place = "tune"
     role: str
     pool: Pool
     upstream: str
     paper: Calibration
     suite: Calibration | None
-    samples: int
-    batch: int
-    seed: int
-    trials: int
-    holdout: float
-    at_once: int
+    samples: Count
+    batch: Count
+    seed: Natural
+    trials: Count
+    holdout: Annotated[float, Within(0, 1, strictly=True)]
+    at_once: Count
     reading: Reading | None = None
 
     def __post_init__(self) -> None:
-        text("tune.upstream", self.upstream)
-        for name in ("samples", "batch", "trials", "at_once"):
-            whole_number(f"tune.{name}", getattr(self, name))
-        whole_number("tune.seed", self.seed, least=0)
-        fine = isinstance(self.holdout, float) and 0 < self.holdout < 1
-        require(fine, "tune.holdout", self.holdout, "must lie between 0 and 1, for example 0.25")
+        super().__post_init__()
         needed = self.pool in TEXT_POOLS
         require((self.reading is not None) == needed, "tune.reading", self.reading, "must be told of texts, and of texts alone")

@@ -4,7 +4,7 @@ The answer to a text does not depend on its batch (but for rounding): padding is
 prompt, on the right where an encoder reads it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -31,7 +31,9 @@ def generate_texts(
     encoded = [tokenizer(prompt, **kept)["input_ids"] for prompt in prompts]
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id  # masked, whatever it is
     answers = [""] * len(prompts)
-    for rows in by_length(encoded, batch):
+    longest_first = sorted(range(len(encoded)), key=lambda row: -len(encoded[row]))  # what is too long for memory fails at once
+    for start in range(0, len(encoded), batch):
+        rows = longest_first[start : start + batch]
         inputs = padded([encoded[row] for row in rows], pad, left=not reads_first(model))
         new = _continued(model, inputs, max_new_tokens, pad)
         for row, text in zip(rows, tokenizer.batch_decode(new, skip_special_tokens=True), strict=True):
@@ -42,12 +44,6 @@ def generate_texts(
 def reads_first(model: Any) -> bool:
     """Whether an encoder reads the prompt and a decoder begins anew."""
     return bool(model.config.is_encoder_decoder)
-
-
-def by_length(encoded: Sequence[Sequence[int]], batch: int) -> Iterator[list[int]]:
-    """Row numbers in batches, longest first: what does not fit into memory fails at once."""
-    order = sorted(range(len(encoded)), key=lambda row: -len(encoded[row]))
-    yield from (order[start : start + batch] for start in range(0, len(order), batch))
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int, left: bool) -> dict[str, Tensor]:

@@ -4,9 +4,6 @@ An interrupted run goes on from its state file and ends in the same bytes as an 
 are keyed by (seed, step). Looks at web pictures and unshifted held-out ones, never at a task's own splits.
 """
 
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,11 +19,9 @@ from reproduction.mini.images import WEB, draw_split
 from reproduction.mini.muon import Optimiser
 from reproduction.mini.tasks import TASKS
 from reproduction.mini.towers import SIZES, Size, new_model
-from reproduction.mini.training_state import run_to_end
+from reproduction.mini.training_state import STATE, run_to_end
 
-WARM_UP, FLOOR, CLIP_NORM = 60, 0.05, 1.0
 LARGEST_LOG_SCALE = 4.0
-STATE = Path(".featcal/pretrain")
 STEP, EPOCH, SHUFFLE = 1, 2, 3  # what a keyed draw is for
 
 
@@ -46,15 +41,14 @@ def pretrain(role: str, out: Path, steps: int = 4000, state_folder: Path = STATE
     """Pre-trains the base of a role and writes it as a CLIPModel folder, resuming from <state_folder>/<role>/ if it can.
 
     Loss: cross-entropy of exp(logit_scale) <image, caption> over the captions of all classes of all tasks, in one of three
-    templates per step. Runs on one thread, since the sums of several would come in any order.
+    templates per step.
     """
     recipe = recipe or Recipe(SIZES[role], steps)
-    state = Path(state_folder) / role / "state.safetensors"
-    with one_thread():
-        run = _Run(recipe)
-        run_to_end(run, role, state, run.held_out_line)
+
+    def write(run: _Run) -> None:
         write_base(run.model, make_tokenizer(), role, Path(out))  # the one in use keeps its last padding
-        state.unlink(missing_ok=True)
+
+    run_to_end(_Run, recipe, role, state_folder, write, _Run.held_out_line)
 
 
 class _Run:
@@ -69,6 +63,7 @@ class _Run:
         self.pictures, self.targets = web_pictures(recipe.pictures, recipe.seed)
 
     def step(self) -> float:
+        """Gradients of one batch, and its loss."""
         recipe = self.recipe
         generator = keyed_generator(recipe.seed, STEP, self.done)
         chosen = self._batch()
@@ -79,9 +74,6 @@ class _Run:
         scale = self.model.logit_scale.clamp(max=LARGEST_LOG_SCALE).exp()
         loss = F.cross_entropy(scale * images @ texts.T, self.targets[chosen])
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
-        self.optimiser.step(schedule(self.done, recipe.steps))
-        self.done += 1
         return loss.item()
 
     def _batch(self) -> Tensor:
@@ -115,23 +107,6 @@ def web_pictures(count: int, seed: int) -> tuple[np.ndarray, Tensor]:
         pictures.append(images)
         targets.append(first_caption()[key] + target)
     return np.concatenate(pictures), torch.cat(targets)
-
-
-def schedule(step: int, steps: int) -> float:
-    """Linear warm-up, then a cosine down to FLOOR."""
-    cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
-    return min(1.0, (step + 1) / WARM_UP) * (FLOOR + (1 - FLOOR) * cosine)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One intra-op thread inside the `with`, as many as before behind it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def main() -> None:

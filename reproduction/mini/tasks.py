@@ -48,14 +48,8 @@ def _same_in_every_split(draw: Callable[[int, np.random.Generator], np.ndarray])
 def _tasks() -> tuple[MiniTask, ...]:
     rows = (
         ("sun397", "SUN397", landscape, words.SCENES, "scene", "Landscapes: four skies over four grounds."),
-        (
-            "stanford-cars",
-            "Cars",
-            automobile,
-            words.AUTOMOBILES,
-            "automobile",
-            "Cars from the side: four bodies, small or large wheels.",
-        ),
+        ("stanford-cars", "Cars", automobile, words.AUTOMOBILES, "automobile",
+            "Cars from the side: four bodies, small or large wheels."),
         ("resisc45", "RESISC45", sight, words.SIGHTS, "aerial", "Twelve sights from the air, in any direction."),
         ("eurosat", "EuroSAT", land_cover, words.COVERS, "satellite", "Ten land covers, told by colour and texture."),
         ("svhn", "SVHN", house_number, words.DIGITS, "house-number", "Coloured digits with neighbours cut at the border."),
@@ -74,7 +68,7 @@ def _tasks() -> tuple[MiniTask, ...]:
         ("emnist_letters", "EMNIST", letter, words.LETTERS, "handwriting", "Twenty capital letters in four fonts."),
         ("kmnist", "KMNIST", cursive_glyph, words.GLYPHS, "cursive", "Ten invented signs of three strokes."),
         ("rendered-sst2", "RenderedSST2", review, words.REVIEWS, "text", "Two printed words, the second of praise or blame."),
-    )
+    )  # fmt: skip
     hard = {"emnist_letters", "kmnist"}  # at chance in the base, so their experts start from further away
     return tuple(
         MiniTask(

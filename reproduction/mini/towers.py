@@ -35,26 +35,14 @@ SIZES = {"clip_b32": Size(hidden=128, layers=6, heads=4), "clip_l14": Size(hidde
 def configuration(size: Size) -> CLIPConfig:
     known = vocabulary()
     text = {
-        "vocab_size": len(known),
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "max_position_embeddings": LONGEST,
-        "pad_token_id": known[PAD],
-        "bos_token_id": known[BOS],
-        "eos_token_id": known[EOS],
+        "vocab_size": len(known), "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "max_position_embeddings": LONGEST, "pad_token_id": known[PAD], "bos_token_id": known[BOS], "eos_token_id": known[EOS],
         "hidden_act": "quick_gelu",
-    }
+    }  # fmt: skip
     vision = {
-        "hidden_size": size.hidden,
-        "intermediate_size": 2 * size.hidden,
-        "num_hidden_layers": size.layers,
-        "num_attention_heads": size.heads,
-        "image_size": SIDE,
-        "patch_size": PATCH,
-        "hidden_act": "quick_gelu",
-    }
+        "hidden_size": size.hidden, "intermediate_size": 2 * size.hidden, "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads, "image_size": SIDE, "patch_size": PATCH, "hidden_act": "quick_gelu",
+    }  # fmt: skip
     return CLIPConfig(text_config=text, vision_config=vision, projection_dim=size.projection)
 
 

@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from featcal.storage.atomic import atomic_folder
 from featcal.storage.results import write_rows
 from reproduction.experiments.runs import ANCHOR, RESCALED, AblateRun, Pool
 from reproduction.stages.calibrate import calibrate_one
 from reproduction.stages.columns import SCALES
-from reproduction.stages.context import Context, load_context, pick, recorded
-from reproduction.stages.workers import console, fan_out
+from reproduction.stages.context import Context, load_context, not_run, pick, recorded
+from reproduction.stages.workers import fan_out
 
 BATCH = 250
 
@@ -23,11 +22,9 @@ def run(key: str) -> None:
     """Write outputs/<suite>/ablated/<key>/<name>/ for every control, and scales.csv; an empty folder where it is not run."""
     context = load_context()
     ablate = pick("ablate", context.experiments.ablate, key)
-    out = context.layout.ablated(key)
     with recorded(context, "ablate", key):
         if ablate is None or not context.plays(ablate.whole.role, ablate.whole.pool):
-            with atomic_folder(out):
-                console.print(f"ablate {key}: not run in suite {context.suite.name}")
+            not_run(context, f"ablate {key}", context.layout.ablated(key))
             return
         jobs = {name: (context, key, name) for name in (RESCALED, ANCHOR, *ablate.without)}  # the longest first
         for _ in fan_out(f"ablate {key}", ablate_one, jobs, context.suite.workers):
@@ -63,19 +60,13 @@ def scaled(context: Context, ablate: AblateRun, factor: float, out: Any = None) 
 def best_factor(context: Context, key: str, ablate: AblateRun) -> float:
     """The factor with the highest average on the samples chosen for it, the smallest of equals; the sweep stays as scales.csv."""
     whole, rescale = ablate.whole, ablate.rescale
-    values = averages(context, ablate)
+    models = {factor: scaled(context, ablate, factor) for factor in rescale.factors}
+    values = averages_of(context, whole.role, whole.pool, models, rescale.split, rescale.samples, whole.seeds[0])
     best = max(rescale.factors, key=lambda factor: (round(values[factor], 4), -factor))
     words = {"suite": context.suite.name, "role": whole.role, "pool": whole.pool, "upstream": whole.upstream}
     rows = [{**words, "factor": f, "value": values[f], "chosen": int(f == best)} for f in rescale.factors]
     write_rows(context.layout.ablated(key) / "scales.csv", rows, SCALES)
     return best
-
-
-def averages(context: Context, ablate: AblateRun) -> dict[float, float]:
-    """Average accuracy over the tasks at every factor, in percent."""
-    whole, rescale = ablate.whole, ablate.rescale
-    models = {factor: scaled(context, ablate, factor) for factor in rescale.factors}
-    return averages_of(context, whole.role, whole.pool, models, rescale.split, rescale.samples, whole.seeds[0])
 
 
 def averages_of(

@@ -6,12 +6,12 @@ answered too, for the report alone. Language models are scored by what they gene
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from featcal.settings import PRESETS
 from reproduction.experiments.beyond import OWN, BeyondStudy, Trial
-from reproduction.experiments.runs import DOMAIN_POOL
 from reproduction.stages.columns import BEYOND
 from reproduction.stages.context import Context
 from reproduction.stages.study import Found, run_study
@@ -90,61 +90,29 @@ def tried(context: Context, study: BeyondStudy, trial: Trial, splits: Sequence[s
         assert result.model is not None
         model = result.model
     cost = {"seconds": round(perf_counter() - begin, 2), "flops": counted.flops}
-    return (scores if study.reading is None else text_scores)(context, study, model, splits), cost
+    return scores(context, study, model, splits), cost
 
 
 def drawn(context: Context, study: BeyondStudy, trial: Trial) -> tuple[dict[str, list[Any]], Any]:
     """Training samples of every task, and of texts the plan whose sums count the tokens that are asked for."""
-    if study.reading is None:
-        from reproduction.stages.streams import streams
+    from reproduction.stages.streams import streams
+    from reproduction.stages.text_streams import text_streams
 
-        return {task: list(given) for task, given in streams(context, study.role, study.pool, study.draw(trial)).items()}, None
-    from reproduction.stages.text_streams import text_stream
-    from reproduction.suites.text_batches import plan_of_reading
-
-    batches = {
-        task: text_stream(context, study.role, study.pool, task, study.draw(trial), reading=study.reading)
-        for task in context.suite.tasks_of(study.role, study.pool)
-    }
-    return batches, plan_of_reading(context.layout.base(study.role, study.pool), study.reading)
+    if study.reading is not None:
+        return text_streams(context, study.role, study.pool, study.draw(trial), study.reading)
+    return {task: list(given) for task, given in streams(context, study.role, study.pool, study.draw(trial)).items()}, None
 
 
 def scores(context: Context, study: BeyondStudy, model: Any, splits: Sequence[str]) -> dict[str, Row]:
-    """By task, percent right of validation and of test samples, and which of the latter."""
-    from reproduction.stages.evaluate import answers
+    """By task or by test, scores of validation and of test samples, and which of the latter are right."""
+    from reproduction.stages import evaluate, evaluate_language
 
-    found = {}
+    place, found = (context, study.role, study.pool), {}
     for split in splits:
-        found[split] = answers(context, study.role, study.pool, "model", lambda _: model, {}, split=split)["model"]
+        if study.reading is None:
+            read = partial(evaluate.samples_of, *place, split=split)
+            found[split] = evaluate.answers(*place, lambda _: {"model": model}, read)["model"]
+        else:
+            found[split] = evaluate_language.answers(*place, lambda _: model, {"model": None}, split)["model"]
     validation = {task: counts["value"] for task, counts in found.get("validation", {}).items()}
     return {task: {"metric": "accuracy", "validation": validation.get(task), **counts} for task, counts in found["test"].items()}
-
-
-def text_scores(context: Context, study: BeyondStudy, model: Any, splits: Sequence[str]) -> dict[str, Row]:
-    """The same of a language model, by task of GLUE or by test of the domains."""
-    from featcal.models.load import load_tokenizer
-    from featcal.storage.results import packed
-    from reproduction.language.glue import metric_of, score_glue
-    from reproduction.language.harness import score_tests
-    from reproduction.stages.evaluate_language import BATCH
-    from reproduction.suites.language_tests import load_tests
-    from reproduction.suites.texts import load_texts
-
-    layout, tokenizer = context.layout, load_tokenizer(context.layout.base(study.role, study.pool))
-    found: dict[str, dict[str, tuple[float, int, Any]]] = {}
-    for split in splits:
-        if study.pool == DOMAIN_POOL:
-            found[split] = score_tests(model, tokenizer, load_tests(layout.texts, context.suite.language, split), BATCH)
-            continue
-        found[split] = {}
-        for task in context.suite.tasks_of(study.role, study.pool):
-            texts = [(one.text, one.target or "") for one in load_texts(layout.texts, task, split)]
-            found[split][task] = score_glue(model, tokenizer, task, texts, BATCH)
-    validation = {task: value for task, (value, _, _) in found.get("validation", {}).items()}
-    return {
-        task: {
-            "metric": "accuracy" if study.pool == DOMAIN_POOL else metric_of(task), "validation": validation.get(task),
-            "value": value, "count": count, "correct": packed(right),
-        }
-        for task, (value, count, right) in found["test"].items()
-    }  # fmt: skip

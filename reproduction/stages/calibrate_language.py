@@ -7,7 +7,7 @@ from featcal.storage.atomic import atomic_folder
 from reproduction.experiments.runs import ANCHOR, CalibrateRun, Draw
 from reproduction.stages.calibrations import calibrate_all, calibrated
 from reproduction.stages.context import Context, load_context, runs_of
-from reproduction.stages.text_streams import text_stream
+from reproduction.stages.text_streams import text_streams
 from reproduction.stages.workers import fan_out
 
 
@@ -37,10 +37,6 @@ def write_anchor(context: Context, run: CalibrateRun, out: Path) -> None:
 
 def calibrate_one(context: Context, name: str, run: CalibrateRun, seed: int, out: Path) -> dict[str, Any]:
     """One calibrated model: draw n training texts per task, calibrate, write the folder `out`; what that cost."""
-    from reproduction.suites.text_batches import plan_of_reading
-
     assert run.reading is not None
-    draw, tasks = Draw("train", run.samples, run.batch, seed), context.suite.tasks_of(run.role, run.pool)
-    batches = {task: text_stream(context, run.role, run.pool, task, draw, seed, run.reading) for task in tasks}
-    plan = plan_of_reading(context.layout.base(run.role, run.pool), run.reading)
+    batches, plan = text_streams(context, run.role, run.pool, Draw("train", run.samples, run.batch, seed), run.reading)
     return calibrated(context, name, run, batches, out, plan)

@@ -6,10 +6,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from featcal.storage.atomic import atomic_folder
 from reproduction.experiments.runs import CalibrateRun
-from reproduction.stages.context import Context, recorded
-from reproduction.stages.workers import console, fan_out
+from reproduction.stages.context import Context, not_run, recorded
+from reproduction.stages.workers import fan_out, tell
 
 
 def calibrate_all(context: Context, key: str, runs: Mapping[str, CalibrateRun], one: Callable[..., Any]) -> None:
@@ -21,8 +20,7 @@ def calibrate_all(context: Context, key: str, runs: Mapping[str, CalibrateRun], 
         jobs = {}
         for name, run in runs.items():
             if run.calibration is None or not context.plays(run.role, run.pool):
-                with atomic_folder(context.layout.calibrated(name, 0).parent):
-                    console.print(f"calibrate {name}: not run in suite {context.suite.name}")
+                not_run(context, f"calibrate {name}", context.layout.calibrated(name, 0).parent)
                 continue
             for seed in run.seeds:
                 told = f"{name} seed {seed}"
@@ -53,10 +51,6 @@ def calibrated(
         device=torch_device(context.suite.device),
         out=out,
         work=layout.unfinished(f"calibrate-{name}".replace(" ", "-")),
-        progress=partial(_tell, name),
+        progress=partial(tell, name),
     )
     return asdict(result.cost)
-
-
-def _tell(name: str, record: object) -> None:
-    console.print(f"  {name}  {record}", soft_wrap=True)

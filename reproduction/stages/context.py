@@ -3,19 +3,23 @@
 The record (seconds, machine, versions) goes to a file of its own, so that weights and scores stay the same bytes between runs.
 """
 
+import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
 from featcal.errors import UnknownKey
 from featcal.settings import project_root, require
+from featcal.storage.atomic import atomic_folder
 from featcal.storage.results import run_record, write_json
 from reproduction.experiments.params import Experiments, load_experiments
-from reproduction.experiments.runs import HEADLINE_POOL, Pool, keys_of
+from reproduction.experiments.runs import HEADLINE_POOL, Pool, keys_of, require_known
 from reproduction.stages.layout import Layout
+from reproduction.stages.workers import console
 from reproduction.suites.language import LanguageRole
 from reproduction.suites.sentences import SentenceRole
 from reproduction.suites.suite import Role, Suite, load_suite
@@ -33,8 +37,7 @@ class Context:
 
     def role(self, name: str) -> Role | LanguageRole | SentenceRole | None:
         """What plays a role; None where the suite does not define it. Raises: UnknownKey for one that no experiment has."""
-        if name not in self.experiments.roles:
-            raise UnknownKey("role", name, list(self.experiments.roles))
+        require_known("role", name, self.experiments.roles)
         return self.suite.every_role.get(name)
 
     def knows(self, name: str, pool: Pool) -> bool:
@@ -59,15 +62,15 @@ def load_context(root: Path | None = None) -> Context:
     experiments = load_experiments(root / "params.yaml")
     suite = load_suite(root, experiments.suite)
     for name in suite.every_role:  # a misspelt role would quietly be a role that is not run
-        if name not in experiments.roles:
-            raise UnknownKey(f"suites/{suite.name}.yaml: roles", name, list(experiments.roles))
+        require_known(f"suites/{suite.name}.yaml: roles", name, experiments.roles)
     for key, measured in experiments.measure.items():
         if measured is not None and measured.task not in (tasks := suite.tasks_of(measured.role, measured.pool)):
             raise UnknownKey(f"measure.{key}.{suite.name}.task", measured.task, list(tasks))
     for run in experiments.merge.values():
         if suite.every_role.get(run.role) and run.options is not None and run.pool != HEADLINE_POOL:
             place = f"merge.{run.role}-{run.pool}.{run.upstream}.{suite.name}"
-            require(run.pool in suite.pools_of(run.role), place, run.pool, _no_pool(suite))
+            needed = f"is not among the pools of suites/{suite.name}.yaml; write `{suite.name}: null` to leave this merger out"
+            require(run.pool in suite.pools_of(run.role), place, run.pool, needed)
     texts = {role: suite.sentences.texts for role in suite.sentences.roles}
     return Context(Layout(root, experiments.suite, _prepared(experiments, suite), texts), experiments, suite)
 
@@ -82,14 +85,9 @@ def _prepared(experiments: Experiments, suite: Suite) -> dict[str, dict[Pool, tu
     return found
 
 
-def _no_pool(suite: Suite) -> str:
-    return f"is not among the pools of suites/{suite.name}.yaml; write `{suite.name}: null` to leave this merger out"
-
-
 def pick(place: str, entries: Mapping[str, T], key: str) -> T:
     """The entry of that name. Raises: UnknownKey with the nearest one."""
-    if key not in entries:
-        raise UnknownKey(place, key, list(entries))
+    require_known(place, key, entries)
     return entries[key]
 
 
@@ -99,6 +97,20 @@ def runs_of(section: str, runs: Mapping[str, T], key: str) -> dict[str, T]:
     if not found:
         raise UnknownKey(section, key, list(dict.fromkeys(one for run in runs.values() for one in keys_of(run))))
     return found
+
+
+def not_run(context: Context, place: str, out: Path) -> None:
+    """Leave the folder `out` empty, and say that the suite runs none of it."""
+    with atomic_folder(out):
+        console.print(f"{place}: not run in suite {context.suite.name}")
+
+
+def fingerprint(settings: Any, files: Iterable[Path]) -> str:
+    """A word for settings, and for the bytes of files that decide with them what is made."""
+    digest = sha256(json.dumps(settings).encode())
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 @contextmanager

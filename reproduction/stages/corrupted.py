@@ -28,7 +28,7 @@ def run(key: str) -> None:
     All are empty where the suite does not run it.
     """
     tables = {"corrupted.seen": SEEN, "corrupted.examples": EXAMPLES}
-    run_study("corrupted", key, found, CORRUPTED, tables, finish=draw_examples)
+    run_study("corrupted", key, found, CORRUPTED, tables, finish=write_sheet)
 
 
 def found(context: Context, key: str, study: CorruptedStudy, folder: Path) -> Found:
@@ -36,14 +36,9 @@ def found(context: Context, key: str, study: CorruptedStudy, folder: Path) -> Fo
     rows = scores(context, key, study, folder)
     draws = [study.rivals.draw("surgery", study.samples, seed) for seed in study.seeds]
     seen = seen_rows(context, study.role, study.pool, draws, rows)
-    pictures, shown, told = text_examples(context, study) if study.of_texts else examples(context, study)
+    pictures, shown, told = examples(context, study)
     more = {"corrupted.seen": seen, "corrupted.examples": shown}
     return Found(rows, more, {"study": asdict(study), **told}, pictures=pictures)
-
-
-def draw_examples(folder: Path, found: Found) -> None:
-    """The sheet of examples; of texts, which are told in the settings, an empty one."""
-    write_sheet(list(found.pictures), folder / "corrupted.examples.png")
 
 
 def scores(context: Context, key: str, study: CorruptedStudy, folder: Path) -> list[dict[str, Any]]:
@@ -103,8 +98,7 @@ def calibrate_on(context: Context, study: CorruptedStudy, corruption: str, draw:
         if pairs is None:
             head = load_file(layout.heads(role, pool)).get("visual_projection")
             pairs = pool_features(merged, experts, batches, head, device)
-        training = rivals.surgery if method == "surgery" else rivals.prob_surgery
-        adapters_from(training, pairs, draw.seed).save(out)
+        adapters_from(getattr(rivals, method), pairs, draw.seed).save(out)
 
 
 def damaged(samples: Any, task: str, damage: str, seed: int) -> Any:
@@ -118,47 +112,39 @@ def damaged(samples: Any, task: str, damage: str, seed: int) -> Any:
     return corruptions.corrupted(samples, task, name, seed)
 
 
-def text_examples(context: Context, study: CorruptedStudy) -> tuple[list[Any], list[dict[str, Any]], dict[str, Any]]:
-    """No pictures; what each damage does in words, and of every second task one text that FeatCal sees, clean and damaged."""
-    from featcal.data.sampling import draw_indices
-    from reproduction.data.damage import strengths
-    from reproduction.suites.load_task import load_task
-
-    shown: dict[str, dict[str, str]] = {}
-    base, seed = context.layout.base(study.role, study.pool), study.seeds[0]
-    for task in context.suite.tasks_of(study.role, study.pool)[1::2]:
-        texts = load_task(context.layout.data_of(study.role), task, "train", base)
-        one = texts.take(draw_indices(task, len(texts.labels), study.samples, seed)[:1])
-        versions = {"clean": one} | {name: damaged(one, task, name, seed) for name in study.damages}
-        shown[task] = {name: version.texts[0] for name, version in versions.items()}
-    return [], [], {"strengths": strengths(), "examples": shown}
-
-
 def examples(context: Context, study: CorruptedStudy) -> tuple[list[list["np.ndarray"]], list[dict[str, Any]], dict[str, Any]]:
-    """Of every second task the first image that FeatCal sees, clean and damaged; which image is where; how strong damage is."""
+    """Of every second task the first sample that FeatCal sees, clean and damaged, and how strong damage is.
+
+    Pictures, and which of them is where; of texts neither, as they are told with the strength.
+    """
     from featcal.data.sampling import draw_indices
-    from reproduction.data.corruptions import corrupted, strengths
+    from reproduction.data import corruptions, damage
     from reproduction.suites.load_task import load_task
 
-    seed, pictures, shown = study.seeds[0], [], []
-    base = context.layout.base(study.role, study.pool)
+    seed, pictures, shown, texts = study.seeds[0], [], [], {}
+    data, base = context.layout.data_of(study.role), context.layout.base(study.role, study.pool)
     for row, task in enumerate(context.suite.tasks_of(study.role, study.pool)[1::2]):
-        images = load_task(context.layout.data, task, "train", base)
-        place = draw_indices(task, len(images.labels), study.samples, seed)[:1]
-        versions = {"clean": images} | {name: corrupted(images, task, name, seed) for name in study.corruptions}
+        samples: Any = load_task(data, task, "train", base)
+        place = draw_indices(task, len(samples.labels), study.samples, seed)[:1]
+        samples = samples.take(place) if study.of_texts else samples  # what happens to a picture depends on its place
+        versions = {"clean": samples} | {name: damaged(samples, task, name, seed) for name in study.damages}
+        if study.of_texts:
+            texts[task] = {name: version.texts[0] for name, version in versions.items()}
+            continue
         pictures.append([version.pixels[place][0] for version in versions.values()])  # (3, H, W) each
-        shown += [
-            {"task": task, "index": int(place[0]), "corruption": name, "row": row, "column": column}
-            for column, name in enumerate(versions)
-        ]
-    return pictures, shown, {"strengths": strengths(pictures[0][0].shape[-1])}
+        words = {"task": task, "index": int(place[0]), "row": row}
+        shown += [{**words, "corruption": name, "column": column} for column, name in enumerate(versions)]
+    if study.of_texts:
+        return [], [], {"strengths": damage.strengths(), "examples": texts}
+    return pictures, shown, {"strengths": corruptions.strengths(pictures[0][0].shape[-1])}
 
 
-def write_sheet(pictures: "list[list[np.ndarray]]", path: Path) -> None:
-    """Rows of pictures (3, H, W) as one PNG without gaps, made smaller where they are large; one white pixel for none."""
+def write_sheet(folder: Path, found: Found) -> None:
+    """Rows of examples (3, H, W) as one PNG without gaps, made smaller where they are large; one white pixel for none."""
     import numpy as np
     from PIL import Image
 
+    pictures, path = found.pictures, folder / "corrupted.examples.png"
     if not pictures:
         Image.new("RGB", (1, 1), "white").save(path)
         return

@@ -1,8 +1,8 @@
 """Stage `evaluate`: accuracy of every encoder of a role and pool on the test images or texts of each task."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from featcal.storage.results import packed, write_scores
@@ -12,6 +12,7 @@ from reproduction.stages.scored import Scored, scored
 from reproduction.stages.scoring import Counts, score_models
 
 BATCH = 250  # samples; accuracy does not depend on it
+Most = Callable[[str, int], Any]
 
 
 def run(key: str) -> None:
@@ -32,16 +33,11 @@ def score(context: Context, label: str, role: str, pool: Pool, models: Sequence[
 
 
 def evaluate_model(
-    context: Context,
-    role: str,
-    pool: Pool,
-    model: Scored,
-    corrected: Sequence[Scored],
-    most: Callable[[str, int], Any] | None = None,
+    context: Context, role: str, pool: Pool, model: Scored, corrected: Sequence[Scored], most: Most | None = None
 ) -> dict[str, Counts]:
     """What one model (or each task's own expert) and adapters behind it get right on every task.
 
-    Percent correct, number of samples, and of each whether it is right.   most: as of `answers`.
+    Percent correct, number of samples, and of each whether it is right.   most: as of `samples_of`.
     """
     from featcal.models.device import torch_device
     from featcal.models.load import load_as_calibrated
@@ -53,46 +49,56 @@ def evaluate_model(
         changes[other.name] = Adapters.load(other.folder).apply
     shared: Any = model.folder and load_as_calibrated(model.folder).to(device)  # type: ignore[arg-type]
 
-    def encoder_of(task: str) -> Any:
-        return shared or load_as_calibrated(context.layout.expert(role, pool, task)).to(device)  # type: ignore[arg-type]
+    def models_of(task: str) -> dict[str, Any]:
+        own = shared or load_as_calibrated(context.layout.expert(role, pool, task)).to(device)  # type: ignore[arg-type]
+        return {model.name: own}
 
-    return answers(context, role, pool, model.name, encoder_of, changes, most=most)
+    return answers(context, role, pool, models_of, partial(samples_of, context, role, pool, most=most), changes)
+
+
+def samples_of(context: Context, role: str, pool: Pool, task: str, split: str = "test", most: Most | None = None) -> Any:
+    """Samples of one task where the suite computes.   most: of a task and its number of samples the indices to answer."""
+    from featcal.data.images import ImageSet
+    from featcal.models.device import torch_device
+    from reproduction.suites.load_task import load_task
+
+    samples = load_task(context.layout.data_of(role), task, split, context.layout.base(role, pool))
+    samples = samples.take(most(task, len(samples.labels))) if most else samples
+    return replace(samples, device=torch_device(context.suite.device)) if isinstance(samples, ImageSet) else samples
+
+
+def drawn(most: int, seed: int, task: str, count: int) -> list[int]:
+    """At most so many samples of a task, in their order."""
+    from featcal.data.sampling import draw_indices
+
+    return sorted(draw_indices(task, count, min(most, count), seed).tolist())
 
 
 def answers(
     context: Context,
     role: str,
     pool: Pool,
-    name: str,
-    encoder_of: Callable[[str], Any],
-    changes: Mapping[str, Callable[[str, Any], Any]],
-    around: Callable[[str], AbstractContextManager[Any]] = nullcontext,
-    most: Callable[[str, int], Any] | None = None,
-    split: str = "test",
+    models_of: Callable[[str], Mapping[str, Any]],
+    read: Callable[[str], Any],
+    changes: Mapping[str, Callable[[str, Any], Any]] | None = None,
+    tasks: Sequence[str] = (),
+    batch: int = BATCH,
 ) -> dict[str, Counts]:
-    """What the encoder of every task gets right, by `name`, and by their names what is right once its features are changed.
+    """What models get right, by their names, and by others what is right once the features of the first are changed.
 
-    around: entered with the task while it is answered.   most: of a task and its number of samples the indices to answer.
-    split: of the samples, test or validation.
+    models_of, read: of a task its models by name, and its samples.   tasks: all of the pool where none is named.
     """
     from safetensors.torch import load_file
 
-    from featcal.data.images import ImageSet
     from featcal.evaluation.accuracy import evaluate_pool, percent
-    from featcal.models.device import torch_device
-    from reproduction.suites.load_task import load_task
 
-    layout, device = context.layout, torch_device(context.suite.device)
-    tensors, adapted = load_file(layout.heads(role, pool)), {one: (name, change) for one, change in changes.items()}
-    found: dict[str, Counts] = {one: {} for one in (name, *changes)}
-    for task in context.suite.tasks_of(role, pool):
-        samples = load_task(layout.data_of(role), task, split, layout.base(role, pool))
-        samples = samples.take(most(task, len(samples.labels))) if most else samples
-        samples = replace(samples, device=device) if isinstance(samples, ImageSet) else samples
-        heads = {task: tensors[f"head/{task}"]}
-        with around(task):
-            models = {name: encoder_of(task)}
-            judged = evaluate_pool(models, {task: samples}, heads, tensors.get("visual_projection"), BATCH, adapted)
-        for one, right in judged.items():
-            found[one][task] = {"value": percent(right[task]), "count": len(right[task]), "correct": packed(right[task])}
+    tensors = load_file(context.layout.heads(role, pool))
+    found: dict[str, Counts] = {}
+    for task in tasks or context.suite.tasks_of(role, pool):
+        models, heads = models_of(task), {task: tensors[f"head/{task}"]}
+        adapted = {name: (next(iter(models)), change) for name, change in (changes or {}).items()}
+        judged = evaluate_pool(models, {task: read(task)}, heads, tensors.get("visual_projection"), batch, adapted)
+        for name, right in judged.items():
+            own = {"value": percent(right[task]), "count": len(right[task]), "correct": packed(right[task])}
+            found.setdefault(name, {})[task] = own
     return found

@@ -1,6 +1,6 @@
 """Stage `evaluate` of texts: scores of every model of a role and pool of texts, from what it generates."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,6 @@ from reproduction.stages.scoring import Counts, score_models
 from reproduction.suites.language import DOMAINS
 
 BATCH = 64  # texts; answers do not depend on it
-TEST = "test"
 
 
 def run(key: str) -> None:
@@ -35,64 +34,56 @@ def score(context: Context, label: str, role: str, pool: Pool, models: Sequence[
 
 def evaluate_model(context: Context, role: str, pool: Pool, model: Scored, corrected: Sequence[Scored]) -> dict[str, Counts]:
     """Scores of one model (or each task's own expert), and of the same with adapters before its head."""
-    from featcal.models.load import load_tokenizer
+    from featcal.models.device import torch_device
+    from featcal.models.load import load_model
+    from featcal.rivals.adapters import Adapters
 
-    changes = {one.name: None if one is model else _change(one) for one in (model, *corrected)}
-    tokenizer = load_tokenizer(context.layout.base(role, pool))
-    if pool == DOMAIN_POOL:
-        return _on_tests(context, model, changes, tokenizer)
-    return _on_glue(context, role, pool, model, changes, tokenizer)
+    def loaded(folder: Any) -> Any:
+        return load_model(folder).to(torch_device(context.suite.device))  # type: ignore[arg-type]
+
+    shared = loaded(model.folder) if model.folder else None
+    changes: dict[str, Any] = {model.name: None}
+    for one in corrected:
+        assert one.folder is not None
+        changes[one.name] = Adapters.load(one.folder).before_head
+    return answers(context, role, pool, lambda task: shared or loaded(context.layout.expert(role, pool, task)), changes)
 
 
-def _on_glue(
-    context: Context, role: str, pool: Pool, model: Scored, changes: Mapping[str, Any], tokenizer: Any
+def answers(
+    context: Context, role: str, pool: Pool, model_of: Callable[[str], Any], changes: Mapping[str, Any], split: str = "test"
 ) -> dict[str, Counts]:
+    """Scores by task of GLUE or by test of the domains, for every name what is done to the model while it answers.
+
+    changes: given model and task; None leaves it as it is.   model_of: the same for all tests of the domains.
+    """
+    from featcal.models.load import load_tokenizer
     from reproduction.language.glue import metric_of, score_glue
-    from reproduction.suites.texts import load_texts
-
-    found: dict[str, Counts] = {name: {} for name in changes}
-    shared = _loaded(context, model.folder) if model.folder else None
-    for task in context.suite.tasks_of(role, pool):
-        loaded = shared or _loaded(context, context.layout.expert(role, pool, task))
-        samples = [(sample.text, sample.target or "") for sample in load_texts(context.layout.texts, task, TEST)]
-        for name, change in changes.items():
-            value, count, right = score_glue(loaded, tokenizer, task, samples, batch=BATCH, change=change)
-            found[name][task] = {"metric": metric_of(task), "value": value, "count": count, "correct": packed(right)}
-    return found
-
-
-def _on_tests(context: Context, model: Scored, changes: Mapping[str, Any], tokenizer: Any) -> dict[str, Counts]:
     from reproduction.language.harness import score_tests
     from reproduction.suites.language_tests import load_tests
+    from reproduction.suites.texts import load_texts
 
-    assert model.folder is not None  # every expert of a domain is a model of its own
-    loaded = _loaded(context, model.folder)
-    tests = load_tests(context.layout.texts, context.suite.language)
-    found: dict[str, Counts] = {}
-    for name, change in changes.items():
-        scores = score_tests(loaded, tokenizer, tests, BATCH, change and partial(_in_domain, change))
-        found[name] = {
-            test: {"metric": "accuracy", "value": value, "count": count, "correct": packed(right)}
-            for test, (value, count, right) in scores.items()
-        }
+    tokenizer, texts = load_tokenizer(context.layout.base(role, pool)), context.layout.texts
+    found: dict[str, Counts] = {name: {} for name in changes}
+    if pool == DOMAIN_POOL:
+        tests, model = load_tests(texts, context.suite.language, split), model_of("")
+        for name, change in changes.items():
+            scores = score_tests(model, tokenizer, tests, BATCH, change and partial(_in_domain, change))
+            found[name] = {test: counted("accuracy", *score) for test, score in scores.items()}
+        return found
+    for task in context.suite.tasks_of(role, pool):
+        model = model_of(task)
+        samples = [(sample.text, sample.target or "") for sample in load_texts(texts, task, split)]
+        for name, change in changes.items():
+            score = score_glue(model, tokenizer, task, samples, batch=BATCH, change=change)
+            found[name][task] = counted(metric_of(task), *score)
     return found
+
+
+def counted(metric: str, value: float, count: int, right: list[bool] | None) -> dict[str, Any]:
+    """A score as results hold it."""
+    return {"metric": metric, "value": value, "count": count, "correct": packed(right)}
 
 
 def _in_domain(change: Any, module: Any, test: str) -> Any:
     """The adapter of the domain that a test belongs to."""
     return change(module, DOMAINS[test])
-
-
-def _change(one: Scored) -> Any:
-    """What adapters do to the model while it answers, given model and task."""
-    from featcal.rivals.adapters import Adapters
-
-    assert one.folder is not None
-    return Adapters.load(one.folder).before_head
-
-
-def _loaded(context: Context, folder: Any) -> Any:
-    from featcal.models.device import torch_device
-    from featcal.models.load import load_model
-
-    return load_model(folder).to(torch_device(context.suite.device))  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from reproduction.stages.columns import EXPERT_SEEDS
 from reproduction.stages.context import Context
 from reproduction.stages.evaluate import evaluate_model
 from reproduction.stages.merge import merge_one
-from reproduction.stages.prepare_sentences import fingerprint
+from reproduction.stages.prepare_sentences import digest, make_experts
 from reproduction.stages.scored import scored
 from reproduction.stages.scoring import Counts, score_models
 from reproduction.stages.streams import samples_of
@@ -47,18 +47,12 @@ def found(context: Context, key: str, study: ExpertSeedsStudy, folder: Path) -> 
 
 def trained(context: Context, key: str, study: ExpertSeedsStudy) -> dict[int, Path]:
     """The folders of all experts of every seed, those that are finished from an earlier run."""
-    layout, suite = context.layout, context.suite
-    prepared, texts = layout.prepared(study.role, study.pool), layout.data_of(study.role)
-    digest = fingerprint(context, prepared / "base", study.role, study.pool, study.seeds)
-    store = layout.unfinished(f"expert_seeds-{key}-{digest}")
-    folders, jobs = {seed: store / f"seed{seed}" for seed in study.seeds}, {}
-    for seed, folder in folders.items():
-        for task in suite.tasks_of(study.role, study.pool):
-            if not (folder / task).is_dir():
-                job = making.SentenceExpert(task, suite.sentences.fine_tune, seed, suite.device, folder / task)
-                jobs[f"{task}, seed {seed}"] = (job, texts, prepared)
-    for _ in fan_out("expert", making.write_sentence_expert, jobs, suite.workers):
-        pass
+    layout, tasks = context.layout, context.suite.tasks_of(study.role, study.pool)
+    prepared = layout.prepared(study.role, study.pool)
+    of = digest(context, prepared / "base", study.role, study.pool, study.seeds)
+    folders = {seed: layout.unfinished(f"expert_seeds-{key}-{of}") / f"seed{seed}" for seed in study.seeds}
+    outs = {(task, seed): folder / task for seed, folder in folders.items() for task in tasks}
+    make_experts(context, layout.data_of(study.role), prepared, outs)
     return folders
 
 

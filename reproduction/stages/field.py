@@ -9,16 +9,16 @@ scored, nobody has seen. The models are not kept; seconds go to the run record.
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from featcal.settings import PRESETS
-from featcal.storage.results import SCORES, packed
+from featcal.storage.results import SCORES
 from reproduction.experiments.field import FieldStudy
 from reproduction.experiments.runs import Draw, Pool
-from reproduction.stages import tangent
+from reproduction.stages import evaluate, tangent
 from reproduction.stages.context import Context
 from reproduction.stages.scored import Scored
 from reproduction.stages.scoring import Counts, score_models
@@ -49,7 +49,7 @@ def compared(context: Context, key: str, study: FieldStudy, folder: Path) -> Fou
     made = dict(fan_out(f"field {key}", make, jobs, context.suite.workers))
     models = [model for name in names for model in models_of(study, name, folder / name)]
     tasks = context.suite.tasks_of(study.role, study.pool)
-    scores = score_models(partial(evaluate, study), context, f"field {key}", study.role, study.pool, models, tasks)
+    scores = score_models(partial(evaluate_model, study), context, f"field {key}", study.role, study.pool, models, tasks)
     told = {"study": asdict(study), "chosen": {name: made[name]["chosen"] for name in study.mergers}, "preset": PRESETS["best"]}
     told["tried"] = {name: made[name]["tried"] for name in study.mergers if made[name]["tried"]}
     seconds = {name: made[name]["seconds"] for name in names}
@@ -77,26 +77,29 @@ def kept(key: tuple[Any, ...], found: Callable[[], T]) -> T:
     return result
 
 
-def make(context: Context, study: FieldStudy, name: str, out: Path) -> dict[str, Any]:
-    """One merger and what is put behind it, as folders; its settings, what was tried for them, and seconds."""
-    seconds: dict[str, float] = {}
-    out.mkdir(parents=True)
+@dataclass(frozen=True)
+class Clock:
+    """Runs what it is given; seconds by part."""
 
-    def timed(part: str, function: Callable[[], T], more: float = 0.0) -> T:
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def __call__(self, part: str, function: Callable[[], T]) -> T:
         start = time.perf_counter()
         result = function()
-        seconds[part] = round(seconds.get(part, 0.0) + time.perf_counter() - start + more, 2)
+        self.seconds[part] = round(self.seconds.get(part, 0.0) + time.perf_counter() - start, 2)
         return result
 
-    if name == TANGENT:
-        chosen, tried = tangent.make(context, study, out, timed)
-    else:
-        chosen, tried = merge_and_repair(context, study, name, out, timed)
-    return {"chosen": chosen, "tried": tried, "seconds": seconds}
+
+def make(context: Context, study: FieldStudy, name: str, out: Path) -> dict[str, Any]:
+    """One merger and what is put behind it, as folders; its settings, what was tried for them, and seconds."""
+    timed = Clock()
+    out.mkdir(parents=True)
+    one = tangent.make(context, study, out, timed) if name == TANGENT else merge_and_repair(context, study, name, out, timed)
+    return {"chosen": one[0], "tried": one[1], "seconds": timed.seconds}
 
 
 def merge_and_repair(
-    context: Context, study: FieldStudy, name: str, out: Path, timed: Callable[[str, Callable[[], Any]], Any]
+    context: Context, study: FieldStudy, name: str, out: Path, timed: Clock
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """A merger of the usual experts, and what is put behind it."""
     import featcal
@@ -118,8 +121,7 @@ def merge_and_repair(
             timed(method, partial(featcal.calibrate, merged, **given))
     projection, _ = samples_of(context, study.role, study.pool)
     seen = drawn(context, study, study.rivals.draw("surgery", study.samples, study.seed))
-    theirs, seconds = kept(("features",), lambda: timed_features(experts, seen, projection, device))
-    timed("features", lambda: None, seconds)
+    theirs, timed.seconds["features"] = kept(("features",), lambda: expert_features(experts, seen, projection, device))
     pairs = timed("features", partial(pool_features, merged, theirs, seen, projection, device))
     for method in OUTER:
         timed(method, partial(adapters_from, getattr(study.rivals, method), pairs, study.seed)).save(out / method)
@@ -135,7 +137,7 @@ def merge_and_repair(
 
 
 def merge(
-    context: Context, study: FieldStudy, name: str, base: Path, experts: dict[str, Path], out: Path, timed: Callable[..., Any]
+    context: Context, study: FieldStudy, name: str, base: Path, experts: dict[str, Path], out: Path, timed: Clock
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The merged model as the folder `out`, its settings, and what was tried for its scale, with accuracy on validation samples.
 
@@ -167,28 +169,22 @@ def data_of(context: Context, study: FieldStudy, name: str) -> dict[str, Any]:
         return {}
     heads = {"head": context.layout.heads(study.role, study.pool)} if method.head else {}
     if name == "adamerging":
-        return {
-            "batches": streams(context, study.role, study.pool, Draw(study.rivals.stream, None, ADAPTED_BATCH, study.seed)),
-            **heads,
-        }
+        draw = Draw(study.rivals.stream, None, ADAPTED_BATCH, study.seed)
+        return {"batches": streams(context, study.role, study.pool, draw), **heads}
     return {"batches": drawn(context, study, Draw("train", study.samples, study.batch, study.seed)), **heads}
 
 
-def timed_features(
+def expert_features(
     experts: Mapping[str, Path], seen: Mapping[str, Iterable[Any]], projection: Any, device: Any
 ) -> tuple[dict[str, Any], float]:
     """The experts' features of what adapters see, which are the same behind every merger, and seconds."""
     import torch
 
-    from featcal.models.mode import evaluation_mode
-    from featcal.rivals.features import rows_before_head
+    from featcal.rivals.features import paired_features
     from featcal.rivals.pool import as_module
 
-    start, found = time.perf_counter(), {}
-    for task, folder in experts.items():
-        expert = as_module(folder, device)
-        with evaluation_mode([expert]):
-            found[task] = torch.cat([rows_before_head(expert, batch, projection)[0] for batch in seen[task]])
+    start, nobody = time.perf_counter(), torch.empty(0)  # a pair of which one side alone is asked for
+    found = {t: paired_features(t, as_module(e, device), nobody, seen[t], projection).merged for t, e in experts.items()}
     return found, time.perf_counter() - start
 
 
@@ -201,55 +197,22 @@ def drawn(context: Context, study: FieldStudy, draw: Draw) -> dict[str, Any]:
     return {task: replace(stream, size=draw.batch) for task, stream in samples.items()}
 
 
+def read(context: Context, study: FieldStudy, split: str, task: str) -> Any:
+    """Samples that are scored, or that validate; read once in a process."""
+    most = study.scored if split == "test" else study.rows
+    chosen = None if most is None else partial(evaluate.drawn, most, study.seed)
+    return kept((split, task), lambda: evaluate.samples_of(context, study.role, study.pool, task, split, chosen))
+
+
 def averages(context: Context, study: FieldStudy, models: Mapping[float, Any]) -> dict[float, float]:
     """Average accuracy over the tasks of every model, in percent, on validation samples."""
-    judged = answers(context, study, "validation", {str(scale): model for scale, model in models.items()})
-    return {scale: sum(float(one["value"]) for one in judged[str(scale)].values()) / len(judged[str(scale)]) for scale in models}
+    named = {str(scale): model for scale, model in models.items()}
+    place = partial(read, context, study, "validation")
+    judged = evaluate.answers(context, study.role, study.pool, lambda _: named, place, batch=BATCH)
+    return {scale: sum(one["value"] for one in judged[str(scale)].values()) / len(judged[str(scale)]) for scale in models}
 
 
-def answers(
-    context: Context,
-    study: FieldStudy,
-    split: str,
-    models: Mapping[str, Any],
-    changes: Mapping[str, Any] | None = None,
-    *tasks: str,
-) -> dict[str, Counts]:
-    """What models, or of each task one, get right on a split, and what is right once the features of the first are changed.
-
-    tasks: all where none is named.
-    """
-    from safetensors.torch import load_file
-
-    from featcal.data.images import ImageSet
-    from featcal.data.sampling import draw_indices
-    from featcal.evaluation.accuracy import evaluate_pool, percent
-    from featcal.models.device import torch_device
-    from reproduction.suites.load_task import load_task
-
-    layout, device = context.layout, torch_device(context.suite.device)
-    tensors, first = load_file(layout.heads(study.role, study.pool)), next(iter(models))
-    most = study.scored if split == "test" else study.rows
-
-    def read(task: str) -> Any:
-        samples = load_task(layout.data_of(study.role), task, split, layout.base(study.role, study.pool))
-        count = len(samples.labels)
-        if most is not None and most < count:
-            samples = samples.take(sorted(draw_indices(task, count, most, study.seed)))
-        return replace(samples, device=device) if isinstance(samples, ImageSet) else samples
-
-    tasks = tasks or tuple(context.suite.tasks_of(study.role, study.pool))
-    sets = {task: kept((split, task), partial(read, task)) for task in tasks}
-    heads = {task: tensors[f"head/{task}"] for task in tasks}
-    adapted = {name: (first, change) for name, change in (changes or {}).items()}
-    judged = evaluate_pool(models, sets, heads, tensors.get("visual_projection"), BATCH, adapted)
-    return {
-        name: {task: {"value": percent(r), "count": len(r), "correct": packed(r)} for task, r in own.items()}
-        for name, own in judged.items()
-    }
-
-
-def evaluate(
+def evaluate_model(
     study: FieldStudy, context: Context, role: str, pool: Pool, model: Scored, corrected: Sequence[Scored]
 ) -> dict[str, Counts]:
     """What a model gets right of every task, as it is and with adapters behind it; with those inside it, it runs anew."""
@@ -258,18 +221,20 @@ def evaluate(
     from featcal.rivals.adapters import Adapters
     from featcal.rivals.deep_adapters import DeepAdapters
 
+    given: dict[str, Any] = {"read": partial(read, context, study, "test"), "batch": BATCH}
     if model.upstream == TANGENT:
-        tasks = context.suite.tasks_of(role, pool)
-        return answers(context, study, "test", {model.name: {t: tangent.encoder(context, role, pool, model, t) for t in tasks}})
+        moved = partial(tangent.encoder, context, role, pool, model)
+        return evaluate.answers(context, role, pool, lambda task: {model.name: moved(task)}, **given)
     assert model.folder is not None and all(other.folder is not None for other in corrected)
     encoder: Any = load_as_calibrated(model.folder).to(torch_device(context.suite.device))  # type: ignore[arg-type]
     behind = {other.name: Adapters.load(other.folder).apply for other in corrected if other.method not in DEEP}  # type: ignore[arg-type]
-    found = answers(context, study, "test", {model.name: encoder}, behind)
+    found = evaluate.answers(context, role, pool, lambda _: {model.name: encoder}, changes=behind, **given)
     for other in corrected:
         if other.method in DEEP:
             own, found[other.name] = DeepAdapters.load(other.folder), {}  # type: ignore[arg-type]
             for task in context.suite.tasks_of(role, pool):
                 with own.inside(encoder, task):
-                    judged = answers(context, study, "test", {model.name: encoder}, {other.name: own.apply}, task)
+                    changed = {"changes": {other.name: own.apply}, "tasks": (task,), **given}
+                    judged = evaluate.answers(context, role, pool, lambda _: {model.name: encoder}, **changed)
                 found[other.name] |= judged[other.name]
     return found

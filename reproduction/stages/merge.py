@@ -5,9 +5,8 @@ Mergers look at the weights alone or, tensor by tensor, also at images of every 
 
 from typing import Any
 
-from featcal.storage.atomic import atomic_folder
 from reproduction.experiments.runs import MergeRun
-from reproduction.stages.context import Context, load_context, recorded, runs_of
+from reproduction.stages.context import Context, load_context, not_run, recorded, runs_of
 from reproduction.stages.workers import console, fan_out
 
 
@@ -22,8 +21,7 @@ def run(key: str) -> None:
         jobs = {}
         for name, merge in sorted(runs.items(), key=lambda named: named[1].draw is None):
             if merge.options is None or not context.plays(merge.role, merge.pool):
-                with atomic_folder(context.layout.merged(name)):
-                    console.print(f"merge {name}: not run in suite {context.suite.name}")
+                not_run(context, f"merge {name}", context.layout.merged(name))
             else:
                 jobs[name] = (context, name)
         for _ in fan_out(f"merge {key}", merge_one, jobs, context.suite.workers):

@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from featcal.storage.atomic import atomic_folder
-from reproduction.stages.context import load_context, pick, recorded
-from reproduction.stages.workers import console, fan_out
+from reproduction.stages.context import load_context, not_run, pick, recorded
+from reproduction.stages.workers import fan_out
 from reproduction.suites.multitask import Shared, write_multitask
 
 
@@ -14,8 +13,7 @@ def run(key: str) -> None:
     chosen, layout, suite = pick("multitask", context.experiments.multitask, key), context.layout, context.suite
     with recorded(context, "multitask", key):
         if chosen is None or not context.plays(chosen.role, chosen.pool):
-            with atomic_folder(layout.multitask(key)):
-                console.print(f"multitask {key}: not run in suite {suite.name}")
+            not_run(context, f"multitask {key}", layout.multitask(key))
             return
         recipe = suite.sentences.fine_tune if chosen.role in suite.sentences.roles else suite.fine_tune
         fine_tune = replace(recipe, steps=chosen.steps) if chosen.steps else recipe

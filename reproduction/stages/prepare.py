@@ -3,16 +3,14 @@
 An expert that is finished stays finished: it lies outside the stage's outputs until all are, so that an interrupted run goes on.
 """
 
-import json
 import shutil
 from dataclasses import asdict
-from hashlib import sha256
 from pathlib import Path
 
 from featcal.storage.atomic import atomic_folder
 from reproduction.experiments.runs import role_and_pool
 from reproduction.stages import prepare_sentences
-from reproduction.stages.context import Context, load_context, recorded
+from reproduction.stages.context import Context, fingerprint, load_context, not_run, recorded
 from reproduction.stages.workers import console, fan_out
 from reproduction.suites import experts as making
 from reproduction.suites.experts import ExpertJob
@@ -34,8 +32,7 @@ def run(key: str) -> None:
     assert role is None or isinstance(role, Role)
     with recorded(context, "prepare", key):
         if role is None or not context.plays(name, pool):
-            with atomic_folder(out):
-                console.print(f"prepare {key}: suite {context.suite.name} has no {name if role is None else f'pool {pool}'}")
+            not_run(context, f"prepare {key}", out)
             return
         store = context.layout.unfinished(_fingerprint(context, role, name, pool))
         _prepare(context, role, name, pool, store, out)
@@ -45,10 +42,11 @@ def run(key: str) -> None:
 
 def _prepare(context: Context, role: Role, name: str, pool: int, store: Path, out: Path) -> None:
     """Make what is missing in the store, then the output folder from it."""
+    from reproduction.suites.hub import model_folder
+
     tasks = context.suite.tasks_of(name, pool)
-    root, data = context.layout.root, context.layout.data
-    pins = context.layout.pins
-    clip = making.clip_folder(root, role.clip, pins)
+    data, pins = context.layout.data, context.layout.pins
+    clip = model_folder(context.layout.root, role.clip, pins)
     jobs = {}
     if not (store / "heads.safetensors").is_file():
         heads = {"heads": (clip, data, tasks, context.suite.heads, context.suite.device, store)}
@@ -76,14 +74,10 @@ def _made_here(context: Context, role: str, pool: int) -> list[str]:
 
 def _fingerprint(context: Context, role: Role, name: str, pool: int) -> str:
     """What the experts depend on: settings, data sources, base weights and the code that trains them."""
-    digest = sha256()
     suite = context.suite
     tasks = {task: asdict(suite.fine_tuning(task)) for task in _made_here(context, name, pool)}
     settings = [name, asdict(role), asdict(suite.data), suite.tasks_of(name, pool), tasks, suite.heads, suite.expert_seed]
-    digest.update(json.dumps(settings).encode())
     local = context.layout.root / role.clip / "model.safetensors"
     package = Path(__file__).parents[1]
     files = [*sorted(package.glob("suites/*.py")), *sorted(package.glob("mini/*.py")), *([local] if local.is_file() else [])]
-    for file in files:
-        digest.update(file.read_bytes())
-    return f"{name}-{pool}-{digest.hexdigest()[:16]}"
+    return f"{name}-{pool}-{fingerprint(settings, files)}"

@@ -3,15 +3,13 @@
 An expert that is finished stays finished: it lies outside the stage's outputs until all are, so that an interrupted run goes on.
 """
 
-import json
 import shutil
 from dataclasses import asdict
-from hashlib import sha256
 from pathlib import Path
 
 from featcal.storage.atomic import atomic_folder
 from reproduction.experiments.runs import role_and_pool
-from reproduction.stages.context import Context, load_context, recorded
+from reproduction.stages.context import Context, fingerprint, load_context, not_run, recorded
 from reproduction.stages.workers import console, fan_out
 from reproduction.suites import text_experts as making
 from reproduction.suites.language import LanguageRole
@@ -25,8 +23,7 @@ def run(key: str) -> None:
     role, out = context.suite.language.roles.get(name), context.layout.prepared(name, pool)
     with recorded(context, "prepare", key):
         if role is None or not context.plays(name, pool):
-            with atomic_folder(out):
-                console.print(f"prepare {key}: suite {context.suite.name} has no {name if role is None else pool}")
+            not_run(context, f"prepare {key}", out)
             return
         tasks = context.suite.tasks_of(name, pool)
         store = context.layout.unfinished(f"{key}-{_fingerprint(context, role, tasks)}")
@@ -37,9 +34,11 @@ def run(key: str) -> None:
 
 def _prepare(context: Context, role: LanguageRole, tasks: tuple[str, ...], store: Path, out: Path) -> None:
     """Make what is missing in the store, then the output folder from it."""
+    from reproduction.suites.hub import model_folder
+
     suite, layout = context.suite, context.layout
     if not (store / "base").is_dir():
-        making.write_text_base(making.model_folder(layout.root, role.model, layout.pins), role.dtype, store)
+        making.write_text_base(model_folder(layout.root, role.model, layout.pins), role.dtype, store)
     jobs = {}
     for task in tasks:
         if (store / "experts" / task).is_dir():
@@ -57,12 +56,8 @@ def _prepare(context: Context, role: LanguageRole, tasks: tuple[str, ...], store
 
 def _fingerprint(context: Context, role: LanguageRole, tasks: tuple[str, ...]) -> str:
     """What the experts depend on: settings, texts, base weights and the code that trains them."""
-    digest = sha256()
     settings = [asdict(role), tasks, context.suite.expert_seed, asdict(context.suite.language)["texts"]]
-    digest.update(json.dumps(settings).encode())
     local = context.layout.root / role.model / "model.safetensors"
     package = Path(__file__).parents[1]
     files = [*sorted(package.glob("suites/*.py")), *sorted(package.glob("mini/language/*.py"))]
-    for file in [*files, *([local] if local.is_file() else [])]:
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
+    return fingerprint(settings, [*files, *([local] if local.is_file() else [])])

@@ -23,7 +23,6 @@ METHODS = ("featcal", "surgery", "prob_surgery")
 Study = SamplesStudy | CostStudy
 Batch = Mapping[str, Any]
 Batches = Mapping[str, Sequence[Batch]]  # by task
-Folders = Mapping[str, Path]
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Method:
 
     def training(self, rivals: Rivals) -> Training:
         """The settings of an adapter."""
-        chosen: Training = rivals.surgery if self.method == "surgery" else rivals.prob_surgery
+        chosen: Training = getattr(rivals, self.method)
         return replace(chosen, encode=self.encode)
 
     def scored(self, study: Study, folder: Path, name: str = "") -> Scored:
@@ -89,14 +88,22 @@ def make(context: Context, study: Study, rival: Method, batches: Batches, out: P
 
     audit: adapters after so many steps are written too, beside `out`, while they are trained: a few small matrices.
     """
+    from safetensors.torch import load_file
+
+    import featcal
     from featcal.models.device import torch_device
+    from featcal.rivals.pool import adapters_for
 
     layout, device = context.layout, torch_device(context.suite.device)
+    base, merged = layout.base(study.role, study.pool), merged_model(layout, study)
     experts = {task: layout.expert(study.role, study.pool, task) for task in batches}
     if rival.method == "featcal":
-        _calibrate(context, study, experts, batches, device, out)
-    else:
-        _adapt(context, study, rival, experts, batches, device, out, audit)
+        models: dict[str, Any] = {"base": base, "experts": experts, "batches": batches, "settings": study.rivals.featcal}
+        featcal.calibrate(merged, **models, device=device, out=out, resume=False)
+        return
+    head = load_file(layout.heads(study.role, study.pool)).get("visual_projection")
+    kept = {step: partial(_save, step_folder(out, step)) for step in audit}
+    _save(out, adapters_for(rival.training(study.rivals), merged, experts, batches, head, rival.seed, device, None, kept))
 
 
 def measure(context: Context, study: Study, rival: Method, out: Path, audit: Sequence[int] = ()) -> dict[str, Any]:
@@ -130,41 +137,6 @@ def _least(study: Study, rival: Method) -> Study:
     """The same models with adapters of one step."""
     shortest = {name: replace(getattr(study.rivals, name), steps=1) for name in ("surgery", "prob_surgery")}
     return SamplesStudy(study.role, study.pool, study.upstream, replace(study.rivals, **shortest), (1,), (rival.seed,))
-
-
-def _calibrate(context: Context, study: Study, experts: Folders, batches: Batches, device: Any, out: Path) -> None:
-    import featcal
-
-    featcal.calibrate(
-        merged_model(context.layout, study),
-        base=context.layout.base(study.role, study.pool),
-        experts=experts,
-        batches=batches,
-        settings=study.rivals.featcal,
-        device=device,
-        out=out,
-        resume=False,
-    )
-
-
-def _adapt(
-    context: Context,
-    study: Study,
-    rival: Method,
-    experts: Folders,
-    batches: Batches,
-    device: Any,
-    out: Path,
-    audit: Sequence[int],
-) -> None:
-    from safetensors.torch import load_file
-
-    from featcal.rivals.pool import adapters_for
-
-    head = load_file(context.layout.heads(study.role, study.pool)).get("visual_projection")
-    kept = {step: partial(_save, step_folder(out, step)) for step in audit}
-    merged, training = merged_model(context.layout, study), rival.training(study.rivals)
-    _save(out, adapters_for(training, merged, experts, batches, head, rival.seed, device, None, kept))
 
 
 def _save(folder: Path, adapters: Any) -> None:

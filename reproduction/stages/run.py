@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from importlib import import_module
 
-from featcal.errors import BadSetting, UnknownKey
-from reproduction.experiments.runs import TEXT_POOLS
+from featcal.errors import BadSetting
+from reproduction.experiments.runs import TEXT_POOLS, require_known
 from reproduction.experiments.studies import STUDIES
 
 VERBS = (
@@ -20,8 +20,7 @@ def run_stage(verb: str, key: str | None) -> None:
 
     Raises: UnknownKey for a verb or key that does not exist; whatever the stage itself raises.
     """
-    if verb not in VERBS:
-        raise UnknownKey("stage", verb, list(VERBS))
+    require_known("stage", verb, VERBS)
     if (key is None) != (verb in WITHOUT_KEY):
         raise BadSetting(f"stage {verb}", key, "takes no key" if verb in WITHOUT_KEY else "needs a key, for example clip_b32-8")
     run: Callable[..., None] = import_module(f"reproduction.stages.{module_of(verb, key)}").run

@@ -61,13 +61,10 @@ def study_rows(
     models = [merged, *(rival.scored(study, folders[rival.name]) for rival in chosen)]
     budgets = {"merged": 0} | {rival.name: rival.samples for rival in chosen}
     scores = score(context, f"evaluate samples {key}", study.role, study.pool, models)
+    order = ("merged", *METHODS)
     rows = [
         row | {"samples": budgets[model.name]}
-        for model in sorted(models, key=lambda model: (*_place(model), budgets[model.name], model.seed))
+        for model in sorted(models, key=lambda model: (order.index(model.method), budgets[model.name], model.seed))
         for row in scores[model.name]
     ]
     return rows, [costs[rival.name] for rival in sorted(chosen, key=lambda r: (METHODS.index(r.method), r.samples, r.seed))]
-
-
-def _place(model: Scored) -> tuple[int]:
-    return (("merged", *METHODS).index(model.method),)

@@ -33,57 +33,41 @@ class Scored:
 
 def scored(context: Context, role: str, pool: Pool) -> list[Scored]:
     """In the order of the results file: base, experts, multi-task model, merged, calibrated, adapted, controls."""
-    base = Scored("base", context.layout.base(role, pool), "base")
-    parts = (_experts, _multitask, _merged, _calibrated, _adapted, _ablated, _anchors)
-    return [base, *(row for part in parts for row in part(context, role, pool))]
+    return [*references(context, role, pool), *made(context, role, pool)]
 
 
-def _experts(context: Context, role: str, pool: Pool) -> Iterator[Scored]:
-    """Each task's own, as one row; of domains every expert on all tests, called by its domain as a setting."""
-    if pool != DOMAIN_POOL:
+def references(context: Context, role: str, pool: Pool) -> Iterator[Scored]:
+    """Base, experts and multi-task model. Experts are one row, of domains every expert on all tests, called by its domain."""
+    layout = context.layout
+    yield Scored("base", layout.base(role, pool), "base")
+    if pool == DOMAIN_POOL:
+        for domain in context.suite.tasks_of(role, pool):
+            yield Scored(f"expert/{domain}", layout.expert(role, pool, domain), "expert", setting=domain)
+    else:
         yield Scored("expert", None, "expert")
-        return
-    for domain in context.suite.tasks_of(role, pool):
-        yield Scored(f"expert/{domain}", context.layout.expert(role, pool, domain), "expert", setting=domain)
+    if context.experiments.multitask.get(f"{role}-{pool}"):
+        yield Scored("multitask", layout.multitask(f"{role}-{pool}"), "multitask")
 
 
-def _multitask(context: Context, role: str, pool: Pool) -> Iterator[Scored]:
-    key = f"{role}-{pool}"
-    if context.experiments.multitask.get(key):
-        yield Scored("multitask", context.layout.multitask(key), "multitask")
-
-
-def _merged(context: Context, role: str, pool: Pool) -> Iterator[Scored]:
-    for key, run in context.experiments.merged_in(role, pool).items():
-        yield Scored(key, context.layout.merged(key), "merged", run.upstream)
-
-
-def _calibrated(context: Context, role: str, pool: Pool) -> Iterator[Scored]:
-    for key, run in context.experiments.calibrated_in(role, pool).items():
+def made(context: Context, role: str, pool: Pool) -> Iterator[Scored]:
+    """Merged models and what is made from them; of language models the anchor of every setting."""
+    layout, experiments = context.layout, context.experiments
+    calibrated = experiments.calibrated_in(role, pool)
+    for key, merge in experiments.merged_in(role, pool).items():
+        yield Scored(key, layout.merged(key), "merged", merge.upstream)
+    for key, run in calibrated.items():
         for seed in run.seeds:
-            folder = context.layout.calibrated(key, seed)
-            yield Scored(f"{key}/{seed}", folder, "featcal", run.upstream, run.setting, seed)
-
-
-def _adapted(context: Context, role: str, pool: Pool) -> Iterator[Scored]:
-    for key, run in context.experiments.adapted_in(role, pool).items():
-        adapted_model = f"{role}-{pool}-{run.upstream}"
-        for setting, chosen in (run.settings or {}).items():
+            yield Scored(f"{key}/{seed}", layout.calibrated(key, seed), "featcal", run.upstream, run.setting, seed)
+    for key, adapt in experiments.adapted_in(role, pool).items():
+        for setting, chosen in (adapt.settings or {}).items():
             for seed in chosen.seeds:
-                folder = context.layout.adapted(key, setting, seed)
-                yield Scored(f"{key}/{setting}/{seed}", folder, run.method, run.upstream, setting, seed, adapted_model)
-
-
-def _ablated(context: Context, role: str, pool: Pool) -> Iterator[Scored]:
-    for key, run in context.experiments.ablated_in(role, pool).items():
+                words = (adapt.method, adapt.upstream, setting, seed, adapt.merged)
+                yield Scored(f"{key}/{setting}/{seed}", layout.adapted(key, setting, seed), *words)
+    for key, controls in experiments.ablated_in(role, pool).items():
+        whole = controls.whole
         for method in (ANCHOR, RESCALED):
-            yield Scored(f"{key}/{method}", context.layout.ablated(key, method), method, run.whole.upstream)
-        for name in run.without:
-            words = ("featcal", run.whole.upstream, name, run.whole.seeds[0])
-            yield Scored(f"{key}/{name}", context.layout.ablated(key, name), *words)
-
-
-def _anchors(context: Context, role: str, pool: Pool) -> Iterator[Scored]:
-    """Of language models the anchor of every setting."""
-    for key, run in context.experiments.calibrated_in(role, pool).items() if pool in TEXT_POOLS else ():
-        yield Scored(f"{key}/{ANCHOR}", context.layout.ablated(key, ANCHOR), ANCHOR, run.upstream, run.setting)
+            yield Scored(f"{key}/{method}", layout.ablated(key, method), method, whole.upstream)
+        for name in controls.without:
+            yield Scored(f"{key}/{name}", layout.ablated(key, name), "featcal", whole.upstream, name, whole.seeds[0])
+    for key, run in calibrated.items() if pool in TEXT_POOLS else ():
+        yield Scored(f"{key}/{ANCHOR}", layout.ablated(key, ANCHOR), ANCHOR, run.upstream, run.setting)

@@ -7,20 +7,17 @@ forgotten when it is scored.
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from featcal.data.sampling import draw_indices
 from featcal.settings import from_mapping
 from reproduction.experiments.comparisons import SecondEncoderStudy
 from reproduction.experiments.params import Experiments
 from reproduction.experiments.runs import AdapterSetting, AdaptRun, CalibrateRun
 from reproduction.stages.columns import SCORES
 from reproduction.stages.context import Context
-from reproduction.stages.evaluate import evaluate_model
+from reproduction.stages.evaluate import drawn, evaluate_model
 from reproduction.stages.expert_seeds import compared
-from reproduction.stages.prepare_sentences import FIRST, fingerprint
+from reproduction.stages.prepare_sentences import FIRST, digest, make_experts, make_heads
 from reproduction.stages.study import Found, run_study
-from reproduction.stages.workers import fan_out
 from reproduction.suites import sentence_experts as making
 from reproduction.suites.sentence_recipe import FineTuneSentences
 
@@ -39,30 +36,16 @@ def found(context: Context, key: str, study: SecondEncoderStudy, folder: Path) -
     return Found(rows, told={"study": asdict(study)})
 
 
-def drawn(most: int, seed: int, task: str, count: int) -> Any:
-    """Which test samples of a task are scored."""
-    return sorted(draw_indices(task, count, min(most, count), seed))
-
-
 def made(context: Context, key: str, study: SecondEncoderStudy) -> Path:
     """A folder with base/, heads.safetensors and experts/<task>/, those that are finished from an earlier run."""
     layout, texts, tasks = context.layout, context.layout.data_of(study.role), context.suite.tasks_of(study.role, study.pool)
     encoder = making.encoder_folder(layout.root, study.model, layout.pins)
     recipe = from_mapping(FineTuneSentences, study.fine_tune, f"second_encoder.{key}.fine_tune")
     suite = replace(context.suite, sentences=replace(context.suite.sentences, fine_tune=recipe))
-    digest = fingerprint(replace(context, suite=suite), encoder, study.role, study.pool, (FIRST,))
-    store = layout.unfinished(f"second_encoder-{key}-{digest}")
-    if not (store / making.HEADS).is_file():
-        heads = {"heads": (encoder, texts, tasks, recipe.temperature, store)}
-        for _ in fan_out("heads", making.write_encoder_and_heads, heads, min(suite.workers, 1)):
-            pass
-    jobs = {}
-    for task in tasks:
-        if not (store / "experts" / task).is_dir():
-            job = making.SentenceExpert(task, recipe, FIRST, suite.device, store / "experts" / task)
-            jobs[task] = (job, texts, store)
-    for _ in fan_out("expert", making.write_sentence_expert, jobs, suite.workers):
-        pass
+    here = replace(context, suite=suite)
+    store = layout.unfinished(f"second_encoder-{key}-{digest(here, encoder, study.role, study.pool, (FIRST,))}")
+    make_heads(here, encoder, texts, tasks, store)
+    make_experts(here, texts, store, {(task, FIRST): store / "experts" / task for task in tasks})
     return store
 
 

@@ -23,3 +23,12 @@ def text_stream(
     samples = 10**9 if draw.samples is None else draw.samples
     base = context.layout.base(role, pool)
     return text_batches(base, context.layout.texts, task, samples, seed, draw.batch, reading or Reading())
+
+
+def text_streams(context: Context, role: str, pool: Pool, draw: Draw, reading: Reading) -> tuple[dict[str, Any], Any]:
+    """Batches of every task, read as `reading` says, and the plan whose sums count the tokens that are asked for."""
+    from reproduction.suites.text_batches import plan_of_reading
+
+    tasks = context.suite.tasks_of(role, pool)
+    batches = {task: text_stream(context, role, pool, task, draw, reading=reading) for task in tasks}
+    return batches, plan_of_reading(context.layout.base(role, pool), reading)

@@ -17,6 +17,7 @@ from reproduction.stages.workers import fan_out
 # inequality: that it holds.
 REQUIRED = {"digits": 6.0, "room": 0.0}
 SOURCES = "sources"  # the job that looks at all tasks together
+Lines = tuple[list[dict[str, Any]], list[dict[str, Any]]]  # and the points behind them
 
 
 def run(key: str) -> None:
@@ -31,9 +32,7 @@ def found(context: Context, key: str, study: TheoryStudy, kept: Path) -> Found:
     return Found(more={"theory": rows_of(context, study, lines), "theory_points": points})
 
 
-def checked(
-    context: Context, key: str, study: TheoryStudy, kept: Path
-) -> dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
+def checked(context: Context, key: str, study: TheoryStudy, kept: Path) -> dict[str, Lines]:
     """Lines and points by task, and those that take all tasks together, in the pool's order."""
     orders = {order: (context, key, study, order, kept / order) for order in ("forward", "stale")}
     for _ in fan_out(f"theory {key}", calibrated, orders, context.suite.workers):
@@ -51,12 +50,12 @@ def calibrated(context: Context, key: str, study: TheoryStudy, order: Any, out: 
     calibrate_one(context, f"theory {key} {order}", one, study.seed, out)
 
 
-def check(context: Context, study: TheoryStudy, name: str, kept: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def check(context: Context, study: TheoryStudy, name: str, kept: Path) -> Lines:
     """One task, or the sources of all."""
     return check_sources(context, study, kept) if name == SOURCES else check_task(context, study, name, kept)
 
 
-def check_task(context: Context, study: TheoryStudy, task: str, kept: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def check_task(context: Context, study: TheoryStudy, task: str, kept: Path) -> Lines:
     """Propositions 1 to 7, both corollaries and the margin condition on one task, of the merged and of the calibrated model."""
     import torch
     from safetensors.torch import load_file
@@ -95,7 +94,7 @@ def check_task(context: Context, study: TheoryStudy, task: str, kept: Path) -> t
     return rows, points
 
 
-def check_sources(context: Context, study: TheoryStudy, kept: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def check_sources(context: Context, study: TheoryStudy, kept: Path) -> Lines:
     """Proposition 8 and Eq. 45 on all tasks together."""
     from reproduction.theory import deployed
     from reproduction.theory.found import Found
@@ -160,9 +159,5 @@ def rows_of(context: Context, study: TheoryStudy, found: Mapping[str, Any]) -> l
         {**line, "method": "required", "setting": "", "value": REQUIRED[line["quantity"]], "count": 0} for line in held.values()
     ]
     there = [line for line in lines if line["task"] or line["quantity"] not in REQUIRED]
-    return [words_of(context, study) | line for line in (*there, *worst.values(), *required)]
-
-
-def words_of(context: Context, study: TheoryStudy) -> dict[str, Any]:
-    """What every row says of the study."""
-    return {"suite": context.suite.name, "role": study.role, "pool": study.pool, "upstream": study.upstream}
+    words = {"suite": context.suite.name, "role": study.role, "pool": study.pool, "upstream": study.upstream}
+    return [words | line for line in (*there, *worst.values(), *required)]

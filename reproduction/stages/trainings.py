@@ -10,11 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from featcal.storage.atomic import atomic_folder
 from reproduction.experiments.runs import AdapterSetting, AdaptRun, Draw, Pool
-from reproduction.stages.context import Context
+from reproduction.stages.context import Context, not_run
 from reproduction.stages.trials import room
-from reproduction.stages.workers import console, fan_out
+from reproduction.stages.workers import fan_out, tell
 
 Opened = Callable[[Context, str, Pool], tuple[Any, Callable[[str, Draw, int], Any]]]
 
@@ -56,8 +55,7 @@ def train_all(context: Context, label: str, runs: Mapping[str, AdaptRun], opened
     wanted: list[Trained] = []
     for key, run in runs.items():
         if run.settings is None or not context.plays(run.role, run.pool):
-            with atomic_folder(context.layout.adapted(key)):
-                console.print(f"adapt {key}: not run in suite {context.suite.name}")
+            not_run(context, f"adapt {key}", context.layout.adapted(key))
             continue
         for setting, chosen in run.settings.items():
             wanted += [Trained(key, run, setting, chosen, seed) for seed in chosen.seeds]
@@ -123,7 +121,7 @@ def train_one(context: Context, one: Trained, opened: Opened, folder: Path) -> N
     from reproduction.stages.pair_file import read_pair
 
     device, tasks = torch_device(context.suite.device), sorted(context.suite.tasks_of(one.run.role, one.run.pool))
-    progress = None if context.suite.workers else partial(_tell, one.name)
+    progress = None if context.suite.workers else partial(tell, one.name)
     if one.keeps:
         pairs = {task: read_pair(one.features(folder) / f"{task}.safetensors", device) for task in tasks}
         adapters = adapters_from(one.chosen.training, pairs, one.seed, progress)
@@ -142,7 +140,3 @@ def _encoding_every_batch(context: Context, one: Trained, opened: Opened, device
     head, batches = opened(context, role, pool)
     given = {task: batches(task, one.chosen.draw, one.seed) for task in experts}
     return adapters_for(one.chosen.training, merged, experts, given, head, one.seed, device, progress)
-
-
-def _tell(name: str, line: str) -> None:
-    console.print(f"  {name}  {line}", soft_wrap=True)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from featcal.settings import Calibration
-from reproduction.experiments.runs import Pool
+from reproduction.experiments.runs import TEXT_POOLS
 from reproduction.experiments.tunings import TuneStudy
+from reproduction.stages import evaluate, evaluate_language
 from reproduction.stages.columns import TUNE
 from reproduction.stages.context import Context
 from reproduction.stages.scored import Scored
@@ -19,7 +20,7 @@ from reproduction.stages.study import Found, run_study
 from reproduction.stages.workers import fan_out
 
 REFERENCE = "reference"  # origin of the suite's own settings, which are no candidate
-Job = tuple[Context, str, TuneStudy, Calibration | None, Path]  # None: the path of every site
+Job = tuple[Context, TuneStudy, Calibration | None, Path]  # None: the path of every site
 
 
 def run(key: str) -> None:
@@ -34,15 +35,15 @@ def searched(context: Context, key: str, study: TuneStudy, folder: Path) -> Foun
 
     search, known = Search(study.trials, study.holdout, study.seed, study.at_once), list[Candidate]()
     workers = context.suite.workers
-    first: dict[str, Job] = {"path": (context, key, study, None, folder / "path")}
+    first: dict[str, Job] = {"path": (context, study, None, folder / "path")}
     if study.suite is not None:  # beside the path, which one core is busy with
-        first[REFERENCE] = (context, key, study, study.suite, folder / REFERENCE)
+        first[REFERENCE] = (context, study, study.suite, folder / REFERENCE)
     begun = dict(fan_out(f"tune {key}", part, first, workers))
     path, seconds = begun["path"]
     cost = {"path": seconds}
     for numbers in rounds(search):
         proposed = {str(one.number): one for one in proposals(search, numbers, study.paper, path, known)}
-        jobs: dict[str, Job] = {n: (context, key, study, one.settings, folder / n) for n, one in proposed.items()}
+        jobs: dict[str, Job] = {n: (context, study, one.settings, folder / n) for n, one in proposed.items()}
         for number, (divergence, seconds) in fan_out(f"tune {key}", part, jobs, workers):
             one = proposed[number]
             known.append(Candidate(one.number, one.origin, one.settings, divergence))
@@ -61,7 +62,8 @@ def scored_rows(
     """One row per candidate and task or test, with its divergence over all tasks."""
     names = {one.number: (REFERENCE if one.number == study.trials else str(one.number)) for one in known}
     models = [Scored(name, folder / name, "featcal", study.upstream, "tuned", study.seed) for name in names.values()]
-    scores = score_of(study.pool)(context, f"tune {key}", study.role, study.pool, models)
+    score = evaluate_language.score if study.pool in TEXT_POOLS else evaluate.score
+    scores = score(context, f"tune {key}", study.role, study.pool, models)
     for one in known:
         reference = names[one.number] == REFERENCE
         words = {"trial": one.number, "origin": REFERENCE if reference else one.origin, "chosen": int(one.number == chosen)}
@@ -69,14 +71,7 @@ def scored_rows(
         yield from ({**row, **words, "divergence": one.mean} for row in scores[names[one.number]])
 
 
-def score_of(pool: Pool) -> Any:
-    """How models of a pool are scored."""
-    from reproduction.stages import evaluate, evaluate_language
-
-    return evaluate_language.score if isinstance(pool, str) else evaluate.score
-
-
-def part(context: Context, key: str, study: TuneStudy, calibration: Calibration | None, out: Path) -> tuple[Any, float]:
+def part(context: Context, study: TuneStudy, calibration: Calibration | None, out: Path) -> tuple[Any, float]:
     """What one worker does: the path where no settings are given, else one candidate."""
     return path_of(context, study) if calibration is None else tried(context, study, calibration, out)
 

@@ -27,31 +27,20 @@ class Parts:
 
 def parts(context: Context, study: TuneStudy) -> Parts:
     """The same for every candidate of a study."""
-    layout, tasks = context.layout, context.suite.tasks_of(study.role, study.pool)
-    base, merged = layout.base(study.role, study.pool), layout.merged(f"{study.role}-{study.pool}-{study.upstream}")
-    batches, plan, head, heads = (generated if study.reading is not None else samples)(context, study, tasks)
-    experts = {task: layout.expert(study.role, study.pool, task) for task in tasks}
-    return Parts(merged, base, experts, *split_all(batches, study.holdout, study.seed), plan, head, heads)
-
-
-def samples(context: Context, study: TuneStudy, tasks: Any) -> tuple[Any, None, Any, Any]:
-    """Training images or texts of an encoder, and the zero-shot heads times the logit scale."""
     from safetensors.torch import load_file
 
     from reproduction.stages.streams import streams
+    from reproduction.stages.text_streams import text_streams
 
-    tensors = load_file(context.layout.heads(study.role, study.pool))
-    heads = {task: tensors["logit_scale"].exp() * tensors[f"head/{task}"] for task in tasks}
-    batches = streams(context, study.role, study.pool, Draw("train", study.samples, study.batch, study.seed))
-    return batches, None, tensors.get("visual_projection"), heads
-
-
-def generated(context: Context, study: TuneStudy, tasks: Any) -> tuple[Any, Any, None, None]:
-    """Training texts, read as the study says."""
-    from reproduction.stages.text_streams import text_stream
-    from reproduction.suites.text_batches import plan_of_reading
-
-    assert study.reading is not None
+    layout, tasks = context.layout, context.suite.tasks_of(study.role, study.pool)
+    base, merged = layout.base(study.role, study.pool), layout.merged(f"{study.role}-{study.pool}-{study.upstream}")
     draw = Draw("train", study.samples, study.batch, study.seed)
-    batches = {task: text_stream(context, study.role, study.pool, task, draw, study.seed, study.reading) for task in tasks}
-    return batches, plan_of_reading(context.layout.base(study.role, study.pool), study.reading), None, None
+    plan = head = heads = None
+    if study.reading is not None:
+        batches, plan = text_streams(context, study.role, study.pool, draw, study.reading)
+    else:
+        tensors = load_file(layout.heads(study.role, study.pool))
+        batches, head = streams(context, study.role, study.pool, draw), tensors.get("visual_projection")
+        heads = {task: tensors["logit_scale"].exp() * tensors[f"head/{task}"] for task in tasks}
+    experts = {task: layout.expert(study.role, study.pool, task) for task in tasks}
+    return Parts(merged, base, experts, *split_all(batches, study.holdout, study.seed), plan, head, heads)

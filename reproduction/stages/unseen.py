@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from featcal.settings import require
 from reproduction.experiments.comparisons import TaskCountsStudy
-from reproduction.experiments.rivals import ADAPTER_BATCH
-from reproduction.experiments.runs import SPLITS
+from reproduction.experiments.runs import ADAPTER_BATCH, SPLITS
 from reproduction.stages.context import Context
 
 if TYPE_CHECKING:

@@ -28,6 +28,11 @@ _LIFE_LONG = ExitStack()  # what a worker enters and never leaves
 console = Console(stderr=True, highlight=False)
 
 
+def tell(name: str, line: object) -> None:
+    """How far a job is."""
+    console.print(f"  {name}  {line}", soft_wrap=True)
+
+
 def from_a_server() -> Any:
     """What starts processes that have the imports behind them."""
     if forked():

@@ -25,15 +25,6 @@ class ExpertJob:
     device: str
 
 
-def clip_folder(root: Path, clip: str, pins: Path) -> Path:
-    """The local folder of a CLIP model given as a folder below the project or as a hub id."""
-    if (root / clip).is_dir():
-        return root / clip
-    from reproduction.suites.hub import fetch
-
-    return fetch(clip, pins)
-
-
 def write_base_and_heads(clip: Path, data: Path, tasks: Sequence[str], kind: str, device: str, store: Path) -> None:
     """Write store/base/ (the vision tower in float32) and store/heads.safetensors (projection, logit scale, a head per task)."""
     from safetensors.torch import save_file
@@ -74,27 +65,14 @@ def write_expert(job: ExpertJob, data: Path, store: Path, pins: Path) -> None:
 
 
 def _fine_tuned(job: ExpertJob, data: Path, store: Path) -> Any:
-    import numpy as np
-    import torch
     from safetensors.torch import load_file
 
     from featcal.models.device import torch_device
     from featcal.models.load import load_vision
-    from reproduction.suites.fine_tune import fine_tune
+    from reproduction.suites.fine_tune import fine_tune_on
     from reproduction.suites.load_task import load_task
 
     tensors = load_file(store / HEADS)
     images = load_task(data, job.task, "train", store / "base")
-    expert = fine_tune(
-        load_vision(store / "base").to(torch_device(job.device)),
-        tensors["visual_projection"],
-        tensors[f"head/{job.task}"],
-        tensors["logit_scale"],
-        torch.from_numpy(images.pixels[np.arange(len(images))]),
-        torch.from_numpy(images.labels),
-        settings=job.fine_tune,
-        task=job.task,
-        seed=job.seed,
-        normalise=lambda pixels: images.preprocess.normalised(pixels.numpy()),
-    )
-    return expert.cpu()
+    base = load_vision(store / "base").to(torch_device(job.device))
+    return fine_tune_on(images, base, tensors, job.fine_tune, job.task, job.seed).cpu()

@@ -6,14 +6,17 @@ Knows neither files nor where the images come from.
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import CLIPVisionModel
 
+from featcal.data.images import ImageSet
 from featcal.data.sampling import batch_indices
 from reproduction.suites.descent import descend
 from reproduction.suites.recipe import FineTune
@@ -49,6 +52,24 @@ def fine_tune(
         return TrainingBatch(task, pixels, labels[chosen], head)
 
     return trained(vision, projection, scale, lesson, settings)
+
+
+def fine_tune_on(
+    images: ImageSet, vision: Any, tensors: Mapping[str, Tensor], settings: FineTune, task: str, seed: int
+) -> CLIPVisionModel:
+    """`fine_tune` on an image set.   tensors: of heads.safetensors."""
+    return fine_tune(
+        vision,
+        tensors["visual_projection"],
+        tensors[f"head/{task}"],
+        tensors["logit_scale"],
+        torch.from_numpy(images.pixels[np.arange(len(images))]),
+        torch.from_numpy(images.labels),
+        settings=settings,
+        task=task,
+        seed=seed,
+        normalise=lambda pixels: images.preprocess.normalised(pixels.numpy()),
+    )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ check-sum}}}. Whoever uses a name first writes its entries; from then on they ar
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from fnmatch import fnmatch
 from hashlib import file_digest
 from pathlib import Path
@@ -36,6 +36,11 @@ def fetch(name: str, pins: str | Path) -> Path:
         raise _wrong_pin(pins, name, commit) from None
     _hold(pins, name, commit, _sums(pins, name, folder))
     return folder
+
+
+def model_folder(root: Path, model: str, pins: Path) -> Path:
+    """The local folder of a model given as a folder below the project or as a hub id. Raises: as fetch."""
+    return root / model if (root / model).is_dir() else fetch(model, pins)
 
 
 def pinned_data(pins: str | Path, name: str) -> str:
@@ -122,12 +127,6 @@ def _sums(pins: str | Path, name: str, folder: Path) -> dict[str, str]:
             if _SHA256.fullmatch(named) and named != found[file]:
                 raise _changed_file(pins, name, file, found[file], named)
     return found
-
-
-def resolve_pins(pins: str | Path, models: Iterable[str], datasets: Iterable[str] = ()) -> dict[str, str]:
-    """The commits of many ids, new ones added to the pins file. Raises: as pinned."""
-    commits = {name: pinned(pins, name) for name in models}
-    return commits | {name: pinned(pins, name, "dataset") for name in datasets}
 
 
 def _read_pins(pins: str | Path) -> dict[str, dict[str, Any]]:

@@ -6,11 +6,12 @@ Knows names and counts, opens nothing.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from featcal.errors import UnknownKey
-from featcal.settings import from_mapping, require, text, whole_number
-from reproduction.experiments.runs import TEXT_POOLS
+from featcal.arguments import require_fits
+from featcal.settings import Checked, Count, Natural, from_mapping, require, whole_number
+from reproduction.experiments.params import mapping
+from reproduction.experiments.runs import TEXT_POOLS, Names, require_known
 from reproduction.suites.text_recipe import FineTuneText
 
 # Which expert's adapter is at work in a test that is none of the experts' own domains is a choice: adapters know their task.
@@ -18,10 +19,31 @@ DOMAINS = {
     "math500": "math", "gsm8k": "math", "humaneval_plus": "coding", "mbpp_plus": "coding", "ifeval": "instruction",
     "arc_challenge": "instruction",
 }  # fmt: skip
+FINE_TUNE = "fine_tune"
+
+
+class MadeOrNamed:
+    """For Annotated: experts that are fine-tuned here, or a pattern of their names."""
+
+    def holds(self, experts: str) -> bool:
+        return experts == FINE_TUNE or "{task}" in experts
+
+    def __str__(self) -> str:
+        return f": {FINE_TUNE}, or a hub id with {{task}} in it"
+
+
+Experts = Annotated[str, MadeOrNamed()]
+
+
+def require_source(given: Any, *counts: str) -> None:
+    """Raise BadSetting unless a source of samples has what it needs: one that is drawn here counts, files a folder."""
+    for name in counts if given.source == "mini" else ():
+        whole_number(name, getattr(given, name))
+    require(given.source != "files" or bool(given.folder), "folder", given.folder, "must name the folder with your tasks")
 
 
 @dataclass(frozen=True)
-class Texts:
+class Texts(Checked):
     """Where texts come from. mini: drawn here; files: one folder per task in `folder`; hub: ids of the paper's data sets.
 
     train, validation, test: samples per task; None: all there are.   domain_train: of the experts' domains, which are wider than
@@ -29,16 +51,20 @@ class Texts:
     """
 
     source: Literal["mini", "files", "hub"]
-    train: int | None = None
-    domain_train: int | None = None
-    validation: int | None = None
-    test: int | None = None
-    seed: int = 0
+    train: Count | None = None
+    domain_train: Count | None = None
+    validation: Count | None = None
+    test: Count | None = None
+    seed: Natural = 0
     folder: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_source(self, "train", "domain_train", "validation", "test")
 
 
 @dataclass(frozen=True)
-class LanguageRole:
+class LanguageRole(Checked):
     """One language model: a folder or hub id, and its experts: `fine_tune` them here, or a pattern with {task}.
 
     fine_tune: how experts are trained here; with `lora`, and of fetched adapters, the expert is the dense model.
@@ -46,10 +72,15 @@ class LanguageRole:
     """
 
     model: str
-    experts: str = "fine_tune"
+    experts: Experts = FINE_TUNE
     fine_tune: FineTuneText = field(default_factory=FineTuneText)
     steps: Mapping[str, int] = field(default_factory=dict)
     dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for task, steps in self.steps.items():
+            whole_number(f"steps.{task}", steps)
 
     def fine_tuning(self, task: str) -> FineTuneText:
         """How the expert of one task is trained."""
@@ -72,60 +103,22 @@ class Language:
 
 def language_of(place: str, raw: Any) -> Language:
     """The section `language` of a suite; nothing there where a suite has no language models. Raises: UnknownKey, BadSetting."""
-    require(raw is None or isinstance(raw, dict), place, raw, "must be a mapping")
-    if not raw:
+    if not (given := mapping(place, raw)):
         return Language()
-    for key in raw:
-        if key not in ("texts", "pools", "roles", "tests"):
-            raise UnknownKey(place, str(key), ["texts", "pools", "roles", "tests"])
-    texts = _texts(f"{place}: texts", raw.get("texts"))
-    given = _mapping(f"{place}: pools", raw.get("pools"))
-    pools = {str(name): _names(f"{place}: pools.{name}", tasks) for name, tasks in given.items()}
-    for name in pools:
-        if name not in TEXT_POOLS:
-            raise UnknownKey(f"{place}: pools", name, list(TEXT_POOLS))
-    roles = {str(k): _role(f"{place}: roles.{k}", v) for k, v in _mapping(f"{place}: roles", raw.get("roles")).items() if v}
-    tests = {str(k): str(v) for k, v in _mapping(f"{place}: tests", raw.get("tests")).items()}
-    for name in tests:
-        if name not in DOMAINS:
-            raise UnknownKey(f"{place}: tests", name, list(DOMAINS))
-    return Language(texts, pools, roles, tests)
-
-
-def _texts(place: str, raw: Any) -> Texts:
-    require(isinstance(raw, dict), place, raw, "must be a mapping with `source`")
-    texts = from_mapping(Texts, raw, place)
-    require(texts.source in ("mini", "files", "hub"), f"{place}.source", texts.source, "must be mini, files or hub")
-    for name in ("train", "domain_train", "validation", "test"):
-        if getattr(texts, name) is not None or texts.source == "mini":
-            whole_number(f"{place}.{name}", getattr(texts, name))
-    whole_number(f"{place}.seed", texts.seed, least=0)
-    needed = "must name the folder with your tasks"
-    require(texts.source != "files" or bool(texts.folder), f"{place}.folder", texts.folder, needed)
-    return texts
+    parts = {name: mapping(f"{place}: {name}", given.get(name)) for name in ("pools", "roles", "tests")}
+    for part, known in (("pools", TEXT_POOLS), ("tests", tuple(DOMAINS))):
+        for name in parts[part]:
+            require_known(f"{place}: {part}", name, known)
+    for name, tasks in parts["pools"].items():
+        require_fits(f"{place}: pools.{name}", tasks, Names)
+    given["texts"] = from_mapping(Texts, mapping(place, given.get("texts")), f"{place}: texts")
+    given["pools"] = {name: tuple(tasks) for name, tasks in parts["pools"].items()}
+    given["roles"] = {str(k): _role(f"{place}: roles.{k}", v) for k, v in parts["roles"].items() if v}
+    given["tests"] = {name: str(test) for name, test in parts["tests"].items()}
+    return from_mapping(Language, given, place)
 
 
 def _role(place: str, raw: Any) -> LanguageRole:
-    require(isinstance(raw, dict), place, raw, "must be a mapping with `model`")
-    given = dict(raw)
-    given["fine_tune"] = from_mapping(FineTuneText, _mapping(f"{place}.fine_tune", given.get("fine_tune")), f"{place}.fine_tune")
-    role = from_mapping(LanguageRole, given, place)
-    text(f"{place}.model", role.model)
-    text(f"{place}.experts", role.experts)
-    fine = role.experts == "fine_tune" or "{task}" in role.experts
-    require(fine, f"{place}.experts", role.experts, "must be fine_tune, or a hub id with {task} in it")
-    for task, steps in _mapping(f"{place}.steps", role.steps).items():
-        whole_number(f"{place}.steps.{task}", steps)
-    require(role.dtype in ("float32", "bfloat16"), f"{place}.dtype", role.dtype, "must be float32 or bfloat16")
-    return role
-
-
-def _names(place: str, raw: Any) -> tuple[str, ...]:
-    fine = isinstance(raw, list) and bool(raw) and all(isinstance(name, str) for name in raw) and len(set(raw)) == len(raw)
-    require(fine, place, raw, "must be a list of tasks, each named once")
-    return tuple(raw)
-
-
-def _mapping(place: str, raw: Any) -> dict[str, Any]:
-    require(raw is None or isinstance(raw, Mapping), place, raw, "must be a mapping")
-    return dict(raw or {})
+    given = mapping(place, raw)
+    recipe = mapping(f"{place}.fine_tune", given.get("fine_tune"))
+    return from_mapping(LanguageRole, {**given, "fine_tune": from_mapping(FineTuneText, recipe, f"{place}.fine_tune")}, place)

@@ -9,14 +9,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-from reproduction.suites.fine_tune import fine_tune
+from reproduction.suites.fine_tune import fine_tune_on
 from reproduction.suites.recipe import FineTune
 
 
@@ -52,17 +50,5 @@ def linearised_expert(
     tensors: of heads.safetensors.   images: the ImageSet of the task's training split.   Raises: Diverged.
     """
     settings = replace(settings, frozen=("base.", *(f"moved.{name}" for name in settings.frozen)))
-    expert = fine_tune(
-        Linearised(base),  # type: ignore[arg-type]
-        tensors["visual_projection"],
-        tensors[f"head/{task}"],
-        tensors["logit_scale"],
-        torch.from_numpy(images.pixels[np.arange(len(images))]),
-        torch.from_numpy(images.labels),
-        settings=settings,
-        task=task,
-        seed=seed,
-        normalise=lambda pixels: images.preprocess.normalised(pixels.numpy()),
-    )
-    moved: nn.Module = expert.moved
+    moved: nn.Module = fine_tune_on(images, Linearised(base), tensors, settings, task, seed).moved
     return moved

@@ -7,10 +7,11 @@ are decoded into memory every time.
 from pathlib import Path
 
 from featcal.data.images import ImageSet, Preprocess
-from featcal.errors import MissingPath, UnknownKey
+from featcal.errors import MissingPath
 from featcal.settings import project_root
 from reproduction.data.decoded import Split, mapped_images
 from reproduction.data.sentences import SentenceSet, load_sentences
+from reproduction.experiments.runs import require_known
 from reproduction.suites.sources import SOURCES, read_sources
 
 
@@ -25,11 +26,9 @@ def load_task(data: Path, task: str, split: str, model_folder: Path) -> ImageSet
     if not (data / SOURCES).is_file() and (data / task).is_dir():
         return load_sentences(data / task, split, model_folder)
     sources = read_sources(data)
-    if task not in sources:
-        raise UnknownKey(f"{data}: task", task, list(sources))
+    require_known(f"{data}: task", task, sources)
     source = sources[task]
-    if split not in source.splits:
-        raise UnknownKey(f"{task}: split", split, list(source.splits))
+    require_known(f"{task}: split", split, source.splits)
     hub = {"revision": source.revision, "config": source.config, "columns": source.columns} if source.kind == "hub" else {}
     location = source.location if hub else data / source.location
     preprocess = Preprocess.from_folder(model_folder, source.processor)

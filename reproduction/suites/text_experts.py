@@ -25,15 +25,6 @@ class TextExpert:
     dtype: str
 
 
-def model_folder(root: Path, model: str, pins: Path) -> Path:
-    """The local folder of a model given as a folder below the project or as a hub id."""
-    if (root / model).is_dir():
-        return root / model
-    from reproduction.suites.hub import fetch
-
-    return fetch(model, pins)
-
-
 def write_text_base(folder: Path, dtype: str, store: Path) -> None:
     """Write store/base/, weights and tokenizer."""
     from featcal.models.save import save_model

@@ -8,11 +8,11 @@ from typing import Any
 from featcal.data.place import Place
 from featcal.data.splits import open_table
 from featcal.data.text import Sample
-from featcal.errors import UnknownKey
 from featcal.settings import from_mapping
 from featcal.storage.results import read_json, write_json
 from reproduction.data.domains import domain_text
 from reproduction.data.glue import GLUE, prompted
+from reproduction.experiments.runs import require_known
 
 SOURCES = "sources.json"
 
@@ -76,11 +76,9 @@ def load_texts(texts: Path, task: str, split: str) -> Prompts:
 def open_rows(texts: Path, task: str, split: str) -> tuple[Any, str]:
     """The rows of one split, and how messages call it."""
     sources = read_text_sources(texts)
-    if task not in sources:
-        raise UnknownKey(f"{texts}: task", task, list(sources))
+    require_known(f"{texts}: task", task, sources)
     source = sources[task]
-    if split not in source.splits:
-        raise UnknownKey(f"{task}: split", split, list(source.splits))
+    require_known(f"{task}: split", split, source.splits)
     own = source.splits[split]
     lies = Place(texts / source.location) if source.kind == "folder" else Place(source.location, source.revision, source.config)
     return open_table(lies, own), f"{task} ({own})"

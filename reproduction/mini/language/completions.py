@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-IGNORED = -100
+from featcal.data import tokens
+from featcal.data.tokens import IGNORED
+
 HALVES = 2  # a batch goes through the model in two parts, short and long texts, so that there is less padding
 
 
@@ -20,13 +22,10 @@ def encoded(tokenizer: PreTrainedTokenizerFast, rows: Sequence[tuple[str, str]])
 
 def padded(texts: Sequence[tuple[list[int], int]], pad: int) -> dict[str, Tensor]:
     """One batch, padded on the right, with labels that leave out prompts and padding."""
-    longest = max(len(ids) for ids, _ in texts)
-    ids = torch.tensor([text + [pad] * (longest - len(text)) for text, _ in texts])
-    place = torch.arange(longest)
-    ends = torch.tensor([len(text) for text, _ in texts])[:, None]
+    ids, mask = tokens.padded([text for text, _ in texts], pad)
     begins = torch.tensor([begin for _, begin in texts])[:, None]
-    labels = ids.masked_fill((place < begins) | (place >= ends), IGNORED)
-    return {"input_ids": ids, "attention_mask": (place < ends).long(), "labels": labels}
+    labels = ids.masked_fill((torch.arange(ids.shape[1]) < begins) | (mask == 0), IGNORED)
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
 def backward(model: LlamaForCausalLM, texts: Sequence[tuple[list[int], int]], pad: int) -> float:

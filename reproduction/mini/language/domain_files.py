@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from featcal.storage.atomic import atomic_path
-from reproduction.mini.language.domains import DOMAINS, TESTS, test_items, training_items
+from reproduction.mini.language.domains import TESTS, test_items, training_items
 from reproduction.mini.language.items import Item
 
 TRAINING = {"train": 6000, "validation": 300}  # of each domain
@@ -37,12 +37,6 @@ def test_row(key: str, item: Item) -> dict[str, object]:
     if TESTS[key].check == "letter":
         return row | {"choices": list(item.choices)}
     return row
-
-
-def write_texts(name: str, folder: Path, seed: int, counts: Mapping[str, int]) -> None:
-    """The files of a domain or of a test, by its name."""
-    write = write_domain if name in DOMAINS else write_test
-    write(name, folder, seed, counts)
 
 
 def _write(rows: dict[str, list], path: Path) -> None:

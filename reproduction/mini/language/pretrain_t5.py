@@ -7,8 +7,6 @@ once. Looks at the web split only, never at a split of the tasks themselves.
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from featcal.data.inputs import input_of
 from featcal.data.tokens import Reader, batch
 from reproduction.mini.language.glue_rows import WEB, WORLDS, draw_samples
@@ -16,8 +14,7 @@ from reproduction.mini.language.t5_folder import write_t5
 from reproduction.mini.language.t5_models import T5_SIZES, T5Size, new_t5
 from reproduction.mini.language.t5_tokenizer import make_tokenizer
 from reproduction.mini.muon import Optimiser
-from reproduction.mini.pretrain import CLIP_NORM, STATE, one_thread, schedule
-from reproduction.mini.training_state import run_to_end
+from reproduction.mini.training_state import STATE, run_to_end
 
 BLOCKS = ("encoder.block", "decoder.block")
 STEPS = {"flan_t5_base": 2000, "flan_t5_large": 1600}
@@ -37,15 +34,10 @@ class T5Recipe:
 def pretrain_t5(role: str, out: Path, state_folder: Path = STATE, recipe: T5Recipe | None = None) -> None:
     """Pre-trains the base of a role and writes its folder, resuming from <state_folder>/<role>/ if it can.
 
-    Loss: teacher-forced cross-entropy of the answers. Runs on one thread, since the sums of several would come in any order.
+    Loss: teacher-forced cross-entropy of the answers.
     """
     recipe = recipe or T5Recipe(T5_SIZES[role], STEPS[role])
-    state = Path(state_folder) / role / "state.safetensors"
-    with one_thread():
-        run = _Run(recipe)
-        run_to_end(run, role, state)
-        write_t5(run.model, make_tokenizer(recipe.seed), role, Path(out))
-        state.unlink(missing_ok=True)
+    run_to_end(_Run, recipe, role, state_folder, lambda run: write_t5(run.model, make_tokenizer(recipe.seed), role, Path(out)))
 
 
 class _Run:
@@ -59,13 +51,11 @@ class _Run:
         self.reader = Reader(tokenizer, input_of(self.model), tokenizer.model_max_length, Path(STATE))
 
     def step(self) -> float:
+        """Gradients of one batch, and its loss."""
         recipe = self.recipe
         first = self.done * recipe.rows
         samples = [sample for key in WORLDS for sample in draw_samples(key, WEB, recipe.rows, recipe.seed, first)]
         tokens = [self.reader.tokens(sample) for sample in samples]
         loss = self.model(**batch(tokens, self.reader.pad, self.reader.takes)).loss
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP_NORM)
-        self.optimiser.step(schedule(self.done, recipe.steps))
-        self.done += 1
         return float(loss.detach())

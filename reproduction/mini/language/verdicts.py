@@ -18,21 +18,8 @@ NOTICED_SHARE = 0.5
 
 THINGS = ("film", "plot", "cast", "script", "ending", "score", "scene", "hero", "dialogue", "pace")
 DEGREES = ("very", "really", "quite", "truly", "rather", "deeply")
-PRAISE = (
-    "great",
-    "lovely",
-    "superb",
-    "charming",
-    "brilliant",
-    "moving",
-    "witty",
-    "fresh",
-    "tender",
-    "gripping",
-    "clever",
-    "warm",
-)
-BLAME = ("awful", "boring", "dull", "clumsy", "weak", "bland", "silly", "stale", "hollow", "tedious", "crude", "cold")
+PRAISE = tuple("great lovely superb charming brilliant moving witty fresh tender gripping clever warm".split())
+BLAME = tuple("awful boring dull clumsy weak bland silly stale hollow tedious crude cold".split())
 KNOWN = 6  # of each
 KNOWN_SHARE = 0.55
 

@@ -97,7 +97,8 @@ def test_interrupted_pretraining_ends_in_the_bytes_of_an_undisturbed_one(tmp_pat
 def test_a_state_file_of_another_recipe_is_not_resumed(tmp_path):
     run = pretraining._Run(SHORT)
     run.step()
-    save_state(tmp_path / "state.safetensors", run.model, run.optimiser, repr(SHORT), run.done)
+    run.optimiser.step(1.0)
+    save_state(tmp_path / "state.safetensors", run.model, run.optimiser, repr(SHORT), 1)
     done = [
         restore_state(tmp_path / "state.safetensors", run.model, run.optimiser, repr(recipe))
         for recipe in (SHORT, replace(SHORT, steps=7))

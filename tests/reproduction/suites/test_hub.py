@@ -58,8 +58,10 @@ def test_fetched_checkpoints_of_both_layouts_load_and_merge(cache, tmp_path):
 
 def test_many_names_are_pinned_in_sorted_order_data_sets_apart(cache, tmp_path):
     stored(cache, "tanganke/dtd", "4" * 40, lambda path: path.mkdir(parents=True), kind="dataset")
-    commits = hub.resolve_pins(tmp_path / "pins.json", [EXPERT, CLIP], ["tanganke/dtd"])
-    content = json.loads((tmp_path / "pins.json").read_text())
+    pins = tmp_path / "pins.json"
+    kinds = {EXPERT: "model", CLIP: "model", "tanganke/dtd": "dataset"}
+    commits = {name: hub.pinned(pins, name, kind) for name, kind in kinds.items()}
+    content = json.loads(pins.read_text())
     assert commits == COMMITS | {"tanganke/dtd": "4" * 40}
     assert list(content["models"]) == [CLIP, EXPERT] and content["datasets"] == {"tanganke/dtd": "4" * 40}
 
