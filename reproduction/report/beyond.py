@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from functools import cache
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from reproduction.report.estimate import Estimate, estimate, noise
 from reproduction.report.evidence import Evidence, read_json, select
-from reproduction.report.figures import COLOURS, INK, WIDTH, drawing, svg
+from reproduction.report.figures import COLOURS, INK, one_panel
 from reproduction.report.markup import PageOutput, note, table
-from reproduction.report.pages import label
+from reproduction.report.pages import drawn, label
 from reproduction.report.tables import MERGERS
 
 MODELS = {
@@ -215,9 +214,7 @@ def figure(role: str, pool: str, suite: str) -> PageOutput:
     if it is None:
         return PageOutput(note(f"○ not run: {MODELS[role, pool]}."))
     found = changes(it, it.chosen_on)
-    with drawing():
-        picture = Figure(figsize=(WIDTH, 0.42 * len(found) + 1.5))
-        axes = picture.add_subplot()
+    with one_panel(0.42 * len(found) + 1.5) as (picture, axes):
         for number, upstream in enumerate(it.chosen_on):
             places = [place + 0.18 * (number - (len(it.chosen_on) - 1) / 2) for place in range(len(found))]
             leads, errors = zip(*(pairs[number] for pairs in found.values()), strict=True)
@@ -228,7 +225,7 @@ def figure(role: str, pool: str, suite: str) -> PageOutput:
         axes.invert_yaxis()
         axes.set(xlabel="over the paper’s method (points)")
         axes.legend(loc="lower center", bbox_to_anchor=(0.3, 1.0), ncols=2)
-    return PageOutput(picture={"image/svg+xml": svg(picture)}, text=f"variants over the paper's method ({label(suite)})")
+    return drawn(picture, "variants over the paper's method", label(suite))
 
 
 def not_working(suite: str) -> PageOutput:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from reproduction.report.claims import main_setting
 from reproduction.report.estimate import difference, estimate
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.figures import COLOURS, WIDTH, drawing
+from reproduction.report.figures import COLOURS, one_panel
 from reproduction.report.markup import PageOutput, fold, note, table
 from reproduction.report.pages import Page
 from reproduction.report.studies import RIVALS
@@ -131,9 +131,7 @@ def curves(ours: Evidence, inputs: str = "images") -> Figure | None:
     if points.empty:
         return None
     budgets = sorted(points["samples"].unique())
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 4.4))
-        axes = figure.add_subplot()
+    with one_panel(4.4) as (figure, axes):
         for method, (colour, marker, dashes) in LINES.items():
             own = points[points["method"] == method]
             look: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": dashes, "lw": 2, "ms": 8, "capsize": 4}

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from reproduction.report.estimate import difference, estimate
 from reproduction.report.evidence import Evidence, read_json, select
+from reproduction.report.figures import COLOURS, one_panel
 from reproduction.report.markup import PageOutput, compact, note, table
 from reproduction.report.pages import SYMBOLS, drawn, label
 
@@ -117,16 +118,12 @@ def panel(role: str, suite: str) -> PageOutput:
 
 
 def _panel(ours: Evidence, title: str) -> Figure | None:
-    from reproduction.report.figures import COLOURS, WIDTH, drawing
-
     found, own, used = moved(ours), draws(ours), _study(ours)
     if not found:
         return None
     names = ["the default, every draw", *(": ".join(_words(one, used)[::2]) for one in found)]
     middle = sum(own) / len(own)
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 0.5 * len(names) + 1.3))
-        axes = figure.add_subplot()
+    with one_panel(0.5 * len(names) + 1.3) as (figure, axes):
         axes.axvline(middle, color=COLOURS["expert"], lw=1.2, zorder=1)
         axes.scatter(own, [0] * len(own), s=60, marker="|", color=COLOURS["expert"], lw=2, zorder=3)
         for place, one in enumerate(found, start=1):

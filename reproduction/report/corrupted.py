@@ -11,6 +11,7 @@ from reproduction.report.claims import main_setting
 from reproduction.report.damage import KINDS, UPSTREAM, found, kinds
 from reproduction.report.estimate import Estimate, estimate
 from reproduction.report.evidence import Evidence, select
+from reproduction.report.figures import INK, WIDTH, drawing, one_panel
 from reproduction.report.markup import PageOutput, accuracy_table, fold, note, number, table
 from reproduction.report.pages import Page
 from reproduction.report.studies import samples
@@ -116,14 +117,10 @@ def cost(page: Page) -> PageOutput:
 
 
 def _cost(ours: Evidence) -> Figure | None:
-    from reproduction.report.figures import INK, WIDTH, drawing
-
     merged = found(ours, "merged", "clean")
     if merged is None:
         return None
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 3.4))
-        axes = figure.add_subplot()
+    with one_panel(3.4) as (figure, axes):
         for method in METHODS:
             means = [(row, found(ours, method, kind)) for row, kind in enumerate(kinds(ours))]
             there = [(row, e.mean) for row, e in means if e]
@@ -145,8 +142,6 @@ def examples(page: Page) -> PageOutput:
 
 
 def _examples(ours: Evidence) -> Figure | None:
-    from reproduction.report.figures import WIDTH, drawing
-
     shown = ours.table("corrupted.examples")
     if shown.empty:
         return None

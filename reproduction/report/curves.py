@@ -4,7 +4,7 @@ from matplotlib.figure import Figure
 
 from reproduction.report.claims import main_setting
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.figures import WIDTH, drawing
+from reproduction.report.figures import one_panel
 
 STYLES = {"surgery": ("Surgery", "#009E73", "-"), "prob_surgery": ("ProbSurgery", "#CC79A7", "--")}  # Okabe and Ito
 
@@ -14,9 +14,7 @@ def adamerging(evidence: Evidence) -> Figure | None:
     rows = select(evidence.table("curves"), {"upstream": "adamerging", "method": "merged"})
     if rows.empty:
         return None
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 3.0))
-        axes = figure.add_subplot()
+    with one_panel(3.0) as (figure, axes):
         axes.plot(rows["step"], rows["loss"], color="#D55E00", marker="o", markersize=4, lw=2)
         axes.set(xlabel="step", ylabel="entropy, all tasks (nats)")
         return figure
@@ -28,9 +26,7 @@ def adapters(evidence: Evidence, upstream: str = "task_arithmetic") -> Figure | 
     found = found[found["method"].isin(STYLES)]
     if found.empty:
         return None
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 3.0))
-        axes = figure.add_subplot()
+    with one_panel(3.0) as (figure, axes):
         for method, (name, colour, dashes) in STYLES.items():
             curve = found[found["method"] == method].groupby("step")["loss"].mean()
             if len(curve):

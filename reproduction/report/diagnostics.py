@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from reproduction.report.claims import main_setting
 from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.figures import COLOURS, MARKERS, NAMES, WIDTH, drawing
+from reproduction.report.figures import COLOURS, MARKERS, NAMES, one_panel
 from reproduction.report.gains import gains
 from reproduction.report.markup import PageOutput, estimated, fold, note, table
 from reproduction.report.pages import Page, label
@@ -36,9 +36,7 @@ def alignment(evidence: Evidence, rival: str) -> Figure | None:
     found = {m: select(evidence.table("alignment"), model(evidence, m)) for m in ("merged", rival, "featcal")}
     if any(rows.empty for rows in found.values()):
         return None
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 0.42 * len(evidence.tasks) + 2.2))
-        axes = figure.add_subplot()
+    with one_panel(0.42 * len(evidence.tasks) + 2.2) as (figure, axes):
         for method, rows in found.items():
             values = rows.set_index("task")["cosine"]
             _dots(axes, evidence, method, [*(values[task] for task in evidence.tasks), values.mean()])
@@ -55,9 +53,7 @@ def images(evidence: Evidence, rival: str) -> Figure | None:
     if any(rows.empty for rows in pair):
         return None
     across, up = (rows["similarity"] for rows in pair)
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 4.9))
-        axes = figure.add_subplot()
+    with one_panel(4.9) as (figure, axes):
         specks(axes, across, up[across.index], 4, edgecolor=COLOURS["featcal"], alpha=0.4)
         low, high = min(across.min(), up.min()), max(across.max(), up.max())
         axes.plot([low, high], [low, high], color=COLOURS["expert"], lw=1.2, ls="--")
@@ -75,9 +71,7 @@ def both_gains(evidence: Evidence, rival: str) -> Figure | None:
     found = gains(evidence, model(evidence, "featcal"), model(evidence, rival))
     if found.empty:
         return None
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 4.9))
-        axes = figure.add_subplot()
+    with one_panel(4.9) as (figure, axes):
         axes.axhline(0, color=COLOURS["expert"], lw=1)
         axes.axvline(0, color=COLOURS["expert"], lw=1)
         bars = {"xerr": found["cosine_noise"], "yerr": found["accuracy_noise"], "elinewidth": 0.8, "ecolor": "#999999"}
@@ -95,9 +89,7 @@ def vectors(evidence: Evidence, rival: str) -> Figure | None:
     found = {m: select(rows, model(evidence, m)) for m in ("merged", "featcal")}
     if any(part.empty for part in found.values()):
         return None
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 0.42 * len(evidence.tasks) + 2.2))
-        axes = figure.add_subplot()
+    with one_panel(0.42 * len(evidence.tasks) + 2.2) as (figure, axes):
         for method, part in found.items():
             values = part.set_index("task")["cosine"]
             _dots(axes, evidence, method, [*(values[task] for task in evidence.tasks), values.mean()])

@@ -52,6 +52,14 @@ def drawing() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def one_panel(height: float) -> Iterator[tuple[Figure, Axes]]:
+    """A figure of one panel, so many inches high, in the style of this report."""
+    with drawing():
+        figure = Figure(figsize=(WIDTH, height))
+        yield figure, figure.add_subplot()
+
+
 def svg(figure: Figure) -> str:
     """The figure as SVG text without anything that changes from run to run."""
     with drawing(), io.StringIO() as out:
@@ -77,9 +85,7 @@ def features(evidence: Evidence) -> Figure | None:
     if points.empty:
         return None
     cosine = mean_cosines(evidence)
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 4.8))
-        axes = figure.add_subplot()
+    with one_panel(4.8) as (figure, axes):
         labels = {m: f"{NAMES[m]}, {cosine[m, evidence.shown]:.2f}" for m in PROJECTED if (m, evidence.shown) in cosine}
         plane(axes, points, NAMES | labels)
         axes.set(xlabel="first direction (arbitrary unit)", ylabel="second direction (arbitrary unit)")
@@ -121,9 +127,7 @@ def distance(evidence: Evidence) -> Figure | None:
         return None
     last = rows[rows["place"] == rows["place"].max()].set_index("method")["l2"]
     change = last["featcal"] / last["merged"] - 1
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 3.4))
-        axes = figure.add_subplot()
+    with one_panel(3.4) as (figure, axes):
         _lines(axes, rows, "l2")
         words = f"{abs(change):.0%} {'lower' if change < 0 else 'higher'}".replace("%", " %")
         axes.set_title(f"{evidence.title(evidence.shown)}: after the last block {words}")
@@ -147,17 +151,17 @@ def _drift_rows(evidence: Evidence, measure: str) -> pd.DataFrame:
     rows = rows[(rows["method"] == "merged") | (rows["setting"] == main_setting(evidence.suite))]
     rows = rows[rows["block"] != "features"] if measure != "cosine" else rows
     rows = rows if set(rows["method"]) >= {"merged", "featcal"} else rows.iloc[:0]
-    order = sorted(rows["block"].unique(), key=_depth)
+    order = sorted(rows["block"].unique(), key=depth)
     return rows.assign(place=rows["block"].map(order.index), model=rows["method"].map(NAMES))
 
 
 def _lines(axes: Axes, rows: pd.DataFrame, measure: str) -> None:
     """One line per model over the blocks; a band reaches from the least to the greatest task."""
-    order = sorted(rows["block"].unique(), key=_depth)
+    order = sorted(rows["block"].unique(), key=depth)
     style: dict[str, Any] = {"palette": {NAMES[m]: COLOURS[m] for m in ("merged", "featcal")}, "style": "model", "dashes": False}
     style |= {"markers": {NAMES[m]: MARKERS[m] for m in ("merged", "featcal")}, "errorbar": ("pi", 100), "lw": 2, "markersize": 9}
     sns.lineplot(rows, x="place", y=measure, hue="model", ax=axes, **style)
-    axes.set_xticks(range(len(order)), [_place(block) for block in order], rotation=0 if len(order) < 10 else 90)
+    axes.set_xticks(range(len(order)), map(block_name, order), rotation=0 if len(order) < 10 else 90)
     axes.set(xlabel="after block", ylabel=_LABELS[measure])
     axes.set_ylim(*((None, 1.02) if measure == "cosine" else (0, None)))
     axes.legend(title=None)
@@ -168,11 +172,13 @@ _LABELS = {
 }  # fmt: skip
 
 
-def _depth(block: str) -> int:
+def depth(block: str) -> int:
+    """By which blocks are put in forward order."""
     return {"embeddings": -1, "features": 10**6}.get(block) if block in INSIDE else int(block)  # type: ignore[return-value]
 
 
-def _place(block: str) -> str:
+def block_name(block: str) -> str:
+    """A block at an axis: 1, 2, … for 00, 01, …"""
     return {"embeddings": "input", "features": "final"}.get(block) or str(int(block) + 1)
 
 
@@ -187,9 +193,7 @@ def accuracies(evidence: Evidence, upstream: str = "task_arithmetic") -> Figure 
     if means["merged"].empty or means["featcal"].empty:
         return None
     tasks = evidence.tasks
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 0.75 * len(tasks) + 1.4))
-        axes = figure.add_subplot()
+    with one_panel(0.75 * len(tasks) + 1.4) as (figure, axes):
         for i, (name, values) in enumerate(means.items()):
             places = [t + (i - 1.5) * 0.2 for t in range(len(tasks))]
             lengths = [values.get(task, 0.0) for task in tasks]

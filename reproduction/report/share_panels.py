@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
+from reproduction.report.figures import WIDTH, drawing
 from reproduction.report.hover import hovering
 from reproduction.report.markup import PageOutput
 from reproduction.report.pages import Page
@@ -35,8 +36,6 @@ def hover(page: Page) -> PageOutput:
 
 
 def _panels(page: Page) -> Figure | None:
-    from reproduction.report.figures import WIDTH, drawing
-
     found = shares(page) if ran(page) else []
     if not found:
         return None

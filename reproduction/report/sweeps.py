@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from reproduction.report.claims import main_setting
 from reproduction.report.controls import average
 from reproduction.report.evidence import Evidence, select
+from reproduction.report.figures import one_panel
 from reproduction.report.hover import hovering
 from reproduction.report.markup import PageOutput, compact, fold, note, table
 from reproduction.report.pages import SYMBOLS, Page
@@ -47,13 +48,9 @@ def curve(ours: Evidence, parameter: str, upstream: str, setting: str) -> pd.Dat
 
 
 def _panel(ours: Evidence, parameter: str) -> Figure | None:
-    from reproduction.report.figures import WIDTH, drawing
-
     if ours.table("sweep").empty:
         return None
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 4.0))
-        axes = figure.add_subplot()
+    with one_panel(4.0) as (figure, axes):
         for upstream, setting, points in _curves(ours, parameter):
             _line(axes, points, upstream, setting, setting == main_setting(ours.suite))
         for upstream, merged in _merged(ours, parameter).items():

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from reproduction.report.claims import main_setting
 from reproduction.report.evidence import Evidence
+from reproduction.report.figures import one_panel
 from reproduction.report.markup import PageOutput, fold, note, table
 from reproduction.report.pages import Page
 from reproduction.report.task_counts import (
@@ -90,14 +91,10 @@ def drift_bars(page: Page) -> PageOutput:
 
 
 def _drift_bars(page: Page) -> Figure | None:
-    from reproduction.report.figures import WIDTH, drawing
-
     found = drifts(page) if ran(page) else drifts(page).iloc[:0]
     if found.empty:
         return None
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 0.5 * len(found) + 1.4))
-        axes = figure.add_subplot()
+    with one_panel(0.5 * len(found) + 1.4) as (figure, axes):
         names = [NAMES[method] for method in found["method"]]
         axes.barh(names, found["mean_drift"], color="#D55E00", label="per-task mean")
         axes.barh(

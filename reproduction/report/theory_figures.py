@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from reproduction.report.evidence import select
-from reproduction.report.figures import COLOURS, INK, MARKERS, NAMES, WIDTH, drawing
+from reproduction.report.figures import COLOURS, INK, MARKERS, NAMES, WIDTH, block_name, depth, drawing
 
 MODELS = ("merged", "featcal")
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -36,10 +36,9 @@ def by_block(rows: pd.DataFrame, method: str, quantity: str, statement: str) -> 
 
 def numbered(axes: Axes, blocks: Any) -> list[int]:
     """Ticks 1, 2, … for blocks 00, 01, …; the embeddings are the input."""
-    names = ["input" if block == "embeddings" else str(int(block) + 1) for block in blocks]
-    axes.set_xticks(range(len(names)), names)
+    axes.set_xticks(range(len(blocks)), map(block_name, blocks))
     axes.grid(axis="x", visible=False)
-    return list(range(len(names)))
+    return list(range(len(blocks)))
 
 
 def decomposition(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
@@ -66,7 +65,7 @@ def propagation(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
         figure, (origin, nodes) = sheet(2, 3.2)
         for i, method in enumerate(MODELS):
             share = by_block(rows, method, "share_of_final", "proposition_2")
-            share = share.loc[sorted(share.index, key=lambda b: -1 if b == "embeddings" else int(b))]
+            share = share.loc[sorted(share.index, key=depth)]
             look: dict[str, Any] = {"hatch": "////", "edgecolor": "white", "lw": 0.4} if method == "merged" else {}
             places = [p + (i - 0.5) * 0.38 for p in numbered(origin, share.index)]
             origin.bar(places, share, width=0.36, color=COLOURS[method], label=NAMES[method], **look)

@@ -8,8 +8,10 @@ scores, so its lead is flattered; the distance is an upper estimate.
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from reproduction.report.evidence import Evidence, read_json
+from reproduction.report.figures import COLOURS, WIDTH, drawing
 from reproduction.report.markup import PageOutput, compact, fold, note, table
 from reproduction.report.pages import drawn, label
 from reproduction.report.tuned import SYMBOLS, Tried, found, tried
@@ -79,8 +81,6 @@ def panel(suite: str) -> PageOutput:
 
 
 def _panel(suite: str) -> Figure | None:
-    from reproduction.report.figures import COLOURS, WIDTH, drawing
-
     every = {name: it for model, name in MODELS.items() if (it := found(evidence(model, suite))) is not None}
     if not every:
         return None
@@ -115,8 +115,6 @@ def _panel(suite: str) -> Figure | None:
 
 def plain_ticks(axes: Any) -> None:
     """A few numbers written out along a logarithmic axis, whether it spans decades or a part of one."""
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
-
     low, high = axes.get_xlim()
     axes.xaxis.set_major_locator(LogLocator() if high > 10 * low else MaxNLocator(4, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
