@@ -1,20 +1,28 @@
 """Table 2: the averages of the five roles and pools beside the first table's, put together from their own result files."""
 
+import pandas as pd
+from matplotlib.figure import Figure
+
 from reproduction.report import tables
 from reproduction.report.accuracies import LEGEND, folded_table
-from reproduction.report.estimate import estimate
+from reproduction.report.estimate import estimate, noise
 from reproduction.report.evidence import Evidence, select
+from reproduction.report.figures import COLOURS, WIDTH, drawing
 from reproduction.report.markup import PageOutput, accuracy_table
 from reproduction.report.pages import Page
-from reproduction.report.values import EXTENDED, REAL, place_name
+from reproduction.report.values import EXTENDED, PRINTED, REAL, SIZES, place_name
 
 UPSTREAMS = ("task_arithmetic", "wudi")
+POOLS = ("8", "14", "20")
+STYLES = {  # name, colour of Okabe and Ito, line, marker: told apart in grey too
+    "featcal": ("FeatCal", COLOURS["featcal"], "-", "^"), "surgery": ("Surgery", "#009E73", "--", "o"),
+    "prob_surgery": ("ProbSurgery", "#CC79A7", ":", "s"),
+}  # fmt: skip
 
 
 def columns_of(page: Page) -> dict[str, tuple[str, str]]:
     """Columns of the page's table: role and pool by name; of the real encoder all of its pools."""
-    real = {pool: (REAL, pool) for pool in ("8", "14", "20")}
-    return real if page.role == REAL else EXTENDED
+    return {pool: (REAL, pool) for pool in POOLS} if page.role == REAL else EXTENDED
 
 
 def rows(page: Page) -> list[tables.Row]:
@@ -50,6 +58,47 @@ def printed() -> PageOutput:
 
 def gains(page: Page) -> PageOutput:
     """The gain of everything that calibrates by number of tasks, drawn; or a note that it was not run."""
-    from reproduction.report import gains_by_tasks  # matplotlib takes a second to import; only pages with figures pay
+    return page.drawn(drawn(page), "averages to compare")
 
-    return page.drawn(gains_by_tasks.drawn(page), "averages to compare")
+
+def by_tasks(page: Page) -> pd.DataFrame:
+    """Gain of each method over its merger at the suite's main settings, and two standard errors of it; a row per experiment."""
+    main, found = tables.settings_shown(page.suite)[0], []
+    for role, pool in (*((REAL, pool) for pool in POOLS), *PRINTED):
+        scores = Evidence(page.suite, role, pool).table("scores")
+        for upstream in UPSTREAMS:
+            merged = estimate(select(scores, tables.model_key(upstream, "merged", "")))
+            for method in STYLES:
+                ours = estimate(select(scores, tables.model_key(upstream, method, main)))
+                if merged is not None and ours is not None:
+                    row = {"role": role, "tasks": int(pool), "upstream": upstream, "method": method}
+                    found.append(row | {"gain": ours.mean - merged.mean, "room": noise(ours, merged)})
+    return pd.DataFrame(found, columns=["role", "tasks", "upstream", "method", "gain", "room"])
+
+
+def drawn(page: Page) -> Figure | None:
+    """A panel per merger and size; bars reach two standard errors up and down. None where nothing was run."""
+    rows = by_tasks(page)
+    if rows.empty:
+        return None
+    with drawing():
+        figure = Figure(figsize=(WIDTH, 6.2))
+        sizes = {role: size for role, size in SIZES.items() if role in set(rows["role"])}
+        panels = figure.subplots(len(UPSTREAMS), len(sizes), sharex=True, sharey="row", squeeze=False)
+        for line, upstream in zip(panels, UPSTREAMS, strict=True):
+            for axes, (role, size) in zip(line, sizes.items(), strict=True):
+                own = select(rows, {"role": role, "upstream": upstream})
+                for method, (name, colour, dashes, marker) in STYLES.items():
+                    curve = select(own, {"method": method}).sort_values("tasks")
+                    style = {"linestyle": dashes, "marker": marker, "color": colour, "lw": 2, "markersize": 7, "capsize": 3}
+                    axes.errorbar(curve["tasks"], curve["gain"], yerr=curve["room"], label=name, **style)
+                axes.axhline(0, color="#333333", lw=1)
+                axes.set_title(f"{tables.UPSTREAMS[upstream]},\n{size}", fontsize=13 if len(sizes) < 3 else 11)
+                axes.set_xticks(list(map(int, POOLS)))
+        for axes in panels[:, 0]:
+            axes.set_ylabel("gain (points)")
+        for axes in panels[-1]:
+            axes.set_xlabel("tasks")
+        figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="upper center", ncols=3, bbox_to_anchor=(0.5, 1.06))
+        figure.tight_layout()
+        return figure

@@ -1,18 +1,21 @@
 """How mergers, adapters and FeatCal rank here and in the paper: averages, ranks, the order on every merger, pairs in agreement.
 
-Ranks are compared, values are not. Every function works without results.
+Beside them the loss curves of what was trained. Ranks are compared, values are not. Every function works without results.
 """
 
 from dataclasses import dataclass
 from html import escape
 from itertools import combinations
 
+from matplotlib.figure import Figure
+
 from reproduction.report.claims import main_setting
 from reproduction.report.controls import average
 from reproduction.report.estimate import Estimate, noise
 from reproduction.report.evidence import Evidence, select
+from reproduction.report.figures import COLOURS, one_panel
 from reproduction.report.markup import PageOutput, chip, estimated, note, table
-from reproduction.report.pages import label
+from reproduction.report.pages import drawn, label
 from reproduction.report.tables import MERGERS, METHODS, SETTING_LABELS, UPSTREAMS
 from reproduction.report.values import IMAGES, REAL, SIZES, paper_value
 
@@ -162,11 +165,34 @@ def _objective(suite: str) -> str:
 
 def losses(panel: str, suite: str) -> PageOutput:
     """A plot of loss curves of the smaller model, or a note that nothing was trained."""
-    from reproduction.report import curves
-
-    drawn = curves.PANELS[panel](Evidence(suite, IMAGES, "8"))
-    if drawn is None:
+    picture = {"adamerging": adamerging, "adapters": adapters}[panel](Evidence(suite, IMAGES, "8"))
+    if picture is None:
         return PageOutput(note(f"○ not run: no loss curves in the results of the {label(suite)}."))
-    from reproduction.report.figures import svg
+    return drawn(picture, panel, label(suite))
 
-    return PageOutput(picture={"image/svg+xml": svg(drawn)}, text=f"{panel} ({label(suite)})")
+
+def adamerging(evidence: Evidence) -> Figure | None:
+    """Entropy of the answers, summed over tasks, by step."""
+    rows = select(evidence.table("curves"), {"upstream": "adamerging", "method": "merged"})
+    if rows.empty:
+        return None
+    with one_panel(3.0) as (figure, axes):
+        axes.plot(rows["step"], rows["loss"], color=COLOURS["merged"], marker="o", markersize=4, lw=2)
+        axes.set(xlabel="step", ylabel="entropy, all tasks (nats)")
+        return figure
+
+
+def adapters(evidence: Evidence) -> Figure | None:
+    """Loss of Surgery and ProbSurgery as a share of its start, mean over tasks and seeds; the two losses have no common unit."""
+    found = select(evidence.table("curves"), {"upstream": "task_arithmetic", "setting": main_setting(evidence.suite)})
+    means = {m: select(found, {"method": m}).groupby("step")["loss"].mean() for m in ("surgery", "prob_surgery")}
+    if all(curve.empty for curve in means.values()):
+        return None
+    with one_panel(3.0) as (figure, axes):
+        for (method, curve), dashes in zip(means.items(), ("-", "--"), strict=True):
+            if len(curve):
+                axes.plot(curve.index, curve / curve.iloc[0], dashes, color=COLOURS[method], lw=2, label=SHORT[method])
+        axes.set(xlabel="step", ylabel="loss, share of its start")
+        axes.set_ylim(0, None)
+        axes.legend()
+        return figure
