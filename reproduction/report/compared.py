@@ -54,8 +54,8 @@ class Compared:
 
 def compared(ours: Evidence, number: str) -> list[Compared]:
     """Every cell of a printed table about one role and pool for which there are results, row by row."""
-    printed = _of_model(paper_table(number), ours.role)
-    mended = _of_model(corrected_table(number), ours.role)["value"]
+    model = PAPER_MODELS[ours.role]
+    printed, mended = paper_table(number, model), corrected_table(number, model)["value"]
     models = {key: measured(ours, *key) for key in dict.fromkeys(zip(*(printed[name] for name in _MODEL), strict=True))}
     cells = []
     for (_, cell), better in zip(printed.iterrows(), mended, strict=True):
@@ -63,7 +63,7 @@ def compared(ours: Evidence, number: str) -> list[Compared]:
         value = models[upstream, method, cell["setting"]].get(task)
         if value is not None:
             spread = _printed_spread(ours, upstream, method) if task == AVERAGE else None
-            doubt = reason(number, upstream, method, task, PAPER_MODELS[ours.role])
+            doubt = reason(number, upstream, method, task, model)
             cells.append(cell_of(_name(cell), task, value, float(cell["value"]), float(better), spread, doubt))
     return cells
 
@@ -153,11 +153,6 @@ def _printed_spread(ours: Evidence, upstream: str, method: str) -> float | None:
     frame = select(paper_table("table12"), {"method": method})
     own = frame[frame["samples_per_task"] == REPEATED_SAMPLES] if len(frame) else frame
     return float(own["std"].iloc[0]) if len(own) else None
-
-
-def _of_model(frame: pd.DataFrame, role: str) -> pd.DataFrame:
-    """The rows of one model where a table has two."""
-    return frame[frame["model"] == PAPER_MODELS[role]] if frame["model"].nunique() > 1 else frame
 
 
 def _name(cell: pd.Series) -> str:

@@ -68,9 +68,9 @@ def reason(table: str, upstream: str, method: str, cell: str, model: str = "") -
 
 
 @cache
-def corrected_table(table: str) -> pd.DataFrame:
+def corrected_table(table: str, model: str = "") -> pd.DataFrame:
     """A printed table with what fits in place of what cannot be right, wherever that can be told; the rest as printed."""
-    frame = paper_table(table).copy()
+    frame = paper_table(table, model).copy()
     for entry in errata():
         if entry.table == table and entry.corrected:
             upstream, method = entry.row

@@ -15,7 +15,7 @@ from reproduction.report.language import MERGER
 from reproduction.report.markup import PageOutput, estimated, fold, note, table
 from reproduction.report.pages import label
 from reproduction.report.root import results_folder
-from reproduction.report.values import PAPER_MODELS, TEXT_PRINTED, TEXT_TASKS, paper_table, player, title_of
+from reproduction.report.values import AVERAGE, PAPER_MODELS, TEXT_PRINTED, TEXT_TASKS, paper_row, player, title_of
 
 SPLITS = ("train", "validation", "test")
 CHOSEN = "task_arithmetic 0.3"  # the paper's scale
@@ -113,11 +113,9 @@ def _met_by_domains(ours: Evidence) -> str:
 
 def _printed(role: str, pool: str) -> list[str]:
     """The paper's averages: base, task arithmetic, experts."""
-    frame = select(paper_table(TEXT_PRINTED[role, pool]), {"model": PAPER_MODELS[role], "task": "average"})
-    keys = (("", "base"), (MERGER, "merged"), ("", "expert"))
-    values = [float(select(frame, {"upstream": u, "method": m})["value"].iloc[0]) for u, m in keys]
+    model, keys = PAPER_MODELS[role], (("", "base"), (MERGER, "merged"), ("", "expert"))
+    values = [paper_row(TEXT_PRINTED[role, pool], *key, model)[AVERAGE] for key in keys]
     if pool == "glue":
         return [f"{value:.1f}" for value in values]
-    alone = select(paper_table("table14"), {"model": PAPER_MODELS[role]})
-    own = [select(alone[alone["task"].isin(tests)], {"setting": domain})["value"].mean() for domain, tests in OWN.items()]
+    own = [paper_row("table14", "", "expert", model, domain)[list(tests)].mean() for domain, tests in OWN.items()]
     return [*(f"{value:.1f}" for value in values[:2]), " · ".join(f"{value:.1f}" for value in own)]

@@ -9,7 +9,7 @@ import pandas as pd
 
 from reproduction.report.errata import Erratum, errata
 from reproduction.report.tables import METHODS, REFERENCES, UPSTREAMS
-from reproduction.report.values import AVERAGE, paper_table, title_of
+from reproduction.report.values import AVERAGE, paper_row, paper_table, title_of
 
 ACCURACIES = ("table01", "table07", "table08", "table09", "table10", "table11", "table03")  # task by task, several rows
 ITEMS = {"mrpc": 408}  # test items, of tasks with a score that no count of right answers gives
@@ -38,9 +38,7 @@ def _row(table: str, upstream: str, method: str, model: str = "") -> pd.Series:
         return pd.Series(found["mean"].values, index=found["samples_per_task"].astype(str))
     if "task" not in frame:  # a table of one study, whose columns are the cells
         return frame[frame["method"] == method].iloc[0].drop("method")
-    found = frame[(frame["upstream"] == upstream) & (frame["method"] == method) & (frame["setting"] == "")]
-    found = found[found["model"] == model] if model else found
-    return found.set_index("task")["value"]
+    return paper_row(table, upstream, method, model)
 
 
 def _average(entry: Erratum) -> list[str]:
@@ -51,8 +49,7 @@ def _average(entry: Erratum) -> list[str]:
 
 def _rotated(entry: Erratum) -> list[str]:
     """How unlike the table's other rows the cells are, as printed and shifted back; the row's own level does not count."""
-    frame = paper_table(entry.table)
-    frame = frame[frame["model"] == entry.model] if entry.model else frame
+    frame = paper_table(entry.table, entry.model)
     moved = {tuple(e.row) for e in errata() if e.kind == "rotated" and (e.table, e.model) == (entry.table, entry.model)}
     others = frame[[pair not in moved for pair in zip(frame["upstream"], frame["method"], strict=True)]]
     profile = others.groupby("task")["value"].mean()

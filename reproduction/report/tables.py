@@ -11,7 +11,7 @@ import pandas as pd
 from reproduction.report.errata import corrected_table, reason
 from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.values import AVERAGE, PRINTED, TASKS, paper_table
+from reproduction.report.values import AVERAGE, PRINTED, TASKS, paper_row, paper_table
 
 REFERENCES = {"base": "Pre-trained", "expert": "Fine-tuned (STL)", "multitask": "Multi-task (MTL)"}
 UPSTREAMS = {
@@ -91,12 +91,10 @@ def paper_rows(table: str, model: str = "") -> tuple[list[str], list[Row]]:
 
     model: by its printed name, where the table has two.
     """
-    frame = paper_table(table)
-    frame = frame[frame["model"] == model] if model else frame
+    frame = paper_table(table, model)
 
     def look(upstream: str, method: str) -> tuple[dict[str, Cell], bool]:
-        rows = select(frame, {"upstream": upstream, "method": method})
-        printed = zip(rows["task"], rows["value"], strict=True)
+        printed = paper_row(table, upstream, method, model).items()
         return {task: Cell(value, doubt=reason(table, upstream, method, task, model)) for task, value in printed}, False
 
     upstreams = [upstream for upstream in UPSTREAMS if upstream in set(frame["upstream"])]
@@ -196,11 +194,6 @@ def paper_recovered(table: str, upstream: str, corrected: bool = False, model: s
 
     method: the row whose share it is, featcal or an adapter's.
     """
-    whole = corrected_table(table) if corrected else paper_table(table)
-    whole = whole[whole["model"] == model] if model else whole
-    frame = select(whole, {"task": AVERAGE}).set_index(["upstream", "method"])["value"]
-    keys = [("", "expert"), (upstream, "merged"), (upstream, method)]
-    if any(key not in frame.index for key in keys):
-        return None
-    expert, merged, ours = (float(frame[key]) for key in keys)
-    return share(merged, ours, expert)
+    read = corrected_table if corrected else paper_table
+    keys = ((upstream, "merged"), (upstream, method), ("", "expert"))
+    return share(*(paper_row(table, *key, model, read=read).get(AVERAGE) for key in keys))

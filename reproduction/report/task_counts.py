@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from reproduction.report.claims import main_setting
@@ -18,7 +19,7 @@ from reproduction.report.gains import FEWEST
 from reproduction.report.pages import Page
 from reproduction.report.studies import samples
 from reproduction.report.tables import LARGER, paper_recovered, settings_shown
-from reproduction.report.values import IMAGES, PRINTED, paper_table
+from reproduction.report.values import AVERAGE, IMAGES, PRINTED, paper_row
 
 POOL = "8"
 MERGERS = ("average", "task_arithmetic")
@@ -159,10 +160,8 @@ def share_of_task(page: Page, method: str, task: str) -> float:
 
 def printed_leads() -> dict[str, float]:
     """By task, how far FeatCal stands above the better adapter on task arithmetic in the paper's Table 1, in points."""
-    rows = select(paper_table(PRINTED[IMAGES, POOL]), {"upstream": "task_arithmetic"})
-    own = {(row.method, row.task): row.value for row in rows.itertuples()}
-    tasks = [task for task in dict.fromkeys(rows["task"]) if task != "average"]
-    return {task: own["featcal", task] - max(own[method, task] for method in TRAINED) for task in tasks}
+    featcal, *rivals = (paper_row("table01", "task_arithmetic", method).drop(AVERAGE) for method in ("featcal", *TRAINED))
+    return (featcal - np.maximum(*rivals)).to_dict()
 
 
 def drifts(page: Page, tasks: Sequence[str] = ()) -> pd.DataFrame:
