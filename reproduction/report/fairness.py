@@ -14,12 +14,12 @@ import pandas as pd
 from reproduction.report.claims import main_setting
 from reproduction.report.controls import average
 from reproduction.report.controls import margin as stands
-from reproduction.report.correct import Bits, bits
 from reproduction.report.damage import kinds
 from reproduction.report.estimate import Estimate, estimate
 from reproduction.report.evidence import Evidence, read_json, select
 from reproduction.report.markup import PageOutput, estimated, fold, note, table
 from reproduction.report.pages import EIGHT, Page, label
+from reproduction.report.paired import Bits, bits
 from reproduction.report.seen_images import Block, Draws, Margin, Parts
 from reproduction.report.tables import METHODS, UPSTREAMS
 from reproduction.report.values import REAL, SIZES, place_name

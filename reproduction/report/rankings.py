@@ -16,7 +16,7 @@ from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import COLOURS, one_panel
 from reproduction.report.markup import PageOutput, chip, estimated, note, table
 from reproduction.report.pages import drawn, label
-from reproduction.report.tables import MERGERS, METHODS, SETTING_LABELS, UPSTREAMS
+from reproduction.report.tables import MERGERS, SETTING_LABELS, UPSTREAMS, row_name
 from reproduction.report.values import IMAGES, REAL, SIZES, paper_value
 
 TABLES = {REAL: "table01", IMAGES: "table01", "clip_l14": "table07"}
@@ -31,11 +31,6 @@ class Ranked:
     method: str
     ours: Estimate
     paper: float
-
-    @property
-    def name(self) -> str:
-        merger = UPSTREAMS[self.upstream]
-        return merger if self.method == "merged" else f"{merger} {METHODS[self.method]}"
 
 
 def ranked(suite: str, role: str) -> list[Ranked]:
@@ -73,7 +68,8 @@ def _ranking(suite: str, role: str) -> str:
             "–" if following is None else "✓" if row.ours.mean - following.ours.mean > noise(row.ours, following.ours) else "≈"
         )
         one = ' <small class="fc-run">one seed</small>' if row.ours.one_run else ""
-        cells = [escape(row.name) + one, str(here[i]), estimated(row.ours), clear, str(there[i]), f"{row.paper:.1f}"]
+        name = escape(row_name(row.upstream, row.method)) + one
+        cells = [name, str(here[i]), estimated(row.ours), clear, str(there[i]), f"{row.paper:.1f}"]
         body.append(("fc-merger" if row.method == "merged" else "", cells))
     head = ["Method", "Rank here", "Average here (%)", "Clear of the next", "Rank in the paper", "Its average (%)"]
     at = SETTING_LABELS[main_setting(suite)]

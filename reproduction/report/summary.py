@@ -6,9 +6,8 @@ from typing import Any
 from reproduction.report.claims import INSIDE, Claim, claims, main_setting
 from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.sums import rows_of
 from reproduction.report.tables import UPSTREAMS
-from reproduction.report.verdicts import Verdict, judged
+from reproduction.report.verdicts import Verdict, judged, rows_of
 
 ROLE, POOL, MERGER = "clip_b32", "8", "task_arithmetic"  # Table 1; the merger that its curves are about
 TASKS, BLOCKS = ("task", "merged", "featcal", "expert"), ("block", "merged", "featcal")

@@ -58,6 +58,11 @@ def settings_shown(suite: str, pool: str = "8") -> tuple[str, ...]:
     return ("paper",) if suite == "paper" else ("suite",) if pool in LARGER else ("suite", "paper")
 
 
+def row_name(upstream: str, method: str) -> str:
+    """How pages call a row of a printed table."""
+    return f"{UPSTREAMS.get(upstream, '')} {(METHODS | REFERENCES).get(method, '')}".strip()
+
+
 def setting_label(setting: str) -> str:
     """What a column or table at one setting is at."""
     return f"at the {SETTING_LABELS[setting]}"
