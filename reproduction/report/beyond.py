@@ -4,7 +4,7 @@ Differences of two scores come with two standard errors, paired row by row. Of e
 shown among those whose training rows are not scored: that favours the adapter.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -137,55 +137,54 @@ def _cost(it: Study) -> str:
     return f"Operations counted, of those of the paper’s method: {'; '.join(told)}." if told else ""
 
 
+def _each(suite: str, piece: Callable[[Study, str], str]) -> PageOutput:
+    """A piece of the page about every model that the study was run with, told its name."""
+    found = [piece(it, name) for model, name in MODELS.items() if (it := study(*model, suite))]
+    return PageOutput("".join(found) or note("○ not run: no such study in the results."))
+
+
 def against(suite: str) -> PageOutput:
     """One row for each merger: the chosen variant beside the paper's method and the adapters on rows that none of them saw."""
+    return _each(suite, _against)
+
+
+def _against(it: Study, name: str) -> str:
     head = [
         "Merger", "Merged", "Paper’s method", "Chosen variant", "Over the paper’s method", *ADAPTERS.values(),
         *(f"Over {words}" for words in ADAPTERS.values()),
     ]  # fmt: skip
-    parts = []
-    for model, name in MODELS.items():
-        it, rows = study(*model, suite), []
-        for upstream in it.upstreams if it else ():
-            assert it is not None
-            ours, paper = it.score(upstream, it.chosen), it.score(upstream, "suite")
-            rivals = [it.adapter(upstream, method) for method in ADAPTERS]
-            cells = [mean(it.score(upstream, "merged")), mean(paper), mean(ours), gap(ours, paper), *map(mean, rivals)]
-            rows.append(("", [MERGERS.get(upstream, upstream), *cells, *(gap(ours, rival) for rival in rivals)]))
-        if it:
-            caption = (
-                f"{name}: average score on test samples, {it.samples} samples of each task, "
-                f"{len(it.seeds)} draw{'s' * (len(it.seeds) > 1)} of them for the chosen variant and the paper’s method"
-            )
-            parts.append(table(head, rows, f"{caption} — {label(suite)}"))
-            merged = it.score(CLOSED_FORM, "merged")
-            parts += (
-                [note(f"{MERGERS[CLOSED_FORM]} gets nothing right here by itself. {BROKEN}")]
-                if merged and merged.mean < 1
-                else []
-            )
-    return PageOutput("".join(parts) or note("○ not run: no such study in the results."))
+    rows = []
+    for upstream in it.upstreams:
+        ours, paper = it.score(upstream, it.chosen), it.score(upstream, "suite")
+        rivals = [it.adapter(upstream, method) for method in ADAPTERS]
+        cells = [mean(it.score(upstream, "merged")), mean(paper), mean(ours), gap(ours, paper), *map(mean, rivals)]
+        rows.append(("", [MERGERS.get(upstream, upstream), *cells, *(gap(ours, rival) for rival in rivals)]))
+    caption = (
+        f"{name}: average score on test samples, {it.samples} samples of each task, "
+        f"{len(it.seeds)} draw{'s' * (len(it.seeds) > 1)} of them for the chosen variant and the paper’s method"
+    )
+    merged = it.score(CLOSED_FORM, "merged")
+    broken = f"{MERGERS[CLOSED_FORM]} gets nothing right here by itself. {BROKEN}" if merged and merged.mean < 1 else ""
+    return table(head, rows, f"{caption} — {label(it.ours.suite)}") + (note(broken) if broken else "")
 
 
 def variants(suite: str) -> PageOutput:
     """Every variant with one draw: test scores from every merger, the mean on validation samples, what it costs."""
-    parts = []
-    for model, name in MODELS.items():
-        it = study(*model, suite)
-        if it is None:
-            continue
-        counted, rows = cost_ratios(it), []
-        for variant in (*OWN, *it.validation):
-            seed = None if variant == "merged" else it.seeds[0]
-            scores = [it.score(upstream, variant, seed=seed) for upstream in it.chosen_on]
-            judged = f"{it.validation[variant]:.1f}" if variant in it.validation else "–"
-            cost = f"{counted[variant]:.2f}" if variant in counted else "–"
-            words = OWN.get(variant, variant) + (" ← chosen" if variant == it.chosen else "")
-            rows.append(("", [words, *(f"{one.mean:.1f}" if one else "–" for one in scores), judged, cost]))
-        mergers = [MERGERS.get(upstream, upstream) for upstream in it.chosen_on]
-        head = ["Variant", *mergers, "Mean on validation samples", "Operations, paper’s method = 1"]
-        parts.append(table(head, rows, f"{name}: every variant, one draw — {label(suite)}"))
-    return PageOutput("".join(parts) or note("○ not run: no such study in the results."))
+    return _each(suite, _variants)
+
+
+def _variants(it: Study, name: str) -> str:
+    counted, rows = cost_ratios(it), []
+    for variant in (*OWN, *it.validation):
+        seed = None if variant == "merged" else it.seeds[0]
+        scores = [it.score(upstream, variant, seed=seed) for upstream in it.chosen_on]
+        judged = f"{it.validation[variant]:.1f}" if variant in it.validation else "–"
+        cost = f"{counted[variant]:.2f}" if variant in counted else "–"
+        words = OWN.get(variant, variant) + (" ← chosen" if variant == it.chosen else "")
+        rows.append(("", [words, *(f"{one.mean:.1f}" if one else "–" for one in scores), judged, cost]))
+    mergers = [MERGERS.get(upstream, upstream) for upstream in it.chosen_on]
+    head = ["Variant", *mergers, "Mean on validation samples", "Operations, paper’s method = 1"]
+    return table(head, rows, f"{name}: every variant, one draw — {label(it.ours.suite)}")
 
 
 def cost_ratios(it: Study) -> dict[str, float]:
@@ -230,31 +229,28 @@ def figure(role: str, pool: str, suite: str) -> PageOutput:
 
 def not_working(suite: str) -> PageOutput:
     """In words, for every model: variants behind the paper's method by more than two standard errors, and those of no effect."""
-    parts = []
-    for model, name in MODELS.items():
-        it = study(*model, suite)
-        if it is None:
-            continue
-        found = changes(it, it.upstreams)
-        behind = [f"<em>{v}</em>" for v, pairs in found.items() if any(-lead > sure for lead, sure in pairs)]
-        idle = [f"<em>{v}</em>" for v, pairs in found.items() if not any(abs(lead) > sure for lead, sure in pairs)]
-        told = f"Behind the paper’s method from some merger: {'; '.join(behind) or 'none'}. "
-        told += f"Neither ahead nor behind from any: {'; '.join(idle) or 'none'}."
-        parts.append(note(f"<strong>{name}.</strong> {told}"))
-    return PageOutput("".join(parts) or note("○ not run: no such study in the results."))
+    return _each(suite, _not_working)
+
+
+def _not_working(it: Study, name: str) -> str:
+    found = changes(it, it.upstreams)
+    behind = [f"<em>{v}</em>" for v, pairs in found.items() if any(-lead > sure for lead, sure in pairs)]
+    idle = [f"<em>{v}</em>" for v, pairs in found.items() if not any(abs(lead) > sure for lead, sure in pairs)]
+    told = f"Behind the paper’s method from some merger: {'; '.join(behind) or 'none'}. "
+    told += f"Neither ahead nor behind from any: {'; '.join(idle) or 'none'}."
+    return note(f"<strong>{name}.</strong> {told}")
 
 
 def few(suite: str) -> PageOutput:
     """The preset and the paper's method by the number of samples of each task, from one merger."""
-    parts = []
-    for model, name in MODELS.items():
-        it, rows = study(*model, suite), []
-        for n in sorted({*it.few, it.samples}) if it else ():
-            assert it is not None
-            ours, paper = (it.score(it.chosen_on[0], variant, n, it.seeds[0]) for variant in (PRESET, "suite"))
-            rows.append(("", [str(n), mean(paper), mean(ours), gap(ours, paper)]))
-        if it:
-            caption = f"{name}, from {MERGERS.get(it.chosen_on[0], it.chosen_on[0])}: by samples of each task, one draw"
-            head = ["Samples of each task", "Paper’s method, the suite’s λ, ρ, α", "The preset best", "Difference"]
-            parts.append(table(head, rows, f"{caption} — {label(suite)}"))
-    return PageOutput("".join(parts) or note("○ not run: no such study in the results."))
+    return _each(suite, _few)
+
+
+def _few(it: Study, name: str) -> str:
+    upstream, rows = it.chosen_on[0], []
+    for n in sorted({*it.few, it.samples}):
+        ours, paper = (it.score(upstream, variant, n, it.seeds[0]) for variant in (PRESET, "suite"))
+        rows.append(("", [str(n), mean(paper), mean(ours), gap(ours, paper)]))
+    head = ["Samples of each task", "Paper’s method, the suite’s λ, ρ, α", "The preset best", "Difference"]
+    caption = f"{name}, from {MERGERS.get(upstream, upstream)}: by samples of each task, one draw — {label(it.ours.suite)}"
+    return table(head, rows, caption)
