@@ -16,7 +16,7 @@ from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import COLOURS, one_panel
 from reproduction.report.markup import PageOutput, chip, estimated, note, table
 from reproduction.report.pages import drawn, label
-from reproduction.report.tables import MERGERS, SETTING_LABELS, UPSTREAMS, row_name
+from reproduction.report.tables import MERGERS, UPSTREAMS, row_name, setting_label
 from reproduction.report.values import IMAGES, REAL, SIZES, paper_value
 
 TABLES = {REAL: "table01", IMAGES: "table01", "clip_l14": "table07"}
@@ -64,20 +64,14 @@ def _ranking(suite: str, role: str) -> str:
     body = []
     for i, row in enumerate(rows):
         following = rows[i + 1] if i + 1 < len(rows) else None
-        clear = (
-            "–" if following is None else "✓" if row.ours.mean - following.ours.mean > noise(row.ours, following.ours) else "≈"
-        )
+        clear = "–" if following is None else "✓" if _clear(row, following) else "≈"
         one = ' <small class="fc-run">one seed</small>' if row.ours.one_run else ""
         name = escape(row_name(row.upstream, row.method)) + one
         cells = [name, str(here[i]), estimated(row.ours), clear, str(there[i]), f"{row.paper:.1f}"]
         body.append(("fc-merger" if row.method == "merged" else "", cells))
     head = ["Method", "Rank here", "Average here (%)", "Clear of the next", "Rank in the paper", "Its average (%)"]
-    at = SETTING_LABELS[main_setting(suite)]
-    number = int(TABLES[role][-2:])
-    caption = (
-        f"{SIZES[role].capitalize()}, 8 tasks, at the {at} — {label(suite)}; the paper: Table {number}, other models and data"
-    )
-    return table(head, body, caption)
+    whose = f"{SIZES[role].capitalize()}, 8 tasks, {setting_label(main_setting(suite))} — {label(suite)}"
+    return table(head, body, f"{whose}; the paper: Table {int(TABLES[role][-2:])}, other models and data")
 
 
 def orders(suite: str) -> PageOutput:
@@ -89,19 +83,23 @@ def orders(suite: str) -> PageOutput:
             own = [row for row in found if row.upstream == upstream]
             if len(own) > 1:
                 printed = sorted(own, key=lambda row: -row.paper)
-                rows.append(
-                    ("", [f"{UPSTREAMS[upstream]}, {size}", _order(own), " &gt; ".join(SHORT[r.method] for r in printed)])
-                )
+                there = " &gt; ".join(SHORT[row.method] for row in printed)
+                rows.append(("", [f"{UPSTREAMS[upstream]}, {size}", _order(own), there]))
     if not rows:
         return PageOutput(note(f"○ not run: no mergers with rivals in the {label(suite)}."))
     caption = f"Best first; ≈: closer than two standard errors — {label(suite)}"
     return PageOutput(table(["On", "Here", "In the paper"], rows, caption, "fc-words"))
 
 
+def _clear(row: Ranked, following: Ranked) -> bool:
+    """Whether one row is above another by more than two standard errors."""
+    return row.ours.mean - following.ours.mean > noise(row.ours, following.ours)
+
+
 def _order(rows: list[Ranked]) -> str:
     words = SHORT[rows[0].method]
     for row, following in zip(rows, rows[1:], strict=False):
-        sign = "&gt;" if row.ours.mean - following.ours.mean > noise(row.ours, following.ours) else "≈"
+        sign = "&gt;" if _clear(row, following) else "≈"
         words += f" {sign} {SHORT[following.method]}"
     return words
 
@@ -120,13 +118,12 @@ def agreement(suite: str) -> PageOutput:
             rows.append(("", [size.capitalize(), *map(str, counts.values())]))
     if not rows:
         return PageOutput(note(f"○ not run: no pairs to compare in the {label(suite)}."))
-    head = [
-        "Pairs of rows",
-        f"{chip('holds')} the paper’s order",
-        f"{chip('does not hold')} the other order",
-        chip("within noise"),
-    ]
-    return PageOutput(table(head, rows, f"Every two rows of the table above, held against the paper’s order — {label(suite)}"))
+    words = (f"{chip('holds')} the paper’s order", f"{chip('does not hold')} the other order", chip("within noise"))
+    return PageOutput(
+        table(
+            ["Pairs of rows", *words], rows, f"Every two rows of the table above, held against the paper’s order — {label(suite)}"
+        )
+    )
 
 
 def mergers(suite: str) -> PageOutput:
@@ -142,9 +139,8 @@ def mergers(suite: str) -> PageOutput:
         body.append(("", cells))
     missing = "" if any(first.values()) else note("○ not run: no merged model yet.")
     head = ["Merger", *(cell for size in SIZES.values() for cell in (f"{size.capitalize()}, here", "in the paper"))]
-    return PageOutput(
-        table(head, body, f"Mergers alone, average top-1 accuracy (%) — {label(suite)}") + missing + _objective(suite)
-    )
+    caption = f"Mergers alone, average top-1 accuracy (%) — {label(suite)}"
+    return PageOutput(table(head, body, caption) + missing + _objective(suite))
 
 
 def _objective(suite: str) -> str:

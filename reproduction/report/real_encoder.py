@@ -39,9 +39,8 @@ def sets(page: Page) -> PageOutput:
         own = [estimated(estimate(select(scores, {"task": task, "method": method}))) for method in ("base", "expert")]
         alike = "<small>share-alike</small>" if SHARE_ALIKE in told["licence"] else ""
         source = f"{escape(told['licence'])}{alike}<small>{escape(told['source'])}</small>"
-        rows.append(
-            ("", [f"{escape(told['name'])}<small>{escape(told['says'])}</small>", str(told["classes"]), pool, *own, source])
-        )
+        name = f"{escape(told['name'])}<small>{escape(told['says'])}</small>"
+        rows.append(("", [name, str(told["classes"]), pool, *own, source]))
     head = ["Set", "Classes", "From pool", "Base (%)", "Expert (%)", "Licence and source"]
     return PageOutput(table(head, rows, f"The text sets, scored on test texts — {page.real.label}", "fc-words"))
 
@@ -107,20 +106,14 @@ def why(page: Page) -> PageOutput:
     rows = []
     for role, source in zip((REAL, IMAGES), sources(page.suite), strict=False):
         ours = Evidence(page.suite, role, "8")
-        base, expert, merged = (
-            average(ours, key) for key in (("", "base", ""), ("", "expert", ""), ("task_arithmetic", "merged", ""))
-        )
+        keys = (("", "base", ""), ("task_arithmetic", "merged", ""), ("", "expert", ""))
+        base, merged, expert = (average(ours, key) for key in keys)
         parts = {row.method: row for row in drifts(page.real if role == REAL else page).itertuples()}
         shift = average(ours, ("task_arithmetic", SHIFT, f"{main_setting(page.suite)}_train"))
         start = parts.get("merged")
-        cells = [
-            estimated(base),
-            estimated(merged),
-            estimated(expert),
-            f"{100 * start.mean_drift / start.drift:.0f} %" if start else "–",
-        ]
-        taken = shift.mean - merged.mean if shift and merged else None
-        rows.append(("", [source.title, *cells, "–" if taken is None else f"{taken:+.1f}"]))
+        part = f"{100 * start.mean_drift / start.drift:.0f} %" if start else "–"
+        taken = f"{shift.mean - merged.mean:+.1f}" if shift and merged else "–"
+        rows.append(("", [source.title, *map(estimated, (base, merged, expert)), part, taken]))
     head = ["", "Base", "Task arithmetic", "Experts", "Of its squared drift, per-task mean", "A mean shift gains (points)"]
     return PageOutput(table(head, rows, f"What one shift per task can do, 8 tasks — {page.real.label}", "fc-long"))
 
@@ -163,6 +156,5 @@ def seeds(page: Page) -> PageOutput:
     if not rows:
         return PageOutput(note(f"○ not run: no experts of other seeds in the {label(page.suite)}."))
     head = ["", "First experts", *(f"Experts of seed {seed}" for seed in drawn), "Mean", "sd"]
-    return PageOutput(
-        table(head, rows, f"Average top-1 accuracy (%) with 8 tasks, by the experts’ seed — {page.real.label}", "fc-long")
-    )
+    caption = f"Average top-1 accuracy (%) with 8 tasks, by the experts’ seed — {page.real.label}"
+    return PageOutput(table(head, rows, caption, "fc-long"))

@@ -64,9 +64,8 @@ def checks(page: Page) -> PageOutput:
         "Inequalities: by how much the larger side exceeds the smaller where they come closest, and, as tightness, the smaller "
         "side in percent of the larger, median."
     )
-    return PageOutput(table(head, body, caption, "fc-words")) + PageOutput(
-        "" if len(found) else note("○ not run: no results of this study.")
-    )
+    missing = "" if len(found) else note("○ not run: no results of this study.")
+    return PageOutput(table(head, body, caption, "fc-words") + missing)
 
 
 def worst_case(own: pd.DataFrame, method: str, quantity: str) -> str:
@@ -224,10 +223,8 @@ def margins(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
                 ax.bar(edges[:-1][there], counts[there], 0.18, below[there], align="edge", **look)
                 below += counts
             ax.axvline(0, color=INK, lw=1.5, ls="--")
-            sure, fact = (
-                select(rows, {"method": method, "quantity": quantity, "statement": "margin"})["value"].mean()
-                for quantity in ("kept_by_score", "kept_in_fact")
-            )
+            own = select(rows, {"method": method, "statement": "margin"})
+            sure, fact = (select(own, {"quantity": q})["value"].mean() for q in ("kept_by_score", "kept_in_fact"))
             ax.set_title(f"{NAMES[method]}: {sure:.0f} % guaranteed, {fact:.0f} % in fact")
             ax.set_xticks([-1, 0, 1, 2], ["0.1", "1", "10", "100"])
             ax.set(ylabel="images")
@@ -249,9 +246,8 @@ def sources(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
             for part, said, style in (("on_source", "as solved", "--"), ("deployed", "as deployed", "-")):
                 fit = by_block(rows, "featcal", f"{kind}_{part}", "proposition_8")
                 marker = {"stale": "X", "forward": "^"}[kind]
-                fits.plot(
-                    numbered(fits, fit.index), fit, style, color=colour, marker=marker, markersize=7, label=f"{name}, {said}"
-                )
+                line: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 7, "label": f"{name}, {said}"}
+                fits.plot(numbered(fits, fit.index), fit, style, **line)
         moved.set(xlabel="block", ylabel="inputs moved (%)")
         moved.legend()
         fits.set(xlabel="block", ylabel="misfit of linears (%)", ylim=(0, None))
