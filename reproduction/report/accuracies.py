@@ -17,7 +17,7 @@ def measured(page: Page) -> PageOutput:
     html = _table(page, main, tables.accuracy_rows(ours))
     for setting in others:
         words = f"The same blocks at the {tables.SETTING_LABELS[setting]}"
-        html += fold(words, _table(page, setting, tables.block_rows(ours, setting)))
+        html += fold(words, _table(page, setting, tables.accuracy_rows(ours, setting)))
     return PageOutput(html + page.against_printed())
 
 

@@ -4,13 +4,13 @@ It is what every weight is drawn to. For the larger Llama the paper takes λ = 3
 weigh no more than the anchor in any direction.
 """
 
-from reproduction.report.controls import Key, average, margin, standing
+from reproduction.report.controls import margin, standing
 from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.language import MERGER, UNITS, blocks, experiments
 from reproduction.report.markup import PageOutput, compact, estimated, fold, table
 from reproduction.report.pages import Page
-from reproduction.report.tables import METHODS, UPSTREAMS, Row, cells_of, with_changes
+from reproduction.report.tables import METHODS, UPSTREAMS, Key, Row, average, cells_of, with_changes
 from reproduction.report.values import PAPER_SETTINGS, player
 
 FEATCAL: Key = (MERGER, "featcal", "paper")

@@ -13,6 +13,7 @@ from reproduction.report.figures import COLOURS, one_panel
 from reproduction.report.markup import PageOutput, fold, note, table
 from reproduction.report.pages import Page
 from reproduction.report.studies import RIVALS
+from reproduction.report.tables import average
 from reproduction.report.values import paper_table
 
 ORDER = ("surgery", "prob_surgery", "featcal")  # of the paper's rows
@@ -53,7 +54,7 @@ def printed() -> list[Point]:
 
 def merged_level(ours: Evidence) -> float | None:
     """Average accuracy of the merged model that all start from."""
-    value = estimate(select(ours.table("samples"), {"upstream": UPSTREAM, "method": "merged"}))
+    value = average(ours, (UPSTREAM, "merged", ""), "samples")
     return None if value is None else value.mean
 
 

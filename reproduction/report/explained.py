@@ -7,11 +7,11 @@ from matplotlib.patches import FancyBboxPatch
 
 from reproduction.report import figures
 from reproduction.report.claims import INSIDE, main_setting
-from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import BARS, COLOURS, INK, MARKERS, NAMES
 from reproduction.report.markup import PageOutput, note
 from reproduction.report.pages import Page
+from reproduction.report.tables import average, share
 
 ROLE, POOL, UPSTREAM = "clip_b32", "8", "task_arithmetic"
 LANES = {"merged": 2.0, "featcal": 1.0, "expert": 0.0}  # from top to bottom
@@ -79,17 +79,14 @@ def _lane(axes: Axes, model: str, height: float, blocks: int) -> None:
 def outcome(page: Page) -> PageOutput:
     """What came of it in this suite: average accuracy of base, merged, calibrated and expert models, and the share of the gap."""
     evidence = Evidence(page.suite, page.place[0], POOL)
-    scores = evidence.table("scores")
-    keys: list[dict[str, str]] = [{"method": "base"}, {"upstream": UPSTREAM, "method": "merged"}]
-    keys += [{"upstream": UPSTREAM, "method": "featcal", "setting": main_setting(page.suite)}, {"method": "expert"}]
-    found = [estimate(select(scores, key)) for key in keys]
+    featcal = (UPSTREAM, "featcal", main_setting(page.suite))
+    found = [average(evidence, key) for key in (("", "base", ""), (UPSTREAM, "merged", ""), featcal, ("", "expert", ""))]
     if None in found:
         return PageOutput(note(f"○ not run: no scores in the {page.label}."))
     base, merged, ours, expert = (one.mean for one in found if one)
     way = "The merged model is no worse than the experts, so there is no way to go."
-    if expert > merged:
-        share = 100 * (ours - merged) / (expert - merged)
-        way = f"FeatCal went {share:.0f} % of the way from the merged model to the experts."
+    if (went := share(merged, ours, expert)) is not None:
+        way = f"FeatCal went {went:.0f} % of the way from the merged model to the experts."
     words = (
         f"Over {len(evidence.tasks)} tasks, right answers per hundred test {page.inputs}: {base:.1f} of the base before "
         f"fine-tuning, {expert:.1f} of the experts, each on its own task, {merged:.1f} of the one merged model, and {ours:.1f} "

@@ -12,7 +12,6 @@ from typing import Any
 import pandas as pd
 
 from reproduction.report.claims import main_setting
-from reproduction.report.controls import average
 from reproduction.report.controls import margin as stands
 from reproduction.report.damage import kinds
 from reproduction.report.estimate import Estimate, estimate
@@ -21,7 +20,7 @@ from reproduction.report.markup import PageOutput, estimated, fold, note, table
 from reproduction.report.pages import EIGHT, Page, label
 from reproduction.report.paired import Bits, bits
 from reproduction.report.seen_images import Block, Draws, Margin, Parts
-from reproduction.report.tables import METHODS, UPSTREAMS
+from reproduction.report.tables import METHODS, UPSTREAMS, average
 from reproduction.report.values import REAL, SIZES, place_name
 
 SEVERAL = {"table02": [(role, pool) for pool in ("8", "14", "20") for role in SIZES], "gain": EIGHT, "rankings": EIGHT}

@@ -55,7 +55,7 @@ def values(role: str, suite: str) -> PageOutput:
         known, took, choosing = METHODS[merger], seconds(ours, merger, "merged"), seconds(ours, merger, "choosing")
         cost = "–" if took is None else f"{took:.1f}<small>{'' if choosing is None else f'choosing {choosing:.0f}'}</small>"
         cells = [average(ours, merger, method) for method in ("merged", *BEHIND)]
-        rows.append(("", [f"{escape(known.name)} {marks_of(merger, ours)}", known.sees, cost, *map(shown, cells)]))
+        rows.append(("", [f"{escape(known.name)} {marks_of(merger, ours)}", known.sees, cost, *map(estimated, cells)]))
     head = ["Merger", "It looks at", "Seconds", "As it is", *BEHIND.values()]
     caption = f"Average accuracy (%), 8 tasks, {ROLES[role]} — {page(role, suite).label}"
     return PageOutput(table(head, rows, caption, "fc-words") + note(f"{drawn_from(ours)} {control(ours)}"))
@@ -87,7 +87,7 @@ def trained(role: str, suite: str) -> PageOutput:
             own = METHODS[method].marks if method in METHODS else ""
             marks = f" <sup>{own}</sup>" if own else ""
             cost = "–" if took is None or method == "merged" else f"{took:.0f}"
-            rows.append(("", [escape(METHODS[merger].name), f"{words}{marks}", steps_of(method, ours), cost, shown(value)]))
+            rows.append(("", [escape(METHODS[merger].name), f"{words}{marks}", steps_of(method, ours), cost, estimated(value)]))
     if not rows:
         return PageOutput(note(f"○ not run: nothing that trains for minutes behind a merger, with {ROLES[role]}."))
     head = ["Merger", "", "Steps", "Seconds", "Average"]
@@ -108,11 +108,6 @@ def steps_of(method: str, ours: Evidence) -> str:
         return f"{study['epochs']} epochs"
     own = study["rivals"].get(method, study.get(method)) if method != "featcal" else None
     return f"{own['steps']:,}" if isinstance(own, dict) else "none"
-
-
-def shown(value: Estimate | None) -> str:
-    """A cell."""
-    return estimated(value) if value else "–"
 
 
 def marks_of(merger: str, ours: Evidence) -> str:

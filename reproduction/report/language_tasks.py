@@ -15,6 +15,7 @@ from reproduction.report.language import MERGER
 from reproduction.report.markup import PageOutput, estimated, fold, note, table
 from reproduction.report.pages import label
 from reproduction.report.root import results_folder
+from reproduction.report.tables import average
 from reproduction.report.values import AVERAGE, PAPER_MODELS, TEXT_PRINTED, TEXT_TASKS, paper_row, player, title_of
 
 SPLITS = ("train", "validation", "test")
@@ -72,9 +73,9 @@ def ranges(suite: str) -> PageOutput:
     rows, chosen = [], read_json(results_folder(suite) / "language_choice.json")
     for role, pool in TEXT_PRINTED:
         ours = Evidence(suite, role, pool)
-        frame = ours.table("references")
-        base, merged = (estimate(select(frame, key)) for key in ({"method": "base"}, {"upstream": MERGER, "method": "merged"}))
-        own = _own(ours) if pool == "mergebench" else [estimate(select(frame, {"method": "expert"}))]
+        keys = (("", "base", ""), (MERGER, "merged", ""), ("", "expert", ""))
+        base, merged, expert = (average(ours, key, "references") for key in keys)
+        own = _own(ours) if pool == "mergebench" else [expert]
         met = _met_by_domains(ours) if pool == "mergebench" else _met(*(e and e.mean for e in (base, own[0], merged)))
         scores = [estimated(base), estimated(merged), " · ".join(estimated(e) for e in own)]
         rows.append(("", [player(role, suite), *scores, met if chosen else "–"]))

@@ -10,13 +10,12 @@ from itertools import combinations
 from matplotlib.figure import Figure
 
 from reproduction.report.claims import main_setting
-from reproduction.report.controls import average
 from reproduction.report.estimate import Estimate, noise
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import COLOURS, one_panel
 from reproduction.report.markup import PageOutput, chip, estimated, note, table
 from reproduction.report.pages import drawn, label
-from reproduction.report.tables import MERGERS, UPSTREAMS, row_name, setting_label
+from reproduction.report.tables import MERGERS, UPSTREAMS, average, row_name, setting_label
 from reproduction.report.values import IMAGES, REAL, SIZES, paper_value
 
 TABLES = {REAL: "table01", IMAGES: "table01", "clip_l14": "table07"}
@@ -119,11 +118,8 @@ def agreement(suite: str) -> PageOutput:
     if not rows:
         return PageOutput(note(f"○ not run: no pairs to compare in the {label(suite)}."))
     words = (f"{chip('holds')} the paper’s order", f"{chip('does not hold')} the other order", chip("within noise"))
-    return PageOutput(
-        table(
-            ["Pairs of rows", *words], rows, f"Every two rows of the table above, held against the paper’s order — {label(suite)}"
-        )
-    )
+    caption = f"Every two rows of the table above, held against the paper’s order — {label(suite)}"
+    return PageOutput(table(["Pairs of rows", *words], rows, caption))
 
 
 def mergers(suite: str) -> PageOutput:

@@ -10,12 +10,12 @@ from html import escape
 import pandas as pd
 
 from reproduction.report.claims import Claim, claims, main_setting
-from reproduction.report.controls import average, margin
-from reproduction.report.estimate import Estimate, estimate
+from reproduction.report.controls import margin
+from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.markup import PageOutput, estimated, note, table
 from reproduction.report.pages import Page, label
-from reproduction.report.tables import METHODS, REFERENCES, SETTING_LABELS, SHIFT, UPSTREAMS, settings_shown
+from reproduction.report.tables import METHODS, REFERENCES, SETTING_LABELS, SHIFT, UPSTREAMS, average, settings_shown
 from reproduction.report.task_counts import drifts
 from reproduction.report.values import IMAGES, REAL, paper_value, texts
 from reproduction.report.verdict_table import verdict_table
@@ -121,17 +121,14 @@ def why(page: Page) -> PageOutput:
 def second(page: Page) -> PageOutput:
     """Averages with a second encoder beside the first one's, and how FeatCal stands to each line of its merger."""
     ours, rows = Evidence(page.suite, REAL, "8"), []
-    found = ours.table("second_encoder")
-
-    def own(upstream: str, method: str, setting: str) -> Estimate | None:
-        return estimate(select(found, {"upstream": upstream, "method": method, "setting": setting}))
-
     for name, upstream, method, (setting, _) in lines(page.suite, UPSTREAMS | CLOSED_FORM):
-        here, first = own(upstream, method, setting), average(ours, (upstream, method, setting))
+        key = (upstream, method, setting)
+        here, first = average(ours, key, "second_encoder"), average(ours, key)
         if here is not None:
-            calibrated = own(upstream, "featcal", main_setting(page.suite)) if upstream else None
-            other = (method, setting) != ("featcal", main_setting(page.suite))
-            cells = [estimated(here), estimated(first), margin(calibrated, here) if calibrated and other else "–"]
+            featcal = (upstream, "featcal", main_setting(page.suite))
+            calibrated = average(ours, featcal, "second_encoder") if upstream else None
+            lead = margin(calibrated, here) if calibrated and key != featcal else "–"
+            cells = [estimated(here), estimated(first), lead]
             rows.append(("fc-merger" if method == "merged" else "", [name, *cells]))
     if not rows:
         way_out = "dvc repro -f -s pipeline/request/dvc.yaml:second_encoder@minilm-8"

@@ -4,11 +4,10 @@ The paper's shares are computed from the printed cells of its rows, not from the
 """
 
 from reproduction.report.errata import corrected_table
-from reproduction.report.estimate import estimate
-from reproduction.report.evidence import Evidence, select
+from reproduction.report.evidence import Evidence
 from reproduction.report.markup import PageOutput, note, table
 from reproduction.report.pages import Page
-from reproduction.report.tables import METHODS, SETTING_LABELS, UPSTREAMS, model_key, settings_shown, share
+from reproduction.report.tables import METHODS, SETTING_LABELS, UPSTREAMS, average, settings_shown, share
 from reproduction.report.values import AVERAGE, IMAGES, PRINTED, SIZES, paper_row, paper_table
 
 POOLS = {pool: table for (role, pool), table in PRINTED.items() if role == IMAGES}  # number of tasks → the paper's table of it
@@ -49,9 +48,9 @@ def words(page: Page) -> str:
 
 def measured(page: Page, pool: str, upstream: str, method: str, setting: str) -> float | None:
     """The share that one method recovers here; None where a model was not run."""
-    scores = Evidence(page.suite, page.place[0], pool).table("scores")
-    keys = [model_key(upstream, "merged", ""), model_key(upstream, method, setting), model_key("", "expert", "")]
-    return share(*(found and found.mean for found in (estimate(select(scores, key)) for key in keys)))
+    keys = ((upstream, "merged", ""), (upstream, method, setting), ("", "expert", ""))
+    found = [average(Evidence(page.suite, page.place[0], pool), key) for key in keys]
+    return share(*(one and one.mean for one in found))
 
 
 def printed(table: str, upstream: str, method: str, corrected: bool = False) -> float | None:

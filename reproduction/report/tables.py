@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from reproduction.report.errata import corrected_table, reason
-from reproduction.report.estimate import estimate
+from reproduction.report.estimate import Estimate, estimate
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.values import AVERAGE, PRINTED, TASKS, paper_row, paper_table
 
@@ -50,6 +50,7 @@ class Row:
     one_run: bool = False
 
 
+Key = tuple[str, str, str]  # upstream, method, setting
 Lookup = Callable[[str, str], tuple[dict[str, Cell], bool]]  # upstream, method → cells by column, whether one run
 
 
@@ -69,20 +70,15 @@ def setting_label(setting: str) -> str:
 
 
 def accuracy_rows(evidence: Evidence, setting: str = "") -> list[Row]:
-    """Every row of the paper's table, filled from the results at one setting (default: the main one).
+    """Every row of the paper's table from the main settings; or at another setting the blocks without the references.
 
     A row that was not run has no cells; a reference that the paper's table lacks, such as the multi-task model of the larger
     pools, is left out.
     """
     chosen = setting or settings_shown(evidence.suite, evidence.pool)[0]
     printed = PRINTED.get((evidence.role, evidence.pool))
-    references = references_of(printed) if printed else tuple(REFERENCES)
+    references = () if setting else references_of(printed) if printed else tuple(REFERENCES)
     return rows_in_order(lambda upstream, method: measured_cells(evidence, upstream, method, chosen), references, UPSTREAMS)
-
-
-def block_rows(evidence: Evidence, setting: str) -> list[Row]:
-    """The blocks of the table at one setting, without the references, which have no settings."""
-    return rows_in_order(lambda upstream, method: measured_cells(evidence, upstream, method, setting), (), UPSTREAMS)
 
 
 def references_of(table: str) -> tuple[str, ...]:
@@ -159,6 +155,11 @@ def with_best(block: list[Row]) -> list[Row]:
     ]
 
 
+def average(ours: Evidence, key: Key, file: str = "scores") -> Estimate | None:
+    """The mean over tasks and seeds of one row; None where it was not run."""
+    return estimate(select(ours.table(file), dict(zip(("upstream", "method", "setting"), key, strict=True))))
+
+
 @dataclass(frozen=True)
 class Recovered:
     """Which share of the way from a merger to the experts FeatCal goes, in percent; spread: over seeds."""
@@ -179,13 +180,12 @@ def share(merged: float | None, ours: float | None, expert: float | None) -> flo
 
 def recovered(evidence: Evidence) -> list[Recovered]:
     """(FeatCal − merger) / (experts − merger) of the averages, per merger and settings that were run."""
-    scores = evidence.table("scores")
-    expert = estimate(select(scores, {"method": "expert"}))
+    expert = average(evidence, ("", "expert", ""))
     found = []
     for upstream in UPSTREAMS:
-        merged = estimate(select(scores, {"upstream": upstream, "method": "merged"}))
+        merged = average(evidence, (upstream, "merged", ""))
         for setting in settings_shown(evidence.suite, evidence.pool):
-            ours = estimate(select(scores, {"upstream": upstream, "method": "featcal", "setting": setting}))
+            ours = average(evidence, (upstream, "featcal", setting))
             went = share(*(e and e.mean for e in (merged, ours, expert)))
             if went is None or not (expert and merged and ours):
                 continue

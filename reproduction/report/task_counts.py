@@ -12,13 +12,11 @@ import numpy as np
 import pandas as pd
 
 from reproduction.report.claims import main_setting
-from reproduction.report.controls import average
 from reproduction.report.estimate import Estimate, estimate, noise
 from reproduction.report.evidence import Evidence, read_json, select
-from reproduction.report.gains import FEWEST
 from reproduction.report.pages import Page
 from reproduction.report.studies import samples
-from reproduction.report.tables import LARGER, paper_recovered, settings_shown
+from reproduction.report.tables import LARGER, average, paper_recovered, settings_shown
 from reproduction.report.values import AVERAGE, IMAGES, PRINTED, paper_row
 
 POOL = "8"
@@ -177,10 +175,3 @@ def drifts(page: Page, tasks: Sequence[str] = ()) -> pd.DataFrame:
             whole, mean = rows["drift"].mean(), rows["mean_drift"].mean()
             found.append({"method": method, "drift": whole, "mean_drift": mean, "rest": whole - mean})
     return pd.DataFrame(found, columns=["method", "drift", "mean_drift", "rest"])
-
-
-def correlation(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Pearson's r, and two standard errors of it, √((1 − r²)/(n − 2)) each; nan for too few pairs or no variation."""
-    frame = pd.DataFrame(pairs, columns=["x", "y"]).dropna()
-    r = float(frame["x"].corr(frame["y"])) if len(frame) >= FEWEST else math.nan
-    return r, 2 * math.sqrt((1 - r * r) / (len(frame) - 2)) if not math.isnan(r) else math.nan

@@ -6,11 +6,13 @@ All on task arithmetic of the whole pool, at the suite's main settings. Every se
 from html import escape
 from typing import Any
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from reproduction.report.claims import main_setting
 from reproduction.report.evidence import Evidence
 from reproduction.report.figures import one_panel
+from reproduction.report.gains import correlation
 from reproduction.report.markup import PageOutput, fold, note, table
 from reproduction.report.pages import Page
 from reproduction.report.task_counts import (
@@ -20,7 +22,6 @@ from reproduction.report.task_counts import (
     accuracies,
     better_adapter,
     classes,
-    correlation,
     drifts,
     lead,
     printed_leads,
@@ -115,7 +116,9 @@ def by_classes(page: Page) -> PageOutput:
 
 def with_classes(own: dict[str, list[float]], counts: dict[str, int]) -> str:
     """In words, how the lead of the better trained adapter over FeatCal goes with the number of classes."""
-    r, room = correlation([(counts[task], max(shares[1:3]) - shares[0]) for task, shares in own.items() if task in counts])
+    pairs = [(counts[task], max(shares[1:3]) - shares[0]) for task, shares in own.items() if task in counts]
+    several = pd.DataFrame(pairs, columns=["classes", "lead"]).dropna()
+    r, room = correlation(several["classes"], several["lead"])
     if room != room:
         return "○ not run: too few tasks for a correlation."
     word = "grows with" if r > room else "shrinks with" if r < -room else "shows no clear relation to"

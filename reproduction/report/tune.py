@@ -87,8 +87,8 @@ class Found:
     @property
     def agreement(self) -> float:
         """Rank correlation of smaller divergence with higher score over the candidates: 1 where both put them in one order."""
-        ranks = pd.DataFrame([(-one.divergence, one.score.mean) for one in self.candidates]).rank()
-        return float(ranks[0].corr(ranks[1]))
+        pairs = pd.DataFrame([(-one.divergence, one.score.mean) for one in self.candidates])
+        return float(pairs[0].corr(pairs[1], method="spearman"))
 
 
 def found(ours: Evidence) -> Found | None:

@@ -109,10 +109,8 @@ def groups(source: Source, folder: Path | None = None) -> pd.DataFrame:
 
 
 def _counted(pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
-    counts: dict[str, Counter[str]] = {}
-    for row, word in pairs:
-        counts.setdefault(row, Counter())[word] += 1
-    return pd.DataFrame([[counts[row][w] for w in WORDS] for row in counts], index=list(counts), columns=list(WORDS))
+    frame = pd.DataFrame(pairs, columns=["row", "word"])
+    return pd.crosstab(frame["row"], frame["word"]).reindex(columns=list(WORDS), fill_value=0)
 
 
 def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) -> Verdict:

@@ -7,7 +7,7 @@ from synthetic_results import write_project
 from reproduction.report import accuracies, extended
 from reproduction.report.evidence import Evidence
 from reproduction.report.pages import Page
-from reproduction.report.tables import accuracy_rows, block_rows, paper_recovered, paper_rows, recovered
+from reproduction.report.tables import accuracy_rows, paper_recovered, paper_rows, recovered
 from reproduction.report.values import PRINTED
 
 
@@ -50,7 +50,7 @@ def test_cells_hold_mean_spread_and_change_over_the_merger(results):
     assert (cell.value, cell.spread) == (pytest.approx(values.mean()), pytest.approx(values.std(ddof=1)))
     assert cell.change == pytest.approx(values.mean() - 64) and cell.best
     assert rows["task_arithmetic", "w/ ProbSurgery"].cells == {}
-    paper = {row.label: row for row in block_rows(Evidence("mini", "clip_b32", "8"), "paper") if row.upstream == "average"}
+    paper = {row.label: row for row in accuracy_rows(Evidence("mini", "clip_b32", "8"), "paper") if row.upstream == "average"}
     assert paper["w/ FeatCal"].cells["sun397"].change == pytest.approx(72 - 60)
 
 
