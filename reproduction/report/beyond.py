@@ -80,14 +80,9 @@ def study(role: str, pool: str, suite: str) -> Study | None:
     return Study(ours, rows, told["chosen"], told["validation"], seeds, used["samples"], few, chosen_on)
 
 
-def signed(value: float, sure: float) -> str:
-    """A difference with two standard errors."""
-    return f"{value:+.1f}<small>± {sure:.1f}</small>"
-
-
 def gap(left: Estimate | None, right: Estimate | None) -> str:
-    """left − right, or a dash where one is missing."""
-    return signed(left.mean - right.mean, noise(left, right)) if left and right else "–"
+    """left − right with two standard errors, or a dash where one is missing."""
+    return f"{left.mean - right.mean:+.1f}<small>± {noise(left, right):.1f}</small>" if left and right else "–"
 
 
 def mean(value: Estimate | None) -> str:

@@ -39,7 +39,7 @@ def alignment(evidence: Evidence, rival: str) -> Figure | None:
     with one_panel(0.42 * len(evidence.tasks) + 2.2) as (figure, axes):
         for method, rows in found.items():
             values = rows.set_index("task")["cosine"]
-            _dots(axes, evidence, method, [*(values[task] for task in evidence.tasks), values.mean()])
+            _dots(axes, method, [*(values[task] for task in evidence.tasks), values.mean()])
         _tasks_down(axes, [*map(evidence.title, evidence.tasks), MEAN], "mean cosine to the expert’s features (no unit)")
         return figure
 
@@ -92,13 +92,13 @@ def vectors(evidence: Evidence, rival: str) -> Figure | None:
     with one_panel(0.42 * len(evidence.tasks) + 2.2) as (figure, axes):
         for method, part in found.items():
             values = part.set_index("task")["cosine"]
-            _dots(axes, evidence, method, [*(values[task] for task in evidence.tasks), values.mean()])
+            _dots(axes, method, [*(values[task] for task in evidence.tasks), values.mean()])
         axes.axvline(0, color=COLOURS["expert"], lw=1)
         _tasks_down(axes, [*map(evidence.title, evidence.tasks), MEAN], "cosine of task vectors (no unit)")
         return figure
 
 
-def _dots(axes: Axes, evidence: Evidence, method: str, values: list[float]) -> None:
+def _dots(axes: Axes, method: str, values: list[float]) -> None:
     look: dict[str, Any] = {"marker": MARKERS[method], "color": COLOURS[method], "label": NAMES[method], "s": 80}
     axes.scatter(values, range(len(values)), zorder=3, edgecolor="white", lw=0.6, **look)
 

@@ -41,7 +41,8 @@ def cells(suite: str) -> PageOutput:
     """Every row of the paper with cells in doubt: as printed, what would fit, why, and what the tables themselves say."""
     rows = []
     for entry in sorted(errata(), key=lambda e: e.table):
-        place = f"{place_link(entry.table)}<small>{escape(_row_of(entry))}</small>"
+        row = " · ".join(filter(None, (row_name(*entry.row), entry.model)))
+        place = f"{place_link(entry.table)}<small>{escape(row)}</small>"
         evidence = "".join(f"<small>{escape(words)}</small>" for words in evidence_of(entry))
         rows.append(("", [place, entry.kind, _values(entry), escape(entry.reason) + evidence]))
     head = ["Row", "Kind", "Cells: printed, what would fit", "Why, and what the tables say"]
@@ -53,10 +54,6 @@ def contradicted(suite: str) -> PageOutput:
     rows = [("", [escape(entry.where), escape(entry.says), escape(entry.but)]) for entry in passages()]
     caption = "Sentences and formulas that cannot be right — the paper’s text"
     return PageOutput(table(["Where", "What it says", "What contradicts it"], rows, caption, "fc-words"))
-
-
-def _row_of(entry: Erratum) -> str:
-    return " · ".join(part for part in (row_name(*entry.row), entry.model) if part)
 
 
 def _values(entry: Erratum) -> str:

@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from reproduction.report.claims import Claim
+from reproduction.report.claims import SUMS, Claim, column_of, told
 from reproduction.report.errata import corrected_table, errata
-from reproduction.report.margins import SUMS, column_of, told
 from reproduction.report.values import AVERAGE, PAPER_MODELS, PRINTED, TEXT_PRINTED, paper_row, paper_table
 
 Read = Callable[..., pd.DataFrame]

@@ -125,11 +125,11 @@ def _share(value: float, merged: float, expert: float) -> float:
     return 100 * (value - merged) / (expert - merged) if expert > merged else math.nan
 
 
-def whole_pool(page: Page, upstream: str = "task_arithmetic") -> pd.DataFrame:
-    """Rows of the study in which all tasks of the pool are merged, those of the experts among them."""
+def whole_pool(page: Page) -> pd.DataFrame:
+    """Rows of the study on task arithmetic of all tasks of the pool, and those of the experts."""
     rows = studied(page)
     rows = select(rows, {"tasks": rows["tasks"].max()})
-    return rows[rows["upstream"].isin(["", upstream])]
+    return rows[rows["upstream"].isin(["", "task_arithmetic"])]
 
 
 def accuracies(page: Page, method: str, setting: str, measure: str = "value", task: str = "") -> Estimate | None:

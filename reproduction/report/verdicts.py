@@ -14,10 +14,9 @@ from typing import Any
 import pandas as pd
 
 from reproduction.report import gains
-from reproduction.report.claims import CALIBRATED, DIGITS, GROUPS, INSIDE, OTHER, Claim, claims, main_setting
+from reproduction.report.claims import CALIBRATED, DIGITS, GROUPS, INSIDE, OTHER, Claim, claims, main_setting, named, told
 from reproduction.report.estimate import Difference, Estimate, difference, estimate
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.margins import named, told
 from reproduction.report.root import results_folder
 from reproduction.report.tables import UPSTREAMS
 from reproduction.report.values import PRINTED, TEXT_PRINTED

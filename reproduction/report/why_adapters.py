@@ -53,7 +53,8 @@ def headline(page: Page) -> PageOutput:
     found, lines = shares(page), []
     for upstream in MERGERS:
         (ours, printed), (best, other) = (
-            [share_by_tasks(of(found, upstream, page, paper)) for paper in (False, True)] for of in (featcals, better)
+            [{n: one.share for n, one in of(found, upstream, page, paper).items()} for paper in (False, True)]
+            for of in (featcals, better)
         )
         counts = sorted(set(ours) & set(printed))
         if counts:
@@ -100,11 +101,6 @@ def better(found: list[Share], upstream: str, page: Page, paper: bool = False) -
 def _own(found: list[Share], upstream: str, method: str, setting: str, paper: bool) -> dict[int, Share]:
     key = (upstream, method, "" if paper else setting)
     return {s.tasks: s for s in found if (s.upstream, s.method, s.setting) == key and (s.source == PAPER) == paper}
-
-
-def share_by_tasks(those: dict[int, Share]) -> dict[int, float]:
-    """The bare numbers."""
-    return {count: one.share for count, one in those.items()}
 
 
 def percent(values: dict[int, float], counts: list[int]) -> str:
