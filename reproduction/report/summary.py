@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+import pandas as pd
+
 from reproduction.report.claims import INSIDE, Claim, claims, main_setting
 from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
@@ -27,8 +29,8 @@ def by_task(ours: Evidence) -> list[dict[str, Any]]:
     """Scores of each task: merged, calibrated and expert; only tasks that all three have."""
     scores = ours.table("scores")
     means = {method: select(scores, _of(method, ours)).groupby("task")["value"].mean() for method in TASKS[1:]}
-    shared = [task for task in ours.tasks if all(task in values.index for values in means.values())]
-    return [{"task": task} | {method: round(float(values[task]), 4) for method, values in means.items()} for task in shared]
+    shared = pd.DataFrame(means).dropna().round(4).to_dict("index")
+    return [{"task": task} | shared[task] for task in ours.tasks if task in shared]
 
 
 def by_block(ours: Evidence) -> list[dict[str, Any]]:

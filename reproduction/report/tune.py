@@ -120,9 +120,9 @@ def _summary(model: tuple[str, str], suite: str) -> str:
     near = "within" if distance <= sure else "not within"
     told = (
         f"What is chosen without labels lies {distance:.1f} points below the best candidate by test labels, {near} two standard "
+        f"errors ({sure:.1f}). Its score differs from that of the paper’s settings by {gain:+.1f} points, "
+        f"{'beyond' if abs(gain) > doubt else 'within'} two standard errors ({doubt:.1f})."
     )
-    told += f"errors ({sure:.1f}). Its score differs from that of the paper’s settings by {gain:+.1f} points, "
-    told += f"{'beyond' if abs(gain) > doubt else 'within'} two standard errors ({doubt:.1f})."
     return note(f"<strong>{MODELS[model]}.</strong> {told}")
 
 

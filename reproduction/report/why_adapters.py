@@ -10,18 +10,7 @@ from reproduction.report.markup import PageOutput, note, table
 from reproduction.report.pages import Page
 from reproduction.report.studies import RIVALS, samples
 from reproduction.report.tables import SETTING_LABELS, UPSTREAMS, paper_recovered
-from reproduction.report.task_counts import (
-    MERGERS,
-    PAPER,
-    POOLS,
-    TRAINED,
-    Share,
-    fewer,
-    lead,
-    series,
-    shares,
-    studied,
-)
+from reproduction.report.task_counts import MERGERS, PAPER, POOLS, TRAINED, Share, fewer, lead, series, shares, studied
 from reproduction.report.values import IMAGES, PRINTED
 
 NAMES = RIVALS | {"mean_shift": "Mean shift", "merged": "Task arithmetic", "expert": "Experts"}
@@ -62,12 +51,10 @@ def headline(page: Page) -> PageOutput:
             ahead = [sum(side[n] > theirs[n] for n in counts) for side, theirs in ((best, ours), (other, printed))]
             told = (
                 f"From {UPSTREAMS[upstream].lower()} with {listed(counts)} tasks FeatCal recovers {percent(ours, counts)} of the "
-            )
-            told += (
                 f"gap here and {percent(printed, counts)} in the paper: {apart:.0f} points apart at most. The better of Surgery "
+                f"and ProbSurgery recovers {percent(best, counts)} here and {percent(other, counts)} there; of these "
+                f"{len(counts)} numbers of tasks it is ahead of FeatCal at {ahead[0]} here, and at {ahead[1]} there."
             )
-            told += f"and ProbSurgery recovers {percent(best, counts)} here and {percent(other, counts)} there; of these "
-            told += f"{len(counts)} numbers of tasks it is ahead of FeatCal at {ahead[0]} here, and at {ahead[1]} there."
             lines.append(note(f"<strong>{page.label[0].upper()}{page.label[1:]}.</strong> {told}{misprinted(upstream)}"))
     return PageOutput("".join(lines)) if lines else missing(page)
 
@@ -128,12 +115,9 @@ def by_number(page: Page) -> PageOutput:
         for method in ("featcal", *TRAINED):
             own = _own(found, upstream, method, "", paper=True)
             rows.append(("fc-reference", [f"{NAMES[method]}, in the paper", *(cell(own.get(n)) for n in counts)]))
-        caption = (
-            f"{UPSTREAMS[upstream]}: share of the gap recovered (%) by number of tasks; small: least and most of the drawn parts"
-        )
-        parts.append(
-            table(["", *map(str, counts)], rows, f"{caption} — {page.label}", "fc-long") + note(trend(found, upstream, page))
-        )
+        caption = f"{UPSTREAMS[upstream]}: share of the gap recovered (%) by number of tasks; small: least and most of the drawn "
+        parts.append(table(["", *map(str, counts)], rows, f"{caption}parts — {page.label}", "fc-long"))
+        parts.append(note(trend(found, upstream, page)))
     if fewer(page):
         drawn, pools = samples(page, KIND), samples(page)
         told = f"Drawn parts had {drawn} {page.inputs} of each task, whole pools {pools}: only pools compare with one another."
