@@ -1,7 +1,6 @@
 """Accuracy against the number of images per task: Table 12 and Figure 3, here and as printed."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -9,7 +8,7 @@ from matplotlib.figure import Figure
 from reproduction.report.claims import main_setting
 from reproduction.report.estimate import difference, estimate
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.figures import COLOURS, one_panel
+from reproduction.report.figures import COLOURS, CURVES, one_panel
 from reproduction.report.markup import PageOutput, fold, note, table
 from reproduction.report.pages import Page
 from reproduction.report.studies import RIVALS
@@ -18,9 +17,7 @@ from reproduction.report.values import paper_table
 
 ORDER = ("surgery", "prob_surgery", "featcal")  # of the paper's rows
 UPSTREAM = "task_arithmetic"
-LINES = {  # colour, marker, dashes: told apart in grey too
-    "featcal": (COLOURS["featcal"], "^", "-"), "surgery": ("#009E73", "o", "--"), "prob_surgery": ("#CC79A7", "s", "-."),
-}  # fmt: skip
+DASHES = {"featcal": "-", "surgery": "--", "prob_surgery": "-."}
 
 
 @dataclass(frozen=True)
@@ -133,10 +130,9 @@ def curves(ours: Evidence, inputs: str = "images") -> Figure | None:
         return None
     budgets = sorted(points["samples"].unique())
     with one_panel(4.4) as (figure, axes):
-        for method, (colour, marker, dashes) in LINES.items():
-            own = points[points["method"] == method]
-            look: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": dashes, "lw": 2, "ms": 8, "capsize": 4}
-            axes.errorbar(own["samples"], own["mean"], yerr=own["sd"].fillna(0.0), label=RIVALS[method], **look)
+        for method, dashes in DASHES.items():
+            own, look = points[points["method"] == method], {"linestyle": dashes, "lw": 2, "ms": 8, "capsize": 4}
+            axes.errorbar(own["samples"], own["mean"], yerr=own["sd"].fillna(0.0), **CURVES[method], **look)
         if level is not None:
             axes.axhline(level, color=COLOURS["merged"], lw=1.6, linestyle=":", label="merged, not calibrated")
         axes.set_xscale("log", base=2)

@@ -7,8 +7,7 @@ from reproduction.report.evidence import read_json
 from reproduction.report.markup import PageOutput, compact, fold, note, table
 from reproduction.report.pages import SYMBOLS, label
 from reproduction.report.root import results_folder
-
-ROLES = {"clip_b32": "smaller model", "clip_l14": "larger model"}
+from reproduction.report.values import SIZES
 
 
 def measured(suite: str) -> PageOutput:
@@ -36,7 +35,7 @@ def _pool_rows(pool: str, by_role: Mapping[str, Any], chosen: Mapping[str, Any])
         runs = list(seeds.values())
         columns = [[r["base"] for r in runs], [r["average"] for r in runs]]
         columns += [[r["task_arithmetic"][scale] for r in runs], [r["experts"] for r in runs]]
-        yield "", [f"{pool} tasks, {ROLES.get(role, role)}", str(len(runs)), *map(_range, columns), ranges_met(*columns)]
+        yield "", [f"{pool} tasks, {SIZES.get(role, role)}", str(len(runs)), *map(_range, columns), ranges_met(*columns)]
 
 
 def ranges_met(base: list[float], average: list[float], arithmetic: list[float], experts: list[float]) -> str:
@@ -62,7 +61,7 @@ def _by_value(rows: Mapping[str, Mapping[str, str]], chosen: Container[float], h
     """A row per value that was tried, in rising order, a column per role; the chosen one is marked."""
     ordered = sorted(rows, key=float)
     body = [("fc-total" if float(value) in chosen else "", [compact(float(value)), *rows[value].values()]) for value in ordered]
-    return table([head, *(ROLES.get(role, role) for role in rows[ordered[0]])], body, caption)
+    return table([head, *(SIZES.get(role, role) for role in rows[ordered[0]])], body, caption)
 
 
 def _by_strength(averages: Mapping[str, Mapping[str, float]], chosen: float) -> str:

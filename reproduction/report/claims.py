@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from featcal.settings import from_mapping
-from reproduction.report.tables import METHODS, UPSTREAMS
+from reproduction.report.tables import NAMES, UPSTREAMS
 from reproduction.report.values import AVERAGE, IMAGES, REAL, TEXT_TASKS, place_name
 
 Side = Any  # [upstream, method], or a mapping with these and more columns, role, pool, file and task among them
@@ -121,7 +121,7 @@ class Claim:
 
 
 def _names(choice: dict[str, Any]) -> list[str]:
-    titles = UPSTREAMS | {method: label.removeprefix("w/ ") for method, label in METHODS.items()}
+    titles = UPSTREAMS | NAMES
     return [place_name(value[0], str(value[1])) if word == "place" else titles[value] for word, value in choice.items()]
 
 

@@ -3,7 +3,6 @@
 import io
 from collections.abc import Iterator
 from html import escape
-from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -11,14 +10,12 @@ from reproduction.report.claims import main_setting
 from reproduction.report.damage import KINDS, UPSTREAM, found, kinds
 from reproduction.report.estimate import Estimate, estimate
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.figures import COLOURS, INK, WIDTH, drawing, one_panel
+from reproduction.report.figures import CURVES, INK, WIDTH, drawing, one_panel
 from reproduction.report.markup import PageOutput, accuracy_table, fold, note, number, table
 from reproduction.report.pages import Page
 from reproduction.report.studies import samples
 from reproduction.report.tables import METHODS, SETTING_LABELS, UPSTREAMS, Cell, Row, settings_shown, with_best
 from reproduction.report.values import AVERAGE, paper_table
-
-MARKERS = {"featcal": "^", "surgery": "o", "prob_surgery": "s"}
 
 
 def averages(page: Page) -> PageOutput:
@@ -116,9 +113,8 @@ def _cost(ours: Evidence) -> Figure | None:
     with one_panel(3.4) as (figure, axes):
         for method in METHODS:
             there = [(row, e.mean) for row, kind in enumerate(kinds(ours)) if (e := found(ours, method, kind))]
-            look: dict[str, Any] = {"color": COLOURS[method], "marker": MARKERS[method], "edgecolor": "white", "lw": 0.8}
-            name = METHODS[method].removeprefix("w/ ")
-            axes.scatter([mean for _, mean in there], [row for row, _ in there], s=130, zorder=3, label=name, **look)
+            look = CURVES[method] | {"edgecolor": "white", "lw": 0.8, "s": 130, "zorder": 3}
+            axes.scatter([mean for _, mean in there], [row for row, _ in there], **look)
         axes.axvline(merged.mean, color=INK, ls="--", lw=1.4, label="merger alone")
         axes.set_yticks(range(len(kinds(ours))), list(kinds(ours).values()))
         axes.invert_yaxis()

@@ -7,17 +7,14 @@ from reproduction.report import tables
 from reproduction.report.accuracies import LEGEND, folded_table
 from reproduction.report.estimate import estimate, noise
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.figures import COLOURS, WIDTH, drawing
+from reproduction.report.figures import CURVES, WIDTH, drawing
 from reproduction.report.markup import PageOutput, accuracy_table
 from reproduction.report.pages import Page
 from reproduction.report.values import EXTENDED, PRINTED, REAL, SIZES, place_name
 
 UPSTREAMS = ("task_arithmetic", "wudi")
 POOLS = ("8", "14", "20")
-STYLES = {  # name, colour of Okabe and Ito, line, marker: told apart in grey too
-    "featcal": ("FeatCal", COLOURS["featcal"], "-", "^"), "surgery": ("Surgery", "#009E73", "--", "o"),
-    "prob_surgery": ("ProbSurgery", "#CC79A7", ":", "s"),
-}  # fmt: skip
+DASHES = {"featcal": "-", "surgery": "--", "prob_surgery": ":"}
 
 
 def columns_of(page: Page) -> dict[str, tuple[str, str]]:
@@ -68,7 +65,7 @@ def by_tasks(page: Page) -> pd.DataFrame:
         scores = Evidence(page.suite, role, pool).table("scores")
         for upstream in UPSTREAMS:
             merged = estimate(select(scores, tables.model_key(upstream, "merged", "")))
-            for method in STYLES:
+            for method in DASHES:
                 ours = estimate(select(scores, tables.model_key(upstream, method, main)))
                 if merged is not None and ours is not None:
                     row = {"role": role, "tasks": int(pool), "upstream": upstream, "method": method}
@@ -88,10 +85,10 @@ def drawn(page: Page) -> Figure | None:
         for line, upstream in zip(panels, UPSTREAMS, strict=True):
             for axes, (role, size) in zip(line, sizes.items(), strict=True):
                 own = select(rows, {"role": role, "upstream": upstream})
-                for method, (name, colour, dashes, marker) in STYLES.items():
+                for method, dashes in DASHES.items():
                     curve = select(own, {"method": method}).sort_values("tasks")
-                    style = {"linestyle": dashes, "marker": marker, "color": colour, "lw": 2, "markersize": 7, "capsize": 3}
-                    axes.errorbar(curve["tasks"], curve["gain"], yerr=curve["room"], label=name, **style)
+                    style = CURVES[method] | {"linestyle": dashes, "lw": 2, "markersize": 7, "capsize": 3}
+                    axes.errorbar(curve["tasks"], curve["gain"], yerr=curve["room"], **style)
                 axes.axhline(0, color="#333333", lw=1)
                 axes.set_title(f"{tables.UPSTREAMS[upstream]},\n{size}", fontsize=13 if len(sizes) < 3 else 11)
                 axes.set_xticks(list(map(int, POOLS)))

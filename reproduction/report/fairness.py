@@ -20,13 +20,12 @@ from reproduction.report.markup import PageOutput, estimated, fold, note, table
 from reproduction.report.pages import EIGHT, Page, label
 from reproduction.report.paired import Bits, bits
 from reproduction.report.seen_images import Block, Draws, Margin, Parts
-from reproduction.report.tables import METHODS, UPSTREAMS, average
+from reproduction.report.tables import METHODS, NAMES, UPSTREAMS, average
 from reproduction.report.values import REAL, SIZES, place_name
 
 SEVERAL = {"table02": [(role, pool) for pool in ("8", "14", "20") for role in SIZES], "gain": EIGHT, "rankings": EIGHT}
 STREAM, STUDIED = "test_unlabelled", "task_arithmetic"  # the latter: where studies start
-NAMES = {"surgery": "Surgery", "prob_surgery": "ProbSurgery"}
-ADAPTERS = tuple(NAMES)
+ADAPTERS = ("surgery", "prob_surgery")
 SUMMARY = "Adapters on test images they were trained on, and on others"
 NOT_RUN = '<span class="fc-none">not run</span>'
 

@@ -42,6 +42,10 @@ NAMES = {
     "base": "base", "merged": "merged", "featcal": "FeatCal", "expert": "expert", "surgery": "Surgery",
     "prob_surgery": "ProbSurgery",
 }  # fmt: skip
+CURVES: dict[str, dict[str, Any]] = {  # looks of what calibrates in plots of several methods; told apart in grey too
+    method: {"color": COLOURS[method], "marker": marker, "label": NAMES[method]}
+    for method, marker in (("featcal", "^"), ("surgery", "o"), ("prob_surgery", "s"))
+}
 CLASSES = 10  # whose means are joined in a projection; of more, the most frequent ones
 
 

@@ -15,11 +15,11 @@ from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import COLOURS, one_panel
 from reproduction.report.markup import PageOutput, chip, estimated, note, table
 from reproduction.report.pages import drawn, label
-from reproduction.report.tables import MERGERS, UPSTREAMS, average, row_name, setting_label
+from reproduction.report.tables import MERGERS, NAMES, UPSTREAMS, average, row_name, setting_label
 from reproduction.report.values import IMAGES, REAL, SIZES, paper_value
 
 TABLES = {REAL: "table01", IMAGES: "table01", "clip_l14": "table07"}
-SHORT = {"merged": "the merger alone", "surgery": "Surgery", "prob_surgery": "ProbSurgery", "featcal": "FeatCal"}
+SHORT = {"merged": "the merger alone"} | NAMES
 
 
 @dataclass(frozen=True)

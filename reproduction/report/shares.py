@@ -7,12 +7,11 @@ from reproduction.report.errata import corrected_table
 from reproduction.report.evidence import Evidence
 from reproduction.report.markup import PageOutput, note, table
 from reproduction.report.pages import Page
-from reproduction.report.tables import METHODS, SETTING_LABELS, UPSTREAMS, average, settings_shown, share
+from reproduction.report.tables import NAMES, SETTING_LABELS, UPSTREAMS, average, settings_shown, share
 from reproduction.report.values import AVERAGE, IMAGES, PRINTED, SIZES, paper_row, paper_table
 
 POOLS = {pool: table for (role, pool), table in PRINTED.items() if role == IMAGES}  # number of tasks → the paper's table of it
 STARTS = ("average", "task_arithmetic")
-NAMES = {method: words.removeprefix("w/ ") for method, words in METHODS.items()}
 ORDER = ("featcal", "surgery", "prob_surgery")
 
 

@@ -21,7 +21,8 @@ MERGERS = UPSTREAMS | {
     "ties": "TIES-Merging", "regmean": "RegMean", "regmean_plus_plus": "RegMean++", "lot": "LOT Merging, from its formula",
     "wudi_closed_form": "WUDI-Merging, closed form", "adamerging_1000": "AdaMerging, 1,000 steps",
 }  # fmt: skip
-METHODS = {"surgery": "w/ Surgery", "prob_surgery": "w/ ProbSurgery", "featcal": "w/ FeatCal"}
+NAMES = {"surgery": "Surgery", "prob_surgery": "ProbSurgery", "featcal": "FeatCal"}
+METHODS = {method: f"w/ {name}" for method, name in NAMES.items()}
 SHIFT = "mean_shift"  # an adapter that the paper has no row for
 SETTING_LABELS = {"suite": "suite’s settings", "paper": "paper’s settings"}
 ADAPTER_LABELS = {"suite": "adapters in proportion", "paper": "adapters of the published code’s size"}
