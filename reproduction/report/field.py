@@ -134,18 +134,13 @@ def legend() -> PageOutput:
 
 def references(suite: str) -> PageOutput:
     """The paper's references 1 to 18: the rows that each has here, and with which models it was run."""
-    rows = []
+    rows, tables = [], {role: evidence(role, suite).table("field") for role in ROLES}
+    there = {role: {*found["upstream"], *found["method"]} for role, found in tables.items()}  # mergers, and what is behind one
     for number, names in enumerate(REFERENCES, start=1):
-        run = [words for role, words in ROLES.items() if any(was_run(evidence(role, suite), name) for name in names)]
+        run = [words for role, words in ROLES.items() if there[role] & set(names)]
         named = "; ".join(METHODS[name].name for name in names)
         rows.append(("", [str(number), escape(named), escape("; ".join(run)) or "○ not run"]))
     return PageOutput(table(["Reference", "Rows", "Run with"], rows, "The paper’s references 1 to 18", "fc-words"))
-
-
-def was_run(ours: Evidence, name: str) -> bool:
-    """Whether a merger, or something behind one, has rows."""
-    found = ours.table("field")
-    return bool((found["upstream"] == name).any() or (found["method"] == name).any())
 
 
 def chosen(role: str, suite: str) -> PageOutput:

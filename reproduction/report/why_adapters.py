@@ -41,10 +41,9 @@ def headline(page: Page) -> PageOutput:
         return missing(page)
     found, lines = shares(page), []
     for upstream in MERGERS:
-        (ours, printed), (best, other) = (
-            [{n: one.share for n, one in of(found, upstream, page, paper).items()} for paper in (False, True)]
-            for of in (featcals, better)
-        )
+        sides = [_own(found, upstream, "featcal", page, paper) for paper in (False, True)]
+        sides += [better(found, upstream, page, paper) for paper in (False, True)]
+        ours, printed, best, other = ({n: one.share for n, one in side.items()} for side in sides)
         counts = sorted(set(ours) & set(printed))
         if counts:
             apart = max(abs(ours[n] - printed[n]) for n in counts)
@@ -71,22 +70,18 @@ def misprinted(upstream: str) -> str:
     return told
 
 
-def featcals(found: list[Share], upstream: str, page: Page, paper: bool = False) -> dict[int, Share]:
-    """FeatCal's share by number of tasks at the main settings: ours, or the paper's."""
-    return _own(found, upstream, "featcal", main_setting(page.suite), paper)
-
-
 def better(found: list[Share], upstream: str, page: Page, paper: bool = False) -> dict[int, Share]:
     """The larger share of the two trained adapters by number of tasks: ours, or the paper's."""
     best: dict[int, Share] = {}
     for method in TRAINED:
-        for count, one in _own(found, upstream, method, main_setting(page.suite), paper).items():
+        for count, one in _own(found, upstream, method, page, paper).items():
             best[count] = max(best.get(count, one), one, key=lambda share: share.share)
     return best
 
 
-def _own(found: list[Share], upstream: str, method: str, setting: str, paper: bool) -> dict[int, Share]:
-    key = (upstream, method, "" if paper else setting)
+def _own(found: list[Share], upstream: str, method: str, page: Page, paper: bool = False) -> dict[int, Share]:
+    """A method's share by number of tasks at the main settings: ours, or the paper's."""
+    key = (upstream, method, "" if paper else main_setting(page.suite))
     return {s.tasks: s for s in found if (s.upstream, s.method, s.setting) == key and (s.source == PAPER) == paper}
 
 
@@ -113,7 +108,7 @@ def by_number(page: Page) -> PageOutput:
             here = {one.tasks: one for one in found if (one.upstream, one.method, one.setting) == (upstream, method, setting)}
             rows.append(("", [way(method, setting), *(cell(here.get(n)) for n in counts)]))
         for method in ("featcal", *TRAINED):
-            own = _own(found, upstream, method, "", paper=True)
+            own = _own(found, upstream, method, page, paper=True)
             rows.append(("fc-reference", [f"{NAMES[method]}, in the paper", *(cell(own.get(n)) for n in counts)]))
         caption = f"{UPSTREAMS[upstream]}: share of the gap recovered (%) by number of tasks; small: least and most of the drawn "
         parts.append(table(["", *map(str, counts)], rows, f"{caption}parts — {page.label}", "fc-long"))
@@ -135,7 +130,7 @@ def cell(one: Share | None) -> str:
 
 def trend(found: list[Share], upstream: str, page: Page) -> str:
     """In words, what FeatCal's share and the better adapter's do from the fewest tasks to the most, and who is ahead where."""
-    ours, best = featcals(found, upstream, page), better(found, upstream, page)
+    ours, best = _own(found, upstream, "featcal", page), better(found, upstream, page)
     counts = sorted(set(ours) & set(best))
     alike = [count for count in counts if ours[count].source == POOLS] if fewer(page) else counts
     if len(alike) < 2:
