@@ -54,12 +54,10 @@ def means(page: Page) -> PageOutput:
 
 def _table(found: pd.DataFrame, caption: str) -> str:
     best = {samples: max(round(mean, 1) for mean in own) for samples, own in found.groupby("samples")["mean"]}
-    cells = {
-        (one.method, one.samples): Cell(
-            one.mean, one.sd if one.sd == one.sd else None, best=round(one.mean, 1) == best[one.samples]
-        )
-        for one in found.itertuples()
-    }
+    cells = {}
+    for one in found.itertuples():
+        spread = one.sd if one.sd == one.sd else None
+        cells[one.method, one.samples] = Cell(one.mean, spread, best=round(one.mean, 1) == best[one.samples])
     rows = [("", [f"w/ {RIVALS[method]}", *(number(cells.get((method, n)), []) for n in best)]) for method in ORDER]
     return table(["Task Arithmetic", *(f"n = {n}" for n in best)], rows, caption, "fc-accuracy")
 

@@ -6,7 +6,7 @@ and sentences are in why_adapters.py and task_leads.py.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,25 +24,7 @@ MERGERS = ("average", "task_arithmetic")
 TRAINED = ("surgery", "prob_surgery")
 ADAPTERS = ("mean_shift", *TRAINED)
 STUDY, POOLS, PAPER = "drawn parts", "whole pool", "the paper"  # where a share comes from
-
-
-@dataclass(frozen=True)
-class Share:
-    """Which part of the way from the merged model to the experts one model goes, in percent, all of averages over tasks.
-
-    tasks: how many were merged.   least, most: among the drawn parts; the share itself where there is one.
-    mean:  of the model's accuracy, behind the share; None for the paper's, whose error is not known.
-    """
-
-    source: str
-    upstream: str
-    method: str
-    setting: str
-    tasks: int
-    share: float
-    least: float
-    most: float
-    mean: Estimate | None = None
+SHARE = ["source", "upstream", "method", "setting", "tasks", "share", "least", "most", "mean"]
 
 
 def studied(page: Page) -> pd.DataFrame:
@@ -69,10 +51,14 @@ def fewer(page: Page) -> bool:
     return None not in (drawn, pools) and drawn != pools
 
 
-def shares(page: Page) -> list[Share]:
+def shares(page: Page) -> pd.DataFrame:
     """Every share there is: of drawn parts, of whole pools, and of the paper's tables, corrected where that can be told.
 
     The pool of eight is the study's own, on samples that no adapter saw; where the study had fewer samples, the main results'.
+
+    Returns: columns of SHARE. share: which part of the way from merged model to experts one model goes, in percent, of averages
+             over tasks. tasks: how many were merged. least, most: among the drawn parts, else the share itself. mean: of the
+             model's accuracy; None for the paper's, whose error is not known.
     """
     found, rows = [], studied(page)
     pools = (POOL, *LARGER) if fewer(page) else LARGER
@@ -80,18 +66,17 @@ def shares(page: Page) -> list[Share]:
     for upstream in MERGERS:
         for method, setting in series(page):
             found += _of_parts(rows, upstream, method, setting)
-            found += [
-                one for pool in pools for one in _of_pool(Evidence(page.suite, page.place[0], pool), upstream, method, setting)
-            ]
+            for pool in pools:
+                found += _of_pool(Evidence(page.suite, page.place[0], pool), upstream, method, setting)
         for method in ("featcal", *TRAINED):
             for (role, pool), number in PRINTED.items():
                 share = paper_recovered(number, upstream, corrected=True, method=method) if role == IMAGES else None
                 if share is not None:
-                    found.append(Share(PAPER, upstream, method, "", int(pool), share, share, share))
-    return found
+                    found.append((PAPER, upstream, method, "", int(pool), share, share, share, None))
+    return pd.DataFrame(found, columns=SHARE)
 
 
-def _of_parts(rows: pd.DataFrame, upstream: str, method: str, setting: str) -> list[Share]:
+def _of_parts(rows: pd.DataFrame, upstream: str, method: str, setting: str) -> list[tuple[Any, ...]]:
     """One model at every number of tasks of the study."""
     found = []
     for count in sorted(set(rows["tasks"])):
@@ -100,18 +85,18 @@ def _of_parts(rows: pd.DataFrame, upstream: str, method: str, setting: str) -> l
         whole = _share(*(side["value"].mean() for side in sides))
         each = [_share(*(select(side, {"draw": draw})["value"].mean() for side in sides)) for draw in sorted(set(here["draw"]))]
         if not math.isnan(whole):
-            found.append(Share(STUDY, upstream, method, setting, int(count), whole, min(each), max(each), estimate(sides[0])))
+            found.append((STUDY, upstream, method, setting, int(count), whole, min(each), max(each), estimate(sides[0])))
     return found
 
 
-def _of_pool(ours: Evidence, upstream: str, method: str, setting: str) -> list[Share]:
+def _of_pool(ours: Evidence, upstream: str, method: str, setting: str) -> list[tuple[Any, ...]]:
     """One model of a whole pool, scored on the whole test split, of images those that its adapters saw among them."""
     keys = [(upstream, method, setting), (upstream, "merged", ""), ("", "expert", "")]
     means = [average(ours, key) for key in keys]
     if any(mean is None for mean in means):
         return []
     share = _share(*(mean.mean for mean in means if mean))
-    return [Share(POOLS, upstream, method, setting, int(ours.pool), share, share, share, means[0])]
+    return [(POOLS, upstream, method, setting, int(ours.pool), share, share, share, means[0])]
 
 
 def _sides(rows: pd.DataFrame, upstream: str, method: str, setting: str) -> list[pd.DataFrame]:

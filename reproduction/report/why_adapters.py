@@ -5,12 +5,15 @@ Every sentence is made from the results it speaks of; where something was not ru
 
 from typing import Any
 
+import pandas as pd
+
 from reproduction.report.claims import main_setting
+from reproduction.report.evidence import select
 from reproduction.report.markup import PageOutput, note, table
 from reproduction.report.pages import Page
 from reproduction.report.studies import RIVALS, samples
 from reproduction.report.tables import SETTING_LABELS, UPSTREAMS, paper_recovered
-from reproduction.report.task_counts import MERGERS, PAPER, POOLS, TRAINED, Share, fewer, lead, series, shares, studied
+from reproduction.report.task_counts import MERGERS, PAPER, POOLS, TRAINED, fewer, lead, series, shares, studied
 from reproduction.report.values import IMAGES, PRINTED
 
 NAMES = RIVALS | {"mean_shift": "Mean shift", "merged": "Task arithmetic", "expert": "Experts"}
@@ -70,19 +73,19 @@ def misprinted(upstream: str) -> str:
     return told
 
 
-def better(found: list[Share], upstream: str, page: Page, paper: bool = False) -> dict[int, Share]:
+def better(found: pd.DataFrame, upstream: str, page: Page, paper: bool = False) -> dict[int, Any]:
     """The larger share of the two trained adapters by number of tasks: ours, or the paper's."""
-    best: dict[int, Share] = {}
+    best: dict[int, Any] = {}
     for method in TRAINED:
         for count, one in _own(found, upstream, method, page, paper).items():
             best[count] = max(best.get(count, one), one, key=lambda share: share.share)
     return best
 
 
-def _own(found: list[Share], upstream: str, method: str, page: Page, paper: bool = False) -> dict[int, Share]:
+def _own(found: pd.DataFrame, upstream: str, method: str, page: Page, paper: bool = False) -> dict[int, Any]:
     """A method's share by number of tasks at the main settings: ours, or the paper's."""
-    key = (upstream, method, "" if paper else main_setting(page.suite))
-    return {s.tasks: s for s in found if (s.upstream, s.method, s.setting) == key and (s.source == PAPER) == paper}
+    own = {"upstream": upstream, "method": method, "setting": "" if paper else main_setting(page.suite)}
+    return {one.tasks: one for one in select(found[(found["source"] == PAPER) == paper], own).itertuples()}
 
 
 def percent(values: dict[int, float], counts: list[int]) -> str:
@@ -101,15 +104,16 @@ def by_number(page: Page) -> PageOutput:
     if not ran(page):
         return missing(page)
     found, parts = shares(page), []
-    counts = sorted({one.tasks for one in found})
+    counts = sorted(set(found["tasks"]))
     for upstream in MERGERS:
         rows = []
         for method, setting in series(page):
-            here = {one.tasks: one for one in found if (one.upstream, one.method, one.setting) == (upstream, method, setting)}
+            own = select(found, {"upstream": upstream, "method": method, "setting": setting})
+            here = {one.tasks: one for one in own.itertuples()}
             rows.append(("", [way(method, setting), *(cell(here.get(n)) for n in counts)]))
         for method in ("featcal", *TRAINED):
-            own = _own(found, upstream, method, page, paper=True)
-            rows.append(("fc-reference", [f"{NAMES[method]}, in the paper", *(cell(own.get(n)) for n in counts)]))
+            there = _own(found, upstream, method, page, paper=True)
+            rows.append(("fc-reference", [f"{NAMES[method]}, in the paper", *(cell(there.get(n)) for n in counts)]))
         caption = f"{UPSTREAMS[upstream]}: share of the gap recovered (%) by number of tasks; small: least and most of the drawn "
         parts.append(table(["", *map(str, counts)], rows, f"{caption}parts — {page.label}", "fc-long"))
         parts.append(note(trend(found, upstream, page)))
@@ -120,7 +124,7 @@ def by_number(page: Page) -> PageOutput:
     return PageOutput("".join(parts))
 
 
-def cell(one: Share | None) -> str:
+def cell(one: Any) -> str:
     """A share, with its range where several parts were drawn."""
     if one is None:
         return "–"
@@ -128,7 +132,7 @@ def cell(one: Share | None) -> str:
     return f"{one.share:.0f}{among}"
 
 
-def trend(found: list[Share], upstream: str, page: Page) -> str:
+def trend(found: pd.DataFrame, upstream: str, page: Page) -> str:
     """In words, what FeatCal's share and the better adapter's do from the fewest tasks to the most, and who is ahead where."""
     ours, best = _own(found, upstream, "featcal", page), better(found, upstream, page)
     counts = sorted(set(ours) & set(best))
