@@ -106,8 +106,8 @@ def curves(ours: Evidence, inputs: str = "images") -> Figure | None:
     budgets = sorted(points["samples"].unique())
     with one_panel(4.4) as (figure, axes):
         for method, dashes in DASHES.items():
-            own, look = points[points["method"] == method], {"linestyle": dashes, "lw": 2, "ms": 8, "capsize": 4}
-            axes.errorbar(own["samples"], own["mean"], yerr=own["sd"].fillna(0.0), **CURVES[method], **look)
+            own, look = points[points["method"] == method], CURVES[method] | {"linestyle": dashes, "lw": 2, "ms": 8, "capsize": 4}
+            axes.errorbar(own["samples"], own["mean"], yerr=own["sd"].fillna(0.0), **look)
         if level is not None:
             axes.axhline(level, color=COLOURS["merged"], lw=1.6, linestyle=":", label="merged, not calibrated")
         axes.set_xscale("log", base=2)

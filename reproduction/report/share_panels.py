@@ -119,5 +119,5 @@ def _points(axes: Axes, own: pd.DataFrame, source: str) -> None:
     those = select(own, {"source": source})
     if len(those):
         bars = [those["share"] - those["least"], those["most"] - those["share"]]
-        look = {"ls": "", "markersize": 7, "elinewidth": 1.0, "zorder": 3} | MARKS[source]
+        look: dict[str, Any] = {"ls": "", "markersize": 7, "elinewidth": 1.0, "zorder": 3, **MARKS[source]}
         axes.errorbar(those["tasks"], those["share"], yerr=bars, **look)
