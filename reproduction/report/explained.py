@@ -7,13 +7,13 @@ from matplotlib.patches import FancyBboxPatch
 
 from reproduction.report import figures
 from reproduction.report.claims import INSIDE, main_setting
-from reproduction.report.evidence import Evidence, select
+from reproduction.report.evidence import Evidence
 from reproduction.report.figures import BARS, COLOURS, INK, MARKERS, NAMES
 from reproduction.report.markup import PageOutput, note
 from reproduction.report.pages import Page
 from reproduction.report.tables import average, share
 
-ROLE, POOL, UPSTREAM = "clip_b32", "8", "task_arithmetic"
+UPSTREAM = "task_arithmetic"
 LANES = {"merged": 2.0, "featcal": 1.0, "expert": 0.0}  # from top to bottom
 WORDS = {
     "merged": "merged model: from block to block its features drift away",
@@ -25,19 +25,13 @@ HIGH, WIDE = 0.34, 0.62  # of a block, lanes and blocks
 
 def picture(page: Page) -> PageOutput:
     """Blocks of the three models above each other, and below them the drift after every block, averaged over tasks."""
-    return page.drawn(_figure(drift(Evidence(page.suite, page.place[0], POOL))), "FeatCal in one figure")
+    return page.drawn(_figure(drift(page.evidence)), "FeatCal in one figure")
 
 
 def drift(evidence: Evidence) -> pd.DataFrame:
     """Relative drift from the expert's features: a row per model, a column per block; empty where one was not measured."""
-    rows = select(evidence.table("drift"), {"upstream": UPSTREAM})
-    rows = rows[
-        (rows["method"] == "merged") | ((rows["method"] == "featcal") & (rows["setting"] == main_setting(evidence.suite)))
-    ]
-    rows = rows[~rows["block"].isin(INSIDE)]
-    if set(rows["method"]) != {"merged", "featcal"}:
-        return pd.DataFrame()
-    means = rows.pivot_table("relative_drift", "method", "block", "mean")
+    rows = figures.drift_rows(evidence, "relative_drift")
+    means = rows[~rows["block"].isin(INSIDE)].pivot_table("relative_drift", "method", "block", "mean")
     return means[sorted(means.columns, key=int)]
 
 
@@ -78,7 +72,7 @@ def _lane(axes: Axes, model: str, height: float, blocks: int) -> None:
 
 def outcome(page: Page) -> PageOutput:
     """What came of it in this suite: average accuracy of base, merged, calibrated and expert models, and the share of the gap."""
-    evidence = Evidence(page.suite, page.place[0], POOL)
+    evidence = page.evidence
     featcal = (UPSTREAM, "featcal", main_setting(page.suite))
     found = [average(evidence, key) for key in (("", "base", ""), (UPSTREAM, "merged", ""), featcal, ("", "expert", ""))]
     if None in found:

@@ -126,7 +126,7 @@ def plane(axes: Axes, points: pd.DataFrame, labels: dict[str, str]) -> None:
 
 def distance(evidence: Evidence) -> Figure | None:
     """Distance to the expert's class token after every block on the shown task, as the paper draws it."""
-    rows = select(_drift_rows(evidence, "l2"), {"task": evidence.shown})
+    rows = select(drift_rows(evidence, "l2"), {"task": evidence.shown})
     if rows.empty:
         return None
     last = rows[rows["place"] == rows["place"].max()].set_index("method")["l2"]
@@ -140,16 +140,16 @@ def distance(evidence: Evidence) -> Figure | None:
 
 def drift(evidence: Evidence) -> Figure | None:
     """Relative drift (all tokens) and cosine (class token) per block: mean over tasks, and range from task to task."""
-    if _drift_rows(evidence, "cosine").empty:
+    if drift_rows(evidence, "cosine").empty:
         return None
     with drawing():
         figure = Figure(figsize=(WIDTH, 6.8), layout="constrained")
         for axes, measure in zip(figure.subplots(2, 1), ("relative_drift", "cosine"), strict=True):
-            _lines(axes, _drift_rows(evidence, measure), measure)
+            _lines(axes, drift_rows(evidence, measure), measure)
         return figure
 
 
-def _drift_rows(evidence: Evidence, measure: str) -> pd.DataFrame:
+def drift_rows(evidence: Evidence, measure: str) -> pd.DataFrame:
     """Rows of merged and calibrated model at the main settings, with the place of each block; empty where one was not run."""
     rows = evidence.table("drift")
     rows = rows[(rows["method"] == "merged") | (rows["setting"] == main_setting(evidence.suite))]

@@ -120,7 +120,7 @@ def why(page: Page) -> PageOutput:
 
 def second(page: Page) -> PageOutput:
     """Averages with a second encoder beside the first one's, and how FeatCal stands to each line of its merger."""
-    ours, rows = Evidence(page.suite, REAL, "8"), []
+    ours, rows = page.real.evidence, []
     for name, upstream, method, (setting, _) in lines(page.suite, UPSTREAMS | CLOSED_FORM):
         key = (upstream, method, setting)
         here, first = average(ours, key, "second_encoder"), average(ours, key)
@@ -139,7 +139,7 @@ def second(page: Page) -> PageOutput:
 
 def seeds(page: Page) -> PageOutput:
     """Averages of every model from experts of other seeds: how far another fine-tuning moves them, and FeatCal's lead."""
-    ours, rows = Evidence(page.suite, REAL, "8"), []
+    ours, rows = page.real.evidence, []
     found = ours.table("expert_seeds")
     drawn = sorted(set(found["expert_seed"]))
     for name, upstream, method, (setting, _) in lines(page.suite):

@@ -13,7 +13,7 @@ import pandas as pd
 
 from reproduction.report.claims import main_setting
 from reproduction.report.estimate import Estimate, estimate, noise
-from reproduction.report.evidence import Evidence, read_json, select
+from reproduction.report.evidence import Evidence, select
 from reproduction.report.pages import Page
 from reproduction.report.studies import samples
 from reproduction.report.tables import LARGER, average, paper_recovered, settings_shown
@@ -29,13 +29,12 @@ SHARE = ["source", "upstream", "method", "setting", "tasks", "share", "least", "
 
 def studied(page: Page) -> pd.DataFrame:
     """Rows of the study; empty where it was not run."""
-    return Evidence(page.suite, page.place[0], POOL).table("task_counts")
+    return page.evidence.table("task_counts")
 
 
 def classes(page: Page) -> dict[str, int]:
     """How many classes each task has, as the study found them."""
-    folder = Evidence(page.suite, page.place[0], POOL).folder
-    return dict(read_json(folder / f"{page.place[0]}-{POOL}.task_counts.settings.json").get("classes", {}))
+    return dict(page.settings_of("task_counts").get("classes", {}))
 
 
 def series(page: Page) -> list[tuple[str, str]]:

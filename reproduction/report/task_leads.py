@@ -17,7 +17,6 @@ from reproduction.report.markup import PageOutput, fold, note, table
 from reproduction.report.pages import Page
 from reproduction.report.task_counts import (
     ADAPTERS,
-    POOL,
     TRAINED,
     accuracies,
     better_adapter,
@@ -69,7 +68,7 @@ def undone(found: dict[str, Any]) -> str:
 
 def _each_task(page: Page, methods: list[str]) -> str:
     """The mean's part and the whole of every task, one click away."""
-    ours, rows = Evidence(page.suite, page.place[0], POOL), []
+    ours, rows = page.evidence, []
     for task in tasks_of(page):
         by_method = {row.method: row for row in drifts(page, [task]).itertuples()}
         cells = [f"{by_method[m].drift:.3f}<small>{by_method[m].mean_drift:.3f} mean</small>" for m in methods]
@@ -102,7 +101,7 @@ def by_classes(page: Page) -> PageOutput:
     """Shares of every task's gap beside its number of classes, and whether the adapters' lead goes with that number."""
     if not ran(page):
         return missing(page)
-    ours, counts = Evidence(page.suite, page.place[0], POOL), classes(page)
+    ours, counts = page.evidence, classes(page)
     methods = ("featcal", *TRAINED, "mean_shift")
     own = {task: [share_of_task(page, method, task) for method in methods] for task in tasks_of(page)}
     rows = []
@@ -158,7 +157,7 @@ def crowded(page: Page) -> str:
 
 def paper_lead(page: Page) -> PageOutput:
     """By task, how far FeatCal stands above the better adapter on task arithmetic: in the paper's Table 1, and here."""
-    ours, printed = Evidence(page.suite, page.place[0], POOL), printed_leads()
+    ours, printed = page.evidence, printed_leads()
     main = main_setting(page.suite)
     here = {task: lead(accuracies(page, "featcal", main, task=task), better_adapter(page, task)) for task in printed}
     rows = []
