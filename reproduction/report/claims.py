@@ -6,15 +6,12 @@ What the results say of them stands in verdicts.py; what the paper's own tables 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib.resources import files
 from itertools import product
 from typing import Any
 
-import yaml
-
 from featcal.settings import from_mapping
 from reproduction.report.tables import NAMES, UPSTREAMS
-from reproduction.report.values import AVERAGE, IMAGES, REAL, TEXT_TASKS, place_name
+from reproduction.report.values import AVERAGE, IMAGES, REAL, TEXT_TASKS, packaged, place_name
 
 Side = Any  # [upstream, method], or a mapping with these and more columns, role, pool, file and task among them
 Term = tuple[float, dict[str, Any]]  # a weight, and the columns that name one model's rows
@@ -128,9 +125,8 @@ def _names(choice: dict[str, Any]) -> list[str]:
 @cache
 def claims() -> tuple[Claim, ...]:
     """Every claim of claims.yaml, in its order. Raises: UnknownKey or BadSetting for an entry of another shape."""
-    sections = yaml.safe_load(files("reproduction.report").joinpath("claims.yaml").read_text(encoding="utf-8"))
     found = []
-    for place, section in sections.items():
+    for place, section in packaged("claims.yaml").items():
         shared = {"place": place, "role": section["role"], "pool": str(section["pool"]), "table": section.get("table", "")}
         found += [from_mapping(Claim, shared | entry, f"claims.yaml {entry.get('id')}") for entry in section["claims"]]
     return tuple(found)

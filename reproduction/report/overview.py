@@ -8,6 +8,7 @@ import io
 from collections import Counter
 from collections.abc import Iterable
 from html import escape
+from itertools import product
 
 from reproduction.report import tables
 from reproduction.report.choice import ranges_met
@@ -175,13 +176,11 @@ def _smaller(data: bytes) -> bytes:
     from PIL import Image
 
     picture = Image.open(io.BytesIO(data)).convert("RGB")
-    for shrink in (1.0, 0.8, 0.65, 0.5, 0.35, 0.25):
-        size = (int(picture.width * shrink), int(picture.height * shrink))
-        for quality in (88, 75, 60):
-            out = io.BytesIO()
-            picture.resize(size, Image.Resampling.LANCZOS).save(out, "JPEG", quality=quality)
-            if out.tell() <= SHEET_BYTES:
-                return out.getvalue()
+    for shrink, quality in product((1.0, 0.8, 0.65, 0.5, 0.35, 0.25), (88, 75, 60)):
+        out, size = io.BytesIO(), (int(picture.width * shrink), int(picture.height * shrink))
+        picture.resize(size, Image.Resampling.LANCZOS).save(out, "JPEG", quality=quality)
+        if out.tell() <= SHEET_BYTES:
+            break
     return out.getvalue()
 
 

@@ -128,8 +128,7 @@ def values(page: Page) -> PageOutput:
         return PageOutput(note(f"○ not run: no sweeps in the results of the {page.label}."))
     for parameter in WORDS:
         for setting in settings_shown(page.suite):
-            curves = {upstream: curve(ours, parameter, upstream, setting) for upstream in MERGERS}
-            there = {upstream: points for upstream, points in curves.items() if not points.empty}
+            there = {upstream: points for upstream, at, points in _curves(ours, parameter) if at == setting}
             if there:
                 parts.append(_values(there, parameter, setting, page))
     return PageOutput(fold("The numbers behind the curves", "".join(parts)))

@@ -2,14 +2,11 @@
 
 import re
 from collections.abc import Callable
-from functools import cache
 from html import escape
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -18,6 +15,7 @@ from reproduction.report.evidence import select
 from reproduction.report.figures import COLOURS, INK, MARKERS, NAMES, WIDTH, block_name, depth, drawing
 from reproduction.report.markup import PageOutput, chip, note, table
 from reproduction.report.pages import Page
+from reproduction.report.values import packaged
 from reproduction.report.verdicts import judge
 
 MODELS = ("merged", "featcal")
@@ -31,12 +29,9 @@ SCORES = {"proposition_3": ("Prop. 3: along the segment", "o"), "proposition_6":
 CLOUD: dict[str, Any] = {"ls": "none", "markersize": 4.5, "mew": 0, "alpha": 0.6}  # half the bytes of a scatter plot
 
 
-@cache
 def statements() -> dict[str, dict[str, str]]:
     """Every statement in plain words, by the name it has in results."""
-    text = files("reproduction.report").joinpath("statements.yaml").read_text(encoding="utf-8")
-    found: dict[str, dict[str, str]] = yaml.safe_load(text)
-    return found
+    return packaged("statements.yaml")
 
 
 def rows(page: Page) -> pd.DataFrame:

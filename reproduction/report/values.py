@@ -71,12 +71,14 @@ PAPER_SETTINGS = {  # section 5.1 of the paper: λ, ρ, α; the real encoder has
 
 
 @cache
+def packaged(name: str) -> Any:
+    """What a YAML file beside this one says; not to be changed."""
+    return yaml.safe_load(files("reproduction.report").joinpath(name).read_text(encoding="utf-8"))
+
+
 def texts() -> dict[str, dict[str, Any]]:
     """The text sets of the real encoder, in the order of its pools, from texts.yaml."""
-    found: dict[str, dict[str, Any]] = yaml.safe_load(
-        files("reproduction.report").joinpath("texts.yaml").read_text(encoding="utf-8")
-    )
-    return found
+    return packaged("texts.yaml")
 
 
 @cache
