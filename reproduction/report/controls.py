@@ -60,7 +60,7 @@ def block(ours: Evidence, upstream: str) -> list[Row]:
     """The rows of one merger's controls with their changes against it; what the suite does not run is left out."""
     rows: list[Row] = []
     for key, name in controls_of(ours.suite, upstream).items():
-        cells, one_run = measured_cells(ours, *key)
+        cells, one_run = measured_cells(ours, key)
         if cells:
             rows.append(Row(name, "calibrated" if rows else "merger", upstream, cells, one_run))
     return [with_changes(row, rows[0]) for row in rows] if rows and rows[0].kind == "merger" else []

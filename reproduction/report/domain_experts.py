@@ -9,7 +9,7 @@ from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.markup import PageOutput, table
 from reproduction.report.pages import label
-from reproduction.report.tables import REFERENCES, Cell, Row, cells_of, with_best, with_changes
+from reproduction.report.tables import REFERENCES, Cell, Row, measured_cells, with_best, with_changes
 from reproduction.report.values import AVERAGE, PAPER_MODELS, paper_row, player
 
 OWN = {  # domain → the tests of its own
@@ -22,8 +22,8 @@ Cells = dict[str, Cell]
 
 def models(ours: Evidence) -> dict[str, Cells]:
     """Cells of the base and of every expert by its domain; no cells for what was not run."""
-    keys = {BASE: {"method": "base"}} | {domain: {"method": "expert", "setting": domain} for domain in OWN}
-    return {name: cells_of(ours, key)[0] for name, key in keys.items()}
+    keys = {BASE: ("", "base", "")} | {domain: ("", "expert", domain) for domain in OWN}
+    return {name: measured_cells(ours, key)[0] for name, key in keys.items()}
 
 
 def highest(found: Iterable[Cells]) -> Cells:

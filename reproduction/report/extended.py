@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 
 from reproduction.report import tables
 from reproduction.report.accuracies import LEGEND, folded_table
-from reproduction.report.estimate import estimate, noise
+from reproduction.report.estimate import noise
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import CURVES, WIDTH, drawing
 from reproduction.report.markup import PageOutput, accuracy_table
@@ -28,9 +28,7 @@ def rows(page: Page) -> list[tables.Row]:
 
     def look(upstream: str, method: str) -> tuple[dict[str, tables.Cell], bool]:
         key = tables.model_key(upstream, method, main)
-        found = {name: estimate(select(Evidence(page.suite, *place).table("scores"), key)) for name, place in columns.items()}
-        cells = {name: tables.Cell(e.mean, e.spread) for name, e in found.items() if e is not None}
-        return cells, any(e is not None and e.one_run for e in found.values())
+        return tables.cells_of({name: tables.average(Evidence(page.suite, *place), key) for name, place in columns.items()})
 
     return tables.rows_in_order(look, tables.references_of("table02"), UPSTREAMS)
 
@@ -62,11 +60,11 @@ def by_tasks(page: Page) -> pd.DataFrame:
     """Gain of each method over its merger at the suite's main settings, and two standard errors of it; a row per experiment."""
     main, found = tables.settings_shown(page.suite)[0], []
     for role, pool in (*((REAL, pool) for pool in POOLS), *PRINTED):
-        scores = Evidence(page.suite, role, pool).table("scores")
+        evidence = Evidence(page.suite, role, pool)
         for upstream in UPSTREAMS:
-            merged = estimate(select(scores, tables.model_key(upstream, "merged", "")))
+            merged = tables.average(evidence, (upstream, "merged", ""))
             for method in DASHES:
-                ours = estimate(select(scores, tables.model_key(upstream, method, main)))
+                ours = tables.average(evidence, (upstream, method, main))
                 if merged is not None and ours is not None:
                     row = {"role": role, "tasks": int(pool), "upstream": upstream, "method": method}
                     found.append(row | {"gain": ours.mean - merged.mean, "room": noise(ours, merged)})

@@ -52,7 +52,7 @@ def accuracy_rows(ours: Evidence, setting: str) -> list[Row]:
     def look(upstream: str, method: str) -> tuple[dict[str, Cell], bool]:
         if method == "expert" and ours.pool == "mergebench":
             return domain_experts.highest(domain_experts.models(ours).values()), False
-        return tables.measured_cells(ours, upstream, method, setting)
+        return tables.measured_cells(ours, tables.model_key(upstream, method, setting))
 
     return tables.rows_in_order(look, ("base", "expert"), (MERGER,))
 

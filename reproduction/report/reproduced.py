@@ -120,8 +120,8 @@ def average(ours: Evidence, upstream: str, method: str) -> Estimate | None:
 
 
 def _rows(ours: Evidence, upstream: str, method: str, expert: str = "") -> pd.DataFrame:
-    key = tables.model_key(upstream, method, SETTING)
-    return select(ours.table("scores"), key | {"setting": expert} if method == "expert" else key)
+    key = (upstream, method, expert) if method == "expert" else tables.model_key(upstream, method, SETTING)
+    return tables.rows_of(ours, key)
 
 
 def _highest(scores: pd.DataFrame) -> dict[str, Estimate]:

@@ -79,7 +79,7 @@ def accuracy_rows(evidence: Evidence, setting: str = "") -> list[Row]:
     chosen = setting or settings_shown(evidence.suite, evidence.pool)[0]
     printed = PRINTED.get((evidence.role, evidence.pool))
     references = () if setting else references_of(printed) if printed else tuple(REFERENCES)
-    return rows_in_order(lambda upstream, method: measured_cells(evidence, upstream, method, chosen), references, UPSTREAMS)
+    return rows_in_order(lambda *model: measured_cells(evidence, model_key(*model, chosen)), references, UPSTREAMS)
 
 
 def references_of(table: str) -> tuple[str, ...]:
@@ -114,26 +114,27 @@ def rows_in_order(look: Lookup, references: Iterable[str], upstreams: Iterable[s
     return rows
 
 
-def measured_cells(evidence: Evidence, upstream: str, method: str, setting: str) -> tuple[dict[str, Cell], bool]:
-    """Mean and spread of one model on every task and on average, and whether a single draw is behind them.
-
-    setting: counts for what calibrates; references and mergers have none.
-    """
-    return cells_of(evidence, model_key(upstream, method, setting))
-
-
-def cells_of(evidence: Evidence, model: dict[str, str]) -> tuple[dict[str, Cell], bool]:
-    """The same of any one model, told by the columns of its rows."""
-    frame = select(evidence.table("scores"), model)
+def measured_cells(evidence: Evidence, key: Key) -> tuple[dict[str, Cell], bool]:
+    """Mean and spread of one model on every task and on average, and whether a single draw is behind them."""
+    frame = rows_of(evidence, key)
     parts: dict[str, pd.DataFrame] = {task: frame[frame["task"] == task] for task in evidence.tasks} | {AVERAGE: frame}
-    found = {column: estimate(rows) for column, rows in parts.items()}
-    one_run = any(e is not None and e.one_run for e in found.values())
-    return {column: Cell(e.mean, e.spread) for column, e in found.items() if e is not None}, one_run
+    return cells_of({column: estimate(rows) for column, rows in parts.items()})
 
 
-def model_key(upstream: str, method: str, setting: str) -> dict[str, str]:
-    """The columns of a result file that name one model."""
-    return {"upstream": upstream, "method": method, "setting": setting if method in (*METHODS, SHIFT) else ""}
+def cells_of(found: dict[str, Estimate | None]) -> tuple[dict[str, Cell], bool]:
+    """The cells of a row, by column, and whether a single draw is behind one of them."""
+    known = {column: one for column, one in found.items() if one is not None}
+    return {column: Cell(one.mean, one.spread) for column, one in known.items()}, any(one.one_run for one in known.values())
+
+
+def model_key(upstream: str, method: str, setting: str) -> Key:
+    """What names one model; the setting counts for what calibrates, references and mergers have none."""
+    return upstream, method, setting if method in (*METHODS, SHIFT) else ""
+
+
+def rows_of(ours: Evidence, key: Key, file: str = "scores") -> pd.DataFrame:
+    """The rows of one model."""
+    return select(ours.table(file), dict(zip(("upstream", "method", "setting"), key, strict=True)))
 
 
 def with_changes(row: Row, merger: Row) -> Row:
@@ -158,7 +159,7 @@ def with_best(block: list[Row]) -> list[Row]:
 
 def average(ours: Evidence, key: Key, file: str = "scores") -> Estimate | None:
     """The mean over tasks and seeds of one row; None where it was not run."""
-    return estimate(select(ours.table(file), dict(zip(("upstream", "method", "setting"), key, strict=True))))
+    return estimate(rows_of(ours, key, file))
 
 
 @dataclass(frozen=True)
