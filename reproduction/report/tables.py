@@ -79,7 +79,7 @@ def accuracy_rows(evidence: Evidence, setting: str = "") -> list[Row]:
     chosen = setting or settings_shown(evidence.suite, evidence.pool)[0]
     printed = PRINTED.get((evidence.role, evidence.pool))
     references = () if setting else references_of(printed) if printed else tuple(REFERENCES)
-    return rows_in_order(lambda *model: measured_cells(evidence, model_key(*model, chosen)), references, UPSTREAMS)
+    return rows_in_order(lambda u, m: measured_cells(evidence, model_key(u, m, chosen)), references, UPSTREAMS)
 
 
 def references_of(table: str) -> tuple[str, ...]:
