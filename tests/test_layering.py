@@ -55,7 +55,7 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
     "stages": KNOWN | {"language", "mini", "suites", "profiling", "report.artifact", "report.execute", "report.summary"},
     "playground": KNOWN | {"suites", "stages", "report"},
 }
-FEATCAL_IN_REPORT = {"errors", "settings", "storage.results"}  # of the library, what needs no torch
+FEATCAL_IN_REPORT = {"errors", "settings", "storage.atomic", "storage.results"}  # of the library, what needs no torch
 HEAVY = {"dvc", "papermill", "pandas", "matplotlib", "seaborn", "scipy", "sklearn", "nbclient", "lm_eval"}
 FOREIGN = {  # what some rooms do not know, of other people's packages
     "featcal": HEAVY | {"open_clip"},

@@ -1,8 +1,10 @@
 """The one-liners of the pages that show an accuracy table: the table, the paper's own values, the share of the gap recovered."""
 
+from collections.abc import Mapping
 from html import escape
 
 from reproduction.report import tables
+from reproduction.report.evidence import Evidence
 from reproduction.report.markup import PageOutput, accuracy_table, fold, note, table
 from reproduction.report.pages import Page
 from reproduction.report.reproduced import elsewhere
@@ -17,7 +19,7 @@ def measured(page: Page) -> PageOutput:
     html = _table(page, main, tables.accuracy_rows(ours))
     for setting in others:
         words = f"The same blocks at the {tables.SETTING_LABELS[setting]}"
-        html += fold(words, _table(page, setting, tables.block_rows(ours, setting)))
+        html += fold(words, _table(page, setting, tables.accuracy_rows(ours, setting)))
     return PageOutput(html + page.against_printed())
 
 
@@ -44,21 +46,26 @@ def folded_table(html: str, marks: list[str]) -> str:
 
 def recovered(page: Page) -> PageOutput:
     """The share of the way from each merger to the experts that FeatCal goes, here and in the paper."""
-    found = tables.recovered(page.evidence)
-    if not found:
+    rows = share_rows(page.evidence, page.topic.printed, tables.UPSTREAMS)
+    if not rows:
         return PageOutput(note("○ not run: the share of the gap that FeatCal recovers needs a merger, FeatCal and the experts."))
-    rows = []
-    for item in found:
-        spread = f" <small>sd {item.spread:.1f}</small>" if item.spread is not None else ""
-        one = ' <small class="fc-run">one seed</small>' if item.one_run else ""
-        name = f"{tables.UPSTREAMS[item.upstream]}, {tables.SETTING_LABELS[item.setting]}"
-        rows.append(("", [name, f"{item.share:.0f} %{spread}{one}", _paper_share(page.topic.printed, item.upstream)]))
     caption = f"Share of the gap between merger and experts that FeatCal recovers — {page.label}"
     return PageOutput(table(["Merger, settings", "Here", elsewhere(page.suite)], rows, caption))
 
 
-def _paper_share(number: str, upstream: str) -> str:
+def share_rows(ours: Evidence, number: str, names: Mapping[str, str], model: str = "") -> list[tuple[str, list[str]]]:
+    """A row per merger and settings: the share of the gap here, and as the printed table has it.   names: of rows, by merger."""
+    rows = []
+    for item in tables.recovered(ours):
+        spread = f" <small>sd {item.spread:.1f}</small>" if item.spread is not None else ""
+        one = ' <small class="fc-run">one seed</small>' if item.one_run else ""
+        name = f"{names[item.upstream]}, {tables.SETTING_LABELS[item.setting]}"
+        rows.append(("", [name, f"{item.share:.0f} %{spread}{one}", _paper_share(number, item.upstream, model)]))
+    return rows
+
+
+def _paper_share(number: str, upstream: str, model: str) -> str:
     """The paper's share as printed; with cells corrected as well, where that changes it."""
-    shares = (tables.paper_recovered(number, upstream, corrected) for corrected in (False, True))
+    shares = (tables.paper_recovered(number, upstream, corrected, model) for corrected in (False, True))
     said, mended = ("–" if share is None else f"{share:.0f} %" for share in shares)
     return said if said == mended else f"{said}<small>{mended} with doubtful cells corrected</small>"

@@ -4,13 +4,13 @@ It is what every weight is drawn to. For the larger Llama the paper takes λ = 3
 weigh no more than the anchor in any direction.
 """
 
-from reproduction.report.controls import Key, average, margin, standing
+from reproduction.report.controls import margin, standing
 from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.language import MERGER, UNITS, blocks, experiments
 from reproduction.report.markup import PageOutput, compact, estimated, fold, table
 from reproduction.report.pages import Page
-from reproduction.report.tables import METHODS, UPSTREAMS, Row, cells_of, with_changes
+from reproduction.report.tables import METHODS, UPSTREAMS, Key, Row, average, measured_cells, with_changes
 from reproduction.report.values import PAPER_SETTINGS, player
 
 FEATCAL: Key = (MERGER, "featcal", "paper")
@@ -28,9 +28,8 @@ def folded(page: Page) -> PageOutput:
 def rows(ours: Evidence) -> list[Row]:
     """Task arithmetic, its change ρ times as long, and FeatCal."""
     found = []
-    for (upstream, method, setting), name in NAMES.items():
-        cells, one_run = cells_of(ours, {"upstream": upstream, "method": method, "setting": setting})
-        found.append(Row(name, "merger" if method == "merged" else "calibrated", upstream, cells, one_run))
+    for key, name in NAMES.items():
+        found.append(Row(name, "merger" if key == MERGED else "calibrated", MERGER, *measured_cells(ours, key)))
     return [with_changes(row, found[0]) if row.kind == "calibrated" else row for row in found]
 
 

@@ -4,18 +4,17 @@ Differences of two scores come with two standard errors, paired row by row. Of e
 shown among those whose training rows are not scored: that favours the adapter.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from reproduction.report.estimate import Estimate, estimate, noise
 from reproduction.report.evidence import Evidence, read_json, select
-from reproduction.report.figures import COLOURS, INK, WIDTH, drawing, svg
+from reproduction.report.figures import COLOURS, INK, one_panel
 from reproduction.report.markup import PageOutput, note, table
-from reproduction.report.pages import label
+from reproduction.report.pages import drawn, label
 from reproduction.report.tables import MERGERS
 
 MODELS = {
@@ -81,14 +80,9 @@ def study(role: str, pool: str, suite: str) -> Study | None:
     return Study(ours, rows, told["chosen"], told["validation"], seeds, used["samples"], few, chosen_on)
 
 
-def signed(value: float, sure: float) -> str:
-    """A difference with two standard errors."""
-    return f"{value:+.1f}<small>± {sure:.1f}</small>"
-
-
 def gap(left: Estimate | None, right: Estimate | None) -> str:
-    """left − right, or a dash where one is missing."""
-    return signed(left.mean - right.mean, noise(left, right)) if left and right else "–"
+    """left − right with two standard errors, or a dash where one is missing."""
+    return f"{left.mean - right.mean:+.1f}<small>± {noise(left, right):.1f}</small>" if left and right else "–"
 
 
 def mean(value: Estimate | None) -> str:
@@ -138,55 +132,54 @@ def _cost(it: Study) -> str:
     return f"Operations counted, of those of the paper’s method: {'; '.join(told)}." if told else ""
 
 
+def _each(suite: str, piece: Callable[[Study, str], str]) -> PageOutput:
+    """A piece of the page about every model that the study was run with, told its name."""
+    found = [piece(it, name) for model, name in MODELS.items() if (it := study(*model, suite))]
+    return PageOutput("".join(found) or note("○ not run: no such study in the results."))
+
+
 def against(suite: str) -> PageOutput:
     """One row for each merger: the chosen variant beside the paper's method and the adapters on rows that none of them saw."""
+    return _each(suite, _against)
+
+
+def _against(it: Study, name: str) -> str:
     head = [
         "Merger", "Merged", "Paper’s method", "Chosen variant", "Over the paper’s method", *ADAPTERS.values(),
         *(f"Over {words}" for words in ADAPTERS.values()),
     ]  # fmt: skip
-    parts = []
-    for model, name in MODELS.items():
-        it, rows = study(*model, suite), []
-        for upstream in it.upstreams if it else ():
-            assert it is not None
-            ours, paper = it.score(upstream, it.chosen), it.score(upstream, "suite")
-            rivals = [it.adapter(upstream, method) for method in ADAPTERS]
-            cells = [mean(it.score(upstream, "merged")), mean(paper), mean(ours), gap(ours, paper), *map(mean, rivals)]
-            rows.append(("", [MERGERS.get(upstream, upstream), *cells, *(gap(ours, rival) for rival in rivals)]))
-        if it:
-            caption = (
-                f"{name}: average score on test samples, {it.samples} samples of each task, "
-                f"{len(it.seeds)} draw{'s' * (len(it.seeds) > 1)} of them for the chosen variant and the paper’s method"
-            )
-            parts.append(table(head, rows, f"{caption} — {label(suite)}"))
-            merged = it.score(CLOSED_FORM, "merged")
-            parts += (
-                [note(f"{MERGERS[CLOSED_FORM]} gets nothing right here by itself. {BROKEN}")]
-                if merged and merged.mean < 1
-                else []
-            )
-    return PageOutput("".join(parts) or note("○ not run: no such study in the results."))
+    rows = []
+    for upstream in it.upstreams:
+        ours, paper = it.score(upstream, it.chosen), it.score(upstream, "suite")
+        rivals = [it.adapter(upstream, method) for method in ADAPTERS]
+        cells = [mean(it.score(upstream, "merged")), mean(paper), mean(ours), gap(ours, paper), *map(mean, rivals)]
+        rows.append(("", [MERGERS.get(upstream, upstream), *cells, *(gap(ours, rival) for rival in rivals)]))
+    caption = (
+        f"{name}: average score on test samples, {it.samples} samples of each task, "
+        f"{len(it.seeds)} draw{'s' * (len(it.seeds) > 1)} of them for the chosen variant and the paper’s method"
+    )
+    merged = it.score(CLOSED_FORM, "merged")
+    broken = f"{MERGERS[CLOSED_FORM]} gets nothing right here by itself. {BROKEN}" if merged and merged.mean < 1 else ""
+    return table(head, rows, f"{caption} — {label(it.ours.suite)}") + (note(broken) if broken else "")
 
 
 def variants(suite: str) -> PageOutput:
     """Every variant with one draw: test scores from every merger, the mean on validation samples, what it costs."""
-    parts = []
-    for model, name in MODELS.items():
-        it = study(*model, suite)
-        if it is None:
-            continue
-        counted, rows = cost_ratios(it), []
-        for variant in (*OWN, *it.validation):
-            seed = None if variant == "merged" else it.seeds[0]
-            scores = [it.score(upstream, variant, seed=seed) for upstream in it.chosen_on]
-            judged = f"{it.validation[variant]:.1f}" if variant in it.validation else "–"
-            cost = f"{counted[variant]:.2f}" if variant in counted else "–"
-            words = OWN.get(variant, variant) + (" ← chosen" if variant == it.chosen else "")
-            rows.append(("", [words, *(f"{one.mean:.1f}" if one else "–" for one in scores), judged, cost]))
-        mergers = [MERGERS.get(upstream, upstream) for upstream in it.chosen_on]
-        head = ["Variant", *mergers, "Mean on validation samples", "Operations, paper’s method = 1"]
-        parts.append(table(head, rows, f"{name}: every variant, one draw — {label(suite)}"))
-    return PageOutput("".join(parts) or note("○ not run: no such study in the results."))
+    return _each(suite, _variants)
+
+
+def _variants(it: Study, name: str) -> str:
+    counted, rows = cost_ratios(it), []
+    for variant in (*OWN, *it.validation):
+        seed = None if variant == "merged" else it.seeds[0]
+        scores = [it.score(upstream, variant, seed=seed) for upstream in it.chosen_on]
+        judged = f"{it.validation[variant]:.1f}" if variant in it.validation else "–"
+        cost = f"{counted[variant]:.2f}" if variant in counted else "–"
+        words = OWN.get(variant, variant) + (" ← chosen" if variant == it.chosen else "")
+        rows.append(("", [words, *(f"{one.mean:.1f}" if one else "–" for one in scores), judged, cost]))
+    mergers = [MERGERS.get(upstream, upstream) for upstream in it.chosen_on]
+    head = ["Variant", *mergers, "Mean on validation samples", "Operations, paper’s method = 1"]
+    return table(head, rows, f"{name}: every variant, one draw — {label(it.ours.suite)}")
 
 
 def cost_ratios(it: Study) -> dict[str, float]:
@@ -215,9 +208,7 @@ def figure(role: str, pool: str, suite: str) -> PageOutput:
     if it is None:
         return PageOutput(note(f"○ not run: {MODELS[role, pool]}."))
     found = changes(it, it.chosen_on)
-    with drawing():
-        picture = Figure(figsize=(WIDTH, 0.42 * len(found) + 1.5))
-        axes = picture.add_subplot()
+    with one_panel(0.42 * len(found) + 1.5) as (picture, axes):
         for number, upstream in enumerate(it.chosen_on):
             places = [place + 0.18 * (number - (len(it.chosen_on) - 1) / 2) for place in range(len(found))]
             leads, errors = zip(*(pairs[number] for pairs in found.values()), strict=True)
@@ -228,36 +219,33 @@ def figure(role: str, pool: str, suite: str) -> PageOutput:
         axes.invert_yaxis()
         axes.set(xlabel="over the paper’s method (points)")
         axes.legend(loc="lower center", bbox_to_anchor=(0.3, 1.0), ncols=2)
-    return PageOutput(picture={"image/svg+xml": svg(picture)}, text=f"variants over the paper's method ({label(suite)})")
+    return drawn(picture, "variants over the paper's method", label(suite))
 
 
 def not_working(suite: str) -> PageOutput:
     """In words, for every model: variants behind the paper's method by more than two standard errors, and those of no effect."""
-    parts = []
-    for model, name in MODELS.items():
-        it = study(*model, suite)
-        if it is None:
-            continue
-        found = changes(it, it.upstreams)
-        behind = [f"<em>{v}</em>" for v, pairs in found.items() if any(-lead > sure for lead, sure in pairs)]
-        idle = [f"<em>{v}</em>" for v, pairs in found.items() if not any(abs(lead) > sure for lead, sure in pairs)]
-        told = f"Behind the paper’s method from some merger: {'; '.join(behind) or 'none'}. "
-        told += f"Neither ahead nor behind from any: {'; '.join(idle) or 'none'}."
-        parts.append(note(f"<strong>{name}.</strong> {told}"))
-    return PageOutput("".join(parts) or note("○ not run: no such study in the results."))
+    return _each(suite, _not_working)
+
+
+def _not_working(it: Study, name: str) -> str:
+    found = changes(it, it.upstreams)
+    behind = [f"<em>{v}</em>" for v, pairs in found.items() if any(-lead > sure for lead, sure in pairs)]
+    idle = [f"<em>{v}</em>" for v, pairs in found.items() if not any(abs(lead) > sure for lead, sure in pairs)]
+    told = f"Behind the paper’s method from some merger: {'; '.join(behind) or 'none'}. "
+    told += f"Neither ahead nor behind from any: {'; '.join(idle) or 'none'}."
+    return note(f"<strong>{name}.</strong> {told}")
 
 
 def few(suite: str) -> PageOutput:
     """The preset and the paper's method by the number of samples of each task, from one merger."""
-    parts = []
-    for model, name in MODELS.items():
-        it, rows = study(*model, suite), []
-        for n in sorted({*it.few, it.samples}) if it else ():
-            assert it is not None
-            ours, paper = (it.score(it.chosen_on[0], variant, n, it.seeds[0]) for variant in (PRESET, "suite"))
-            rows.append(("", [str(n), mean(paper), mean(ours), gap(ours, paper)]))
-        if it:
-            caption = f"{name}, from {MERGERS.get(it.chosen_on[0], it.chosen_on[0])}: by samples of each task, one draw"
-            head = ["Samples of each task", "Paper’s method, the suite’s λ, ρ, α", "The preset best", "Difference"]
-            parts.append(table(head, rows, f"{caption} — {label(suite)}"))
-    return PageOutput("".join(parts) or note("○ not run: no such study in the results."))
+    return _each(suite, _few)
+
+
+def _few(it: Study, name: str) -> str:
+    upstream, rows = it.chosen_on[0], []
+    for n in sorted({*it.few, it.samples}):
+        ours, paper = (it.score(upstream, variant, n, it.seeds[0]) for variant in (PRESET, "suite"))
+        rows.append(("", [str(n), mean(paper), mean(ours), gap(ours, paper)]))
+    head = ["Samples of each task", "Paper’s method, the suite’s λ, ρ, α", "The preset best", "Difference"]
+    caption = f"{name}, from {MERGERS.get(upstream, upstream)}: by samples of each task, one draw — {label(it.ours.suite)}"
+    return table(head, rows, caption)

@@ -1,59 +1,39 @@
 """Accuracy against the number of images per task: Table 12 and Figure 3, here and as printed."""
 
-from dataclasses import dataclass
-from typing import Any
-
 import pandas as pd
 from matplotlib.figure import Figure
 
 from reproduction.report.claims import main_setting
 from reproduction.report.estimate import difference, estimate
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.figures import COLOURS, WIDTH, drawing
-from reproduction.report.markup import PageOutput, fold, note, table
+from reproduction.report.figures import COLOURS, CURVES, one_panel
+from reproduction.report.markup import PageOutput, fold, note, number, table
 from reproduction.report.pages import Page
 from reproduction.report.studies import RIVALS
+from reproduction.report.tables import Cell, average
 from reproduction.report.values import paper_table
 
 ORDER = ("surgery", "prob_surgery", "featcal")  # of the paper's rows
 UPSTREAM = "task_arithmetic"
-LINES = {  # colour, marker, dashes: told apart in grey too
-    "featcal": (COLOURS["featcal"], "^", "-"), "surgery": ("#009E73", "o", "--"), "prob_surgery": ("#CC79A7", "s", "-."),
-}  # fmt: skip
+DASHES = {"featcal": "-", "surgery": "--", "prob_surgery": "-."}
 
 
-@dataclass(frozen=True)
-class Point:
-    """Average accuracy of one method at one number of images, in percent.   sd: over seeds; None for one seed."""
-
-    method: str
-    samples: int
-    mean: float
-    sd: float | None
+def measured(ours: Evidence) -> pd.DataFrame:
+    """Average accuracy (%) of every method and number of images, and its deviation over seeds, nan for one; maybe no rows."""
+    rows = select(ours.table("samples"), {"upstream": UPSTREAM, "setting": main_setting(ours.suite)})
+    groups = rows[rows["method"].isin(ORDER)].groupby(["method", "samples"])
+    found = [(*key, one.mean, one.spread) for key, own in groups if (one := estimate(own))]
+    return pd.DataFrame(found, columns=["method", "samples", "mean", "sd"]).astype({"sd": float})
 
 
-def measured(ours: Evidence) -> list[Point]:
-    """Every method and number of images, in the paper's order; empty where nothing was run."""
-    rows, found = select(ours.table("samples"), {"upstream": UPSTREAM, "setting": main_setting(ours.suite)}), []
-    for method in ORDER:
-        own = rows[rows["method"] == method]
-        for samples in sorted(own["samples"].unique()):
-            value = estimate(own[own["samples"] == samples])
-            assert value is not None  # there is at least one row
-            found.append(Point(method, int(samples), value.mean, value.spread))
-    return found
-
-
-def printed() -> list[Point]:
-    """The paper's Table 12."""
-    frame = paper_table("table12")
-    columns = zip(frame["method"], frame["samples_per_task"], frame["mean"], frame["std"], strict=True)
-    return [Point(str(method), int(samples), float(mean), float(sd)) for method, samples, mean, sd in columns]
+def printed() -> pd.DataFrame:
+    """The paper's Table 12, alike."""
+    return paper_table("table12").rename(columns={"samples_per_task": "samples", "std": "sd"})
 
 
 def merged_level(ours: Evidence) -> float | None:
     """Average accuracy of the merged model that all start from."""
-    value = estimate(select(ours.table("samples"), {"upstream": UPSTREAM, "method": "merged"}))
+    value = average(ours, (UPSTREAM, "merged", ""), "samples")
     return None if value is None else value.mean
 
 
@@ -62,7 +42,7 @@ def means(page: Page) -> PageOutput:
     ours = page.evidence
     found, level = measured(ours), merged_level(ours)
     paper = fold("The paper’s own values", _table(printed(), "The paper’s Table 12, as printed: real CLIP models on real data"))
-    if not found:
+    if found.empty:
         return PageOutput(note(f"○ not run: no results of this study in the {page.label}.") + paper)
     caption = (
         f"Average top-1 accuracy (%) on test {page.inputs} by {page.inputs} per task, sd over seeds — {page.label}. Bold: best."
@@ -72,20 +52,14 @@ def means(page: Page) -> PageOutput:
     return PageOutput(_table(found, caption) + note(" ".join(remarks)) + page.against_printed() + paper)
 
 
-def _table(points: list[Point], caption: str) -> str:
-    budgets = sorted({point.samples for point in points})
-    best = {n: max(round(p.mean, 1) for p in points if p.samples == n) for n in budgets}
-    rows = []
-    for method in ORDER:
-        cells = {point.samples: point for point in points if point.method == method}
-        rows.append(("", [f"w/ {RIVALS[method]}", *(_cell(cells[n], best[n]) if n in cells else "–" for n in budgets)]))
-    return table(["Task Arithmetic", *(f"n = {n}" for n in budgets)], rows, caption, "fc-accuracy")
-
-
-def _cell(point: Point, best: float) -> str:
-    mean = f"{point.mean:.1f}"
-    value = f"<strong>{mean}</strong>" if round(point.mean, 1) == best else mean
-    return value if point.sd is None else f"{value}<small>sd&nbsp;{point.sd:.1f}</small>"
+def _table(found: pd.DataFrame, caption: str) -> str:
+    best = {samples: max(round(mean, 1) for mean in own) for samples, own in found.groupby("samples")["mean"]}
+    cells = {}
+    for one in found.itertuples():
+        spread = one.sd if one.sd == one.sd else None
+        cells[one.method, one.samples] = Cell(one.mean, spread, best=round(one.mean, 1) == best[one.samples])
+    rows = [("", [f"w/ {RIVALS[method]}", *(number(cells.get((method, n)), []) for n in best)]) for method in ORDER]
+    return table(["Task Arithmetic", *(f"n = {n}" for n in best)], rows, caption, "fc-accuracy")
 
 
 def more(ours: Evidence) -> list[str]:
@@ -99,14 +73,13 @@ def more(ours: Evidence) -> list[str]:
     return [f"{ends}, {RIVALS['featcal']} changes by {added.value:+.1f} points (two standard errors: {added.noise:.1f})."]
 
 
-def spreads(found: list[Point]) -> list[str]:
+def spreads(found: pd.DataFrame) -> list[str]:
     """A sentence on where seeds matter most, and where least."""
-    with_sd = [(point.sd, point) for point in found if point.sd is not None]
-    if not with_sd:
+    drawn = found.dropna(subset="sd").sort_values("sd")
+    if drawn.empty:
         return []
-    (most, wide), (least, narrow) = max(with_sd, key=lambda p: p[0]), min(with_sd, key=lambda p: p[0])
-    ends = f"{RIVALS[wide.method]} at n = {wide.samples} (sd {most:.1f}), {RIVALS[narrow.method]} at n = {narrow.samples}"
-    return [f"Seeds matter most to {ends.replace(', ', ' and least to ', 1)} (sd {least:.1f})."]
+    ends = (f"{RIVALS[one.method]} at n = {one.samples} (sd {one.sd:.1f})" for one in (drawn.iloc[-1], drawn.iloc[0]))
+    return [f"Seeds matter most to {' and least to '.join(ends)}."]
 
 
 def short(ours: Evidence) -> list[str]:
@@ -127,17 +100,14 @@ def figure(page: Page) -> PageOutput:
 
 def curves(ours: Evidence, inputs: str = "images") -> Figure | None:
     """Mean over seeds with one standard deviation up and down; the merged model's level as a line."""
-    points, level = pd.DataFrame([vars(point) for point in measured(ours)]), merged_level(ours)
+    points, level = measured(ours), merged_level(ours)
     if points.empty:
         return None
     budgets = sorted(points["samples"].unique())
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 4.4))
-        axes = figure.add_subplot()
-        for method, (colour, marker, dashes) in LINES.items():
-            own = points[points["method"] == method]
-            look: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": dashes, "lw": 2, "ms": 8, "capsize": 4}
-            axes.errorbar(own["samples"], own["mean"], yerr=own["sd"].fillna(0.0), label=RIVALS[method], **look)
+    with one_panel(4.4) as (figure, axes):
+        for method, dashes in DASHES.items():
+            own, look = points[points["method"] == method], CURVES[method] | {"linestyle": dashes, "lw": 2, "ms": 8, "capsize": 4}
+            axes.errorbar(own["samples"], own["mean"], yerr=own["sd"].fillna(0.0), **look)
         if level is not None:
             axes.axhline(level, color=COLOURS["merged"], lw=1.6, linestyle=":", label="merged, not calibrated")
         axes.set_xscale("log", base=2)

@@ -1,14 +1,13 @@
 """How the mini suite was chosen: what its script measured on validation images, as tables for the tasks page."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from reproduction.report.evidence import read_json
 from reproduction.report.markup import PageOutput, compact, fold, note, table
 from reproduction.report.pages import SYMBOLS, label
 from reproduction.report.root import results_folder
-
-ROLES = {"clip_b32": "smaller model", "clip_l14": "larger model"}
+from reproduction.report.values import SIZES
 
 
 def measured(suite: str) -> PageOutput:
@@ -36,7 +35,7 @@ def _pool_rows(pool: str, by_role: Mapping[str, Any], chosen: Mapping[str, Any])
         runs = list(seeds.values())
         columns = [[r["base"] for r in runs], [r["average"] for r in runs]]
         columns += [[r["task_arithmetic"][scale] for r in runs], [r["experts"] for r in runs]]
-        yield "", [f"{pool} tasks, {ROLES.get(role, role)}", str(len(runs)), *map(_range, columns), ranges_met(*columns)]
+        yield "", [f"{pool} tasks, {SIZES.get(role, role)}", str(len(runs)), *map(_range, columns), ranges_met(*columns)]
 
 
 def ranges_met(base: list[float], average: list[float], arithmetic: list[float], experts: list[float]) -> str:
@@ -58,21 +57,26 @@ def _range(values: list[float]) -> str:
     return low if low == high else f"{low} – {high}"
 
 
+def _by_value(rows: Mapping[str, Mapping[str, str]], chosen: Container[float], head: str, caption: str) -> str:
+    """A row per value that was tried, in rising order, a column per role; the chosen one is marked."""
+    ordered = sorted(rows, key=float)
+    body = [("fc-total" if float(value) in chosen else "", [compact(float(value)), *rows[value].values()]) for value in ordered]
+    return table([head, *(SIZES.get(role, role) for role in rows[ordered[0]])], body, caption)
+
+
 def _by_strength(averages: Mapping[str, Mapping[str, float]], chosen: float) -> str:
-    ordered = sorted(averages.items(), key=lambda item: float(item[0]))
-    rows = [(_mark(float(s) == chosen), [s, *(f"{v:.1f}" for v in row.values())]) for s, row in ordered]
-    head = ["Strength", *(ROLES.get(role, role) for role in ordered[0][1])]
-    return table(head, rows, "Zero-shot average over 8 tasks (%), validation images")
+    rows = {strength: {role: f"{value:.1f}" for role, value in row.items()} for strength, row in averages.items()}
+    return _by_value(rows, [chosen], "Strength", "Zero-shot average over 8 tasks (%), validation images")
 
 
 def _by_scale(pool: str, by_role: Mapping[str, Any], chosen: Mapping[str, Any]) -> str:
     runs = {role: list(seeds.values()) for role, seeds in by_role.items()}
-    rows = []
-    for scale in sorted(next(iter(runs.values()))[0]["task_arithmetic"], key=float):
-        cells = [_range([r["task_arithmetic"][scale] for r in found]) for found in runs.values()]
-        rows.append((_mark(any(float(scale) == pools[pool] for pools in chosen["scale"].values())), [scale, *cells]))
-    head = ["Scale", *(ROLES.get(role, role) for role in runs)]
-    return table(head, rows, f"Task arithmetic, {pool} tasks: average top-1 accuracy (%), validation images")
+    rows = {
+        scale: {role: _range([run["task_arithmetic"][scale] for run in found]) for role, found in runs.items()}
+        for scale in next(iter(runs.values()))[0]["task_arithmetic"]
+    }
+    kept = [pools[pool] for pools in chosen["scale"].values()]
+    return _by_value(rows, kept, "Scale", f"Task arithmetic, {pool} tasks: average top-1 accuracy (%), validation images")
 
 
 def _sweeps(record: Mapping[str, Any]) -> str:
@@ -81,20 +85,12 @@ def _sweeps(record: Mapping[str, Any]) -> str:
     if not settings:
         return note("○ not run.")
     parts = [note("One after the other, with the suite already frozen; the best mean of both models was kept.")]
-    for name in SYMBOLS:
-        if name not in settings["sweeps"]:
-            continue
+    for name in (name for name in SYMBOLS if name in settings["sweeps"]):
         sweep, chosen = settings["sweeps"][name], record["chosen"]["settings"][name]
-        ordered = sorted(sweep.items(), key=lambda item: float(item[0]))
-        rows = [(_mark(float(v) == chosen), [compact(float(v)), *(f"{x:.1f}" for x in row.values())]) for v, row in ordered]
-        head = [SYMBOLS[name], *(ROLES.get(role, role) for role in ordered[0][1])]
+        rows = {value: {role: f"{mean:.1f}" for role, mean in row.items()} for value, row in sweep.items()}
         caption = f"{SYMBOLS[name]}: average top-1 accuracy (%), validation images; chosen {compact(chosen)}"
-        parts.append(table(head, rows, caption))
+        parts.append(_by_value(rows, [chosen], SYMBOLS[name], caption))
         flat = len({tuple(row.values()) for row in sweep.values()}) == 1
-        if not flat and chosen in (float(ordered[0][0]), float(ordered[-1][0])):
+        if not flat and chosen in (min(map(float, sweep)), max(map(float, sweep))):
             parts.append(note("The chosen value is the end of its grid: the best one may lie beyond."))
     return "".join(parts)
-
-
-def _mark(chosen: bool) -> str:
-    return "fc-total" if chosen else ""

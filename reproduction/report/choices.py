@@ -7,13 +7,14 @@ s is the deviation of those draws and v what other test texts would do to the di
 import math
 from dataclasses import dataclass
 from html import escape
+from statistics import fmean, variance
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from reproduction.report.estimate import difference, estimate
 from reproduction.report.evidence import Evidence, read_json, select
+from reproduction.report.figures import COLOURS, one_panel
 from reproduction.report.markup import PageOutput, compact, note, table
 from reproduction.report.pages import SYMBOLS, drawn, label
 
@@ -60,8 +61,8 @@ def moved(ours: Evidence) -> list[OptionEffect]:
     own, rows = draws(ours), ours.table("choices")
     if len(own) < 2:
         return []
-    middle, default = sum(own) / len(own), select(rows, {"default": 1})
-    drawn = sum((value - middle) ** 2 for value in own) / (len(own) - 1) * (1 + 1 / len(own))
+    middle, default = fmean(own), select(rows, {"default": 1})
+    drawn = variance(own) * (1 + 1 / len(own))
     found = []
     for (choice, option), part in select(rows, {"default": 0}).groupby(["choice", "option"], sort=False):
         mean, ends = float(part["value"].mean()), [(weight, estimate(rows)) for weight, rows in ((1.0, part), (-1.0, default))]
@@ -117,20 +118,19 @@ def panel(role: str, suite: str) -> PageOutput:
 
 
 def _panel(ours: Evidence, title: str) -> Figure | None:
-    from reproduction.report.figures import COLOURS, WIDTH, drawing
-
+    """Marks are filled where the bar of two standard errors ends before the default's mean, hollow where it reaches it."""
     found, own, used = moved(ours), draws(ours), _study(ours)
     if not found:
         return None
     names = ["the default, every draw", *(": ".join(_words(one, used)[::2]) for one in found)]
     middle = sum(own) / len(own)
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 0.5 * len(names) + 1.3))
-        axes = figure.add_subplot()
+    with one_panel(0.5 * len(names) + 1.3) as (figure, axes):
         axes.axvline(middle, color=COLOURS["expert"], lw=1.2, zorder=1)
         axes.scatter(own, [0] * len(own), s=60, marker="|", color=COLOURS["expert"], lw=2, zorder=3)
         for place, one in enumerate(found, start=1):
-            _dot(axes, one, place, COLOURS["merged"] if one.clear else COLOURS["featcal"])
+            colour = COLOURS["merged"] if one.clear else COLOURS["featcal"]
+            look: dict[str, Any] = {"fmt": "o", "markersize": 8, "color": colour, "capsize": 3, "lw": 1.6, "zorder": 4}
+            axes.errorbar(one.mean, place, xerr=one.noise, markerfacecolor=colour if one.clear else "white", **look)
         merged = select(ours.table("scores"), {"method": "merged", "upstream": used.get("upstream", "")})["value"]
         if len(merged):
             axes.axvline(float(merged.mean()), color=COLOURS["merged"], ls=(0, (1, 2)), lw=1.6, zorder=1)
@@ -139,12 +139,6 @@ def _panel(ours: Evidence, title: str) -> Figure | None:
         axes.set(xlabel="average score (%)", title=title)
         axes.grid(axis="y", visible=False)
         return figure
-
-
-def _dot(axes: Axes, one: OptionEffect, place: int, colour: str) -> None:
-    """Filled where its bar of two standard errors ends before the default's mean, hollow where it reaches it."""
-    look: dict[str, Any] = {"fmt": "o", "markersize": 8, "color": colour, "capsize": 3, "lw": 1.6, "zorder": 4}
-    axes.errorbar(one.mean, place, xerr=one.noise, markerfacecolor=colour if one.clear else "white", **look)
 
 
 def settings(suite: str) -> PageOutput:

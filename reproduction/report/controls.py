@@ -5,11 +5,22 @@ its anchor alone, the merger at its best scale, and the mergers that look at the
 """
 
 from reproduction.report.claims import main_setting
-from reproduction.report.estimate import Estimate, estimate, noise
+from reproduction.report.estimate import Estimate, noise
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.markup import PageOutput, accuracy_table, estimated, fold, note, table
 from reproduction.report.pages import Page, label
-from reproduction.report.tables import MERGERS, METHODS, SETTING_LABELS, SHIFT, Row, measured_cells, settings_shown, with_changes
+from reproduction.report.tables import (
+    MERGERS,
+    METHODS,
+    SETTING_LABELS,
+    SHIFT,
+    Key,
+    Row,
+    average,
+    measured_cells,
+    settings_shown,
+    with_changes,
+)
 from reproduction.report.values import SIZES
 
 UPSTREAMS = ("task_arithmetic", "wudi")  # those that have every control
@@ -26,7 +37,6 @@ ADAPTERS = {
 }  # fmt: skip
 SHIFTED = "w/ mean shift, one constant vector per task"
 UNLABELLED = "Unlabelled: test images, which are scored too; of the real encoder texts that are not scored."
-Key = tuple[str, str, str]  # upstream, method, setting
 
 
 def controls_of(suite: str, upstream: str) -> dict[Key, str]:
@@ -50,7 +60,7 @@ def block(ours: Evidence, upstream: str) -> list[Row]:
     """The rows of one merger's controls with their changes against it; what the suite does not run is left out."""
     rows: list[Row] = []
     for key, name in controls_of(ours.suite, upstream).items():
-        cells, one_run = measured_cells(ours, *key)
+        cells, one_run = measured_cells(ours, key)
         if cells:
             rows.append(Row(name, "calibrated" if rows else "merger", upstream, cells, one_run))
     return [with_changes(row, rows[0]) for row in rows] if rows and rows[0].kind == "merger" else []
@@ -95,12 +105,6 @@ def _against(ours: Evidence, key: Key, upstream: str) -> list[str]:
     if found is None or featcal is None or same:
         return [estimated(found) if found else '<span class="fc-none">not run</span>', "–"]
     return [estimated(found), standing(found, featcal)]
-
-
-def average(ours: Evidence, key: Key) -> Estimate | None:
-    """The mean over tasks and seeds of one row; None where it was not run."""
-    wanted = dict(zip(("upstream", "method", "setting"), key, strict=True))
-    return estimate(select(ours.table("scores"), wanted))
 
 
 def standing(left: Estimate, right: Estimate) -> str:

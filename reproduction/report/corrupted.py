@@ -3,7 +3,6 @@
 import io
 from collections.abc import Iterator
 from html import escape
-from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -11,14 +10,12 @@ from reproduction.report.claims import main_setting
 from reproduction.report.damage import KINDS, UPSTREAM, found, kinds
 from reproduction.report.estimate import Estimate, estimate
 from reproduction.report.evidence import Evidence, select
+from reproduction.report.figures import CURVES, INK, WIDTH, drawing, one_panel
 from reproduction.report.markup import PageOutput, accuracy_table, fold, note, number, table
 from reproduction.report.pages import Page
 from reproduction.report.studies import samples
-from reproduction.report.tables import METHODS, SETTING_LABELS, UPSTREAMS, Cell, Row, settings_shown
+from reproduction.report.tables import METHODS, SETTING_LABELS, UPSTREAMS, Cell, Row, settings_shown, with_best
 from reproduction.report.values import AVERAGE, paper_table
-
-COLOURS = {"featcal": "#0072B2", "surgery": "#009E73", "prob_surgery": "#CC79A7"}  # Okabe and Ito
-MARKERS = {"featcal": "^", "surgery": "o", "prob_surgery": "s"}
 
 
 def averages(page: Page) -> PageOutput:
@@ -48,26 +45,20 @@ def paper(suite: str) -> PageOutput:
         method: {k: Cell(float(printed[k][name])) for k in (*KINDS, AVERAGE) if str(printed[k][name])}
         for method, name in {"merged": UPSTREAM, **{m: m for m in METHODS}}.items()
     }
-    return PageOutput(
-        fold("The paper’s own values", _table(cells, "The paper’s Table 6, as printed: real CLIP models on real data", KINDS))
-    )
+    caption = "The paper’s Table 6, as printed: real CLIP models on real data"
+    return PageOutput(fold("The paper’s own values", _table(cells, caption, KINDS)))
 
 
 def _table(cells: dict[str, dict[str, Cell]], caption: str, titles: dict[str, str]) -> str:
-    """Rows of one merger and three methods, best of every column in bold."""
+    """Rows of one merger and three methods with changes against clean images, best of every column in bold."""
     rows = []
     for method, name in {"merged": UPSTREAMS[UPSTREAM], **METHODS}.items():
-        line = []
-        for kind in (*titles, AVERAGE):
-            cell, clean = cells[method].get(kind), cells[method].get("clean")
-            if cell is None or (method == "merged" and kind == AVERAGE):
-                line.append("<td>–</td>")
-                continue
-            top = max(round(row[kind].value, 1) for row in cells.values() if kind in row)
-            change = cell.value - clean.value if clean and kind not in ("clean", AVERAGE) else None
-            line.append(number(Cell(cell.value, change=change, best=round(cell.value, 1) == top), []))
-        rows.append(("fc-merger" if method == "merged" else "fc-calibrated", [escape(name), *line]))
-    return table(["Model", *titles.values(), "Average"], rows, caption, "fc-accuracy")
+        own = {kind: cell for kind, cell in cells[method].items() if (method, kind) != ("merged", AVERAGE)}
+        changed = set(own) - {"clean", AVERAGE} if "clean" in own else ()
+        own |= {kind: Cell(own[kind].value, change=own[kind].value - own["clean"].value) for kind in changed}
+        rows.append(Row(name, "merger" if method == "merged" else "calibrated", UPSTREAM, own))
+    heads = [*titles.values(), "Average"]
+    return accuracy_table(with_best(rows), [*titles, AVERAGE], heads, caption, average=False)[0]
 
 
 def firmer(page: Page) -> PageOutput:
@@ -116,20 +107,14 @@ def cost(page: Page) -> PageOutput:
 
 
 def _cost(ours: Evidence) -> Figure | None:
-    from reproduction.report.figures import INK, WIDTH, drawing
-
     merged = found(ours, "merged", "clean")
     if merged is None:
         return None
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 3.4))
-        axes = figure.add_subplot()
+    with one_panel(3.4) as (figure, axes):
         for method in METHODS:
-            means = [(row, found(ours, method, kind)) for row, kind in enumerate(kinds(ours))]
-            there = [(row, e.mean) for row, e in means if e]
-            look: dict[str, Any] = {"color": COLOURS[method], "marker": MARKERS[method], "edgecolor": "white", "lw": 0.8}
-            name = METHODS[method].removeprefix("w/ ")
-            axes.scatter([mean for _, mean in there], [row for row, _ in there], s=130, zorder=3, label=name, **look)
+            there = [(row, e.mean) for row, kind in enumerate(kinds(ours)) if (e := found(ours, method, kind))]
+            look = CURVES[method] | {"edgecolor": "white", "lw": 0.8, "s": 130, "zorder": 3}
+            axes.scatter([mean for _, mean in there], [row for row, _ in there], **look)
         axes.axvline(merged.mean, color=INK, ls="--", lw=1.4, label="merger alone")
         axes.set_yticks(range(len(kinds(ours))), list(kinds(ours).values()))
         axes.invert_yaxis()
@@ -145,8 +130,6 @@ def examples(page: Page) -> PageOutput:
 
 
 def _examples(ours: Evidence) -> Figure | None:
-    from reproduction.report.figures import WIDTH, drawing
-
     shown = ours.table("corrupted.examples")
     if shown.empty:
         return None

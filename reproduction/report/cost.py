@@ -62,13 +62,10 @@ def averages(page: Page) -> PageOutput:
     """Table 13: means over all numbers of images and seeds."""
     ours = page.evidence
     runs = select(ours.table("samples.run"), {"setting": main_setting(page.suite)})
-    found = {
-        f"{RIVALS[method]}{f', {KEPT}' if method != 'featcal' else ''}": _means(select(runs, {"method": method}))
-        for method in ORDER
-    }
+    found = {ROWS[method, "once"]: _means(select(runs, {"method": method})) for method in ORDER}
     caption = f"Means over all numbers of {page.inputs} and seeds — {page.label}. Bold: best of the column."
     paper = _paper("table13", "stage_seconds", "peak_cpu_rss_gib")
-    return _costs(found, f"Surgery, {KEPT}", caption, ours, "samples.run", paper)
+    return _costs(found, ROWS["surgery", "once"], caption, ours, "samples.run", paper)
 
 
 def _means(rows: pd.DataFrame) -> Costs:
@@ -101,19 +98,14 @@ def _cells(costs: Costs, every: Sequence[Costs], reference: float) -> list[str]:
 def conditions(ours: Evidence, kind: str) -> str:
     """Machine, threads and neighbours of the measured runs, as HTML."""
     record, energy = ours.record(kind), ours.table(kind)["energy_wh"]
-    threads = "torch’s own number of threads" if record.get("threads") is None else _threads(record["threads"])
+    number = record.get("threads")
+    threads = "torch’s own number of threads" if number is None else f"{number} thread{'s' * (number != 1)}"
     count = record.get("at_once", 1)
     beside = "one run at a time" if count == 1 else f"{count} runs side by side, so each was slowed by its neighbour"
-    gpu = (
-        "Energy is that of the GPU, power over time."
-        if energy.notna().any()
-        else "Energy: no GPU was used, so none was measured."
-    )
+    gpu = "Energy is that of the GPU, power over time."
+    if energy.isna().all():
+        gpu = "Energy: no GPU was used, so none was measured."
     return f"Measured on {ours.machine(kind)}, {threads} in each process, {beside}. {gpu}"
-
-
-def _threads(count: int) -> str:
-    return f"{count} thread{'s' * (count != 1)}"
 
 
 def _paper(name: str, seconds: str, memory: str) -> str:

@@ -3,16 +3,16 @@
 The two figures differ in the adapter that FeatCal is held against; models are those of the suite's main settings.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from matplotlib.axes import Axes
+import pandas as pd
 from matplotlib.figure import Figure
 
 from reproduction.report.claims import main_setting
 from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.figures import COLOURS, MARKERS, NAMES, WIDTH, drawing
+from reproduction.report.figures import COLOURS, MARKERS, NAMES, one_panel
 from reproduction.report.gains import gains
 from reproduction.report.markup import PageOutput, estimated, fold, note, table
 from reproduction.report.pages import Page, label
@@ -33,16 +33,35 @@ def model(evidence: Evidence, method: str) -> dict[str, str]:
 
 def alignment(evidence: Evidence, rival: str) -> Figure | None:
     """Mean cosine of final features to the expert's, by task and over tasks: merged, rival, FeatCal."""
-    found = {m: select(evidence.table("alignment"), model(evidence, m)) for m in ("merged", rival, "featcal")}
+    methods = ("merged", rival, "featcal")
+    return _cosines(evidence, evidence.table("alignment"), methods, "mean cosine to the expert’s features (no unit)")
+
+
+def vectors(evidence: Evidence, rival: str) -> Figure | None:
+    """Cosine of a model's change from the base to its expert's, before and after calibration; the adapter changes no weight."""
+    rows = select(evidence.table("vectors"), {"part": "backbone"})
+    return _cosines(evidence, rows, ("merged", "featcal"), "cosine of task vectors (no unit)", zero=True)
+
+
+def _cosines(evidence: Evidence, measured: pd.DataFrame, methods: Sequence[str], words: str, zero: bool = False) -> Figure | None:
+    """Dots by task from top to bottom, the mean set apart below them; None where a model was not measured."""
+    found = {method: select(measured, model(evidence, method)) for method in methods}
     if any(rows.empty for rows in found.values()):
         return None
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 0.42 * len(evidence.tasks) + 2.2))
-        axes = figure.add_subplot()
+    names = [*map(evidence.title, evidence.tasks), MEAN]
+    with one_panel(0.42 * len(evidence.tasks) + 2.2) as (figure, axes):
         for method, rows in found.items():
             values = rows.set_index("task")["cosine"]
-            _dots(axes, evidence, method, [*(values[task] for task in evidence.tasks), values.mean()])
-        _tasks_down(axes, [*map(evidence.title, evidence.tasks), MEAN], "mean cosine to the expert’s features (no unit)")
+            look: dict[str, Any] = {"marker": MARKERS[method], "color": COLOURS[method], "label": NAMES[method], "s": 80}
+            dots = [*(values[task] for task in evidence.tasks), values.mean()]
+            axes.scatter(dots, range(len(names)), zorder=3, edgecolor="white", lw=0.6, **look)
+        if zero:
+            axes.axvline(0, color=COLOURS["expert"], lw=1)
+        axes.set_yticks(range(len(names)), names)
+        axes.axhline(len(names) - 1.5, color=COLOURS["base"], lw=1)
+        axes.invert_yaxis()
+        axes.set_xlabel(words)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=3, handletextpad=0.2, columnspacing=1.2)
         return figure
 
 
@@ -55,9 +74,7 @@ def images(evidence: Evidence, rival: str) -> Figure | None:
     if any(rows.empty for rows in pair):
         return None
     across, up = (rows["similarity"] for rows in pair)
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 4.9))
-        axes = figure.add_subplot()
+    with one_panel(4.9) as (figure, axes):
         specks(axes, across, up[across.index], 4, edgecolor=COLOURS["featcal"], alpha=0.4)
         low, high = min(across.min(), up.min()), max(across.max(), up.max())
         axes.plot([low, high], [low, high], color=COLOURS["expert"], lw=1.2, ls="--")
@@ -75,9 +92,7 @@ def both_gains(evidence: Evidence, rival: str) -> Figure | None:
     found = gains(evidence, model(evidence, "featcal"), model(evidence, rival))
     if found.empty:
         return None
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 4.9))
-        axes = figure.add_subplot()
+    with one_panel(4.9) as (figure, axes):
         axes.axhline(0, color=COLOURS["expert"], lw=1)
         axes.axvline(0, color=COLOURS["expert"], lw=1)
         bars = {"xerr": found["cosine_noise"], "yerr": found["accuracy_noise"], "elinewidth": 0.8, "ecolor": "#999999"}
@@ -87,37 +102,6 @@ def both_gains(evidence: Evidence, rival: str) -> Figure | None:
         words = f"FeatCal minus {NAMES[rival]}"
         axes.set(xlabel=f"gain in cosine, {words} (no unit)", ylabel="gain in accuracy (points)")
         return figure
-
-
-def vectors(evidence: Evidence, rival: str) -> Figure | None:
-    """Cosine of a model's change from the base to its expert's, before and after calibration; the adapter changes no weight."""
-    rows = select(evidence.table("vectors"), {"part": "backbone"})
-    found = {m: select(rows, model(evidence, m)) for m in ("merged", "featcal")}
-    if any(part.empty for part in found.values()):
-        return None
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 0.42 * len(evidence.tasks) + 2.2))
-        axes = figure.add_subplot()
-        for method, part in found.items():
-            values = part.set_index("task")["cosine"]
-            _dots(axes, evidence, method, [*(values[task] for task in evidence.tasks), values.mean()])
-        axes.axvline(0, color=COLOURS["expert"], lw=1)
-        _tasks_down(axes, [*map(evidence.title, evidence.tasks), MEAN], "cosine of task vectors (no unit)")
-        return figure
-
-
-def _dots(axes: Axes, evidence: Evidence, method: str, values: list[float]) -> None:
-    look: dict[str, Any] = {"marker": MARKERS[method], "color": COLOURS[method], "label": NAMES[method], "s": 80}
-    axes.scatter(values, range(len(values)), zorder=3, edgecolor="white", lw=0.6, **look)
-
-
-def _tasks_down(axes: Axes, names: list[str], label: str) -> None:
-    """Tasks from top to bottom, the mean set apart below them, and the legend above."""
-    axes.set_yticks(range(len(names)), names)
-    axes.axhline(len(names) - 1.5, color=COLOURS["base"], lw=1)
-    axes.invert_yaxis()
-    axes.set_xlabel(label)
-    axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=3, handletextpad=0.2, columnspacing=1.2)
 
 
 PANELS: dict[str, Callable[[Evidence, str], Figure | None]] = {

@@ -9,8 +9,8 @@ from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.markup import PageOutput, table
 from reproduction.report.pages import label
-from reproduction.report.tables import REFERENCES, Cell, Row, cells_of, with_best, with_changes
-from reproduction.report.values import AVERAGE, PAPER_MODELS, paper_table, player
+from reproduction.report.tables import REFERENCES, Cell, Row, measured_cells, with_best, with_changes
+from reproduction.report.values import AVERAGE, PAPER_MODELS, paper_row, player
 
 OWN = {  # domain → the tests of its own
     "coding": ("humaneval_plus", "mbpp_plus"), "math": ("math500", "gsm8k"), "instruction": ("ifeval",),
@@ -22,8 +22,8 @@ Cells = dict[str, Cell]
 
 def models(ours: Evidence) -> dict[str, Cells]:
     """Cells of the base and of every expert by its domain; no cells for what was not run."""
-    keys = {BASE: {"method": "base"}} | {domain: {"method": "expert", "setting": domain} for domain in OWN}
-    return {name: cells_of(ours, key)[0] for name, key in keys.items()}
+    keys = {BASE: ("", "base", "")} | {domain: ("", "expert", domain) for domain in OWN}
+    return {name: measured_cells(ours, key)[0] for name, key in keys.items()}
 
 
 def highest(found: Iterable[Cells]) -> Cells:
@@ -45,13 +45,11 @@ def rows(ours: Evidence) -> list[Row]:
 
 def printed_rows(model: str) -> list[Row]:
     """The paper's block of one model, by its printed name."""
-    frame = select(paper_table("table14"), {"model": model})
     keys = {REFERENCES["base"]: ("base", "")} | {_name(domain): ("expert", domain) for domain in OWN}
     found = []
     for name, (method, domain) in (keys | {REFERENCES["expert"]: ("expert", "")}).items():
-        values = select(frame, {"method": method, "setting": domain}).set_index("task")["value"]
-        kind = "calibrated" if domain else "reference"
-        found.append(Row(name, kind, "", {str(task): Cell(float(value)) for task, value in values.items()}))
+        cells = {str(task): Cell(value) for task, value in paper_row("table14", "", method, model, domain).items()}
+        found.append(Row(name, "calibrated" if domain else "reference", "", cells))
     return found
 
 
@@ -66,8 +64,7 @@ def won_and_lost(suite: str) -> PageOutput:
         ours = Evidence(suite, role, "mergebench")
         for domain in OWN:
             here = [_change(ours.table("scores"), domain, inside) for inside in (True, False)]
-            printed = select(paper_table("table14"), {"model": PAPER_MODELS[role]})
-            there = [_printed_change(printed, domain, inside) for inside in (True, False)]
+            there = [_printed_change(PAPER_MODELS[role], domain, inside) for inside in (True, False)]
             body.append(("", [f"{_name(domain)}<small>{player(role, suite)}</small>", *here, *there]))
     head = ["", "Own tests, here", "All others, here", "Own tests, in the paper", "All others, in the paper"]
     caption = f"Mean change against the base (points); within noise: at most two standard errors — {label(suite)}"
@@ -81,7 +78,7 @@ def _change(scores: pd.DataFrame, domain: str, inside: bool) -> str:
     return margin(expert, base)
 
 
-def _printed_change(table14: pd.DataFrame, domain: str, inside: bool) -> str:
-    tests = table14[(table14["task"] != AVERAGE) & (table14["task"].isin(OWN[domain]) == inside)]
-    expert, base = (select(tests, key)["value"] for key in ({"method": "expert", "setting": domain}, {"method": "base"}))
-    return f"{expert.mean() - base.mean():+.1f}"
+def _printed_change(model: str, domain: str, inside: bool) -> str:
+    rows = (paper_row("table14", "", *row).drop(AVERAGE) for row in (("expert", model, domain), ("base", model)))
+    expert, base = (row[row.index.isin(OWN[domain]) == inside].mean() for row in rows)
+    return f"{expert - base:+.1f}"

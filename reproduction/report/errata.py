@@ -5,14 +5,11 @@ Judges nothing: cells stand in errata.yaml, sentences in passages.yaml; here the
 
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.resources import files
-from typing import Any
 
 import pandas as pd
-import yaml
 
 from featcal.settings import from_mapping
-from reproduction.report.values import paper_table
+from reproduction.report.values import packaged, paper_table
 
 KINDS = ("average", "rotated", "reference", "foreign", "unattainable", "contradiction", "change")
 
@@ -47,17 +44,13 @@ class Passage:
 @cache
 def passages() -> tuple[Passage, ...]:
     """Every entry of passages.yaml. Raises: UnknownKey or BadSetting for an entry of another shape."""
-    return tuple(from_mapping(Passage, entry, f"passages.yaml {entry.get('where')}") for entry in _read("passages.yaml"))
+    return tuple(from_mapping(Passage, entry, f"passages.yaml {entry.get('where')}") for entry in packaged("passages.yaml"))
 
 
 @cache
 def errata() -> tuple[Erratum, ...]:
     """Every entry of errata.yaml. Raises: UnknownKey or BadSetting for an entry of another shape."""
-    return tuple(from_mapping(Erratum, entry, f"errata.yaml {entry.get('id')}") for entry in _read("errata.yaml"))
-
-
-def _read(name: str) -> list[dict[str, Any]]:
-    return yaml.safe_load(files("reproduction.report").joinpath(name).read_text(encoding="utf-8"))
+    return tuple(from_mapping(Erratum, entry, f"errata.yaml {entry.get('id')}") for entry in packaged("errata.yaml"))
 
 
 def reason(table: str, upstream: str, method: str, cell: str, model: str = "") -> str:
@@ -68,9 +61,9 @@ def reason(table: str, upstream: str, method: str, cell: str, model: str = "") -
 
 
 @cache
-def corrected_table(table: str) -> pd.DataFrame:
+def corrected_table(table: str, model: str = "") -> pd.DataFrame:
     """A printed table with what fits in place of what cannot be right, wherever that can be told; the rest as printed."""
-    frame = paper_table(table).copy()
+    frame = paper_table(table, model).copy()
     for entry in errata():
         if entry.table == table and entry.corrected:
             upstream, method = entry.row

@@ -58,7 +58,7 @@ def estimate(rows: pd.DataFrame, measure: str = "value") -> Estimate | None:
     means = {seed: mean(values) for seed, values in by(seeds, rows[measure].tolist()).items()}
     spread = stdev(means.values()) if len(means) > 1 else None
     drawn = sum(1 for seed in means if seed != "")
-    variance = image_variance(rows, measure)
+    variance = math.fsum(image_variances(rows, measure).values())  # due to the choice of test images; 0 where none is known
     if spread is not None:
         variance += spread**2 / len(means)
     return Estimate(mean(means.values()), variance, spread, drawn, rows, measure)
@@ -83,13 +83,8 @@ def mean(values: Iterable[float]) -> float:
     return math.fsum(several) / len(several) if several else math.nan
 
 
-def image_variance(rows: pd.DataFrame, measure: str = "value") -> float:
-    """Variance of a mean over tasks due to the choice of test images, in the measure's square; 0 where none is known."""
-    return math.fsum(image_variances(rows, measure).values())
-
-
-def image_variances(rows: pd.DataFrame, measure: str = "value") -> dict[Hashable, float]:
-    """What every task adds to that variance; no tasks where none is known.
+def image_variances(rows: pd.DataFrame, measure: str) -> dict[Hashable, float]:
+    """What every task adds to the variance of a mean that the choice of test images makes; no tasks where none is known.
 
     Known of an accuracy and of a rank correlation, from their own size, and of a measure with its deviation from image to image
     in a column beside it.

@@ -3,7 +3,6 @@
 papermill only warns of a parameter that no cell declares, and writes times into the notebook; both would let a page drift unseen.
 """
 
-import os
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from featcal.errors import BadFile, MissingPath, UnknownKey
+from featcal.storage.atomic import atomic_path
 
 LARGEST = 450_000  # bytes; executed pages are kept in git
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
@@ -86,11 +86,6 @@ def _keep(page: NotebookNode, target: Path) -> Path:
     if len(content) > LARGEST:
         way_out = "show less on it: a smaller picture, or a shorter table"
         raise BadFile(target, f"{len(content)} bytes, more than the {LARGEST} a page may have", way_out)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    hidden = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
+    with atomic_path(target) as hidden:
         hidden.write_bytes(content)
-        os.replace(hidden, target)
-    finally:
-        hidden.unlink(missing_ok=True)
     return target

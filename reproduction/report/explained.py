@@ -7,13 +7,13 @@ from matplotlib.patches import FancyBboxPatch
 
 from reproduction.report import figures
 from reproduction.report.claims import INSIDE, main_setting
-from reproduction.report.estimate import estimate
-from reproduction.report.evidence import Evidence, select
+from reproduction.report.evidence import Evidence
 from reproduction.report.figures import BARS, COLOURS, INK, MARKERS, NAMES
 from reproduction.report.markup import PageOutput, note
 from reproduction.report.pages import Page
+from reproduction.report.tables import average, share
 
-ROLE, POOL, UPSTREAM = "clip_b32", "8", "task_arithmetic"
+UPSTREAM = "task_arithmetic"
 LANES = {"merged": 2.0, "featcal": 1.0, "expert": 0.0}  # from top to bottom
 WORDS = {
     "merged": "merged model: from block to block its features drift away",
@@ -25,19 +25,13 @@ HIGH, WIDE = 0.34, 0.62  # of a block, lanes and blocks
 
 def picture(page: Page) -> PageOutput:
     """Blocks of the three models above each other, and below them the drift after every block, averaged over tasks."""
-    return page.drawn(_figure(drift(Evidence(page.suite, page.place[0], POOL))), "FeatCal in one figure")
+    return page.drawn(_figure(drift(page.evidence)), "FeatCal in one figure")
 
 
 def drift(evidence: Evidence) -> pd.DataFrame:
     """Relative drift from the expert's features: a row per model, a column per block; empty where one was not measured."""
-    rows = select(evidence.table("drift"), {"upstream": UPSTREAM})
-    rows = rows[
-        (rows["method"] == "merged") | ((rows["method"] == "featcal") & (rows["setting"] == main_setting(evidence.suite)))
-    ]
-    rows = rows[~rows["block"].isin(INSIDE)]
-    if set(rows["method"]) != {"merged", "featcal"}:
-        return pd.DataFrame()
-    means = rows.pivot_table("relative_drift", "method", "block", "mean")
+    rows = figures.drift_rows(evidence, "relative_drift")
+    means = rows[~rows["block"].isin(INSIDE)].pivot_table("relative_drift", "method", "block", "mean")
     return means[sorted(means.columns, key=int)]
 
 
@@ -78,18 +72,15 @@ def _lane(axes: Axes, model: str, height: float, blocks: int) -> None:
 
 def outcome(page: Page) -> PageOutput:
     """What came of it in this suite: average accuracy of base, merged, calibrated and expert models, and the share of the gap."""
-    evidence = Evidence(page.suite, page.place[0], POOL)
-    scores = evidence.table("scores")
-    keys: list[dict[str, str]] = [{"method": "base"}, {"upstream": UPSTREAM, "method": "merged"}]
-    keys += [{"upstream": UPSTREAM, "method": "featcal", "setting": main_setting(page.suite)}, {"method": "expert"}]
-    found = [estimate(select(scores, key)) for key in keys]
+    evidence = page.evidence
+    featcal = (UPSTREAM, "featcal", main_setting(page.suite))
+    found = [average(evidence, key) for key in (("", "base", ""), (UPSTREAM, "merged", ""), featcal, ("", "expert", ""))]
     if None in found:
         return PageOutput(note(f"○ not run: no scores in the {page.label}."))
     base, merged, ours, expert = (one.mean for one in found if one)
     way = "The merged model is no worse than the experts, so there is no way to go."
-    if expert > merged:
-        share = 100 * (ours - merged) / (expert - merged)
-        way = f"FeatCal went {share:.0f} % of the way from the merged model to the experts."
+    if (went := share(merged, ours, expert)) is not None:
+        way = f"FeatCal went {went:.0f} % of the way from the merged model to the experts."
     words = (
         f"Over {len(evidence.tasks)} tasks, right answers per hundred test {page.inputs}: {base:.1f} of the base before "
         f"fine-tuning, {expert:.1f} of the experts, each on its own task, {merged:.1f} of the one merged model, and {ours:.1f} "

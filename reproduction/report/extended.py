@@ -1,20 +1,25 @@
 """Table 2: the averages of the five roles and pools beside the first table's, put together from their own result files."""
 
+import pandas as pd
+from matplotlib.figure import Figure
+
 from reproduction.report import tables
 from reproduction.report.accuracies import LEGEND, folded_table
-from reproduction.report.estimate import estimate
+from reproduction.report.estimate import noise
 from reproduction.report.evidence import Evidence, select
+from reproduction.report.figures import CURVES, WIDTH, drawing
 from reproduction.report.markup import PageOutput, accuracy_table
 from reproduction.report.pages import Page
-from reproduction.report.values import EXTENDED, REAL, place_name
+from reproduction.report.values import EXTENDED, PRINTED, REAL, SIZES, place_name
 
 UPSTREAMS = ("task_arithmetic", "wudi")
+POOLS = ("8", "14", "20")
+DASHES = {"featcal": "-", "surgery": "--", "prob_surgery": ":"}
 
 
 def columns_of(page: Page) -> dict[str, tuple[str, str]]:
     """Columns of the page's table: role and pool by name; of the real encoder all of its pools."""
-    real = {pool: (REAL, pool) for pool in ("8", "14", "20")}
-    return real if page.role == REAL else EXTENDED
+    return {pool: (REAL, pool) for pool in POOLS} if page.role == REAL else EXTENDED
 
 
 def rows(page: Page) -> list[tables.Row]:
@@ -23,9 +28,7 @@ def rows(page: Page) -> list[tables.Row]:
 
     def look(upstream: str, method: str) -> tuple[dict[str, tables.Cell], bool]:
         key = tables.model_key(upstream, method, main)
-        found = {name: estimate(select(Evidence(page.suite, *place).table("scores"), key)) for name, place in columns.items()}
-        cells = {name: tables.Cell(e.mean, e.spread) for name, e in found.items() if e is not None}
-        return cells, any(e is not None and e.one_run for e in found.values())
+        return tables.cells_of({name: tables.average(Evidence(page.suite, *place), key) for name, place in columns.items()})
 
     return tables.rows_in_order(look, tables.references_of("table02"), UPSTREAMS)
 
@@ -50,6 +53,47 @@ def printed() -> PageOutput:
 
 def gains(page: Page) -> PageOutput:
     """The gain of everything that calibrates by number of tasks, drawn; or a note that it was not run."""
-    from reproduction.report import gains_by_tasks  # matplotlib takes a second to import; only pages with figures pay
+    return page.drawn(drawn(page), "averages to compare")
 
-    return page.drawn(gains_by_tasks.drawn(page), "averages to compare")
+
+def by_tasks(page: Page) -> pd.DataFrame:
+    """Gain of each method over its merger at the suite's main settings, and two standard errors of it; a row per experiment."""
+    main, found = tables.settings_shown(page.suite)[0], []
+    for role, pool in (*((REAL, pool) for pool in POOLS), *PRINTED):
+        evidence = Evidence(page.suite, role, pool)
+        for upstream in UPSTREAMS:
+            merged = tables.average(evidence, (upstream, "merged", ""))
+            for method in DASHES:
+                ours = tables.average(evidence, (upstream, method, main))
+                if merged is not None and ours is not None:
+                    row = {"role": role, "tasks": int(pool), "upstream": upstream, "method": method}
+                    found.append(row | {"gain": ours.mean - merged.mean, "room": noise(ours, merged)})
+    return pd.DataFrame(found, columns=["role", "tasks", "upstream", "method", "gain", "room"])
+
+
+def drawn(page: Page) -> Figure | None:
+    """A panel per merger and size; bars reach two standard errors up and down. None where nothing was run."""
+    rows = by_tasks(page)
+    if rows.empty:
+        return None
+    with drawing():
+        figure = Figure(figsize=(WIDTH, 6.2))
+        sizes = {role: size for role, size in SIZES.items() if role in set(rows["role"])}
+        panels = figure.subplots(len(UPSTREAMS), len(sizes), sharex=True, sharey="row", squeeze=False)
+        for line, upstream in zip(panels, UPSTREAMS, strict=True):
+            for axes, (role, size) in zip(line, sizes.items(), strict=True):
+                own = select(rows, {"role": role, "upstream": upstream})
+                for method, dashes in DASHES.items():
+                    curve = select(own, {"method": method}).sort_values("tasks")
+                    style = CURVES[method] | {"linestyle": dashes, "lw": 2, "markersize": 7, "capsize": 3}
+                    axes.errorbar(curve["tasks"], curve["gain"], yerr=curve["room"], **style)
+                axes.axhline(0, color="#333333", lw=1)
+                axes.set_title(f"{tables.UPSTREAMS[upstream]},\n{size}", fontsize=13 if len(sizes) < 3 else 11)
+                axes.set_xticks(list(map(int, POOLS)))
+        for axes in panels[:, 0]:
+            axes.set_ylabel("gain (points)")
+        for axes in panels[-1]:
+            axes.set_xlabel("tasks")
+        figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="upper center", ncols=3, bbox_to_anchor=(0.5, 1.06))
+        figure.tight_layout()
+        return figure

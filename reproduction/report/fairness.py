@@ -12,22 +12,20 @@ from typing import Any
 import pandas as pd
 
 from reproduction.report.claims import main_setting
-from reproduction.report.controls import average
 from reproduction.report.controls import margin as stands
-from reproduction.report.correct import Bits, bits
 from reproduction.report.damage import kinds
 from reproduction.report.estimate import Estimate, estimate
 from reproduction.report.evidence import Evidence, read_json, select
 from reproduction.report.markup import PageOutput, estimated, fold, note, table
 from reproduction.report.pages import EIGHT, Page, label
+from reproduction.report.paired import Bits, bits
 from reproduction.report.seen_images import Block, Draws, Margin, Parts
-from reproduction.report.tables import METHODS, UPSTREAMS
+from reproduction.report.tables import METHODS, NAMES, UPSTREAMS, average
 from reproduction.report.values import REAL, SIZES, place_name
 
 SEVERAL = {"table02": [(role, pool) for pool in ("8", "14", "20") for role in SIZES], "gain": EIGHT, "rankings": EIGHT}
 STREAM, STUDIED = "test_unlabelled", "task_arithmetic"  # the latter: where studies start
-NAMES = {"surgery": "Surgery", "prob_surgery": "ProbSurgery"}
-ADAPTERS = tuple(NAMES)
+ADAPTERS = ("surgery", "prob_surgery")
 SUMMARY = "Adapters on test images they were trained on, and on others"
 NOT_RUN = '<span class="fc-none">not run</span>'
 

@@ -55,7 +55,7 @@ def values(role: str, suite: str) -> PageOutput:
         known, took, choosing = METHODS[merger], seconds(ours, merger, "merged"), seconds(ours, merger, "choosing")
         cost = "–" if took is None else f"{took:.1f}<small>{'' if choosing is None else f'choosing {choosing:.0f}'}</small>"
         cells = [average(ours, merger, method) for method in ("merged", *BEHIND)]
-        rows.append(("", [f"{escape(known.name)} {marks_of(merger, ours)}", known.sees, cost, *map(shown, cells)]))
+        rows.append(("", [f"{escape(known.name)} {marks_of(merger, ours)}", known.sees, cost, *map(estimated, cells)]))
     head = ["Merger", "It looks at", "Seconds", "As it is", *BEHIND.values()]
     caption = f"Average accuracy (%), 8 tasks, {ROLES[role]} — {page(role, suite).label}"
     return PageOutput(table(head, rows, caption, "fc-words") + note(f"{drawn_from(ours)} {control(ours)}"))
@@ -87,7 +87,7 @@ def trained(role: str, suite: str) -> PageOutput:
             own = METHODS[method].marks if method in METHODS else ""
             marks = f" <sup>{own}</sup>" if own else ""
             cost = "–" if took is None or method == "merged" else f"{took:.0f}"
-            rows.append(("", [escape(METHODS[merger].name), f"{words}{marks}", steps_of(method, ours), cost, shown(value)]))
+            rows.append(("", [escape(METHODS[merger].name), f"{words}{marks}", steps_of(method, ours), cost, estimated(value)]))
     if not rows:
         return PageOutput(note(f"○ not run: nothing that trains for minutes behind a merger, with {ROLES[role]}."))
     head = ["Merger", "", "Steps", "Seconds", "Average"]
@@ -108,11 +108,6 @@ def steps_of(method: str, ours: Evidence) -> str:
         return f"{study['epochs']} epochs"
     own = study["rivals"].get(method, study.get(method)) if method != "featcal" else None
     return f"{own['steps']:,}" if isinstance(own, dict) else "none"
-
-
-def shown(value: Estimate | None) -> str:
-    """A cell."""
-    return estimated(value) if value else "–"
 
 
 def marks_of(merger: str, ours: Evidence) -> str:
@@ -139,18 +134,13 @@ def legend() -> PageOutput:
 
 def references(suite: str) -> PageOutput:
     """The paper's references 1 to 18: the rows that each has here, and with which models it was run."""
-    rows = []
+    rows, tables = [], {role: evidence(role, suite).table("field") for role in ROLES}
+    there = {role: {*found["upstream"], *found["method"]} for role, found in tables.items()}  # mergers, and what is behind one
     for number, names in enumerate(REFERENCES, start=1):
-        run = [words for role, words in ROLES.items() if any(was_run(evidence(role, suite), name) for name in names)]
+        run = [words for role, words in ROLES.items() if there[role] & set(names)]
         named = "; ".join(METHODS[name].name for name in names)
         rows.append(("", [str(number), escape(named), escape("; ".join(run)) or "○ not run"]))
     return PageOutput(table(["Reference", "Rows", "Run with"], rows, "The paper’s references 1 to 18", "fc-words"))
-
-
-def was_run(ours: Evidence, name: str) -> bool:
-    """Whether a merger, or something behind one, has rows."""
-    found = ours.table("field")
-    return bool((found["upstream"] == name).any() or (found["method"] == name).any())
 
 
 def chosen(role: str, suite: str) -> PageOutput:

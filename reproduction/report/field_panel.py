@@ -6,8 +6,10 @@ from matplotlib.figure import Figure
 from reproduction.report.evidence import Evidence
 from reproduction.report.field import average, evidence, mergers, page, seconds
 from reproduction.report.field_facts import METHODS, NOTHING, TRAIN, UNLABELLED
+from reproduction.report.figures import one_panel
 from reproduction.report.markup import PageOutput
 from reproduction.report.pages import drawn
+from reproduction.report.scatter import named
 
 
 def panel(role: str, suite: str) -> PageOutput:
@@ -20,14 +22,10 @@ MARKERS = {NOTHING: "o", TRAIN: "s", UNLABELLED: "D"}
 
 
 def _panel(ours: Evidence) -> Figure | None:
-    from reproduction.report.figures import WIDTH, drawing
-
     names = [m for m in mergers(ours) if seconds(ours, m, "merged") is not None]
     if not names:
         return None
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 6.0))
-        axes = figure.add_subplot()
+    with one_panel(6.0) as (figure, axes):
         axes.set_xscale("log")  # before names look for free places
         _points(axes, ours, names)
         axes.set(xlabel="seconds for merging, and for FeatCal where it is behind", ylabel="average accuracy (%)")
@@ -36,8 +34,6 @@ def _panel(ours: Evidence) -> Figure | None:
 
 
 def _points(axes: Axes, ours: Evidence, names: list[str]) -> None:
-    from reproduction.report.scatter import named
-
     places: dict[str, tuple[float, float]] = {}
     behind: list[tuple[float, float]] = []
     for sees in COLOURS:

@@ -42,6 +42,10 @@ NAMES = {
     "base": "base", "merged": "merged", "featcal": "FeatCal", "expert": "expert", "surgery": "Surgery",
     "prob_surgery": "ProbSurgery",
 }  # fmt: skip
+CURVES: dict[str, dict[str, Any]] = {  # looks of what calibrates in plots of several methods; told apart in grey too
+    method: {"color": COLOURS[method], "marker": marker, "label": NAMES[method]}
+    for method, marker in (("featcal", "^"), ("surgery", "o"), ("prob_surgery", "s"))
+}
 CLASSES = 10  # whose means are joined in a projection; of more, the most frequent ones
 
 
@@ -50,6 +54,14 @@ def drawing() -> Iterator[None]:
     """Matplotlib's settings of this report, put back afterwards."""
     with mpl.rc_context(sns.axes_style("whitegrid") | STYLE):
         yield
+
+
+@contextmanager
+def one_panel(height: float) -> Iterator[tuple[Figure, Axes]]:
+    """A figure of one panel, so many inches high, in the style of this report."""
+    with drawing():
+        figure = Figure(figsize=(WIDTH, height))
+        yield figure, figure.add_subplot()
 
 
 def svg(figure: Figure) -> str:
@@ -77,9 +89,7 @@ def features(evidence: Evidence) -> Figure | None:
     if points.empty:
         return None
     cosine = mean_cosines(evidence)
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 4.8))
-        axes = figure.add_subplot()
+    with one_panel(4.8) as (figure, axes):
         labels = {m: f"{NAMES[m]}, {cosine[m, evidence.shown]:.2f}" for m in PROJECTED if (m, evidence.shown) in cosine}
         plane(axes, points, NAMES | labels)
         axes.set(xlabel="first direction (arbitrary unit)", ylabel="second direction (arbitrary unit)")
@@ -116,14 +126,12 @@ def plane(axes: Axes, points: pd.DataFrame, labels: dict[str, str]) -> None:
 
 def distance(evidence: Evidence) -> Figure | None:
     """Distance to the expert's class token after every block on the shown task, as the paper draws it."""
-    rows = select(_drift_rows(evidence, "l2"), {"task": evidence.shown})
+    rows = select(drift_rows(evidence, "l2"), {"task": evidence.shown})
     if rows.empty:
         return None
     last = rows[rows["place"] == rows["place"].max()].set_index("method")["l2"]
     change = last["featcal"] / last["merged"] - 1
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 3.4))
-        axes = figure.add_subplot()
+    with one_panel(3.4) as (figure, axes):
         _lines(axes, rows, "l2")
         words = f"{abs(change):.0%} {'lower' if change < 0 else 'higher'}".replace("%", " %")
         axes.set_title(f"{evidence.title(evidence.shown)}: after the last block {words}")
@@ -132,32 +140,32 @@ def distance(evidence: Evidence) -> Figure | None:
 
 def drift(evidence: Evidence) -> Figure | None:
     """Relative drift (all tokens) and cosine (class token) per block: mean over tasks, and range from task to task."""
-    if _drift_rows(evidence, "cosine").empty:
+    if drift_rows(evidence, "cosine").empty:
         return None
     with drawing():
         figure = Figure(figsize=(WIDTH, 6.8), layout="constrained")
         for axes, measure in zip(figure.subplots(2, 1), ("relative_drift", "cosine"), strict=True):
-            _lines(axes, _drift_rows(evidence, measure), measure)
+            _lines(axes, drift_rows(evidence, measure), measure)
         return figure
 
 
-def _drift_rows(evidence: Evidence, measure: str) -> pd.DataFrame:
+def drift_rows(evidence: Evidence, measure: str) -> pd.DataFrame:
     """Rows of merged and calibrated model at the main settings, with the place of each block; empty where one was not run."""
     rows = evidence.table("drift")
     rows = rows[(rows["method"] == "merged") | (rows["setting"] == main_setting(evidence.suite))]
     rows = rows[rows["block"] != "features"] if measure != "cosine" else rows
     rows = rows if set(rows["method"]) >= {"merged", "featcal"} else rows.iloc[:0]
-    order = sorted(rows["block"].unique(), key=_depth)
+    order = sorted(rows["block"].unique(), key=depth)
     return rows.assign(place=rows["block"].map(order.index), model=rows["method"].map(NAMES))
 
 
 def _lines(axes: Axes, rows: pd.DataFrame, measure: str) -> None:
     """One line per model over the blocks; a band reaches from the least to the greatest task."""
-    order = sorted(rows["block"].unique(), key=_depth)
+    order = sorted(rows["block"].unique(), key=depth)
     style: dict[str, Any] = {"palette": {NAMES[m]: COLOURS[m] for m in ("merged", "featcal")}, "style": "model", "dashes": False}
     style |= {"markers": {NAMES[m]: MARKERS[m] for m in ("merged", "featcal")}, "errorbar": ("pi", 100), "lw": 2, "markersize": 9}
     sns.lineplot(rows, x="place", y=measure, hue="model", ax=axes, **style)
-    axes.set_xticks(range(len(order)), [_place(block) for block in order], rotation=0 if len(order) < 10 else 90)
+    axes.set_xticks(range(len(order)), map(block_name, order), rotation=0 if len(order) < 10 else 90)
     axes.set(xlabel="after block", ylabel=_LABELS[measure])
     axes.set_ylim(*((None, 1.02) if measure == "cosine" else (0, None)))
     axes.legend(title=None)
@@ -168,11 +176,13 @@ _LABELS = {
 }  # fmt: skip
 
 
-def _depth(block: str) -> int:
+def depth(block: str) -> int:
+    """By which blocks are put in forward order."""
     return {"embeddings": -1, "features": 10**6}.get(block) if block in INSIDE else int(block)  # type: ignore[return-value]
 
 
-def _place(block: str) -> str:
+def block_name(block: str) -> str:
+    """A block at an axis: 1, 2, … for 00, 01, …"""
     return {"embeddings": "input", "features": "final"}.get(block) or str(int(block) + 1)
 
 
@@ -187,9 +197,7 @@ def accuracies(evidence: Evidence, upstream: str = "task_arithmetic") -> Figure 
     if means["merged"].empty or means["featcal"].empty:
         return None
     tasks = evidence.tasks
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 0.75 * len(tasks) + 1.4))
-        axes = figure.add_subplot()
+    with one_panel(0.75 * len(tasks) + 1.4) as (figure, axes):
         for i, (name, values) in enumerate(means.items()):
             places = [t + (i - 1.5) * 0.2 for t in range(len(tasks))]
             lengths = [values.get(task, 0.0) for task in tasks]

@@ -9,13 +9,14 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from reproduction.report.claims import main_setting
-from reproduction.report.controls import INGREDIENTS, SIZES, UPSTREAMS, Key, average, controls_of, margin, standing
+from reproduction.report.controls import INGREDIENTS, UPSTREAMS, controls_of, margin, standing
 from reproduction.report.estimate import Estimate, noise
 from reproduction.report.evidence import Evidence
+from reproduction.report.figures import INK, one_panel
 from reproduction.report.markup import PageOutput, note, table
 from reproduction.report.pages import drawn, label
-from reproduction.report.tables import MERGERS, SETTING_LABELS, SHIFT, settings_shown
-from reproduction.report.values import IMAGES, REAL
+from reproduction.report.tables import MERGERS, SETTING_LABELS, SHIFT, Key, average, settings_shown
+from reproduction.report.values import IMAGES, REAL, SIZES
 
 SHORT = {
     "anchor": "anchor alone", "rescaled": "merger at best scale", "regmean": "RegMean, same images",
@@ -117,16 +118,12 @@ def dots(upstream: str, suite: str) -> PageOutput:
 
 
 def _dots(upstream: str, suite: str) -> Figure | None:
-    from reproduction.report.figures import INK, WIDTH, drawing
-
     keys = list(controls_of(suite, upstream))[1:]
     gains = {role: _gains(Evidence(suite, role, "8"), (upstream, "merged", ""), keys) for role in SIZES}
     shown = [key for key in keys if any(key in own for own in gains.values())]
     if not shown:
         return None
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 0.36 * len(shown) + 1.6))
-        axes = figure.add_subplot()
+    with one_panel(0.36 * len(shown) + 1.6) as (figure, axes):
         for place, (role, size) in enumerate(SIZES.items()):
             there = [(row, *gains[role][key]) for row, key in enumerate(shown) if key in gains[role]]
             if there:

@@ -39,17 +39,17 @@ def _of_one_seed(evidence: Evidence, kind: str, side: dict[str, Any], task: str)
     return select(evidence.table(kind), side | {"task": task} | seed)
 
 
-def correlation(found: pd.DataFrame) -> float:
-    """Pearson's r of the two gains over tasks; nan where one of them does not vary."""
-    return float(found["cosine"].corr(found["accuracy"]))
+def correlation(x: pd.Series, y: pd.Series) -> tuple[float, float]:
+    """Pearson's r over tasks, and two standard errors of it, √((1 − r²)/(T − 2)) each; nan for few tasks or no variation."""
+    r = float(x.corr(y)) if len(x) >= FEWEST else math.nan
+    return r, 2 * math.sqrt((1 - r * r) / (len(x) - 2)) if not math.isnan(r) else math.nan
 
 
 def together(found: pd.DataFrame) -> Judged:
-    """Holds when the correlation is positive by two standard errors, √((1 − r²)/(T − 2)) of T tasks each."""
-    r = correlation(found)
-    if len(found) < FEWEST or math.isnan(r):
+    """Holds when the correlation is positive by two standard errors."""
+    r, room = correlation(found["cosine"], found["accuracy"])
+    if math.isnan(r):
         return "within noise", math.nan, math.nan, f"{len(found)} tasks are too few for a correlation"
-    room = 2 * math.sqrt((1 - r * r) / (len(found) - 2))
     word = "holds" if r > room else "does not hold" if r < -room else "within noise"
     return word, r, room, f"correlation {r:+.2f} over {len(found)} tasks"
 

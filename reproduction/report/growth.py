@@ -8,7 +8,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from reproduction.report.evidence import read_json
+from reproduction.report.figures import WIDTH, drawing
 from reproduction.report.markup import PageOutput, note, table
 from reproduction.report.pages import Page, commands, drawn
 
@@ -34,12 +37,8 @@ def figure() -> PageOutput:
     return drawn(curves(found) if found else None, "growth of a calibration", LABEL)
 
 
-def curves(found: dict[str, Any]) -> Any:
+def curves(found: dict[str, Any]) -> Figure:
     """The drawing; slopes in the legends are fitted by least squares."""
-    from matplotlib.figure import Figure
-
-    from reproduction.report.figures import WIDTH, drawing
-
     with drawing():
         picture = Figure(figsize=(WIDTH, 3.4 * len(found)), layout="constrained")
         for axes, (key, series) in zip(picture.subplots(len(found), 1, squeeze=False)[:, 0], found.items(), strict=True):

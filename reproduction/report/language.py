@@ -7,7 +7,7 @@ to the width of the features.
 from collections.abc import Callable
 
 from reproduction.report import domain_experts, tables
-from reproduction.report.accuracies import folded_table
+from reproduction.report.accuracies import folded_table, share_rows
 from reproduction.report.evidence import Evidence
 from reproduction.report.markup import PageOutput, accuracy_table, fold, note, table
 from reproduction.report.pages import Page
@@ -52,7 +52,7 @@ def accuracy_rows(ours: Evidence, setting: str) -> list[Row]:
     def look(upstream: str, method: str) -> tuple[dict[str, Cell], bool]:
         if method == "expert" and ours.pool == "mergebench":
             return domain_experts.highest(domain_experts.models(ours).values()), False
-        return tables.measured_cells(ours, upstream, method, setting)
+        return tables.measured_cells(ours, tables.model_key(upstream, method, setting))
 
     return tables.rows_in_order(look, ("base", "expert"), (MERGER,))
 
@@ -92,11 +92,7 @@ def recovered(page: Page) -> PageOutput:
     """The share of the way from task arithmetic to the experts that FeatCal goes, here and in the paper."""
     rows = []
     for ours in experiments(page):
-        for item in tables.recovered(ours):
-            one = ' <small class="fc-run">one seed</small>' if item.one_run else ""
-            said = tables.paper_recovered(page.name, MERGER, model=PAPER_MODELS[ours.role])
-            name = f"{player(ours.role, page.suite)}, {tables.SETTING_LABELS[item.setting]}"
-            rows.append(("", [name, f"{item.share:.0f} %{one}", "–" if said is None else f"{said:.0f} %"]))
+        rows += share_rows(ours, page.name, {MERGER: player(ours.role, page.suite)}, PAPER_MODELS[ours.role])
     if not rows:
         return PageOutput(note("○ not run: the share of the gap that FeatCal recovers needs a merger, FeatCal and the experts."))
     caption = f"Share of the gap between task arithmetic and experts that FeatCal recovers — {page.label}"

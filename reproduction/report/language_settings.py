@@ -9,7 +9,7 @@ from reproduction.report.evidence import Evidence, read_json
 from reproduction.report.language import experiments
 from reproduction.report.markup import PageOutput, compact, note, table
 from reproduction.report.pages import SYMBOLS, Page
-from reproduction.report.tables import ADAPTER_LABELS, METHODS
+from reproduction.report.tables import ADAPTER_LABELS, NAMES
 from reproduction.report.values import PAPER_SETTINGS, player
 
 COLUMNS = [*list(SYMBOLS.values())[:3], "texts per task", "split", "what is read", "longest text", "seeds"]
@@ -58,6 +58,6 @@ def _adapted(ours: Evidence) -> Iterator[tuple[str, list[str]]]:
     for run in _recorded(ours, "adapt").values():
         for setting, chosen in (run.get("settings") or {}).items():
             size, training = SIZES[run["method"]], chosen["training"]
-            name = f"{METHODS[run['method']].removeprefix('w/ ')}<small>{player(ours.role, ours.suite)}</small>"
+            name = f"{NAMES[run['method']]}<small>{player(ours.role, ours.suite)}</small>"
             cells = [ADAPTER_LABELS[setting].removeprefix("adapters "), f"{size} {training[size]}", compact(training["steps"])]
             yield "", [name, *cells, compact(chosen["draw"]["samples"]), escape(training["features"])]

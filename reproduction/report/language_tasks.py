@@ -15,7 +15,8 @@ from reproduction.report.language import MERGER
 from reproduction.report.markup import PageOutput, estimated, fold, note, table
 from reproduction.report.pages import label
 from reproduction.report.root import results_folder
-from reproduction.report.values import PAPER_MODELS, TEXT_PRINTED, TEXT_TASKS, paper_table, player, title_of
+from reproduction.report.tables import average
+from reproduction.report.values import AVERAGE, PAPER_MODELS, TEXT_PRINTED, TEXT_TASKS, paper_row, player, title_of
 
 SPLITS = ("train", "validation", "test")
 CHOSEN = "task_arithmetic 0.3"  # the paper's scale
@@ -72,9 +73,9 @@ def ranges(suite: str) -> PageOutput:
     rows, chosen = [], read_json(results_folder(suite) / "language_choice.json")
     for role, pool in TEXT_PRINTED:
         ours = Evidence(suite, role, pool)
-        frame = ours.table("references")
-        base, merged = (estimate(select(frame, key)) for key in ({"method": "base"}, {"upstream": MERGER, "method": "merged"}))
-        own = _own(ours) if pool == "mergebench" else [estimate(select(frame, {"method": "expert"}))]
+        keys = (("", "base", ""), (MERGER, "merged", ""), ("", "expert", ""))
+        base, merged, expert = (average(ours, key, "references") for key in keys)
+        own = _own(ours) if pool == "mergebench" else [expert]
         met = _met_by_domains(ours) if pool == "mergebench" else _met(*(e and e.mean for e in (base, own[0], merged)))
         scores = [estimated(base), estimated(merged), " · ".join(estimated(e) for e in own)]
         rows.append(("", [player(role, suite), *scores, met if chosen else "–"]))
@@ -113,11 +114,9 @@ def _met_by_domains(ours: Evidence) -> str:
 
 def _printed(role: str, pool: str) -> list[str]:
     """The paper's averages: base, task arithmetic, experts."""
-    frame = select(paper_table(TEXT_PRINTED[role, pool]), {"model": PAPER_MODELS[role], "task": "average"})
-    keys = (("", "base"), (MERGER, "merged"), ("", "expert"))
-    values = [float(select(frame, {"upstream": u, "method": m})["value"].iloc[0]) for u, m in keys]
+    model, keys = PAPER_MODELS[role], (("", "base"), (MERGER, "merged"), ("", "expert"))
+    values = [paper_row(TEXT_PRINTED[role, pool], *key, model)[AVERAGE] for key in keys]
     if pool == "glue":
         return [f"{value:.1f}" for value in values]
-    alone = select(paper_table("table14"), {"model": PAPER_MODELS[role]})
-    own = [select(alone[alone["task"].isin(tests)], {"setting": domain})["value"].mean() for domain, tests in OWN.items()]
+    own = [paper_row("table14", "", "expert", model, domain)[list(tests)].mean() for domain, tests in OWN.items()]
     return [*(f"{value:.1f}" for value in values[:2]), " · ".join(f"{value:.1f}" for value in own)]

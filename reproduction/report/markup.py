@@ -128,9 +128,9 @@ def accuracy_table(
     return table(["Model", *map(escape, titles)], body, caption, "fc-accuracy fc-averaged" if average else "fc-accuracy"), marks
 
 
-def estimated(value: Estimate | None, digits: int = 1) -> str:
+def estimated(value: Estimate | None) -> str:
     """A mean with its spread over seeds, or a dash."""
     if value is None:
         return "–"
-    spread = f" <small>sd {value.spread:.{digits}f}</small>" if value.spread is not None else ""
-    return f"{value.mean:.{digits}f}{spread}"
+    spread = f" <small>sd {value.spread:.1f}</small>" if value.spread is not None else ""
+    return f"{value.mean:.1f}{spread}"

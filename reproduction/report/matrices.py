@@ -31,9 +31,9 @@ def _formula(values: np.ndarray, digits: int) -> str:
     return rf"\begin{{bmatrix}} {body} \end{{bmatrix}}"
 
 
-def numbers(head: Sequence[str], rows: Mapping[str, Sequence[float]], caption: str, digits: int = 3) -> PageOutput:
+def numbers(head: Sequence[str], rows: Mapping[str, Sequence[float]], caption: str) -> PageOutput:
     """A small table: a name and its numbers in every row."""
-    lines = [("", [name, *(f"{value:.{digits}f}" for value in _rounded(np.asarray(row), digits))]) for name, row in rows.items()]
+    lines = [("", [name, *(f"{value:.3f}" for value in _rounded(np.asarray(row), 3))]) for name, row in rows.items()]
     return PageOutput(table(head, lines, caption))
 
 

@@ -8,12 +8,12 @@ import io
 from collections import Counter
 from collections.abc import Iterable
 from html import escape
+from itertools import product
 
 from reproduction.report import tables
 from reproduction.report.choice import ranges_met
 from reproduction.report.claims import GROUPS, claims
-from reproduction.report.estimate import estimate
-from reproduction.report.evidence import Evidence, read_json, select, suite_record
+from reproduction.report.evidence import Evidence, read_json, suite_record
 from reproduction.report.language import MERGER
 from reproduction.report.markup import PageOutput, chip, estimated, fold, note, table
 from reproduction.report.pages import EIGHT, TOPICS, label, suites
@@ -120,10 +120,8 @@ def runs(suite: str) -> PageOutput:
 
 def _run(suite: str, role: str, pool: str, upstream: str, setting: str, name: str) -> tuple[str, list[str]]:
     """One merger with FeatCal at one setting; experts only where each has one task, and the share from this row's own cells."""
-    scores = Evidence(suite, role, pool).table("scores")
-    ours = {"upstream": upstream, "method": "featcal", "setting": setting}
-    keys = [{"method": "base"}, {"upstream": upstream, "method": "merged"}, ours, {"method": "expert", "setting": ""}]
-    found = [estimate(select(scores, key)) for key in keys]
+    keys = (("", "base", ""), (upstream, "merged", ""), (upstream, "featcal", setting), ("", "expert", ""))
+    found = [tables.average(Evidence(suite, role, pool), key) for key in keys]
     share = tables.share(*(e and e.mean for e in found[1:]))
     line = f"{tables.UPSTREAMS[upstream]}<small>{name}, {tables.SETTING_LABELS[setting]}</small>"
     seeds = str(found[2].seeds) if found[2] else '<span class="fc-none">not run</span>'
@@ -178,13 +176,11 @@ def _smaller(data: bytes) -> bytes:
     from PIL import Image
 
     picture = Image.open(io.BytesIO(data)).convert("RGB")
-    for shrink in (1.0, 0.8, 0.65, 0.5, 0.35, 0.25):
-        size = (int(picture.width * shrink), int(picture.height * shrink))
-        for quality in (88, 75, 60):
-            out = io.BytesIO()
-            picture.resize(size, Image.Resampling.LANCZOS).save(out, "JPEG", quality=quality)
-            if out.tell() <= SHEET_BYTES:
-                return out.getvalue()
+    for shrink, quality in product((1.0, 0.8, 0.65, 0.5, 0.35, 0.25), (88, 75, 60)):
+        out, size = io.BytesIO(), (int(picture.width * shrink), int(picture.height * shrink))
+        picture.resize(size, Image.Resampling.LANCZOS).save(out, "JPEG", quality=quality)
+        if out.tell() <= SHEET_BYTES:
+            break
     return out.getvalue()
 
 
@@ -192,14 +188,13 @@ def ranges(suite: str) -> PageOutput:
     """Whether test samples meet the ranges that the drawn images were chosen by on validation images; beside it the paper's."""
     rows, chosen = [], read_json(results_folder(suite) / "choice.json")
     for (role, pool), name in RUNS.items():
-        frame = Evidence(suite, role, pool).table("references")
+        ours = Evidence(suite, role, pool)
         keys = [("", "base"), ("average", "merged"), ("task_arithmetic", "merged"), ("", "expert")]
-        found = [estimate(select(frame, {"upstream": u, "method": m})) for u, m in keys]
-        cells = [estimated(e) for e in found]
+        found = [tables.average(ours, (*key, ""), "references") for key in keys]
         ruled = chosen and role != REAL and None not in found
-        rows.append(("", [name, *cells, ranges_met(*([e.mean] for e in found if e)) if ruled else "–"]))
+        rows.append(("", [name, *map(estimated, found), ranges_met(*([e.mean] for e in found if e)) if ruled else "–"]))
         printed = PRINTED[IMAGES if role == REAL else role, pool]
-        values = [paper_value(printed, u, m) for u, m in keys]
+        values = [paper_value(printed, *key) for key in keys]
         shown = ["–" if v is None else f"{v:.1f}" for v in values]
         rows.append(("fc-reference", [f"the paper, Table {int(printed[-2:])}", *shown, ""]))
     head = ["", "Base", "Simple averaging", "Task arithmetic", "Experts", "Ranges"]

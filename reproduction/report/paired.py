@@ -1,10 +1,11 @@
-"""Which test rows every model got right, and what that says of the error of a difference between models.
+"""Which test rows every model got right, or an adapter was shown, and what that says of the error of a difference between models.
 
 Two models that mostly stumble over the same images differ by less than their own errors say. Knows result rows; knows
 nothing of seeds' spread, claims or pages.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,29 @@ import numpy.typing as npt
 import pandas as pd
 
 from featcal.errors import BadData, BadFile
-from reproduction.report.correct import bits
 
+Bits = npt.NDArray[np.bool_]
 Part = tuple[float, pd.DataFrame]  # a weight, and the rows of one model
 KEPT = ("value", "count", "correct")  # columns of scores or of correctness that name no row
 ROUNDED = 1e-4  # values have four decimals
 _AGAIN = "write both again: dvc repro"
+
+
+@lru_cache(maxsize=4096)
+def bits(text: str, count: int) -> Bits:
+    """True and false of every test sample, eight to a byte, the first one highest: what `storage.results.packed` wrote.
+
+    Returns: (count,), read-only.  Raises: BadData where the text is not that of `count` samples with zeros behind the last.
+    """
+    try:
+        whole = np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8)).astype(bool)
+    except ValueError:
+        whole = np.zeros(0, bool)
+    if len(whole) != count + -count % 8 or whole[count:].any():
+        problem = f"not the hexadecimal text of {count} samples"
+        raise BadData(f"correctness {text[:16]!r}…", problem, "write the result files again: dvc repro")
+    whole.flags.writeable = False  # every caller gets the same array
+    return whole[:count]
 
 
 def mean_variance(each: npt.NDArray[np.float64]) -> float | None:

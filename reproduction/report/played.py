@@ -11,8 +11,9 @@ from typing import Any
 import pandas as pd
 
 from featcal.settings import Calibration
+from reproduction.report.figures import COLOURS, MARKERS, NAMES, block_name, one_panel
 from reproduction.report.markup import PageOutput, arrow, compact, link, note, table
-from reproduction.report.pages import SYMBOLS, label
+from reproduction.report.pages import SYMBOLS, drawn, label
 from reproduction.report.values import TASKS
 
 SEED = 42  # of the calibration draw: the first of the tables' seeds
@@ -82,25 +83,20 @@ def drift(run: Played) -> PageOutput:
     """Relative drift from the experts after every block: mean over tasks, and the range from task to task."""
     if not run.drift:
         return _not_run("drift")
-    from reproduction.report import figures  # matplotlib takes a second to import
-
     frame = pd.DataFrame(run.drift)
     blocks = list(dict.fromkeys(frame["block"]))
-    names = ["input" if block == "embeddings" else str(int(block) + 1) for block in blocks]
-    with figures.drawing():
-        figure = figures.Figure(figsize=(figures.WIDTH, 3.6))
-        axes = figure.add_subplot()
+    with one_panel(3.6) as (figure, axes):
         for model in ("merged", "featcal"):
             found = frame[frame["model"] == model].groupby("block", sort=False)["relative_drift"]
-            colour, marker = figures.COLOURS[model], figures.MARKERS[model]
+            colour, marker = COLOURS[model], MARKERS[model]
             axes.fill_between(range(len(blocks)), found.min(), found.max(), color=colour, alpha=0.2, lw=0)
             look: dict[str, Any] = {"marker": marker, "markersize": 9, "markeredgecolor": "white", "lw": 2}
-            axes.plot(range(len(blocks)), found.mean(), color=colour, label=figures.NAMES[model], **look)
-        axes.set_xticks(range(len(blocks)), names, rotation=0 if len(names) < 10 else 90)
+            axes.plot(range(len(blocks)), found.mean(), color=colour, label=NAMES[model], **look)
+        axes.set_xticks(range(len(blocks)), map(block_name, blocks), rotation=0 if len(blocks) < 10 else 90)
         axes.set(xlabel="after block", ylabel="relative drift (no unit)")
         axes.set_ylim(0, None)
         axes.legend()
-    return PageOutput(picture={"image/svg+xml": figures.svg(figure)}, text=f"drift ({label(run.wanted.suite)})")
+    return drawn(figure, "drift", label(run.wanted.suite))
 
 
 def command_line(run: Played) -> PageOutput:

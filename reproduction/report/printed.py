@@ -4,17 +4,14 @@ Reads printed values only; our results are judged in claims.py.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
 
 import pandas as pd
 
-from reproduction.report.claims import Claim
+from reproduction.report.claims import SUMS, Claim, column_of, told
 from reproduction.report.errata import corrected_table, errata
-from reproduction.report.evidence import select
-from reproduction.report.margins import SUMS, column_of, told
-from reproduction.report.values import AVERAGE, PAPER_MODELS, PRINTED, TEXT_PRINTED, paper_table
+from reproduction.report.values import AVERAGE, PAPER_MODELS, PRINTED, TEXT_PRINTED, paper_row, paper_table
 
-Read = Callable[[str], pd.DataFrame]
+Read = Callable[..., pd.DataFrame]
 
 
 def is_printed(claim: Claim) -> bool:
@@ -92,14 +89,6 @@ def _value(claim: Claim, side: dict[str, object], read: Read) -> float:
 
 def _row(claim: Claim, side: dict[str, object], read: Read) -> pd.Series:
     """The printed row of one side, by task."""
-    setting = side.get("setting", "") if side["method"] == "expert" else None  # a domain's own expert, or the row of all
-    return _printed_row(read, _place(claim, side), _model(claim, side), str(side["upstream"]), str(side["method"]), setting)
-
-
-@lru_cache(maxsize=1024)  # every claim about several reads the same rows
-def _printed_row(read: Read, table: str, model: str, upstream: str, method: str, setting: object) -> pd.Series:
-    frame = read(table)
-    if frame["model"].nunique() > 1:
-        frame = frame[frame["model"] == model]
-    wanted = {"upstream": upstream, "method": method} | ({} if setting is None else {"setting": setting})
-    return select(frame, wanted).set_index("task")["value"]
+    upstream, method = str(side["upstream"]), str(side["method"])
+    setting = str(side.get("setting", "")) if method == "expert" else ""  # a domain's own expert, or the row of all
+    return paper_row(_place(claim, side), upstream, method, _model(claim, side), setting, read)

@@ -1,23 +1,25 @@
 """How mergers, adapters and FeatCal rank here and in the paper: averages, ranks, the order on every merger, pairs in agreement.
 
-Ranks are compared, values are not. Every function works without results.
+Beside them the loss curves of what was trained. Ranks are compared, values are not. Every function works without results.
 """
 
 from dataclasses import dataclass
 from html import escape
 from itertools import combinations
 
+from matplotlib.figure import Figure
+
 from reproduction.report.claims import main_setting
-from reproduction.report.controls import average
 from reproduction.report.estimate import Estimate, noise
 from reproduction.report.evidence import Evidence, select
+from reproduction.report.figures import COLOURS, one_panel
 from reproduction.report.markup import PageOutput, chip, estimated, note, table
-from reproduction.report.pages import label
-from reproduction.report.tables import MERGERS, METHODS, SETTING_LABELS, UPSTREAMS
+from reproduction.report.pages import drawn, label
+from reproduction.report.tables import MERGERS, NAMES, UPSTREAMS, average, row_name, setting_label
 from reproduction.report.values import IMAGES, REAL, SIZES, paper_value
 
 TABLES = {REAL: "table01", IMAGES: "table01", "clip_l14": "table07"}
-SHORT = {"merged": "the merger alone", "surgery": "Surgery", "prob_surgery": "ProbSurgery", "featcal": "FeatCal"}
+SHORT = {"merged": "the merger alone"} | NAMES
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,6 @@ class Ranked:
     method: str
     ours: Estimate
     paper: float
-
-    @property
-    def name(self) -> str:
-        merger = UPSTREAMS[self.upstream]
-        return merger if self.method == "merged" else f"{merger} {METHODS[self.method]}"
 
 
 def ranked(suite: str, role: str) -> list[Ranked]:
@@ -66,19 +63,14 @@ def _ranking(suite: str, role: str) -> str:
     body = []
     for i, row in enumerate(rows):
         following = rows[i + 1] if i + 1 < len(rows) else None
-        clear = (
-            "–" if following is None else "✓" if row.ours.mean - following.ours.mean > noise(row.ours, following.ours) else "≈"
-        )
+        clear = "–" if following is None else "✓" if _clear(row, following) else "≈"
         one = ' <small class="fc-run">one seed</small>' if row.ours.one_run else ""
-        cells = [escape(row.name) + one, str(here[i]), estimated(row.ours), clear, str(there[i]), f"{row.paper:.1f}"]
+        name = escape(row_name(row.upstream, row.method)) + one
+        cells = [name, str(here[i]), estimated(row.ours), clear, str(there[i]), f"{row.paper:.1f}"]
         body.append(("fc-merger" if row.method == "merged" else "", cells))
     head = ["Method", "Rank here", "Average here (%)", "Clear of the next", "Rank in the paper", "Its average (%)"]
-    at = SETTING_LABELS[main_setting(suite)]
-    number = int(TABLES[role][-2:])
-    caption = (
-        f"{SIZES[role].capitalize()}, 8 tasks, at the {at} — {label(suite)}; the paper: Table {number}, other models and data"
-    )
-    return table(head, body, caption)
+    whose = f"{SIZES[role].capitalize()}, 8 tasks, {setting_label(main_setting(suite))} — {label(suite)}"
+    return table(head, body, f"{whose}; the paper: Table {int(TABLES[role][-2:])}, other models and data")
 
 
 def orders(suite: str) -> PageOutput:
@@ -90,19 +82,23 @@ def orders(suite: str) -> PageOutput:
             own = [row for row in found if row.upstream == upstream]
             if len(own) > 1:
                 printed = sorted(own, key=lambda row: -row.paper)
-                rows.append(
-                    ("", [f"{UPSTREAMS[upstream]}, {size}", _order(own), " &gt; ".join(SHORT[r.method] for r in printed)])
-                )
+                there = " &gt; ".join(SHORT[row.method] for row in printed)
+                rows.append(("", [f"{UPSTREAMS[upstream]}, {size}", _order(own), there]))
     if not rows:
         return PageOutput(note(f"○ not run: no mergers with rivals in the {label(suite)}."))
     caption = f"Best first; ≈: closer than two standard errors — {label(suite)}"
     return PageOutput(table(["On", "Here", "In the paper"], rows, caption, "fc-words"))
 
 
+def _clear(row: Ranked, following: Ranked) -> bool:
+    """Whether one row is above another by more than two standard errors."""
+    return row.ours.mean - following.ours.mean > noise(row.ours, following.ours)
+
+
 def _order(rows: list[Ranked]) -> str:
     words = SHORT[rows[0].method]
     for row, following in zip(rows, rows[1:], strict=False):
-        sign = "&gt;" if row.ours.mean - following.ours.mean > noise(row.ours, following.ours) else "≈"
+        sign = "&gt;" if _clear(row, following) else "≈"
         words += f" {sign} {SHORT[following.method]}"
     return words
 
@@ -121,13 +117,9 @@ def agreement(suite: str) -> PageOutput:
             rows.append(("", [size.capitalize(), *map(str, counts.values())]))
     if not rows:
         return PageOutput(note(f"○ not run: no pairs to compare in the {label(suite)}."))
-    head = [
-        "Pairs of rows",
-        f"{chip('holds')} the paper’s order",
-        f"{chip('does not hold')} the other order",
-        chip("within noise"),
-    ]
-    return PageOutput(table(head, rows, f"Every two rows of the table above, held against the paper’s order — {label(suite)}"))
+    words = (f"{chip('holds')} the paper’s order", f"{chip('does not hold')} the other order", chip("within noise"))
+    caption = f"Every two rows of the table above, held against the paper’s order — {label(suite)}"
+    return PageOutput(table(["Pairs of rows", *words], rows, caption))
 
 
 def mergers(suite: str) -> PageOutput:
@@ -143,9 +135,8 @@ def mergers(suite: str) -> PageOutput:
         body.append(("", cells))
     missing = "" if any(first.values()) else note("○ not run: no merged model yet.")
     head = ["Merger", *(cell for size in SIZES.values() for cell in (f"{size.capitalize()}, here", "in the paper"))]
-    return PageOutput(
-        table(head, body, f"Mergers alone, average top-1 accuracy (%) — {label(suite)}") + missing + _objective(suite)
-    )
+    caption = f"Mergers alone, average top-1 accuracy (%) — {label(suite)}"
+    return PageOutput(table(head, body, caption) + missing + _objective(suite))
 
 
 def _objective(suite: str) -> str:
@@ -162,11 +153,34 @@ def _objective(suite: str) -> str:
 
 def losses(panel: str, suite: str) -> PageOutput:
     """A plot of loss curves of the smaller model, or a note that nothing was trained."""
-    from reproduction.report import curves
-
-    drawn = curves.PANELS[panel](Evidence(suite, IMAGES, "8"))
-    if drawn is None:
+    picture = {"adamerging": adamerging, "adapters": adapters}[panel](Evidence(suite, IMAGES, "8"))
+    if picture is None:
         return PageOutput(note(f"○ not run: no loss curves in the results of the {label(suite)}."))
-    from reproduction.report.figures import svg
+    return drawn(picture, panel, label(suite))
 
-    return PageOutput(picture={"image/svg+xml": svg(drawn)}, text=f"{panel} ({label(suite)})")
+
+def adamerging(evidence: Evidence) -> Figure | None:
+    """Entropy of the answers, summed over tasks, by step."""
+    rows = select(evidence.table("curves"), {"upstream": "adamerging", "method": "merged"})
+    if rows.empty:
+        return None
+    with one_panel(3.0) as (figure, axes):
+        axes.plot(rows["step"], rows["loss"], color=COLOURS["merged"], marker="o", markersize=4, lw=2)
+        axes.set(xlabel="step", ylabel="entropy, all tasks (nats)")
+        return figure
+
+
+def adapters(evidence: Evidence) -> Figure | None:
+    """Loss of Surgery and ProbSurgery as a share of its start, mean over tasks and seeds; the two losses have no common unit."""
+    found = select(evidence.table("curves"), {"upstream": "task_arithmetic", "setting": main_setting(evidence.suite)})
+    means = {m: select(found, {"method": m}).groupby("step")["loss"].mean() for m in ("surgery", "prob_surgery")}
+    if all(curve.empty for curve in means.values()):
+        return None
+    with one_panel(3.0) as (figure, axes):
+        for (method, curve), dashes in zip(means.items(), ("-", "--"), strict=True):
+            if len(curve):
+                axes.plot(curve.index, curve / curve.iloc[0], dashes, color=COLOURS[method], lw=2, label=SHORT[method])
+        axes.set(xlabel="step", ylabel="loss, share of its start")
+        axes.set_ylim(0, None)
+        axes.legend()
+        return figure

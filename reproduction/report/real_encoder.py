@@ -10,12 +10,12 @@ from html import escape
 import pandas as pd
 
 from reproduction.report.claims import Claim, claims, main_setting
-from reproduction.report.controls import average, margin
-from reproduction.report.estimate import Estimate, estimate
+from reproduction.report.controls import margin
+from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.markup import PageOutput, estimated, note, table
 from reproduction.report.pages import Page, label
-from reproduction.report.tables import METHODS, REFERENCES, SETTING_LABELS, SHIFT, UPSTREAMS, settings_shown
+from reproduction.report.tables import METHODS, REFERENCES, SETTING_LABELS, SHIFT, UPSTREAMS, average, settings_shown
 from reproduction.report.task_counts import drifts
 from reproduction.report.values import IMAGES, REAL, paper_value, texts
 from reproduction.report.verdict_table import verdict_table
@@ -39,9 +39,8 @@ def sets(page: Page) -> PageOutput:
         own = [estimated(estimate(select(scores, {"task": task, "method": method}))) for method in ("base", "expert")]
         alike = "<small>share-alike</small>" if SHARE_ALIKE in told["licence"] else ""
         source = f"{escape(told['licence'])}{alike}<small>{escape(told['source'])}</small>"
-        rows.append(
-            ("", [f"{escape(told['name'])}<small>{escape(told['says'])}</small>", str(told["classes"]), pool, *own, source])
-        )
+        name = f"{escape(told['name'])}<small>{escape(told['says'])}</small>"
+        rows.append(("", [name, str(told["classes"]), pool, *own, source]))
     head = ["Set", "Classes", "From pool", "Base (%)", "Expert (%)", "Licence and source"]
     return PageOutput(table(head, rows, f"The text sets, scored on test texts — {page.real.label}", "fc-words"))
 
@@ -107,38 +106,29 @@ def why(page: Page) -> PageOutput:
     rows = []
     for role, source in zip((REAL, IMAGES), sources(page.suite), strict=False):
         ours = Evidence(page.suite, role, "8")
-        base, expert, merged = (
-            average(ours, key) for key in (("", "base", ""), ("", "expert", ""), ("task_arithmetic", "merged", ""))
-        )
+        keys = (("", "base", ""), ("task_arithmetic", "merged", ""), ("", "expert", ""))
+        base, merged, expert = (average(ours, key) for key in keys)
         parts = {row.method: row for row in drifts(page.real if role == REAL else page).itertuples()}
         shift = average(ours, ("task_arithmetic", SHIFT, f"{main_setting(page.suite)}_train"))
         start = parts.get("merged")
-        cells = [
-            estimated(base),
-            estimated(merged),
-            estimated(expert),
-            f"{100 * start.mean_drift / start.drift:.0f} %" if start else "–",
-        ]
-        taken = shift.mean - merged.mean if shift and merged else None
-        rows.append(("", [source.title, *cells, "–" if taken is None else f"{taken:+.1f}"]))
+        part = f"{100 * start.mean_drift / start.drift:.0f} %" if start else "–"
+        taken = f"{shift.mean - merged.mean:+.1f}" if shift and merged else "–"
+        rows.append(("", [source.title, *map(estimated, (base, merged, expert)), part, taken]))
     head = ["", "Base", "Task arithmetic", "Experts", "Of its squared drift, per-task mean", "A mean shift gains (points)"]
     return PageOutput(table(head, rows, f"What one shift per task can do, 8 tasks — {page.real.label}", "fc-long"))
 
 
 def second(page: Page) -> PageOutput:
     """Averages with a second encoder beside the first one's, and how FeatCal stands to each line of its merger."""
-    ours, rows = Evidence(page.suite, REAL, "8"), []
-    found = ours.table("second_encoder")
-
-    def own(upstream: str, method: str, setting: str) -> Estimate | None:
-        return estimate(select(found, {"upstream": upstream, "method": method, "setting": setting}))
-
+    ours, rows = page.real.evidence, []
     for name, upstream, method, (setting, _) in lines(page.suite, UPSTREAMS | CLOSED_FORM):
-        here, first = own(upstream, method, setting), average(ours, (upstream, method, setting))
+        key = (upstream, method, setting)
+        here, first = average(ours, key, "second_encoder"), average(ours, key)
         if here is not None:
-            calibrated = own(upstream, "featcal", main_setting(page.suite)) if upstream else None
-            other = (method, setting) != ("featcal", main_setting(page.suite))
-            cells = [estimated(here), estimated(first), margin(calibrated, here) if calibrated and other else "–"]
+            featcal = (upstream, "featcal", main_setting(page.suite))
+            calibrated = average(ours, featcal, "second_encoder") if upstream else None
+            lead = margin(calibrated, here) if calibrated and key != featcal else "–"
+            cells = [estimated(here), estimated(first), lead]
             rows.append(("fc-merger" if method == "merged" else "", [name, *cells]))
     if not rows:
         way_out = "dvc repro -f -s pipeline/request/dvc.yaml:second_encoder@minilm-8"
@@ -149,7 +139,7 @@ def second(page: Page) -> PageOutput:
 
 def seeds(page: Page) -> PageOutput:
     """Averages of every model from experts of other seeds: how far another fine-tuning moves them, and FeatCal's lead."""
-    ours, rows = Evidence(page.suite, REAL, "8"), []
+    ours, rows = page.real.evidence, []
     found = ours.table("expert_seeds")
     drawn = sorted(set(found["expert_seed"]))
     for name, upstream, method, (setting, _) in lines(page.suite):
@@ -163,6 +153,5 @@ def seeds(page: Page) -> PageOutput:
     if not rows:
         return PageOutput(note(f"○ not run: no experts of other seeds in the {label(page.suite)}."))
     head = ["", "First experts", *(f"Experts of seed {seed}" for seed in drawn), "Mean", "sd"]
-    return PageOutput(
-        table(head, rows, f"Average top-1 accuracy (%) with 8 tasks, by the experts’ seed — {page.real.label}", "fc-long")
-    )
+    caption = f"Average top-1 accuracy (%) with 8 tasks, by the experts’ seed — {page.real.label}"
+    return PageOutput(table(head, rows, caption, "fc-long"))

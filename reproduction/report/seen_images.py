@@ -10,9 +10,8 @@ from statistics import fmean, variance
 
 import numpy as np
 
-from reproduction.report.correct import Bits
 from reproduction.report.estimate import Estimate
-from reproduction.report.paired import mean_variance
+from reproduction.report.paired import Bits, mean_variance
 
 Flags = Mapping[str, Bits]  # by task, one per test image
 Draws = Mapping[str, Flags]  # by seed

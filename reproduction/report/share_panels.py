@@ -2,13 +2,17 @@
 
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from reproduction.report.evidence import select
+from reproduction.report.figures import WIDTH, drawing
 from reproduction.report.hover import hovering
 from reproduction.report.markup import PageOutput
 from reproduction.report.pages import Page
 from reproduction.report.tables import UPSTREAMS
-from reproduction.report.task_counts import MERGERS, PAPER, POOLS, STUDY, TRAINED, Share, series, shares
+from reproduction.report.task_counts import MERGERS, PAPER, POOLS, STUDY, TRAINED, series, shares
 from reproduction.report.values import IMAGES
 from reproduction.report.why_adapters import NAMES, ran, way
 
@@ -29,29 +33,26 @@ def panels(page: Page) -> PageOutput:
 
 def hover(page: Page) -> PageOutput:
     """The same panels, to be read by hovering: each share with its model, its number of tasks and its range."""
-    found = shares(page) if ran(page) else []
     ending = "" if page.place[0] == IMAGES else "-real"
-    return hovering({f"fig-why-adapters{ending}": _interactive(found, page)} if found else {})
+    return hovering({f"fig-why-adapters{ending}": _interactive(shares(page), page)} if ran(page) else {})
 
 
 def _panels(page: Page) -> Figure | None:
-    from reproduction.report.figures import WIDTH, drawing
-
-    found = shares(page) if ran(page) else []
-    if not found:
+    if not ran(page):
         return None
+    found = shares(page)
     with drawing():
         figure = Figure(figsize=(WIDTH, 9.6))
         grid = figure.subplots(len(METHODS), len(MERGERS), sharex=True, sharey=True, squeeze=False)
         for line, method in zip(grid, METHODS, strict=True):
             for axes, upstream in zip(line, MERGERS, strict=True):
+                own = select(found, {"upstream": upstream, "method": method})
                 for number, setting in enumerate([s for m, s in series(page) if m == method]):
-                    own = [s for s in found if (s.upstream, s.method, s.setting) == (upstream, method, setting)]
-                    _curve(axes, own, "-" if number == 0 else "--")
-                _points(axes, [s for s in found if (s.upstream, s.method, s.source) == (upstream, method, PAPER)], PAPER)
+                    _curve(axes, select(own, {"setting": setting}), "-" if number == 0 else "--")
+                _points(axes, own, PAPER)
                 axes.set_title(f"{NAMES[method]},\n{UPSTREAMS[upstream]}", fontsize=12)
                 axes.axhline(0, color="#333333", lw=1)
-        counts = sorted({one.tasks for one in found})
+        counts = sorted(set(found["tasks"]))
         for axes in grid[-1]:
             axes.set(xscale="log", xlabel="tasks")
             axes.set_xticks(counts, list(map(str, counts)))
@@ -62,7 +63,7 @@ def _panels(page: Page) -> Figure | None:
         return figure
 
 
-def _interactive(found: list[Share], page: Page) -> "go.Figure":
+def _interactive(found: pd.DataFrame, page: Page) -> "go.Figure":
     from plotly.subplots import make_subplots  # half a second, which only pages with such figures pay
 
     titles = [f"{NAMES[method]},<br>{UPSTREAMS[upstream]}" for method in METHODS for upstream in MERGERS]
@@ -70,22 +71,23 @@ def _interactive(found: list[Share], page: Page) -> "go.Figure":
     figure = make_subplots(**shape, shared_xaxes="all", shared_yaxes="all", horizontal_spacing=0.04)
     for row, method in enumerate(METHODS, 1):
         for column, upstream in enumerate(MERGERS, 1):
-            own = [one for one in found if (one.method, one.upstream) == (method, upstream)]
+            own = select(found, {"upstream": upstream, "method": method})
             for number, setting in enumerate([s for m, s in series(page) if m == method]):
-                line = [one for one in own if one.setting == setting and one.source != PAPER]
+                line = select(own, {"setting": setting})
                 look = {"mode": "lines+markers", "line": {"dash": "dash" if number else "solid", "width": 1.8}}
                 figure.add_traces([look | one for one in _traces(line, way(method, setting))], rows=row, cols=column)
-            printed = _traces([one for one in own if one.source == PAPER], f"{NAMES[method]}, the paper")
+            printed = _traces(select(own, {"source": PAPER}), f"{NAMES[method]}, the paper")
             figure.add_traces([{"mode": "markers"} | one for one in printed], rows=row, cols=column)
-    counts = sorted({one.tasks for one in found})
+    counts = sorted(set(found["tasks"]))
     figure.update_xaxes(type="log", tickvals=counts, ticktext=list(map(str, counts)))
     figure.update_xaxes(title="tasks", row=len(METHODS))
     figure.update_yaxes(title="share (%)", col=1)
     return figure.update_annotations(font_size=12).update_layout(height=960, showlegend=False, margin_t=50)
 
 
-def _traces(those: list[Share], name: str) -> list[dict[str, Any]]:
+def _traces(rows: pd.DataFrame, name: str) -> list[dict[str, Any]]:
     """Some shares as one line of plotly's, with what is said of each; none where there are none."""
+    those = list(rows.itertuples())
     if not those:
         return []
     symbols = {STUDY: "circle", POOLS: "circle-open", PAPER: "x"}
@@ -106,15 +108,16 @@ def _traces(those: list[Share], name: str) -> list[dict[str, Any]]:
     return [trace]
 
 
-def _curve(axes: Any, own: list[Share], dashes: str) -> None:
+def _curve(axes: Axes, own: pd.DataFrame, dashes: str) -> None:
     """One setting of ours through drawn parts and larger pools; bars reach from the least part to the most."""
-    axes.plot([s.tasks for s in own], [s.share for s in own], dashes, color=MARKS[STUDY]["color"], lw=1.8)
+    axes.plot(own["tasks"], own["share"], dashes, color=MARKS[STUDY]["color"], lw=1.8)
     for source in (STUDY, POOLS):
-        _points(axes, [s for s in own if s.source == source], source)
+        _points(axes, own, source)
 
 
-def _points(axes: Any, those: list[Share], source: str) -> None:
-    if those:
-        bars = [[s.share - s.least for s in those], [s.most - s.share for s in those]]
-        look = {"ls": "", "markersize": 7, "elinewidth": 1.0, "zorder": 3} | MARKS[source]
-        axes.errorbar([s.tasks for s in those], [s.share for s in those], yerr=bars, **look)
+def _points(axes: Axes, own: pd.DataFrame, source: str) -> None:
+    those = select(own, {"source": source})
+    if len(those):
+        bars = [those["share"] - those["least"], those["most"] - those["share"]]
+        look: dict[str, Any] = {"ls": "", "markersize": 7, "elinewidth": 1.0, "zorder": 3, **MARKS[source]}
+        axes.errorbar(those["tasks"], those["share"], yerr=bars, **look)

@@ -3,19 +3,15 @@
 The paper's shares are computed from the printed cells of its rows, not from the printed averages, one of which is not its row's.
 """
 
-import pandas as pd
-
 from reproduction.report.errata import corrected_table
-from reproduction.report.estimate import estimate
-from reproduction.report.evidence import Evidence, select
+from reproduction.report.evidence import Evidence
 from reproduction.report.markup import PageOutput, note, table
 from reproduction.report.pages import Page
-from reproduction.report.tables import METHODS, SETTING_LABELS, UPSTREAMS, model_key, settings_shown, share
-from reproduction.report.values import AVERAGE, IMAGES, PRINTED, SIZES, paper_table
+from reproduction.report.tables import NAMES, SETTING_LABELS, UPSTREAMS, average, settings_shown, share
+from reproduction.report.values import AVERAGE, IMAGES, PRINTED, SIZES, paper_row, paper_table
 
 POOLS = {pool: table for (role, pool), table in PRINTED.items() if role == IMAGES}  # number of tasks → the paper's table of it
 STARTS = ("average", "task_arithmetic")
-NAMES = {method: words.removeprefix("w/ ") for method, words in METHODS.items()}
 ORDER = ("featcal", "surgery", "prob_surgery")
 
 
@@ -51,21 +47,15 @@ def words(page: Page) -> str:
 
 def measured(page: Page, pool: str, upstream: str, method: str, setting: str) -> float | None:
     """The share that one method recovers here; None where a model was not run."""
-    scores = Evidence(page.suite, page.place[0], pool).table("scores")
-    keys = [model_key(upstream, "merged", ""), model_key(upstream, method, setting), model_key("", "expert", "")]
-    return share(*(found and found.mean for found in (estimate(select(scores, key)) for key in keys)))
+    keys = ((upstream, "merged", ""), (upstream, method, setting), ("", "expert", ""))
+    found = [average(Evidence(page.suite, page.place[0], pool), key) for key in keys]
+    return share(*(one and one.mean for one in found))
 
 
 def printed(table: str, upstream: str, method: str, corrected: bool = False) -> float | None:
     """The same from the printed cells of the paper's rows; corrected: with what fits in place of what cannot be right."""
-    frame = corrected_table(table) if corrected else paper_table(table)
-    tasks = frame[frame["task"] != AVERAGE]
-    means = tasks.groupby(["upstream", "method"])["value"].mean()
-    return share(*(_at(means, key) for key in ((upstream, "merged"), (upstream, method), ("", "expert"))))
-
-
-def _at(means: pd.Series, key: tuple[str, str]) -> float | None:
-    return float(means[key]) if key in means.index else None
+    keys, read = ((upstream, "merged"), (upstream, method), ("", "expert")), corrected_table if corrected else paper_table
+    return share(*(paper_row(table, *key, read=read).drop(AVERAGE).mean() for key in keys))
 
 
 def _apart(page: Page, upstream: str, method: str) -> list[float | None]:

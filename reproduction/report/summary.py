@@ -3,12 +3,13 @@
 import math
 from typing import Any
 
+import pandas as pd
+
 from reproduction.report.claims import INSIDE, Claim, claims, main_setting
 from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.sums import rows_of
-from reproduction.report.tables import UPSTREAMS
-from reproduction.report.verdicts import Verdict, judged
+from reproduction.report.tables import UPSTREAMS, average
+from reproduction.report.verdicts import Verdict, judged, rows_of
 
 ROLE, POOL, MERGER = "clip_b32", "8", "task_arithmetic"  # Table 1; the merger that its curves are about
 TASKS, BLOCKS = ("task", "merged", "featcal", "expert"), ("block", "merged", "featcal")
@@ -16,11 +17,11 @@ TASKS, BLOCKS = ("task", "merged", "featcal", "expert"), ("block", "merged", "fe
 
 def metrics(ours: Evidence) -> dict[str, Any]:
     """Averages over tasks: by merger `merged` and `featcal` at the suite's main settings, and the experts'; only what was run."""
-    scores, found = ours.table("scores"), {}
+    found = {}
     for upstream in UPSTREAMS:
-        sides = {method: estimate(select(scores, _of(method, ours, upstream))) for method in ("merged", "featcal")}
-        found[upstream] = {method: round(one.mean, 4) for method, one in sides.items() if one}
-    expert = estimate(select(scores, _of("expert", ours)))
+        keys = ((upstream, "merged", ""), (upstream, "featcal", main_setting(ours.suite)))
+        found[upstream] = {key[1]: round(one.mean, 4) for key in keys if (one := average(ours, key))}
+    expert = average(ours, ("", "expert", ""))
     return {name: values for name, values in found.items() if values} | ({"expert": round(expert.mean, 4)} if expert else {})
 
 
@@ -28,8 +29,8 @@ def by_task(ours: Evidence) -> list[dict[str, Any]]:
     """Scores of each task: merged, calibrated and expert; only tasks that all three have."""
     scores = ours.table("scores")
     means = {method: select(scores, _of(method, ours)).groupby("task")["value"].mean() for method in TASKS[1:]}
-    shared = [task for task in ours.tasks if all(task in values.index for values in means.values())]
-    return [{"task": task} | {method: round(float(values[task]), 4) for method, values in means.items()} for task in shared]
+    shared = pd.DataFrame(means).dropna().round(4).to_dict("index")
+    return [{"task": task} | shared[task] for task in ours.tasks if task in shared]
 
 
 def by_block(ours: Evidence) -> list[dict[str, Any]]:
@@ -40,10 +41,10 @@ def by_block(ours: Evidence) -> list[dict[str, Any]]:
     return [{"block": int(block) + 1} | {m: round(float(v[block]), 6) for m, v in means.items()} for block in sorted(blocks)]
 
 
-def _of(method: str, ours: Evidence, upstream: str = MERGER) -> dict[str, str]:
+def _of(method: str, ours: Evidence) -> dict[str, str]:
     """The rows of one method at its main setting."""
     setting = main_setting(ours.suite) if method == "featcal" else ""
-    return {"upstream": "" if method == "expert" else upstream, "method": method, "setting": setting}
+    return {"upstream": "" if method == "expert" else MERGER, "method": method, "setting": setting}
 
 
 def claims_as_data(suite: str) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from reproduction.report.claims import main_setting
-from reproduction.report.controls import average
 from reproduction.report.evidence import Evidence, select
+from reproduction.report.figures import one_panel
 from reproduction.report.hover import hovering
 from reproduction.report.markup import PageOutput, compact, fold, note, table
 from reproduction.report.pages import SYMBOLS, Page
-from reproduction.report.tables import SETTING_LABELS, UPSTREAMS, settings_shown
+from reproduction.report.tables import SETTING_LABELS, UPSTREAMS, average, settings_shown
 from reproduction.report.values import IMAGES
 
 if TYPE_CHECKING:
@@ -47,13 +47,9 @@ def curve(ours: Evidence, parameter: str, upstream: str, setting: str) -> pd.Dat
 
 
 def _panel(ours: Evidence, parameter: str) -> Figure | None:
-    from reproduction.report.figures import WIDTH, drawing
-
     if ours.table("sweep").empty:
         return None
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 4.0))
-        axes = figure.add_subplot()
+    with one_panel(4.0) as (figure, axes):
         for upstream, setting, points in _curves(ours, parameter):
             _line(axes, points, upstream, setting, setting == main_setting(ours.suite))
         for upstream, merged in _merged(ours, parameter).items():
@@ -132,8 +128,7 @@ def values(page: Page) -> PageOutput:
         return PageOutput(note(f"○ not run: no sweeps in the results of the {page.label}."))
     for parameter in WORDS:
         for setting in settings_shown(page.suite):
-            curves = {upstream: curve(ours, parameter, upstream, setting) for upstream in MERGERS}
-            there = {upstream: points for upstream, points in curves.items() if not points.empty}
+            there = {upstream: points for upstream, at, points in _curves(ours, parameter) if at == setting}
             if there:
                 parts.append(_values(there, parameter, setting, page))
     return PageOutput(fold("The numbers behind the curves", "".join(parts)))

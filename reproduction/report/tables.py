@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from reproduction.report.errata import corrected_table, reason
-from reproduction.report.estimate import estimate
+from reproduction.report.estimate import Estimate, estimate
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.values import AVERAGE, PRINTED, TASKS, paper_table
+from reproduction.report.values import AVERAGE, PRINTED, TASKS, paper_row, paper_table
 
 REFERENCES = {"base": "Pre-trained", "expert": "Fine-tuned (STL)", "multitask": "Multi-task (MTL)"}
 UPSTREAMS = {
@@ -21,7 +21,8 @@ MERGERS = UPSTREAMS | {
     "ties": "TIES-Merging", "regmean": "RegMean", "regmean_plus_plus": "RegMean++", "lot": "LOT Merging, from its formula",
     "wudi_closed_form": "WUDI-Merging, closed form", "adamerging_1000": "AdaMerging, 1,000 steps",
 }  # fmt: skip
-METHODS = {"surgery": "w/ Surgery", "prob_surgery": "w/ ProbSurgery", "featcal": "w/ FeatCal"}
+NAMES = {"surgery": "Surgery", "prob_surgery": "ProbSurgery", "featcal": "FeatCal"}
+METHODS = {method: f"w/ {name}" for method, name in NAMES.items()}
 SHIFT = "mean_shift"  # an adapter that the paper has no row for
 SETTING_LABELS = {"suite": "suite’s settings", "paper": "paper’s settings"}
 ADAPTER_LABELS = {"suite": "adapters in proportion", "paper": "adapters of the published code’s size"}
@@ -50,6 +51,7 @@ class Row:
     one_run: bool = False
 
 
+Key = tuple[str, str, str]  # upstream, method, setting
 Lookup = Callable[[str, str], tuple[dict[str, Cell], bool]]  # upstream, method → cells by column, whether one run
 
 
@@ -58,26 +60,26 @@ def settings_shown(suite: str, pool: str = "8") -> tuple[str, ...]:
     return ("paper",) if suite == "paper" else ("suite",) if pool in LARGER else ("suite", "paper")
 
 
+def row_name(upstream: str, method: str) -> str:
+    """How pages call a row of a printed table."""
+    return f"{UPSTREAMS.get(upstream, '')} {(METHODS | REFERENCES).get(method, '')}".strip()
+
+
 def setting_label(setting: str) -> str:
     """What a column or table at one setting is at."""
     return f"at the {SETTING_LABELS[setting]}"
 
 
 def accuracy_rows(evidence: Evidence, setting: str = "") -> list[Row]:
-    """Every row of the paper's table, filled from the results at one setting (default: the main one).
+    """Every row of the paper's table from the main settings; or at another setting the blocks without the references.
 
     A row that was not run has no cells; a reference that the paper's table lacks, such as the multi-task model of the larger
     pools, is left out.
     """
     chosen = setting or settings_shown(evidence.suite, evidence.pool)[0]
     printed = PRINTED.get((evidence.role, evidence.pool))
-    references = references_of(printed) if printed else tuple(REFERENCES)
-    return rows_in_order(lambda upstream, method: measured_cells(evidence, upstream, method, chosen), references, UPSTREAMS)
-
-
-def block_rows(evidence: Evidence, setting: str) -> list[Row]:
-    """The blocks of the table at one setting, without the references, which have no settings."""
-    return rows_in_order(lambda upstream, method: measured_cells(evidence, upstream, method, setting), (), UPSTREAMS)
+    references = () if setting else references_of(printed) if printed else tuple(REFERENCES)
+    return rows_in_order(lambda u, m: measured_cells(evidence, model_key(u, m, chosen)), references, UPSTREAMS)
 
 
 def references_of(table: str) -> tuple[str, ...]:
@@ -91,12 +93,10 @@ def paper_rows(table: str, model: str = "") -> tuple[list[str], list[Row]]:
 
     model: by its printed name, where the table has two.
     """
-    frame = paper_table(table)
-    frame = frame[frame["model"] == model] if model else frame
+    frame = paper_table(table, model)
 
     def look(upstream: str, method: str) -> tuple[dict[str, Cell], bool]:
-        rows = select(frame, {"upstream": upstream, "method": method})
-        printed = zip(rows["task"], rows["value"], strict=True)
+        printed = paper_row(table, upstream, method, model).items()
         return {task: Cell(value, doubt=reason(table, upstream, method, task, model)) for task, value in printed}, False
 
     upstreams = [upstream for upstream in UPSTREAMS if upstream in set(frame["upstream"])]
@@ -114,26 +114,27 @@ def rows_in_order(look: Lookup, references: Iterable[str], upstreams: Iterable[s
     return rows
 
 
-def measured_cells(evidence: Evidence, upstream: str, method: str, setting: str) -> tuple[dict[str, Cell], bool]:
-    """Mean and spread of one model on every task and on average, and whether a single draw is behind them.
-
-    setting: counts for what calibrates; references and mergers have none.
-    """
-    return cells_of(evidence, model_key(upstream, method, setting))
-
-
-def cells_of(evidence: Evidence, model: dict[str, str]) -> tuple[dict[str, Cell], bool]:
-    """The same of any one model, told by the columns of its rows."""
-    frame = select(evidence.table("scores"), model)
+def measured_cells(evidence: Evidence, key: Key) -> tuple[dict[str, Cell], bool]:
+    """Mean and spread of one model on every task and on average, and whether a single draw is behind them."""
+    frame = rows_of(evidence, key)
     parts: dict[str, pd.DataFrame] = {task: frame[frame["task"] == task] for task in evidence.tasks} | {AVERAGE: frame}
-    found = {column: estimate(rows) for column, rows in parts.items()}
-    one_run = any(e is not None and e.one_run for e in found.values())
-    return {column: Cell(e.mean, e.spread) for column, e in found.items() if e is not None}, one_run
+    return cells_of({column: estimate(rows) for column, rows in parts.items()})
 
 
-def model_key(upstream: str, method: str, setting: str) -> dict[str, str]:
-    """The columns of a result file that name one model."""
-    return {"upstream": upstream, "method": method, "setting": setting if method in (*METHODS, SHIFT) else ""}
+def cells_of(found: dict[str, Estimate | None]) -> tuple[dict[str, Cell], bool]:
+    """The cells of a row, by column, and whether a single draw is behind one of them."""
+    known = {column: one for column, one in found.items() if one is not None}
+    return {column: Cell(one.mean, one.spread) for column, one in known.items()}, any(one.one_run for one in known.values())
+
+
+def model_key(upstream: str, method: str, setting: str) -> Key:
+    """What names one model; the setting counts for what calibrates, references and mergers have none."""
+    return upstream, method, setting if method in (*METHODS, SHIFT) else ""
+
+
+def rows_of(ours: Evidence, key: Key, file: str = "scores") -> pd.DataFrame:
+    """The rows of one model."""
+    return select(ours.table(file), dict(zip(("upstream", "method", "setting"), key, strict=True)))
 
 
 def with_changes(row: Row, merger: Row) -> Row:
@@ -156,6 +157,11 @@ def with_best(block: list[Row]) -> list[Row]:
     ]
 
 
+def average(ours: Evidence, key: Key, file: str = "scores") -> Estimate | None:
+    """The mean over tasks and seeds of one row; None where it was not run."""
+    return estimate(rows_of(ours, key, file))
+
+
 @dataclass(frozen=True)
 class Recovered:
     """Which share of the way from a merger to the experts FeatCal goes, in percent; spread: over seeds."""
@@ -176,13 +182,12 @@ def share(merged: float | None, ours: float | None, expert: float | None) -> flo
 
 def recovered(evidence: Evidence) -> list[Recovered]:
     """(FeatCal − merger) / (experts − merger) of the averages, per merger and settings that were run."""
-    scores = evidence.table("scores")
-    expert = estimate(select(scores, {"method": "expert"}))
+    expert = average(evidence, ("", "expert", ""))
     found = []
     for upstream in UPSTREAMS:
-        merged = estimate(select(scores, {"upstream": upstream, "method": "merged"}))
+        merged = average(evidence, (upstream, "merged", ""))
         for setting in settings_shown(evidence.suite, evidence.pool):
-            ours = estimate(select(scores, {"upstream": upstream, "method": "featcal", "setting": setting}))
+            ours = average(evidence, (upstream, "featcal", setting))
             went = share(*(e and e.mean for e in (merged, ours, expert)))
             if went is None or not (expert and merged and ours):
                 continue
@@ -196,11 +201,6 @@ def paper_recovered(table: str, upstream: str, corrected: bool = False, model: s
 
     method: the row whose share it is, featcal or an adapter's.
     """
-    whole = corrected_table(table) if corrected else paper_table(table)
-    whole = whole[whole["model"] == model] if model else whole
-    frame = select(whole, {"task": AVERAGE}).set_index(["upstream", "method"])["value"]
-    keys = [("", "expert"), (upstream, "merged"), (upstream, method)]
-    if any(key not in frame.index for key in keys):
-        return None
-    expert, merged, ours = (float(frame[key]) for key in keys)
-    return share(merged, ours, expert)
+    read = corrected_table if corrected else paper_table
+    keys = ((upstream, "merged"), (upstream, method), ("", "expert"))
+    return share(*(paper_row(table, *key, model, read=read).get(AVERAGE) for key in keys))

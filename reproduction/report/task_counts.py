@@ -6,55 +6,35 @@ and sentences are in why_adapters.py and task_leads.py.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from reproduction.report.claims import main_setting
-from reproduction.report.controls import average
 from reproduction.report.estimate import Estimate, estimate, noise
-from reproduction.report.evidence import Evidence, read_json, select
-from reproduction.report.gains import FEWEST
+from reproduction.report.evidence import Evidence, select
 from reproduction.report.pages import Page
 from reproduction.report.studies import samples
-from reproduction.report.tables import LARGER, paper_recovered, settings_shown
-from reproduction.report.values import IMAGES, PRINTED, paper_table
+from reproduction.report.tables import LARGER, average, paper_recovered, settings_shown
+from reproduction.report.values import AVERAGE, IMAGES, PRINTED, paper_row
 
 POOL = "8"
 MERGERS = ("average", "task_arithmetic")
 TRAINED = ("surgery", "prob_surgery")
 ADAPTERS = ("mean_shift", *TRAINED)
 STUDY, POOLS, PAPER = "drawn parts", "whole pool", "the paper"  # where a share comes from
-
-
-@dataclass(frozen=True)
-class Share:
-    """Which part of the way from the merged model to the experts one model goes, in percent, all of averages over tasks.
-
-    tasks: how many were merged.   least, most: among the drawn parts; the share itself where there is one.
-    mean:  of the model's accuracy, behind the share; None for the paper's, whose error is not known.
-    """
-
-    source: str
-    upstream: str
-    method: str
-    setting: str
-    tasks: int
-    share: float
-    least: float
-    most: float
-    mean: Estimate | None = None
+SHARE = ["source", "upstream", "method", "setting", "tasks", "share", "least", "most", "mean"]
 
 
 def studied(page: Page) -> pd.DataFrame:
     """Rows of the study; empty where it was not run."""
-    return Evidence(page.suite, page.place[0], POOL).table("task_counts")
+    return page.evidence.table("task_counts")
 
 
 def classes(page: Page) -> dict[str, int]:
     """How many classes each task has, as the study found them."""
-    folder = Evidence(page.suite, page.place[0], POOL).folder
-    return dict(read_json(folder / f"{page.place[0]}-{POOL}.task_counts.settings.json").get("classes", {}))
+    return dict(page.settings_of("task_counts").get("classes", {}))
 
 
 def series(page: Page) -> list[tuple[str, str]]:
@@ -70,10 +50,14 @@ def fewer(page: Page) -> bool:
     return None not in (drawn, pools) and drawn != pools
 
 
-def shares(page: Page) -> list[Share]:
+def shares(page: Page) -> pd.DataFrame:
     """Every share there is: of drawn parts, of whole pools, and of the paper's tables, corrected where that can be told.
 
     The pool of eight is the study's own, on samples that no adapter saw; where the study had fewer samples, the main results'.
+
+    Returns: columns of SHARE. share: which part of the way from merged model to experts one model goes, in percent, of averages
+             over tasks. tasks: how many were merged. least, most: among the drawn parts, else the share itself. mean: of the
+             model's accuracy; None for the paper's, whose error is not known.
     """
     found, rows = [], studied(page)
     pools = (POOL, *LARGER) if fewer(page) else LARGER
@@ -81,18 +65,17 @@ def shares(page: Page) -> list[Share]:
     for upstream in MERGERS:
         for method, setting in series(page):
             found += _of_parts(rows, upstream, method, setting)
-            found += [
-                one for pool in pools for one in _of_pool(Evidence(page.suite, page.place[0], pool), upstream, method, setting)
-            ]
+            for pool in pools:
+                found += _of_pool(Evidence(page.suite, page.place[0], pool), upstream, method, setting)
         for method in ("featcal", *TRAINED):
             for (role, pool), number in PRINTED.items():
                 share = paper_recovered(number, upstream, corrected=True, method=method) if role == IMAGES else None
                 if share is not None:
-                    found.append(Share(PAPER, upstream, method, "", int(pool), share, share, share))
-    return found
+                    found.append((PAPER, upstream, method, "", int(pool), share, share, share, None))
+    return pd.DataFrame(found, columns=SHARE)
 
 
-def _of_parts(rows: pd.DataFrame, upstream: str, method: str, setting: str) -> list[Share]:
+def _of_parts(rows: pd.DataFrame, upstream: str, method: str, setting: str) -> list[tuple[Any, ...]]:
     """One model at every number of tasks of the study."""
     found = []
     for count in sorted(set(rows["tasks"])):
@@ -101,18 +84,18 @@ def _of_parts(rows: pd.DataFrame, upstream: str, method: str, setting: str) -> l
         whole = _share(*(side["value"].mean() for side in sides))
         each = [_share(*(select(side, {"draw": draw})["value"].mean() for side in sides)) for draw in sorted(set(here["draw"]))]
         if not math.isnan(whole):
-            found.append(Share(STUDY, upstream, method, setting, int(count), whole, min(each), max(each), estimate(sides[0])))
+            found.append((STUDY, upstream, method, setting, int(count), whole, min(each), max(each), estimate(sides[0])))
     return found
 
 
-def _of_pool(ours: Evidence, upstream: str, method: str, setting: str) -> list[Share]:
+def _of_pool(ours: Evidence, upstream: str, method: str, setting: str) -> list[tuple[Any, ...]]:
     """One model of a whole pool, scored on the whole test split, of images those that its adapters saw among them."""
     keys = [(upstream, method, setting), (upstream, "merged", ""), ("", "expert", "")]
     means = [average(ours, key) for key in keys]
     if any(mean is None for mean in means):
         return []
     share = _share(*(mean.mean for mean in means if mean))
-    return [Share(POOLS, upstream, method, setting, int(ours.pool), share, share, share, means[0])]
+    return [(POOLS, upstream, method, setting, int(ours.pool), share, share, share, means[0])]
 
 
 def _sides(rows: pd.DataFrame, upstream: str, method: str, setting: str) -> list[pd.DataFrame]:
@@ -126,11 +109,11 @@ def _share(value: float, merged: float, expert: float) -> float:
     return 100 * (value - merged) / (expert - merged) if expert > merged else math.nan
 
 
-def whole_pool(page: Page, upstream: str = "task_arithmetic") -> pd.DataFrame:
-    """Rows of the study in which all tasks of the pool are merged, those of the experts among them."""
+def whole_pool(page: Page) -> pd.DataFrame:
+    """Rows of the study on task arithmetic of all tasks of the pool, and those of the experts."""
     rows = studied(page)
     rows = select(rows, {"tasks": rows["tasks"].max()})
-    return rows[rows["upstream"].isin(["", upstream])]
+    return rows[rows["upstream"].isin(["", "task_arithmetic"])]
 
 
 def accuracies(page: Page, method: str, setting: str, measure: str = "value", task: str = "") -> Estimate | None:
@@ -159,10 +142,8 @@ def share_of_task(page: Page, method: str, task: str) -> float:
 
 def printed_leads() -> dict[str, float]:
     """By task, how far FeatCal stands above the better adapter on task arithmetic in the paper's Table 1, in points."""
-    rows = select(paper_table(PRINTED[IMAGES, POOL]), {"upstream": "task_arithmetic"})
-    own = {(row.method, row.task): row.value for row in rows.itertuples()}
-    tasks = [task for task in dict.fromkeys(rows["task"]) if task != "average"]
-    return {task: own["featcal", task] - max(own[method, task] for method in TRAINED) for task in tasks}
+    featcal, *rivals = (paper_row("table01", "task_arithmetic", method).drop(AVERAGE) for method in ("featcal", *TRAINED))
+    return (featcal - np.maximum(*rivals)).to_dict()
 
 
 def drifts(page: Page, tasks: Sequence[str] = ()) -> pd.DataFrame:
@@ -178,10 +159,3 @@ def drifts(page: Page, tasks: Sequence[str] = ()) -> pd.DataFrame:
             whole, mean = rows["drift"].mean(), rows["mean_drift"].mean()
             found.append({"method": method, "drift": whole, "mean_drift": mean, "rest": whole - mean})
     return pd.DataFrame(found, columns=["method", "drift", "mean_drift", "rest"])
-
-
-def correlation(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Pearson's r, and two standard errors of it, √((1 − r²)/(n − 2)) each; nan for too few pairs or no variation."""
-    frame = pd.DataFrame(pairs, columns=["x", "y"]).dropna()
-    r = float(frame["x"].corr(frame["y"])) if len(frame) >= FEWEST else math.nan
-    return r, 2 * math.sqrt((1 - r * r) / (len(frame) - 2)) if not math.isnan(r) else math.nan

@@ -6,20 +6,21 @@ All on task arithmetic of the whole pool, at the suite's main settings. Every se
 from html import escape
 from typing import Any
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from reproduction.report.claims import main_setting
 from reproduction.report.evidence import Evidence
+from reproduction.report.figures import one_panel
+from reproduction.report.gains import correlation
 from reproduction.report.markup import PageOutput, fold, note, table
 from reproduction.report.pages import Page
 from reproduction.report.task_counts import (
     ADAPTERS,
-    POOL,
     TRAINED,
     accuracies,
     better_adapter,
     classes,
-    correlation,
     drifts,
     lead,
     printed_leads,
@@ -55,9 +56,8 @@ def undone(found: dict[str, Any]) -> str:
     start, told = found["merged"], []
     left = {method: (row.mean_drift / start.mean_drift, row.rest / start.rest) for method, row in found.items()}
     for method in [m for m in ("featcal", *ADAPTERS) if m in found]:
-        told.append(
-            f"{NAMES[method]} {100 * (1 - left[method][0]):.0f} % of the mean and {100 * (1 - left[method][1]):.0f} % of the rest"
-        )
+        mean, rest = (100 * (1 - part) for part in left[method])
+        told.append(f"{NAMES[method]} {mean:.0f} % of the mean and {rest:.0f} % of the rest")
     share = 100 * start.mean_drift / start.drift
     text = f"The per-task mean is {share:.0f} % of the merged model’s squared drift. Undone of it: {'; '.join(told)}."
     for method in [m for m in TRAINED if m in found and "featcal" in found]:
@@ -68,18 +68,11 @@ def undone(found: dict[str, Any]) -> str:
 
 def _each_task(page: Page, methods: list[str]) -> str:
     """The mean's part and the whole of every task, one click away."""
-    ours, rows = Evidence(page.suite, page.place[0], POOL), []
-    for task in dict.fromkeys(whole_pool(page)["task"]):
+    ours, rows = page.evidence, []
+    for task in tasks_of(page):
         by_method = {row.method: row for row in drifts(page, [task]).itertuples()}
-        rows.append(
-            (
-                "",
-                [
-                    escape(ours.title(task)),
-                    *(f"{by_method[m].drift:.3f}<small>{by_method[m].mean_drift:.3f} mean</small>" for m in methods),
-                ],
-            )
-        )
+        cells = [f"{by_method[m].drift:.3f}<small>{by_method[m].mean_drift:.3f} mean</small>" for m in methods]
+        rows.append(("", [escape(ours.title(task)), *cells]))
     caption = f"Squared drift by task, and its mean’s part — {page.label}"
     return fold("Task by task", table(["", *(NAMES[m] for m in methods)], rows, caption))
 
@@ -90,19 +83,14 @@ def drift_bars(page: Page) -> PageOutput:
 
 
 def _drift_bars(page: Page) -> Figure | None:
-    from reproduction.report.figures import WIDTH, drawing
-
-    found = drifts(page) if ran(page) else drifts(page).iloc[:0]
+    found = drifts(page)
     if found.empty:
         return None
-    with drawing():
-        figure = Figure(figsize=(WIDTH, 0.5 * len(found) + 1.4))
-        axes = figure.add_subplot()
+    with one_panel(0.5 * len(found) + 1.4) as (figure, axes):
         names = [NAMES[method] for method in found["method"]]
         axes.barh(names, found["mean_drift"], color="#D55E00", label="per-task mean")
-        axes.barh(
-            names, found["rest"], left=found["mean_drift"], color="#BBBBBB", hatch="//", edgecolor="white", label="the rest"
-        )
+        look: dict[str, Any] = {"color": "#BBBBBB", "hatch": "//", "edgecolor": "white", "label": "the rest"}
+        axes.barh(names, found["rest"], left=found["mean_drift"], **look)
         axes.invert_yaxis()
         axes.set(xlabel="squared drift of unit-length features (no unit)")
         axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=2)
@@ -113,20 +101,13 @@ def by_classes(page: Page) -> PageOutput:
     """Shares of every task's gap beside its number of classes, and whether the adapters' lead goes with that number."""
     if not ran(page):
         return missing(page)
-    ours, counts = Evidence(page.suite, page.place[0], POOL), classes(page)
+    ours, counts = page.evidence, classes(page)
     methods = ("featcal", *TRAINED, "mean_shift")
     own = {task: [share_of_task(page, method, task) for method in methods] for task in tasks_of(page)}
-    rows = [
-        (
-            "",
-            [
-                escape(ours.title(task)),
-                str(counts.get(task, "–")),
-                *(f"{share:.0f}" if share == share else "–" for share in own[task]),
-            ],
-        )
-        for task in sorted(own, key=lambda task: counts.get(task, 0))
-    ]
+    rows = []
+    for task in sorted(own, key=lambda task: counts.get(task, 0)):
+        cells = [f"{share:.0f}" if share == share else "–" for share in own[task]]
+        rows.append(("", [escape(ours.title(task)), str(counts.get(task, "–")), *cells]))
     caption = f"Share of each task’s gap recovered (%), tasks by number of classes — {page.label}"
     head = ["", "Classes", *(NAMES[method] for method in methods)]
     return PageOutput(table(head, rows, caption) + note(with_classes(own, counts)))
@@ -134,7 +115,9 @@ def by_classes(page: Page) -> PageOutput:
 
 def with_classes(own: dict[str, list[float]], counts: dict[str, int]) -> str:
     """In words, how the lead of the better trained adapter over FeatCal goes with the number of classes."""
-    r, room = correlation([(counts[task], max(shares[1:3]) - shares[0]) for task, shares in own.items() if task in counts])
+    pairs = [(counts[task], max(shares[1:3]) - shares[0]) for task, shares in own.items() if task in counts]
+    several = pd.DataFrame(pairs, columns=["classes", "lead"]).dropna()
+    r, room = correlation(several["classes"], several["lead"])
     if room != room:
         return "○ not run: too few tasks for a correlation."
     word = "grows with" if r > room else "shrinks with" if r < -room else "shows no clear relation to"
@@ -163,9 +146,8 @@ def crowded(page: Page) -> str:
     """In words, what becomes of the better adapter's lead where the answer may be a class of any task."""
     main = main_setting(page.suite)
     leads = [lead(better_adapter(page, measure=m), accuracies(page, "featcal", main, m)) for m in ("value", "union")]
-    told = [
-        f"{margin:+.1f} points ({'beyond' if abs(margin) > room else 'within'} two standard errors)" for margin, room in leads
-    ]
+    sure = ["beyond" if abs(margin) > room else "within" for margin, room in leads]
+    told = [f"{margin:+.1f} points ({word} two standard errors)" for (margin, _), word in zip(leads, sure, strict=True)]
     word = "larger" if leads[1][0] > leads[0][0] else "smaller"
     return (
         f"The better trained adapter stands at {told[0]} against FeatCal among the task’s own classes, at {told[1]} among all: "
@@ -175,11 +157,9 @@ def crowded(page: Page) -> str:
 
 def paper_lead(page: Page) -> PageOutput:
     """By task, how far FeatCal stands above the better adapter on task arithmetic: in the paper's Table 1, and here."""
-    ours, printed = Evidence(page.suite, page.place[0], POOL), printed_leads()
-    here = {
-        task: lead(accuracies(page, "featcal", main_setting(page.suite), task=task), better_adapter(page, task))
-        for task in printed
-    }
+    ours, printed = page.evidence, printed_leads()
+    main = main_setting(page.suite)
+    here = {task: lead(accuracies(page, "featcal", main, task=task), better_adapter(page, task)) for task in printed}
     rows = []
     for task in sorted(printed, key=lambda task: -printed[task]):
         margin, room = here[task]

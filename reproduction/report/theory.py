@@ -1,26 +1,37 @@
 """The theory page: every numbered statement of the paper with its worst case, and the plots behind them."""
 
 import re
-from functools import cache
+from collections.abc import Callable
 from html import escape
-from importlib.resources import files
+from typing import Any
 
+import numpy as np
 import pandas as pd
-import yaml
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from reproduction.report.claims import main_setting
 from reproduction.report.evidence import select
+from reproduction.report.figures import COLOURS, INK, MARKERS, NAMES, WIDTH, block_name, depth, drawing
 from reproduction.report.markup import PageOutput, chip, note, table
 from reproduction.report.pages import Page
+from reproduction.report.values import packaged
 from reproduction.report.verdicts import judge
 
+MODELS = ("merged", "featcal")
+PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "from_upstream": ("passed on by earlier blocks", {"color": "#BBBBBB"}),
+    "from_mismatch": ("added by this block", {"color": "#D55E00", "hatch": "////", "edgecolor": "white", "lw": 0.4}),
+}
+LOSSES = {"proposition_7": ("Prop. 7: gradient × score change", "o"), "corollary_2": ("Cor. 2: constants × final drift", "^")}
+SCORES = {"proposition_3": ("Prop. 3: along the segment", "o"), "proposition_6": ("Prop. 6: every direction", "^")}
 
-@cache
+CLOUD: dict[str, Any] = {"ls": "none", "markersize": 4.5, "mew": 0, "alpha": 0.6}  # half the bytes of a scatter plot
+
+
 def statements() -> dict[str, dict[str, str]]:
     """Every statement in plain words, by the name it has in results."""
-    text = files("reproduction.report").joinpath("statements.yaml").read_text(encoding="utf-8")
-    found: dict[str, dict[str, str]] = yaml.safe_load(text)
-    return found
+    return packaged("statements.yaml")
 
 
 def rows(page: Page) -> pd.DataFrame:
@@ -48,9 +59,8 @@ def checks(page: Page) -> PageOutput:
         "Inequalities: by how much the larger side exceeds the smaller where they come closest, and, as tightness, the smaller "
         "side in percent of the larger, median."
     )
-    return PageOutput(table(head, body, caption, "fc-words")) + PageOutput(
-        "" if len(found) else note("○ not run: no results of this study.")
-    )
+    missing = "" if len(found) else note("○ not run: no results of this study.")
+    return PageOutput(table(head, body, caption, "fc-words") + missing)
 
 
 def worst_case(own: pd.DataFrame, method: str, quantity: str) -> str:
@@ -89,11 +99,157 @@ def filled(text: str, own: pd.DataFrame) -> str:
 
 def figure(panel: str, page: Page) -> PageOutput:
     """One figure of the page, or a note that it was not run."""
-    from reproduction.report import theory_figures  # matplotlib takes a second to import; only pages with figures pay
-
     points = page.evidence.table("theory_points")
     if rows(page).empty or points.empty:
         return PageOutput(note(f"○ not run: no result files for this figure in the {page.label}."))
-    return page.drawn(
-        theory_figures.PANELS[panel](rows(page), points[points["setting"].isin(["", main_setting(page.suite)])]), panel
-    )
+    return page.drawn(PANELS[panel](rows(page), points[points["setting"].isin(["", main_setting(page.suite)])]), panel)
+
+
+def sheet(panels: int, height: float) -> tuple[Figure, list[Axes]]:
+    """A figure of panels below each other, each readable at the width of a phone."""
+    figure = Figure(figsize=(WIDTH, height * panels), layout="constrained")
+    return figure, list(np.atleast_1d(figure.subplots(panels, 1)))
+
+
+def by_block(rows: pd.DataFrame, method: str, quantity: str, statement: str) -> pd.Series:
+    """Means over tasks, by block in forward order."""
+    found = select(rows, {"method": method, "quantity": quantity, "statement": statement})
+    return found[found["block"] != ""].groupby("block", sort=True)["value"].mean()
+
+
+def numbered(axes: Axes, blocks: Any) -> list[int]:
+    """Ticks 1, 2, … for blocks 00, 01, …; the embeddings are the input."""
+    axes.set_xticks(range(len(blocks)), map(block_name, blocks))
+    axes.grid(axis="x", visible=False)
+    return list(range(len(blocks)))
+
+
+def decomposition(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
+    """Drift after every block, stacked from the parts of both terms of Proposition 1 along it."""
+    with drawing():
+        figure, axes = sheet(2, 3.0)
+        for ax, method in zip(axes, MODELS, strict=True):
+            base = 0.0
+            for quantity, (name, look) in PARTS.items():
+                values = by_block(rows, method, quantity, "proposition_1")
+                ax.bar(numbered(ax, values.index), values, bottom=base, width=0.7, label=name, **look)
+                base = values.to_numpy() + base
+            ax.set_title(f"{NAMES[method]} model" if method == "merged" else NAMES[method])
+            ax.set(ylabel="drift (% of the\nexpert's features)")
+        axes[1].sharey(axes[0])
+        axes[1].set_xlabel("after block")
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        return figure
+
+
+def propagation(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
+    """Where final drift comes from, and how fast the quadrature behind it converges."""
+    with drawing():
+        figure, (origin, nodes) = sheet(2, 3.2)
+        for i, method in enumerate(MODELS):
+            share = by_block(rows, method, "share_of_final", "proposition_2")
+            share = share.loc[sorted(share.index, key=depth)]
+            look: dict[str, Any] = {"hatch": "////", "edgecolor": "white", "lw": 0.4} if method == "merged" else {}
+            places = [p + (i - 0.5) * 0.38 for p in numbered(origin, share.index)]
+            origin.bar(places, share, width=0.36, color=COLOURS[method], label=NAMES[method], **look)
+        origin.axhline(0, color=INK, lw=0.8)
+        origin.set(xlabel="block whose mismatch it was", ylabel="share of final drift (%)")
+        origin.legend()
+        lines = {"recursion_digits": ("one block (Eq. 4)", "o", "-"), "unrolled_digits": ("all blocks (Eq. 5)", "s", "--"),
+                 "digits_by_nodes": ("loss (Eq. 41)", "^", ":")}  # fmt: skip
+        for quantity, (name, marker, style) in lines.items():
+            found = select(rows, {"method": "merged", "quantity": quantity})
+            worst = found[found["task"] != ""].groupby("nodes")["value"].min()
+            nodes.plot(worst.index, 10.0**-worst, style, marker=marker, label=name, color=INK, markersize=7)
+        nodes.set_xscale("log", base=2)
+        nodes.set_yscale("log")
+        ticks = sorted(set(rows["nodes"].dropna()))
+        nodes.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
+        nodes.minorticks_off()
+        nodes.set(xlabel="quadrature nodes", ylabel="largest relative error")
+        nodes.legend(loc="lower left")
+        return figure
+
+
+def bounds(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
+    """What three bounds allow against what happens: growth of drift, change of scores, change of loss."""
+    with drawing():
+        figure, (growth, scores, losses) = sheet(3, 3.6)
+        found = points[points["statement"] == "proposition_5"]
+        for method in MODELS:
+            own = found[found["method"] == method]
+            look: dict[str, Any] = {"marker": MARKERS[method], "color": COLOURS[method], "label": NAMES[method]}
+            growth.plot(own["actual"], own["bound"], **CLOUD, **look)
+        ends = [min(found["actual"].min(), 1.0) - 0.05, found["actual"].quantile(0.99) + 0.05]
+        growth.plot(ends, ends, color=INK, lw=1)
+        growth.axhline(1, color=INK, lw=1, ls=":")
+        growth.set(xlim=ends, xlabel="drift behind a block / before it", ylabel="at least, by Prop. 5")
+        growth.legend()
+        for ax, chosen, what in ((scores, SCORES, "scores"), (losses, LOSSES, "loss")):
+            for i, (statement, (name, marker)) in enumerate(chosen.items()):
+                own = points[(points["statement"] == statement) & (points["method"] == "merged")]
+                own = own[own["actual"] > 1e-3]  # below, a logarithmic axis shows nothing but noise
+                colour = ("#009E73", "#CC79A7")[i]  # neither model's: both are in every cloud
+                ax.plot(own["actual"], own["bound"], marker=marker, color=colour, label=name, **CLOUD)
+            span = np.array([max(ax.get_xlim()[0], 1e-3), ax.get_xlim()[1]])
+            ax.plot(span, span, color=INK, lw=1)
+            ax.set(xscale="log", yscale="log", xlabel=f"change of the {what}", ylabel="at most, by the bound")
+            ax.minorticks_off()
+            ax.legend(loc="lower right")
+        return figure
+
+
+def margins(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
+    """The largest score change over half the expert's lead, image by image, by whether the answer stayed."""
+    found = points[points["statement"] == "margin"]
+    ratio = np.log10((found["actual"] / found["bound"].clip(lower=1e-9)).clip(1e-2, 1e3))
+    edges = np.arange(np.floor(ratio.min() * 5), np.ceil(ratio.max() * 5) + 1) / 5  # one edge on the limit, at 0
+    looks: dict[int, dict[str, Any]] = {
+        1: {"color": COLOURS["featcal"], "label": "answer stays"},
+        0: {"color": COLOURS["merged"], "hatch": "////", "edgecolor": "white", "lw": 0.4, "label": "answer changes"},
+    }
+    with drawing():
+        figure, axes = sheet(2, 3.0)
+        for ax, method in zip(axes, MODELS, strict=True):
+            below = np.zeros(len(edges) - 1)
+            for kept, look in looks.items():
+                counts = np.histogram(ratio[(found["method"] == method) & (found["kept"] == kept)], edges)[0]
+                there = counts > 0
+                ax.bar(edges[:-1][there], counts[there], 0.18, below[there], align="edge", **look)
+                below += counts
+            ax.axvline(0, color=INK, lw=1.5, ls="--")
+            own = select(rows, {"method": method, "statement": "margin"})
+            sure, fact = (select(own, {"quantity": q})["value"].mean() for q in ("kept_by_score", "kept_in_fact"))
+            ax.set_title(f"{NAMES[method]}: {sure:.0f} % guaranteed, {fact:.0f} % in fact")
+            ax.set_xticks([-1, 0, 1, 2], ["0.1", "1", "10", "100"])
+            ax.set(ylabel="images")
+        axes[0].legend()
+        axes[1].set_xlabel("largest score change / half the expert's lead")
+        return figure
+
+
+def sources(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
+    """How far a linear's inputs move between its solution and the finished model, and what that does to its fit."""
+    kinds = {"stale": ("stale features", COLOURS["merged"]), "forward": ("forward order", COLOURS["featcal"])}
+    with drawing():
+        figure, (moved, fits) = sheet(2, 3.2)
+        for i, (kind, (name, colour)) in enumerate(kinds.items()):
+            values = by_block(rows, "featcal", f"{kind}_moved", "proposition_8")
+            look: dict[str, Any] = {"hatch": "////", "edgecolor": "white", "lw": 0.4} if kind == "stale" else {}
+            places = [p + (i - 0.5) * 0.38 for p in numbered(moved, values.index)]
+            moved.bar(places, values, width=0.36, color=colour, label=name, **look)
+            for part, said, style in (("on_source", "as solved", "--"), ("deployed", "as deployed", "-")):
+                fit = by_block(rows, "featcal", f"{kind}_{part}", "proposition_8")
+                marker = {"stale": "X", "forward": "^"}[kind]
+                line: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 7, "label": f"{name}, {said}"}
+                fits.plot(numbered(fits, fit.index), fit, style, **line)
+        moved.set(xlabel="block", ylabel="inputs moved (%)")
+        moved.legend()
+        fits.set(xlabel="block", ylabel="misfit of linears (%)", ylim=(0, None))
+        fits.legend(fontsize=10)
+        return figure
+
+
+PANELS: dict[str, Callable[[pd.DataFrame, pd.DataFrame], Figure]] = {
+    "decomposition": decomposition, "propagation": propagation, "bounds": bounds, "margins": margins, "sources": sources,
+}  # fmt: skip

@@ -5,14 +5,18 @@ same test samples: cautious, as everywhere in this report. The best candidate by
 scores, so its lead is flattered; the distance is an upper estimate.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
+from reproduction.report.estimate import Estimate, estimate, noise
 from reproduction.report.evidence import Evidence, read_json
+from reproduction.report.figures import COLOURS, WIDTH, drawing
 from reproduction.report.markup import PageOutput, compact, fold, note, table
 from reproduction.report.pages import drawn, label
-from reproduction.report.tuned import SYMBOLS, Tried, found, tried
 from reproduction.report.values import REAL
 
 MODELS = {
@@ -24,8 +28,78 @@ MODELS = {
     ("flan_t5_base", "glue"): "FLAN-T5-base on GLUE",
     ("llama_3b", "mergebench"): "Llama-3B on MergeBench",
 }
+SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α"}
 ACROSS = 2  # drawings side by side
 ORIGINS = {"start": "the paper’s", "path": "the path’s λ", "search": "search", "reference": "chosen on labels"}
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One calibrated model: its settings, its divergence from the experts without labels, its score on test samples."""
+
+    trial: int
+    origin: str
+    chosen: bool
+    settings: dict[str, float]
+    divergence: float
+    score: Estimate
+
+    @property
+    def words(self) -> str:
+        """λ, ρ and α as one reads them."""
+        return ", ".join(f"{symbol} {compact(self.settings[name])}" for name, symbol in SYMBOLS.items())
+
+
+def tried(ours: Evidence) -> list[Tried]:
+    """Every candidate in the order of trials, then the reference; empty where the study was not run."""
+    found = []
+    for trial, rows in ours.table("tune").groupby("trial", sort=True):
+        first, score = rows.iloc[0], estimate(rows)
+        assert score is not None
+        settings = {name: float(first[name]) for name in SYMBOLS}
+        found.append(Tried(int(str(trial)), first["origin"], bool(first["chosen"]), settings, float(first["divergence"]), score))
+    return found
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one search came to.
+
+    best: of the candidates, by test labels.   reference: settings chosen on labelled validation samples, no candidate; or None.
+    """
+
+    start: Tried
+    chosen: Tried
+    best: Tried
+    reference: Tried | None
+    candidates: tuple[Tried, ...]
+
+    @property
+    def distance(self) -> tuple[float, float]:
+        """How far the chosen one is below the best, and two standard errors of that."""
+        return self.best.score.mean - self.chosen.score.mean, noise(self.best.score, self.chosen.score)
+
+    @property
+    def gain(self) -> tuple[float, float]:
+        """How far the chosen one is above the paper's settings, and two standard errors of that."""
+        return self.chosen.score.mean - self.start.score.mean, noise(self.chosen.score, self.start.score)
+
+    @property
+    def agreement(self) -> float:
+        """Rank correlation of smaller divergence with higher score over the candidates: 1 where both put them in one order."""
+        pairs = pd.DataFrame([(-one.divergence, one.score.mean) for one in self.candidates])
+        return float(pairs[0].corr(pairs[1], method="spearman"))
+
+
+def found(ours: Evidence) -> Found | None:
+    """The outcome of one search; None where it was not run."""
+    every = tried(ours)
+    if not every:
+        return None
+    candidates = tuple(one for one in every if one.origin != "reference")
+    chosen, best = next(one for one in candidates if one.chosen), max(candidates, key=lambda one: one.score.mean)
+    reference = next((one for one in every if one.origin == "reference"), None)
+    return Found(candidates[0], chosen, best, reference, candidates)
 
 
 def evidence(model: tuple[str, str], suite: str) -> Evidence:
@@ -46,9 +120,9 @@ def _summary(model: tuple[str, str], suite: str) -> str:
     near = "within" if distance <= sure else "not within"
     told = (
         f"What is chosen without labels lies {distance:.1f} points below the best candidate by test labels, {near} two standard "
+        f"errors ({sure:.1f}). Its score differs from that of the paper’s settings by {gain:+.1f} points, "
+        f"{'beyond' if abs(gain) > doubt else 'within'} two standard errors ({doubt:.1f})."
     )
-    told += f"errors ({sure:.1f}). Its score differs from that of the paper’s settings by {gain:+.1f} points, "
-    told += f"{'beyond' if abs(gain) > doubt else 'within'} two standard errors ({doubt:.1f})."
     return note(f"<strong>{MODELS[model]}.</strong> {told}")
 
 
@@ -79,8 +153,6 @@ def panel(suite: str) -> PageOutput:
 
 
 def _panel(suite: str) -> Figure | None:
-    from reproduction.report.figures import COLOURS, WIDTH, drawing
-
     every = {name: it for model, name in MODELS.items() if (it := found(evidence(model, suite))) is not None}
     if not every:
         return None
@@ -115,8 +187,6 @@ def _panel(suite: str) -> Figure | None:
 
 def plain_ticks(axes: Any) -> None:
     """A few numbers written out along a logarithmic axis, whether it spans decades or a part of one."""
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
-
     low, high = axes.get_xlim()
     axes.xaxis.set_major_locator(LogLocator() if high > 10 * low else MaxNLocator(4, steps=[1, 2, 5, 10]))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))

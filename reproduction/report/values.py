@@ -3,6 +3,7 @@
 The only place that reads the paper's tables. Knows nothing of our results; what cannot be right as printed stands in errata.yaml.
 """
 
+from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -70,19 +71,21 @@ PAPER_SETTINGS = {  # section 5.1 of the paper: λ, ρ, α; the real encoder has
 
 
 @cache
+def packaged(name: str) -> Any:
+    """What a YAML file beside this one says; not to be changed."""
+    return yaml.safe_load(files("reproduction.report").joinpath(name).read_text(encoding="utf-8"))
+
+
 def texts() -> dict[str, dict[str, Any]]:
     """The text sets of the real encoder, in the order of its pools, from texts.yaml."""
-    found: dict[str, dict[str, Any]] = yaml.safe_load(
-        files("reproduction.report").joinpath("texts.yaml").read_text(encoding="utf-8")
-    )
-    return found
+    return packaged("texts.yaml")
 
 
 @cache
-def paper_table(table: str) -> pd.DataFrame:
+def paper_table(table: str, model: str = "") -> pd.DataFrame:
     """One table of the paper, as printed, with our words for methods, mergers and tasks.
 
-    Args:    table: "table01" ... "table14".
+    Args:    table: "table01" ... "table14".   model: whose rows, by its printed name, where the table has two.
     Returns: the columns of the file; where there is a `column` (of the printed table), `task` names it in our words, and
              `setting` the domain of an expert that has rows of its own.
     """
@@ -98,14 +101,22 @@ def paper_table(table: str) -> pd.DataFrame:
     if "column" in frame:
         frame["task"] = frame["column"].replace(_COLUMNS)
         frame["value"] = pd.to_numeric(frame["value"])
-    return frame
+    return frame[frame["model"] == model] if model and frame["model"].nunique() > 1 else frame
+
+
+@cache
+def paper_row(
+    table: str, upstream: str, method: str, model: str = "", setting: str = "", read: Callable[..., pd.DataFrame] = paper_table
+) -> pd.Series:
+    """One printed row by task; empty where there is none.   setting: of a domain’s expert.   read: as printed, or corrected."""
+    frame = read(table, model)
+    here = (frame["upstream"] == upstream) & (frame["method"] == method) & (frame["setting"] == setting)
+    return frame[here].set_index("task")["value"]
 
 
 def paper_value(table: str, upstream: str, method: str, task: str = AVERAGE) -> float | None:
     """One printed cell of a table about a single model; None where the paper has no such cell."""
-    frame = paper_table(table)
-    found = frame[(frame["upstream"] == upstream) & (frame["method"] == method) & (frame["task"] == task)]["value"]
-    return float(found.iloc[0]) if len(found) == 1 else None
+    return paper_row(table, upstream, method).get(task)
 
 
 def title_of(task: str) -> str:

@@ -14,12 +14,10 @@ from typing import Any
 import pandas as pd
 
 from reproduction.report import gains
-from reproduction.report.claims import DIGITS, GROUPS, OTHER, Claim, claims, main_setting
-from reproduction.report.estimate import Difference
+from reproduction.report.claims import CALIBRATED, DIGITS, GROUPS, INSIDE, OTHER, Claim, claims, main_setting, named, told
+from reproduction.report.estimate import Difference, Estimate, difference, estimate
 from reproduction.report.evidence import Evidence, select
-from reproduction.report.margins import named, told
 from reproduction.report.root import results_folder
-from reproduction.report.sums import measured_sum, rows_of
 from reproduction.report.tables import UPSTREAMS
 from reproduction.report.values import PRINTED, TEXT_PRINTED
 
@@ -110,10 +108,8 @@ def groups(source: Source, folder: Path | None = None) -> pd.DataFrame:
 
 
 def _counted(pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
-    counts: dict[str, Counter[str]] = {}
-    for row, word in pairs:
-        counts.setdefault(row, Counter())[word] += 1
-    return pd.DataFrame([[counts[row][w] for w in WORDS] for row in counts], index=list(counts), columns=list(WORDS))
+    frame = pd.DataFrame(pairs, columns=["row", "word"])
+    return pd.crosstab(frame["row"], frame["word"]).reindex(columns=list(WORDS), fill_value=0)
 
 
 def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) -> Verdict:
@@ -175,6 +171,49 @@ def _pairs(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[
             kind = "above" if claim.kind == "order" else "gain"
             found[f"{UPSTREAMS[left[0]]} over {UPSTREAMS[right[0]]}"] = replace(claim, kind=kind, left=left, right=right)
     return found
+
+
+def measured_sum(claim: Claim, setting: str, evidence: Evidence) -> Difference | None:
+    """The claim's weighted sum of means; None where a model has no rows, or two of an experiment have other tasks."""
+    found: list[tuple[float, Estimate]] = []
+    tasks: dict[Any, set[str]] = {}
+    for weight, side in claim.terms:
+        rows = rows_of(claim, side, setting, evidence)
+        place = (side.get("role"), side.get("pool"), "task" in rows and "task" not in side)
+        one = estimate(rows, claim.measure)
+        if one is None or (place[2] and tasks.setdefault(place, set(rows["task"])) != set(rows["task"])):
+            return None
+        found.append((weight, one))
+    return difference(found)
+
+
+def rows_of(claim: Claim, side: dict[str, Any], setting: str, evidence: Evidence) -> pd.DataFrame:
+    """The rows of one side, of the experiment and file it names (default: the claim's).
+
+    FeatCal and adapters are told apart by their settings where the file has them, unless the side or the claim names one.
+    """
+    own = dict(side)
+    place = (own.pop("role", evidence.role), own.pop("pool", evidence.pool))
+    kind = own.pop("file", claim.file)
+    if place != (evidence.role, evidence.pool):
+        evidence = Evidence(evidence.suite, *place, evidence.folder)
+    frame = evidence.table(kind)
+    wanted = claim.where | own
+    if wanted.get("task") == "shown":
+        wanted["task"] = evidence.shown
+    if wanted.get("block") == "last":
+        wanted["block"] = max((b for b in frame["block"].unique() if b not in INSIDE), default="")
+    if wanted.get("setting") == "main":
+        wanted["setting"] = main_setting(evidence.suite)
+    if wanted.get("method") in CALIBRATED and "setting" in frame:
+        wanted.setdefault("setting", setting)
+    rows = select(frame, {column: value for column, value in wanted.items() if value != "all"})
+    if wanted.get("block") == "all":
+        rows = rows[~rows["block"].isin(INSIDE)]
+    if claim.measure not in rows:
+        return rows.iloc[:0]
+    measured = rows[claim.measure].notna()  # energy without a GPU: not measured
+    return rows if measured.all() else rows[measured]
 
 
 def _word(margin: float, allowed: float) -> str:

@@ -5,23 +5,15 @@ Every sentence is made from the results it speaks of; where something was not ru
 
 from typing import Any
 
+import pandas as pd
+
 from reproduction.report.claims import main_setting
+from reproduction.report.evidence import select
 from reproduction.report.markup import PageOutput, note, table
 from reproduction.report.pages import Page
 from reproduction.report.studies import RIVALS, samples
 from reproduction.report.tables import SETTING_LABELS, UPSTREAMS, paper_recovered
-from reproduction.report.task_counts import (
-    MERGERS,
-    PAPER,
-    POOLS,
-    TRAINED,
-    Share,
-    fewer,
-    lead,
-    series,
-    shares,
-    studied,
-)
+from reproduction.report.task_counts import MERGERS, PAPER, POOLS, TRAINED, fewer, lead, series, shares, studied
 from reproduction.report.values import IMAGES, PRINTED
 
 NAMES = RIVALS | {"mean_shift": "Mean shift", "merged": "Task arithmetic", "expert": "Experts"}
@@ -52,21 +44,19 @@ def headline(page: Page) -> PageOutput:
         return missing(page)
     found, lines = shares(page), []
     for upstream in MERGERS:
-        (ours, printed), (best, other) = (
-            [share_by_tasks(of(found, upstream, page, paper)) for paper in (False, True)] for of in (featcals, better)
-        )
+        sides = [_own(found, upstream, "featcal", page, paper) for paper in (False, True)]
+        sides += [better(found, upstream, page, paper) for paper in (False, True)]
+        ours, printed, best, other = ({n: one.share for n, one in side.items()} for side in sides)
         counts = sorted(set(ours) & set(printed))
         if counts:
             apart = max(abs(ours[n] - printed[n]) for n in counts)
             ahead = [sum(side[n] > theirs[n] for n in counts) for side, theirs in ((best, ours), (other, printed))]
             told = (
                 f"From {UPSTREAMS[upstream].lower()} with {listed(counts)} tasks FeatCal recovers {percent(ours, counts)} of the "
-            )
-            told += (
                 f"gap here and {percent(printed, counts)} in the paper: {apart:.0f} points apart at most. The better of Surgery "
+                f"and ProbSurgery recovers {percent(best, counts)} here and {percent(other, counts)} there; of these "
+                f"{len(counts)} numbers of tasks it is ahead of FeatCal at {ahead[0]} here, and at {ahead[1]} there."
             )
-            told += f"and ProbSurgery recovers {percent(best, counts)} here and {percent(other, counts)} there; of these "
-            told += f"{len(counts)} numbers of tasks it is ahead of FeatCal at {ahead[0]} here, and at {ahead[1]} there."
             lines.append(note(f"<strong>{page.label[0].upper()}{page.label[1:]}.</strong> {told}{misprinted(upstream)}"))
     return PageOutput("".join(lines)) if lines else missing(page)
 
@@ -83,28 +73,19 @@ def misprinted(upstream: str) -> str:
     return told
 
 
-def featcals(found: list[Share], upstream: str, page: Page, paper: bool = False) -> dict[int, Share]:
-    """FeatCal's share by number of tasks at the main settings: ours, or the paper's."""
-    return _own(found, upstream, "featcal", main_setting(page.suite), paper)
-
-
-def better(found: list[Share], upstream: str, page: Page, paper: bool = False) -> dict[int, Share]:
+def better(found: pd.DataFrame, upstream: str, page: Page, paper: bool = False) -> dict[int, Any]:
     """The larger share of the two trained adapters by number of tasks: ours, or the paper's."""
-    best: dict[int, Share] = {}
+    best: dict[int, Any] = {}
     for method in TRAINED:
-        for count, one in _own(found, upstream, method, main_setting(page.suite), paper).items():
+        for count, one in _own(found, upstream, method, page, paper).items():
             best[count] = max(best.get(count, one), one, key=lambda share: share.share)
     return best
 
 
-def _own(found: list[Share], upstream: str, method: str, setting: str, paper: bool) -> dict[int, Share]:
-    key = (upstream, method, "" if paper else setting)
-    return {s.tasks: s for s in found if (s.upstream, s.method, s.setting) == key and (s.source == PAPER) == paper}
-
-
-def share_by_tasks(those: dict[int, Share]) -> dict[int, float]:
-    """The bare numbers."""
-    return {count: one.share for count, one in those.items()}
+def _own(found: pd.DataFrame, upstream: str, method: str, page: Page, paper: bool = False) -> dict[int, Any]:
+    """A method's share by number of tasks at the main settings: ours, or the paper's."""
+    own = {"upstream": upstream, "method": method, "setting": "" if paper else main_setting(page.suite)}
+    return {one.tasks: one for one in select(found[(found["source"] == PAPER) == paper], own).itertuples()}
 
 
 def percent(values: dict[int, float], counts: list[int]) -> str:
@@ -123,21 +104,19 @@ def by_number(page: Page) -> PageOutput:
     if not ran(page):
         return missing(page)
     found, parts = shares(page), []
-    counts = sorted({one.tasks for one in found})
+    counts = sorted(set(found["tasks"]))
     for upstream in MERGERS:
         rows = []
         for method, setting in series(page):
-            here = {one.tasks: one for one in found if (one.upstream, one.method, one.setting) == (upstream, method, setting)}
+            own = select(found, {"upstream": upstream, "method": method, "setting": setting})
+            here = {one.tasks: one for one in own.itertuples()}
             rows.append(("", [way(method, setting), *(cell(here.get(n)) for n in counts)]))
         for method in ("featcal", *TRAINED):
-            own = _own(found, upstream, method, "", paper=True)
-            rows.append(("fc-reference", [f"{NAMES[method]}, in the paper", *(cell(own.get(n)) for n in counts)]))
-        caption = (
-            f"{UPSTREAMS[upstream]}: share of the gap recovered (%) by number of tasks; small: least and most of the drawn parts"
-        )
-        parts.append(
-            table(["", *map(str, counts)], rows, f"{caption} — {page.label}", "fc-long") + note(trend(found, upstream, page))
-        )
+            there = _own(found, upstream, method, page, paper=True)
+            rows.append(("fc-reference", [f"{NAMES[method]}, in the paper", *(cell(there.get(n)) for n in counts)]))
+        caption = f"{UPSTREAMS[upstream]}: share of the gap recovered (%) by number of tasks; small: least and most of the drawn "
+        parts.append(table(["", *map(str, counts)], rows, f"{caption}parts — {page.label}", "fc-long"))
+        parts.append(note(trend(found, upstream, page)))
     if fewer(page):
         drawn, pools = samples(page, KIND), samples(page)
         told = f"Drawn parts had {drawn} {page.inputs} of each task, whole pools {pools}: only pools compare with one another."
@@ -145,7 +124,7 @@ def by_number(page: Page) -> PageOutput:
     return PageOutput("".join(parts))
 
 
-def cell(one: Share | None) -> str:
+def cell(one: Any) -> str:
     """A share, with its range where several parts were drawn."""
     if one is None:
         return "–"
@@ -153,9 +132,9 @@ def cell(one: Share | None) -> str:
     return f"{one.share:.0f}{among}"
 
 
-def trend(found: list[Share], upstream: str, page: Page) -> str:
+def trend(found: pd.DataFrame, upstream: str, page: Page) -> str:
     """In words, what FeatCal's share and the better adapter's do from the fewest tasks to the most, and who is ahead where."""
-    ours, best = featcals(found, upstream, page), better(found, upstream, page)
+    ours, best = _own(found, upstream, "featcal", page), better(found, upstream, page)
     counts = sorted(set(ours) & set(best))
     alike = [count for count in counts if ours[count].source == POOLS] if fewer(page) else counts
     if len(alike) < 2:

@@ -9,7 +9,7 @@ from reproduction.report.pages import Page
 def share(method, tasks, upstream="average", setting="suite", source=task_counts.STUDY):
     key = (source, upstream, method, setting, tasks)
     found = task_counts.shares(Page("why_adapters", "mini"))
-    (one,) = [s for s in found if (s.source, s.upstream, s.method, s.setting, s.tasks) == key]
+    (one,) = [s for s in found.itertuples() if (s.source, s.upstream, s.method, s.setting, s.tasks) == key]
     return one
 
 
@@ -30,7 +30,7 @@ def test_a_pool_is_taken_from_its_own_page_where_the_study_had_fewer_samples(res
     """With a quarter of the samples an adapter recovers less, which is no effect of the number of tasks."""
     monkeypatch.setattr(task_counts, "samples", lambda page, study="": 64 if study else 256)
     found = task_counts.shares(Page("why_adapters", "mini"))
-    ours = {(one.tasks, one.source) for one in found if one.source != task_counts.PAPER}
+    ours = {(one.tasks, one.source) for one in found.itertuples() if one.source != task_counts.PAPER}
     assert {source for tasks, source in ours if tasks >= 8} == {task_counts.POOLS} and (2, task_counts.STUDY) in ours
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from synthetic_results import write_project
 
-from reproduction.report import accuracies, extended, gains_by_tasks
+from reproduction.report import accuracies, extended
 from reproduction.report.evidence import Evidence
 from reproduction.report.pages import Page
-from reproduction.report.tables import accuracy_rows, block_rows, paper_recovered, paper_rows, recovered
+from reproduction.report.tables import accuracy_rows, paper_recovered, paper_rows, recovered
 from reproduction.report.values import PRINTED
 
 
@@ -37,7 +37,7 @@ def test_the_table_of_averages_has_the_papers_rows_and_columns(results):
 
 
 def test_lines_of_the_drawing_are_the_gains_by_number_of_tasks(results):
-    drawn = gains_by_tasks.drawn(Page("table02", "mini")).axes
+    drawn = extended.drawn(Page("table02", "mini")).axes
     (panel,) = [panel for panel in drawn if panel.get_title() == "Task Arithmetic,\nsmaller model"]
     featcal = panel.containers[0].lines[0]
     assert list(featcal.get_xdata()) == [8, 14, 20] and list(featcal.get_ydata()) == pytest.approx([16.2, 16, 16])
@@ -50,7 +50,7 @@ def test_cells_hold_mean_spread_and_change_over_the_merger(results):
     assert (cell.value, cell.spread) == (pytest.approx(values.mean()), pytest.approx(values.std(ddof=1)))
     assert cell.change == pytest.approx(values.mean() - 64) and cell.best
     assert rows["task_arithmetic", "w/ ProbSurgery"].cells == {}
-    paper = {row.label: row for row in block_rows(Evidence("mini", "clip_b32", "8"), "paper") if row.upstream == "average"}
+    paper = {row.label: row for row in accuracy_rows(Evidence("mini", "clip_b32", "8"), "paper") if row.upstream == "average"}
     assert paper["w/ FeatCal"].cells["sun397"].change == pytest.approx(72 - 60)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from featcal.errors import BadData, BadFile
 from featcal.storage.results import SCORES, correct_columns, packed, read_rows, write_scores
-from reproduction.report.correct import bits
+from reproduction.report.paired import bits
 
 RESULTS = Path(__file__).parents[3] / "results"
 KEPT = sorted(RESULTS.glob("*/*.correct.csv"))

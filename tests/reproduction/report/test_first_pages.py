@@ -3,7 +3,7 @@
 import pytest
 from synthetic_correct import forget_answers
 
-from reproduction.report import explained, printed_errors
+from reproduction.report import errata_page, explained
 from reproduction.report.errata import errata
 from reproduction.report.pages import Page
 from reproduction.report.values import paper_table
@@ -15,7 +15,7 @@ def by_id(name):
 
 def told(name):
     """The evidence beside one erratum."""
-    return " ".join(printed_errors.evidence_of(by_id(name)))
+    return " ".join(errata_page.evidence_of(by_id(name)))
 
 
 def test_evidence_is_computed_from_the_printed_tables():
@@ -29,7 +29,7 @@ def test_evidence_is_computed_from_the_printed_tables():
 @pytest.mark.parametrize("entry", [entry for entry in errata() if entry.kind == "rotated"], ids=lambda entry: entry.id)
 def test_shifting_cells_back_makes_a_row_like_the_others(entry):
     """An erratum of this kind whose evidence spoke against it would be a mistake of ours."""
-    words = printed_errors.evidence_of(entry)[0].split()
+    words = errata_page.evidence_of(entry)[0].split()
     printed, mended = (float(word) for word in words if word.replace(".", "").isdigit() and "." in word)
     assert mended < printed / 2
 

@@ -9,10 +9,9 @@ import pytest
 from featcal.errors import BadFile
 from featcal.storage.results import packed
 from reproduction.report.claims import claims
-from reproduction.report.correct import bits
 from reproduction.report.estimate import difference, estimate, noise
 from reproduction.report.evidence import Evidence
-from reproduction.report.paired import paired_variances
+from reproduction.report.paired import bits, paired_variances
 from reproduction.report.verdicts import judge
 
 

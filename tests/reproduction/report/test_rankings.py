@@ -3,7 +3,7 @@
 import pytest
 from synthetic_correct import forget_answers
 
-from reproduction.report import controls, curves, rankings
+from reproduction.report import controls, rankings
 from reproduction.report.evidence import Evidence
 from reproduction.report.pages import Page
 
@@ -74,6 +74,6 @@ def test_the_fold_below_a_table_holds_what_was_run_and_nothing_else(results):
 
 
 def test_a_curve_of_adapters_starts_at_one_and_is_a_mean_over_seeds(results):
-    drawn = curves.adapters(Evidence("mini", "clip_b32", "8")).axes[0].lines[0]
+    drawn = rankings.adapters(Evidence("mini", "clip_b32", "8")).axes[0].lines[0]
     assert list(drawn.get_xdata()) == [10, 20, 30]
     assert list(drawn.get_ydata()) == pytest.approx([1, 1 / 2, 1 / 3], abs=1e-5)

@@ -7,13 +7,12 @@ import pytest
 from synthetic_results import write_project
 
 from featcal.storage.results import SCORES, write_rows
-from reproduction.report import accuracies, budget, compared, corrupted, extended, language
-from reproduction.report.compared import ROUNDING, Compared, tolerance
+from reproduction.report import accuracies, budget, corrupted, extended, language, reproduced
 from reproduction.report.errata import corrected_table
 from reproduction.report.estimate import Estimate
 from reproduction.report.evidence import Evidence
 from reproduction.report.pages import Page
-from reproduction.report.reproduced import against_printed, elsewhere
+from reproduction.report.reproduced import ROUNDING, Compared, against_printed, elsewhere, tolerance
 from reproduction.report.values import AVERAGE, PAPER_MODELS, PRINTED, TEXT_PRINTED, paper_table
 
 PAGES = {**PRINTED, **TEXT_PRINTED, ("llama_3b", "mergebench "): "table14"}
@@ -46,7 +45,7 @@ def write_as_printed(folder: Path, role: str, pool: str, number: str, moved: dic
 
 
 def cells(role: str, pool: str, number: str) -> dict[tuple[str, str], Compared]:
-    return {(one.row, one.column): one for one in compared.compared(Evidence("paper", role, pool), number)}
+    return {(one.row, one.column): one for one in reproduced.compared(Evidence("paper", role, pool), number)}
 
 
 def test_a_tolerance_is_rounding_and_two_standard_errors_of_images_and_of_both_sides_seeds():
@@ -121,10 +120,10 @@ def test_studies_are_compared_by_number_of_images_and_by_damage(tmp_path, monkey
         frame = pd.read_csv(path, dtype=str, keep_default_na=False)
         frame[frame["setting"] != "paper"].replace({"setting": {"suite": "paper"}}).to_csv(path, index=False)
     monkeypatch.chdir(tmp_path)
-    budgets = compared.budgets(Evidence("paper", "clip_b32", "8"))
+    budgets = reproduced.budgets(Evidence("paper", "clip_b32", "8"))
     assert {one.column for one in budgets} == {"n = 8", "n = 64", "n = 512"} and len(budgets) == 9
     assert "Against the paper’s own values" in budget.means(Page("table12", "paper")).text
-    assert any(one.column == "Fog" for one in compared.damaged(Evidence("paper", "clip_b32", "8")))
+    assert any(one.column == "Fog" for one in reproduced.damaged(Evidence("paper", "clip_b32", "8")))
 
 
 def test_other_suites_are_compared_by_claim_and_never_by_value(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from featcal.errors import BadSetting
 from reproduction.experiments.studies import shared, study_run
 from reproduction.report import tune
 from reproduction.report.evidence import Evidence
-from reproduction.report.tuned import found
+from reproduction.report.tune import found
 
 SETTINGS = pipeline.settings()
 

@@ -20,7 +20,7 @@ from featcal.storage.results import DRIFT, PROJECTION, SCORES, correct_columns, 
 from pipeline import settings, write_settings
 from reproduction import playground
 from reproduction.experiments.runs import ADAPTERS
-from reproduction.report.correct import bits
+from reproduction.report.paired import bits
 from reproduction.stages.columns import (
     ALIGNMENT,
     AUDIT,
