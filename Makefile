@@ -11,8 +11,8 @@ STAMP  := $(VENV)/.installed-$(firstword $(shell (cat pyproject.toml reproductio
 
 # The numbers of the first table and figure on drawn images, their metrics, and the page on which those
 # models are played with; the same numbers on the real encoder.
-HEADLINE := results@clip_b32-8 headline playground
-REAL     := results@minilm-8
+HEADLINE := gather@scores-clip_b32-8 headline playground
+REAL     := gather@scores-minilm-8 gather@drift-minilm-8
 BASES    := images/dvc.yaml:pretrain@clip_b32 images/dvc.yaml:pretrain@clip_l14 \
             language/dvc.yaml:pretrain_t5@flan_t5_base language/dvc.yaml:pretrain_t5@flan_t5_large \
             language/dvc.yaml:pretrain_llama@llama_3b language/dvc.yaml:pretrain_llama@llama_8b
@@ -81,7 +81,7 @@ book: project  ## build the book from the results in git, computing no model
 	$(BIN)/dvc repro --single-item --glob 'page*'
 	$(BIN)/dvc repro --single-item book
 	@printf '\nThe book:    %s\n' '$(CURDIR)/book/_build/html/index.html'
-	@printf 'Numbers:     results/*/*.csv\n'
+	@printf 'Numbers:     results/*/*/*/*.csv\n'
 	@printf 'Experiments: params.yaml; after an edit, make repro again recomputes what it touches\n'
 
 test: project  ## run the tests and re-execute the pages of the book against what git holds

@@ -64,7 +64,7 @@ def taken(args: Namespace, root: Path) -> dict[str, Any]:
 def planned(args: Namespace, root: Path) -> dict[str, int]:
     """What `featcal plan` tells of it, from the folders' config.json."""
     load = Workload(args.tasks, args.samples, args.batch)
-    found = needs(shapes(skeleton(root / "merged"), load, None, False, "float32"), load)
+    found = needs(shapes(skeleton(root / "merged"), load, None, False), load)
     return {"host_bytes": found.host, "flops": found.work.total}
 
 

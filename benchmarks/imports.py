@@ -45,7 +45,7 @@ def seconds(names: tuple[str, ...], repeats: int) -> float:
 def recorded(folder: Path) -> dict[str, list[float]]:
     """By verb the seconds of every stage on record, each once."""
     found: dict[str, float] = {}
-    for path in sorted(folder.glob("*.run.json")):
+    for path in sorted(folder.glob("*/*/run.json")):
         found |= json.loads(path.read_text()).get("seconds", {})
     by_verb: dict[str, list[float]] = {}
     for stage, spent in found.items():

@@ -54,7 +54,7 @@ def checked(function: F) -> F:
         try:
             arguments = signature(function).bind(*given, **named).arguments
         except TypeError as error:
-            raise BadSetting(f"featcal.{name}", (*map(shown, given), *named), f"is called otherwise: {error}") from None
+            raise BadSetting(f"featcal.{name}", (*map(shown, given), *named), f"does not fit what it takes: {error}") from None
         hints = get_type_hints(function, include_extras=True)
         for key, value in arguments.items():
             if taken[key].kind is not Parameter.VAR_KEYWORD:

@@ -32,12 +32,11 @@ class Difference:
 
 
 def scores(folder: Path) -> Scores:
-    """Per model the value of each task, from every <role>-<pool>.csv of every suite."""
+    """Per model the value of each task, from scores/<role>-<pool>/scores.csv of every suite."""
     table: Scores = defaultdict(dict)
-    for path in sorted(folder.glob("*/*.csv")):
-        if path.suffixes == [".csv"]:  # drift, projections and the like have a second suffix
-            for row in read_rows(path, SCORES):
-                table[tuple(str(row[column]) for column in MODEL)][row["task"]] = row["value"]
+    for path in sorted(folder.glob("*/scores/*/scores.csv")):
+        for row in read_rows(path, SCORES):
+            table[tuple(str(row[column]) for column in MODEL)][row["task"]] = row["value"]
     return dict(table)
 
 

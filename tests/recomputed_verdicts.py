@@ -16,6 +16,7 @@ import yaml
 
 MERGERS = ("average", "task_arithmetic", "adamerging", "wudi")
 NO_BLOCKS = ("embeddings", "features")
+LIES_WITH = {"references": "scores", "similarity": "drift", "alignment": "drift", "vectors": "drift", "projection": "drift"}
 CALIBRATED = ("featcal", "surgery", "prob_surgery")
 
 
@@ -49,13 +50,13 @@ class Results:
         self.folder, self.setting = folder, setting
         self.rows = cache(self._rows)
 
-    def _csv(self, stem: str) -> list[dict]:
-        path = self.folder / f"{stem}.csv"
+    def _csv(self, key: str, file: str = "scores") -> list[dict]:
+        path = self.folder / LIES_WITH.get(file, file) / key / f"{file}.csv"
         if not path.is_file():
             return []
         with path.open(newline="", encoding="utf-8") as text:
             found = list(csv.DictReader(text))
-        kept = self.folder / f"{stem}.correct.csv"
+        kept = path.with_name(f"{file}.correct.csv")
         if kept.is_file():
             with kept.open(newline="", encoding="utf-8") as text:
                 lines = list(csv.DictReader(text))
@@ -65,19 +66,20 @@ class Results:
         return found
 
     def _rows(self, role: str, pool: str, file: str) -> list[dict]:
-        stem = f"{role}-{pool}"
+        key = f"{role}-{pool}"
         if file.endswith(".run"):
-            path = self.folder / f"{stem}.{file}.json"
+            file = file.removesuffix(".run")
+            path = self.folder / file / key / "run.json"
             cost = json.loads(path.read_text()).get("cost", []) if path.is_file() else []
             if isinstance(cost, dict):
-                one = self._csv(f"{stem}.{file.removesuffix('.run')}")[0]
-                cost = [{key: one[key] for key in ("upstream", "method", "setting")} | {"seconds": sum(cost.values())}]
-            return [{key: "" if value is None else value for key, value in row.items()} for row in cost]
-        found = self._csv(stem if file == "scores" else f"{stem}.{file}")
+                one = self._csv(key, file)[0]
+                cost = [{name: one[name] for name in ("upstream", "method", "setting")} | {"seconds": sum(cost.values())}]
+            return [{name: "" if value is None else value for name, value in row.items()} for row in cost]
+        found = self._csv(key, file)
         if file == "corrupted" and found:
-            models = {tuple(row[key] for key in ("upstream", "method", "setting", "seed")) for row in found}
+            models = {tuple(row[name] for name in ("upstream", "method", "setting", "seed")) for row in found}
             models |= {(model[0], "merged", "", "") for model in models}
-            clean = [row for row in self._csv(stem) if (row["upstream"], row["method"], row["setting"], row["seed"]) in models]
+            clean = [row for row in self._csv(key) if (row["upstream"], row["method"], row["setting"], row["seed"]) in models]
             found = [row | {"corruption": "clean"} for row in clean] + found
         return found
 
@@ -90,7 +92,7 @@ class Results:
         role, pool, file = own.pop("role", claim["role"]), str(own.pop("pool", claim["pool"])), own.pop("file", claim["file"])
         found, wanted = self.rows(role, pool, file), claim["where"] | own
         if wanted.get("task") == "shown":
-            wanted["task"] = next((row["task"] for row in self._csv(f"{role}-{pool}.similarity")), None)
+            wanted["task"] = next((row["task"] for row in self._csv(f"{role}-{pool}", "similarity")), None)
         if wanted.get("setting") == "main":
             wanted["setting"] = "paper" if self.folder.name == "paper" else "suite"
         if wanted.get("method") in CALIBRATED and found and "setting" in found[0] and "setting" not in wanted:

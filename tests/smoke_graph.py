@@ -74,7 +74,7 @@ RUN_FOR = dict.fromkeys(("samples", "cost", "field", "task_counts", "theory", "s
 CHAIN: dict[str, Any] = {
     "key": "clip_b32-8", "merger": "task_arithmetic",
     "stages": (
-        "prepare_data", "prepare", "merge", "calibrate", "adapt", "ablate", "multitask", "evaluate", "measure", "results",
+        "prepare_data", "prepare", "merge", "calibrate", "adapt", "ablate", "multitask", "evaluate", "gather",
     ),
 }  # fmt: skip
 OF_TEXTS = {"corrupted": {"corruptions": ["typing_errors"], "severity": [1, 3]}}
@@ -211,7 +211,7 @@ def keep_a_chain(work: Path) -> None:
                 kept = {"role": [key.split("-")[0]], "pool": [8], "merger": [merger]}
                 block["matrix"] = {part: kept[part] for part in block["matrix"]}
             elif "foreach" in block:
-                block["foreach"] = {key: {}}
+                block["foreach"] = {f"scores-{key}": f"scores/{key}"} if block["foreach"] == "${gathered}" else {key: {}}
             stage = block.get("do", block)
             stage["deps"] = [dep for dep in stage["deps"] if "${key}-" not in dep or f"${{key}}-{merger}" in dep]
         if content["stages"]:

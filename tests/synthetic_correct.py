@@ -11,6 +11,7 @@ import pandas as pd
 
 from featcal.data.sampling import draw_indices
 from featcal.storage.results import COUNTED, SCORES, packed, write_rows, write_scores
+from reproduction.report.evidence import Evidence
 from reproduction.stages.columns import SEEN
 
 COUNT = 1000  # test samples of a task: a tenth of a percent is a whole one
@@ -40,7 +41,7 @@ def _easiest(task: str, model: str, right: int, count: int) -> str:
 
 def forget_answers(folder: Path) -> Path:
     """The folder of results without which samples were right: scores may be changed then, and differences are unpaired."""
-    for path in folder.glob("*.correct.csv"):
+    for path in folder.rglob("*.correct.csv"):
         path.unlink()
     return folder
 
@@ -49,9 +50,11 @@ def changed(
     folder: Path, name: str, where: Callable[[pd.DataFrame], Any], value: float | Callable[[pd.Series], pd.Series]
 ) -> None:
     """Another value in some rows of a result file, of which nobody knows any more which samples were right."""
-    frame = pd.read_csv(folder / f"{name}.csv", keep_default_na=False)
+    key, _, kind = name.partition(".")
+    path = Evidence("", *key.rsplit("-", 1), folder).path(kind or "scores")
+    frame = pd.read_csv(path, keep_default_na=False)
     frame.loc[where(frame), "value"] = value(frame["value"]) if callable(value) else value
-    frame.to_csv(folder / f"{name}.csv", index=False)
+    frame.to_csv(path, index=False)
     forget_answers(folder)
 
 

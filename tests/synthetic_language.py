@@ -4,12 +4,11 @@ On GLUE base 60, merged 70, Surgery 74, FeatCal 80, experts 90; of the domains' 
 and 10 below it elsewhere. The larger models have 2 more of everything but gain less.
 """
 
-import json
 from pathlib import Path
 
 from synthetic_correct import write_answers
 
-from featcal.storage.results import SCORES, write_rows
+from featcal.storage.results import SCORES, write_json, write_rows
 from reproduction.stages.columns import CURVES
 
 GLUE = ["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb"]
@@ -33,26 +32,26 @@ def write_language(folder: Path, suite: str) -> None:
     counts = {"train": 10, "validation": 5, "test": 5}
     pools = {"glue": GLUE, "mergebench": list(DOMAINS)}
     told = {"suite": suite, "texts": counts, "pools": pools, "tests": {t: t for t in TESTS}, "tasks": tasks}
-    _json(folder / "language.json", told)
-    _json(folder / "language_choice.json", {role: _choice(pool) for role, pool in ROLES.items()})
+    write_json(folder / "language.json", told)
+    write_json(folder / "language_choice.json", {role: _choice(pool) for role, pool in ROLES.items()})
 
 
 def write_text_role(folder: Path, suite: str, role: str, pool: str) -> None:
-    scores = list(_scores(suite, role, pool))
-    write_answers(folder / f"{role}-{pool}.csv", scores)
+    scored, scores = folder / f"scores/{role}-{pool}", list(_scores(suite, role, pool))
+    write_answers(scored / "scores.csv", scores)
     references = [row for row in scores if row["method"] in ("base", "expert", "merged")]
-    write_rows(folder / f"{role}-{pool}.references.csv", references, SCORES)
+    write_rows(scored / "references.csv", references, SCORES)
     curve = {"suite": suite, "role": role, "pool": pool, "upstream": TA, "method": "surgery", "setting": "suite", "seed": 42}
-    write_rows(folder / f"{role}-{pool}.curves.csv", [curve | {"step": step, "loss": 1 / step} for step in (10, 20)], CURVES)
+    write_rows(scored / "curves.csv", [curve | {"step": step, "loss": 1 / step} for step in (10, 20)], CURVES)
     shared = {"role": role, "pool": pool, "upstream": TA}
     values = {"ridge": 0.00001, "anchor_blend": 2.0, "interpolation": 0.6}
     reading = {"split": "train", "decoder": "answer", "counted": "all", "tokens": None}
     run = shared | {"setting": "paper", "samples": 256, "batch": 32, "seeds": [42], "calibration": values, "reading": reading}
     trained = {"training": {"rank": 3, "steps": 1000, "features": "raw"}, "draw": {"samples": 256}, "seeds": [42]}
     adapted = {f"{role}-{pool}-{TA}-surgery": shared | {"method": "surgery", "settings": {"suite": trained}}}
-    _json(folder / f"{role}-{pool}.settings.json", {"calibrate": {f"{role}-{pool}-{TA}-paper": run}, "adapt": adapted})
+    write_json(scored / "settings.json", {"calibrate": {f"{role}-{pool}-{TA}-paper": run}, "adapt": adapted})
     record = {"seconds": {"calibrate_language": 4.0}, "host": {"cpu": "invented"}, "commit": "0" * 40}
-    _json(folder / f"{role}-{pool}.run.json", record)
+    write_json(scored / "run.json", record)
 
 
 def _scores(suite, role, pool):
@@ -84,7 +83,3 @@ def _choice(pool):
 def _task(description, prompt, answer):
     rows = {"train": 10, "validation": 5, "test": 5}
     return {"kind": "folder", "description": description, "rows": rows, "example": {"prompt": prompt, "answer": answer}}
-
-
-def _json(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, indent=1) + "\n")

@@ -4,7 +4,6 @@ No number here was measured: base 50, merged 60, Surgery 70, FeatCal 80, experts
 """
 
 import atexit
-import json
 import re
 import shutil
 import tempfile
@@ -16,7 +15,7 @@ from synthetic_correct import COUNT, adapted, write_answers, write_seen
 from synthetic_language import write_language
 from synthetic_studies import write_choices, write_studies, write_tune
 
-from featcal.storage.results import DRIFT, PROJECTION, SCORES, write_rows
+from featcal.storage.results import DRIFT, PROJECTION, SCORES, write_json, write_rows
 from reproduction.report.values import REAL, texts
 from reproduction.stages.columns import (
     ALIGNMENT,
@@ -77,10 +76,10 @@ def _results(suite: str) -> Path:
     write_larger_pool(folder, suite, REAL, 14, list(texts())[:14])
     scored = {seed: _scores(suite, REAL, 8, ("", "expert", ""), 90 + seed, list(texts())[:8]) for seed in (1, 2)}
     seeds = [row | {"expert_seed": seed} for seed, rows in scored.items() for row in rows]
-    write_rows(folder / f"{REAL}-8.expert_seeds.csv", seeds, (*SCORES, "expert_seed"))
+    write_rows(folder / f"expert_seeds/{REAL}-8/expert_seeds.csv", seeds, (*SCORES, "expert_seed"))
     whose = (("", "expert", ""), ("average", "merged", ""), ("average", "featcal", "suite"))
     second = [row for who in whose for row in _scores(suite, REAL, 8, who, 95, list(texts())[:8])]
-    write_rows(folder / f"{REAL}-8.second_encoder.csv", second, SCORES)
+    write_rows(folder / f"second_encoder/{REAL}-8/second_encoder.csv", second, SCORES)
     return folder
 
 
@@ -96,50 +95,52 @@ def write_results(folder: Path, suite: str, tasks: list[str]) -> None:
 
 def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     """Scores, references, what is measured of features, settings and run record of one role with 8 tasks."""
+    scored, drifted = folder / f"scores/{role}-8", folder / f"drift/{role}-8"
     scores = [row for key, level in LEVELS.items() for row in _scores(suite, role, 8, key, level, tasks)]
-    write_answers(folder / f"{role}-8.csv", scores)
-    write_seen(folder / f"{role}-8.seen.csv", suite, role, 8, tasks, [(None, 42), (256, 42), (256, 43), (256, 44)])
-    write_rows(folder / f"{role}-8.references.csv", [r for r in scores if r["method"] in ("base", "expert", "merged")], SCORES)
-    write_rows(folder / f"{role}-8.drift.csv", list(_drift(suite, role, tasks)), DRIFT)
-    write_rows(folder / f"{role}-8.projection.csv", list(_projection(tasks)), PROJECTION)
-    write_rows(folder / f"{role}-8.alignment.csv", list(_alignment(suite, role, tasks)), ALIGNMENT)
-    write_rows(folder / f"{role}-8.similarity.csv", list(_similarity(tasks)), SIMILARITY)
-    write_rows(folder / f"{role}-8.vectors.csv", list(_vectors(suite, role, tasks)), VECTORS)
-    write_rows(folder / f"{role}-8.curves.csv", list(_curves(suite, role)), CURVES)
+    write_answers(scored / "scores.csv", scores)
+    write_seen(scored / "seen.csv", suite, role, 8, tasks, [(None, 42), (256, 42), (256, 43), (256, 44)])
+    write_rows(scored / "references.csv", [r for r in scores if r["method"] in ("base", "expert", "merged")], SCORES)
+    write_rows(drifted / "drift.csv", list(_drift(suite, role, tasks)), DRIFT)
+    write_rows(drifted / "projection.csv", list(_projection(tasks)), PROJECTION)
+    write_rows(drifted / "alignment.csv", list(_alignment(suite, role, tasks)), ALIGNMENT)
+    write_rows(drifted / "similarity.csv", list(_similarity(tasks)), SIMILARITY)
+    write_rows(drifted / "vectors.csv", list(_vectors(suite, role, tasks)), VECTORS)
+    write_rows(scored / "curves.csv", list(_curves(suite, role)), CURVES)
     swept = {"suite": suite, "role": role, "pool": 8, "upstream": "task_arithmetic"}
     factors = [swept | {"factor": f, "value": 60.0 + f, "chosen": int(f == 1.5)} for f in (0.5, 1.0, 1.5)]
-    write_rows(folder / f"{role}-8.scales.csv", factors, SCALES)
-    write_rows(folder / f"{role}-8.theory.csv", list(_theory(suite, role, tasks)), THEORY)
-    write_rows(folder / f"{role}-8.theory_points.csv", list(_theory_points(tasks)), THEORY_POINTS)
+    write_rows(scored / "scales.csv", factors, SCALES)
+    write_rows(folder / f"theory/{role}-8/theory.csv", list(_theory(suite, role, tasks)), THEORY)
+    write_rows(folder / f"theory/{role}-8/theory_points.csv", list(_theory_points(tasks)), THEORY_POINTS)
     write_studies(folder, suite, role, tasks)
     run = {"role": role, "pool": 8, "upstream": "task_arithmetic", "samples": 256, "batch": 128, "seeds": [42, 43, 44]}
     values = {"ridge": 0.0003, "anchor_blend": 2.0, "interpolation": 0.6}
     used = {f"{role}-8-task_arithmetic-suite": run | {"setting": "suite", "calibration": values}}
-    _json(folder / f"{role}-8.settings.json", {"suite": {"name": suite}, "calibrate": used} | adapted(role, 8))
+    write_json(scored / "settings.json", {"suite": {"name": suite}, "calibrate": used} | adapted(role, 8))
     host = {"cpu": "invented", "cores": 2}
     record = {"seconds": {"prepare": 60.0, "calibrate": 4.0}, "host": host, "versions": {"python": "3.11"}, "commit": "0" * 40}
-    _json(folder / f"{role}-8.run.json", record)
+    write_json(scored / "run.json", record)
     budgets = list(_budgets(suite, role, tasks))
-    write_answers(folder / f"{role}-8.samples.csv", budgets, SAMPLES)
+    write_answers(folder / f"samples/{role}-8/samples.csv", budgets, SAMPLES)
     drawn = [(samples, seed) for samples in (8, 64, 512) for seed in (42, 43, 44)]
-    write_seen(folder / f"{role}-8.samples.seen.csv", suite, role, 8, tasks, drawn, 500)
-    write_answers(folder / f"{role}-8.cost.csv", list(_audit(suite, role, tasks)), AUDIT)
+    write_seen(folder / f"samples/{role}-8/samples.seen.csv", suite, role, 8, tasks, drawn, 500)
+    write_answers(folder / f"cost/{role}-8/cost.csv", list(_audit(suite, role, tasks)), AUDIT)
     adapters = {"steps": 1000, "batch": 16, "lr": 0.001}
     rivals = {"featcal": values, "surgery": adapters | {"rank": 4}, "prob_surgery": adapters | {"hidden": 32}}
     studied = {"at_once": 2, "threads": 1, "settings": {"rivals": rivals | {"stream": "test_unlabelled"}}}
-    _json(folder / f"{role}-8.samples.run.json", record | studied | {"cost": list(_costs(("42", "43", "44"), (8, 64, 512)))})
-    _json(folder / f"{role}-8.cost.run.json", record | studied | {"cost": list(_costs(("42",), (256,), published=True))})
+    write_json(folder / f"samples/{role}-8/run.json", record | studied | {"cost": list(_costs(("42", "43", "44"), (8, 64, 512)))})
+    write_json(folder / f"cost/{role}-8/run.json", record | studied | {"cost": list(_costs(("42",), (256,), published=True))})
 
 
 def write_larger_pool(folder: Path, suite: str, role: str, pool: int, tasks: list[str]) -> None:
     """Scores, settings and run record of one role with 14 or 20 tasks: every merger and all that calibrates it, one seed."""
+    scored = folder / f"scores/{role}-{pool}"
     scores = [row for key, level in LARGER_LEVELS.items() for row in _scores(suite, role, pool, key, level, tasks, ("42",))]
-    write_answers(folder / f"{role}-{pool}.csv", scores)
-    write_seen(folder / f"{role}-{pool}.seen.csv", suite, role, pool, tasks, [(None, 42), (256, 42)])
+    write_answers(scored / "scores.csv", scores)
+    write_seen(scored / "seen.csv", suite, role, pool, tasks, [(None, 42), (256, 42)])
     run = {"role": role, "pool": pool, "upstream": "wudi", "samples": 256, "batch": 128, "seeds": [42], "setting": "suite"}
     used = {f"{role}-{pool}-wudi": run | {"calibration": {"ridge": 0.0003, "anchor_blend": 2.0, "interpolation": 0.6}}}
-    _json(folder / f"{role}-{pool}.settings.json", {"suite": {"name": suite}, "calibrate": used} | adapted(role, pool))
-    _json(folder / f"{role}-{pool}.run.json", {"seconds": {"evaluate": 9.0}, "host": {"cpu": "invented"}, "commit": "0" * 40})
+    write_json(scored / "settings.json", {"suite": {"name": suite}, "calibrate": used} | adapted(role, pool))
+    write_json(scored / "run.json", {"seconds": {"evaluate": 9.0}, "host": {"cpu": "invented"}, "commit": "0" * 40})
 
 
 def _scores(suite, role, pool, key, level, tasks, seeds=None):
@@ -254,23 +255,19 @@ def write_suite(folder: Path, suite: str, tasks: list[str]) -> None:
     """suite.json, choice.json and a contact sheet of coloured squares."""
     counts = {"train": 10, "validation": 5, "test": 5}
     described = [{"task": task, "description": "Invented.", "classes": ["one", "two", "three"]} | counts for task in tasks]
-    _json(folder / "suite.json", {"suite": suite, "pools": {"8": tasks}, "tasks": described})
+    write_json(folder / "suite.json", {"suite": suite, "pools": {"8": tasks}, "tasks": described})
     bases = {s: {"clip_b32": 50.0, "clip_l14": 51.0} for s in ("0.5", "0.55")}
     sweep = {"0.3": {"clip_b32": 70.0, "clip_l14": 71.0}, "0.6": {"clip_b32": 75.0, "clip_l14": 76.0}}
     run = {"base": 50.0, "average": 60.0, "experts": 90.0, "task_arithmetic": {"0.2": 61.0, "0.3": 62.0}}
     pools = {"8": {role: {"0": run, "1": run | {"experts": 91.0}} for role in ("clip_b32", "clip_l14")}}
     chosen = {"strength": 0.55, "scale": {role: {"8": 0.3} for role in pools["8"]}, "settings": {"interpolation": 0.6}}
     measured = {"base_by_strength": bases, "pools": pools}
-    _json(folder / "choice.json", {"suite": measured, "settings": {"sweeps": {"interpolation": sweep}}, "chosen": chosen})
+    write_json(folder / "choice.json", {"suite": measured, "settings": {"sweeps": {"interpolation": sweep}}, "chosen": chosen})
     sheet = Image.new("RGB", (320, 16 * len(tasks)))
     for place in range(20 * len(tasks)):
         column, row = place % 20, place // 20
         sheet.paste((12 * column, 20 * (row % 12), 128), (16 * column, 16 * row, 16 * column + 16, 16 * row + 16))
     sheet.save(folder / "contact_sheet.png")
-
-
-def _json(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 SECONDS = {"featcal": 5.0, "surgery": 4.0, "prob_surgery": 4.5}  # with features kept; twenty times that as published

@@ -1,12 +1,11 @@
 """Invented results of studies, with known relations between methods: damaged images, sweeps, drawn parts, unstated choices."""
 
-import json
 from pathlib import Path
 
 from PIL import Image
 from synthetic_correct import COUNT, write_answers, write_seen
 
-from featcal.storage.results import SCORES, write_rows
+from featcal.storage.results import SCORES, write_json, write_rows
 from reproduction.stages.columns import CHOICES, CORRUPTED, EXAMPLES, SWEEP, TASK_COUNTS, TUNE
 
 DAMAGE = ("gaussian_noise", "motion_blur", "fog")
@@ -35,26 +34,28 @@ TRIED = [("start", 0.4, 60.0), ("path", 0.2, 75.0), ("search", 0.1, 74.0), ("ref
 
 def write_studies(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     """Damaged calibration images and sweeps of one role with 8 tasks."""
-    write_answers(folder / f"{role}-8.corrupted.csv", list(_corrupted(suite, role, tasks)), CORRUPTED)
-    write_seen(folder / f"{role}-8.corrupted.seen.csv", suite, role, 8, tasks, [(256, 42)])
+    write_answers(folder / f"corrupted/{role}-8/corrupted.csv", list(_corrupted(suite, role, tasks)), CORRUPTED)
+    write_seen(folder / f"corrupted/{role}-8/corrupted.seen.csv", suite, role, 8, tasks, [(256, 42)])
     kinds = ("clean", *DAMAGE)
     shown = [{"task": tasks[1], "index": 7, "corruption": kind, "row": 0, "column": i} for i, kind in enumerate(kinds)]
-    write_rows(folder / f"{role}-8.corrupted.examples.csv", shown, EXAMPLES)
-    Image.linear_gradient("L").resize((32, 8)).convert("RGB").save(folder / f"{role}-8.corrupted.examples.png")
+    write_rows(folder / f"corrupted/{role}-8/corrupted.examples.csv", shown, EXAMPLES)
+    Image.linear_gradient("L").resize((32, 8)).convert("RGB").save(folder / f"corrupted/{role}-8/corrupted.examples.png")
     write_task_counts(folder, suite, role, tasks)
     write_field(folder, suite, role, tasks)
-    _json(folder / f"{role}-8.corrupted.settings.json", {"strengths": dict.fromkeys(DAMAGE, "Invented.")})
-    write_answers(folder / f"{role}-8.sweep.csv", list(_sweep(suite, role, tasks)), SWEEP)
+    write_json(folder / f"corrupted/{role}-8/corrupted.settings.json", {"strengths": dict.fromkeys(DAMAGE, "Invented.")})
+    write_answers(folder / f"sweep/{role}-8/sweep.csv", list(_sweep(suite, role, tasks)), SWEEP)
     around = {"setting": "suite", "featcal": {"ridge": 1e-6, "anchor_blend": 2.0, "interpolation": 0.9}}
-    _json(folder / f"{role}-8.sweep.settings.json", {"study": {"samples": 256, "seed": 42, "around": [around]}})
+    write_json(folder / f"sweep/{role}-8/sweep.settings.json", {"study": {"samples": 256, "seed": 42, "around": [around]}})
 
 
 def write_task_counts(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     """The study of drawn parts of one role with 8 tasks: the pool is cut once, in its own order."""
-    write_rows(folder / f"{role}-8.task_counts.csv", list(_task_counts(suite, role, tasks)), TASK_COUNTS)
+    write_rows(folder / f"task_counts/{role}-8/task_counts.csv", list(_task_counts(suite, role, tasks)), TASK_COUNTS)
     told = {"study": {"samples": 256, "seed": 42}, "classes": {task: 10 + 2 * i for i, task in enumerate(tasks)}}
-    _json(folder / f"{role}-8.task_counts.settings.json", told)
-    _json(folder / f"{role}-8.task_counts.run.json", {"seconds": {f"task_counts@{role}-8": 90.0}, "host": {"cpu": "invented"}})
+    write_json(folder / f"task_counts/{role}-8/task_counts.settings.json", told)
+    write_json(
+        folder / f"task_counts/{role}-8/run.json", {"seconds": {f"task_counts@{role}-8": 90.0}, "host": {"cpu": "invented"}}
+    )
 
 
 # Of each merger: as it is, with FeatCal, Surgery and SVC behind it, its seconds, the scales that were tried.
@@ -78,15 +79,17 @@ def write_field(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     for upstream, method, level in [*alone, ("tangent", "merged", 65.0), ("tangent", "expert", 88.0)]:
         words = {"upstream": upstream, "method": method, "setting": "suite", "seed": "42", "metric": "accuracy"}
         rows += [{"suite": suite, "role": role, "pool": 8, "task": t, **words, "value": level, "count": COUNT} for t in tasks]
-    write_answers(folder / f"{role}-8.field.csv", rows, SCORES)
+    write_answers(folder / f"field/{role}-8/field.csv", rows, SCORES)
     tried = {m: [{"scale": s, "value": 70 + s} for s in scales] for m, (_, _, scales) in FIELD.items() if scales}
     chosen = {merger: {"scale": max(scales)} if scales else {} for merger, (_, _, scales) in FIELD.items()}
     study = {"samples": 256, "rivals": {"surgery": {"steps": 1000}}, "epochs": 25}
     study |= {"surgery_v2": {"steps": 400}, "interv_merge": {"steps": 400}}
-    _json(folder / f"{role}-8.field.settings.json", {"study": study, "chosen": chosen, "tried": tried})
+    write_json(folder / f"field/{role}-8/field.settings.json", {"study": study, "chosen": chosen, "tried": tried})
     cost = {m: {"merged": s, "featcal": 3.0} | ({"choosing": 9.0} if scales else {}) for m, (_, s, scales) in FIELD.items()}
     cost["average"] |= {"prodistill": 120.0, "features": 2.0, "prob_surgery": 5.0}
-    _json(folder / f"{role}-8.field.run.json", {"seconds": {f"field@{role}-8": 60.0}, "cost": cost, "host": {"cpu": "invented"}})
+    write_json(
+        folder / f"field/{role}-8/run.json", {"seconds": {f"field@{role}-8": 60.0}, "cost": cost, "host": {"cpu": "invented"}}
+    )
 
 
 def write_choices(folder: Path, suite: str) -> None:
@@ -109,9 +112,9 @@ def write_choices(folder: Path, suite: str) -> None:
             shared | {"choice": c, "option": o, "default": int(not c), "seed": seed, "value": value}
             for (c, o), seed, value in CHOSEN
         ]
-        write_answers(folder / f"{key}.choices.csv", rows, CHOICES)
-        _json(folder / f"{key}.choices.settings.json", {"study": used | {"role": role, "pool": pool}})
-        _json(folder / f"{key}.choices.run.json", {"seconds": {f"choices@{key}": 30.0}, "host": {"cpu": "invented"}})
+        write_answers(folder / f"choices/{key}/choices.csv", rows, CHOICES)
+        write_json(folder / f"choices/{key}/choices.settings.json", {"study": used | {"role": role, "pool": pool}})
+        write_json(folder / f"choices/{key}/run.json", {"seconds": {f"choices@{key}": 30.0}, "host": {"cpu": "invented"}})
 
 
 def write_tune(folder: Path, suite: str) -> None:
@@ -124,11 +127,11 @@ def write_tune(folder: Path, suite: str) -> None:
             one |= {"setting": "tuned", "trial": trial, "origin": origin, "chosen": int(trial == 2), "divergence": divergence}
             one |= {"ridge": 10.0**-trial, "anchor_blend": 2, "interpolation": 0.3, "metric": "accuracy", "seed": 42}
             rows += [one | {"task": task, "value": value, "count": 400} for task in texts.get(key, ("mnist", "dtd"))]
-        write_answers(folder / f"{key}.tune.csv", rows, TUNE)
+        write_answers(folder / f"tune/{key}/tune.csv", rows, TUNE)
         used = {"samples": 256, "holdout": 0.25, "trials": 3, "seed": 42}
-        _json(folder / f"{key}.tune.settings.json", {"study": used, "path": 1e-3})
+        write_json(folder / f"tune/{key}/tune.settings.json", {"study": used, "path": 1e-3})
         cost = {"path": 5.0, "0": 4.0, "1": 4.0, "2": 7.0}
-        _json(folder / f"{key}.tune.run.json", {"seconds": {f"tune@{key}": 30.0}, "host": {"cpu": "invented"}, "cost": cost})
+        write_json(folder / f"tune/{key}/run.json", {"seconds": {f"tune@{key}": 30.0}, "host": {"cpu": "invented"}, "cost": cost})
 
 
 def _corrupted(suite, role, tasks):
@@ -171,7 +174,3 @@ def _sweep(suite, role, tasks):
                 for setting in ("suite", "paper"):
                     values_of = {"setting": setting}
                     yield from (row | values_of | {"task": task, "value": level + 0.5 * i} for i, task in enumerate(tasks))
-
-
-def _json(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")

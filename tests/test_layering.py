@@ -51,7 +51,7 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
     "language": {"data"},
     "mini": {"data"},
     "suites": KNOWN | {"language", "mini"},
-    "doctor": KNOWN | {"language", "suites"},
+    "doctor": KNOWN | {"language", "report.pages", "suites"},
     "stages": KNOWN | {"language", "mini", "suites", "profiling", "report.artifact", "report.execute", "report.summary"},
     "playground": KNOWN | {"suites", "stages", "report"},
 }

@@ -14,8 +14,8 @@ MODEL = {"suite": "mini", "role": "clip_b32", "pool": 8, "upstream": "average", 
 def results(folder, **values):
     """A results folder with one model's score per task, and a file of another kind beside it."""
     rows = [{**MODEL, "task": task, "metric": "accuracy", "value": value, "count": 500} for task, value in values.items()]
-    write_rows(folder / "mini" / "clip_b32-8.csv", rows, SCORES)
-    (folder / "mini" / "clip_b32-8.drift.csv").write_text("block\n00\n")
+    write_rows(folder / "mini" / "scores/clip_b32-8/scores.csv", rows, SCORES)
+    write_rows(folder / "mini/drift/clip_b32-8/drift.csv", [{"block": "00"}], ("block",))
     return str(folder)
 
 
@@ -56,7 +56,7 @@ def test_stages_with_changed_code_alone_may_be_recorded_and_pages_are_left_to_be
         {"changed deps": {"featcal/merging": "modified", "params.yaml": {"merge.a.mini": "modified"}}},
         {"changed deps": {"reproduction/mini/models/clip_b32": "modified"}},
         {"changed deps": {"outputs/mini/data": "modified"}},
-        {"changed outs": {"results/mini/clip_b32-8.csv": "modified"}},
+        {"changed outs": {"results/mini/scores/clip_b32-8/scores.csv": "modified"}},
         "changed command",
     ],
 )

@@ -36,7 +36,7 @@ def copy_linked_files(app, error):
     """Copy result files and notebook sources beside the pages, so that their links work wherever the site is put."""
     if error or app.builder.format != "html":
         return
-    for folder, ending in (("results", "*/*.*"), ("notebooks", "*.ipynb")):
+    for folder, ending in (("results", "**/*.*"), ("notebooks", "*.ipynb")):
         source = Path(app.srcdir).parent / folder
         for path in sorted(source.glob(ending)):
             target = Path(app.outdir) / folder / path.relative_to(source)

@@ -11,7 +11,6 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -124,11 +123,6 @@ def run_record(seconds: Mapping[str, float], **more: Any) -> dict[str, Any]:
         "dirty": bool(_git("status", "--porcelain", "--", *_SOURCES)),
         **more,
     }
-
-
-def digests(files: Iterable[Path]) -> dict[str, str]:
-    """sha256 of files by name: what a run record tells of those beside it, so that who depends on the record depends on them."""
-    return {file.name: sha256(file.read_bytes()).hexdigest() for file in sorted(files)}
 
 
 def _ordered(path: object, row: Mapping[str, Any], columns: Sequence[str]) -> list[tuple[str, Any]]:

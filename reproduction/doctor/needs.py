@@ -4,9 +4,7 @@ Work of calibrations is that of `featcal plan`; of evaluations 2 operations per 
 that for every image it looks at. Merges without data, adapters and studies are left out, so that hours are a lower bound.
 """
 
-import re
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
     from featcal.planning.needs import Needs
 
 BATCH_OF_TEXTS = 32
-OF_A_POOL = re.compile(r"(\w+-(?:\d+|glue|mergebench))\.run\.json")
 
 
 @dataclass(frozen=True)
@@ -109,9 +106,3 @@ def _work(chosen: Chosen, role: str, pool: Pool) -> float:
         if run.method == "adamerging" and run.draw is not None:
             work += 3 * sample * (run.options or {}).get("steps", 0) * len(tasks) * run.draw.batch
     return work
-
-
-def tables(pages: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
-    """The `role-pool` that every table's page shows, from pipeline/pages.yaml."""
-    tables = {page: files.values() for page, files in sorted(pages.items()) if page.startswith("table")}
-    return {page: sorted({found[1] for file in files if (found := OF_A_POOL.fullmatch(file))}) for page, files in tables.items()}

@@ -69,8 +69,8 @@ def _out_of_reach(repositories: list["Found"]) -> list[str]:
 
 def _count(chosen: "Chosen", rate: float, found: Checkup) -> None:
     """Memory, disk and hours of the paper's roles."""
-    from reproduction.doctor.needs import hours, role_needs, tables
-    from reproduction.experiments.params import read_yaml
+    from reproduction.doctor.needs import hours, role_needs
+    from reproduction.report.pages import TOPICS
 
     for needs in role_needs(chosen):
         found.memory[needs.role] = {"gpu": needs.gpu, "host": needs.host}
@@ -79,9 +79,8 @@ def _count(chosen: "Chosen", rate: float, found: Checkup) -> None:
             told = f"{size_text(needs.gpu)} of GPU memory for {needs.role}; the GPU has {size_text(found.gpu)}"
             found.missing.append(told)
     by_pool = hours(chosen, rate)
-    for page, keys in tables(read_yaml(chosen.root / "pipeline/pages.yaml").get("pages", {})).items():
-        if keys:
-            found.hours[page] = sum(by_pool.get(key, 0.0) for key in keys)
+    for page in sorted(name for name in TOPICS if name.startswith("table")):
+        found.hours[page] = sum(by_pool.get(f"{role}-{pool}", 0.0) for role, pool in TOPICS[page].places)
     if not found.gpu:
         found.missing.append("a GPU that torch can use; the paper's models take days without")
 

@@ -80,9 +80,9 @@ def text(suite: str) -> str:
     """The whole page."""
     known = {"suite": suite, "label": label(suite), "tolerance": TOLERANCE}
     known |= {"machine": " and ".join(compute.machines(suite)) or "none yet"}
-    repro = ["results@clip_b32-8", "headline", "playground"]
+    repro = ["gather@scores-clip_b32-8", "headline", "playground"]
     known |= {"total": minutes(suite, list(upstream())), "repro": minutes(suite, repro)}
-    known |= {"real": minutes(suite, ["results@minilm-8"]), "request": REQUEST}
+    known |= {"real": minutes(suite, ["gather@scores-minilm-8", "gather@drift-minilm-8"]), "request": REQUEST}
     known |= {"second": f"{compute.seconds(suite).get(REQUEST, 0) / 60:.0f}"}
     return "".join([*(part.format(**known) for part in (HEAD, TIRES, CLAIMS)), _table(suite), ENVIRONMENTS, _licences()])
 

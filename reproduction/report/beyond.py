@@ -11,7 +11,7 @@ from functools import cache
 import pandas as pd
 
 from reproduction.report.estimate import Estimate, estimate, noise
-from reproduction.report.evidence import Evidence, read_json, select
+from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import COLOURS, INK, one_panel
 from reproduction.report.markup import PageOutput, note, table
 from reproduction.report.pages import drawn, label
@@ -71,7 +71,7 @@ class Study:
 def study(role: str, pool: str, suite: str) -> Study | None:
     """The results of one model; None where the study was not run."""
     ours = Evidence(suite, role, pool)
-    rows, told = ours.table("beyond"), read_json(ours.folder / f"{role}-{pool}.beyond.settings.json")
+    rows, told = ours.table("beyond"), ours.settings("beyond")
     if rows.empty or not told:
         return None
     used = told["study"]

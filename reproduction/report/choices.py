@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from reproduction.report.estimate import difference, estimate
-from reproduction.report.evidence import Evidence, read_json, select
+from reproduction.report.evidence import Evidence, select
 from reproduction.report.figures import COLOURS, one_panel
 from reproduction.report.markup import PageOutput, compact, note, table
 from reproduction.report.pages import SYMBOLS, drawn, label
@@ -156,7 +156,7 @@ def settings(suite: str) -> PageOutput:
 
 def _study(ours: Evidence) -> dict[str, Any]:
     """The resolved settings that the study left beside its numbers."""
-    return dict(read_json(ours.folder / f"{ours.role}-{ours.pool}.choices.settings.json").get("study", {}))
+    return dict(ours.settings("choices").get("study", {}))
 
 
 def _words(one: OptionEffect, used: dict[str, Any]) -> tuple[str, str, str]:

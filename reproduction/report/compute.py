@@ -28,7 +28,7 @@ VERBS = {
 
 def records(suite: str) -> list[dict[str, Any]]:
     """All run records of a suite."""
-    return [read_json(path) for path in sorted(results_folder(suite).glob("*.run.json"))]
+    return [read_json(path) for path in sorted(results_folder(suite).glob("*/*/run.json"))]
 
 
 def seconds(suite: str) -> dict[str, float]:
@@ -148,8 +148,8 @@ def _cost(spent: float, hours: float) -> list[str]:
 def runs(suite: str) -> PageOutput:
     """Per role and pool: how many models were scored, and with how many draws."""
     rows = []
-    for path in sorted(results_folder(suite).glob("*.references.csv")):
-        role, _, pool = path.name.partition(".")[0].rpartition("-")
+    for path in sorted(results_folder(suite).glob("scores/*")):
+        role, _, pool = path.name.rpartition("-")
         scores = Evidence(suite, role, pool).table("scores")
         models = scores[["upstream", "method", "setting", "seed"]].drop_duplicates()
         drawn = models[models["seed"] != ""]
@@ -171,8 +171,8 @@ def bounds(suite: str) -> PageOutput:
     for what, values in _tried_on_texts().items() if rows else ():
         limits = "; ".join(f"{SYMBOLS.get(name, name)} {_listed(tried)}" for name, tried in values.items())
         rows.append(("", [f"{what}, validation texts", f"all combinations of {limits}" if len(values) > 1 else limits]))
-    for path in sorted(results_folder(suite).glob("*.tune.csv")):
-        key = path.name.partition(".")[0]
+    for path in sorted(results_folder(suite).glob("tune/*")):
+        key = path.name
         trials = Evidence(suite, *key.rsplit("-", 1)).table("tune")
         trials = trials[trials["origin"] != "reference"]  # what labels chose stands beside the search and is no candidate
         if trials.empty:

@@ -94,7 +94,7 @@ def tasks(page: Page) -> PageOutput:
 
 def strengths(page: Page) -> PageOutput:
     """How strong each corruption is on the suite's images."""
-    told = page.settings_of("corrupted").get("strengths", {})
+    told = page.evidence.settings("corrupted").get("strengths", {})
     if not told:
         return PageOutput(note("○ not run: no settings file yet."))
     rows = [("", [kinds(page.evidence).get(kind, kind), escape(words)]) for kind, words in told.items()]
@@ -153,7 +153,7 @@ def _cut(ours: Evidence, rows: int, columns: int) -> Iterator[object]:
     """The pictures of the sheet, row by row."""
     from PIL import Image
 
-    data = (ours.folder / f"{ours.role}-{ours.pool}.corrupted.examples.png").read_bytes()
+    data = ours.path("corrupted.examples").with_suffix(".png").read_bytes()
     sheet = Image.open(io.BytesIO(data)).convert("RGB")
     wide, high = sheet.width // columns, sheet.height // rows
     for row in range(rows):

@@ -55,7 +55,12 @@ COSTS = ("upstream", "method", "setting", "encode", "seed", "samples", "images",
 COLUMNS |= dict.fromkeys(("samples.run", "cost.run"), COSTS)
 # kinds beside which it stands what was right
 KEPT = ("scores", "corrupted", "sweep", "choices", "tune", "samples", "cost", "beyond", "field", "second_encoder")
-COLUMNS |= {"correct" if kind == "scores" else f"{kind}.correct": correct_columns(COLUMNS[kind]) for kind in KEPT}
+COLUMNS |= {f"{kind}.correct": correct_columns(COLUMNS[kind]) for kind in KEPT}
+# tables that lie with others, by the folder; every other one begins with its folder's name
+LIES_WITH = {
+    **dict.fromkeys(("references", "seen", "curves", "scales"), "scores"), "theory_points": "theory",
+    **dict.fromkeys(("projection", "alignment", "similarity", "vectors"), "drift"),
+}  # fmt: skip
 
 
 class Evidence:
@@ -68,10 +73,13 @@ class Evidence:
         self.suite, self.role, self.pool = suite, role, str(pool)
         self.folder = folder or results_folder(suite)
 
+    def beside(self, kind: str) -> Path:
+        """The folder of one kind of table: of scores, of drift, or of a study."""
+        return self.folder / LIES_WITH.get(kind, kind.partition(".")[0]) / f"{self.role}-{self.pool}"
+
     def path(self, kind: str) -> Path:
-        """The file of one kind: `scores` is the plain one, every other kind is named in the middle."""
-        middle = "" if kind == "scores" else f".{kind}"
-        return self.folder / f"{self.role}-{self.pool}{middle}.csv"
+        """The file of one kind of table."""
+        return self.beside(kind) / f"{kind}.csv"
 
     def table(self, kind: str) -> pd.DataFrame:
         """Rows of one kind of file; empty, with the right columns, where nothing was run."""
@@ -111,11 +119,16 @@ class Evidence:
     @property
     def run_record(self) -> dict[str, Any]:
         """Machine, versions, commit and seconds of the run, or nothing."""
-        return read_json(self.folder / f"{self.role}-{self.pool}.run.json")
+        scores, drift = self.record("scores"), self.record("drift")
+        return scores | {"seconds": scores["seconds"] | drift.get("seconds", {})} if scores else {}
 
     def record(self, kind: str) -> dict[str, Any]:
-        """The run record of one study, or nothing.   kind: with or without the ending of a measured one."""
-        return read_json(self.folder / f"{self.role}-{self.pool}.{kind.removesuffix(MEASURED)}.run.json")
+        """The run record of one kind, or nothing.   kind: with or without the ending of a measured one."""
+        return read_json(self.beside(kind) / "run.json")
+
+    def settings(self, study: str = "") -> dict[str, Any]:
+        """The resolved settings behind the scores, or what a study left beside its numbers; empty where it was not run."""
+        return read_json(self.beside(study or "scores") / (f"{study}.settings.json" if study else "settings.json"))
 
     def machine(self, kind: str) -> str:
         """The machine that a measured kind was measured on; empty for files that depend on none."""

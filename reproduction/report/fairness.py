@@ -15,7 +15,7 @@ from reproduction.report.claims import main_setting
 from reproduction.report.controls import margin as stands
 from reproduction.report.damage import kinds
 from reproduction.report.estimate import Estimate, estimate
-from reproduction.report.evidence import Evidence, read_json, select
+from reproduction.report.evidence import Evidence, select
 from reproduction.report.markup import PageOutput, estimated, fold, note, table
 from reproduction.report.pages import EIGHT, Page, label
 from reproduction.report.paired import Bits, bits
@@ -77,8 +77,8 @@ def blocks_of(ours: Evidence, study: str = "") -> Iterator[Block]:
 
 
 def _merger(ours: Evidence, upstream: str) -> Block:
-    rows = select(ours.table("correct"), {"upstream": upstream})
-    draw = _settings(ours).get("merge", {}).get(f"{ours.role}-{ours.pool}-{upstream}", {}).get("draw") or {}
+    rows = select(ours.table("scores.correct"), {"upstream": upstream})
+    draw = ours.settings().get("merge", {}).get(f"{ours.role}-{ours.pool}-{upstream}", {}).get("draw") or {}
     itself = " <small>itself made on all test images</small>" if draw.get("stream") == STREAM else ""
     shown = {method: drawn(ours, upstream, method) for method in ADAPTERS}
     right = _right(ours, rows, ours.table("seen"))
@@ -98,7 +98,7 @@ def _budgets(ours: Evidence) -> Iterator[Block]:
 def _damaged(ours: Evidence) -> Iterator[Block]:
     """Of the study its one budget and seeds; from clean images the same models out of the scores."""
     rows, seen = select(ours.table("corrupted.correct"), {"upstream": STUDIED}), ours.table("corrupted.seen")
-    whole, seeds = select(ours.table("correct"), {"upstream": STUDIED}), set(rows["seed"])
+    whole, seeds = select(ours.table("scores.correct"), {"upstream": STUDIED}), set(rows["seed"])
     trained = select(ours.table("corrupted"), {"upstream": STUDIED, "setting": f"{main_setting(ours.suite)}_train"})
     budgets = sorted(set(seen["samples"]))
     for kind, name in kinds(ours).items() if budgets else ():
@@ -118,7 +118,7 @@ def drawn(ours: Evidence, upstream: str, method: str) -> Draws:
 
 def _draw(ours: Evidence, upstream: str, method: str) -> dict[str, Any]:
     """How the images of an adapter of the main setting were drawn; empty where none was trained."""
-    adapted = _settings(ours).get("adapt", {}).get(f"{ours.role}-{ours.pool}-{upstream}-{method}", {})
+    adapted = ours.settings().get("adapt", {}).get(f"{ours.role}-{ours.pool}-{upstream}-{method}", {})
     return (adapted.get("settings") or {}).get(main_setting(ours.suite), {}).get("draw") or {}
 
 
@@ -154,10 +154,6 @@ def _right(ours: Evidence, rows: pd.DataFrame, seen: pd.DataFrame) -> dict[str, 
 def _trained(ours: Evidence, upstream: str) -> dict[str, Estimate | None]:
     """Adapters trained on FeatCal's images, at the size of the suite's main setting."""
     return {method: average(ours, (upstream, method, f"{main_setting(ours.suite)}_train")) for method in ADAPTERS}
-
-
-def _settings(ours: Evidence) -> dict[str, Any]:
-    return read_json(ours.folder / f"{ours.role}-{ours.pool}.settings.json")
 
 
 def _table(blocks: list[Block], words: str) -> str:

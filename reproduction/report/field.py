@@ -6,10 +6,9 @@ What a method needs, and what other authors printed, stands in field_facts.py.
 """
 
 from html import escape
-from typing import Any
 
 from reproduction.report.estimate import Estimate, estimate
-from reproduction.report.evidence import Evidence, read_json, select
+from reproduction.report.evidence import Evidence, select
 from reproduction.report.field_facts import BEHIND, MARKS, METHODS, PRINTED, REFERENCES, TANGENT, TRAINED
 from reproduction.report.markup import PageOutput, compact, estimated, note, table
 from reproduction.report.pages import Page, label
@@ -63,7 +62,7 @@ def values(role: str, suite: str) -> PageOutput:
 
 def drawn_from(ours: Evidence) -> str:
     """How many samples this run took, and on how many it scored."""
-    study, counts = _settings(ours)["study"], ours.table("field")["count"]
+    study, counts = ours.settings("field")["study"], ours.table("field")["count"]
     scored = f"{counts.min():,}" if counts.min() == counts.max() else f"{counts.min():,} to {counts.max():,}"
     return f"What looks at training samples took {study['samples']} of each task; scored are {scored} test samples of each."
 
@@ -103,7 +102,7 @@ def trained_behind(ours: Evidence) -> list[str]:
 
 def steps_of(method: str, ours: Evidence) -> str:
     """How long a method trained in this run; the sources take 1,000 steps, ProDistill 100 epochs of 64 samples of each task."""
-    study = _settings(ours)["study"]
+    study = ours.settings("field")["study"]
     if method == "prodistill":
         return f"{study['epochs']} epochs"
     own = study["rivals"].get(method, study.get(method)) if method != "featcal" else None
@@ -112,13 +111,9 @@ def steps_of(method: str, ours: Evidence) -> str:
 
 def marks_of(merger: str, ours: Evidence) -> str:
     """The marks of a merger; V where its scale was chosen in this run."""
-    tried = _settings(ours).get("tried", {})
+    tried = ours.settings("field").get("tried", {})
     kept = "".join(mark for mark in METHODS[merger].marks if mark != "V" or merger in tried)
     return f"<sup>{kept}</sup>" if kept else ""
-
-
-def _settings(ours: Evidence) -> dict[str, Any]:
-    return dict(read_json(ours.folder / f"{ours.role}-{ours.pool}.field.settings.json"))
 
 
 def legend() -> PageOutput:
@@ -145,7 +140,7 @@ def references(suite: str) -> PageOutput:
 
 def chosen(role: str, suite: str) -> PageOutput:
     """What validation samples chose, of how many, and whether the choice lies at an end of what was tried."""
-    told, rows = _settings(evidence(role, suite)), []
+    told, rows = evidence(role, suite).settings("field"), []
     for merger, tried in told.get("tried", {}).items():
         picked = told["chosen"][merger]
         scales = [one["scale"] for one in tried]

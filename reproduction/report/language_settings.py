@@ -5,7 +5,7 @@ from dataclasses import asdict
 from html import escape
 from typing import Any
 
-from reproduction.report.evidence import Evidence, read_json
+from reproduction.report.evidence import Evidence
 from reproduction.report.language import experiments
 from reproduction.report.markup import PageOutput, compact, note, table
 from reproduction.report.pages import SYMBOLS, Page
@@ -40,7 +40,7 @@ def settings(page: Page) -> PageOutput:
 
 
 def _recorded(ours: Evidence, part: str) -> dict[str, Any]:
-    return read_json(ours.folder / f"{ours.role}-{ours.pool}.settings.json").get(part, {})
+    return ours.settings().get(part, {})
 
 
 def _calibrated(ours: Evidence) -> Iterator[tuple[str, list[str]]]:

@@ -130,8 +130,7 @@ def _run(suite: str, role: str, pool: str, upstream: str, setting: str, name: st
 
 def own_checkpoints(suite: str) -> PageOutput:
     """Whether any number of the paper's own checkpoints was re-run, in this suite or another, and what that takes."""
-    scored = [f"{role}-{pool}.csv" for role, pool in PRINTED | TEXT_PRINTED]
-    if any((results_folder("paper") / name).is_file() for name in scored):
+    if any(Evidence("paper", role, pool).was_run for role, pool in PRINTED | TEXT_PRINTED):
         return PageOutput(note("Numbers of the paper’s own checkpoints are in the results of the suite <code>paper</code>."))
     text = (
         "<strong>No number of the paper’s own checkpoints has been re-run here</strong>, so nothing in this book confirms or "

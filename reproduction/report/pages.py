@@ -15,7 +15,7 @@ import yaml
 
 from reproduction.report import tables
 from reproduction.report.claims import Claim, claims
-from reproduction.report.evidence import Evidence, read_json
+from reproduction.report.evidence import Evidence
 from reproduction.report.markup import PageOutput, compact, fold, link, note, table
 from reproduction.report.reproduced import against_printed, counted
 from reproduction.report.values import EXTENDED, IMAGES, PAPER_SETTINGS, PRINTED, REAL, TEXT_PRINTED, place_name
@@ -24,10 +24,6 @@ from reproduction.report.verdicts import sources
 
 Place = tuple[str, str]  # role, pool
 HEADLINE = ("table01", "figure1")  # pages that `make repro` makes with all they need
-KINDS = (
-    "csv", "correct.csv", "seen.csv", "references.csv", "drift.csv", "projection.csv", "curves.csv", "scales.csv",
-    "settings.json", "run.json",
-)  # fmt: skip
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α", "samples": "images per task, n"}
 B32, L14 = (IMAGES, "8"), ("clip_l14", "8")
 EIGHT = ((REAL, "8"), B32, L14)
@@ -174,15 +170,10 @@ class Page:
         """What the suite `paper` says of every printed value, as HTML; the real encoder has none."""
         return "" if self.role == REAL else against_printed(self.name, self.suite)
 
-    def settings_of(self, study: str) -> dict[str, Any]:
-        """The resolved settings that a study left beside its numbers; empty where it was not run."""
-        role, pool = self.place
-        return read_json(self.evidence.folder / f"{role}-{pool}.{study}.settings.json")
-
     def settings(self) -> PageOutput:
         """λ, ρ, α and the draws behind the page, from the settings file beside its results; the paper's in the last row."""
         role, pool = self.place
-        used = read_json(self.evidence.folder / f"{role}-{pool}.settings.json").get("calibrate", {})
+        used = self.evidence.settings().get("calibrate", {})
         head = ["FeatCal on", *(words.replace("images", self.inputs) for words in SYMBOLS.values()), "seeds"]
         alike: dict[tuple[str, ...], list[str]] = {}  # setting, values and seeds → the mergers that share them
         for run in used.values():
@@ -212,18 +203,15 @@ class Page:
         rows = []
         for role, pool in self.topic.places:
             ours = Evidence(self.suite, role, pool)
-            named = ", ".join(link(f"../results/{self.suite}/{path.name}", path.name) for path in self.files(ours)) or "none yet"
+            named = ", ".join(link(f"../results/{self.suite}/{path}", str(path)) for path in self.files(ours)) or "none yet"
             record = ours.record(self.topic.study) if self.topic.study else {}
             rows += [("", [f"Results, {place_name(role, pool)}", named]), *run_rows(record or ours.run_record)]
         return PageOutput(table(["", ""], rows + commands(self.name), f"Provenance — {self.label}", "fc-words"))
 
     def files(self, ours: Evidence) -> list[Path]:
-        """The result files of one role and pool that are there: those of every experiment, of its study, and of its claims."""
-        stem = f"{ours.role}-{ours.pool}"
-        found = {ours.folder / f"{stem}.{kind}" for kind in KINDS}
-        for kind in {claim.file.removesuffix(".run") for claim in self.claims} | {self.topic.study}:
-            found |= set(ours.folder.glob(f"{stem}.{kind}.*")) if kind else set()
-        return sorted(path for path in found if path.is_file())
+        """The result files of a role and pool that are there, below the suite's folder: scores, and those of page and claims."""
+        kinds = {"scores", self.topic.study or "drift", *(claim.file for claim in self.claims)}
+        return sorted(path.relative_to(ours.folder) for kind in kinds for path in ours.beside(kind).glob("*.*"))
 
 
 def drawn(picture: Any, name: str, whose: str) -> PageOutput:

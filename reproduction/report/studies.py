@@ -5,7 +5,6 @@ A study is an experiment of params.yaml with a stage, a results file and a run r
 
 from typing import Any
 
-from reproduction.report.evidence import read_json
 from reproduction.report.markup import PageOutput, compact, note, table
 from reproduction.report.pages import SYMBOLS, Page
 from reproduction.report.values import PAPER_SETTINGS
@@ -27,8 +26,8 @@ def samples(page: Page, study: str = "") -> int | None:
     """How many inputs of each task FeatCal got, in a study or the page's own experiment; None where that is not one number."""
     role, pool = page.place
     if study:
-        return page.settings_of(study).get("study", {}).get("samples")
-    runs = read_json(page.evidence.folder / f"{role}-{pool}.settings.json").get("calibrate", {}).values()
+        return page.evidence.settings(study).get("study", {}).get("samples")
+    runs = page.evidence.settings().get("calibrate", {}).values()
     several = {run["samples"] for run in runs if run.get("calibration")}
     return several.pop() if len(several) == 1 else None
 
@@ -36,7 +35,7 @@ def samples(page: Page, study: str = "") -> int | None:
 def settings(page: Page) -> PageOutput:
     """What each method was run with, beside what the paper says of it."""
     study = page.topic.study
-    rivals = (page.evidence.record(study).get("settings") or page.settings_of(study).get("study", {})).get("rivals")
+    rivals = (page.evidence.record(study).get("settings") or page.evidence.settings(study).get("study", {})).get("rivals")
     if rivals is None:
         return PageOutput(note(f"○ not run: no settings of this study in the {page.label}."))
     paper = vars(PAPER_SETTINGS[page.place[0]])

@@ -144,7 +144,7 @@ def _values(curves: dict[str, pd.DataFrame], parameter: str, setting: str, page:
 
 def settings(page: Page) -> PageOutput:
     """What the curves are varied around, and from how many images."""
-    told = page.settings_of("sweep").get("study", {})
+    told = page.evidence.settings("sweep").get("study", {})
     if not told:
         return PageOutput(note("○ not run: no settings file yet."))
     names = [name for name in SYMBOLS if name != "samples"]

@@ -34,7 +34,7 @@ def studied(page: Page) -> pd.DataFrame:
 
 def classes(page: Page) -> dict[str, int]:
     """How many classes each task has, as the study found them."""
-    return dict(page.settings_of("task_counts").get("classes", {}))
+    return dict(Evidence(page.suite, page.place[0], POOL).settings("task_counts").get("classes", {}))
 
 
 def series(page: Page) -> list[tuple[str, str]]:

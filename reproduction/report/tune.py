@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from reproduction.report.estimate import Estimate, estimate, noise
-from reproduction.report.evidence import Evidence, read_json
+from reproduction.report.evidence import Evidence
 from reproduction.report.figures import COLOURS, WIDTH, drawing
 from reproduction.report.markup import PageOutput, compact, fold, note, table
 from reproduction.report.pages import drawn, label
@@ -227,7 +227,7 @@ def drawn_from(suite: str) -> PageOutput:
     rows = []
     for model, name in MODELS.items():
         ours = evidence(model, suite)
-        told = read_json(ours.folder / f"{ours.role}-{ours.pool}.tune.settings.json")
+        told = ours.settings("tune")
         if told:
             used = told["study"]
             cells = [str(used[key]) for key in ("samples", "holdout", "trials", "seed")]

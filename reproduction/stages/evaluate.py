@@ -5,10 +5,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from featcal.storage.results import packed, write_scores
-from reproduction.experiments.runs import Pool, role_and_pool
-from reproduction.stages.context import Context, load_context, recorded
-from reproduction.stages.scored import Scored, scored
+from featcal.storage.results import packed
+from reproduction.experiments.runs import Pool
+from reproduction.stages.context import Context
+from reproduction.stages.score_files import write_score_files
+from reproduction.stages.scored import Scored
 from reproduction.stages.scoring import Counts, score_models
 
 BATCH = 250  # samples; accuracy does not depend on it
@@ -16,15 +17,8 @@ Most = Callable[[str, int], Any]
 
 
 def run(key: str) -> None:
-    """Write outputs/<suite>/scores/<key>.csv and .correct.csv; no rows where nothing plays the role."""
-    context = load_context()
-    role, pool = role_and_pool(key)
-    with recorded(context, "evaluate", key):
-        rows: list[dict[str, Any]] = []
-        if context.plays(role, pool):
-            scores = score(context, f"evaluate {key}", role, pool, scored(context, role, pool))
-            rows = [row for own in scores.values() for row in own]
-        write_scores(context.layout.scores(key), rows)
+    """Write outputs/<suite>/scores/<key>/; no rows where nothing plays the role."""
+    write_score_files(key, score)
 
 
 def score(context: Context, label: str, role: str, pool: Pool, models: Sequence[Scored]) -> dict[str, list[dict[str, Any]]]:

@@ -180,11 +180,14 @@ def expert_features(
     """The experts' features of what adapters see, which are the same behind every merger, and seconds."""
     import torch
 
-    from featcal.rivals.features import paired_features
+    from featcal.rivals.features import pairs_of_several
     from featcal.rivals.pool import as_module
 
     start, nobody = time.perf_counter(), torch.empty(0)  # a pair of which one side alone is asked for
-    found = {t: paired_features(t, as_module(e, device), nobody, seen[t], projection).merged for t, e in experts.items()}
+    found = {}
+    for task, expert in experts.items():
+        pairs = pairs_of_several(task, {"": as_module(expert, device)}, nobody, seen[task], projection)
+        found[task] = pairs[""].merged
     return found, time.perf_counter() - start
 
 

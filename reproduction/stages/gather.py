@@ -1,26 +1,53 @@
-"""Stage `gather`: copies the small files of one study into results/, which is in git.
+"""Stage `gather`: copies small files from outputs/ into results/, which is in git: scores, drift, or what a study found.
 
-A study's own files never vary between two runs; seconds and machine go to <key>.<study>.run.json beside them.
+They never vary between two runs; seconds, machine and what calibrations cost go to run.json beside them.
 """
+
+from typing import Any
 
 from featcal.errors import UnknownKey
 from featcal.storage.atomic import atomic_path
-from featcal.storage.results import digests, read_json, write_json
+from featcal.storage.results import read_json, run_record, write_json
+from reproduction.experiments.runs import TEXT_POOLS, role_and_pool
 from reproduction.experiments.studies import STUDIES
-from reproduction.stages.context import load_context, pick
+from reproduction.stages.context import Context, load_context, pick
+
+KINDS = ("scores", "drift", *STUDIES)
+BEHIND_SCORES = ("prepare", "multitask", "merge", "calibrate", "adapt", "evaluate")
 
 
 def run(name: str) -> None:
-    """For `samples-clip_b32-8`: every file of outputs/<suite>/samples/clip_b32-8/ as results/<suite>/clip_b32-8.<file>."""
-    kind, _, key = name.partition("-")
-    if kind not in STUDIES:
-        raise UnknownKey("study", kind, list(STUDIES))
+    """For `samples/clip_b32-8`: every file of outputs/<suite>/samples/clip_b32-8/ to results/<suite>/, and the run's record."""
+    kind, _, key = name.partition("/")
+    if kind not in KINDS:
+        raise UnknownKey("gather", kind, list(KINDS))
     context = load_context()
-    pick(kind, context.experiments.studies[kind], key)
-    layout = context.layout
-    copies = {file: layout.results / f"{key}.{file.name}" for file in sorted(layout.study(kind, key).iterdir())}
-    for file, copy in copies.items():
-        with atomic_path(copy) as hidden:
+    experiments, layout = context.experiments, context.layout
+    entries: Any = {"scores": {f"{role}-{pool}": None for role, pool in experiments.prepared}, "drift": experiments.measure}
+    pick(kind, (entries | experiments.studies)[kind], key)
+    folder = layout.gathered(kind, key)
+    for file in sorted(layout.found(kind, key).iterdir()):
+        with atomic_path(folder / file.name) as hidden:
             hidden.write_bytes(file.read_bytes())
-    record = read_json(layout.run(kind, key)) | {"files": digests(copies.values())}
-    write_json(layout.results / f"{key}.{kind}.run.json", record)
+    verb = "measure" if kind == "drift" else kind
+    write_json(folder / "run.json", _chain(context, key) if kind == "scores" else read_json(layout.run(verb, key)))
+
+
+def _chain(context: Context, key: str) -> dict[str, Any]:
+    """Seconds of every stage that led to scores and what each calibration cost, as recorded; machine and versions of this one."""
+    role, pool = role_and_pool(key)
+    drawn = "prepare_texts" if pool in TEXT_POOLS else "prepare_data"
+    names: list[tuple[str, str | None]] = [(drawn, None), *((verb, key) for verb in BEHIND_SCORES)]
+    names += [("merge", k) for k in context.experiments.merged_in(role, pool)]  # of one merger, where each has a stage of its own
+    names += [("calibrate", k) for k in dict.fromkeys(c.merged for c in context.experiments.calibrated_in(role, pool).values())]
+    names += [("adapt", k) for k in dict.fromkeys(a.merged for a in context.experiments.adapted_in(role, pool).values())]
+    names += [("ablate", k) for k in context.experiments.ablated_in(role, pool)]
+    seconds: dict[str, float] = {}
+    cost: dict[str, dict[str, Any]] = {}  # by stage, by seed
+    for verb, name in names:
+        path = context.layout.run(verb, name)
+        if path.is_file():
+            record = read_json(path)
+            seconds |= record["seconds"]
+            cost |= record.get("cost", {})
+    return run_record(seconds, cost=cost)

@@ -90,15 +90,13 @@ class Layout:
         """One control; the folder of all of them without a name."""
         return self.outputs / "ablated" / key / name
 
-    def scores(self, key: str) -> Path:
-        return self.outputs / "scores" / f"{key}.csv"
-
-    def drift(self, key: str) -> Path:
-        return self.outputs / "drift" / key
-
-    def study(self, kind: str, key: str) -> Path:
-        """What a study found: samples, corrupted, cost, sweep, theory, choices, tune, task_counts, beyond, field."""
+    def found(self, kind: str, key: str) -> Path:
+        """Small files of one kind: scores, drift, or what a study found."""
         return self.outputs / kind / key
+
+    def gathered(self, kind: str, key: str) -> Path:
+        """The same among the results, with the record of the run."""
+        return self.results / kind / key
 
     def run(self, verb: str, key: str | None) -> Path:
         return self.outputs / "run" / f"{verb}{'-' + key if key else ''}.json"

@@ -39,7 +39,7 @@ def run(key: str) -> None:
                 rows[name] = [row for task in tasks for row in found[task][name]]
             for name in ("drift", "alignment", "vectors"):  # stable within a model
                 rows[name].sort(key=lambda row: (METHODS.index(row["method"]), row["setting"]))
-        with atomic_folder(context.layout.drift(key)) as folder:
+        with atomic_folder(context.layout.found("drift", key)) as folder:
             for name, columns in MEASURED.items():
                 write_rows(folder / f"{name}.csv", rows[name], columns)
 

@@ -9,7 +9,7 @@ from reproduction.experiments.studies import STUDIES
 
 VERBS = (
     "pretrain", "prepare_data", "prepare_texts", "prepare", "merge", "calibrate", "adapt", "ablate", "multitask", "evaluate",
-    "measure", *STUDIES, "gather", "results", "summary", "page",
+    "measure", *STUDIES, "gather", "summary", "page",
 )  # fmt: skip
 WITHOUT_KEY = ("prepare_data", "prepare_texts")
 OF_TEXTS = ("prepare", "calibrate", "evaluate")  # verbs whose work is another one for language models: <verb>_language.py

@@ -49,7 +49,7 @@ def run_study(
     """
     context = load_context()
     study, found = pick(name, context.experiments.studies[name], key), Found()
-    with recorded(context, name, key) as record, atomic_folder(context.layout.study(name, key)) as out:
+    with recorded(context, name, key) as record, atomic_folder(context.layout.found(name, key)) as out:
         if study is None or not plays(context, study.role, study.pool):
             console.print(f"{name} {key}: not run in suite {context.suite.name}")
         else:

@@ -1,6 +1,5 @@
 """Adapters on test images they were shown and on others: by hand, on invented results, and on none."""
 
-import json
 import math
 from pathlib import Path
 
@@ -91,18 +90,19 @@ def test_only_seeds_that_both_have_are_compared():
 def test_every_page_that_compares_with_adapters_tells_seen_from_other_images(page, results, monkeypatch):
     read = []
     with monkeypatch.context() as watched:
-        own, settings = Evidence._read, fairness.read_json
+        own, settings = Evidence._read, Evidence.settings
         watched.setattr(Evidence, "_read", lambda self, kind: read.append(self.path(kind)) or own(self, kind))
-        watched.setattr(fairness, "read_json", lambda path: read.append(path) or settings(path))
+        watched.setattr(Evidence, "settings", lambda self: read.append(self.beside("scores") / "settings.json") or settings(self))
         text = fairness.folded(Page(page, "mini")).text
     assert "is worth" in text and text.count("w/ FeatCal") >= len(PAGES[page])
-    records = [json.loads((ROOT / path).read_text()) for path in resolved().nodes[f"page@{page}"]["deps"] if "run.json" in path]
-    assert {path.name for path in read} <= {file for record in records for file in record["files"]}, "whose bytes a record tells"
+    deps = resolved().nodes[f"page@{page}"]["deps"]
+    names = [f"results/mini/{path.relative_to(results)}" for path in read]
+    assert names and not [name for name in names if not any(name.startswith(f"{dep}/") for dep in deps)], "DVC sees what is read"
 
 
 def test_numbers_on_a_page_are_those_of_the_flags_on_file(ours):
     (found,) = [block for block in fairness.blocks_of(ours) if block.name == "Task Arithmetic"]
-    rows, seen = ours.table("correct"), ours.table("seen")
+    rows, seen = ours.table("scores.correct"), ours.table("seen")
     wanted = []
     for seed in ("42", "43", "44"):
         each = []
@@ -115,7 +115,7 @@ def test_numbers_on_a_page_are_those_of_the_flags_on_file(ours):
         wanted.append(sum(each) / len(each))
     assert found.parts("surgery").others == pytest.approx(sum(wanted) / 3)
     assert found.trained["surgery"].mean == pytest.approx(70 + 0.5 * 3.5 + 0.2)
-    assert ours.table("correct").columns.tolist() == [c for c in ours.table("scores") if c not in ("value", "count")]
+    assert ours.table("scores.correct").columns.tolist() == [c for c in ours.table("scores") if c not in ("value", "count")]
 
 
 def test_damaged_images_are_held_against_adapters_on_damaged_training_images(ours):
@@ -127,7 +127,7 @@ def test_damaged_images_are_held_against_adapters_on_damaged_training_images(our
 
 
 def test_the_budget_of_the_main_results_borrows_their_adapters_on_training_images(results, ours):
-    path = results / "clip_b32-8.settings.json"
+    path = results / "scores/clip_b32-8/settings.json"
     assert "of Table 1" not in fairness.folded(Page("table12", "mini")).text
     path.write_text(path.read_text().replace('"samples": 256', '"samples": 64'))
     blocks = {block.name: block for block in fairness.blocks_of(ours, "samples")}
@@ -137,7 +137,7 @@ def test_the_budget_of_the_main_results_borrows_their_adapters_on_training_image
 
 
 def test_what_is_not_there_is_not_run(results):
-    for path in results.glob("*.seen.csv"):
+    for path in results.rglob("*seen.csv"):
         path.unlink()
     for page in ("table01", "figure3", "table06"):
         assert "not run: 8 tasks, smaller model" in fairness.folded(Page(page, "mini")).text

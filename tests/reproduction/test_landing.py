@@ -63,9 +63,10 @@ def shown(html):
 def score(place, upstream, method, setting=""):
     """Average over tasks, and over seeds, of one model; None where it has no rows."""
     seeds = defaultdict(list)
-    if not (RESULTS / f"{place}.csv").is_file():
+    path = RESULTS / "scores" / place / "scores.csv"
+    if not path.is_file():
         return None
-    with (RESULTS / f"{place}.csv").open(encoding="utf-8") as text:
+    with path.open(encoding="utf-8") as text:
         for row in csv.DictReader(text):
             if (row["upstream"], row["method"], row["setting"]) == (upstream, method, setting):
                 seeds[row["seed"]].append(float(row["value"]))
@@ -148,7 +149,7 @@ def test_the_sentence_below_the_shares_says_what_the_table_does():
 
 
 def test_the_cost_is_shown_by_both_procedures_as_recorded():
-    record = json.loads((RESULTS / "clip_b32-8.cost.run.json").read_text(encoding="utf-8"))["cost"]
+    record = json.loads((RESULTS / "cost/clip_b32-8/run.json").read_text(encoding="utf-8"))["cost"]
     here = {(run["method"], run["encode"]): run["seconds"] for run in record}
     with (PAPER / "table05.csv").open(encoding="utf-8") as text:
         seconds = {row["method"]: float(row["seconds"]) for row in csv.DictReader(text)}
@@ -170,10 +171,10 @@ def test_the_measured_numbers_of_the_abstracts_claims_are_those_of_the_files():
     ours = {("clip_b32", m): score("clip_b32-8", "task_arithmetic", m, "suite")[0] for m in METHODS.values()}
     ours |= {("t5", m): score("flan_t5_base-glue", "task_arithmetic", m, "suite")[0] for m in METHODS.values()}
     merged = score("clip_b32-8", "task_arithmetic", "merged")[0]
-    runs = json.loads((RESULTS / "clip_b32-8.cost.run.json").read_text(encoding="utf-8"))["cost"]
+    runs = json.loads((RESULTS / "cost/clip_b32-8/run.json").read_text(encoding="utf-8"))["cost"]
     took = {(run["method"], run["encode"]): run["seconds"] for run in runs}
     drawn = defaultdict(list)  # method and number of images → accuracies of all tasks and seeds
-    with (RESULTS / "clip_b32-8.samples.csv").open(encoding="utf-8") as text:
+    with (RESULTS / "samples/clip_b32-8/samples.csv").open(encoding="utf-8") as text:
         for row in csv.DictReader(text):
             if row["setting"] == "suite":
                 drawn[row["method"], row["samples"]].append(float(row["value"]))

@@ -27,8 +27,8 @@ def test_every_headline_claim_stands_in_it_once_with_a_page_that_has_a_stage():
 
 
 def test_minutes_of_a_page_are_those_of_the_stages_that_it_needs():
-    seconds = json.loads((RESULTS / "flan_t5_base-glue.run.json").read_text())["seconds"]
-    seconds |= json.loads((RESULTS / "flan_t5_large-glue.run.json").read_text())["seconds"]
+    seconds = json.loads((RESULTS / "scores/flan_t5_base-glue/run.json").read_text())["seconds"]
+    seconds |= json.loads((RESULTS / "scores/flan_t5_large-glue/run.json").read_text())["seconds"]
     assert artifact.minutes("mini", ["page@table03"]) == f"{sum(seconds.values()) / 60:.0f}"
     assert "prepare@clip_b32-8" in artifact.upstream()["page@table10"], "experts of smaller pools are in the larger ones"
     assert artifact.REQUEST not in set().union(*artifact.upstream().values()), "`dvc repro` does not make what is frozen"
@@ -44,13 +44,13 @@ def test_energy_is_power_times_time():
     assert compute.processor("AMD EPYC 7763", 2) == (280, True)  # the whole processor, as codecarbon counts a known one
     assert compute.processor("a processor of no name", 2) == (8, False)
     stage = "calibrate@minilm-8"
-    host = json.loads((RESULTS / "minilm-8.run.json").read_text())["host"]
+    host = json.loads((RESULTS / "scores/minilm-8/run.json").read_text())["host"]
     watts = compute.processor(host["cpu"], host["cores"])[0] + 2 * 5
     assert compute.watt_hours("mini")[stage] == pytest.approx(compute.seconds("mini")[stage] * watts / 3600)
 
 
 def test_every_stage_is_counted_once_though_several_records_tell_of_it():
-    told = [json.loads(path.read_text())["seconds"] for path in RESULTS.glob("*.run.json")]
+    told = [json.loads(path.read_text())["seconds"] for path in RESULTS.glob("*/*/run.json")]
     found = compute.seconds("mini")
     assert set(found) == {stage for one in told for stage in one}
     assert sum(found.values()) < sum(sum(one.values()) for one in told), "prepare_data is in every record of images"

@@ -27,18 +27,18 @@ def results(tmp_path, monkeypatch):
             one |= {"samples": 0, "seed": "", "method": "merged", "setting": ""} if variant == "merged" else {}
             one |= {"chosen": int(variant == "both"), "value": value - (samples == 32) * 10, "validation": value}
             rows += [one | {"task": task} for task in ("mnist", "dtd")]
-    write_answers(folder / "clip_b32-8.beyond.csv", rows, BEYOND)
+    write_answers(folder / "beyond/clip_b32-8/beyond.csv", rows, BEYOND)
     told = {
         "study": {"seeds": [42, 43], "samples": 256, "few": [32, 256], "chosen_on": ["task_arithmetic"]},
         "chosen": "both",
         "validation": {"sites": 74.0, "both": 90.0, "the preset best": 80.0},
     }
-    (folder / "clip_b32-8.beyond.settings.json").write_text(json.dumps(told))
+    (folder / "beyond/clip_b32-8/beyond.settings.json").write_text(json.dumps(told))
     cost = {
         f"task_arithmetic {variant} n=256 seed=42": {"seconds": seconds, "flops": flops}
         for variant, seconds, flops in (("suite", 4.0, 100), ("both", 7.0, 150), ("the preset best", 9.0, 250))
     }
-    (folder / "clip_b32-8.beyond.run.json").write_text(json.dumps({"cost": cost, "seconds": {}, "host": {"cpu": "invented"}}))
+    (folder / "beyond/clip_b32-8/run.json").write_text(json.dumps({"cost": cost, "seconds": {}, "host": {"cpu": "invented"}}))
     yield folder
     beyond.study.cache_clear()  # other tests read the results in git by the same names
 

@@ -91,7 +91,7 @@ def test_words_of_the_page_come_from_the_settings_of_the_study(results):
 
 
 def test_one_draw_tells_no_noise_and_counts_as_not_run(results):
-    path = results / "flan_t5_base-glue.choices.csv"
+    path = results / "choices/flan_t5_base-glue/choices.csv"
     lines = [line for line in path.read_text().splitlines() if ",43," not in line and ",44," not in line]
     path.write_text("\n".join(lines) + "\n")
     assert "not run" in choices.panel("flan_t5_base", "mini").text and "FLAN-T5-base" in choices.values("mini").text

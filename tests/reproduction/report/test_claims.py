@@ -120,7 +120,10 @@ def test_the_part_that_decided_is_shown_and_not_the_one_with_the_least_margin_mi
 def test_level_is_an_equivalence_test_with_a_margin_of_its_own(results, change, word):
     """Two standard errors of the difference are about 1.7 points here; where fewer are allowed it cannot hold."""
     changed(
-        results, "clip_b32-8.sweep", lambda f: (f["parameter"] == "ridge") & (f["at"] == 0.05) & ta(f), lambda old: old + change
+        results,
+        "clip_b32-8.sweep",
+        lambda f: (f["parameter"] == "ridge") & (f["at"] == 0.05) & ta(f),
+        lambda old: old + change,
     )
     one = replace(claim("f5_ridge_flat_ta"), within=1.8)
     verdict = judge(one, "mini", "suite", results)

@@ -23,14 +23,19 @@ def test_a_gain_is_held_against_a_gain_with_the_noise_of_four_averages(results):
     verdict = judge(replace(claim("t2_gain_weaker"), over=[["clip_b32", 20]]), "mini", "suite", results)
     assert (verdict.word, verdict.one_run) == ("holds", True)
     assert verdict.margin == pytest.approx((80 - 64) - (80 - 76))
-    frame = pd.read_csv(results / "clip_b32-20.csv", keep_default_na=False)
+    frame = pd.read_csv(results / "scores/clip_b32-20/scores.csv", keep_default_na=False)
     four = [("task_arithmetic", "featcal"), ("task_arithmetic", "merged"), ("wudi", "featcal"), ("wudi", "merged")]
     parts = [estimate(frame[(frame["upstream"] == u) & (frame["method"] == m)].assign(seed="")).variance for u, m in four]
     assert verdict.noise == pytest.approx(2 * math.sqrt(sum(parts)))
 
 
 def test_a_gain_may_be_held_against_one_of_another_pool(results):
-    changed(results, "clip_b32-20", lambda f: (f["upstream"] == "wudi") & (f["method"] == "featcal"), lambda old: old + 9)
+    changed(
+        results,
+        "clip_b32-20",
+        lambda f: (f["upstream"] == "wudi") & (f["method"] == "featcal"),
+        lambda old: old + 9,
+    )
     verdict = judge(claim("t2_gain_wudi_b32"), "mini", "suite", results)
     assert (verdict.word, verdict.detail) == ("holds", "13.0 against 4.0 points gained")
 

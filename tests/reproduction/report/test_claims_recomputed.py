@@ -49,7 +49,7 @@ def test_every_verdict_on_the_results_in_git_is_what_other_code_computes(suite, 
 
 def test_every_verdict_is_the_same_where_correctness_is_kept(tmp_path):
     folder = write_project(tmp_path)
-    kept = {path: path.read_bytes() for path in folder.glob("*.correct.csv")}
+    kept = {path: path.read_bytes() for path in folder.rglob("*.correct.csv")}
     forget_answers(folder)
     unpaired, _, before = compare(folder, "mini", "suite")
     for path, content in kept.items():
@@ -77,10 +77,12 @@ def test_a_claim_is_judged_on_texts_as_on_images_that_have_the_same_numbers(tmp_
     images = json.loads((source / "suite.json").read_text())["pools"]["20"]
     named = dict(zip(images, texts(), strict=True)) | {IMAGES: REAL}
     words = re.compile(r"(?<![\w-])(" + "|".join(map(re.escape, named)) + r")(?![\w-])")
-    for path in source.glob(f"{IMAGES}-*"):
+    for path in source.glob(f"*/{IMAGES}-*/*"):
         if path.suffix != ".png":
             renamed = words.sub(lambda found: named[found[1]], path.read_text())
-            (tmp_path / path.name.replace(IMAGES, REAL)).write_text(renamed)
+            copy = tmp_path / str(path.relative_to(source)).replace(IMAGES, REAL)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(renamed)
     pairs = [(claim, claim.on_texts) for claim in claims() if claim.on_texts]
     assert len(pairs) > 90 and {claim.role for claim, _ in pairs} <= {IMAGES, "clip_l14"}
     for claim, counterpart in pairs:
@@ -92,7 +94,7 @@ def test_a_claim_is_judged_on_texts_as_on_images_that_have_the_same_numbers(tmp_
 
 def test_the_second_computation_can_disagree(tmp_path):
     folder = write_project(tmp_path)
-    path = folder / "clip_b32-8.csv"
+    path = folder / "scores/clip_b32-8/scores.csv"
     with path.open(newline="") as text:
         rows = list(csv.DictReader(text))
     again = Results(folder, "suite")

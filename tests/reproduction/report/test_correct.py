@@ -10,7 +10,7 @@ from featcal.storage.results import SCORES, correct_columns, packed, read_rows, 
 from reproduction.report.paired import bits
 
 RESULTS = Path(__file__).parents[3] / "results"
-KEPT = sorted(RESULTS.glob("*/*.correct.csv"))
+KEPT = sorted(RESULTS.rglob("*.correct.csv"))
 
 
 def test_the_first_sample_is_the_highest_bit_and_zeros_stand_behind_the_last():

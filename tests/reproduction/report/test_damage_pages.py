@@ -49,14 +49,14 @@ def test_claims_about_studies_are_judged_from_their_files(results, name, said):
 
 
 def test_a_level_claim_fails_when_the_points_differ(results):
-    path = results / "clip_b32-8.sweep.csv"
+    path = results / "sweep/clip_b32-8/sweep.csv"
     path.write_text(path.read_text().replace("ridge,0.0001,0", "ridge,0.00011,0").replace("ridge,100,0", "ridge,0.0001,0"))
     forget_answers(results)
     assert word("f5_ridge_flat_ta", results) == "does not hold"
 
 
 def test_a_fall_is_not_compared_without_its_chosen_value(results):
-    path = results / "clip_b32-8.sweep.csv"
+    path = results / "sweep/clip_b32-8/sweep.csv"
     path.write_text(path.read_text().replace("anchor_blend,2,1", "anchor_blend,2,0"))
     assert word("f5_rho_wudi_most", results) == "not run"
 
@@ -80,7 +80,7 @@ def test_sentences_say_what_a_mean_shift_reaches_and_what_becomes_of_a_merger_th
 
 @pytest.mark.parametrize(("level", "said"), [(95, "is kept."), (86, "Noise can explain the change")])
 def test_a_merger_that_featcal_raises_keeps_its_gain_and_noise_is_no_change(results, level, said):
-    path = results / "clip_b32-8.csv"
+    path = results / "scores/clip_b32-8/scores.csv"
     rows = [line.split(",") for line in path.read_text().splitlines()]
     for row in rows:
         if row[3:5] == ["wudi_closed_form", "featcal"]:

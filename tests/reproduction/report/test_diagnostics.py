@@ -26,7 +26,7 @@ SURGERY, FEATCAL = ({"upstream": "task_arithmetic", "method": m, "setting": "sui
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """Invented results, with ProbSurgery one point above Surgery everywhere."""
-    file = forget_answers(write_project(tmp_path)) / "clip_b32-8.csv"
+    file = forget_answers(write_project(tmp_path)) / "scores/clip_b32-8/scores.csv"
     scores = read_rows(file, SCORES)
     rival = [row | {"method": "prob_surgery", "value": row["value"] + 1} for row in scores if row["method"] == "surgery"]
     write_rows(file, [*scores, *rival], SCORES)

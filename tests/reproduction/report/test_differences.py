@@ -103,13 +103,13 @@ def test_the_sizes_of_models_and_adapters():
     methods = PARAMS["methods"]
     rank, hidden = methods["surgery_paper"]["rank"], methods["prob_paper"]["hidden"]
     assert f"Surgery of rank {rank} and ProbSurgery {hidden} wide" in said("mini", "adapters")[0]
-    run = json.loads((ROOT / "results/mini/clip_b32-8.cost.run.json").read_text("utf-8"))["settings"]["rivals"]
+    run = json.loads((ROOT / "results/mini/cost/clip_b32-8/run.json").read_text("utf-8"))["settings"]["rivals"]
     assert (run["surgery"]["features"], run["prob_surgery"]["features"]) == ("unit", "raw")
     assert PARAMS["methods"]["surgery_text"]["features"] == PARAMS["methods"]["prob_text"]["features"] == "raw"
 
 
 def test_the_second_encoders_results_are_as_its_section_says():
-    found = pd.read_csv(ROOT / "results/mini/minilm-8.second_encoder.csv")
+    found = pd.read_csv(ROOT / "results/mini/second_encoder/minilm-8/second_encoder.csv")
     means = found.groupby(["upstream", "method", "setting"], dropna=False)["value"].mean()
     for upstream in ("average", "task_arithmetic", "wudi_closed_form"):
         own = means[upstream]

@@ -54,7 +54,7 @@ def test_the_first_page_draws_blocks_and_the_drift_behind_them(ours):
 
 
 def test_without_a_gap_there_is_no_share_of_it(results):
-    file = results / "clip_b32-8.csv"
+    file = results / "scores/clip_b32-8/scores.csv"
     lines = [line.split(",") for line in file.read_text().splitlines()]
     value = lines[0].index("value")
     level = [lines[0], *([*line[:value], "50.0", *line[value + 1 :]] for line in lines[1:])]

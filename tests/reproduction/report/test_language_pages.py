@@ -27,7 +27,7 @@ def test_a_block_has_the_papers_rows_in_its_order(results, role, pool):
 
 def test_columns_are_those_the_user_has_texts_for(results):
     for role in ("flan_t5_base", "flan_t5_large"):
-        path = results / f"{role}-glue.csv"
+        path = results / f"scores/{role}-glue/scores.csv"
         frame = pd.read_csv(path, keep_default_na=False)
         frame[frame["task"].isin(["cola", "rte"]) & (role == "flan_t5_base")].to_csv(path, index=False)
     assert language.measured(Page("table03", "mini")).text.splitlines()[1].split("  ") == ["Model", "CoLA", "RTE", "Average"]

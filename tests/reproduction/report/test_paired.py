@@ -99,7 +99,7 @@ def test_tasks_without_answers_are_added_unpaired_and_said():
 def test_kept_answers_make_verdicts_paired_and_their_noise_smaller(results):
     chosen = next(c for c in claims() if c.id == "t1_ta_surgery")
     verdict = judge(chosen, "mini", "suite", results)
-    for file in results.glob("*.correct.csv"):
+    for file in results.rglob("*.correct.csv"):
         file.unlink()
     before = judge(chosen, "mini", "suite", results)
     assert (verdict.pairing, before.pairing) == ("", "unpaired")
@@ -118,10 +118,10 @@ def test_studies_have_their_own_files_and_the_clean_column_that_of_the_scores(re
 
 
 def test_answers_of_another_run_are_refused(results):
-    path = results / "clip_b32-8.csv"
+    path = results / "scores/clip_b32-8/scores.csv"
     with path.open(newline="") as text:
         lines = list(csv.reader(text))
     lines[1][lines[0].index("value")] = "12.0000"
     path.write_text("".join(",".join(line) + "\n" for line in lines))
-    with pytest.raises(BadFile, match=r"clip_b32-8\.correct\.csv"):
+    with pytest.raises(BadFile, match=r"clip_b32-8/scores\.correct\.csv"):
         Evidence("mini", "clip_b32", "8", results).table("scores")

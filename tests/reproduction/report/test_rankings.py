@@ -31,7 +31,7 @@ def test_the_order_on_a_merger_is_told_in_words(results):
 
 
 def test_neighbours_that_noise_cannot_tell_apart_are_joined(results):
-    path = results / "clip_b32-8.csv"
+    path = results / "scores/clip_b32-8/scores.csv"
     rows = [line.split(",") for line in path.read_text().splitlines()]
     for row in rows:
         if row[4:6] == ["surgery", "suite"]:

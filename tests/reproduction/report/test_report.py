@@ -14,12 +14,12 @@ from reproduction.report.root import project_root
 
 
 def test_a_page_lists_the_files_of_its_claims_and_not_those_of_other_studies(results):
-    for name in ("clip_b32-8.samples.csv", "clip_b32-8.samples.run.json", "clip_b32-8.cost.csv"):
+    for name in ("samples/clip_b32-8/samples.csv", "samples/clip_b32-8/run.json", "cost/clip_b32-8/cost.csv"):
         (results / name).write_text("{}")
     ours = Evidence("mini", "clip_b32", "8")
-    assert not [path for path in Page("table01", "mini").files(ours) if "samples" in path.name or "cost" in path.name]
-    listed = {path.name for path in Page("figure3", "mini").files(ours)}
-    assert {"clip_b32-8.csv", "clip_b32-8.samples.csv", "clip_b32-8.samples.run.json"} <= listed
+    assert {path.parts[0] for path in Page("table01", "mini").files(ours)} == {"scores", "drift"}
+    listed = {str(path) for path in Page("figure3", "mini").files(ours)}
+    assert {"scores/clip_b32-8/scores.csv", "samples/clip_b32-8/samples.csv", "samples/clip_b32-8/run.json"} <= listed
 
 
 def test_signs_can_be_read_without_colour():

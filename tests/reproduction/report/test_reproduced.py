@@ -41,7 +41,7 @@ def write_as_printed(folder: Path, role: str, pool: str, number: str, moved: dic
         rows.append(
             words | {"setting": setting, "task": task, "seed": "42" if calibrated else "", "value": value, "count": 10**7}
         )
-    write_rows(folder / f"{role}-{pool}.csv", rows, SCORES)
+    write_rows(folder / f"scores/{role}-{pool}/scores.csv", rows, SCORES)
 
 
 def cells(role: str, pool: str, number: str) -> dict[tuple[str, str], Compared]:
@@ -116,7 +116,7 @@ def test_nothing_is_run_yet_is_said_and_is_no_error(project):
 def test_studies_are_compared_by_number_of_images_and_by_damage(tmp_path, monkeypatch):
     folder = write_project(tmp_path, "paper")
     for kind in ("samples", "samples.correct", "corrupted", "corrupted.correct"):
-        path = folder / f"clip_b32-8.{kind}.csv"
+        path = folder / kind.partition(".")[0] / f"clip_b32-8/{kind}.csv"
         frame = pd.read_csv(path, dtype=str, keep_default_na=False)
         frame[frame["setting"] != "paper"].replace({"setting": {"suite": "paper"}}).to_csv(path, index=False)
     monkeypatch.chdir(tmp_path)

@@ -16,7 +16,7 @@ def judged(name, results):
 
 def changed(results, kind, change):
     """The run record of a study with `change` made to what each run cost."""
-    path = results / f"clip_b32-8.{kind}.run.json"
+    path = results / kind / "clip_b32-8/run.json"
     record = json.loads(path.read_text())
     for run in record["cost"]:
         change(run)
@@ -50,7 +50,7 @@ def test_energy_that_was_measured_gives_both(results):
 
 def test_a_claim_about_every_number_of_images_fails_with_one(results):
     assert judged("t12_surgery", results).word == "holds"
-    path = results / "clip_b32-8.samples.csv"
+    path = results / "samples/clip_b32-8/samples.csv"
     lines = path.read_text().splitlines()
     low = [
         ",".join([*line.split(",")[:-2], "40.0000", "500"]) if ",featcal," in line and ",64," in line else line for line in lines

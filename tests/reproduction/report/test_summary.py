@@ -16,7 +16,7 @@ RESULTS = ROOT / "results" / "mini"
 
 
 def rows(kind: str) -> list[dict[str, str]]:
-    with (RESULTS / f"clip_b32-8{kind}.csv").open(newline="") as file:
+    with (RESULTS / kind / f"clip_b32-8/{kind}.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -25,7 +25,7 @@ def values(measure: str, found: list[dict[str, str]], **wanted: str) -> list[flo
 
 
 def test_metrics_are_averages_of_the_scores():
-    found, scores = summary.metrics(Evidence("mini", "clip_b32", "8")), rows("")
+    found, scores = summary.metrics(Evidence("mini", "clip_b32", "8")), rows("scores")
     ours = values("value", scores, upstream="task_arithmetic", method="featcal", setting="suite")
     assert found["task_arithmetic"]["featcal"] == pytest.approx(mean(ours), abs=1e-4)
     assert found["wudi"]["merged"] == pytest.approx(mean(values("value", scores, upstream="wudi", method="merged")), abs=1e-4)
@@ -33,10 +33,12 @@ def test_metrics_are_averages_of_the_scores():
 
 
 def test_plots_hold_every_task_and_every_block():
-    ours, drift = Evidence("mini", "clip_b32", "8"), rows(".drift")
+    ours, drift = Evidence("mini", "clip_b32", "8"), rows("drift")
     tasks = {row["task"]: row for row in summary.by_task(ours)}
     assert list(tasks) == ours.tasks
-    assert tasks["mnist"]["expert"] == pytest.approx(mean(values("value", rows(""), method="expert", task="mnist")), abs=1e-4)
+    assert tasks["mnist"]["expert"] == pytest.approx(
+        mean(values("value", rows("scores"), method="expert", task="mnist")), abs=1e-4
+    )
     blocks = summary.by_block(ours)
     assert [row["block"] for row in blocks] == list(range(1, len(blocks) + 1))
     first = values("relative_drift", drift, method="featcal", setting="suite", upstream="task_arithmetic", block="00")

@@ -51,7 +51,7 @@ def test_distance_and_gain_are_differences_of_averages_with_their_standard_error
     it = found(Evidence("mini", "clip_b32", "8"))
     assert (it.chosen.trial, it.best.trial, it.start.trial, it.reference.score.mean) == (2, 1, 0, 70.0)
     right = defaultdict(dict)  # trial → task → 0 or 1 of every sample
-    with (results / "clip_b32-8.tune.correct.csv").open() as text:
+    with (results / "tune/clip_b32-8/tune.correct.csv").open() as text:
         for row in csv.DictReader(text):
             right[int(row["trial"])][row["task"]] = [int(bit) for bit in f"{int(row['correct'], 16):0400b}"]
 
@@ -73,7 +73,7 @@ def test_without_right_samples_the_errors_of_both_averages_add_up(results):
 
 
 def test_models_that_were_not_searched_for_are_left_out(results):
-    path = results / "clip_b32-8.tune.csv"
+    path = results / "tune/clip_b32-8/tune.csv"
     path.write_text(path.read_text().splitlines()[0] + "\n")
     assert "not run: CLIP ViT-B/32, 8 tasks" in tune.summary("mini").text
     told = tune.values("mini").text

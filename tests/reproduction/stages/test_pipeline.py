@@ -1,6 +1,7 @@
 """The pipeline: every stage depends on the code that can change its numbers, and the results in git are the ones it made."""
 
 import ast
+import json
 from functools import cache
 from hashlib import md5
 from pathlib import Path
@@ -20,10 +21,9 @@ from reproduction.suites.suite import load_suite
 ROOT = Path(__file__).parents[3]
 STAGES = (
     "prepare_data", "prepare", "merge", "calibrate", "adapt", "ablate", "multitask", "merge_pool", "calibrate_pool", "adapt_pool",
-    "evaluate", "evaluate_pool", "measure", *STUDIES, "gather", "gather_more", "gather_corrupted",
-    "results", "results_pool", "headline", "claims", "artifact", "page", "prepare_texts", "prepare_language", "merge_language",
-    "calibrate_language", "adapt_language", "evaluate_language", "results_language", "prepare_sentences", "merge_sentences",
-    "calibrate_sentences", "adapt_sentences",
+    "evaluate", "evaluate_pool", "measure", *STUDIES, "gather", "headline", "claims", "artifact", "page", "prepare_texts",
+    "prepare_language", "merge_language", "calibrate_language", "adapt_language", "evaluate_language", "prepare_sentences",
+    "merge_sentences", "calibrate_sentences", "adapt_sentences",
 )  # fmt: skip
 
 # What no number depends on: messages, settings (their values are params), paths, processes, the record of the run, counters of
@@ -51,10 +51,11 @@ EXEMPT = {
 DRAWING = {"featcal/merging/dare.py", "featcal/merging/fisher.py"}
 # Moments in the place of samples, which no experiment has.
 PUBLISHED = {"featcal/merging/statistics.py", "featcal/merging/stored_statistics.py"}
+# Written by `evaluate` alone, whose scoring studies share.
+FILES_OF_SCORES = {"reproduction/stages/score_files.py"}
 # How many decimals a score has is storage/results.py's business.
 WRITES_SCORES = (
-    "ablate", "evaluate", "evaluate_pool", "evaluate_language", "measure", *STUDIES, "gather", "gather_more", "gather_corrupted",
-    "results", "results_pool", "results_language", "headline", "claims", "artifact",
+    "ablate", "evaluate", "evaluate_pool", "evaluate_language", "measure", *STUDIES, "gather", "headline", "claims", "artifact",
 )  # fmt: skip
 
 
@@ -126,6 +127,8 @@ def test_every_stage_depends_on_the_code_that_can_change_its_numbers(stage):
     module = module_of(verb, "flan_t5_base-glue" if stage.endswith("_language") else "clip_b32-8")
     module = stage if stage == "prepare_sentences" else module
     apart = PUBLISHED if stage == "field" else DRAWING | PUBLISHED
+    if not stage.startswith("evaluate"):
+        apart = apart | FILES_OF_SCORES
     if stage == "prepare":  # another stage's work
         apart = {*apart, "reproduction/stages/prepare_sentences.py", "reproduction/suites/sentences.py"}
     needed = closure(f"reproduction/stages/{module}.py", frozenset(EXEMPT | apart)) - EXEMPT - apart
@@ -177,9 +180,6 @@ def test_every_model_of_params_yaml_is_made_by_one_stage_and_scored(section):
         if beyond and run.options is None:
             continue
         assert f"{folder}/{key}" in graph.nodes[evaluate]["deps"], key
-        if section == "adapt":
-            results = f"results{stages_of(run.pool)}@{run.role}-{run.pool}"
-            assert f"{folder}/{key}" in graph.nodes[results]["deps"], key
 
 
 def test_every_control_is_made_and_evaluated():
@@ -196,12 +196,12 @@ def test_every_study_is_gathered():
     for study, runs in load_experiments(ROOT / "params.yaml").studies.items():
         for key in runs:
             if study == "second_encoder":  # made on request, straight into results
-                assert f"results/mini/{key}.{study}.run.json" in graph.nodes[f"{study}@{key}"]["outs"]
+                assert f"results/mini/{study}/{key}" in graph.nodes[f"{study}@{key}"]["outs"]
                 continue
-            gather = cmds[f"featcal stage gather {study}-{key}"]
+            gather = cmds[f"featcal stage gather {study}/{key}"]
             assert f"outputs/mini/{study}/{key}" in graph.nodes[f"{study}@{key}"]["outs"]
             assert graph.nodes[gather]["deps"] & graph.nodes[f"{study}@{key}"]["outs"] == {f"outputs/mini/{study}/{key}"}
-            assert f"results/mini/{key}.{study}.run.json" in graph.nodes[gather]["outs"]
+            assert f"results/mini/{study}/{key}" in graph.nodes[gather]["outs"]
 
 
 @pytest.mark.parametrize("stage", ["merge_pool"])
@@ -217,19 +217,20 @@ def test_every_page_shows_files_that_the_pipeline_writes():
     written = set().union(*(outs for _, outs in resolved().nodes.data("outs")))
     pages = yaml.safe_load(pipeline.PAGES.read_text())["pages"]
     shown = {file for files in pages.values() for file in files.values()} - {"."}
-    assert not {f"results/mini/{file}" for file in shown} - written
+    kinds = {str(Path(path).parent) for path in written}
+    assert not {f"results/mini/{file}" for file in shown} - written - kinds
     assert {source.stem for source in (ROOT / "notebooks").glob("*.ipynb")} == {*pages, "method", "playground"}
 
 
 def test_claims_and_the_page_for_reviewers_are_made_anew_after_every_run():
     graph = resolved()
     outs = set().union(*(outs for _, outs in graph.nodes.data("outs")))
-    records = {path for path in outs if path.startswith("results/") and path.endswith(".run.json")}
-    assert records <= graph.nodes["claims"]["deps"] & graph.nodes["artifact"]["deps"]
+    kinds = {str(Path(path).parent) for path in outs if path.startswith("results/") and path.count("/") == 3}
+    assert kinds and kinds <= graph.nodes["claims"]["deps"] & graph.nodes["artifact"]["deps"]
 
 
 def locked_outputs() -> dict[str, str]:
-    """md5 of every output in dvc.lock, by path."""
+    """md5 of every output in dvc.lock, by path; of a folder that of its list of files."""
     locks = pipeline.files(name="dvc.lock")
     stages = [stage for lock in locks for stage in yaml.load(lock.read_text(), yaml.CSafeLoader)["stages"].values()]
     return {out["path"]: out["md5"] for stage in stages for out in stage.get("outs", [])}
@@ -238,11 +239,20 @@ def locked_outputs() -> dict[str, str]:
 def test_results_in_git_are_what_the_pipeline_wrote():
     locked = {path: digest for path, digest in locked_outputs().items() if path.startswith(("results/", "book/pages/"))}
     assert any(path.startswith("results/mini/") for path in locked)
-    wrong = [path for path, digest in locked.items() if md5((ROOT / path).read_bytes()).hexdigest() != digest]
+    wrong = [path for path, digest in locked.items() if digest_of(ROOT / path) != digest]
     assert not wrong, f"these files are not what the pipeline wrote: {wrong}"
 
 
+def digest_of(path: Path) -> str:
+    """What DVC calls a file or a folder."""
+    if path.is_file():
+        return md5(path.read_bytes()).hexdigest()
+    files = {str(file.relative_to(path)): file for file in path.rglob("*") if file.is_file()}
+    listed = [{"md5": digest_of(files[name]), "relpath": name} for name in sorted(files)]
+    return md5(json.dumps(listed, sort_keys=True).encode()).hexdigest() + ".dir"
+
+
 def test_every_result_and_page_in_git_is_an_output_of_the_pipeline():
-    present = [*ROOT.glob("results/mini/*"), *ROOT.glob("book/pages/*.ipynb")]
-    locked = locked_outputs()
-    assert not [str(file.relative_to(ROOT)) for file in present if str(file.relative_to(ROOT)) not in locked]
+    present = [*ROOT.glob("results/mini/**/*.*"), *ROOT.glob("book/pages/*.ipynb")]
+    names, locked = [str(file.relative_to(ROOT)) for file in present], locked_outputs()
+    assert not [name for name in names if name not in locked and str(Path(name).parent) not in locked]

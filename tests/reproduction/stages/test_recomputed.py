@@ -159,7 +159,7 @@ def key_of(stage: str) -> str | None:
     """What a stage is repeated for: role, pool, and what is done with them; the study before it left out."""
     key = stage.partition("@")[2]
     study, _, rest = key.partition("-")
-    return (rest if study in STUDIES else key) or None
+    return (rest if study in (*STUDIES, "scores", "drift") else key) or None
 
 
 def below(key: str | None, start: str | None) -> bool:

@@ -165,7 +165,7 @@ def test_stages_that_import_little_and_other_commands_are_run_where_they_are(mon
     monkeypatch.setattr(resident, "ask", lambda arguments, imports: asked.append((arguments[1], set(imports))) or 0)
     monkeypatch.setenv("DVC_STAGE", "merge@clip_b32-8")
     monkeypatch.delenv(resident.FORKED, raising=False)
-    for line in (["stage", "gather", "x"], ["stage", "results", "x"], ["stage"], ["merge", "average"], [], ["--version"]):
+    for line in (["stage", "gather", "x"], ["stage"], ["merge", "average"], [], ["--version"]):
         assert resident.stage(line) is None
     assert resident.stage(["stage", "merge", "clip_b32-8"]) == resident.stage(["stage", "page", "table01"]) == 0
     (merge, torch), (page, papermill) = asked

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import sys
-from hashlib import sha256
 from itertools import product
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from featcal.storage.results import DRIFT, PROJECTION, SCORES, correct_columns, 
 from pipeline import settings, write_settings
 from reproduction import playground
 from reproduction.experiments.runs import ADAPTERS
+from reproduction.experiments.studies import STUDIES
 from reproduction.report.paired import bits
 from reproduction.stages.columns import (
     ALIGNMENT,
@@ -51,7 +51,7 @@ def graph(tmp_path_factory):
 
 def test_every_model_of_the_pool_has_a_score_on_every_task(graph):
     work, _ = graph
-    rows = read_rows(work / "results/smoke/clip_b32-8.csv", SCORES)
+    rows = read_rows(work / "results/smoke/scores/clip_b32-8/scores.csv", SCORES)
     params, key = smoke_params(), "clip_b32-8"
     calibrated = len(RUN["calibrate"]) * len(params["calibrate"][key]["smoke"]) * len(FEW["seeds"])
     adapted = 4 + 2 + 3  # settings of two adapters behind one merged model, and of the third behind another
@@ -68,13 +68,12 @@ def test_every_model_of_the_pool_has_a_score_on_every_task(graph):
 
 def test_of_every_score_that_is_an_accuracy_the_right_samples_are_kept(graph):
     work, _ = graph
-    columns = {"": SCORES, "samples": SAMPLES, "cost": AUDIT, "sweep": SWEEP, "corrupted": CORRUPTED, "choices": CHOICES}
+    columns = {"scores": SCORES, "samples": SAMPLES, "cost": AUDIT, "sweep": SWEEP, "corrupted": CORRUPTED, "choices": CHOICES}
     columns |= {"tune": TUNE, "beyond": BEYOND, "expert_seeds": EXPERT_SEEDS, "field": SCORES, "second_encoder": SCORES}
-    files = [path for path in (work / "results/smoke").glob("*.correct.csv")]
-    assert {path.name.split(".")[1] for path in files} - {"correct"} == set(columns) - {""}
+    files = list((work / "results/smoke").rglob("*.correct.csv"))
+    assert {path.name.split(".")[0] for path in files} == set(columns)
     for path in files:
-        _, *study, _, _ = path.name.split(".")
-        own = columns["".join(study)]
+        own = columns[path.name.split(".")[0]]
         scores = read_rows(path.with_name(path.name.replace(".correct", "")), own)
         kept = read_rows(path, correct_columns(own))
         assert len(kept) == len(scores)
@@ -88,51 +87,51 @@ def test_of_every_score_that_is_an_accuracy_the_right_samples_are_kept(graph):
 
 def test_what_an_adapter_saw_of_the_test_images_is_its_draw(graph):
     work, _ = graph
-    rows = read_rows(work / "results/smoke/clip_b32-8.seen.csv", SEEN)
+    rows = read_rows(work / "results/smoke/scores/clip_b32-8/seen.csv", SEEN)
     told = {(row["stream"], row["samples"], row["seed"]) for row in rows}
     assert told == {("test_unlabelled", "16", "42"), ("test_unlabelled", "", "42")}, "the adapters' draw, and AdaMerging's"
     for row in rows:
         seen = bits(row["seen"], row["count"])
         drawn = range(60) if row["samples"] == "" else sorted(draw_indices(row["task"], 60, 16, 42))
         assert list(np.flatnonzero(seen)) == list(drawn)
-    budgets = read_rows(work / "results/smoke/clip_b32-8.samples.seen.csv", SEEN)
+    budgets = read_rows(work / "results/smoke/samples/clip_b32-8/samples.seen.csv", SEEN)
     assert {(r["samples"], int(bits(r["seen"], r["count"]).sum())) for r in budgets} == {("16", 16), ("64", 60)}
-    damaged = read_rows(work / "results/smoke/clip_b32-8.corrupted.seen.csv", SEEN)
+    damaged = read_rows(work / "results/smoke/corrupted/clip_b32-8/corrupted.seen.csv", SEEN)
     assert damaged == [row for row in rows if row["samples"] == "16"]
-    assert read_rows(work / "results/smoke/clip_l14-8.seen.csv", SEEN) == []
-    assert not list((work / "results/smoke").glob("*glue.seen.csv"))
+    assert read_rows(work / "results/smoke/scores/clip_l14-8/seen.csv", SEEN) == []
+    assert not list((work / "results/smoke").glob("scores/*glue/seen.csv"))
 
 
 def test_a_larger_pool_scores_every_merger_and_each_with_what_calibrates_it(graph):
     work, _ = graph
-    rows = read_rows(work / "results/smoke/clip_b32-14.csv", SCORES)
+    rows = read_rows(work / "results/smoke/scores/clip_b32-14/scores.csv", SCORES)
     models = [(row["upstream"], row["method"], row["setting"]) for row in rows if row["task"] == "eurosat"]
     made = [("merged", ""), ("featcal", "suite"), *((m, setting) for m in ADAPTERS for setting in ("suite", "suite_train"))]
     mergers = smoke_params()["merge"]["clip_b32-14"]
     expected = [(upstream, *kind) for upstream in mergers for kind in made]
     assert sorted(models) == sorted([("", "base", ""), ("", "expert", ""), *expected]) and len(rows) == 4 * len(models)
-    record = json.loads((work / "results/smoke/clip_b32-14.run.json").read_text())
+    record = json.loads((work / "results/smoke/scores/clip_b32-14/run.json").read_text())
     assert len(record["cost"]) == len(mergers) and {"merge@clip_b32-14", "adapt@clip_b32-14"} <= set(record["seconds"])
     for key in ("clip_b32-20", "clip_l14-14"):  # the suite has no such pool, no such role
-        assert read_rows(work / f"results/smoke/{key}.csv", SCORES) == []
+        assert read_rows(work / f"results/smoke/scores/{key}/scores.csv", SCORES) == []
 
 
 def test_an_expert_is_made_for_the_smallest_pool_with_its_task(graph):
     work, _ = graph
     prepared = work / "outputs/smoke/prepared"
     assert [path.name for path in (prepared / "clip_b32-14/experts").iterdir()] == ["eurosat"]
-    rows = {pool: read_rows(work / f"results/smoke/clip_b32-{pool}.csv", SCORES) for pool in (8, 14)}
+    rows = {pool: read_rows(work / f"results/smoke/scores/clip_b32-{pool}/scores.csv", SCORES) for pool in (8, 14)}
     found = {pool: {r["task"]: r["value"] for r in rows[pool] if r["method"] == "expert"} for pool in rows}
     assert found[8].items() <= found[14].items()
 
 
 def test_what_was_trained_leaves_its_loss_and_a_rescaled_merger_its_sweep(graph):
     work, _ = graph
-    losses = read_rows(work / "results/smoke/clip_b32-8.curves.csv", CURVES)
+    losses = read_rows(work / "results/smoke/scores/clip_b32-8/curves.csv", CURVES)
     told = {(row["upstream"], row["method"], row["setting"]) for row in losses}
     assert ("adamerging", "merged", "") in told and ("task_arithmetic", "surgery", "paper_train") in told
     assert [row["step"] for row in losses if row["upstream"] == "adamerging"] == ["1", "2", "3"]
-    swept = read_rows(work / "results/smoke/clip_b32-8.scales.csv", SCALES)
+    swept = read_rows(work / "results/smoke/scores/clip_b32-8/scales.csv", SCALES)
     best = max(swept, key=lambda row: (row["value"], -float(row["factor"])))
     assert [row["factor"] for row in swept if row["chosen"] == "1"] == [best["factor"]]
 
@@ -157,7 +156,7 @@ def test_the_anchor_of_task_arithmetic_is_task_arithmetic_at_a_larger_scale(grap
 
 def test_drift_is_measured_at_every_block_for_merged_and_calibrated(graph):
     work, _ = graph
-    rows = read_rows(work / "results/smoke/clip_b32-8.drift.csv", DRIFT)
+    rows = read_rows(work / "results/smoke/drift/clip_b32-8/drift.csv", DRIFT)
     blocks = ["embeddings", *(f"{i:02d}" for i in range(DEPTH["clip_b32"])), "features"]
     for model in (("merged", ""), ("featcal", "suite"), ("featcal", "paper")):
         for task in ("mnist", "svhn", "dtd"):
@@ -166,21 +165,21 @@ def test_drift_is_measured_at_every_block_for_merged_and_calibrated(graph):
 
 def test_damaged_images_leave_scores_of_every_method_and_examples(graph):
     work, _ = graph
-    rows = read_rows(work / "results/smoke/clip_b32-8.corrupted.csv", CORRUPTED)
+    rows = read_rows(work / "results/smoke/corrupted/clip_b32-8/corrupted.csv", CORRUPTED)
     told = {(row["method"], row["setting"], row["corruption"], row["task"]) for row in rows}
     assert len(told) == len(rows) == 6 * 2 * 3 and {row["method"] for row in rows} == {"featcal", "surgery", "prob_surgery"}
     trained = {row["method"] for row in rows if row["setting"] == "suite_train"}
     assert trained == {"surgery", "prob_surgery"}, "adapters on FeatCal's images, too"
-    shown = read_rows(work / "results/smoke/clip_b32-8.corrupted.examples.csv", EXAMPLES)
+    shown = read_rows(work / "results/smoke/corrupted/clip_b32-8/corrupted.examples.csv", EXAMPLES)
     assert [(row["task"], row["corruption"]) for row in shown] == [("svhn", kind) for kind in ("clean", "motion_blur", "fog")]
-    with Image.open(work / "results/smoke/clip_b32-8.corrupted.examples.png") as sheet:
+    with Image.open(work / "results/smoke/corrupted/clip_b32-8/corrupted.examples.png") as sheet:
         assert sheet.size == (3 * 32, 32)
 
 
 def test_drawn_parts_are_scored_where_no_adapter_has_looked(graph):
     """The smoke suite has 60 test images and three tasks: 16 images are drawn, two tasks make one part, all three another."""
     work, _ = graph
-    rows = read_rows(work / "results/smoke/clip_b32-8.task_counts.csv", TASK_COUNTS)
+    rows = read_rows(work / "results/smoke/task_counts/clip_b32-8/task_counts.csv", TASK_COUNTS)
     assert {row["count"] for row in rows} == {60 - 16}
     told = {(row["upstream"], row["method"], row["setting"]) for row in rows}
     made = [("merged", ""), ("featcal", "suite"), ("featcal", "paper")]
@@ -190,13 +189,13 @@ def test_drawn_parts_are_scored_where_no_adapter_has_looked(graph):
     assert all(float(row["union"]) <= row["value"] + 1e-4 for row in rows)  # as written, to four decimals and to six
     assert all(float(row["mean_drift"]) <= float(row["drift"]) for row in rows)
     assert all(float(row["drift"]) == 0 for row in rows if row["method"] == "expert")
-    classes = json.loads((work / "results/smoke/clip_b32-8.task_counts.settings.json").read_text())["classes"]
+    classes = json.loads((work / "results/smoke/task_counts/clip_b32-8/task_counts.settings.json").read_text())["classes"]
     assert classes == {"mnist": 10, "svhn": 10, "dtd": 10}
 
 
 def test_a_model_on_two_curves_of_a_sweep_is_made_once_and_told_twice(graph):
     work, _ = graph
-    rows = read_rows(work / "results/smoke/clip_b32-8.sweep.csv", SWEEP)
+    rows = read_rows(work / "results/smoke/sweep/clip_b32-8/sweep.csv", SWEEP)
     points = {(row["parameter"], row["at"], row["chosen"]): row for row in rows if row["task"] == "dtd"}
     assert set(points) == {("ridge", "1e-06", "1"), ("ridge", "1", "0"), ("interpolation", "0.9", "1")}
     assert points["ridge", "1e-06", "1"]["value"] == points["interpolation", "0.9", "1"]["value"]
@@ -204,7 +203,7 @@ def test_a_model_on_two_curves_of_a_sweep_is_made_once_and_told_twice(graph):
 
 def test_one_choice_after_the_other_is_scored_beside_two_draws_of_the_default(graph):
     work, _ = graph
-    rows = read_rows(work / "results/smoke/flan_t5_base-glue.choices.csv", CHOICES)
+    rows = read_rows(work / "results/smoke/choices/flan_t5_base-glue/choices.csv", CHOICES)
     told = [(row["choice"], row["option"], row["default"], row["seed"]) for row in rows if row["task"] == "sst2"]
     changed = [("split", "validation", "0", "42"), ("samples", "8", "0", "42")]
     assert told == [("", "", "1", "42"), ("", "", "1", "43"), *changed]
@@ -213,42 +212,42 @@ def test_one_choice_after_the_other_is_scored_beside_two_draws_of_the_default(gr
 def test_settings_are_searched_for_without_labels_and_every_candidate_is_scored(graph):
     work, _ = graph
     for key, task in (("clip_b32-8", "dtd"), ("llama_3b-mergebench", "gsm8k")):
-        rows = [row for row in read_rows(work / f"results/smoke/{key}.tune.csv", TUNE) if row["task"] == task]
+        rows = [row for row in read_rows(work / f"results/smoke/tune/{key}/tune.csv", TUNE) if row["task"] == task]
         assert [(row["trial"], row["origin"]) for row in rows] == [
             *zip("0123", ("start", "path", "search", "reference"), strict=True)
         ]
         chosen = min(rows[:3], key=lambda row: float(row["divergence"]))
         assert [row["chosen"] for row in rows] == [str(int(row is chosen)) for row in rows]
-    assert read_rows(work / "results/smoke/clip_l14-8.tune.csv", TUNE) == []
+    assert read_rows(work / "results/smoke/tune/clip_l14-8/tune.csv", TUNE) == []
 
 
 def test_final_features_of_models_and_adapters_are_held_against_the_experts(graph):
     work, _ = graph
     models = {("merged", ""), *(("featcal", s) for s in ("suite", "paper")), *(("surgery", s) for s in ("suite", "paper"))}
-    rows = read_rows(work / "results/smoke/clip_b32-8.alignment.csv", ALIGNMENT)
+    rows = read_rows(work / "results/smoke/drift/clip_b32-8/alignment.csv", ALIGNMENT)
     told = {(row["method"], row["setting"], row["task"]) for row in rows}
     assert told == {(*model, task) for model in models for task in ("mnist", "svhn", "dtd")}
-    single = read_rows(work / "results/smoke/clip_b32-8.similarity.csv", SIMILARITY)
+    single = read_rows(work / "results/smoke/drift/clip_b32-8/similarity.csv", SIMILARITY)
     assert {row["task"] for row in single} == {"dtd"} and len(single) == 60 * len(models)
     for row in (row for row in rows if row["task"] == "dtd"):
         own = [s["similarity"] for s in single if (s["method"], s["setting"]) == (row["method"], row["setting"])]
         assert sum(own) / len(own) == pytest.approx(row["cosine"], abs=1e-4)
-    points = read_rows(work / "results/smoke/clip_b32-8.projection.csv", PROJECTION)
+    points = read_rows(work / "results/smoke/drift/clip_b32-8/projection.csv", PROJECTION)
     assert len(points) == 3 * 3 * 60
 
 
 def test_task_vectors_are_those_of_models_and_not_of_adapters(graph):
     work, _ = graph
-    rows = read_rows(work / "results/smoke/clip_b32-8.vectors.csv", VECTORS)
+    rows = read_rows(work / "results/smoke/drift/clip_b32-8/vectors.csv", VECTORS)
     assert {row["method"] for row in rows} == {"merged", "featcal"} and {row["part"] for row in rows} == {"backbone", "linear"}
     assert all(-1 <= row["cosine"] <= 1 and row["size"] > 0 for row in rows)
-    drift = read_rows(work / "results/smoke/clip_b32-8.drift.csv", DRIFT)
+    drift = read_rows(work / "results/smoke/drift/clip_b32-8/drift.csv", DRIFT)
     assert {row["method"] for row in drift} == {"merged", "featcal"}
 
 
 def test_every_statement_of_the_theory_has_been_checked_and_none_is_violated(graph):
     work, _ = graph
-    rows = read_rows(work / "results/smoke/clip_b32-8.theory.csv", THEORY)
+    rows = read_rows(work / "results/smoke/theory/clip_b32-8/theory.csv", THEORY)
     worst = [row for row in rows if row["task"] == "" and row["method"] in ("merged", "featcal")]
     held = {row["statement"]: row["value"] for row in worst if row["quantity"] == "room"}
     numbered = {f"proposition_{i}" for i in (3, 5, 6, 7, 8)} | {"corollary_2", "proposition_8_transport"}
@@ -297,25 +296,31 @@ def test_the_playground_is_played_and_its_commands_write_the_model_it_shows(grap
 
 def test_what_each_calibration_cost_lies_beside_the_results(graph):
     work, _ = graph
-    record = json.loads((work / "results/smoke/clip_b32-8.run.json").read_text())
+    record = json.loads((work / "results/smoke/scores/clip_b32-8/run.json").read_text())
     for upstream, setting in product(RUN["calibrate"], smoke_params()["calibrate"]["clip_b32-8"]["smoke"]):
         costs = record["cost"][f"calibrate@clip_b32-8-{upstream}-{setting}"]
         assert list(costs) == [f"seed {seed}" for seed in FEW["seeds"]]
         assert all(cost["flops"] > 0 and cost["seconds"] > 0 and cost["peak_host_bytes"] >= 0 for cost in costs.values())
 
 
-def test_a_run_record_tells_the_bytes_of_every_file_that_was_written_with_it(graph):
+def test_every_folder_of_results_is_a_copy_with_the_record_of_the_run(graph):
     work, _ = graph
-    folder = work / "results/smoke"
-    told = {n: d for record in folder.glob("*-*.run.json") for n, d in json.loads(record.read_text())["files"].items()}
-    assert told == {file.name: sha256(file.read_bytes()).hexdigest() for file in folder.glob("*-*") if ".run." not in file.name}
+    folders = list((work / "results/smoke").glob("*/*"))
+    assert {folder.parent.name for folder in folders} == {"scores", "drift", *STUDIES}
+    for folder in folders:
+        made = work / "outputs/smoke" / folder.parent.name / folder.name
+        assert {file.name for file in folder.iterdir()} == {"run.json", *(file.name for file in made.iterdir())}
+        assert all((folder / file.name).read_bytes() == file.read_bytes() for file in made.iterdir())
+        assert json.loads((folder / "run.json").read_text())["seconds"]
 
 
 def test_a_study_with_the_numbers_of_the_pipeline_finds_the_scores_of_the_pipeline(graph):
     work, _ = graph
     told = ("upstream", "method", "setting", "task", "seed")
-    scores = {tuple(r[c] for c in told): r["value"] for r in read_rows(work / "results/smoke/clip_b32-8.csv", SCORES)}
-    rows = read_rows(work / "results/smoke/clip_b32-8.samples.csv", SAMPLES)
+    scores = {
+        tuple(r[c] for c in told): r["value"] for r in read_rows(work / "results/smoke/scores/clip_b32-8/scores.csv", SCORES)
+    }
+    rows = read_rows(work / "results/smoke/samples/clip_b32-8/samples.csv", SAMPLES)
     assert len(rows) == 3 * (1 + 3 * 2)
     same = [r for r in rows if r["samples"] in ("0", "16") and r["method"] != "prob_surgery"]  # RUN has none behind this merger
     assert len(same) == 3 * 3 and all(scores[tuple(r[c] for c in told)] == r["value"] for r in same)
@@ -323,13 +328,13 @@ def test_a_study_with_the_numbers_of_the_pipeline_finds_the_scores_of_the_pipeli
 
 def test_what_was_measured_lies_in_the_run_record_and_the_scores_of_an_audit_in_the_csv(graph):
     work, _ = graph
-    record = json.loads((work / "results/smoke/clip_b32-8.cost.run.json").read_text())
+    record = json.loads((work / "results/smoke/cost/clip_b32-8/run.json").read_text())
     runs = [(c["method"], c["encode"]) for c in record["cost"]]
     assert runs == [("featcal", "once"), *((m, e) for e in ("once", "each_step") for m in ("surgery", "prob_surgery"))]
     assert all(c["seconds"] > 0 and c["memory_mib"] > 0 and c["energy_wh"] is None for c in record["cost"])
-    audited = {(r["method"], r["step"]) for r in read_rows(work / "results/smoke/clip_b32-8.cost.csv", AUDIT)}
+    audited = {(r["method"], r["step"]) for r in read_rows(work / "results/smoke/cost/clip_b32-8/cost.csv", AUDIT)}
     assert audited == {(m, s) for m in ("surgery", "prob_surgery") for s in ("1", "3")}
-    budgets = json.loads((work / "results/smoke/clip_b32-8.samples.run.json").read_text())["cost"]
+    budgets = json.loads((work / "results/smoke/samples/clip_b32-8/run.json").read_text())["cost"]
     assert [(c["method"], c["samples"], c["images"]) for c in budgets[:4]] == [
         ("featcal", 16, 16), ("featcal", 64, 64), ("surgery", 16, 16), ("surgery", 64, 60),
     ]  # fmt: skip
@@ -387,7 +392,7 @@ def test_editing_one_ridge_or_the_suite_and_back_reruns_what_it_must_and_nothing
     """From the outputs of the graph above, which DVC takes as they are."""
     from dvc.repo import Repo
 
-    work, target = tmp_path / "work", "results@clip_b32-8"
+    work, target = tmp_path / "work", "gather@scores-clip_b32-8"
     shutil.copytree(graph[0], work)
     keep_a_chain(work)
     with working_in(work):
@@ -399,11 +404,10 @@ def test_editing_one_ridge_or_the_suite_and_back_reruns_what_it_must_and_nothing
         write_settings(work, params)
         calibrate, *behind = run_again(target)
         assert calibrate == "pipeline/images/dvc.yaml:calibrate@clip_b32-8-task_arithmetic" and behind[-1] == target
-        scored = {"pipeline/images/dvc.yaml:evaluate@clip_b32-8", "pipeline/studies/dvc.yaml:measure@clip_b32-8", target}
-        assert set(behind) == scored
+        assert set(behind) == {"pipeline/images/dvc.yaml:evaluate@clip_b32-8", target}
         switch_to_a_suite_without_roles(work)
         assert "pipeline/images/dvc.yaml:evaluate@clip_b32-8" in run_again(target)
         write_settings(work, params)
-        cheap = {"pipeline/images/dvc.yaml:prepare_data", "results@clip_b32-8"}
+        cheap = {"pipeline/images/dvc.yaml:prepare_data", "gather@scores-clip_b32-8"}
         assert set(run_again(target)) <= cheap, "switching back trains, calibrates and evaluates nothing again"
-    assert read_rows(work / "results/smoke/clip_b32-8.csv", SCORES)
+    assert read_rows(work / "results/smoke/scores/clip_b32-8/scores.csv", SCORES)

@@ -146,7 +146,7 @@ def test_image_models_are_the_ones_served_and_all_of_them_are_scored(images):
     name = f"tanganke/{BASE.partition('/')[2]}_dtd"
     served = load_vision(expert_folder(images.project / "served", name, clip_model(BASE))).state_dict()
     assert all(torch.equal(tensor, served[key]) for key, tensor in load_vision(prepared / "experts/dtd").state_dict().items())
-    rows = read_rows(images.project / "outputs/paper/scores/clip_b32-8.csv", SCORES)
+    rows = read_rows(images.project / "outputs/paper/scores/clip_b32-8/scores.csv", SCORES)
     assert {row["method"] for row in rows} == {"base", "expert", "multitask", "merged", "featcal"}
     assert {row["task"] for row in rows} == set(POOLS[8]) and all(row["count"] == 12 for row in rows)
     pins = json.loads((images.project / "suites/paper.pins.json").read_text())
@@ -163,7 +163,7 @@ def test_language_models_with_adapters_in_shards_and_behind_terms_are_scored(reh
     for key in LANGUAGE:
         for verb in ("prepare", "merge", "calibrate", "adapt", "evaluate"):
             rehearsal.done(verb, key)
-        rows = read_rows(rehearsal.project / f"outputs/paper/scores/{key}.csv", SCORES)
+        rows = read_rows(rehearsal.project / f"outputs/paper/scores/{key}/scores.csv", SCORES)
         assert {row["method"] for row in rows} == {"base", "expert", "merged", "featcal", "anchor"}
     assert {row["task"] for row in rows} == set(SCORED) and not any(".bin" in r or ".pth" in r for r in rehearsal.hub.seen)
     nltk_data = rehearsal.project.parent / "nltk_data"

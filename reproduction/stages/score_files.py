@@ -1,0 +1,59 @@
+"""What `evaluate` leaves of a role and pool, images and texts alike: scores, and small files that explain them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from featcal.storage.atomic import atomic_folder
+from featcal.storage.results import SCORES, write_json, write_rows, write_scores
+from reproduction.experiments.runs import TEXT_POOLS, MergeRun, role_and_pool
+from reproduction.stages.columns import CURVES, SCALES, SEEN
+from reproduction.stages.context import Context, load_context, recorded
+from reproduction.stages.curves import curves, scales
+from reproduction.stages.scored import scored
+from reproduction.stages.seen import draws_of, seen_rows
+
+REFERENCES = ("base", "expert", "multitask", "merged")  # what FeatCal starts from and is held against
+
+
+def write_score_files(key: str, score: Callable[..., Mapping[str, list[dict[str, Any]]]]) -> None:
+    """Write outputs/<suite>/scores/<key>/: scores, which samples are right, references, curves, settings; no rows where not run.
+
+    Of images also seen.csv, the test images that mergers and adapters were shown; where drift is measured and controls are run,
+    scales.csv.   score: makes result rows by model, from the context, a label, role, pool and models.
+    """
+    context = load_context()
+    role, pool = role_and_pool(key)
+    played = context.plays(role, pool)
+    with recorded(context, "evaluate", key), atomic_folder(context.layout.found("scores", key)) as out:
+        scores = score(context, f"evaluate {key}", role, pool, scored(context, role, pool)) if played else {}
+        rows = [row for own in scores.values() for row in own]
+        write_scores(out / "scores.csv", rows)
+        held = [{c: row[c] for c in SCORES} for row in rows if row["method"] in REFERENCES]
+        write_rows(out / "references.csv", held, SCORES)
+        if pool not in TEXT_POOLS:
+            seen = seen_rows(context, role, pool, draws_of(context, role, pool) if played else (), rows)
+            write_rows(out / "seen.csv", seen, SEEN)
+        write_rows(out / "curves.csv", curves(context, role, pool) if played else [], CURVES)
+        if key in context.experiments.measure:
+            write_rows(out / "scales.csv", scales(context, role, pool) if played else [], SCALES)
+        write_json(out / "settings.json", _settings(context, key))
+
+
+def _settings(context: Context, key: str) -> dict[str, Any]:
+    """The resolved settings behind the scores, so that a results file explains itself."""
+    role, pool = role_and_pool(key)
+    experiments = context.experiments
+    merged = {k: _merge_settings(m) for k, m in experiments.merged_in(role, pool).items()}
+    adapted = {k: asdict(a) for k, a in experiments.adapted_in(role, pool).items()}
+    ablated = {k: asdict(a) for k, a in experiments.ablated_in(role, pool).items()}
+    calibrated = {k: asdict(c) for k, c in experiments.calibrated_in(role, pool).items()}
+    shared = experiments.multitask.get(key)
+    multitask = {key: asdict(shared)} if shared else {}
+    suite = {"name": context.suite.name, "data": asdict(context.suite.data), "heads": context.suite.heads}
+    return {"suite": suite, "multitask": multitask, "merge": merged, "calibrate": calibrated, "adapt": adapted, "ablate": ablated}
+
+
+def _merge_settings(run: MergeRun) -> dict[str, Any]:
+    """Method, settings and, where it looks at data, the draw."""
+    return {"method": run.method, **(run.options or {}), **({"draw": asdict(run.draw)} if run.draw else {})}
