@@ -5,20 +5,16 @@ A page on the real encoder (`real`) is the same page about that encoder's result
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from reproduction.report import tables
 from reproduction.report.claims import Claim, claims
 from reproduction.report.evidence import Evidence
 from reproduction.report.markup import PageOutput, compact, fold, link, note, table
 from reproduction.report.reproduced import against_printed, counted
-from reproduction.report.values import EXTENDED, IMAGES, PAPER_SETTINGS, PRINTED, REAL, TEXT_PRINTED, place_name
+from reproduction.report.values import EXTENDED, IMAGES, PAPER_SETTINGS, PRINTED, REAL, TEXT_PRINTED, packaged, place_name
 from reproduction.report.verdict_table import counts, verdict_table
 from reproduction.report.verdicts import sources
 
@@ -74,11 +70,9 @@ TOPICS = {
 }  # fmt: skip
 
 
-@cache
 def suites() -> dict[str, Any]:
     """What each suite is and how it differs from the paper, from differences.yaml."""
-    text = files("reproduction.report").joinpath("differences.yaml").read_text(encoding="utf-8")
-    return yaml.safe_load(text)
+    return packaged("differences.yaml")
 
 
 def label(suite: str) -> str:
@@ -210,8 +204,8 @@ class Page:
 
     def files(self, ours: Evidence) -> list[Path]:
         """The result files of a role and pool that are there, below the suite's folder: scores, and those of page and claims."""
-        kinds = {"scores", self.topic.study or "drift", *(claim.file for claim in self.claims)}
-        return sorted(path.relative_to(ours.folder) for kind in kinds for path in ours.beside(kind).glob("*.*"))
+        folders = {ours.beside(kind) for kind in ("scores", self.topic.study or "drift", *(claim.file for claim in self.claims))}
+        return sorted(path.relative_to(ours.folder) for folder in folders for path in folder.glob("*.*"))
 
 
 def drawn(picture: Any, name: str, whose: str) -> PageOutput:

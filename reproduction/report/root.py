@@ -10,6 +10,6 @@ from featcal.settings import project_root
 __all__ = ["project_root", "results_folder"]
 
 
-def results_folder(suite: str, start: Path | None = None) -> Path:
+def results_folder(suite: str) -> Path:
     """The folder of one suite's result files; it may not exist yet."""
-    return project_root(start) / "results" / suite
+    return project_root() / "results" / suite
