@@ -41,6 +41,10 @@ RIVALS = {"batch": 8, "surgery": {"rank": 4, **BRIEF}, "prob_surgery": {"hidden"
 AT = {"ridge": 1.0e-6, "anchor_blend": 2.0, "interpolation": 0.9}
 # By study, what replaces the mini group's values; a study that is left out is not run. FEW holds one of its numbers and seeds.
 STUDIED: dict[str, dict] = {
+    "ablate": {
+        "upstreams": ["task_arithmetic"], "samples": 16, "batch": 8,
+        "rescale": {"factors": [0.5, 1.0], "split": "validation", "samples": 24},
+    },
     "samples": {"samples": [16, 64], "seeds": [42]},  # the smoke suite has 60 test images
     "cost": {"samples": 16, "audit": [1, 3]},
     "corrupted": {"corruptions": ["motion_blur", "fog"], "samples": 16},
@@ -69,12 +73,12 @@ STUDIED: dict[str, dict] = {
 }  # fmt: skip
 # Of studies that do the same for several roles and pools, those that are run; all others are null.
 RUN_FOR = dict.fromkeys(("samples", "cost", "field", "task_counts", "theory", "sweep", "beyond"), ("clip_b32-8",)) | {
-    "choices": ("flan_t5_base-glue",), "tune": ("clip_b32-8", "llama_3b-mergebench"),
+    "ablate": ("clip_b32-8", "minilm-8"), "choices": ("flan_t5_base-glue",), "tune": ("clip_b32-8", "llama_3b-mergebench"),
 }  # fmt: skip
 CHAIN: dict[str, Any] = {
     "key": "clip_b32-8", "merger": "task_arithmetic",
     "stages": (
-        "prepare_data", "prepare", "merge", "calibrate", "adapt", "ablate", "multitask", "evaluate", "gather",
+        "prepare_data", "prepare", "merge", "calibrate", "adapt", "multitask", "evaluate", "gather",
     ),
 }  # fmt: skip
 OF_TEXTS = {"corrupted": {"corruptions": ["typing_errors"], "severity": [1, 3]}}
@@ -94,10 +98,6 @@ def smoke_params(root: Path = ROOT) -> dict:
             entry["smoke"] = FEWER[section](key, entry["mini"]) if key in POOLS else None
             if key.endswith("-8"):
                 entry["from"] = {name: ROWS[section](name, row) for name, row in entry["from"].items()}
-    for key, entry in params["ablate"].items():
-        rescale = {"factors": [0.5, 1.0], "split": "validation", "samples": 24}
-        entry["smoke"] = {**entry["mini"], **FEW, "rescale": rescale} if key != "clip_l14-8" else None
-        entry["from"] = {"task_arithmetic": {}, "wudi": None}
     for entry in params["studied"].values():
         entry["smoke"] = {**entry["mini"], "rivals": {**entry["mini"]["rivals"], **RIVALS}}
     for study in STUDIES:
@@ -195,7 +195,7 @@ def keep_a_chain(work: Path) -> None:
     DVC looks at every stage, and reads the settings again for each of them.
     """
     key, merger, params = CHAIN["key"], CHAIN["merger"], pipeline.settings(work)
-    for section in ("calibrate", "adapt", "ablate"):
+    for section in ("calibrate", "adapt"):
         for entry in (entry for own, entry in params[section].items() if own.endswith("-8")):
             entry["from"] = {name: row for name, row in entry["from"].items() if name == merger}
     for own in ("clip_b32-8", "clip_l14-8", "minilm-8"):

@@ -59,11 +59,10 @@ def planned(role: str, tasks: int, samples: int, batch: int) -> "Needs":
 
 
 def models_kept(chosen: Chosen, role: str, pool: Pool) -> int:
-    """Models that outputs hold of a role and pool: merged, calibrated, controls."""
+    """Models that outputs hold of a role and pool: merged and calibrated."""
     ex = chosen.experiments
     calibrated = sum(len(run.seeds) for run in ex.calibrated_in(role, pool).values())
-    controls = sum(len(run.without) + 2 for run in ex.ablated_in(role, pool).values())
-    return len(ex.merged_in(role, pool)) + calibrated + controls
+    return len(ex.merged_in(role, pool)) + calibrated
 
 
 def role_needs(chosen: Chosen) -> list[RoleNeeds]:
@@ -99,7 +98,8 @@ def _work(chosen: Chosen, role: str, pool: Pool) -> float:
     ex, size, tasks = chosen.experiments, SIZES[role], chosen.suite.tasks_of(role, pool)
     sample = 2.0 * size.parameters * size.width
     calibrations = sum(len(run.seeds) for run in ex.calibrated_in(role, pool).values())
-    calibrations += sum(len(run.without) for run in ex.ablated_in(role, pool).values())
+    controls = ex.studies["ablate"].get(f"{role}-{pool}")
+    calibrations += len(controls.upstreams) * len(controls.without) if controls else 0
     work = float(calibrations and calibrations * planned(role, len(tasks), *_draw(chosen, role)).work.total)
     work += (models_kept(chosen, role, pool) + 2) * test_samples(pool, tasks) * sample  # and base and experts
     for run in ex.merged_in(role, pool).values():

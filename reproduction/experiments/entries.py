@@ -6,7 +6,6 @@ experiments.py.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 from featcal.merging.settings import SETTINGS as SETTINGS_OF
@@ -21,14 +20,12 @@ from reproduction.experiments.runs import (
     STREAMS,
     TEXT_ADAPTERS,
     UNLABELLED,
-    AblateRun,
     AdapterSetting,
     AdaptRun,
     CalibrateRun,
     Draw,
     MergeRun,
     Reading,
-    Rescaling,
     require_known,
     role_and_pool,
 )
@@ -180,33 +177,6 @@ def adapter_settings(method: str, chosen: Mapping[str, tuple[str, Entry]], texts
             fitting = ("test_unlabelled",)
         require(stream in fitting, f"{where}.stream", stream, f"must be {' or '.join(fitting)}")
     return settings
-
-
-def ablate_runs(key: str, entry: Any, suite: str, made: Mapping[str, MergeRun]) -> dict[str, AblateRun | None]:
-    """Controls by key: FeatCal's settings as in `calibrate`, with `without` (by name, what is changed) and `rescale`."""
-    role, pool = role_and_pool(key, "ablate")
-    group, rows = group_and_rows(f"ablate.{key}", entry, suite, made)
-    found: dict[str, AblateRun | None] = {}
-    for upstream, row in rows.items():
-        words = {"role": role, "pool": pool, "upstream": upstream, "setting": "whole"}
-        run = None if group is None or row is None else _controls(f"ablate.{key}.{suite}", {**group, **row}, words)
-        found[f"{key}-{upstream}"] = run
-    return found
-
-
-def _controls(place: str, chosen: Entry, words: Mapping[str, Any]) -> AblateRun:
-    settings = dict(chosen)
-    for name in ("without", "rescale"):
-        require(isinstance(settings.get(name), dict), place, list(chosen), f"must hold a mapping called {name}")
-    changes, rescale = settings.pop("without"), settings.pop("rescale")
-    whole = calibration(place, settings, words)
-    assert whole.calibration is not None
-    values = asdict(whole.calibration)
-    without = {}
-    for name, change in changes.items():
-        require(isinstance(change, dict) and bool(change), f"{place}.without.{name}", change, "must be a mapping of settings")
-        without[str(name)] = from_mapping(Calibration, values | change, f"{place}.without.{name}")
-    return AblateRun(whole, without, from_mapping(Rescaling, rescale, f"{place}.rescale"))
 
 
 def plain_run(kind: type[P], key: str, entry: Any, suite: str) -> P | None:

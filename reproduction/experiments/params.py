@@ -16,7 +16,6 @@ from featcal.errors import BadFile, MissingPath, UnknownKey
 from featcal.settings import require
 from reproduction.experiments import entries
 from reproduction.experiments.runs import (
-    AblateRun,
     AdaptRun,
     CalibrateRun,
     MeasureRun,
@@ -33,7 +32,7 @@ Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # LibYAML's, where 
 MORE = "pipeline/studies.yaml"  # studies that few edit, beside params.yaml
 METHODS, EXP = "methods", "exp"  # settings with names, for the experiments to share and for `dvc exp run -S`; not experiments
 STUDIED = "studied"  # what studies have in common
-SECTIONS = ("suite", METHODS, EXP, STUDIED, "merge", "calibrate", "adapt", "ablate", "multitask", "measure", *STUDIES)
+SECTIONS = ("suite", METHODS, EXP, STUDIED, "merge", "calibrate", "adapt", "multitask", "measure", *STUDIES)
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,7 @@ class Experiments:
     merge: Mapping[str, MergeRun]  # with and without data
     calibrate: Mapping[str, CalibrateRun]
     adapt: Mapping[str, AdaptRun]
-    ablate: Mapping[str, AblateRun | None]  # None: not run in this suite
-    multitask: Mapping[str, MultitaskRun | None]
+    multitask: Mapping[str, MultitaskRun | None]  # None: not run in this suite
     measure: Mapping[str, MeasureRun | None]
     studies: Mapping[str, Mapping[str, Any]]  # by kind, by key; None: not run in this suite
     prepared: tuple[tuple[str, Pool], ...]  # roles and pools
@@ -66,10 +64,6 @@ class Experiments:
     def adapted_in(self, role: str, pool: Pool) -> dict[str, AdaptRun]:
         """The adapters of one role and pool, by key."""
         return {k: a for k, a in self.adapt.items() if (a.role, a.pool) == (role, pool) and a.settings is not None}
-
-    def ablated_in(self, role: str, pool: Pool) -> dict[str, AblateRun]:
-        """The controls of one role and pool, by key."""
-        return {k: a for k, a in self.ablate.items() if a is not None and (a.whole.role, a.whole.pool) == (role, pool)}
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -127,7 +121,6 @@ def load_experiments(path: Path, suite: str | None = None) -> Experiments:
         merge={key: run for runs in merged.values() for key, run in runs.items()},
         calibrate=read_from("calibrate", entries.calibrate_runs),
         adapt=read_from("adapt", entries.adapt_runs),
-        ablate=read_from("ablate", entries.ablate_runs),
         multitask=read("multitask", partial(entries.plain_run, MultitaskRun)),
         measure=read("measure", partial(entries.plain_run, MeasureRun)),
         studies={kind: read(kind, partial(study_run, kind, studied=studied)) for kind in STUDIES},

@@ -168,29 +168,6 @@ class AdaptRun:
 
 
 @dataclass(frozen=True)
-class Rescaling(Checked):
-    """A merged model is moved along its own change: base + factor · (merged − base), the best factor chosen on `split`."""
-
-    place = "rescale"
-    factors: Annotated[tuple[float, ...], Once()]
-    split: Literal["validation", "train"]  # never test
-    samples: Count
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "factors", tuple(map(float, self.factors)))  # YAML reads 1 as a whole number
-
-
-@dataclass(frozen=True)
-class AblateRun:
-    """What the gain is made of: FeatCal without one ingredient each, its anchor alone, and the merged model rescaled."""
-
-    whole: CalibrateRun  # the settings that each variant changes one of
-    without: Mapping[str, Calibration]
-    rescale: Rescaling
-
-
-@dataclass(frozen=True)
 class MultitaskRun(Checked):
     """One model for all tasks of a pool: fetched (`model`, a hub id) or trained as the experts are, in `steps` steps in all."""
 

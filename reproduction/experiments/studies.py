@@ -11,6 +11,7 @@ from typing import Any
 from featcal.errors import UnknownKey
 from featcal.rivals.settings import IntervMerge, ProbSurgery, Surgery, SurgeryV2
 from featcal.settings import Calibration, from_mapping, require
+from reproduction.experiments.ablate import AblateStudy, Rescaling
 from reproduction.experiments.beyond import BeyondStudy
 from reproduction.experiments.choices import ChoicesStudy
 from reproduction.experiments.comparisons import (
@@ -30,14 +31,14 @@ from reproduction.experiments.theory import TheoryStudy
 from reproduction.experiments.tunings import TuneStudy
 
 STUDIES: dict[str, type[Any]] = {
-    "samples": SamplesStudy, "corrupted": CorruptedStudy, "cost": CostStudy, "sweep": SweepStudy, "theory": TheoryStudy,
-    "choices": ChoicesStudy, "tune": TuneStudy, "task_counts": TaskCountsStudy, "beyond": BeyondStudy,
+    "ablate": AblateStudy, "samples": SamplesStudy, "corrupted": CorruptedStudy, "cost": CostStudy, "sweep": SweepStudy,
+    "theory": TheoryStudy, "choices": ChoicesStudy, "tune": TuneStudy, "task_counts": TaskCountsStudy, "beyond": BeyondStudy,
     "expert_seeds": ExpertSeedsStudy, "field": FieldStudy, "second_encoder": SecondEncoderStudy,
 }  # fmt: skip
 NESTED: dict[str, type[Any]] = {
     "rivals": Rivals, "featcal": Calibration, "surgery": Surgery, "prob_surgery": ProbSurgery, "around": Sweep,
     "at_papers": Calibration, "reading": Reading, "paper": Calibration, "suite": Calibration,
-    "surgery_v2": SurgeryV2, "interv_merge": IntervMerge,
+    "surgery_v2": SurgeryV2, "interv_merge": IntervMerge, "rescale": Rescaling,
 }  # fmt: skip
 SHARED = ("rivals", "paper")
 

@@ -46,6 +46,7 @@ COLUMNS: dict[str, Sequence[str]] = {
     "similarity": SIMILARITY, "vectors": VECTORS, "curves": CURVES, "scales": SCALES, "corrupted": CORRUPTED,
     "corrupted.examples": EXAMPLES, "sweep": SWEEP, "task_counts": TASK_COUNTS, "choices": CHOICES, "tune": TUNE,
     "theory": THEORY, "theory_points": THEORY_POINTS, "samples": SAMPLES, "cost": AUDIT, "beyond": BEYOND, "field": SCORES,
+    "ablate": SCORES,
     "second_encoder": SCORES,
     "expert_seeds": (*SCORES, "expert_seed"),
     **dict.fromkeys(("seen", "samples.seen", "corrupted.seen"), SEEN),
@@ -54,11 +55,11 @@ MEASURED = ".run"  # ends a kind whose rows were measured with a clock: `cost.ru
 COSTS = ("upstream", "method", "setting", "encode", "seed", "samples", "images", "seconds", "memory_mib", "energy_wh")
 COLUMNS |= dict.fromkeys(("samples.run", "cost.run"), COSTS)
 # kinds beside which it stands what was right
-KEPT = ("scores", "corrupted", "sweep", "choices", "tune", "samples", "cost", "beyond", "field", "second_encoder")
+KEPT = ("scores", "ablate", "corrupted", "sweep", "choices", "tune", "samples", "cost", "beyond", "field", "second_encoder")
 COLUMNS |= {f"{kind}.correct": correct_columns(COLUMNS[kind]) for kind in KEPT}
 # tables that lie with others, by the folder; every other one begins with its folder's name
 LIES_WITH = {
-    **dict.fromkeys(("references", "seen", "curves", "scales"), "scores"), "theory_points": "theory",
+    **dict.fromkeys(("references", "seen", "curves"), "scores"), "scales": "ablate", "theory_points": "theory",
     **dict.fromkeys(("projection", "alignment", "similarity", "vectors"), "drift"),
 }  # fmt: skip
 
@@ -85,6 +86,8 @@ class Evidence:
         """Rows of one kind of file; empty, with the right columns, where nothing was run."""
         if kind not in self._tables:
             frame = self._read(kind)
+            if kind == "scores" and not (controls := self._read("ablate")).empty:  # scored by a stage of their own
+                frame = pd.concat([frame, controls], ignore_index=True)
             self._tables[kind] = self._with_clean(frame) if kind == "corrupted" else frame
         return self._tables[kind]
 

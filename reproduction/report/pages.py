@@ -204,7 +204,8 @@ class Page:
 
     def files(self, ours: Evidence) -> list[Path]:
         """The result files of a role and pool that are there, below the suite's folder: scores, and those of page and claims."""
-        folders = {ours.beside(kind) for kind in ("scores", self.topic.study or "drift", *(claim.file for claim in self.claims))}
+        kinds = ("scores", "ablate", self.topic.study or "drift", *(claim.file for claim in self.claims))
+        folders = {ours.beside(kind) for kind in kinds}
         return sorted(path.relative_to(ours.folder) for folder in folders for path in folder.glob("*.*"))
 
 

@@ -1,11 +1,10 @@
-"""Loss curves of what was trained, shortened to a few points each, and the sweeps of rescaled mergers."""
+"""Loss curves of what was trained, shortened to a few points each."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from featcal.storage.results import read_json, read_rows
+from featcal.storage.results import read_json
 from reproduction.experiments.runs import Pool
-from reproduction.stages.columns import SCALES
 from reproduction.stages.context import Context
 
 POINTS = 20
@@ -35,9 +34,3 @@ def shortened(losses: Sequence[float]) -> Iterator[dict[str, Any]]:
     for start in range(0, len(losses), length):
         part = losses[start : start + length]
         yield {"step": start + len(part), "loss": float(sum(part) / len(part))}
-
-
-def scales(context: Context, role: str, pool: Pool) -> Iterator[dict[str, Any]]:
-    """The sweeps behind `rescaled`, as their stages wrote them."""
-    for key in context.experiments.ablated_in(role, pool):
-        yield from read_rows(context.layout.ablated(key) / "scales.csv", SCALES)

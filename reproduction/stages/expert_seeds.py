@@ -105,4 +105,4 @@ def fewer(experiments: Experiments, study: ExpertSeedsStudy) -> Experiments:
             assert run.settings is not None
             settings = {n: replace(s, seeds=s.seeds[:1]) for n, s in run.settings.items() if n in study.settings}
             adapt[k] = replace(run, settings=settings)
-    return replace(experiments, merge=merge, calibrate=calibrate, adapt=adapt, ablate={}, multitask={})
+    return replace(experiments, merge=merge, calibrate=calibrate, adapt=adapt, multitask={})

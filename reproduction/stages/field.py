@@ -28,7 +28,6 @@ from reproduction.stages.workers import fan_out
 
 T = TypeVar("T")
 KEPT: dict[tuple[Any, ...], Any] = {}  # what a process has read or computed that is the same for every merger
-BATCH = 50  # samples that are scored at a time: their activations stay in a cache
 OUTER = ("surgery", "prob_surgery")  # adapters behind the last feature
 DEEP = ("surgery_v2", "interv_merge")  # adapters inside the model
 TRAINED_BATCH = 16  # samples of each task in a step of ProDistill: of eight tasks the source's 128
@@ -153,7 +152,9 @@ def merge(
         timed("merged", lambda: featcal.merge(name, base, experts, out=out, **given))
         return settings, []
     vectors = timed("merged", lambda: opened_merge(name, base, experts, **given).vectors())
-    values = timed("choosing", lambda: averages(context, study, {scale: vectors.at(scale) for scale in scales}))
+    place = (context, study.role, study.pool)
+    validation = partial(read, context, study, "validation")
+    values = timed("choosing", lambda: evaluate.averages(*place, {scale: vectors.at(scale) for scale in scales}, validation))
     best = max(scales, key=lambda scale: (round(values[scale], 4), -scale))
     timed("merged", lambda: vectors.at(best, out=out))
     return {**settings, "scale": best}, [{**settings, "scale": s, "value": round(values[s], 4)} for s in scales]
@@ -207,14 +208,6 @@ def read(context: Context, study: FieldStudy, split: str, task: str) -> Any:
     return kept((split, task), lambda: evaluate.samples_of(context, study.role, study.pool, task, split, chosen))
 
 
-def averages(context: Context, study: FieldStudy, models: Mapping[float, Any]) -> dict[float, float]:
-    """Average accuracy over the tasks of every model, in percent, on validation samples."""
-    named = {str(scale): model for scale, model in models.items()}
-    place = partial(read, context, study, "validation")
-    judged = evaluate.answers(context, study.role, study.pool, lambda _: named, place, batch=BATCH)
-    return {scale: sum(one["value"] for one in judged[str(scale)].values()) / len(judged[str(scale)]) for scale in models}
-
-
 def evaluate_model(
     study: FieldStudy, context: Context, role: str, pool: Pool, model: Scored, corrected: Sequence[Scored]
 ) -> dict[str, Counts]:
@@ -224,7 +217,7 @@ def evaluate_model(
     from featcal.rivals.adapters import Adapters
     from featcal.rivals.deep_adapters import DeepAdapters
 
-    given: dict[str, Any] = {"read": partial(read, context, study, "test"), "batch": BATCH}
+    given: dict[str, Any] = {"read": partial(read, context, study, "test")}
     if model.upstream == TANGENT:
         moved = partial(tangent.encoder, context, role, pool, model)
         return evaluate.answers(context, role, pool, lambda task: {model.name: moved(task)}, **given)

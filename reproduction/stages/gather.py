@@ -41,7 +41,6 @@ def _chain(context: Context, key: str) -> dict[str, Any]:
     names += [("merge", k) for k in context.experiments.merged_in(role, pool)]  # of one merger, where each has a stage of its own
     names += [("calibrate", k) for k in dict.fromkeys(c.merged for c in context.experiments.calibrated_in(role, pool).values())]
     names += [("adapt", k) for k in dict.fromkeys(a.merged for a in context.experiments.adapted_in(role, pool).values())]
-    names += [("ablate", k) for k in context.experiments.ablated_in(role, pool)]
     seconds: dict[str, float] = {}
     cost: dict[str, dict[str, Any]] = {}  # by stage, by seed
     for verb, name in names:

@@ -8,7 +8,7 @@ from reproduction.experiments.runs import TEXT_POOLS, require_known
 from reproduction.experiments.studies import STUDIES
 
 VERBS = (
-    "pretrain", "prepare_data", "prepare_texts", "prepare", "merge", "calibrate", "adapt", "ablate", "multitask", "evaluate",
+    "pretrain", "prepare_data", "prepare_texts", "prepare", "merge", "calibrate", "adapt", "multitask", "evaluate",
     "measure", *STUDIES, "gather", "summary", "page",
 )  # fmt: skip
 WITHOUT_KEY = ("prepare_data", "prepare_texts")

@@ -7,9 +7,9 @@ from typing import Any
 from featcal.storage.atomic import atomic_folder
 from featcal.storage.results import SCORES, write_json, write_rows, write_scores
 from reproduction.experiments.runs import TEXT_POOLS, MergeRun, role_and_pool
-from reproduction.stages.columns import CURVES, SCALES, SEEN
+from reproduction.stages.columns import CURVES, SEEN
 from reproduction.stages.context import Context, load_context, recorded
-from reproduction.stages.curves import curves, scales
+from reproduction.stages.curves import curves
 from reproduction.stages.scored import scored
 from reproduction.stages.seen import draws_of, seen_rows
 
@@ -19,8 +19,8 @@ REFERENCES = ("base", "expert", "multitask", "merged")  # what FeatCal starts fr
 def write_score_files(key: str, score: Callable[..., Mapping[str, list[dict[str, Any]]]]) -> None:
     """Write outputs/<suite>/scores/<key>/: scores, which samples are right, references, curves, settings; no rows where not run.
 
-    Of images also seen.csv, the test images that mergers and adapters were shown; where drift is measured and controls are run,
-    scales.csv.   score: makes result rows by model, from the context, a label, role, pool and models.
+    Of images and texts of encoders also seen.csv, the test samples that mergers and adapters were shown.
+    score: makes result rows by model, from the context, a label, role, pool and models.
     """
     context = load_context()
     role, pool = role_and_pool(key)
@@ -35,8 +35,6 @@ def write_score_files(key: str, score: Callable[..., Mapping[str, list[dict[str,
             seen = seen_rows(context, role, pool, draws_of(context, role, pool) if played else (), rows)
             write_rows(out / "seen.csv", seen, SEEN)
         write_rows(out / "curves.csv", curves(context, role, pool) if played else [], CURVES)
-        if key in context.experiments.measure:
-            write_rows(out / "scales.csv", scales(context, role, pool) if played else [], SCALES)
         write_json(out / "settings.json", _settings(context, key))
 
 
@@ -46,12 +44,11 @@ def _settings(context: Context, key: str) -> dict[str, Any]:
     experiments = context.experiments
     merged = {k: _merge_settings(m) for k, m in experiments.merged_in(role, pool).items()}
     adapted = {k: asdict(a) for k, a in experiments.adapted_in(role, pool).items()}
-    ablated = {k: asdict(a) for k, a in experiments.ablated_in(role, pool).items()}
     calibrated = {k: asdict(c) for k, c in experiments.calibrated_in(role, pool).items()}
     shared = experiments.multitask.get(key)
     multitask = {key: asdict(shared)} if shared else {}
     suite = {"name": context.suite.name, "data": asdict(context.suite.data), "heads": context.suite.heads}
-    return {"suite": suite, "multitask": multitask, "merge": merged, "calibrate": calibrated, "adapt": adapted, "ablate": ablated}
+    return {"suite": suite, "multitask": multitask, "merge": merged, "calibrate": calibrated, "adapt": adapted}
 
 
 def _merge_settings(run: MergeRun) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reproduction.experiments.runs import ANCHOR, DOMAIN_POOL, RESCALED, TEXT_POOLS, Pool
+from reproduction.experiments.runs import ANCHOR, DOMAIN_POOL, TEXT_POOLS, Pool
 from reproduction.stages.context import Context
 
 
@@ -32,7 +32,7 @@ class Scored:
 
 
 def scored(context: Context, role: str, pool: Pool) -> list[Scored]:
-    """In the order of the results file: base, experts, multi-task model, merged, calibrated, adapted, controls."""
+    """In the order of the results file: base, experts, multi-task model, merged, calibrated, adapted."""
     return [*references(context, role, pool), *made(context, role, pool)]
 
 
@@ -63,11 +63,5 @@ def made(context: Context, role: str, pool: Pool) -> Iterator[Scored]:
             for seed in chosen.seeds:
                 words = (adapt.method, adapt.upstream, setting, seed, adapt.merged)
                 yield Scored(f"{key}/{setting}/{seed}", layout.adapted(key, setting, seed), *words)
-    for key, controls in experiments.ablated_in(role, pool).items():
-        whole = controls.whole
-        for method in (ANCHOR, RESCALED):
-            yield Scored(f"{key}/{method}", layout.ablated(key, method), method, whole.upstream)
-        for name in controls.without:
-            yield Scored(f"{key}/{name}", layout.ablated(key, name), "featcal", whole.upstream, name, whole.seeds[0])
     for key, run in calibrated.items() if pool in TEXT_POOLS else ():
         yield Scored(f"{key}/{ANCHOR}", layout.ablated(key, ANCHOR), ANCHOR, run.upstream, run.setting)

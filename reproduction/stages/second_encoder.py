@@ -62,4 +62,4 @@ def run_here(experiments: Experiments, study: SecondEncoderStudy) -> Experiments
             draw = rivals.draw(method, study.samples, study.seed)
             settings = {rivals.setting: AdapterSetting(getattr(rivals, method), draw, seeds)}
             adapt[f"{key}-{method}"] = AdaptRun(role, pool, one.upstream, method, settings)
-    return replace(experiments, merge=merge, calibrate=calibrate, adapt=adapt, ablate={}, multitask={})
+    return replace(experiments, merge=merge, calibrate=calibrate, adapt=adapt, multitask={})

@@ -4,7 +4,7 @@ First every image is encoded, once by the expert of its task and once by each me
 and seed, reads those features. Methods and settings differ only in what they do with them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -78,13 +78,14 @@ def _encodings(
     kept = [one for one in wanted if one.keeps]
     if not kept:
         return
-    upstreams = tuple(dict.fromkeys(one.run.upstream for one in kept))
-    draws = tuple(dict.fromkeys((one.chosen.draw, one.seed) for one in kept))
+    seen: dict[tuple[Draw, int], dict[str, None]] = {}  # merged models by the draw and seed that a training behind them sees
+    for one in kept:
+        seen.setdefault((one.chosen.draw, one.seed), {})[one.run.upstream] = None
     (role, pool) = kept[0].run.role, kept[0].run.pool
     tasks, parts = list(context.suite.tasks_of(role, pool)), context.suite.workers or 1
     for number in range(min(parts, len(tasks))):
         own = tasks[number::parts]
-        yield ", ".join(own), (context, role, pool, own, upstreams, draws, opened, folder)
+        yield ", ".join(own), (context, role, pool, own, seen, opened, folder)
 
 
 def encode(
@@ -92,12 +93,11 @@ def encode(
     role: str,
     pool: Pool,
     tasks: Sequence[str],
-    upstreams: Sequence[str],
-    draws: Sequence[tuple[Draw, int]],
+    seen: Mapping[tuple[Draw, int], Iterable[str]],
     opened: Opened,
     folder: Path,
 ) -> None:
-    """Features of every draw's samples of these tasks, by each merged model and by the task's expert."""
+    """Features of every draw's samples of these tasks, by the merged models that see it and by the task's expert."""
     from featcal.models.device import torch_device
     from featcal.rivals.features import pairs_of_several
     from featcal.rivals.pool import as_module
@@ -105,11 +105,12 @@ def encode(
 
     layout, device = context.layout, torch_device(context.suite.device)
     head, batches = opened(context, role, pool)
-    merged = {name: as_module(layout.merged(f"{role}-{pool}-{name}"), device) for name in upstreams}
+    names = dict.fromkeys(name for upstreams in seen.values() for name in upstreams)
+    merged = {name: as_module(layout.merged(f"{role}-{pool}-{name}"), device) for name in names}
     for task in tasks:
         expert = as_module(layout.expert(role, pool, task), device)
-        for draw, seed in draws:
-            pairs = pairs_of_several(task, merged, expert, batches(task, draw, seed), head)
+        for (draw, seed), upstreams in seen.items():
+            pairs = pairs_of_several(task, {name: merged[name] for name in upstreams}, expert, batches(task, draw, seed), head)
             for name, pair in pairs.items():
                 write_pair(pair, features_of(folder, name, draw, seed) / f"{task}.safetensors")
 

@@ -34,7 +34,7 @@ def changed(name: str, folder: Path) -> set[str]:
 
 def test_lambda_changes_calibrations_controls_and_studies_of_images_and_no_merger_or_adapter(tmp_path):
     stages = changed("lambda", tmp_path)
-    assert {"calibrate@clip_b32-8-wudi", "calibrate_pool@clip_l14-20", "ablate@clip_b32-8-wudi", "sweep@clip_b32-8"} <= stages
+    assert {"calibrate@clip_b32-8-wudi", "calibrate_pool@clip_l14-20", "ablate@clip_b32-8", "sweep@clip_b32-8"} <= stages
     kinds = {stage.partition("@")[0] for stage in stages}
     studies = {"samples", "corrupted", "task_counts", "cost", "sweep", "theory", "tune", "beyond", "field"}
     assert kinds == {"calibrate", "calibrate_pool", "ablate", *studies}
@@ -78,4 +78,4 @@ def test_every_option_of_dvc_exp_on_the_page_reaches_every_calibration_of_images
     told = load_experiments(tmp_path / "params.yaml")
     images = [run for run in told.calibrate.values() if isinstance(run.pool, int) and run.calibration and run.setting == "suite"]
     assert images and {run.calibration.ridge for run in images} == {0.01}
-    assert told.ablate["clip_b32-8-wudi"].whole.calibration.ridge != 0.01
+    assert told.studies["ablate"]["clip_b32-8"].featcal.ridge != 0.01

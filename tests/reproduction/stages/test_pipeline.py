@@ -20,7 +20,7 @@ from reproduction.suites.suite import load_suite
 
 ROOT = Path(__file__).parents[3]
 STAGES = (
-    "prepare_data", "prepare", "merge", "calibrate", "adapt", "ablate", "multitask", "merge_pool", "calibrate_pool", "adapt_pool",
+    "prepare_data", "prepare", "merge", "calibrate", "adapt", "multitask", "merge_pool", "calibrate_pool", "adapt_pool",
     "evaluate", "evaluate_pool", "measure", *STUDIES, "gather", "headline", "claims", "artifact", "page", "prepare_texts",
     "prepare_language", "merge_language", "calibrate_language", "adapt_language", "evaluate_language", "prepare_sentences",
     "merge_sentences", "calibrate_sentences", "adapt_sentences",
@@ -55,7 +55,7 @@ PUBLISHED = {"featcal/merging/statistics.py", "featcal/merging/stored_statistics
 FILES_OF_SCORES = {"reproduction/stages/score_files.py"}
 # How many decimals a score has is storage/results.py's business.
 WRITES_SCORES = (
-    "ablate", "evaluate", "evaluate_pool", "evaluate_language", "measure", *STUDIES, "gather", "headline", "claims", "artifact",
+    "evaluate", "evaluate_pool", "evaluate_language", "measure", *STUDIES, "gather", "headline", "claims", "artifact",
 )  # fmt: skip
 
 
@@ -180,13 +180,6 @@ def test_every_model_of_params_yaml_is_made_by_one_stage_and_scored(section):
         if beyond and run.options is None:
             continue
         assert f"{folder}/{key}" in graph.nodes[evaluate]["deps"], key
-
-
-def test_every_control_is_made_and_evaluated():
-    graph = resolved()
-    for key in load_experiments(ROOT / "params.yaml").ablate:
-        assert f"outputs/mini/ablated/{key}" in graph.nodes[f"ablate@{key}"]["outs"]
-        assert f"outputs/mini/ablated/{key}" in graph.nodes[f"evaluate@{key.rpartition('-')[0]}"]["deps"]
 
 
 def test_every_study_is_gathered():

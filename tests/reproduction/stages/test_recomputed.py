@@ -106,7 +106,7 @@ def once(reader: Callable[..., Any]) -> Callable[..., Any]:
     return read
 
 
-READERS = {name: once(getattr(entries, name)) for name in ("merge_runs", "calibrate_runs", "adapt_runs", "ablate_runs")}
+READERS = {name: once(getattr(entries, name)) for name in ("merge_runs", "calibrate_runs", "adapt_runs")}
 
 
 def read(settings: dict[str, Any]) -> Experiments:
@@ -122,7 +122,7 @@ def runs_of() -> dict[tuple[str, str], Any]:
 
 
 def by_section(found: Experiments) -> dict[tuple[str, str], Any]:
-    sections = {name: getattr(found, name) for name in ("merge", "calibrate", "adapt", "ablate", "multitask", "measure")}
+    sections = {name: getattr(found, name) for name in ("merge", "calibrate", "adapt", "multitask", "measure")}
     return {(section, key): run for section, runs in (sections | dict(found.studies)).items() for key, run in runs.items()}
 
 
@@ -178,7 +178,7 @@ def test_samples_and_seeds_make_stale_what_they_change_and_no_other_experiment(g
         settings = altered(path)
         own = touched(settings) - {PLAYGROUND}
         assert own and needed(settings) <= own, f"{path} changes {sorted(needed(settings) - own)}, which DVC does not see"
-        one = STARTS in path or group not in ("calibrate", "adapt", "ablate")  # a group is of all that is made of a role and pool
+        one = STARTS in path or group not in ("calibrate", "adapt")  # a group is of all that is made of a role and pool
         assert not one or sum(made_by(stage) == group for stage in own) == 1, f"{path} is a setting of {sorted(own)}"
         for stage in own:
             assert made_by(stage) in (group, AGAIN) and below(key_of(stage), key), f"{path} makes {stage} stale"

@@ -21,6 +21,7 @@ from reproduction import playground
 from reproduction.experiments.runs import ADAPTERS
 from reproduction.experiments.studies import STUDIES
 from reproduction.report.paired import bits
+from reproduction.stages.ablate import scaled
 from reproduction.stages.columns import (
     ALIGNMENT,
     AUDIT,
@@ -40,6 +41,7 @@ from reproduction.stages.columns import (
     TUNE,
     VECTORS,
 )  # fmt: skip
+from reproduction.stages.context import load_context
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +57,11 @@ def test_every_model_of_the_pool_has_a_score_on_every_task(graph):
     params, key = smoke_params(), "clip_b32-8"
     calibrated = len(RUN["calibrate"]) * len(params["calibrate"][key]["smoke"]) * len(FEW["seeds"])
     adapted = 4 + 2 + 3  # settings of two adapters behind one merged model, and of the third behind another
-    controls = 2 + len(params["ablate"][key]["smoke"]["without"])
-    models = 3 + len(params["merge"][key]) + calibrated + adapted + controls
+    models = 3 + len(params["merge"][key]) + calibrated + adapted
     assert len(rows) == 3 * models
     assert {row["task"] for row in rows} == {"mnist", "svhn", "dtd"}
     assert all(0 <= row["value"] <= 100 and row["count"] == 60 for row in rows)
-    methods = {"base", "expert", "multitask", "merged", "featcal", *ADAPTERS, "anchor", "rescaled"}
+    methods = {"base", "expert", "multitask", "merged", "featcal", *ADAPTERS}
     assert {row["method"] for row in rows} == methods
     named = [tuple(row[column] for column in ("upstream", "method", "setting", "seed", "task")) for row in rows]
     assert len(set(named)) == len(named)
@@ -68,8 +69,9 @@ def test_every_model_of_the_pool_has_a_score_on_every_task(graph):
 
 def test_of_every_score_that_is_an_accuracy_the_right_samples_are_kept(graph):
     work, _ = graph
-    columns = {"scores": SCORES, "samples": SAMPLES, "cost": AUDIT, "sweep": SWEEP, "corrupted": CORRUPTED, "choices": CHOICES}
-    columns |= {"tune": TUNE, "beyond": BEYOND, "expert_seeds": EXPERT_SEEDS, "field": SCORES, "second_encoder": SCORES}
+    columns = {"scores": SCORES, "ablate": SCORES, "samples": SAMPLES, "cost": AUDIT, "sweep": SWEEP, "corrupted": CORRUPTED}
+    columns |= {"choices": CHOICES, "tune": TUNE, "beyond": BEYOND, "expert_seeds": EXPERT_SEEDS, "field": SCORES}
+    columns |= {"second_encoder": SCORES}
     files = list((work / "results/smoke").rglob("*.correct.csv"))
     assert {path.name.split(".")[0] for path in files} == set(columns)
     for path in files:
@@ -131,27 +133,36 @@ def test_what_was_trained_leaves_its_loss_and_a_rescaled_merger_its_sweep(graph)
     told = {(row["upstream"], row["method"], row["setting"]) for row in losses}
     assert ("adamerging", "merged", "") in told and ("task_arithmetic", "surgery", "paper_train") in told
     assert [row["step"] for row in losses if row["upstream"] == "adamerging"] == ["1", "2", "3"]
-    swept = read_rows(work / "results/smoke/scores/clip_b32-8/scales.csv", SCALES)
+    swept = read_rows(work / "results/smoke/ablate/clip_b32-8/scales.csv", SCALES)
     best = max(swept, key=lambda row: (row["value"], -float(row["factor"])))
     assert [row["factor"] for row in swept if row["chosen"] == "1"] == [best["factor"]]
+
+
+def test_every_control_has_a_score_on_every_task(graph):
+    work, _ = graph
+    study = load_context(work).experiments.studies["ablate"]["clip_b32-8"]
+    rows = read_rows(work / "results/smoke/ablate/clip_b32-8/ablate.csv", SCORES)
+    wanted = {("anchor", ""), ("rescaled", ""), *(("featcal", name) for name in study.without)}
+    assert {(row["method"], row["setting"]) for row in rows} == wanted and len(rows) == 3 * len(wanted)
+    assert {row["upstream"] for row in rows} == {"task_arithmetic"} and all(row["count"] == 60 for row in rows)
 
 
 def test_the_anchor_of_task_arithmetic_is_task_arithmetic_at_a_larger_scale(graph):
     work, _ = graph
     from safetensors.torch import load_file
 
-    base, merged, anchor = (
+    context = load_context(work)
+    study = context.experiments.studies["ablate"]["clip_b32-8"]
+    blend = study.featcal.anchor_blend
+    anchor = scaled(context, study, "task_arithmetic", blend).state_dict()
+    base, merged = (
         load_file(work / "outputs/smoke" / folder / "model.safetensors")
-        for folder in (
-            "prepared/clip_b32-8/base",
-            "merged/clip_b32-8-task_arithmetic",
-            "ablated/clip_b32-8-task_arithmetic/anchor",
-        )
+        for folder in ("prepared/clip_b32-8/base", "merged/clip_b32-8-task_arithmetic")
     )
-    blend = smoke_params()["ablate"]["clip_b32-8"]["smoke"]["anchor_blend"]
-    for name, weight in anchor.items():
-        expected = base[name].double() + blend * (merged[name].double() - base[name].double())
-        assert (weight - expected).abs().max() <= 1e-6 * max(1.0, float(expected.abs().max()))
+    assert blend > 1 and base.keys() <= anchor.keys()
+    for name, weight in base.items():
+        expected = weight.double() + blend * (merged[name].double() - weight.double())
+        assert (anchor[name] - expected).abs().max() <= 1e-6 * max(1.0, float(expected.abs().max()))
 
 
 def test_drift_is_measured_at_every_block_for_merged_and_calibrated(graph):
