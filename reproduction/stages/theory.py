@@ -67,14 +67,14 @@ def check_task(context: Context, study: TheoryStudy, task: str, kept: Path) -> L
 
     layout, device = context.layout, torch_device(context.suite.device)
     samples, some = (drawn(context, study, task, count) for count in (study.images, study.traced))
-    batch, first = whole(samples), whole(some)
+    batch, single = whole(samples), list(some.batches(None, 1))
     tensors = load_file(layout.heads(study.role, study.pool))
     projection, classes = (
         tensors[name].double().to(device) if name in tensors else None for name in ("visual_projection", f"head/{task}")
     )
     head = scores.Head(projection, classes, float(tensors["logit_scale"].double().exp()))
     expert = model_of(context, layout.expert(study.role, study.pool, task))
-    theirs, traced_expert = tower(expert, batch), tower(expert, first)
+    theirs, traced = tower(expert, batch), [tower(expert, one) for one in single]
     rows, points = [], []
     for words, folder in models_of(context, study, kept):
         found, model = Found(), model_of(context, folder)
@@ -83,8 +83,8 @@ def check_task(context: Context, study: TheoryStudy, task: str, kept: Path) -> L
         drift.check_decomposition(drifts, found)
         drift.check_residual(drifts, found)
         drift.check_growth(drifts, found)
-        traced = tower(model, first)
-        propagation.check_propagation(traced, traced_expert, drift.decomposed(traced, traced_expert), study.nodes, found)
+        pairs = [(tower(model, one), alone) for one, alone in zip(single, traced, strict=True)]
+        propagation.check_propagation(pairs, study.nodes, found)
         moved = scores.score_drift(ours, theirs, head)
         scores.check_scores(moved, found)
         losses.check_loss(moved, torch.as_tensor(samples.labels).to(device), study.nodes, found)

@@ -36,9 +36,9 @@ class Models:
 @torch.no_grad()
 def check_sources(models: Models, batches: Mapping[str, Batch], settings: Calibration, found: Found) -> None:
     """Every linear of every block."""
-    check_prefix(models, batches, found)
     merged, forward, stale = ({t: tower(m, x) for t, x in batches.items()} for m in (models.merged, models.forward, models.stale))
     experts = {task: tower(models.experts[task], x) for task, x in batches.items()}
+    check_prefix(models, batches, forward, found)
     sides: list[tuple[str, Mismatch]] = []
     for index in range(len(next(iter(experts.values())).blocks)):
         names = list(solved_modules(next(iter(experts.values())).blocks[index], norm=False)[0])
@@ -60,14 +60,15 @@ def check_sources(models: Models, batches: Mapping[str, Batch], settings: Calibr
             def source(inputs: Inputs, name: str = name, linear: Linear = linear) -> Source:
                 return linear.source({task: inputs[task][name] for task in batches}, settings.interpolation)
 
+            sources = {kind: source(used[kind]) for kind in used}
             for kind in used:
                 W = weight(weights[kind], index, name)
-                fits.setdefault(f"{kind}_on_source", []).append(relative_loss(W, source(used[kind])))
+                fits.setdefault(f"{kind}_on_source", []).append(relative_loss(W, sources[kind]))
                 fits.setdefault(f"{kind}_deployed", []).append(relative_loss(W, source(given[kind])))
             if index == 0:
                 continue  # the first block's source is the same for both
             place = f"{index:02d}.{name}"
-            sides.append((place, mismatch(source(used["stale"]), source(used["forward"]), linear, settings)))
+            sides.append((place, mismatch(sources["stale"], sources["forward"], linear, settings)))
         for quantity, values in fits.items():
             found.add("proposition_8", quantity, 100 * sum(values) / len(values), len(values), block=f"{index:02d}")
     for statement, bound in (("proposition_8", "largest"), ("proposition_8_transport", "transport")):
@@ -80,14 +81,14 @@ def check_sources(models: Models, batches: Mapping[str, Batch], settings: Calibr
         found.add("proposition_8", "excess", 100 * side.gap / side.best, 1, block=place)
 
 
-def check_prefix(models: Models, batches: Mapping[str, Batch], found: Found) -> None:
+def check_prefix(models: Models, batches: Mapping[str, Batch], forward: Mapping[str, Tower], found: Found) -> None:
     """Eq. 45: what reaches a block is the same before and after that block and the later ones have been calibrated."""
     half = deepcopy(models.merged)
     stack = plan_for(half).stacks[0]
     errors = []
     for index, (block, solved) in enumerate(zip(blocks_of(half, stack), blocks_of(models.forward, stack), strict=True)):
-        for x in batches.values():
-            whole = tower(models.forward, x).features[index]
+        for task, x in batches.items():
+            whole = forward[task].features[index]
             errors.append(relative(tower(half, x).features[index] - whole, whole))
         block.load_state_dict(solved.state_dict())
     found.exact("equation_45", "digits", torch.cat(errors))

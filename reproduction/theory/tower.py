@@ -53,9 +53,7 @@ class Tower:
         return [partial(self._map, block) for block in self.blocks]
 
     def _map(self, block: nn.Module, hidden: Tensor) -> Tensor:
-        return counted(
-            step(block, self.stack, hidden, repeated(self.arguments, len(hidden) // len(self.features[0])))[0], self.mask
-        )
+        return counted(step(block, self.stack, hidden, self.arguments)[0], self.mask)
 
     @torch.no_grad()
     def branches(self, index: int, hidden: Tensor) -> Tensor:
@@ -88,15 +86,5 @@ def tower(model: nn.Module, batch: Batch) -> Tower:
 
 
 def counted(hidden: Tensor, mask: Tensor | None) -> Tensor:
-    """hidden (k n, tokens, d) with zeros at padding."""
-    return hidden if mask is None else hidden * mask.to(hidden).repeat(len(hidden) // len(mask), 1)[..., None]
-
-
-def repeated(arguments: Arguments, times: int) -> Arguments:
-    """What else a block is given, for `times` as many samples: that of texts differs from sample to sample."""
-    if times == 1:
-        return arguments
-    return tuple(
-        {name: x.repeat(times, *[1] * (x.dim() - 1)) if isinstance(x, Tensor) else x for name, x in call.items()}
-        for call in arguments
-    )
+    """hidden (n, tokens, d) with zeros at padding."""
+    return hidden if mask is None else hidden * mask.to(hidden)[..., None]

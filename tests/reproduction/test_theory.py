@@ -67,7 +67,7 @@ def test_a_path_average_of_a_quadratic_is_its_jacobian_in_the_middle():
 
 def test_the_unrolled_sum_of_mismatches_converges_to_the_final_drift(towers):
     found = Found()
-    check_propagation(*towers, decomposed(*towers), (1, 2, 8), found)
+    check_propagation([towers], (1, 2, 8), found)
     errors = [value(found, "proposition_2", "unrolled_digits", nodes=n) for n in (1, 2, 8)]
     assert errors[0] < errors[1] < errors[2] and errors[2] > 6
     shares = [line["value"] for line in found.lines if line["quantity"] == "share_of_final"]
@@ -173,7 +173,7 @@ def test_equations_hold_on_padded_texts_whose_blocks_end_in_a_norm():
     check_residual(drifts, found)
     assert not found.lines, "a block that ends in a norm does not add its branches"
     assert all(float(residual(drift).max()) < 1e-13 for drift in drifts)
-    check_propagation(merged, expert, drifts, (2, 8), found)
+    check_propagation([(merged, expert)], (2, 8), found)
     assert value(found, "proposition_2", "digits") > 9
     by_hand = torch.stack([merged.features[-1][i, : mask[i].sum()].mean(0) for i in range(4)])
     assert torch.allclose(merged.pooled, by_hand, atol=1e-14)
