@@ -18,10 +18,10 @@ BASES    := images/dvc.yaml:pretrain@clip_b32 images/dvc.yaml:pretrain@clip_l14 
             language/dvc.yaml:pretrain_llama@llama_3b language/dvc.yaml:pretrain_llama@llama_8b
 
 # The tests in parts, those that take longest first, and each without the parts that lie below it; and pages that nbval executes
-# in a kernel each: the first one, and the two that compute. All others are executed by the tests.
+# in a kernel each, as they compute. All others are executed by the tests.
 PARTS   := tests/reproduction/stages/test_smoke.py tests/reproduction/report/test_book.py tests/reproduction tests/reproduction/report \
            tests tests/calibration tests/cli tests/reproduction/suites/test_dress_rehearsal.py tests/test_container.py
-KERNELS := $(addprefix book/pages/,$(addsuffix .ipynb,landing method playground))
+KERNELS := $(addprefix book/pages/,$(addsuffix .ipynb,method playground))
 # How many of them at once: one more than there are processors, as browser, kernels and downloads keep a part waiting.
 JOBS    ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 

@@ -1,4 +1,4 @@
-"""Several processes for tests, told of each other as torchrun would tell them, on loopback.
+"""Processes for tests: several, told of each other as torchrun would tell them, on loopback; and one that runs a program.
 
 They are forked from a server that has loaded what they need, so that each starts at once.
 """
@@ -6,9 +6,13 @@ They are forked from a server that has loaded what they need, so that each start
 import json
 import multiprocessing
 import os
+import runpy
 import socket
+import subprocess
 import sys
+from collections.abc import Sequence
 from multiprocessing import forkserver
+from pathlib import Path
 
 import pytest
 import torch
@@ -72,3 +76,40 @@ def together(work, world, folder) -> list[dict]:
     run(member, work, world, folder)
     written = [folder / f"{rank}.json" for rank in range(world)]
     return [json.loads(path.read_text()) if path.exists() else {} for path in written]
+
+
+def program(command: Sequence[str], folder: Path, told: Path) -> None:
+    """What `python command` does in a folder, with as many threads as without a word about them; what it prints in a file."""
+    os.chdir(folder)
+    with told.open("w") as out:
+        os.dup2(out.fileno(), 1)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    sys.argv = list(command[1:] if command[0] == "-m" else command)
+    if command[0] == "-m":
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(command[0], run_name="__main__")
+
+
+class Program:
+    """A program begun, with what tests ask of a `subprocess.Popen`."""
+
+    def __init__(self, command: Sequence[object], folder: Path, told: Path):
+        start_server()
+        self.process = FORKS.Process(target=program, args=(tuple(map(str, command)), folder, told))
+        self.process.start()
+        self.kill = self.process.kill
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def wait(self) -> int | None:
+        self.process.join()
+        return self.process.exitcode
+
+
+def run_program(command: Sequence[object], told: Path, cwd: Path | None = None, **_: object) -> subprocess.CompletedProcess:
+    """In place of `subprocess.run` of the interpreter, which the command begins with. Raises: AssertionError where it fails."""
+    code = Program(command[1:], cwd or Path.cwd(), told).wait()
+    assert code == 0, f"{command} ended with {code}"
+    return subprocess.CompletedProcess(command, code, told.read_text())

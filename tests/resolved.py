@@ -48,6 +48,15 @@ def laid_out(folder: Path) -> Path:
     return folder
 
 
+def entry(settings: Any, path: str, separator: str) -> Any:
+    """What dpath.get finds at a path without a pattern; it looks at every entry of the settings for each. Raises: KeyError."""
+    for name in path.split(separator):
+        if not isinstance(settings, dict):
+            raise KeyError(path)
+        settings = settings[name]
+    return settings
+
+
 @contextmanager
 def settings_of_stages(folder: Path) -> Iterator[list[tuple[str, Any]]]:
     """Stages by name, each with a file of settings that DVC compares of it; a file is read once, and not once per stage."""
@@ -55,5 +64,5 @@ def settings_of_stages(folder: Path) -> Iterator[list[tuple[str, Any]]]:
     from dvc.repo import Repo
 
     load = cache(param.load_path)
-    with patch.object(param, "load_path", load), Repo(str(folder)) as repo:
+    with patch.object(param, "load_path", load), patch("dpath.get", entry), Repo(str(folder)) as repo:
         yield [(s.name, dep) for s in repo.index.stages for dep in s.deps if isinstance(dep, param.ParamsDependency)]

@@ -2,10 +2,12 @@
 
 from argparse import Namespace
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from processes import Program, run_program
 from test_calibrate import plain_result
 from tiny import PAPER, experiment, shifted
 from torch.utils.flop_counter import FlopCounterMode
@@ -65,7 +67,14 @@ def test_both_give_the_same_model_in_memory(how):
     assert len(pairs) == TINY["repeats"]
 
 
-def test_both_write_the_same_model_from_folder_to_folder(tmp_path, capsys):
+@pytest.fixture
+def forked(tmp_path, monkeypatch):
+    """The processes of the benchmarks' own programs, forked where everything is imported."""
+    for module in (calibrate, growth):
+        monkeypatch.setattr(module.subprocess, "run", partial(run_program, told=tmp_path / "told"))
+
+
+def test_both_write_the_same_model_from_folder_to_folder(tmp_path, capsys, forked):
     pairs = calibrate.in_children(Namespace(**TINY, folders=1), tmp_path)
     assert len(pairs) == 1 and min(taken[field] for taken in pairs[0] for field in ("bytes", "clock", "processor")) > 0
     calibrate.print_folders(pairs, "cpu")
@@ -113,7 +122,7 @@ def test_texts_of_like_length_compute_nothing_but_their_tokens():
     assert drawn["of like length"] < 1.3 < 2 < drawn["as drawn"]
 
 
-def test_growth_tells_what_ran_beside_what_was_planned(tmp_path):
+def test_growth_tells_what_ran_beside_what_was_planned(tmp_path, forked):
     args = Namespace(**TINY | {"samples": 8, "threads": 1, "clock": 0, "width": 256})
     point = growth.measured(args, tmp_path)
     assert point["took"].keys() == point["planned"].keys() == {"host_bytes", "flops"}
@@ -122,9 +131,20 @@ def test_growth_tells_what_ran_beside_what_was_planned(tmp_path):
     assert growth.exponents(doubled) == {"flops": 2.0}
 
 
-def test_a_job_beside_another_writes_the_same(tmp_path):
+def test_a_job_beside_another_writes_the_same(tmp_path, monkeypatch):
+    """The first, which warms up, is the command itself; those that follow are forked."""
     args = Namespace(**TINY | {"policies": "passive", "beside": "1", "tasks": 1})
     neighbours.prepare(args, tmp_path)
+    begun = []
+
+    def start(command, **options):
+        begun.append(command)
+        if len(begun) == 1:
+            return popen(command, **options)
+        return Program(command[1:], options["cwd"], tmp_path / f"told{len(begun)}")
+
+    popen = neighbours.subprocess.Popen
+    monkeypatch.setattr(neighbours.subprocess, "Popen", start)
     assert [(name, count) for name, count, _ in neighbours.slow_downs(args, tmp_path)] == [("passive", 1)]
 
 

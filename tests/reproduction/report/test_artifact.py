@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+from functools import cache
 
 import pytest
 from resolved import resolved
@@ -12,14 +13,15 @@ from reproduction.report import artifact, compute
 from reproduction.report.claims import claims
 
 RESULTS = ROOT / "results" / "mini"
+text_of = cache(artifact.text)
 
 
 def test_artifact_md_is_what_results_and_claims_say_now():
-    assert (ROOT / "ARTIFACT.md").read_text("utf-8") == artifact.text("mini"), "write it again: dvc repro artifact"
+    assert (ROOT / "ARTIFACT.md").read_text("utf-8") == text_of("mini"), "write it again: dvc repro artifact"
 
 
 def test_every_headline_claim_stands_in_it_once_with_a_page_that_has_a_stage():
-    text, stages = artifact.text("mini"), set(resolved().nodes)
+    text, stages = text_of("mini"), set(resolved().nodes)
     for claim in claims():
         rows = [line for line in text.splitlines() if line.startswith(f"| {' '.join(claim.sentence.split())} |")]
         assert len(rows) == claim.headline, claim.id
