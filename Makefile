@@ -73,7 +73,7 @@ repro: project  ## recompute the headline chain on drawn images (Table 1, Figure
 	$(BIN)/dvc repro $(HEADLINE)
 	@$(MAKE) --no-print-directory book
 
-real: project  ## recompute the same tables on the real encoder (about forty minutes), and build the book
+real: project  ## recompute the same tables on the real encoder (about fifty minutes), and build the book
 	$(BIN)/dvc repro $(REAL)
 	@$(MAKE) --no-print-directory book
 

@@ -35,8 +35,8 @@ LEVELS = {("", "base", ""): 50, ("", "expert", ""): 90}
 for _upstream, _level in (("average", 60), ("task_arithmetic", 64)):
     LEVELS |= {(_upstream, "merged", ""): _level, (_upstream, "featcal", "suite"): 80, (_upstream, "featcal", "paper"): 72}
 LEVELS |= {("task_arithmetic", "surgery", setting): 70 for setting in ("suite", "suite_train", "paper", "paper_train")}
-LEVELS |= {("task_arithmetic", "anchor", ""): 58, ("task_arithmetic", "rescaled", ""): 66}
-LEVELS |= {("task_arithmetic", "featcal", "without_bias"): 79, ("regmean", "merged", ""): 65}
+CONTROLS = {("anchor", ""): 58, ("rescaled", ""): 66, ("featcal", "without_bias"): 79}
+LEVELS |= {("regmean", "merged", ""): 65}
 LEVELS |= {("", "multitask", ""): 88}
 LEVELS |= {("task_arithmetic", "mean_shift", "suite"): 68, ("task_arithmetic", "mean_shift", "suite_train"): 69}
 LEVELS |= {("wudi_closed_form", *key): level for key, level in {("merged", ""): 84, ("featcal", "suite"): 74}.items()}
@@ -108,7 +108,9 @@ def write_role(folder: Path, suite: str, role: str, tasks: list[str]) -> None:
     write_rows(scored / "curves.csv", list(_curves(suite, role)), CURVES)
     swept = {"suite": suite, "role": role, "pool": 8, "upstream": "task_arithmetic"}
     factors = [swept | {"factor": f, "value": 60.0 + f, "chosen": int(f == 1.5)} for f in (0.5, 1.0, 1.5)]
-    write_rows(scored / "scales.csv", factors, SCALES)
+    controls = [r for key, n in CONTROLS.items() for r in _scores(suite, role, 8, ("task_arithmetic", *key), n, tasks, ("42",))]
+    write_answers(folder / f"ablate/{role}-8/ablate.csv", controls)
+    write_rows(folder / f"ablate/{role}-8/scales.csv", factors, SCALES)
     write_rows(folder / f"theory/{role}-8/theory.csv", list(_theory(suite, role, tasks)), THEORY)
     write_rows(folder / f"theory/{role}-8/theory_points.csv", list(_theory_points(tasks)), THEORY_POINTS)
     write_studies(folder, suite, role, tasks)

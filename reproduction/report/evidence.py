@@ -46,9 +46,7 @@ COLUMNS: dict[str, Sequence[str]] = {
     "similarity": SIMILARITY, "vectors": VECTORS, "curves": CURVES, "scales": SCALES, "corrupted": CORRUPTED,
     "corrupted.examples": EXAMPLES, "sweep": SWEEP, "task_counts": TASK_COUNTS, "choices": CHOICES, "tune": TUNE,
     "theory": THEORY, "theory_points": THEORY_POINTS, "samples": SAMPLES, "cost": AUDIT, "beyond": BEYOND, "field": SCORES,
-    "ablate": SCORES,
-    "second_encoder": SCORES,
-    "expert_seeds": (*SCORES, "expert_seed"),
+    "ablate": SCORES, "second_encoder": SCORES, "expert_seeds": (*SCORES, "expert_seed"),
     **dict.fromkeys(("seen", "samples.seen", "corrupted.seen"), SEEN),
 }  # fmt: skip
 MEASURED = ".run"  # ends a kind whose rows were measured with a clock: `cost.run` is what the record of `cost` says each run cost
@@ -86,8 +84,8 @@ class Evidence:
         """Rows of one kind of file; empty, with the right columns, where nothing was run."""
         if kind not in self._tables:
             frame = self._read(kind)
-            if kind == "scores" and not (controls := self._read("ablate")).empty:  # scored by a stage of their own
-                frame = pd.concat([frame, controls], ignore_index=True)
+            if kind == "scores" and self.path("ablate").is_file():  # controls, scored by a stage of their own
+                frame = pd.concat([frame, self._read("ablate")], ignore_index=True)
             self._tables[kind] = self._with_clean(frame) if kind == "corrupted" else frame
         return self._tables[kind]
 

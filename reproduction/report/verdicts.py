@@ -79,8 +79,8 @@ def sources(suite: str) -> tuple[Source, ...]:
 def judged(chosen: Iterable[Claim], suite: str, setting: str, folder: Path | None = None) -> list[Verdict]:
     """Verdicts on several claims; a page asks of the same ones several times, so each is judged once while no file changes."""
     folder = (folder or results_folder(suite)).resolve()
-    stats = {file.name: file.stat() for file in folder.iterdir()} if folder.is_dir() else {}
-    known = _known(folder, frozenset((name, one.st_mtime_ns, one.st_size) for name, one in stats.items()), suite, setting)
+    stats = {file: file.stat() for file in folder.glob("*/*/*")}  # of every experiment's folder
+    known = _known(folder, frozenset((file, one.st_mtime_ns, one.st_size) for file, one in stats.items()), suite, setting)
     found = []
     for claim in chosen:
         words = repr(claim)  # a claim about texts is put together anew each time, and holds dictionaries
@@ -91,7 +91,7 @@ def judged(chosen: Iterable[Claim], suite: str, setting: str, folder: Path | Non
 
 
 @lru_cache(maxsize=32)
-def _known(folder: Path, files: frozenset[tuple[str, int, int]], suite: str, setting: str) -> dict[str, Verdict]:
+def _known(folder: Path, files: frozenset[tuple[Path, int, int]], suite: str, setting: str) -> dict[str, Verdict]:
     """Verdicts by claim, of one state of the result files."""
     return {}
 

@@ -15,7 +15,7 @@ from reproduction.report.claims import GROUPS, claims
 from reproduction.report.errata import KINDS, errata, reason
 from reproduction.report.estimate import Estimate, estimate, noise
 from reproduction.report.values import AVERAGE, paper_table, paper_value
-from reproduction.report.verdicts import WORDS, Source, judge, tables
+from reproduction.report.verdicts import WORDS, Source, judge, judged, tables
 
 AVERAGED = ("table01", "table03", "table04", "table07", "table08", "table09", "table10", "table11", "table14")
 
@@ -91,6 +91,15 @@ def test_noise_is_two_standard_errors_of_a_difference():
 def test_a_verdict_needs_a_margin_above_noise(results, ours, word):
     changed(results, "clip_b32-8", lambda f: ta(f) & (f["method"] == "featcal") & (f["setting"] == "suite"), ours)
     assert judge(claim("t1_ta_upstream"), "mini", "suite", results).word == word  # the merger's average is 65.75
+
+
+def test_a_claim_is_judged_anew_once_a_file_of_results_is_another(results):
+    def word():
+        return judged([claim("t1_ta_upstream")], "mini", "suite", results)[0].word
+
+    assert word() == "holds"
+    changed(results, "clip_b32-8", lambda f: ta(f) & (f["method"] == "featcal"), 60.0)
+    assert word() == "does not hold"
 
 
 def test_a_claim_about_every_task_fails_with_one_task(results):

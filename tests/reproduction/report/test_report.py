@@ -17,7 +17,7 @@ def test_a_page_lists_the_files_of_its_claims_and_not_those_of_other_studies(res
     for name in ("samples/clip_b32-8/samples.csv", "samples/clip_b32-8/run.json", "cost/clip_b32-8/cost.csv"):
         (results / name).write_text("{}")
     ours = Evidence("mini", "clip_b32", "8")
-    assert {path.parts[0] for path in Page("table01", "mini").files(ours)} == {"scores", "drift"}
+    assert {path.parts[0] for path in Page("table01", "mini").files(ours)} == {"scores", "ablate", "drift"}
     listed = {str(path) for path in Page("figure3", "mini").files(ours)}
     assert {"scores/clip_b32-8/scores.csv", "samples/clip_b32-8/samples.csv", "samples/clip_b32-8/run.json"} <= listed
 
