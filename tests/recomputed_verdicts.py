@@ -76,6 +76,8 @@ class Results:
                 cost = [{name: one[name] for name in ("upstream", "method", "setting")} | {"seconds": sum(cost.values())}]
             return [{name: "" if value is None else value for name, value in row.items()} for row in cost]
         found = self._csv(key, file)
+        if file == "scores":
+            found = found + self._csv(key, "ablate")
         if file == "corrupted" and found:
             models = {tuple(row[name] for name in ("upstream", "method", "setting", "seed")) for row in found}
             models |= {(model[0], "merged", "", "") for model in models}
