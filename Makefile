@@ -12,7 +12,7 @@ STAMP  := $(VENV)/.installed-$(firstword $(shell (cat pyproject.toml reproductio
 # The numbers of the first table and figure on drawn images, their metrics, and the page on which those
 # models are played with; the same numbers on the real encoder.
 HEADLINE := gather@scores-clip_b32-8 headline playground
-REAL     := gather@scores-minilm-8 gather@drift-minilm-8
+REAL     := $(addprefix pipeline/request/dvc.yaml:request@,scores-minilm-8 drift-minilm-8)
 BASES    := images/dvc.yaml:pretrain@clip_b32 images/dvc.yaml:pretrain@clip_l14 \
             language/dvc.yaml:pretrain_t5@flan_t5_base language/dvc.yaml:pretrain_t5@flan_t5_large \
             language/dvc.yaml:pretrain_llama@llama_3b language/dvc.yaml:pretrain_llama@llama_8b
@@ -34,7 +34,7 @@ export DVC_NO_ANALYTICS = 1
 unexport JUPYTER_PATH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup locked project repro real test processors book pretrain verify rehearsal accept citation clean
+.PHONY: help setup locked project repro real studies test processors book pretrain verify rehearsal accept citation clean
 
 help:
 	@awk -F ' *## *' '/^[a-z]+:.*## / {sub(/:.*/, "", $$1); printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,8 +77,12 @@ real: project  ## recompute the same tables on the real encoder (about fifty min
 	$(BIN)/dvc repro $(REAL)
 	@$(MAKE) --no-print-directory book
 
+studies: project  ## recompute all that dvc repro leaves as it is in git (hours), and build the book
+	$(BIN)/dvc repro pipeline/request/dvc.yaml
+	@$(MAKE) --no-print-directory book
+
 book: project  ## build the book from the results in git, computing no model
-	$(BIN)/dvc repro --single-item --glob 'page*'
+	$(BIN)/dvc repro --single-item --glob 'requested*' 'page*'
 	$(BIN)/dvc repro --single-item book
 	@printf '\nThe book:    %s\n' '$(CURDIR)/book/_build/html/index.html'
 	@printf 'Numbers:     results/*/*/*/*.csv\n'
@@ -106,7 +110,7 @@ processors: project  ## run make test twice more, rounding as processors with AV
 pretrain: project  ## train the mini suite's base models anew (frozen otherwise; up to an hour)
 	set -e; for base in $(BASES); do $(BIN)/featcal stage pretrain $${base#*@}; $(BIN)/dvc commit --force pipeline/$$base; done
 
-verify: project  ## recompute everything in a temporary clone and compare with the committed results
+verify: project  ## recompute what dvc repro does in a temporary clone and compare with the committed results
 	VENV='$(abspath $(VENV))' bash scripts/recompute.sh dvc repro --force
 
 rehearsal: setup  ## run all of `suite: paper` on a small hub of our own with tiny random models (about six minutes of one core)

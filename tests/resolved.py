@@ -32,6 +32,13 @@ def resolved() -> networkx.DiGraph:
     return graph
 
 
+def stages_of_dvc_repro() -> set[str]:
+    """What `dvc repro` looks at: the stages of the project's own dvc.yaml, and all that those need."""
+    graph = resolved()
+    own = [name for name, file in graph.nodes.data("file") if file == "dvc.yaml"]
+    return set(own).union(*(networkx.descendants(graph, name) for name in own))
+
+
 def _paths(stage: Any) -> list[str]:
     """The file that a stage stands in, what it writes, and what it reads."""
     return [stage.path, *(out.fs_path for out in stage.outs), *(dep.fs_path for dep in stage.deps)]

@@ -229,6 +229,7 @@ def commands(page: str) -> list[tuple[str, list[str]]]:
     source = link(f"../notebooks/{page}.ipynb", f"notebooks/{page}.ipynb")
     whole = "make repro" if page in HEADLINE else "dvc repro"
     again = {"Make everything again": f"<code>{whole}</code>", "This page only": f"<code>dvc repro page@{page}</code>"}
+    again |= {"Real encoder, and what goes beyond the paper": "<code>make studies</code>"}
     return [("", [name, cell]) for name, cell in ({"Source of this page": source} | again).items()]
 
 

@@ -131,7 +131,7 @@ def second(page: Page) -> PageOutput:
             cells = [estimated(here), estimated(first), lead]
             rows.append(("fc-merger" if method == "merged" else "", [name, *cells]))
     if not rows:
-        way_out = "dvc repro -f -s pipeline/request/dvc.yaml:second_encoder@minilm-8"
+        way_out = "dvc repro pipeline/request/dvc.yaml:request@second_encoder-minilm-8"
         return PageOutput(note(f"○ not run in the {label(page.suite)}; it is made on request: <code>{way_out}</code>."))
     head = ["", "Second encoder", "First encoder", "Second encoder: FeatCal above it (points)"]
     return PageOutput(table(head, rows, f"Average top-1 accuracy (%) with 8 tasks — {page.real.label}", "fc-long"))

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from resolved import laid_out, settings_of_stages
+from resolved import laid_out, settings_of_stages, stages_of_dvc_repro
 from test_recomputed import touched
 
 from pipeline import ROOT
@@ -50,6 +50,14 @@ def test_samples_of_one_merged_model_change_its_calibration_alone(tmp_path):
 def test_another_merger_is_one_row(tmp_path):
     assert changed("merger", tmp_path) == {"calibrate@clip_b32-8-ties", "calibrate@clip_l14-8-ties"}
     assert load_experiments(tmp_path / "params.yaml").calibrate["clip_b32-8-ties-suite"].calibration
+
+
+def test_an_edit_of_the_encoder_changes_what_is_made_with_those_samples_and_dvc_repro_leaves_it(tmp_path):
+    assert changed("encoder", tmp_path) == {"calibrate_sentences@minilm-8", "expert_seeds@minilm-8"}
+    assert load_experiments(tmp_path / "params.yaml").calibrate["minilm-8-average-suite"].samples == 128
+    everything = stages_of_dvc_repro()
+    assert {"calibrate@clip_b32-8-wudi", "page@table01", "book"} <= everything
+    assert not {"calibrate_sentences@minilm-8", "expert_seeds@minilm-8"} & everything
 
 
 def settings_of_suite(folder: Path) -> dict[str, dict]:

@@ -6,7 +6,7 @@ import runpy
 from functools import cache
 
 import pytest
-from resolved import resolved
+from resolved import resolved, stages_of_dvc_repro
 
 from pipeline import ROOT
 from reproduction.report import artifact, compute
@@ -34,7 +34,14 @@ def test_minutes_of_a_page_are_those_of_the_stages_that_it_needs():
     seconds["prepare_data"] = compute.seconds("mini")["prepare_data"]  # writes what the suite is, which every page tells
     assert artifact.minutes("mini", ["page@table03"]) == f"{sum(seconds.values()) / 60:.0f}"
     assert "prepare@clip_b32-8" in artifact.upstream()["page@table10"], "experts of smaller pools are in the larger ones"
-    assert artifact.REQUEST not in set().union(*artifact.upstream().values()), "`dvc repro` does not make what is frozen"
+
+
+def test_minutes_of_dvc_repro_are_those_of_what_it_looks_at():
+    told = {resolved().nodes[name]["cmd"]: name for name in stages_of_dvc_repro()}
+    spent = [s for stage, s in compute.seconds("mini").items() if f"featcal stage {stage.replace('@', ' ')}" in told]
+    text = re.search(r"on drawn images and texts: (\d+) minutes", text_of("mini"))
+    assert spent and text and text[1] == f"{sum(spent) / 60:.0f}"
+    assert "evaluate@minilm-8" in artifact.upstream()[artifact.REAL[0]]
 
 
 def test_the_tolerance_is_that_of_the_comparison():

@@ -21,7 +21,7 @@ from reproduction.suites.suite import load_suite
 ROOT = Path(__file__).parents[3]
 STAGES = (
     "prepare_data", "prepare", "merge", "calibrate", "adapt", "multitask", "merge_pool", "calibrate_pool", "adapt_pool",
-    "evaluate", "evaluate_pool", "measure", *STUDIES, "gather", "headline", "claims", "artifact", "page", "prepare_texts",
+    "evaluate", "evaluate_pool", "measure", *STUDIES, "gather", "request", "headline", "claims", "artifact", "page", "prepare_texts",
     "prepare_language", "merge_language", "calibrate_language", "adapt_language", "evaluate_language", "prepare_sentences",
     "merge_sentences", "calibrate_sentences", "adapt_sentences",
 )  # fmt: skip
@@ -153,6 +153,7 @@ def test_every_dependency_on_code_exists(stage):
     assert all((ROOT / dep).exists() for dep in named)
 
 
+RECORD = "run.json"  # seconds and machine, which are gathered from another folder
 MODELS = {"merge": "merged", "calibrate": "calibrated", "adapt": "adapted"}  # by what makes them, the folder they lie in
 
 
@@ -188,13 +189,11 @@ def test_every_study_is_gathered():
     cmds = {cmd: name for name, cmd in graph.nodes.data("cmd")}
     for study, runs in load_experiments(ROOT / "params.yaml").studies.items():
         for key in runs:
-            if study == "second_encoder":  # made on request, straight into results
-                assert f"results/mini/{study}/{key}" in graph.nodes[f"{study}@{key}"]["outs"]
-                continue
             gather = cmds[f"featcal stage gather {study}/{key}"]
             assert f"outputs/mini/{study}/{key}" in graph.nodes[f"{study}@{key}"]["outs"]
             assert graph.nodes[gather]["deps"] & graph.nodes[f"{study}@{key}"]["outs"] == {f"outputs/mini/{study}/{key}"}
-            assert f"results/mini/{study}/{key}" in graph.nodes[gather]["outs"]
+            shown = gather.replace("request@", "requested@")  # of which `dvc repro` knows the results alone
+            assert f"results/mini/{study}/{key}" in graph.nodes[shown]["outs"]
 
 
 @pytest.mark.parametrize("stage", ["merge_pool"])
@@ -222,30 +221,45 @@ def test_claims_and_the_page_for_reviewers_are_made_anew_after_every_run():
     assert kinds and kinds <= graph.nodes["claims"]["deps"] & graph.nodes["artifact"]["deps"]
 
 
-def locked_outputs() -> dict[str, str]:
-    """md5 of every output in dvc.lock, by path; of a folder that of its list of files."""
+@cache
+def locked(kind: str) -> dict[str, str]:
+    """md5 of every output (outs) or of everything read (deps) in all dvc.lock, by path; of a folder that of its list of files."""
     locks = pipeline.files(name="dvc.lock")
     stages = [stage for lock in locks for stage in yaml.load(lock.read_text(), yaml.CSafeLoader)["stages"].values()]
-    return {out["path"]: out["md5"] for stage in stages for out in stage.get("outs", [])}
+    return {entry["path"]: entry["md5"] for stage in stages for entry in stage.get(kind, [])}
 
 
 def test_results_in_git_are_what_the_pipeline_wrote():
-    locked = {path: digest for path, digest in locked_outputs().items() if path.startswith(("results/", "book/pages/"))}
-    assert any(path.startswith("results/mini/") for path in locked)
-    wrong = [path for path, digest in locked.items() if digest_of(ROOT / path) != digest]
+    written = {path: digest for path, digest in locked("outs").items() if path.startswith(("results/", "book/pages/"))}
+    assert any(path.startswith("results/mini/") for path in written)
+    wrong = [path for path, digest in written.items() if digest_of(ROOT / path) != digest]
     assert not wrong, f"these files are not what the pipeline wrote: {wrong}"
 
 
-def digest_of(path: Path) -> str:
-    """What DVC calls a file or a folder."""
+def test_results_in_git_are_the_files_that_were_gathered():
+    """Those on request too, which are outputs of a stage that takes them as they are."""
+    gathered = {path: digest for name in ("gather", "request") for path, digest in read_by(name).items()}
+    assert len(gathered) > len(STUDIES)
+    wrong = [path for path, md5 in gathered.items() if digest_of(ROOT / path.replace("outputs", "results", 1), RECORD) != md5]
+    assert not wrong, f"results/ has other files than the stages found in {wrong}"
+
+
+def read_by(name: str) -> dict[str, str]:
+    """md5 of the folders that a block's stages read."""
+    folders = {dep for stage in resolved() if stage.startswith(f"{name}@") for dep in resolved().nodes[stage]["deps"]}
+    return {path: locked("deps")[path] for path in folders if path.startswith("outputs/")}
+
+
+def digest_of(path: Path, apart: str = "") -> str:
+    """What DVC calls a file or a folder.   apart: the name of a file that does not count."""
     if path.is_file():
         return md5(path.read_bytes()).hexdigest()
-    files = {str(file.relative_to(path)): file for file in path.rglob("*") if file.is_file()}
+    files = {str(file.relative_to(path)): file for file in path.rglob("*") if file.is_file() and file.name != apart}
     listed = [{"md5": digest_of(files[name]), "relpath": name} for name in sorted(files)]
     return md5(json.dumps(listed, sort_keys=True).encode()).hexdigest() + ".dir"
 
 
 def test_every_result_and_page_in_git_is_an_output_of_the_pipeline():
     present = [*ROOT.glob("results/mini/**/*.*"), *ROOT.glob("book/pages/*.ipynb")]
-    names, locked = [str(file.relative_to(ROOT)) for file in present], locked_outputs()
-    assert not [name for name in names if name not in locked and str(Path(name).parent) not in locked]
+    names, written = [str(file.relative_to(ROOT)) for file in present], locked("outs")
+    assert not [name for name in names if name not in written and str(Path(name).parent) not in written]

@@ -12,7 +12,7 @@ import pipeline
 from pipeline import ROOT
 
 # cheap, with files in git among their outputs, which DVC does not cache: they run again behind a switch
-LIGHT = ("prepare_data", "prepare_texts", "gather", "headline", "claims", "artifact", "page", "playground", "book")
+LIGHT = ("prepare_data", "prepare_texts", "gather", "request", "headline", "claims", "artifact", "page", "playground", "book")
 # outputs that no other stage's numbers are made from: a switch may bring new seconds into them
 RECORD = "outputs/${suite}/run/"
 STAGES = pipeline.stages()
