@@ -6,6 +6,7 @@ Knows result rows and statistics; knows nothing of claims, tables or the paper.
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import stdev
 from typing import Any
 
@@ -18,22 +19,32 @@ from reproduction.report.paired import paired_variances
 class Estimate:
     """A mean over tasks (and blocks) and seeds.
 
-    mean: in the unit of the column.  variance: of that mean, in its square.  spread: standard deviation over seeds, None with
-    fewer than two.  seeds: how many distinct seeds; 0 where nothing was drawn, so that repeating would change nothing.  rows,
-    measure: what the mean is of, if known.
+    mean: in the unit of the column.  spread: standard deviation over seeds, None with fewer than two.  seeds: how many distinct
+    seeds; 0 where nothing was drawn, so that repeating would change nothing.  rows, measure: what the mean is of, if known.
+    told: the variance of a mean of unknown rows.
     """
 
     mean: float
-    variance: float
     spread: float | None
     seeds: int
     rows: pd.DataFrame | None = field(default=None, repr=False, compare=False)
     measure: str = "value"
+    told: float = 0.0
 
     @property
     def one_run(self) -> bool:
         """Whether something was drawn, but only once: its spread is unknown."""
         return self.seeds == 1
+
+    @cached_property
+    def image_variances(self) -> dict[Hashable, float]:
+        """What every task adds to the variance; most means are shown without, and it takes longer than they do."""
+        return {} if self.rows is None else image_variances(self.rows, self.measure)
+
+    @property
+    def variance(self) -> float:
+        """Of the mean, in the square of its unit."""
+        return self.told if self.rows is None else math.fsum(self.image_variances.values()) + self.seed_variance
 
     @property
     def seed_variance(self) -> float:
@@ -58,10 +69,7 @@ def estimate(rows: pd.DataFrame, measure: str = "value") -> Estimate | None:
     means = {seed: mean(values) for seed, values in by(seeds, rows[measure].tolist()).items()}
     spread = stdev(means.values()) if len(means) > 1 else None
     drawn = sum(1 for seed in means if seed != "")
-    variance = math.fsum(image_variances(rows, measure).values())  # due to the choice of test images; 0 where none is known
-    if spread is not None:
-        variance += spread**2 / len(means)
-    return Estimate(mean(means.values()), variance, spread, drawn, rows, measure)
+    return Estimate(mean(means.values()), spread, drawn, rows, measure)
 
 
 def by(keys: Iterable[Hashable], values: Iterable[Any]) -> dict[Hashable, list[Any]]:
@@ -150,7 +158,7 @@ def difference(parts: Sequence[tuple[float, Estimate]]) -> Difference:
     variance, as if the models had seen other rows. Seeds: Σ wₖ²·s²ₖ/Sₖ, as `estimate` has it.
     """
     rows = [(weight, one.rows) for weight, one in parts if one.rows is not None]
-    apart = [(w**2, image_variances(one.rows, one.measure)) for w, one in parts if one.rows is not None]
+    apart = [(w**2, one.image_variances) for w, one in parts if one.rows is not None]
     images, unpaired = [], 0
     tasks = dict.fromkeys(task for _, variances in apart for task in variances)
     counted = all(one.measure == "value" for _, one in parts)

@@ -5,7 +5,7 @@ Knows the file names and columns; knows nothing of claims, tables or pages.
 
 import json
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from featcal.storage.results import DRIFT, PROJECTION, SCORES, correct_columns
-from reproduction.report.paired import with_correct
+from reproduction.report.paired import Bits, with_correct
 from reproduction.report.root import results_folder
 from reproduction.report.values import REAL, TASKS, TEXT_TASKS, texts, title_of
 from reproduction.stages.columns import (
@@ -62,6 +62,17 @@ LIES_WITH = {
 }  # fmt: skip
 
 
+class Table(pd.DataFrame):
+    """Rows of one kind, of which pages pick some by the same values thousands of times; those picked are a plain frame."""
+
+    __hash__ = object.__hash__  # one is another, whatever it says: made once of a state of the files, and never changed
+
+    @cached_property
+    def hits(self) -> dict[tuple[str, Any], Bits]:
+        """By column and value which rows have it, as far as it was asked for."""
+        return {}
+
+
 class Evidence:
     """Result files of one suite, role and pool.
 
@@ -80,42 +91,32 @@ class Evidence:
         """The file of one kind of table."""
         return self.beside(kind) / f"{kind}.csv"
 
-    def table(self, kind: str) -> pd.DataFrame:
-        """Rows of one kind of file; empty, with the right columns, where nothing was run."""
+    def table(self, kind: str) -> Table:
+        """Rows of one kind of file; empty, with the right columns, where nothing was run. Not to be changed."""
         if kind not in self._tables:
-            frame = self._read(kind)
+            found = self._read(kind)
             if kind == "scores" and self.path("ablate").is_file():  # controls, scored by a stage of their own
-                frame = pd.concat([frame, self._read("ablate")], ignore_index=True)
-            self._tables[kind] = self._with_clean(frame) if kind == "corrupted" else frame
+                found = _both(found, self._read("ablate"))
+            self._tables[kind] = _with_clean(found, self.table("scores")) if kind == "corrupted" and len(found) else found
         return self._tables[kind]
 
     @cached_property
-    def _tables(self) -> dict[str, pd.DataFrame]:
+    def _tables(self) -> dict[str, Table]:
         return {}
 
-    def _read(self, kind: str) -> pd.DataFrame:
-        path = self.path(kind).resolve()
+    def _read(self, kind: str) -> Table:
+        path = self.path(kind).absolute()
         if kind.endswith(MEASURED):
             rows = self.record(kind).get("cost", [])
             if isinstance(rows, dict):  # a search: seconds of every trial, which one pays for together
                 searched = self.table(kind.removesuffix(MEASURED))[["upstream", "method", "setting"]].drop_duplicates()
                 rows = [row | {"seconds": sum(rows.values())} for row in searched.to_dict("records")]
             if rows:
-                return _numeric(pd.DataFrame(rows).astype({key: str for key in KEYS if key in rows[0]}))
+                return _kept(_numeric(pd.DataFrame(rows).astype({key: str for key in KEYS if key in rows[0]})))
         elif path.is_file():
             beside = path.with_suffix(".correct.csv")
             return _numbers(path, *(file.stat().st_mtime_ns if file.is_file() else 0 for file in (path, beside)))
-        return pd.DataFrame(columns=list(COLUMNS.get(kind, ())))
-
-    def _with_clean(self, damaged: pd.DataFrame) -> pd.DataFrame:
-        """Rows of damaged calibration images, before them the same models from clean ones and their merger, out of the scores."""
-        if damaged.empty:
-            return damaged
-        names = ["upstream", "method", "setting", "seed"]
-        wanted = damaged[names].drop_duplicates()
-        mergers = wanted[["upstream"]].drop_duplicates().assign(method="merged", setting="", seed="")
-        clean = self.table("scores").merge(pd.concat([mergers, wanted]), on=names).assign(corruption="clean")
-        return pd.concat([clean.reindex(columns=damaged.columns), damaged], ignore_index=True)
+        return _none(kind)
 
     @property
     def run_record(self) -> dict[str, Any]:
@@ -169,17 +170,44 @@ class Evidence:
         return title_of(task) or named.get(task) or task
 
 
-@lru_cache(maxsize=64)
-def _numbers(path: Path, written: int, beside: int) -> pd.DataFrame:
+@lru_cache(maxsize=256)
+def _numbers(path: Path, written: int, beside: int) -> Table:
     """A file of rows, read once for all claims of a page, with which test rows were right where a file beside it says so.
 
     written, beside: when both files were written, 0 where the second is missing; tells old files from new ones.
     """
     frame = _numeric(_rows(path))
     if not beside:
-        return frame
+        return _kept(frame)
     correct = path.with_suffix(".correct.csv")
-    return with_correct(frame, _numeric(_rows(correct)), correct)
+    return _kept(with_correct(frame, _numeric(_rows(correct)), correct))
+
+
+@lru_cache(maxsize=64)
+def _both(scores: Table, controls: Table) -> Table:
+    return _kept(pd.concat([scores, controls], ignore_index=True))
+
+
+@lru_cache(maxsize=64)
+def _with_clean(damaged: Table, scores: Table) -> Table:
+    """Rows of damaged calibration images, before them the same models from clean ones and their merger, out of the scores."""
+    names = ["upstream", "method", "setting", "seed"]
+    wanted = damaged[names].drop_duplicates()
+    mergers = wanted[["upstream"]].drop_duplicates().assign(method="merged", setting="", seed="")
+    clean = scores.merge(pd.concat([mergers, wanted]), on=names).assign(corruption="clean")
+    return _kept(pd.concat([clean.reindex(columns=damaged.columns), damaged], ignore_index=True))
+
+
+@cache
+def _none(kind: str) -> Table:
+    return Table(columns=list(COLUMNS.get(kind, ())))
+
+
+def _kept(frame: pd.DataFrame) -> Table:
+    """As a table: in one piece, and with columns that are found faster than by pandas' own strings."""
+    frame = frame.copy()
+    frame.columns = frame.columns.astype(object)
+    return Table(frame)
 
 
 def _rows(path: Path) -> pd.DataFrame:
@@ -208,5 +236,13 @@ def select(frame: pd.DataFrame, wanted: dict[str, Any]) -> pd.DataFrame:
     """Rows whose columns equal the wanted values (compared as text where the column is text); no such column, no rows."""
     if not all(column in frame for column in wanted):
         return frame.iloc[:0]
-    hits = [(frame[column] == (str(value) if column in KEYS else value)).to_numpy(bool) for column, value in wanted.items()]
+    hits = [_hits(frame, column, str(value) if column in KEYS else value) for column, value in wanted.items()]
     return frame[np.logical_and.reduce(hits)] if hits else frame
+
+
+def _hits(frame: pd.DataFrame, column: str, value: Any) -> Bits:
+    """Which rows have a value; remembered of a table."""
+    known = frame.hits if isinstance(frame, Table) else {}
+    if (column, value) not in known:
+        known[column, value] = (frame[column] == value).to_numpy(bool)
+    return known[column, value]

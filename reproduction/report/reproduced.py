@@ -109,19 +109,16 @@ def measured(ours: Evidence, upstream: str, method: str, expert: str = "") -> Ma
     """Our estimates of one model by task, and on average.   expert: the domain of an expert that has rows of its own."""
     if method == "expert" and not expert and ours.pool == "mergebench":
         return _highest(ours.table("scores"))
-    rows = _rows(ours, upstream, method, expert)
-    parts = {task: rows[rows["task"] == task] for task in ours.tasks} | {AVERAGE: rows}
-    return {task: value for task, part in parts.items() if (value := estimate(part)) is not None}
+    return tables.by_task(ours, _key(upstream, method, expert))
 
 
 def average(ours: Evidence, upstream: str, method: str) -> Estimate | None:
     """Our estimate of one model's average."""
-    return estimate(_rows(ours, upstream, method))
+    return tables.average(ours, _key(upstream, method))
 
 
-def _rows(ours: Evidence, upstream: str, method: str, expert: str = "") -> pd.DataFrame:
-    key = (upstream, method, expert) if method == "expert" else tables.model_key(upstream, method, SETTING)
-    return tables.rows_of(ours, key)
+def _key(upstream: str, method: str, expert: str = "") -> tables.Key:
+    return (upstream, method, expert) if method == "expert" else tables.model_key(upstream, method, SETTING)
 
 
 def _highest(scores: pd.DataFrame) -> dict[str, Estimate]:
@@ -133,7 +130,7 @@ def _highest(scores: pd.DataFrame) -> dict[str, Estimate]:
         found[str(task)] = max((value for value in values if value), key=lambda value: value.mean)
     if found:
         mean = sum(value.mean for value in found.values()) / len(found)
-        found[AVERAGE] = Estimate(mean, sum(value.variance for value in found.values()) / len(found) ** 2, None, 0)
+        found[AVERAGE] = Estimate(mean, None, 0, told=sum(value.variance for value in found.values()) / len(found) ** 2)
     return found
 
 

@@ -3,7 +3,7 @@
 Turns rows of result files into rows of cells; how a cell looks is not decided here.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -116,12 +116,10 @@ def rows_in_order(look: Lookup, references: Iterable[str], upstreams: Iterable[s
 
 def measured_cells(evidence: Evidence, key: Key) -> tuple[dict[str, Cell], bool]:
     """Mean and spread of one model on every task and on average, and whether a single draw is behind them."""
-    frame = rows_of(evidence, key)
-    parts: dict[str, pd.DataFrame] = {task: frame[frame["task"] == task] for task in evidence.tasks} | {AVERAGE: frame}
-    return cells_of({column: estimate(rows) for column, rows in parts.items()})
+    return cells_of(by_task(evidence, key))
 
 
-def cells_of(found: dict[str, Estimate | None]) -> tuple[dict[str, Cell], bool]:
+def cells_of(found: Mapping[str, Estimate | None]) -> tuple[dict[str, Cell], bool]:
     """The cells of a row, by column, and whether a single draw is behind one of them."""
     known = {column: one for column, one in found.items() if one is not None}
     return {column: Cell(one.mean, one.spread) for column, one in known.items()}, any(one.one_run for one in known.values())
@@ -132,9 +130,18 @@ def model_key(upstream: str, method: str, setting: str) -> Key:
     return upstream, method, setting if method in (*METHODS, SHIFT) else ""
 
 
-def rows_of(ours: Evidence, key: Key, file: str = "scores") -> pd.DataFrame:
-    """The rows of one model."""
-    return select(ours.table(file), dict(zip(("upstream", "method", "setting"), key, strict=True)))
+def by_task(ours: Evidence, key: Key) -> dict[str, Estimate]:
+    """Estimates of one model by task that was run, and on average."""
+    whole = average(ours, key)
+    if whole is None:
+        return {}
+    found = {task: estimate(rows_of(ours, key, task=task)) for task in ours.tasks}
+    return {task: one for task, one in found.items() if one} | {AVERAGE: whole}
+
+
+def rows_of(ours: Evidence, key: Key, file: str = "scores", **more: str) -> pd.DataFrame:
+    """The rows of one model.   more: by column, what else they have in common."""
+    return select(ours.table(file), dict(zip(("upstream", "method", "setting"), key, strict=True)) | more)
 
 
 def with_changes(row: Row, merger: Row) -> Row:

@@ -61,10 +61,10 @@ def shares(page: Page) -> pd.DataFrame:
     """
     found, rows = [], studied(page)
     pools = (POOL, *LARGER) if fewer(page) else LARGER
-    rows = rows[rows["tasks"] < int(POOL)] if fewer(page) else rows
+    counts = [count for count in sorted(set(rows["tasks"])) if not fewer(page) or count < int(POOL)]
     for upstream in MERGERS:
         for method, setting in series(page):
-            found += _of_parts(rows, upstream, method, setting)
+            found += [part for count in counts for part in _of_parts(rows, count, upstream, method, setting)]
             for pool in pools:
                 found += _of_pool(Evidence(page.suite, page.place[0], pool), upstream, method, setting)
         for method in ("featcal", *TRAINED):
@@ -75,17 +75,16 @@ def shares(page: Page) -> pd.DataFrame:
     return pd.DataFrame(found, columns=SHARE)
 
 
-def _of_parts(rows: pd.DataFrame, upstream: str, method: str, setting: str) -> list[tuple[Any, ...]]:
-    """One model at every number of tasks of the study."""
-    found = []
-    for count in sorted(set(rows["tasks"])):
-        here = select(rows, {"tasks": count})
-        sides = _sides(here, upstream, method, setting)
-        whole = _share(*(side["value"].mean() for side in sides))
-        each = [_share(*(select(side, {"draw": draw})["value"].mean() for side in sides)) for draw in sorted(set(here["draw"]))]
-        if not math.isnan(whole):
-            found.append((STUDY, upstream, method, setting, int(count), whole, min(each), max(each), estimate(sides[0])))
-    return found
+def _of_parts(rows: pd.DataFrame, count: int, upstream: str, method: str, setting: str) -> list[tuple[Any, ...]]:
+    """One model at one number of tasks of the study; nothing where it was not run."""
+    sides = _sides(rows, upstream, method, setting, tasks=count)
+    whole = _share(*(side["value"].mean() for side in sides))
+    if math.isnan(whole):
+        return []
+    draws = sorted(set(select(rows, {"tasks": count})["draw"]))
+    drawn = [_sides(rows, upstream, method, setting, tasks=count, draw=draw) for draw in draws]
+    each = [_share(*(side["value"].mean() for side in own)) for own in drawn]
+    return [(STUDY, upstream, method, setting, int(count), whole, min(each), max(each), estimate(sides[0]))]
 
 
 def _of_pool(ours: Evidence, upstream: str, method: str, setting: str) -> list[tuple[Any, ...]]:
@@ -98,10 +97,10 @@ def _of_pool(ours: Evidence, upstream: str, method: str, setting: str) -> list[t
     return [(POOLS, upstream, method, setting, int(ours.pool), share, share, share, means[0])]
 
 
-def _sides(rows: pd.DataFrame, upstream: str, method: str, setting: str) -> list[pd.DataFrame]:
-    """Rows of a model, of its merger and of the experts."""
+def _sides(rows: pd.DataFrame, upstream: str, method: str, setting: str, **part: int) -> list[pd.DataFrame]:
+    """Rows of a model, of its merger and of the experts.   part: the number of tasks and the draw, where not all are meant."""
     model = {"upstream": upstream, "method": method, "setting": setting}
-    return [select(rows, key) for key in (model, {"upstream": upstream, "method": "merged"}, {"method": "expert"})]
+    return [select(rows, key | part) for key in (model, {"upstream": upstream, "method": "merged"}, {"method": "expert"})]
 
 
 def _share(value: float, merged: float, expert: float) -> float:

@@ -83,7 +83,7 @@ def test_more_seeds_shrink_their_own_part_only():
 
 
 def test_noise_is_two_standard_errors_of_a_difference():
-    left, right = Estimate(80, 0.09, None, 0), Estimate(70, 0.16, None, 0)
+    left, right = Estimate(80, None, 0, told=0.09), Estimate(70, None, 0, told=0.16)
     assert noise(left, right) == pytest.approx(2 * math.sqrt(0.25))
 
 

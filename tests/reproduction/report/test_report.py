@@ -7,7 +7,7 @@ from synthetic_results import TASKS
 
 from featcal.errors import MissingPath
 from reproduction.report import choice, figures, overview
-from reproduction.report.evidence import Evidence
+from reproduction.report.evidence import Evidence, select
 from reproduction.report.markup import SIGNS, arrow, compact, plain
 from reproduction.report.pages import Page
 from reproduction.report.root import project_root
@@ -69,3 +69,39 @@ def test_the_project_is_found_by_climbing_and_otherwise_named(tmp_path):
     assert project_root(deep) == tmp_path.resolve()
     with pytest.raises(MissingPath, match="params.yaml"):
         project_root(tmp_path.parent)
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "wanted"),
+    [
+        ("drift", "drift/clip_b32-8/drift.csv", {"method": "merged"}),
+        ("scores", "scores/clip_b32-8/scores.csv", {"method": "featcal", "setting": "suite"}),
+        ("scores", "ablate/clip_b32-8/ablate.csv", {"method": "anchor"}),
+        ("corrupted", "corrupted/clip_b32-8/corrupted.csv", {"corruption": "motion_blur"}),
+        ("corrupted", "scores/clip_b32-8/scores.csv", {"corruption": "clean", "method": "featcal"}),
+    ],
+)
+def test_rows_that_were_picked_before_are_picked_anew_from_a_changed_file(kind, file, wanted, results):
+    def found():
+        return select(Evidence("mini", "clip_b32", "8").table(kind), wanted)
+
+    before, path = found(), results / file
+    assert len(before) and found().equals(before)
+    head, *lines = path.read_text().splitlines(keepends=True)
+    said = wanted["method"] if "method" in wanted else wanted["corruption"]
+    path.write_text("".join([head, *(line for line in lines if f",{said}," not in line)]))
+    assert found().empty
+    path.write_text("".join([head, *lines]))
+    assert found().equals(before)
+
+
+def test_controls_and_correctness_that_come_and_go_are_seen(results):
+    def found(column):
+        return set(Evidence("mini", "clip_b32", "8").table("scores")[column])
+
+    ablate, correct = (results / f"{kind}/clip_b32-8/{kind}" for kind in ("ablate", "scores"))
+    assert "anchor" in found("method")
+    ablate.with_suffix(".csv").unlink()
+    assert "anchor" not in found("method") and "" not in found("correct")
+    correct.with_suffix(".correct.csv").unlink()
+    assert "correct" not in Evidence("mini", "clip_b32", "8").table("scores")
