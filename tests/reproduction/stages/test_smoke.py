@@ -11,6 +11,7 @@ import nbformat
 import numpy as np
 import pytest
 from PIL import Image
+from resolved import entry
 from smoke_graph import DEPTH, FEW, RUN, keep_a_chain, run_smoke_graph, smoke_params, working_in
 
 from featcal.cli.main import main
@@ -375,6 +376,7 @@ def run_again(tmp_path, monkeypatch, caplog):
 
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # stages say `featcal`
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("dpath.get", entry)  # which looks at every entry of the settings for each that it finds
     caplog.set_level("INFO", logger="dvc.stage.run")
 
     def repro(target: str) -> list[str]:
