@@ -19,8 +19,8 @@ BASES    := images/dvc.yaml:pretrain@clip_b32 images/dvc.yaml:pretrain@clip_l14 
 
 # The tests in parts, those that take longest first, and each without the parts that lie below it; and pages that nbval executes
 # in a kernel each, as they compute. All others are executed by the tests.
-PARTS   := tests/reproduction/stages/test_smoke.py tests/reproduction/report/test_book.py tests/reproduction tests/reproduction/report \
-           tests tests/calibration tests/cli tests/reproduction/suites/test_dress_rehearsal.py tests/test_container.py
+PARTS   := tests tests/reproduction tests/calibration tests/reproduction/stages/test_smoke.py tests/reproduction/report/test_book.py \
+           tests/cli tests/reproduction/report tests/test_container.py
 KERNELS := $(addprefix book/pages/,$(addsuffix .ipynb,method playground))
 # How many of them at once: one more than there are processors, as browser, kernels and downloads keep a part waiting.
 JOBS    ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)

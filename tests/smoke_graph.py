@@ -5,9 +5,11 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import networkx
 import yaml
@@ -18,6 +20,7 @@ from sentences import encoder, task
 import pipeline
 from reproduction.experiments.runs import ADAPTER_SETTINGS, ADAPTERS
 from reproduction.experiments.studies import STUDIES
+from reproduction.stages import context
 from reproduction.stages.run import run_stage
 
 ROOT = Path(__file__).parents[1]
@@ -252,7 +255,8 @@ def working_in(folder: Path) -> Iterator[None]:
 def run_smoke_graph(work: Path, root: Path = ROOT) -> dict[str, str]:
     """Run the graph in the empty folder `work`; sha256 of every weight and score file, by path."""
     lay_out(work, root)
-    with working_in(work), without_kernels():
+    once = patch.object(context, "load_experiments", cache(context.load_experiments))  # 250 stages would read the same settings
+    with working_in(work), without_kernels(), once:
         for command in commands(work):
             if command[:2] == ["featcal", "stage"]:
                 run_stage(command[2], command[3] if len(command) > 3 else None)

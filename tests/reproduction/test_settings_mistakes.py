@@ -12,6 +12,7 @@ from smoke_graph import ROOT, smoke_params
 from featcal.cli import main as cli
 from featcal.errors import FeatCalError
 from pipeline import write_settings
+from reproduction.experiments import params
 from reproduction.stages.context import load_context
 
 POOL, LARGER = "clip_b32-8", "clip_b32-14"
@@ -96,18 +97,33 @@ def message(folder: Path) -> str:
     return str(refused.value)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A project whose suite each test writes for itself."""
+    return project(tmp_path_factory.mktemp("project"), PARAMS, SUITE)
+
+
+@pytest.fixture(autouse=True)
+def without_mistakes(folder):
+    yield
+    (folder / "suites/smoke.yaml").write_text(yaml.safe_dump(SUITE))
+
+
 def test_the_settings_the_mistakes_are_made_in_are_fine_themselves(tmp_path):
     assert load_context(project(tmp_path, PARAMS, SUITE)).suite.name == "smoke"
 
 
 @pytest.mark.parametrize(("path", "value", "said"), IN_PARAMS)
-def test_a_mistake_in_params_is_named_with_its_place(tmp_path, path, value, said):
-    assert said in message(project(tmp_path, put(PARAMS, path, value), SUITE))
+def test_a_mistake_in_params_is_named_with_its_place(folder, monkeypatch, path, value, said):
+    """As if the mistake had been read from the file, whose whole text would be written and parsed anew for each."""
+    monkeypatch.setattr(params, "read_all", lambda _: put(PARAMS, path, value))
+    assert said in message(folder)
 
 
 @pytest.mark.parametrize(("path", "value", "said"), IN_SUITE)
-def test_a_mistake_in_a_suite_is_named_with_its_place(tmp_path, path, value, said):
-    assert said in message(project(tmp_path, PARAMS, put(SUITE, path, value)))
+def test_a_mistake_in_a_suite_is_named_with_its_place(folder, path, value, said):
+    (folder / "suites/smoke.yaml").write_text(yaml.safe_dump(put(SUITE, path, value)))
+    assert said in message(folder)
 
 
 @pytest.mark.parametrize("text", ["suite: [mini", "- a\n", "", "suite: \xff"])

@@ -11,8 +11,10 @@ import nbformat
 import numpy as np
 import pytest
 from PIL import Image
+from resolved import entry
 from smoke_graph import DEPTH, FEW, RUN, keep_a_chain, run_smoke_graph, smoke_params, working_in
 
+import featcal.planning.cost  # noqa: F401 - before the graph, for conftest to remember what it counts
 from featcal.cli.main import main
 from featcal.data.sampling import draw_indices
 from featcal.storage.results import DRIFT, PROJECTION, SCORES, correct_columns, read_rows
@@ -375,6 +377,7 @@ def run_again(tmp_path, monkeypatch, caplog):
 
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # stages say `featcal`
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("dpath.get", entry)  # which looks at every entry of the settings for each that it finds
     caplog.set_level("INFO", logger="dvc.stage.run")
 
     def repro(target: str) -> list[str]:
