@@ -21,9 +21,9 @@ from reproduction.suites.suite import load_suite
 ROOT = Path(__file__).parents[3]
 STAGES = (
     "prepare_data", "prepare", "merge", "calibrate", "adapt", "multitask", "merge_pool", "calibrate_pool", "adapt_pool",
-    "evaluate", "evaluate_pool", "measure", *STUDIES, "gather", "request", "headline", "claims", "artifact", "page", "prepare_texts",
-    "prepare_language", "merge_language", "calibrate_language", "adapt_language", "evaluate_language", "prepare_sentences",
-    "merge_sentences", "calibrate_sentences", "adapt_sentences",
+    "evaluate", "evaluate_pool", "measure", *STUDIES, "gather", "request", "headline", "claims", "artifact", "page",
+    "prepare_texts", "prepare_language", "merge_language", "calibrate_language", "adapt_language", "evaluate_language",
+    "prepare_sentences", "merge_sentences", "calibrate_sentences", "adapt_sentences",
 )  # fmt: skip
 
 # What no number depends on: messages, settings (their values are params), paths, processes, the record of the run, counters of
