@@ -51,11 +51,12 @@ texts, as those about language models or the larger image model. Minutes are the
 nothing, on the reference machine; what an earlier command computed is not computed again.
 
 `make repro` computes Table 1 and Figure 1 on drawn images and the playground: {repro} minutes; `dvc repro` all that the paper
-shows, on drawn images and texts: {total} minutes. It leaves as they are in git the results of the real encoder, of which everything
-takes thirty times as long, and those of studies that go beyond the paper: `make real` computes the encoder's Tables 1 and 7 and
-Figure 1, {real} minutes, and `make studies` all of them, {whole} minutes with what they need; below each has its command.
-`make verify` does all of `dvc repro` in a temporary clone and compares with the committed scores. On the same kind of machine they
-are the same bytes. Tolerance on another processor: {tolerance}. A verdict whose margin is near its noise may change there.
+shows, on drawn images and texts: {total} minutes. It leaves as they are in git the results of the real encoder, of which
+everything takes thirty times as long, and those of studies that go beyond the paper: `make real` computes the encoder's
+Tables 1 and 7 and Figure 1, {real} minutes, and `make studies` all of them, {whole} minutes with what they need; below each
+has its command. `make verify` does all of `dvc repro` in a temporary clone and compares with the committed scores. On the
+same kind of machine they are the same bytes. Tolerance on another processor: {tolerance}. A verdict whose margin is near its
+noise may change there.
 
 """
 
