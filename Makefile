@@ -17,13 +17,13 @@ BASES    := images/dvc.yaml:pretrain@clip_b32 images/dvc.yaml:pretrain@clip_l14 
             language/dvc.yaml:pretrain_t5@flan_t5_base language/dvc.yaml:pretrain_t5@flan_t5_large \
             language/dvc.yaml:pretrain_llama@llama_3b language/dvc.yaml:pretrain_llama@llama_8b
 
-# The tests in parts, those that take longest first, and each without the parts that lie below it; and pages that nbval executes
-# in a kernel each, as they compute. All others are executed by the tests.
-PARTS   := tests tests/reproduction tests/calibration tests/reproduction/stages/test_smoke.py tests/reproduction/report/test_book.py \
+# The tests in parts, those that take longest or wait most first, and each without the parts that lie below it; and pages that nbval
+# executes in a kernel each, as they compute. All others are executed by the tests.
+PARTS   := tests/reproduction/report/test_book.py tests tests/reproduction tests/reproduction/stages/test_smoke.py tests/calibration \
            tests/cli tests/reproduction/report tests/test_container.py
 KERNELS := $(addprefix book/pages/,$(addsuffix .ipynb,method playground))
-# How many of them at once: one more than there are processors, as browser, kernels and downloads keep a part waiting.
-JOBS    ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# How many of them at once: two more than there are processors, as browser, kernels, disk and downloads keep a part waiting.
+JOBS    ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
 
 # Stages say `featcal` and `python`, which must be those of the environment.
 export PATH := $(BIN):$(PATH)

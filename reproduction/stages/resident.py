@@ -21,7 +21,7 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -84,14 +84,32 @@ def ask(arguments: Sequence[str], imports: Sequence[str]) -> int | None:
     with line:
         told = {"arguments": list(arguments), "folder": os.getcwd(), "variables": dict(os.environ)}
         socket.send_fds(line, [json.dumps(told).encode()], [0, 1, 2])
-        process = int(line.recv(32) or 0)
-        while True:
-            try:
-                code = line.recv(32)
-                break
-            except KeyboardInterrupt:
-                os.kill(process, signal.SIGINT)  # its terminal is ours, its process group is not
+        with _interrupts_for(line) as process:
+            code = line.recv(32) if process else b""
     return int(code) if code else 1
+
+
+@contextlib.contextmanager
+def _interrupts_for(line: socket.socket) -> Iterator[int]:
+    """The process at the other end, which gets every Ctrl-C meanwhile: its terminal is ours, its process group is not."""
+    process, early = 0, False
+
+    def forward(*_: Any) -> None:
+        nonlocal early
+        if process:
+            os.kill(process, signal.SIGINT)
+        early = not process
+
+    ours = signal.getsignal(signal.SIGINT)
+    if ours is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, forward)
+    try:
+        process = int(line.recv(32) or 0)
+        if early:
+            forward()
+        yield process
+    finally:
+        signal.signal(signal.SIGINT, ours)
 
 
 def _connected(path: Path, imports: Sequence[str]) -> socket.socket:

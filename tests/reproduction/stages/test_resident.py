@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -40,6 +41,12 @@ from reproduction.stages import resident
 signal.signal(signal.SIGINT, signal.default_int_handler)
 resident.address = lambda imports: Path(sys.argv[1])
 print("code", resident.ask(sys.argv[2:], ()))
+"""
+ASKED = """
+import signal, time
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+print("ready", flush=True)
+time.sleep(60)
 """
 
 
@@ -105,6 +112,27 @@ def test_ctrl_c_reaches_the_stage(server):
     begun(process)
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=30)[0].split() == ["interrupted", "code", "130"]
+
+
+def test_ctrl_c_before_the_fork_is_known_reaches_it_too(tmp_path):
+    """The one who answers waits: a Ctrl-C is then on its way before the number of a process is."""
+    path, listener = tmp_path / "socket", socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with listener:
+        listener.bind(str(path))
+        listener.listen()
+        process = client(path, "0", "60")
+        line = listener.accept()[0]
+        _, descriptors, _, _ = socket.recv_fds(line, resident.LONGEST, 3)
+        time.sleep(0.2)  # it waits for the number
+        process.send_signal(signal.SIGINT)
+        with subprocess.Popen([sys.executable, "-c", ASKED], stdout=subprocess.PIPE, text=True) as asked, line:
+            assert asked.stdout.readline() == "ready\n"
+            line.send(str(asked.pid).encode())
+            assert asked.wait(timeout=30) == -signal.SIGINT
+            line.send(b"130")
+        for descriptor in descriptors:
+            os.close(descriptor)
+        assert process.communicate(timeout=30)[0].split() == ["code", "130"]
 
 
 def test_a_stage_ends_when_who_asked_is_gone(server):
