@@ -22,8 +22,8 @@ BASES    := images/dvc.yaml:pretrain@clip_b32 images/dvc.yaml:pretrain@clip_l14 
 PARTS   := tests/reproduction/report/test_book.py tests tests/reproduction tests/reproduction/stages/test_smoke.py tests/calibration \
            tests/cli tests/reproduction/report tests/test_container.py
 KERNELS := $(addprefix book/pages/,$(addsuffix .ipynb,method playground))
-# How many of them at once: two more than there are processors, as browser, kernels, disk and downloads keep a part waiting.
-JOBS    ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+# How many of them at once: one more than there are processors, as browser, kernels and downloads keep a part waiting.
+JOBS    ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 # Stages say `featcal` and `python`, which must be those of the environment.
 export PATH := $(BIN):$(PATH)
