@@ -73,7 +73,7 @@ repro: project  ## recompute the headline chain on drawn images (Table 1, Figure
 	$(BIN)/dvc repro $(HEADLINE)
 	@$(MAKE) --no-print-directory book
 
-# What is on request has no stage behind it that would wait for it: what shows it is told.
+# Claims and ARTIFACT.md do not wait for what is on request, and are made anew behind it.
 SHOW = $(BIN)/dvc repro --single-item --glob 'requested*' claims artifact && $(MAKE) --no-print-directory book
 real: project  ## recompute the same tables on the real encoder (about fifty minutes), and build the book
 	$(BIN)/dvc repro $(REAL)

@@ -237,8 +237,7 @@ def commands(work: Path) -> list[list[str]]:
     with Repo(str(work)) as repo:
         ordered = list(networkx.dfs_postorder_nodes(repo.index.graph))
         ordered.sort(key=lambda stage: stage.path_in_repo == "dvc.yaml")  # pages do not wait for results on request
-        stages = [stage for stage in ordered if not stage.name.startswith("pretrain")]
-        return [command.split() for stage in stages for command in stage.cmd.split(" && ")]
+        return [stage.cmd.split() for stage in ordered if not stage.name.startswith("pretrain")]
 
 
 @contextmanager

@@ -19,7 +19,7 @@ UNCOVERED = 5  # largest parameters that are told
 EXPERT = re.compile(r"(?<=experts)\.\d+\.")  # the number of one in the name of its linears
 TOKENS = 8  # of a text that is thought of to find the sites
 # what a model's forward may raise where it is run without numbers on a batch made up from its configuration
-NOT_RUN = (FeatCalError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
+NOT_RUN = (FeatCalError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def show_plan(folder: Path) -> None:
