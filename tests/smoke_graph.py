@@ -216,7 +216,8 @@ def keep_a_chain(work: Path) -> None:
             elif "foreach" in block:
                 block["foreach"] = {f"scores-{key}": f"scores/{key}"} if block["foreach"] == "${gathered}" else {key: {}}
             stage = block.get("do", block)
-            stage["deps"] = [dep for dep in stage["deps"] if "${key}-" not in dep or f"${{key}}-{merger}" in dep]
+            for part in ("deps", "outs"):
+                stage[part] = [path for path in stage[part] if "${key}-" not in path or f"${{key}}-{merger}" in path]
         if content["stages"]:
             file.write_text(yaml.safe_dump(content, sort_keys=False))
         else:

@@ -4,7 +4,9 @@ Adam lowers the entropy of the zero-shot answers to unlabelled images or texts. 
 Source: Yang et al., 2024; FusionBench's and the official code differ in clamping and in the batches of a step.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -85,41 +87,57 @@ def endless(task: str, batches: Iterable[Mapping[str, Any]], model: nn.Module) -
 
 def adamerging(job: Job) -> Iterator[Named]:
     """Every tensor by AdaMerging; the record keeps the loss of every step (summed over tasks) and the last coefficients."""
-    model = encoder(job, "adamerging")
+    models = [encoder(job, "adamerging") for _ in range(min(job.at_once, len(job.experts)))]
     check_tasks(job.experts, job.batches)
     mixture = Mixture(job)
-    job.record["loss"] = descended(job, model, mixture)
+    job.record["loss"] = descended(job, models, mixture)
     job.record["coefficients"] = dict(zip(job.experts, mixture.described(), strict=True))
     for name, tensor in mixture.tensors().items():
         yield name, tensor.detach()
 
 
 @torch.enable_grad()  # whatever the caller has switched off
-def descended(job: Job, model: nn.Module, mixture: Mixture) -> list[float]:
-    """Moves the coefficients by Adam. Returns: the loss before every step. Raises: Diverged naming the step."""
+def descended(job: Job, models: Sequence[nn.Module], mixture: Mixture) -> list[float]:
+    """Moves the coefficients by Adam. Returns: the loss before every step. Raises: Diverged naming the step.
+
+    models: as many as batches are answered at the same time, by a thread each; gradients are added in the tasks' order, so that
+    their number changes no bit.
+    """
     settings, losses = job.settings, []
-    streams = {task: endless(task, job.batches[task], model) for task in job.experts}
+    streams = {task: endless(task, job.batches[task], models[0]) for task in job.experts}
     adam = torch.optim.Adam([mixture.coefficients], lr=settings.rate)
-    for step in range(settings.steps):
-        mixed, loss = mixture.tensors(), 0.0
-        for task in job.experts:
-            for _ in range(settings.batches_per_step):
-                number, batch = next(streams[task])
-                with naming(task, number), exact_products():
-                    loss += answer_entropy(job, model, mixed, task, batch)
-        if not abs(loss) < float("inf"):
-            raise Diverged("adamerging", step, "merge.rate", settings.rate, "overflowing numbers in the experts or the data")
-        losses.append(loss)
-        adam.zero_grad()
-        mixture.pull_back(mixed)
-        adam.step()
-        if (step + 1) % max(1, settings.steps // REPORTS) == 0:
-            job.progress(f"adamerging {step + 1}/{settings.steps}: entropy {loss:.4f}")
+    with ThreadPoolExecutor(len(models)) as threads, exact_products():
+        for step in range(settings.steps):
+            mixed, loss = mixture.tensors(), 0.0
+            turns = [task for task in job.experts for _ in range(settings.batches_per_step)]
+            for start in range(0, len(turns), len(models)):
+                drawn = [(task, *next(streams[task])) for task in turns[start : start + len(models)]]
+                for entropies, gradients in threads.map(partial(answer_gradients, job, mixed), models, drawn):
+                    loss += entropies
+                    gather(mixed, gradients)
+            if not abs(loss) < float("inf"):
+                raise Diverged("adamerging", step, "merge.rate", settings.rate, "overflowing numbers in the experts or the data")
+            losses.append(loss)
+            adam.zero_grad()
+            mixture.pull_back(mixed)
+            adam.step()
+            if (step + 1) % max(1, settings.steps // REPORTS) == 0:
+                job.progress(f"adamerging {step + 1}/{settings.steps}: entropy {loss:.4f}")
     return losses
 
 
-def answer_entropy(job: Job, model: nn.Module, mixed: Mapping[str, Tensor], task: str, batch: Mapping[str, Any]) -> float:
-    """Entropy of the answers to one batch; its gradient is added to that of the tensors."""
-    loss = entropy(answer_logits(job.head, model, mixed, task, batch))
-    torch.autograd.backward(loss)
-    return float(loss.detach())
+def answer_gradients(
+    job: Job, mixed: Mapping[str, Tensor], model: nn.Module, drawn: tuple[str, int, Mapping[str, Any]]
+) -> tuple[float, Sequence[Tensor | None]]:
+    """Entropy of the answers to one batch, and its gradient with respect to every tensor; None for one that it does not ask."""
+    task, number, batch = drawn
+    with naming(task, number):
+        loss = entropy(answer_logits(job.head, model, mixed, task, batch))
+        return float(loss.detach()), torch.autograd.grad(loss, list(mixed.values()), allow_unused=True)
+
+
+def gather(mixed: Mapping[str, Tensor], gradients: Sequence[Tensor | None]) -> None:
+    """Adds gradients to those that the tensors have gathered."""
+    for tensor, gradient in zip(mixed.values(), gradients, strict=True):
+        if gradient is not None:
+            tensor.grad = gradient if tensor.grad is None else tensor.grad.add_(gradient)

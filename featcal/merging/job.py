@@ -29,6 +29,7 @@ class Job:
     head: Mapping[str, Tensor] = field(default_factory=dict)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     progress: Callable[[str], None] = silent
+    at_once: int = 1  # batches that are answered at the same time
     record: dict[str, Any] = field(default_factory=dict)  # what was found out while merging, for merge.json
 
     @property

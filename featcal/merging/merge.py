@@ -60,6 +60,7 @@ def merge(
     embeddings: str = "merge",
     device: str | torch.device = "cpu",
     progress: Callable[[str], None] = silent,
+    at_once: int = 1,
     **settings: Unpack[MergeSettings],
 ) -> nn.Module | Path:
     """One model from a base and its experts.
@@ -75,12 +76,14 @@ def merge(
     head:     for adamerging and fisher: a heads.safetensors, or its tensors: visual_projection, logit_scale, head/<task>.
     embeddings: "merge", or "base": tables of words are the base's, so that experts may have other vocabularies.
     device:   where it is computed.   progress: a function that is given one line per finished piece.
+    at_once:  for adamerging, how many tasks are answered at the same time, by a thread and a model each: the same bits, sooner
+              where torch computes with one thread.
     settings: the method's own, such as scale=0.3 (featcal/merging/method_settings.py); those left out are the paper's.
     Returns:  the merged module, or the path `out`. `merge_recorded` returns the record as well.
     Raises:   UnknownKey, BadSetting; MissingTensor, TensorsDiffer when the models do not fit; NotFinite; Diverged; DiskFull.
     """
     more: dict[str, Any] = {"batches": batches, "head": head, "embeddings": embeddings, **settings}
-    return merge_recorded(method, base, experts, out=out, device=device, progress=progress, **more).made
+    return merge_recorded(method, base, experts, out=out, device=device, progress=progress, at_once=at_once, **more).made
 
 
 def merge_recorded(
@@ -94,11 +97,12 @@ def merge_recorded(
     embeddings: str = "merge",
     device: str | torch.device = "cpu",
     progress: Callable[[str], None] = silent,
+    at_once: int = 1,
     **settings: Unpack[MergeSettings],
 ) -> Merged:
     """As `merge`, with the record of the run."""
     more: dict[str, Any] = {"batches": batches, "head": head, "embeddings": embeddings, **settings}
-    work = opened_merge(method, base, experts, device=device, progress=progress, **more)
+    work = opened_merge(method, base, experts, device=device, progress=progress, at_once=at_once, **more)
     return work.result(work.job, work.rule.tensors(work.job), out)
 
 
@@ -169,6 +173,7 @@ def opened_merge(
     embeddings: str = "merge",
     device: str | torch.device = "cpu",
     progress: Callable[[str], None] = silent,
+    at_once: int = 1,
     **settings: Unpack[MergeSettings],
 ) -> Merge:
     """The merge that `merge` is asked for, before anything is computed. Raises: what it says."""
@@ -186,7 +191,9 @@ def opened_merge(
     for task, text in ends.told.items():
         progress(f"{task}: {text}")
     kept, shared, theirs = kept_embeddings(origin, ends.experts, embeddings == "base", ends.apart)
+    require(at_once > 0, "merge.at_once", at_once, "must be at least 1")
     job = Job(shared, theirs, chosen, partial(module_like, base, part), device=torch_device(device), progress=progress)
+    job.at_once = at_once
     job.batches, job.head = batches or {}, read_head(head, theirs) if head is not None else {}
     return Merge(rule, job, kept, origin, base, part, named)
 

@@ -6,9 +6,9 @@ from typer import Argument
 
 EPILOG = """Examples:
 
-featcal stage calibrate clip_b32-8-task_arithmetic
+featcal stage calibrate clip_b32-8
 
-featcal stage results clip_b32-8"""
+featcal stage gather scores/clip_b32-8"""
 
 
 def stage(

@@ -39,8 +39,6 @@ def _chain(context: Context, key: str) -> dict[str, Any]:
     drawn = "prepare_texts" if pool in TEXT_POOLS else "prepare_data"
     names: list[tuple[str, str | None]] = [(drawn, None), *((verb, key) for verb in BEHIND_SCORES)]
     names += [("merge", k) for k in context.experiments.merged_in(role, pool)]  # of one merger, where each has a stage of its own
-    names += [("calibrate", k) for k in dict.fromkeys(c.merged for c in context.experiments.calibrated_in(role, pool).values())]
-    names += [("adapt", k) for k in dict.fromkeys(a.merged for a in context.experiments.adapted_in(role, pool).values())]
     seconds: dict[str, float] = {}
     cost: dict[str, dict[str, Any]] = {}  # by stage, by seed
     for verb, name in names:

@@ -51,5 +51,6 @@ def _images(context: Context, merge: MergeRun) -> dict[str, Any]:
         "batches": streams(context, merge.role, merge.pool, merge.draw),
         "head": context.layout.heads(merge.role, merge.pool) if method_named(merge.method).head else None,
         "device": torch_device(context.suite.device),
+        "at_once": context.suite.workers or 1,  # adamerging takes as long as all the others
         "progress": lambda line: console.print(f"  {line}", soft_wrap=True),
     }

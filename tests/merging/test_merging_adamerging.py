@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from featcal.errors import BadBatches, BadSetting, Diverged, MissingPath, MissingTensor
-from featcal.merging.adamerging import Mixture, answer_entropy, descended, endless, entropy
+from featcal.merging.adamerging import Mixture, answer_gradients, descended, endless, entropy, gather
 from featcal.merging.data_settings import AdaMerging
 from featcal.merging.job import Job
 from featcal.merging.merge import merge, merge_recorded
@@ -40,13 +40,23 @@ def job(**settings):
     return Job(ModuleSource(base, "base"), sources, AdaMerging(**settings), tiny.clip, batches=batches, head=heads)
 
 
+def answered(work, mixture):
+    """The loss of every task's first batch; its gradient is gathered by the coefficients."""
+    mixed, model, loss = mixture.tensors(), work.structure(), 0.0
+    for task in work.experts:
+        one, gradients = answer_gradients(work, mixed, model, (task, 0, work.batches[task][0]))
+        gather(mixed, gradients)
+        loss += one
+    mixture.pull_back(mixed)
+    return loss
+
+
 def total_entropy(work, coefficients):
     """The loss as a function of coefficients alone, every batch once."""
     mixture = Mixture(work)
     with torch.no_grad():
         mixture.coefficients.copy_(coefficients)
-    mixed, model = mixture.tensors(), work.structure().requires_grad_(False)
-    return sum(answer_entropy(work, model, mixed, task, work.batches[task][0]) for task in work.experts)
+    return answered(work, mixture)
 
 
 def test_entropy_of_two_answers_by_hand():
@@ -58,11 +68,8 @@ def test_entropy_of_two_answers_by_hand():
 @pytest.mark.parametrize("settings", [{}, {"granularity": "task"}, {"clamp": True}, {"granularity": "task", "clamp": True}])
 def test_the_gradient_is_that_of_finite_differences(settings):
     work = job(start=0.4, **settings)
-    mixture, model = Mixture(work), work.structure()
-    mixed = mixture.tensors()
-    for task in work.experts:
-        answer_entropy(work, model, mixed, task, work.batches[task][0])
-    mixture.pull_back(mixed)
+    mixture = Mixture(work)
+    answered(work, mixture)
     for at in [(0, 0), (1, mixture.coefficients.shape[1] - 1)]:
         low, high = mixture.coefficients.detach().clone(), mixture.coefficients.detach().clone()
         low[at] -= 1e-5
@@ -74,7 +81,7 @@ def test_the_gradient_is_that_of_finite_differences(settings):
 def test_the_first_step_of_two_coefficients_is_the_rate_against_the_sign_of_the_gradient():
     work = job(granularity="task", steps=1)
     mixture, model = Mixture(work), work.structure()
-    descended(work, model, mixture)
+    descended(work, [model], mixture)
     signs = mixture.coefficients.grad.sign()
     assert signs.abs().all() and torch.allclose(mixture.coefficients.detach(), 0.3 - 1e-3 * signs, rtol=0, atol=1e-7)
 
@@ -99,6 +106,17 @@ def test_steps_lower_the_entropy_of_one_batch_and_the_record_tells_how():
     assert tiny.same_bits(done.model, again), "the order of the tasks or the second run changed the result"
 
 
+def test_tasks_answered_at_the_same_time_change_no_bit():
+    base, experts = models()
+    experts["gtsrb"] = tiny.shifted(base, 12, 0.05)  # an odd number, so that the last one answers alone
+    given = {"batches": {**data(), "gtsrb": tiny.images(102)}, "head": head() | {"head/gtsrb": head()["head/dtd"].flip(0)}, "steps": 5}
+    one, two, many = (merge_recorded("adamerging", base, experts, at_once=n, **given) for n in (1, 2, 8))
+    assert tiny.same_bits(one.model, two.model) and one.record["loss"] == two.record["loss"]
+    assert tiny.same_bits(one.model, many.model)
+    with pytest.raises(BadSetting, match="at_once"):
+        merge("adamerging", base, experts, at_once=0, **given)
+
+
 def test_clamped_coefficients_multiply_by_no_more_than_one_and_no_less_than_zero():
     base, experts = models()
     common = {"batches": data(), "head": head(), "steps": 0, "clamp": True}
@@ -109,10 +127,10 @@ def test_clamped_coefficients_multiply_by_no_more_than_one_and_no_less_than_zero
 
 def test_two_batches_a_step_add_their_losses():
     works = [job(granularity="task", steps=1, batches_per_step=count) for count in (1, 2)]
-    losses = [descended(work, work.structure(), Mixture(work))[0] for work in works]
+    losses = [descended(work, [work.structure()], Mixture(work))[0] for work in works]
     second = {task: of[1:] for task, of in data().items()}
     works[0].batches = second
-    other = descended(works[0], works[0].structure(), Mixture(works[0]))[0]
+    other = descended(works[0], [works[0].structure()], Mixture(works[0]))[0]
     assert losses[1] == pytest.approx(losses[0] + other, rel=1e-12)
 
 

@@ -34,30 +34,30 @@ def changed(name: str, folder: Path) -> set[str]:
 
 def test_lambda_changes_calibrations_controls_and_studies_of_images_and_no_merger_or_adapter(tmp_path):
     stages = changed("lambda", tmp_path)
-    assert {"calibrate@clip_b32-8-wudi", "calibrate_pool@clip_l14-20", "ablate@clip_b32-8", "sweep@clip_b32-8"} <= stages
+    assert {"calibrate@clip_b32-8", "calibrate_pool@clip_l14-20", "ablate@clip_b32-8", "sweep@clip_b32-8"} <= stages
     kinds = {stage.partition("@")[0] for stage in stages}
     studies = {"samples", "corrupted", "task_counts", "cost", "sweep", "theory", "tune", "beyond", "field"}
     assert kinds == {"calibrate", "calibrate_pool", "ablate", *studies}
     assert not [stage for stage in stages if "glue" in stage or "mergebench" in stage]
 
 
-def test_samples_of_one_merged_model_change_its_calibration_alone(tmp_path):
-    assert changed("samples", tmp_path) == {"calibrate@clip_b32-8-wudi", "calibrate@clip_l14-8-wudi"}
+def test_samples_of_one_merged_model_change_the_calibrations_of_both_sizes_alone(tmp_path):
+    assert changed("samples", tmp_path) == {"calibrate@clip_b32-8", "calibrate@clip_l14-8"}
     run = load_experiments(tmp_path / "params.yaml").calibrate["clip_b32-8-wudi-suite"]
     assert run.samples == 512
 
 
 def test_another_merger_is_one_row(tmp_path):
-    assert changed("merger", tmp_path) == {"calibrate@clip_b32-8-ties", "calibrate@clip_l14-8-ties"}
+    assert changed("merger", tmp_path) == {"calibrate@clip_b32-8", "calibrate@clip_l14-8"}
     assert load_experiments(tmp_path / "params.yaml").calibrate["clip_b32-8-ties-suite"].calibration
 
 
 def test_an_edit_of_the_encoder_changes_what_is_made_with_those_samples_and_dvc_repro_leaves_it(tmp_path):
-    assert changed("encoder", tmp_path) == {"calibrate_sentences@minilm-8", "expert_seeds@minilm-8"}
+    assert changed("encoder", tmp_path) == {"calibrate@minilm-8", "expert_seeds@minilm-8"}
     assert load_experiments(tmp_path / "params.yaml").calibrate["minilm-8-average-suite"].samples == 128
     everything = stages_of_dvc_repro()
-    assert {"calibrate@clip_b32-8-wudi", "page@table01", "book"} <= everything
-    assert not {"calibrate_sentences@minilm-8", "expert_seeds@minilm-8"} & everything
+    assert {"calibrate@clip_b32-8", "page@table01", "book"} <= everything
+    assert not {"calibrate@minilm-8", "expert_seeds@minilm-8"} & everything
 
 
 def settings_of_suite(folder: Path) -> dict[str, dict]:

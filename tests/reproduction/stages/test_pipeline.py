@@ -23,7 +23,7 @@ STAGES = (
     "prepare_data", "prepare", "merge", "calibrate", "adapt", "multitask", "merge_pool", "calibrate_pool", "adapt_pool",
     "evaluate", "evaluate_pool", "measure", *STUDIES, "gather", "request", "headline", "claims", "artifact", "page",
     "prepare_texts", "prepare_language", "merge_language", "calibrate_language", "adapt_language", "evaluate_language",
-    "prepare_sentences", "merge_sentences", "calibrate_sentences", "adapt_sentences",
+    "prepare_sentences", "merge_sentences",
 )  # fmt: skip
 
 # What no number depends on: messages, settings (their values are params), paths, processes, the record of the run, counters of
@@ -163,11 +163,11 @@ def stages_of(pool: object) -> str:
 
 
 def stage_of(section: str, run: Any) -> str:
-    """The stage that makes a model: of images with 8 tasks one for every merger, else one of a role and pool."""
-    if run.role == "minilm" and run.pool == HEADLINE_POOL:
-        return f"{section}_sentences@{run.role}-{run.pool}"
-    one = f"-{run.upstream}" if run.pool == HEADLINE_POOL else ""
-    return f"{section}{stages_of(run.pool)}@{run.role}-{run.pool}{one}"
+    """The stage that makes a model: one of a role and pool, but for images with 8 tasks, each merger of which has one."""
+    stages, one = stages_of(run.pool), ""
+    if section == "merge" and run.pool == HEADLINE_POOL:
+        stages, one = ("_sentences", "") if run.role == "minilm" else ("", f"-{run.upstream}")
+    return f"{section}{stages}@{run.role}-{run.pool}{one}"
 
 
 @pytest.mark.parametrize("section", MODELS)

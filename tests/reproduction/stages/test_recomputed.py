@@ -201,4 +201,4 @@ def test_a_merged_model_that_nothing_is_made_of_is_calibrated_by_one_word():
     settings = deepcopy(SETTINGS)
     assert settings["calibrate"]["clip_b32-8"][STARTS]["ties"] is None
     settings["calibrate"]["clip_b32-8"][STARTS]["ties"] = {}
-    assert touched(settings) == needed(settings) == {"calibrate@clip_b32-8-ties"}
+    assert touched(settings) == needed(settings) == {"calibrate@clip_b32-8"}
