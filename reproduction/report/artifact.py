@@ -11,6 +11,7 @@ from reproduction.report.root import project_root
 from reproduction.report.verdicts import sources
 
 REQUEST = "pipeline/request/dvc.yaml"  # what `dvc repro` leaves as it is in git
+REPRO = ["gather@scores-clip_b32-8", "headline", "playground"]  # what `make repro` computes
 REAL = [f"{REQUEST}:request@{kind}-minilm-8" for kind in ("scores", "drift")]  # what `make real` computes
 TOLERANCE = "±1 point on an average, ±3 on a single task"  # a test holds it against scripts/compare_results.py
 EVERYWHERE = "scoreboard"  # shows claims of places that have no page of their own
@@ -91,9 +92,8 @@ def text(suite: str) -> str:
     """The whole page."""
     known = {"suite": suite, "label": label(suite), "tolerance": TOLERANCE}
     known |= {"machine": " and ".join(compute.machines(suite)) or "none yet"}
-    repro = ["gather@scores-clip_b32-8", "headline", "playground"]
     asked = [name for name in upstream() if name.startswith(REQUEST)]
-    known |= {"total": minutes(suite, [name for name in upstream() if ":" not in name]), "repro": minutes(suite, repro)}
+    known |= {"total": minutes(suite, [name for name in upstream() if ":" not in name]), "repro": minutes(suite, REPRO)}
     known |= {"real": minutes(suite, REAL), "whole": minutes(suite, asked)}
     rows = [f"| {name.partition('@')[2]} | `dvc repro {name}` | {minutes(suite, [name])} |\n" for name in asked]
     parts = [part.format(**known) for part in (HEAD, TIRES, CLAIMS)]

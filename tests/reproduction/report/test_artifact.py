@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import subprocess
 from functools import cache
 
 import pytest
@@ -42,6 +43,12 @@ def test_minutes_of_dvc_repro_are_those_of_what_it_looks_at():
     text = re.search(r"on drawn images and texts: (\d+) minutes", text_of("mini"))
     assert spent and text and text[1] == f"{sum(spent) / 60:.0f}"
     assert "evaluate@minilm-8" in artifact.upstream()[artifact.REAL[0]]
+
+
+def test_it_counts_the_minutes_of_what_make_runs():
+    for target, stages in {"repro": artifact.REPRO, "real": artifact.REAL}.items():
+        told = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        assert f"dvc repro {' '.join(stages)}\n" in told
 
 
 def test_the_tolerance_is_that_of_the_comparison():

