@@ -29,7 +29,7 @@ from featcal.calibration.calibrate import calibrate
 from featcal.cli.allocator import give_back_large_blocks
 from featcal.cli.model_folders import skeleton
 from featcal.cli.plan import shapes
-from featcal.models.products import onednn_products
+from featcal.models.products import faster_products
 from featcal.planning.needs import Workload, needs
 from featcal.storage.results import write_json
 from reproduction.stages.operations import CountedOperations
@@ -48,7 +48,7 @@ def taken(args: Namespace, root: Path) -> dict[str, Any]:
     """What one calibration takes, here in this process: seconds, bytes above the imports, operations that ran."""
     give_back_large_blocks()  # as the command does
     tasks = [f"task{t}" for t in range(args.tasks)]
-    with onednn_products(), CountedOperations() as counted:
+    with faster_products(), CountedOperations() as counted:
         cost = calibrate(
             root / "merged",
             base=root / "base",

@@ -24,7 +24,7 @@ from featcal.data.place import Place
 from featcal.data.sampling import draw_indices
 from featcal.data.text import load_text
 from featcal.data.tokens import PADDED, Tokens, batch, cut, reader_for, token_batches
-from featcal.models.products import onednn_products
+from featcal.models.products import faster_products
 from featcal.models.skeleton import skeleton
 
 VOCABULARY = 1000
@@ -89,7 +89,7 @@ def timed(args: Namespace, most: float) -> str:
     def run(most: float) -> None:
         parts = {task: cut(texts(t, args.samples), args.batch, most) for t, task in enumerate(experts)}
         batches = {task: [batch(part, reader.pad, reader.takes) for part in own] for task, own in parts.items()}
-        with onednn_products():
+        with faster_products():
             made.append(calibrate(**models, batches=batches, settings=SETTINGS).model)
 
     pairs = in_turns(partial(run, float("inf")), partial(run, most), 1 + args.repeats)[1:]

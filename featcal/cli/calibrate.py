@@ -128,7 +128,7 @@ def calibrate(
     from featcal.calibration.run_folder import beside
     from featcal.data.calibration import Draw, drawn, held_out
     from featcal.merging.stored_statistics import Statistics
-    from featcal.models.products import onednn_products
+    from featcal.models.products import faster_products
     from featcal.storage.results import run_record, write_json
 
     if twice := sorted(told.keys() & places.keys()):
@@ -161,7 +161,7 @@ def calibrate(
     if given["device"].type == "cpu":
         give_back_large_blocks()
     whole = whole_experts(named, work or beside(out), mine)
-    with onednn_products(), whole as given["experts"], counted(blocks, "calibrating") as progress:
+    with faster_products(), whole as given["experts"], counted(blocks, "calibrating") as progress:
         try:
             result = featcal.calibrate(merged, base=named.base, settings=settings, out=out, progress=progress, **given)
         except KeyboardInterrupt:

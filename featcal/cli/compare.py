@@ -62,7 +62,7 @@ def compare(
     import featcal
     from featcal.blocks.batches import check_tasks
     from featcal.data.calibration import Draw, drawn
-    from featcal.models.products import onednn_products
+    from featcal.models.products import faster_products
 
     check_tasks(experts, {name: [place] for name, place in places.items()})
     first = next(iter(models.values()))
@@ -78,7 +78,7 @@ def compare(
     kind = skeleton(first)
     plan, batches = stacks_named(kind, stack), drawn(kind, sources, places, draw)
     named = Named(base or first, experts, under)
-    with TemporaryDirectory() as place, whole_experts(named, Path(place), list(experts)) as given, onednn_products():
+    with TemporaryDirectory() as place, whole_experts(named, Path(place), list(experts)) as given, faster_products():
         found = featcal.compare(models, given, batches, plan=plan, device=device_named(device), dtype=dtype_named(dtype))
     if as_json:
         say_json({"agreement": [asdict(one) for one in found]})

@@ -85,7 +85,7 @@ def merge(
     from featcal.merging.merge import merge as merged
     from featcal.merging.methods import method_named
     from featcal.merging.stored_statistics import Statistics
-    from featcal.models.products import onednn_products
+    from featcal.models.products import faster_products
 
     method_named(method).check_needs(places or told or None, head)  # before samples are read
     student = skeleton(named.base)
@@ -94,7 +94,7 @@ def merge(
     batches: Any = {name: Statistics(folder) for name, folder in told.items()} or None
     batches = drawn(student, (named.base,), places, Draw(samples, seed, batch, split, tokens)) if places else batches
     more: dict[str, Any] = {"batches": batches, "head": head, "embeddings": embeddings, "device": device_named(device)}
-    with onednn_products():
+    with faster_products():
         merged(method, named.base, named.experts, out=out, progress=note, **more, **settings)
     if as_json:
         experts = {name: str(folder) for name, folder in named.experts.items()}

@@ -60,10 +60,10 @@ def repair(
     else:
         from featcal.data.calibration import Draw, drawn
         from featcal.merging.prodistill import prodistill
-        from featcal.models.products import onednn_products
+        from featcal.models.products import faster_products
 
         batches = drawn(skeleton(named.base), (named.base,), places, Draw(samples, seed, batch))
-        with onednn_products():
+        with faster_products():
             prodistill(merged, named.base, named.experts, batches, seed=seed, **more)
     if as_json:
         return say_json({"folder": str(out), "method": method, "merged": str(merged), "base": str(named.base)})

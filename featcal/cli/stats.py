@@ -45,10 +45,10 @@ def stats(
     require_hub(push_to_hub)
     from featcal.data.calibration import Draw, drawn
     from featcal.merging.statistics import statistics
-    from featcal.models.products import onednn_products
+    from featcal.models.products import faster_products
 
     batches = drawn(skeleton(model), (model,), {name: place}, Draw(samples, seed, batch, split, tokens))[name]
-    with onednn_products():
+    with faster_products():
         statistics(model, batches, out, device=device_named(device), progress=note)
     if as_json:
         say_json({"folder": str(out), "samples": samples})

@@ -1,16 +1,19 @@
 """Float32 matrix products of a process by oneDNN instead of MKL; both are inside torch, which asks MKL.
 
-MKL keeps its widest instructions for Intel's processors, oneDNN uses those it finds (benchmarks/products.py). The change is made
-below autograd, at the operators mm and addmm, so that forward passes, gradients and Gram matrices are all concerned.
+MKL keeps its widest instructions for Intel's processors, where it takes half of oneDNN's time; elsewhere oneDNN uses those it
+finds (benchmarks/products.py). The change is made below autograd, at the operators mm and addmm, so that forward passes, gradients
+and Gram matrices are all concerned.
 
 oneDNN adds all terms of a sum one after the other. MKL cuts long sums into pieces, which rounds less: over 2,000 tokens by a
 factor of three, enough to cost a Gram matrix its Cholesky factor. Here they are cut as MKL does where this was measured (an AMD
 EPYC), and products were then the same bits.
 """
 
+import platform
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,6 +21,17 @@ from torch import Tensor
 # From which on oneDNN was the faster one: sides of a product, and multiplications for each piece of its sums and each thread.
 NARROWEST, SMALLEST = 32, 2**22
 PIECE = 192  # terms added at a time
+
+
+def faster_products() -> AbstractContextManager[None]:
+    """Inside the `with`, float32 products on a CPU are of the library that is made for its processor."""
+    return nullcontext() if made_by_intel() else onednn_products()
+
+
+def made_by_intel() -> bool:
+    """Whether the processor is Intel's, as the system tells."""
+    told = Path("/proc/cpuinfo")
+    return "GenuineIntel" in (told.read_text() if told.is_file() else platform.processor())
 
 
 @contextmanager

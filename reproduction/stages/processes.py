@@ -54,10 +54,10 @@ def _work(tell: Connection, threads: int | None, function: Callable[..., Any], a
         import torch
 
         torch.set_num_threads(threads)
-    from featcal.models.products import onednn_products
+    from featcal.models.products import faster_products
 
     try:
-        with onednn_products():
+        with faster_products():
             result = function(*arguments)
         tell.send((result, None))
     except Exception as error:

@@ -65,10 +65,10 @@ def _start_worker() -> None:
     from tqdm import tqdm
 
     import featcal  # noqa: F401 - installs the torchvision hook before anything imports transformers
-    from featcal.models.products import onednn_products
+    from featcal.models.products import faster_products
 
     torch.set_num_threads(1)
-    _LIFE_LONG.enter_context(onednn_products())
+    _LIFE_LONG.enter_context(faster_products())
     tqdm.set_lock(threading.RLock())  # its own lock lives in the system and would outlast a worker that is ended
 
 

@@ -109,7 +109,8 @@ def test_steps_lower_the_entropy_of_one_batch_and_the_record_tells_how():
 def test_tasks_answered_at_the_same_time_change_no_bit():
     base, experts = models()
     experts["gtsrb"] = tiny.shifted(base, 12, 0.05)  # an odd number, so that the last one answers alone
-    given = {"batches": {**data(), "gtsrb": tiny.images(102)}, "head": head() | {"head/gtsrb": head()["head/dtd"].flip(0)}, "steps": 5}
+    heads = head() | {"head/gtsrb": head()["head/dtd"].flip(0)}
+    given = {"batches": {**data(), "gtsrb": tiny.images(102)}, "head": heads, "steps": 5}
     one, two, many = (merge_recorded("adamerging", base, experts, at_once=n, **given) for n in (1, 2, 8))
     assert tiny.same_bits(one.model, two.model) and one.record["loss"] == two.record["loss"]
     assert tiny.same_bits(one.model, many.model)

@@ -38,6 +38,13 @@ def computed(monkeypatch):
     return count
 
 
+@pytest.mark.parametrize(("intel", "ours"), [(True, 0), (False, 1)])
+def test_products_are_onednns_where_the_processor_is_not_intels(intel, ours, computed, monkeypatch):
+    monkeypatch.setattr(products, "made_by_intel", lambda: intel)
+    with products.faster_products():
+        assert drawn(256, 192) @ drawn(192, 192) is not None and len(computed) == ours
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_products_of_every_layout_are_those_of_float64(shape, computed):
     n, d, o = shape

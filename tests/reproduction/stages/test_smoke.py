@@ -282,7 +282,6 @@ def test_every_page_is_executed_without_an_error(graph):
 
 def test_the_playground_is_played_and_its_commands_write_the_model_it_shows(graph):
     work, _ = graph
-    import torch
     from safetensors.torch import load_file
 
     cells = {cell["id"]: cell for cell in nbformat.read(work / "book/pages/playground.ipynb", 4).cells}
