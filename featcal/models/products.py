@@ -1,8 +1,8 @@
 """Float32 matrix products of a process by oneDNN instead of MKL; both are inside torch, which asks MKL.
 
 MKL keeps its widest instructions for Intel's processors, where it takes half of oneDNN's time; elsewhere oneDNN uses those it
-finds (benchmarks/products.py). The change is made below autograd, at the operators mm and addmm, so that forward passes, gradients
-and Gram matrices are all concerned.
+finds (benchmarks/products.py). The change is made below autograd, at the operators mm and addmm, so that forward passes,
+gradients and Gram matrices are all concerned.
 
 oneDNN adds all terms of a sum one after the other. MKL cuts long sums into pieces, which rounds less: over 2,000 tokens by a
 factor of three, enough to cost a Gram matrix its Cholesky factor. Here they are cut as MKL does where this was measured (an AMD
