@@ -282,6 +282,7 @@ def test_every_page_is_executed_without_an_error(graph):
 
 def test_the_playground_is_played_and_its_commands_write_the_model_it_shows(graph):
     work, _ = graph
+    import torch
     from safetensors.torch import load_file
 
     cells = {cell["id"]: cell for cell in nbformat.read(work / "book/pages/playground.ipynb", 4).cells}
@@ -300,8 +301,10 @@ def test_the_playground_is_played_and_its_commands_write_the_model_it_shows(grap
         """How far the written model is from another, over all tensors."""
         return sum((other[name] - value).double().square().sum() for name, value in written.items()).sqrt()
 
-    # Not the same bits on every processor: some kernels round by where a tensor lies in memory, and λ is small.
     assert distance(shown) < 0.01 * distance(merged)
+    # The plainest kernels round what lies in folders and in memory apart, and λ is small; with all others no bit differs.
+    plainest = torch.backends.cpu.get_cpu_capability() == "DEFAULT"
+    assert plainest or all(torch.equal(value, written[name]) for name, value in shown.items())
 
 
 def test_what_each_calibration_cost_lies_beside_the_results(graph):
