@@ -62,7 +62,7 @@ STUDIED: dict[str, dict] = {
     "field": {
         "samples": 16, "batch": 8, "rows": 24, "mergers": {"average": {}, "iso_c": {"scale": [0.5, 1.0]}, "fisher": {}},
         "trained": ["average"], "epochs": 2, "surgery_v2": {"rank": 2, "steps": 3}, "interv_merge": {"steps": 3},
-        "tangent": [0.3, 0.5], "scored": 40, "best_behind": ["average"],
+        "tangent": [0.3, 0.5], "scored": 40,
     },
     "beyond": {
         "upstreams": ["task_arithmetic"], "chosen_on": ["task_arithmetic"], "samples": 16, "few": [8], "batch": 8,

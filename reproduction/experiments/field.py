@@ -18,7 +18,6 @@ class FieldStudy(Checked):
     """Every merger from the same experts and the same samples: as it is, with FeatCal, adapters and SVC behind it.
 
     mergers: settings by method; of a list of scales, validation samples choose one, as in the sources.
-    best_behind: mergers behind which FeatCal's preset best stands too, as it takes twice as long; all where None.
     samples, batch, seed: of each task, for what looks at training samples.   rows: validation samples of each task.
     tangent: scales of task arithmetic in the tangent space, of which validation samples choose one; none where it is not run, as
              where experts are not fine-tuned here.
@@ -40,15 +39,13 @@ class FieldStudy(Checked):
     surgery_v2: SurgeryV2
     interv_merge: IntervMerge
     epochs: Count
-    best_behind: tuple[str, ...] | None = None
     tangent: Numbers = ()
     scored: Count | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key in ("trained", "best_behind"):
-            for merger in getattr(self, key) or ():
-                require(merger in self.mergers, f"field.{key}", merger, f"must be one of {', '.join(self.mergers)}")
+        for merger in self.trained:
+            require(merger in self.mergers, "field.trained", merger, f"must be one of {', '.join(self.mergers)}")
         scored = "must hold other samples than are scored: train, or unlabelled"
         require(self.rivals.stream != "test_unlabelled", "field.rivals.stream", self.rivals.stream, scored)
         for method in self.mergers:
@@ -58,8 +55,7 @@ class FieldStudy(Checked):
 
     def behind(self, merger: str) -> list[str]:
         """What is put behind a merger, by method: `featcal_best` is FeatCal at its preset best."""
-        best = ["featcal_best"] if self.best_behind is None or merger in self.best_behind else []
-        return ["featcal", *best, "surgery", "prob_surgery", "svc", *(TRAINED if merger in self.trained else ())]
+        return ["featcal", "featcal_best", "surgery", "prob_surgery", "svc", *(TRAINED if merger in self.trained else ())]
 
     def scales(self, method: str) -> tuple[float, ...]:
         """The scales of a method of which validation samples choose one; none where its settings hold no list."""

@@ -1,4 +1,4 @@
-"""Stage `field`: every merger from the same experts, as it is and with FeatCal, adapters and SVC behind it, behind some the rest.
+"""Stage `field`: every merger from the same experts, as it is and with FeatCal, adapters and SVC behind it, and what trains.
 
 FeatCal stands behind it twice: as the suite has it, and with what goes beyond the paper. Where the study tells scales of it, task
 arithmetic in the tangent space stands beside them.
@@ -114,10 +114,9 @@ def merge_and_repair(
     settings, tried = merge(context, study, name, base, experts, merged, timed)
     batches = drawn(context, study, Draw("train", study.samples, study.rivals.batch, study.seed))
     for method, calibration in {"featcal": study.rivals.featcal, "featcal_best": featcal.Calibration.preset("best")}.items():
-        if method in study.behind(name):
-            given: dict[str, Any] = {"base": base, "experts": experts, "batches": batches, "settings": calibration}
-            given |= {"device": device, "out": out / method, "resume": False}
-            timed(method, partial(featcal.calibrate, merged, **given))
+        given: dict[str, Any] = {"base": base, "experts": experts, "batches": batches, "settings": calibration}
+        given |= {"device": device, "out": out / method, "resume": False}
+        timed(method, partial(featcal.calibrate, merged, **given))
     projection, _ = samples_of(context, study.role, study.pool)
     seen = drawn(context, study, study.rivals.draw("surgery", study.samples, study.seed))
     theirs, timed.seconds["features"] = kept(("features",), lambda: expert_features(experts, seen, projection, device))
