@@ -19,7 +19,7 @@ from featcal.models.load import load_model, load_tokenizer
 from featcal.storage.results import read_json, write_json
 from reproduction.experiments.runs import DOMAIN_POOL, Draw, role_and_pool
 from reproduction.stages.context import Context, load_context
-from reproduction.stages.text_streams import text_stream
+from reproduction.stages.streams import stream
 from reproduction.stages.workers import fan_out
 
 RIDGES = (1.0e-5, 1.0e-3, 1.0e-1, 1.0, 10.0)
@@ -56,7 +56,7 @@ def average(context: Context, key: str, ridge: float | None, interpolation: floa
         merged,
         base=base,
         experts={task: layout.expert(role, pool, task) for task in tasks},
-        batches={task: text_stream(context, role, pool, task, draw, None, run.reading) for task in tasks},
+        batches={task: stream(context, role, pool, task, draw, reading=run.reading) for task in tasks},
         settings=replace(run.calibration, ridge=ridge, interpolation=interpolation),
     )
     return score(context, role, pool, result.model)

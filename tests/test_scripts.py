@@ -11,9 +11,9 @@ from scripts import accept, campaign, choose_preset, compare_results
 MODEL = {"suite": "mini", "role": "clip_b32", "pool": 8, "upstream": "average", "method": "merged", "setting": "", "seed": ""}
 
 
-def results(folder, **values):
+def results(folder, count=500, **values):
     """A results folder with one model's score per task, and a file of another kind beside it."""
-    rows = [{**MODEL, "task": task, "metric": "accuracy", "value": value, "count": 500} for task, value in values.items()]
+    rows = [{**MODEL, "task": task, "metric": "accuracy", "value": value, "count": count} for task, value in values.items()]
     write_rows(folder / "mini" / "scores/clip_b32-8/scores.csv", rows, SCORES)
     write_rows(folder / "mini/drift/clip_b32-8/drift.csv", [{"block": "00"}], ("block",))
     return str(folder)
@@ -33,6 +33,12 @@ def results(folder, **values):
 def test_recomputed_scores_pass_within_one_point_of_the_average_and_three_of_a_task(tmp_path, recomputed, code):
     committed = results(tmp_path / "committed", mnist=90.0, dtd=50.0, svhn=70.0)
     assert compare_results.main([committed, results(tmp_path / "recomputed", **recomputed)]) == code
+
+
+def test_of_a_quarter_of_the_answers_twice_as_much_passes(tmp_path):
+    committed = results(tmp_path / "committed", 125, mnist=90.0, dtd=50.0, svhn=70.0)
+    for moved, code in ((95.9, 0), (96.1, 1)):
+        assert compare_results.main([committed, results(tmp_path / str(moved), 125, mnist=moved, dtd=50.0, svhn=70.0)]) == code
 
 
 def test_empty_results_do_not_pass_as_equal(tmp_path):

@@ -87,22 +87,10 @@ def merge(
 
 
 def merge_recorded(
-    method: str,
-    base: Model,
-    experts: Mapping[str, Model] | Sequence[Model],
-    *,
-    out: str | Path | None = None,
-    batches: Batches | None = None,
-    head: str | Path | Mapping[str, torch.Tensor] | None = None,
-    embeddings: str = "merge",
-    device: str | torch.device = "cpu",
-    progress: Callable[[str], None] = silent,
-    at_once: int = 1,
-    **settings: Unpack[MergeSettings],
+    method: str, base: Model, experts: Mapping[str, Model] | Sequence[Model], *, out: str | Path | None = None, **given: Any
 ) -> Merged:
     """As `merge`, with the record of the run."""
-    more: dict[str, Any] = {"batches": batches, "head": head, "embeddings": embeddings, **settings}
-    work = opened_merge(method, base, experts, device=device, progress=progress, at_once=at_once, **more)
+    work = opened_merge(method, base, experts, **given)
     return work.result(work.job, work.rule.tensors(work.job), out)
 
 
@@ -192,9 +180,9 @@ def opened_merge(
         progress(f"{task}: {text}")
     kept, shared, theirs = kept_embeddings(origin, ends.experts, embeddings == "base", ends.apart)
     require(at_once > 0, "merge.at_once", at_once, "must be at least 1")
-    job = Job(shared, theirs, chosen, partial(module_like, base, part), device=torch_device(device), progress=progress)
-    job.at_once = at_once
-    job.batches, job.head = batches or {}, read_head(head, theirs) if head is not None else {}
+    data = {"batches": batches or {}, "head": read_head(head, theirs) if head is not None else {}}
+    more = {"device": torch_device(device), "progress": progress, "at_once": at_once, **data}
+    job = Job(shared, theirs, chosen, partial(module_like, base, part), **more)
     return Merge(rule, job, kept, origin, base, part, named)
 
 

@@ -50,7 +50,7 @@ def planned(role: str, tasks: int, samples: int, batch: int) -> "Needs":
     from featcal.cli.model_folders import skeleton
     from featcal.cli.plan import planned_needs
     from featcal.planning.needs import Workload
-    from reproduction.suites.paper_sizes import SIZES
+    from reproduction.doctor.paper_sizes import SIZES
 
     size = SIZES[role]
     with tempfile.TemporaryDirectory() as folder:
@@ -67,7 +67,7 @@ def models_kept(chosen: Chosen, role: str, pool: Pool) -> int:
 
 def role_needs(chosen: Chosen) -> list[RoleNeeds]:
     """Every role that is run, at its largest pool."""
-    from reproduction.suites.paper_sizes import SIZES
+    from reproduction.doctor.paper_sizes import SIZES
 
     found = []
     pairs = played(chosen)
@@ -93,7 +93,7 @@ def hours(chosen: Chosen, rate: float) -> dict[str, float]:
 
 def _work(chosen: Chosen, role: str, pool: Pool) -> float:
     """Operations of calibrations, evaluations and AdaMerging."""
-    from reproduction.suites.paper_sizes import SIZES, test_samples
+    from reproduction.doctor.paper_sizes import SIZES, test_samples
 
     ex, size, tasks = chosen.experiments, SIZES[role], chosen.suite.tasks_of(role, pool)
     sample = 2.0 * size.parameters * size.width

@@ -12,7 +12,7 @@ from featcal.cli.terminal import say, table
 
 if TYPE_CHECKING:
     from reproduction.doctor.needs import Chosen
-    from reproduction.suites.reachable import Found
+    from reproduction.doctor.reachable import Found
 
 SMALL = 10_000_000_000  # bytes for outputs, DVC's cache and the book of a suite made here, with room
 
@@ -34,8 +34,8 @@ class Checkup:
 def checkup(chosen: "Chosen", rate: float) -> Checkup:
     """Everything of the chosen suite.   rate: operations a second that hours are told for."""
     from featcal.storage.results import read_json
-    from reproduction.suites.reachable import look
-    from reproduction.suites.repositories import decoded_bytes, repositories
+    from reproduction.doctor.reachable import look
+    from reproduction.doctor.repositories import decoded_bytes, repositories
 
     suite, pinned = chosen.suite, chosen.root / "suites" / f"{chosen.suite.name}.pins.json"
     found = Checkup(suite.name, gpu=gpu_bytes())

@@ -152,25 +152,45 @@ def chosen(role: str, suite: str) -> PageOutput:
 
 
 def summary(suite: str) -> PageOutput:
-    """In words: the best merger, what FeatCal adds to how many, and where something else behind a merger is better."""
-    return PageOutput("".join(note(sentence(evidence(role, suite), name)) for role, name in ROLES.items()))
+    """The best merger, what FeatCal and others add to how many, and where something else behind a merger is better."""
+    parts = []
+    for role, name in ROLES.items():
+        ours = evidence(role, suite)
+        rows = [("", [METHODS[way].name, *gain]) for way, gain in gains(ours).items()]
+        head = ["Behind a merger", "Raises", "Changes (points)", "Averages behind it (%)"]
+        parts += [note(sentence(ours, name)), *([table(head, rows, f"What it adds, {name}", "fc-words")] if rows else [])]
+    return PageOutput("".join(parts))
+
+
+def means_of(ours: Evidence) -> dict[str, dict[str, float]]:
+    """By merger the averages that were run: as it is, and with something behind it."""
+    means = {m: {way: average(ours, m, way) for way in ("merged", *BEHIND, *TRAINED)} for m in mergers(ours)}
+    return {m: {way: value.mean for way, value in own.items() if value} for m, own in means.items()}
+
+
+def gains(ours: Evidence) -> dict[str, tuple[str, str, str]]:
+    """How many mergers something raises, by how much at least and at most, and what they reach with it."""
+    told = {}
+    for way in BEHIND:
+        pairs = [(own["merged"], own[way]) for own in means_of(ours).values() if way in own]
+        if pairs:
+            gained, reached = [after - before for before, after in pairs], [after for _, after in pairs]
+            raised = f"{sum(gain > 0 for gain in gained)} of {len(pairs)}"
+            told[way] = (raised, f"{min(gained):+.1f} to {max(gained):+.1f}", f"{min(reached):.1f} to {max(reached):.1f}")
+    return told
 
 
 def sentence(ours: Evidence, name: str) -> str:
     """One role in words, from its rows alone."""
-    names = mergers(ours)
-    if not names:
+    found = means_of(ours)
+    if not found:
         return f"○ not run: {name}."
-    means = {m: {way: average(ours, m, way) for way in ("merged", *BEHIND, *TRAINED)} for m in names}
-    found = {m: {way: value.mean for way, value in own.items() if value} for m, own in means.items()}
     first = max(found, key=lambda m: found[m]["merged"])
     top = max(((m, way) for m in found for way in found[m]), key=lambda pair: found[pair[0]][pair[1]])
-    gains = {way: {m: own[way] - own["merged"] for m, own in found.items() if way in own} for way in BEHIND}
     told = [f"<strong>{name}.</strong> The best merger as it is: {METHODS[first].name}, {found[first]['merged']:.1f}."]
-    told += [f"{told_gain(way, gains[way])}" for way in BEHIND if gains[way]]
     told += [told_trained(m, found[m], ours) for m in trained_behind(ours)]
-    behind = "as it is" if top[1] == "merged" else (BEHIND | TRAINED)[top[1]]
-    told.append(f"The highest of all: {METHODS[top[0]].name} {behind}, {found[top[0]][top[1]]:.1f}.")
+    way = "as it is" if top[1] == "merged" else (BEHIND | TRAINED)[top[1]]
+    told.append(f"The highest of all: {METHODS[top[0]].name} {way}, {found[top[0]][top[1]]:.1f}.")
     return " ".join(told)
 
 
@@ -182,12 +202,6 @@ def told_trained(merger: str, means: dict[str, float], ours: Evidence) -> str:
         if way in means:
             parts.append(f"{METHODS[way].name} {means[way]:.1f}" + ("" if took is None else f" in {took:.0f} s"))
     return f"Behind {METHODS[merger].name} ({means['merged']:.1f}): {', '.join(parts)}."
-
-
-def told_gain(way: str, gains: dict[str, float]) -> str:
-    """To how many mergers something adds, and between what and what."""
-    helped, least, most = sum(gain > 0 for gain in gains.values()), min(gains.values()), max(gains.values())
-    return f"{METHODS[way].name} raises {helped} of {len(gains)} mergers, with changes from {least:+.1f} to {most:+.1f} points."
 
 
 def printed() -> PageOutput:

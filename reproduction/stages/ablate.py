@@ -12,7 +12,7 @@ from typing import Any
 from featcal.storage.results import SCORES
 from reproduction.experiments.ablate import AblateStudy
 from reproduction.experiments.runs import ANCHOR, RESCALED, CalibrateRun
-from reproduction.stages import evaluate
+from reproduction.stages import scoring
 from reproduction.stages.calibrate import calibrate_one
 from reproduction.stages.columns import SCALES
 from reproduction.stages.context import Context
@@ -38,7 +38,7 @@ def ablated(context: Context, key: str, study: AblateStudy, folder: Path) -> Fou
         for name in (ANCHOR, RESCALED, *study.without):
             words = ("featcal", merger, name, study.seed) if name in study.without else (name, merger)
             models.append(Scored(f"{merger}/{name}", folder / merger / name, *words))
-    scores = evaluate.score(context, f"evaluate ablate {key}", study.role, study.pool, models)
+    scores = scoring.score(context, f"evaluate ablate {key}", study.role, study.pool, models)
     scales = [row for merger in study.upstreams for row in made[f"{merger} {RESCALED}"]]
     return Found([row for model in models for row in scores[model.name]], {"scales": scales}, {"study": asdict(study)})
 
@@ -73,9 +73,8 @@ def best_factor(context: Context, study: AblateStudy, merger: str) -> tuple[floa
 
     rescale, place, device = study.rescale, (context, study.role, study.pool), torch_device(context.suite.device)
     models = {factor: scaled(context, study, merger, factor).to(device) for factor in rescale.factors}
-    chosen = partial(evaluate.drawn, rescale.samples, study.seed)
-    values = evaluate.averages(*place, models, partial(evaluate.samples_of, *place, split=rescale.split, most=chosen))
+    chosen = partial(scoring.drawn, rescale.samples, study.seed)
+    values = scoring.averages(*place, models, partial(scoring.samples_of, *place, split=rescale.split, most=chosen))
     best = max(rescale.factors, key=lambda factor: (round(values[factor], 4), -factor))
     words = {"suite": context.suite.name, "role": study.role, "pool": study.pool, "upstream": merger}
     return best, [{**words, "factor": f, "value": values[f], "chosen": int(f == best)} for f in rescale.factors]
-

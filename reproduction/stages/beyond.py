@@ -72,14 +72,14 @@ def tried(context: Context, study: BeyondStudy, trial: Trial, splits: Sequence[s
 
     import featcal
     from featcal.models.device import torch_device
-    from featcal.models.load import load_as_calibrated, load_model
+    from featcal.models.load import load_as_calibrated
     from reproduction.stages.operations import CountedOperations
 
     layout, role, pool = context.layout, study.role, study.pool
     device, begin, counted = torch_device(context.suite.device), perf_counter(), CountedOperations()
     merged = layout.merged(f"{role}-{pool}-{trial.upstream}")
     if trial.settings is None:
-        model = (load_as_calibrated if study.reading is None else load_model)(merged).to(device)  # type: ignore[arg-type]
+        model = load_as_calibrated(merged).to(device)  # type: ignore[arg-type]
     else:
         batches, plan = drawn(context, study, trial)
         experts = {task: layout.expert(role, pool, task) for task in batches}
@@ -94,25 +94,23 @@ def tried(context: Context, study: BeyondStudy, trial: Trial, splits: Sequence[s
 
 
 def drawn(context: Context, study: BeyondStudy, trial: Trial) -> tuple[dict[str, list[Any]], Any]:
-    """Training samples of every task, and of texts the plan whose sums count the tokens that are asked for."""
-    from reproduction.stages.streams import streams
-    from reproduction.stages.text_streams import text_streams
+    """Training samples of every task, and the plan whose sums count what they should."""
+    from reproduction.stages.streams import plan_of, streams
 
-    if study.reading is not None:
-        return text_streams(context, study.role, study.pool, study.draw(trial), study.reading)
-    return {task: list(given) for task, given in streams(context, study.role, study.pool, study.draw(trial)).items()}, None
+    given = streams(context, study.role, study.pool, study.draw(trial), reading=study.reading)
+    return {task: list(batches) for task, batches in given.items()}, plan_of(context, study.role, study.pool, study.reading)
 
 
 def scores(context: Context, study: BeyondStudy, model: Any, splits: Sequence[str]) -> dict[str, Row]:
     """By task or by test, scores of validation and of test samples, and which of the latter are right."""
-    from reproduction.stages import evaluate, evaluate_language
+    from reproduction.stages import scoring
 
     place, found = (context, study.role, study.pool), {}
     for split in splits:
         if study.reading is None:
-            read = partial(evaluate.samples_of, *place, split=split)
-            found[split] = evaluate.answers(*place, lambda _: {"model": model}, read)["model"]
+            read = partial(scoring.samples_of, *place, split=split)
+            found[split] = scoring.answers(*place, lambda _: {"model": model}, read)["model"]
         else:
-            found[split] = evaluate_language.answers(*place, lambda _: model, {"model": None}, split)["model"]
+            found[split] = scoring.generated(*place, lambda _: model, {"model": None}, split)["model"]
     validation = {task: counts["value"] for task, counts in found.get("validation", {}).items()}
     return {task: {"metric": "accuracy", "validation": validation.get(task), **counts} for task, counts in found["test"].items()}

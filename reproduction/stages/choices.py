@@ -7,11 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from reproduction.experiments.choices import ChoicesStudy
-from reproduction.stages.calibrate_language import calibrate_one
+from reproduction.stages.calibrate import calibrate_one
 from reproduction.stages.columns import CHOICES
 from reproduction.stages.context import Context
-from reproduction.stages.evaluate_language import score
 from reproduction.stages.scored import Scored
+from reproduction.stages.scoring import score
 from reproduction.stages.study import Found, run_study
 from reproduction.stages.workers import fan_out
 

@@ -9,8 +9,8 @@ from reproduction.experiments.comparisons import CorruptedStudy
 from reproduction.experiments.runs import Draw
 from reproduction.stages.columns import CORRUPTED, EXAMPLES, SEEN
 from reproduction.stages.context import Context
-from reproduction.stages.evaluate import score
 from reproduction.stages.scored import Scored
+from reproduction.stages.scoring import score
 from reproduction.stages.seen import seen_rows
 from reproduction.stages.study import Found, run_study
 from reproduction.stages.workers import fan_out

@@ -10,10 +10,10 @@ from typing import Any
 from reproduction.experiments.comparisons import CostStudy
 from reproduction.stages.columns import AUDIT
 from reproduction.stages.context import Context
-from reproduction.stages.evaluate import score
 from reproduction.stages.processes import alone
 from reproduction.stages.rivals import METHODS, Method, measure, merged_model, step_folder
 from reproduction.stages.scored import Scored
+from reproduction.stages.scoring import score
 from reproduction.stages.study import Found, run_study
 
 

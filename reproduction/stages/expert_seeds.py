@@ -16,16 +16,14 @@ from reproduction.experiments.runs import Pool
 from reproduction.stages.calibrate import calibrate_one
 from reproduction.stages.columns import EXPERT_SEEDS
 from reproduction.stages.context import Context
-from reproduction.stages.evaluate import evaluate_model
 from reproduction.stages.merge import merge_one
-from reproduction.stages.prepare_sentences import digest, make_experts
+from reproduction.stages.prepare import make_sentence_experts, sentence_digest
 from reproduction.stages.scored import scored
-from reproduction.stages.scoring import Counts, score_models
-from reproduction.stages.streams import samples_of
+from reproduction.stages.scoring import Counts, evaluate_model, score_models
 from reproduction.stages.study import Found, run_study
 from reproduction.stages.trainings import train_all
 from reproduction.stages.workers import fan_out
-from reproduction.suites import sentence_experts as making
+from reproduction.suites.experts import HEADS
 
 
 def run(key: str) -> None:
@@ -38,7 +36,7 @@ def found(context: Context, key: str, study: ExpertSeedsStudy, folder: Path) -> 
     experts, rows = trained(context, key, study), list[dict[str, Any]]()
     prepared, here = context.layout.prepared(study.role, study.pool), fewer(context.experiments, study)
     for seed in study.seeds:
-        own, parts = folder / f"seed{seed}", {name: prepared / name for name in ("base", making.HEADS)}
+        own, parts = folder / f"seed{seed}", {name: prepared / name for name in ("base", HEADS)}
         made = compared(context, f"experts of seed {seed}", study.role, study.pool, parts | {"experts": experts[seed]}, here, own)
         rows += [{**row, "expert_seed": seed} for row in made]
         rmtree(own)
@@ -49,10 +47,10 @@ def trained(context: Context, key: str, study: ExpertSeedsStudy) -> dict[int, Pa
     """The folders of all experts of every seed, those that are finished from an earlier run."""
     layout, tasks = context.layout, context.suite.tasks_of(study.role, study.pool)
     prepared = layout.prepared(study.role, study.pool)
-    of = digest(context, prepared / "base", study.role, study.pool, study.seeds)
+    of = sentence_digest(context, prepared / "base", study.role, study.pool, study.seeds)
     folders = {seed: layout.unfinished(f"expert_seeds-{key}-{of}") / f"seed{seed}" for seed in study.seeds}
     outs = {(task, seed): folder / task for seed, folder in folders.items() for task in tasks}
-    make_experts(context, layout.data_of(study.role), prepared, outs)
+    make_sentence_experts(context, layout.data_of(study.role), prepared, outs)
     return folders
 
 
@@ -84,7 +82,7 @@ def compared(
             jobs[f"{name} seed {draw}"] = (here, f"{label} {name}", run, draw, own.calibrated(name, draw))
     for _ in fan_out(f"{label}, calibrate", calibrate_one, jobs, workers):
         pass
-    train_all(here, f"{label}, adapt", experiments.adapt, samples_of)
+    train_all(here, f"{label}, adapt", experiments.adapt)
     models, tasks = scored(here, role, pool), context.suite.tasks_of(role, pool)
     scores = score_models(evaluate, here, f"{label}, evaluate", role, pool, models, tasks)
     return [row for rows in scores.values() for row in rows]

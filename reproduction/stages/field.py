@@ -18,7 +18,7 @@ from featcal.settings import PRESETS
 from featcal.storage.results import SCORES
 from reproduction.experiments.field import FieldStudy
 from reproduction.experiments.runs import Draw, Pool
-from reproduction.stages import evaluate, tangent
+from reproduction.stages import scoring, tangent
 from reproduction.stages.context import Context
 from reproduction.stages.scored import Scored
 from reproduction.stages.scoring import Counts, score_models
@@ -105,7 +105,7 @@ def merge_and_repair(
     from featcal.models.device import torch_device
     from featcal.rivals.deep_training import deep_adapters
     from featcal.rivals.pool import adapters_from, pool_features
-    from reproduction.stages.streams import samples_of
+    from reproduction.stages.streams import projection_of
 
     layout, device = context.layout, torch_device(context.suite.device)
     base, tasks = layout.base(study.role, study.pool), context.suite.tasks_of(study.role, study.pool)
@@ -117,7 +117,7 @@ def merge_and_repair(
         given: dict[str, Any] = {"base": base, "experts": experts, "batches": batches, "settings": calibration}
         given |= {"device": device, "out": out / method, "resume": False}
         timed(method, partial(featcal.calibrate, merged, **given))
-    projection, _ = samples_of(context, study.role, study.pool)
+    projection = projection_of(context, study.role, study.pool)
     seen = drawn(context, study, study.rivals.draw("surgery", study.samples, study.seed))
     theirs, timed.seconds["features"] = kept(("features",), lambda: expert_features(experts, seen, projection, device))
     pairs = timed("features", partial(pool_features, merged, theirs, seen, projection, device))
@@ -153,7 +153,7 @@ def merge(
     vectors = timed("merged", lambda: opened_merge(name, base, experts, **given).vectors())
     place = (context, study.role, study.pool)
     validation = partial(read, context, study, "validation")
-    values = timed("choosing", lambda: evaluate.averages(*place, {scale: vectors.at(scale) for scale in scales}, validation))
+    values = timed("choosing", lambda: scoring.averages(*place, {scale: vectors.at(scale) for scale in scales}, validation))
     best = max(scales, key=lambda scale: (round(values[scale], 4), -scale))
     timed("merged", lambda: vectors.at(best, out=out))
     return {**settings, "scale": best}, [{**settings, "scale": s, "value": round(values[s], 4)} for s in scales]
@@ -203,8 +203,8 @@ def drawn(context: Context, study: FieldStudy, draw: Draw) -> dict[str, Any]:
 def read(context: Context, study: FieldStudy, split: str, task: str) -> Any:
     """Samples that are scored, or that validate; read once in a process."""
     most = study.scored if split == "test" else study.rows
-    chosen = None if most is None else partial(evaluate.drawn, most, study.seed)
-    return kept((split, task), lambda: evaluate.samples_of(context, study.role, study.pool, task, split, chosen))
+    chosen = None if most is None else partial(scoring.drawn, most, study.seed)
+    return kept((split, task), lambda: scoring.samples_of(context, study.role, study.pool, task, split, chosen))
 
 
 def evaluate_model(
@@ -219,17 +219,17 @@ def evaluate_model(
     given: dict[str, Any] = {"read": partial(read, context, study, "test")}
     if model.upstream == TANGENT:
         moved = partial(tangent.encoder, context, role, pool, model)
-        return evaluate.answers(context, role, pool, lambda task: {model.name: moved(task)}, **given)
+        return scoring.answers(context, role, pool, lambda task: {model.name: moved(task)}, **given)
     assert model.folder is not None and all(other.folder is not None for other in corrected)
     encoder: Any = load_as_calibrated(model.folder).to(torch_device(context.suite.device))  # type: ignore[arg-type]
     behind = {other.name: Adapters.load(other.folder).apply for other in corrected if other.method not in DEEP}  # type: ignore[arg-type]
-    found = evaluate.answers(context, role, pool, lambda _: {model.name: encoder}, changes=behind, **given)
+    found = scoring.answers(context, role, pool, lambda _: {model.name: encoder}, changes=behind, **given)
     for other in corrected:
         if other.method in DEEP:
             own, found[other.name] = DeepAdapters.load(other.folder), {}  # type: ignore[arg-type]
             for task in context.suite.tasks_of(role, pool):
                 with own.inside(encoder, task):
                     changed = {"changes": {other.name: own.apply}, "tasks": (task,), **given}
-                    judged = evaluate.answers(context, role, pool, lambda _: {model.name: encoder}, **changed)
+                    judged = scoring.answers(context, role, pool, lambda _: {model.name: encoder}, **changed)
                 found[other.name] |= judged[other.name]
     return found

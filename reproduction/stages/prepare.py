@@ -1,83 +1,171 @@
-"""Stage `prepare`: base, experts and zero-shot heads of a role and pool.
+"""Stage `prepare`: base, experts and heads of a role and pool.
 
 An expert that is finished stays finished: it lies outside the stage's outputs until all are, so that an interrupted run goes on.
 """
 
 import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+from featcal.errors import HubUnreachable
 from featcal.storage.atomic import atomic_folder
-from reproduction.experiments.runs import role_and_pool
-from reproduction.stages import prepare_sentences
+from reproduction.experiments.runs import Pool, role_and_pool
 from reproduction.stages.context import Context, fingerprint, load_context, not_run, recorded
 from reproduction.stages.workers import console, fan_out
-from reproduction.suites import experts as making
-from reproduction.suites.experts import ExpertJob
+from reproduction.suites import experts, sentence_experts, text_experts
+from reproduction.suites.experts import HEADS
+from reproduction.suites.language import LanguageRole
+from reproduction.suites.packages import WEIGHTS
 from reproduction.suites.sentences import SentenceRole
 from reproduction.suites.suite import Role
 
+FIRST = 0  # seed of the sentence experts' training; the study expert_seeds trains others
+
 
 def run(key: str) -> None:
-    """Write outputs/<suite>/prepared/<key>/: base/, experts/<task>/, heads.safetensors; empty where nothing plays the role.
+    """Write outputs/<suite>/prepared/<key>/: base/, experts/<task>/, heads.safetensors of encoders, adapters/ of language models.
 
-    Heads of every task of the pool; experts of those that no smaller pool holds.
+    Heads of every task of the pool; experts of those that no smaller pool holds. The folder is empty where nothing plays the
+    role, and, which is said, where the package of a sentence encoder cannot be fetched.
     """
     context = load_context()
     name, pool = role_and_pool(key)
     role, out = context.role(name), context.layout.prepared(name, pool)
-    if isinstance(role, SentenceRole):
-        prepare_sentences.run(context, key)
-        return
-    assert role is None or isinstance(role, Role)
-    with recorded(context, "prepare", key):
-        if role is None or not context.plays(name, pool):
+    with recorded(context, "prepare", key) as told:
+        if not context.knows(name, pool):
             not_run(context, f"prepare {key}", out)
             return
-        store = context.layout.unfinished(_fingerprint(context, role, name, pool))
-        _prepare(context, role, name, pool, store, out)
+        try:
+            store = made(context, role, name, pool)
+        except HubUnreachable as error:
+            if not isinstance(role, SentenceRole):
+                raise
+            told["not_run"] = str(error)
+            with atomic_folder(out):
+                console.print(f"prepare {key}: {name} is not run, its pages will say so; later: dvc repro -f prepare@{key}")
+                console.print(str(error))
+            return
+        with atomic_folder(out) as folder:
+            (store / "experts").mkdir(exist_ok=True)  # a pool may need no further expert
+            for part in ("base", "experts", text_experts.ADAPTERS):
+                if (store / part).is_dir():
+                    shutil.copytree(store / part, folder / part)
+            if (store / HEADS).is_file():
+                shutil.copyfile(store / HEADS, folder / HEADS)
     for old in store.parent.glob(f"{key}-*"):  # interrupted runs with other settings too
         shutil.rmtree(old)
 
 
-def _prepare(context: Context, role: Role, name: str, pool: int, store: Path, out: Path) -> None:
-    """Make what is missing in the store, then the output folder from it."""
+def made(context: Context, role: Any, name: str, pool: Pool) -> Path:
+    """The folder that holds base, heads and experts of a role and pool, what is missing made."""
+    if isinstance(role, SentenceRole):
+        return sentences(context, role, name, pool)
+    return texts(context, role, name, pool) if isinstance(role, LanguageRole) else images(context, role, name, pool)
+
+
+def images(context: Context, role: Role, name: str, pool: Pool) -> Path:
+    """The same of image encoders."""
     from reproduction.suites.hub import model_folder
 
-    tasks = context.suite.tasks_of(name, pool)
-    data, pins = context.layout.data, context.layout.pins
-    clip = model_folder(context.layout.root, role.clip, pins)
+    suite, layout, tasks, here = context.suite, context.layout, context.suite.tasks_of(name, pool), made_here(context, name, pool)
+    tuned = {task: suite.fine_tuning(task) for task in here}
+    settings = [
+        asdict(role),
+        asdict(suite.data),
+        tasks,
+        {t: asdict(one) for t, one in tuned.items()},
+        suite.heads,
+        suite.expert_seed,
+    ]
+    store = layout.unfinished(f"{name}-{pool}-{digest(settings, layout.root / role.clip / WEIGHTS)}")
+    first = (model_folder(layout.root, role.clip, layout.pins), layout.data, tasks, suite.heads, suite.device, store)
+    make_first(context, store / HEADS, experts.write_base_and_heads, first)
     jobs = {}
-    if not (store / "heads.safetensors").is_file():
-        heads = {"heads": (clip, data, tasks, context.suite.heads, context.suite.device, store)}
-        for _ in fan_out("prepare", making.write_base_and_heads, heads, min(context.suite.workers, 1)):
-            pass
-    for task in _made_here(context, name, pool):
-        if (store / "experts" / task).is_dir():
-            console.print(f"expert {task}: already there")
-            continue
-        job = ExpertJob(task, role.experts, context.suite.fine_tuning(task), context.suite.expert_seed, context.suite.device)
-        jobs[task] = (job, data, store, pins)
-    for _ in fan_out("expert", making.write_expert, jobs, context.suite.workers):
-        pass
-    with atomic_folder(out) as folder:
-        (store / "experts").mkdir(exist_ok=True)  # a pool may need no further expert
-        for part in ("base", "experts"):
-            shutil.copytree(store / part, folder / part)
-        shutil.copyfile(store / "heads.safetensors", folder / "heads.safetensors")
+    for task, recipe in tuned.items():
+        job = experts.ExpertJob(task, role.experts, recipe, suite.expert_seed, suite.device)
+        jobs[task] = (store / "experts" / task, (job, layout.data, store, layout.pins))
+    make_experts(context, experts.write_expert, jobs)
+    return store
 
 
-def _made_here(context: Context, role: str, pool: int) -> list[str]:
+def texts(context: Context, role: LanguageRole, name: str, pool: Pool) -> Path:
+    """The same of language models, which have no heads of their own."""
+    from reproduction.suites.hub import model_folder
+
+    suite, layout, tasks = context.suite, context.layout, context.suite.tasks_of(name, pool)
+    settings = [asdict(role), tasks, suite.expert_seed, asdict(suite.language)["texts"]]
+    store = layout.unfinished(f"{name}-{pool}-{digest(settings, layout.root / role.model / WEIGHTS)}")
+    first = (model_folder(layout.root, role.model, layout.pins), role.dtype, store)
+    make_first(context, store / "base", text_experts.write_text_base, first)
+    jobs = {}
+    for task in tasks:
+        job = text_experts.TextExpert(task, role.experts, role.fine_tuning(task), suite.expert_seed, suite.device, role.dtype)
+        jobs[task] = (store / "experts" / task, (job, layout.texts, store, layout.pins))
+    make_experts(context, text_experts.write_text_expert, jobs)
+    return store
+
+
+def sentences(context: Context, role: SentenceRole, name: str, pool: Pool) -> Path:
+    """The same of sentence encoders. Raises: HubUnreachable."""
+    layout, tasks = context.layout, context.suite.tasks_of(name, pool)
+    encoder = sentence_experts.encoder_folder(layout.root, role.model, layout.pins)
+    store = layout.unfinished(f"{name}-{pool}-{sentence_digest(context, encoder, name, pool, (FIRST,))}")
+    make_sentence_heads(context, encoder, layout.data_of(name), tasks, store)
+    outs = {(task, FIRST): store / "experts" / task for task in made_here(context, name, pool)}
+    make_sentence_experts(context, layout.data_of(name), store, outs)
+    return store
+
+
+def sentence_digest(context: Context, encoder: Path, name: str, pool: Pool, seeds: tuple[int, ...]) -> str:
+    """What experts of sentence encoders depend on, their texts too, which lie in the project."""
+    tasks = context.suite.tasks_of(name, pool)
+    rows = [file for task in tasks for file in sorted((context.layout.data_of(name) / task).glob("*.*"))]
+    return digest([tasks, asdict(context.suite.sentences.fine_tune), seeds], encoder / WEIGHTS, *rows)
+
+
+def make_sentence_heads(context: Context, encoder: Path, rows: Path, tasks: tuple[str, ...], store: Path) -> None:
+    """Write base and heads of these tasks into the store, unless they are there."""
+    first = (encoder, rows, tasks, context.suite.sentences.fine_tune.temperature, store)
+    make_first(context, store / HEADS, sentence_experts.write_encoder_and_heads, first)
+
+
+def make_sentence_experts(context: Context, rows: Path, store: Path, outs: Mapping[tuple[str, int], Path]) -> None:
+    """Write the experts that are not there, by task and seed, from base and heads in the store."""
+    jobs = {}
+    for (task, seed), out in outs.items():
+        job = sentence_experts.SentenceExpert(task, context.suite.sentences.fine_tune, seed, context.suite.device, out)
+        jobs[f"{task}, seed {seed}"] = (out, (job, rows, store))
+    make_experts(context, sentence_experts.write_sentence_expert, jobs)
+
+
+def made_here(context: Context, role: str, pool: Pool) -> list[str]:
     """Tasks of a pool whose experts no smaller pool has made."""
     return [task for task in context.suite.tasks_of(role, pool) if context.layout.home(role, pool, task) == pool]
 
 
-def _fingerprint(context: Context, role: Role, name: str, pool: int) -> str:
-    """What the experts depend on: settings, data sources, base weights and the code that trains them."""
-    suite = context.suite
-    tasks = {task: asdict(suite.fine_tuning(task)) for task in _made_here(context, name, pool)}
-    settings = [name, asdict(role), asdict(suite.data), suite.tasks_of(name, pool), tasks, suite.heads, suite.expert_seed]
-    local = context.layout.root / role.clip / "model.safetensors"
+def make_first(context: Context, out: Path, write: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """Run the job that writes what every expert begins from, unless `out`, which it writes last, is there."""
+    if not out.exists():
+        for _ in fan_out("prepare", write, {out.stem: arguments}, min(context.suite.workers, 1)):
+            pass
+
+
+def make_experts(context: Context, write: Callable[..., None], jobs: Mapping[str, tuple[Path, tuple[Any, ...]]]) -> None:
+    """Run the jobs whose folder is not there."""
+    missing = {}
+    for name, (out, arguments) in jobs.items():
+        if out.is_dir():
+            console.print(f"expert {name}: already there")
+        else:
+            missing[name] = arguments
+    for _ in fan_out("expert", write, missing, context.suite.workers):
+        pass
+
+
+def digest(settings: Any, *files: Path) -> str:
+    """What experts depend on: settings, base weights and other files that are here, and the code that trains them."""
     package = Path(__file__).parents[1]
-    files = [*sorted(package.glob("suites/*.py")), *sorted(package.glob("mini/*.py")), *([local] if local.is_file() else [])]
-    return f"{name}-{pool}-{fingerprint(settings, files)}"
+    code = [file for folder in ("suites", "mini", "data") for file in sorted((package / folder).rglob("*.py"))]
+    return fingerprint(settings, [*(file for file in files if file.is_file()), *code])

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from featcal.errors import BadSetting
-from reproduction.experiments.runs import TEXT_POOLS, require_known
+from reproduction.experiments.runs import require_known
 from reproduction.experiments.studies import STUDIES
 
 VERBS = (
@@ -12,7 +12,6 @@ VERBS = (
     "measure", *STUDIES, "gather", "summary", "page",
 )  # fmt: skip
 WITHOUT_KEY = ("prepare_data", "prepare_texts")
-OF_TEXTS = ("prepare", "calibrate", "evaluate")  # verbs whose work is another one for language models: <verb>_language.py
 
 
 def run_stage(verb: str, key: str | None) -> None:
@@ -23,11 +22,5 @@ def run_stage(verb: str, key: str | None) -> None:
     require_known("stage", verb, VERBS)
     if (key is None) != (verb in WITHOUT_KEY):
         raise BadSetting(f"stage {verb}", key, "takes no key" if verb in WITHOUT_KEY else "needs a key, for example clip_b32-8")
-    run: Callable[..., None] = import_module(f"reproduction.stages.{module_of(verb, key)}").run
+    run: Callable[..., None] = import_module(f"reproduction.stages.{verb}").run
     run(*([] if key is None else [key]))
-
-
-def module_of(verb: str, key: str | None) -> str:
-    """The file of reproduction/stages/ that does it."""
-    of_texts = verb in OF_TEXTS and any(part in TEXT_POOLS for part in (key or "").split("-"))
-    return f"{verb}_language" if of_texts else verb

@@ -11,10 +11,10 @@ from typing import Any
 from reproduction.experiments.comparisons import SamplesStudy
 from reproduction.stages.columns import SAMPLES, SEEN
 from reproduction.stages.context import Context
-from reproduction.stages.evaluate import score
 from reproduction.stages.processes import alone
 from reproduction.stages.rivals import METHODS, Method, measure, merged_model
 from reproduction.stages.scored import Scored
+from reproduction.stages.scoring import score
 from reproduction.stages.seen import seen_rows
 from reproduction.stages.study import Found, run_study
 

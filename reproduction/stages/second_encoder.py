@@ -14,11 +14,12 @@ from reproduction.experiments.params import Experiments
 from reproduction.experiments.runs import AdapterSetting, AdaptRun, CalibrateRun
 from reproduction.stages.columns import SCORES
 from reproduction.stages.context import Context
-from reproduction.stages.evaluate import drawn, evaluate_model
 from reproduction.stages.expert_seeds import compared
-from reproduction.stages.prepare_sentences import FIRST, digest, make_experts, make_heads
+from reproduction.stages.prepare import FIRST, make_sentence_experts, make_sentence_heads, sentence_digest
+from reproduction.stages.scoring import drawn, evaluate_model
 from reproduction.stages.study import Found, run_study
-from reproduction.suites import sentence_experts as making
+from reproduction.suites.experts import HEADS
+from reproduction.suites.sentence_experts import encoder_folder
 from reproduction.suites.sentence_recipe import FineTuneSentences
 
 
@@ -30,7 +31,7 @@ def run(key: str) -> None:
 def found(context: Context, key: str, study: SecondEncoderStudy, folder: Path) -> Found:
     """Rows of base, experts, merged and calibrated models, and of adapters."""
     store, experiments = made(context, key, study), run_here(context.experiments, study)
-    parts = {name: store / name for name in ("base", "experts", making.HEADS)}
+    parts = {name: store / name for name in ("base", "experts", HEADS)}
     evaluate = partial(evaluate_model, most=partial(drawn, study.scored, study.seed))
     rows = compared(context, f"second encoder {key}", study.role, study.pool, parts, experiments, folder / "outputs", evaluate)
     return Found(rows, told={"study": asdict(study)})
@@ -39,13 +40,13 @@ def found(context: Context, key: str, study: SecondEncoderStudy, folder: Path) -
 def made(context: Context, key: str, study: SecondEncoderStudy) -> Path:
     """A folder with base/, heads.safetensors and experts/<task>/, those that are finished from an earlier run."""
     layout, texts, tasks = context.layout, context.layout.data_of(study.role), context.suite.tasks_of(study.role, study.pool)
-    encoder = making.encoder_folder(layout.root, study.model, layout.pins)
+    encoder = encoder_folder(layout.root, study.model, layout.pins)
     recipe = from_mapping(FineTuneSentences, study.fine_tune, f"second_encoder.{key}.fine_tune")
     suite = replace(context.suite, sentences=replace(context.suite.sentences, fine_tune=recipe))
     here = replace(context, suite=suite)
-    store = layout.unfinished(f"second_encoder-{key}-{digest(here, encoder, study.role, study.pool, (FIRST,))}")
-    make_heads(here, encoder, texts, tasks, store)
-    make_experts(here, texts, store, {(task, FIRST): store / "experts" / task for task in tasks})
+    store = layout.unfinished(f"second_encoder-{key}-{sentence_digest(here, encoder, study.role, study.pool, (FIRST,))}")
+    make_sentence_heads(here, encoder, texts, tasks, store)
+    make_sentence_experts(here, texts, store, {(task, FIRST): store / "experts" / task for task in tasks})
     return store
 
 

@@ -1,12 +1,11 @@
-"""The images or texts that a merger or an adapter sees of every task: a fixed draw, or a whole split shuffled in every round."""
+"""The images or texts that a method sees of every task: a fixed draw, or of encoders a whole split shuffled in every round."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from zlib import crc32
 
-from reproduction.experiments.runs import Draw, Pool
+from reproduction.experiments.runs import TEXT_POOLS, Draw, Pool, Reading
 from reproduction.stages.context import Context
 
 if TYPE_CHECKING:  # a stage's own process only names what stands here; its workers load torch
@@ -74,37 +73,53 @@ class Drawn:
 Change: TypeAlias = Callable[[str, Any], Any]
 
 
-def samples_of(context: Context, role: str, pool: Pool) -> "tuple[Tensor | None, Callable[[str, Draw, int], Iterable[Batch]]]":
-    """The projection behind the encoders of a role, where they have one, and the batches of a task for a draw and seed."""
+def projection_of(context: Context, role: str, pool: Pool) -> "Tensor | None":
+    """The projection behind the encoders of a role, where they have one."""
     from safetensors.torch import load_file
 
-    return load_file(context.layout.heads(role, pool)).get("visual_projection"), partial(stream, context, role, pool)
+    return None if pool in TEXT_POOLS else load_file(context.layout.heads(role, pool)).get("visual_projection")
 
 
-def streams(
-    context: Context, role: str, pool: Pool, draw: Draw, seed: int | None = None, change: Change | None = None
-) -> dict[str, Iterable[Batch]]:
+def streams(context: Context, role: str, pool: Pool, draw: Draw, **more: Any) -> dict[str, Iterable[Batch]]:
     """Batches of every task of the pool, labels unused; as `stream`."""
-    return {task: stream(context, role, pool, task, draw, seed, change) for task in context.suite.tasks_of(role, pool)}
+    return {task: stream(context, role, pool, task, draw, **more) for task in context.suite.tasks_of(role, pool)}
 
 
 def stream(
-    context: Context, role: str, pool: Pool, task: str, draw: Draw, seed: int | None = None, change: Change | None = None
+    context: Context,
+    role: str,
+    pool: Pool,
+    task: str,
+    draw: Draw,
+    seed: int | None = None,
+    change: Change | None = None,
+    reading: Reading | None = None,
 ) -> Iterable[Batch]:
     """Batches of one task, labels unused.
 
     The train draw of a seed is the one FeatCal calibrates on.  seed: another one than the draw's own.  change: makes other
-    samples of a task's; which of them are drawn stays the same.
+    samples of an encoder's task; which of them are drawn stays the same.  reading: how a language model reads its texts.
     """
     import numpy as np
 
     from featcal.data.sampling import draw_indices
     from reproduction.suites.load_task import load_task
+    from reproduction.suites.text_batches import text_batches
 
     seed = draw.seed if seed is None else seed
+    if pool in TEXT_POOLS:
+        base, count = context.layout.base(role, pool), 10**9 if draw.samples is None else draw.samples
+        return text_batches(base, context.layout.texts, task, count, seed, draw.batch, reading or Reading())
     samples = load_task(context.layout.data_of(role), task, draw.split, context.layout.base(role, pool))
     samples = samples if change is None else change(task, samples)
     if draw.samples is None:
         order = np.random.default_rng([seed, crc32(task.encode()), crc32(b"stream")])
         return Shuffled(samples, draw.batch, order)
     return Drawn(samples.take(draw_indices(task, len(samples.labels), draw.samples, seed)), draw.batch)
+
+
+def plan_of(context: Context, role: str, pool: Pool, reading: Reading | None) -> Any:
+    """The plan whose sums count the tokens that `reading` says; None for the model's own."""
+    from reproduction.suites.text_batches import plan_of_reading
+
+    return None if reading is None else plan_of_reading(context.layout.base(role, pool), reading)

@@ -12,8 +12,8 @@ from reproduction.experiments.sweeps import SWEPT, Sweep, SweepStudy
 from reproduction.stages.calibrate import calibrate_one
 from reproduction.stages.columns import SWEEP
 from reproduction.stages.context import Context
-from reproduction.stages.evaluate import score
 from reproduction.stages.scored import Scored
+from reproduction.stages.scoring import score
 from reproduction.stages.study import Found, run_study
 from reproduction.stages.workers import fan_out
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from reproduction.experiments.field import FieldStudy
 from reproduction.experiments.runs import Pool
-from reproduction.stages import evaluate
+from reproduction.stages import scoring
 from reproduction.stages.context import Context
 from reproduction.stages.scored import Scored
 
@@ -50,8 +50,8 @@ def make(
 
     def validated() -> dict[float, float]:
         models = {scale: Linearised(base, merged(scale)) for scale in study.tangent}
-        chosen, place = partial(evaluate.drawn, study.rows, study.seed), (context, study.role, study.pool)
-        return evaluate.averages(*place, models, partial(evaluate.samples_of, *place, split="validation", most=chosen))
+        chosen, place = partial(scoring.drawn, study.rows, study.seed), (context, study.role, study.pool)
+        return scoring.averages(*place, models, partial(scoring.samples_of, *place, split="validation", most=chosen))
 
     values = timed("choosing", validated)
     best = max(values, key=lambda scale: (round(values[scale], 4), -scale))

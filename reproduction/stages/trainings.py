@@ -4,7 +4,7 @@ First every image is encoded, once by the expert of its task and once by each me
 and seed, reads those features. Methods and settings differ only in what they do with them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,10 +12,9 @@ from typing import Any
 
 from reproduction.experiments.runs import AdapterSetting, AdaptRun, Draw, Pool
 from reproduction.stages.context import Context, not_run
+from reproduction.stages.streams import projection_of, stream
 from reproduction.stages.trials import room
 from reproduction.stages.workers import fan_out, tell
-
-Opened = Callable[[Context, str, Pool], tuple[Any, Callable[[str, Draw, int], Any]]]
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,8 @@ def features_of(folder: Path, upstream: str, draw: Draw, seed: int) -> Path:
     return folder / upstream / f"{draw.stream}-{draw.samples or 'all'}-{draw.batch}-{seed}"
 
 
-def train_all(context: Context, label: str, runs: Mapping[str, AdaptRun], opened: Opened) -> None:
-    """Write outputs/<suite>/adapted/<key>/<setting>/seed<NN>/ for every run; an empty folder where the suite does not run it.
-
-    opened: what turns a role and pool into the head behind its models and the batches of a task, for a draw and seed.
-    """
+def train_all(context: Context, label: str, runs: Mapping[str, AdaptRun]) -> None:
+    """Write outputs/<suite>/adapted/<key>/<setting>/seed<NN>/ for every run; an empty folder where the suite does not run it."""
     wanted: list[Trained] = []
     for key, run in runs.items():
         if run.settings is None or not context.plays(run.role, run.pool):
@@ -63,17 +59,15 @@ def train_all(context: Context, label: str, runs: Mapping[str, AdaptRun], opened
         return
     workers = context.suite.workers
     with room(context, "adapt") as folder:
-        for _ in fan_out(f"{label} encode", encode, dict(_encodings(context, wanted, opened, folder)), workers):
+        for _ in fan_out(f"{label} encode", encode, dict(_encodings(context, wanted, folder)), workers):
             pass
         longest_first = sorted(wanted, key=lambda one: (-one.chosen.training.steps, one.run.method == "surgery"))
-        jobs = {one.name: (context, one, opened, folder) for one in longest_first}
+        jobs = {one.name: (context, one, folder) for one in longest_first}
         for _ in fan_out(label, train_one, jobs, workers):
             pass
 
 
-def _encodings(
-    context: Context, wanted: Sequence[Trained], opened: Opened, folder: Path
-) -> Iterator[tuple[str, tuple[Any, ...]]]:
+def _encodings(context: Context, wanted: Sequence[Trained], folder: Path) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Jobs of `encode`, the tasks shared out over the workers; a draw and seed that several trainings see is there once."""
     kept = [one for one in wanted if one.keeps]
     if not kept:
@@ -85,7 +79,7 @@ def _encodings(
     tasks, parts = list(context.suite.tasks_of(role, pool)), context.suite.workers or 1
     for number in range(min(parts, len(tasks))):
         own = tasks[number::parts]
-        yield ", ".join(own), (context, role, pool, own, seen, opened, folder)
+        yield ", ".join(own), (context, role, pool, own, seen, folder)
 
 
 def encode(
@@ -94,7 +88,6 @@ def encode(
     pool: Pool,
     tasks: Sequence[str],
     seen: Mapping[tuple[Draw, int], Iterable[str]],
-    opened: Opened,
     folder: Path,
 ) -> None:
     """Features of every draw's samples of these tasks, by the merged models that see it and by the task's expert."""
@@ -104,18 +97,20 @@ def encode(
     from reproduction.stages.pair_file import write_pair
 
     layout, device = context.layout, torch_device(context.suite.device)
-    head, batches = opened(context, role, pool)
+    head = projection_of(context, role, pool)
     names = dict.fromkeys(name for upstreams in seen.values() for name in upstreams)
     merged = {name: as_module(layout.merged(f"{role}-{pool}-{name}"), device) for name in names}
     for task in tasks:
         expert = as_module(layout.expert(role, pool, task), device)
         for (draw, seed), upstreams in seen.items():
-            pairs = pairs_of_several(task, {name: merged[name] for name in upstreams}, expert, batches(task, draw, seed), head)
+            pairs = pairs_of_several(
+                task, {name: merged[name] for name in upstreams}, expert, stream(context, role, pool, task, draw, seed), head
+            )
             for name, pair in pairs.items():
                 write_pair(pair, features_of(folder, name, draw, seed) / f"{task}.safetensors")
 
 
-def train_one(context: Context, one: Trained, opened: Opened, folder: Path) -> None:
+def train_one(context: Context, one: Trained, folder: Path) -> None:
     """The adapters of all tasks for one setting and seed."""
     from featcal.models.device import torch_device
     from featcal.rivals.pool import adapters_from
@@ -127,17 +122,17 @@ def train_one(context: Context, one: Trained, opened: Opened, folder: Path) -> N
         pairs = {task: read_pair(one.features(folder) / f"{task}.safetensors", device) for task in tasks}
         adapters = adapters_from(one.chosen.training, pairs, one.seed, progress)
     else:
-        adapters = _encoding_every_batch(context, one, opened, device, progress)
+        adapters = _encoding_every_batch(context, one, device, progress)
     adapters.save(context.layout.adapted(one.key, one.setting, one.seed))
 
 
-def _encoding_every_batch(context: Context, one: Trained, opened: Opened, device: Any, progress: Any) -> Any:
+def _encoding_every_batch(context: Context, one: Trained, device: Any, progress: Any) -> Any:
     """The training that is published: frozen models run for every batch, so there is nothing to share."""
     from featcal.rivals.pool import adapters_for
 
     layout, role, pool = context.layout, one.run.role, one.run.pool
     merged = layout.merged(f"{role}-{pool}-{one.run.upstream}")
     experts = {task: layout.expert(role, pool, task) for task in context.suite.tasks_of(role, pool)}
-    head, batches = opened(context, role, pool)
-    given = {task: batches(task, one.chosen.draw, one.seed) for task in experts}
+    head = projection_of(context, role, pool)
+    given = {task: stream(context, role, pool, task, one.chosen.draw, one.seed) for task in experts}
     return adapters_for(one.chosen.training, merged, experts, given, head, one.seed, device, progress)

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from featcal.settings import Calibration
-from reproduction.experiments.runs import TEXT_POOLS
 from reproduction.experiments.tunings import TuneStudy
-from reproduction.stages import evaluate, evaluate_language
 from reproduction.stages.columns import TUNE
 from reproduction.stages.context import Context
 from reproduction.stages.scored import Scored
+from reproduction.stages.scoring import score
 from reproduction.stages.study import Found, run_study
 from reproduction.stages.workers import fan_out
 
@@ -62,7 +61,6 @@ def scored_rows(
     """One row per candidate and task or test, with its divergence over all tasks."""
     names = {one.number: (REFERENCE if one.number == study.trials else str(one.number)) for one in known}
     models = [Scored(name, folder / name, "featcal", study.upstream, "tuned", study.seed) for name in names.values()]
-    score = evaluate_language.score if study.pool in TEXT_POOLS else evaluate.score
     scores = score(context, f"tune {key}", study.role, study.pool, models)
     for one in known:
         reference = names[one.number] == REFERENCE

@@ -29,18 +29,16 @@ def parts(context: Context, study: TuneStudy) -> Parts:
     """The same for every candidate of a study."""
     from safetensors.torch import load_file
 
-    from reproduction.stages.streams import streams
-    from reproduction.stages.text_streams import text_streams
+    from reproduction.stages.streams import plan_of, streams
 
     layout, tasks = context.layout, context.suite.tasks_of(study.role, study.pool)
     base, merged = layout.base(study.role, study.pool), layout.merged(f"{study.role}-{study.pool}-{study.upstream}")
     draw = Draw("train", study.samples, study.batch, study.seed)
-    plan = head = heads = None
-    if study.reading is not None:
-        batches, plan = text_streams(context, study.role, study.pool, draw, study.reading)
-    else:
+    batches = streams(context, study.role, study.pool, draw, reading=study.reading)
+    plan, head, heads = plan_of(context, study.role, study.pool, study.reading), None, None
+    if study.reading is None:
         tensors = load_file(layout.heads(study.role, study.pool))
-        batches, head = streams(context, study.role, study.pool, draw), tensors.get("visual_projection")
+        head = tensors.get("visual_projection")
         heads = {task: tensors["logit_scale"].exp() * tensors[f"head/{task}"] for task in tasks}
     experts = {task: layout.expert(study.role, study.pool, task) for task in tasks}
     return Parts(merged, base, experts, *split_all(batches, study.holdout, study.seed), plan, head, heads)

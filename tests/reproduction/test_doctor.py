@@ -19,11 +19,11 @@ from rehearsal_punkt import punkt_tab
 from featcal.cli import main as cli
 from reproduction.doctor import suite as doctor_suite
 from reproduction.doctor.needs import Chosen
+from reproduction.doctor.reachable import look
+from reproduction.doctor.repositories import Repository
 from reproduction.experiments.params import load_experiments
 from reproduction.language import requirements
 from reproduction.suites import packages
-from reproduction.suites.reachable import look
-from reproduction.suites.repositories import Repository
 from reproduction.suites.suite import load_suite
 
 ROOT = Path(__file__).parents[2]

@@ -55,6 +55,7 @@ def test_the_tolerance_is_that_of_the_comparison():
     allowed = runpy.run_path(str(ROOT / "scripts" / "compare_results.py"))
     told = re.findall(r"±(\d+)", artifact.TOLERANCE)
     assert [float(number) for number in told] == [allowed["AVERAGE"], allowed["TASK"]]
+    assert f"√({allowed['ANSWERS']}/n)" in artifact.TOLERANCE
 
 
 def test_energy_is_power_times_time():

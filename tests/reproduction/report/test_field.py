@@ -28,10 +28,11 @@ def test_mergers_stand_by_what_featcal_makes_of_them(ours):
 def test_the_sentence_tells_what_the_rows_say(ours):
     told = field.sentence(ours, "images")
     assert "best merger as it is: WUDI-Merging, closed form, 83.0" in told
-    assert "FeatCal raises 3 of 3 mergers, with changes from +2.0 to +20.0 points" in told
-    assert "Surgery raises 2 of 3 mergers, with changes from -1.0 to +10.0 points" in told
-    assert "SVC raises 1 of 3 mergers, with changes from -2.0 to +1.0 points" in told
-    assert "FeatCal extended raises 1 of 1 mergers, with changes from +22.5" in told
+    gains = field.gains(ours)
+    assert gains["featcal"] == ("3 of 3", "+2.0 to +20.0", "80.0 to 85.0")
+    assert gains["surgery"][:2] == ("2 of 3", "-1.0 to +10.0")
+    assert gains["svc"][:2] == ("1 of 3", "-2.0 to +1.0")
+    assert gains["featcal_best"] == ("1 of 1", "+22.5 to +22.5", "82.5 to 82.5")
     assert "(60.0): FeatCal 80.0 in 3 s, FeatCal extended 82.5, ProDistill 81.0 in 120 s, SurgeryV2 78.0" in told
     assert "highest of all: WUDI-Merging, closed form with FeatCal, 85.0" in told
 

@@ -15,7 +15,6 @@ import pipeline
 from reproduction.experiments.params import load_experiments
 from reproduction.experiments.runs import HEADLINE_POOL
 from reproduction.experiments.studies import STUDIES
-from reproduction.stages.run import module_of
 from reproduction.suites.suite import load_suite
 
 ROOT = Path(__file__).parents[3]
@@ -51,8 +50,6 @@ EXEMPT = {
 DRAWING = {"featcal/merging/dare.py", "featcal/merging/fisher.py"}
 # Moments in the place of samples, which no experiment has.
 PUBLISHED = {"featcal/merging/statistics.py", "featcal/merging/stored_statistics.py"}
-# Written by `evaluate` alone, whose scoring studies share.
-FILES_OF_SCORES = {"reproduction/stages/score_files.py"}
 # How many decimals a score has is storage/results.py's business.
 WRITES_SCORES = (
     "evaluate", "evaluate_pool", "evaluate_language", "measure", *STUDIES, "gather", "headline", "claims", "artifact",
@@ -124,14 +121,8 @@ def dependencies(stage: str) -> list[str]:
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_depends_on_the_code_that_can_change_its_numbers(stage):
     verb = definition(stage)["cmd"].split()[2]  # a stage of larger pools or texts may run the same code
-    module = module_of(verb, "flan_t5_base-glue" if stage.endswith("_language") else "clip_b32-8")
-    module = stage if stage == "prepare_sentences" else module
     apart = PUBLISHED if stage == "field" else DRAWING | PUBLISHED
-    if not stage.startswith("evaluate"):
-        apart = apart | FILES_OF_SCORES
-    if stage == "prepare":  # another stage's work
-        apart = {*apart, "reproduction/stages/prepare_sentences.py", "reproduction/suites/sentences.py"}
-    needed = closure(f"reproduction/stages/{module}.py", frozenset(EXEMPT | apart)) - EXEMPT - apart
+    needed = closure(f"reproduction/stages/{verb}.py", frozenset(EXEMPT | apart)) - EXEMPT - apart
     if stage in WRITES_SCORES:
         needed.add("featcal/storage/results.py")
     deps = dependencies(stage)

@@ -33,12 +33,12 @@ def test_an_interrupted_prepare_goes_on_with_the_experts_that_are_missing(projec
             raise KeyboardInterrupt
         whole(job, *rest)
 
-    monkeypatch.setattr(prepare.making, "write_expert", stopped_at_the_third)
+    monkeypatch.setattr(prepare.experts, "write_expert", stopped_at_the_third)
     with working_in(project), pytest.raises(KeyboardInterrupt):
         run_stage("prepare", "clip_b32-8")
     assert not (project / "outputs/smoke/prepared/clip_b32-8").exists()
     first, made[:] = made[:2], []
-    monkeypatch.setattr(prepare.making, "write_expert", lambda job, *rest: (made.append(job.task), whole(job, *rest)))
+    monkeypatch.setattr(prepare.experts, "write_expert", lambda job, *rest: (made.append(job.task), whole(job, *rest)))
     with working_in(project):
         run_stage("prepare", "clip_b32-8")
     assert len(made) == 1 and made[0] not in first
@@ -51,8 +51,8 @@ def test_an_interrupted_prepare_goes_on_with_the_experts_that_are_missing(projec
 
 def test_a_larger_pool_makes_what_no_smaller_one_has_made_nested_or_not(project, monkeypatch):
     made = []
-    monkeypatch.setattr(prepare.making, "write_expert", lambda job, data, store, pins: made.append(job.task))
-    monkeypatch.setattr(prepare.making, "write_base_and_heads", lambda *rest: write_nothing(rest[-1]))
+    monkeypatch.setattr(prepare.experts, "write_expert", lambda job, data, store, pins: made.append(job.task))
+    monkeypatch.setattr(prepare.experts, "write_base_and_heads", lambda *rest: write_nothing(rest[-1]))
     suite = project / "suites/smoke.yaml"
     nested = suite.read_text()
     for tasks, wanted in (("mnist, svhn, dtd, eurosat", ["eurosat"]), ("eurosat, mnist, gtsrb", ["eurosat", "gtsrb"])):
@@ -78,7 +78,7 @@ def test_other_settings_take_over_no_expert_of_an_interrupted_run(project, monke
         made.append(job)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prepare.making, "write_expert", stopped_at_once)
+    monkeypatch.setattr(prepare.experts, "write_expert", stopped_at_once)
     with working_in(project), pytest.raises(KeyboardInterrupt):
         run_stage("prepare", "clip_b32-8")
     suite = project / "suites/smoke.yaml"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reproduction.doctor.repositories import TEST_IMAGES
 from reproduction.experiments.runs import GLUE_POOL, Pool
-from reproduction.suites.repositories import TEST_IMAGES
 
 _LARGE = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16, "patch_size": 14}
 _LLAMA: dict[str, Any] = {"vocab_size": 128256, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072}

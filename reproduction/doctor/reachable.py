@@ -12,8 +12,8 @@ from huggingface_hub import constants
 from huggingface_hub import errors as hub_errors
 
 from featcal.data.hub_cache import cached_commit, first_line
+from reproduction.doctor.repositories import Repository
 from reproduction.suites.hub import PATTERNS
-from reproduction.suites.repositories import Repository
 
 State = Literal["cached", "reachable", "gated", "missing", "unreachable", "offline"]
 AT_ONCE = 8  # repositories asked for beside each other
