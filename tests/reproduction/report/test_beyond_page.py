@@ -1,7 +1,9 @@
 """The page of what goes beyond the paper: pairs against adapters that saw no scored rows, costs, the study's settings."""
 
 import json
+from pathlib import Path
 
+import pandas as pd
 import pytest
 from synthetic_correct import write_answers
 from synthetic_results import write_project
@@ -11,6 +13,7 @@ from reproduction.experiments.studies import study_run
 from reproduction.report import beyond
 from reproduction.stages.columns import BEYOND
 
+ROOT = Path(__file__).parents[3]
 VALUES = {"merged": 60.0, "paper": 70.0, "suite": 75.0, "sites": 74.0, "both": 90.0, "the preset best": 60.0}
 
 
@@ -85,3 +88,14 @@ def test_variants_begin_with_the_suites_settings_and_a_wrong_one_is_named():
     assert others == [*((v, 1) for v in ("merged", "paper", "suite", "the preset best", "both")), ("both", 2), ("suite", 2)]
     with pytest.raises(Exception, match=r"residul|residual"):
         study_run("beyond", "clip_b32-8", {"mini": entry | {"variants": {"both": {"residul": 1.0}}}}, "mini")
+
+
+def test_the_preset_best_ends_alike_from_every_merger_as_the_readme_says():
+    """Of few texts: above the preset paper behind the weaker mergers, below it behind the stronger ones."""
+    table = pd.read_csv(ROOT / "results/mini/beyond/minilm-8/beyond.csv")
+    one_draw = table[table.seed.isna() | ((table.samples == 64) & (table.seed == 42))]
+    mean = one_draw.groupby(["variant", "upstream"])["value"].mean()
+    best, paper, merged = (mean[variant] for variant in ("the preset best", "paper", "merged"))
+    assert best.max() - best.min() < 1 < merged.max() - merged.min()
+    weak = merged < merged.mean()
+    assert weak.any() and (best > paper)[weak].all() and (best < paper)[~weak].all()
