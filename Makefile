@@ -91,6 +91,7 @@ book: project  ## build the book from the results in git, computing no model
 	@printf 'Experiments: params.yaml; after an edit, make repro again recomputes what it touches\n'
 
 test: project  ## run the tests and re-execute the pages of the book against what git holds
+	@bash scripts/system_packages.sh
 	@$(MAKE) --no-print-directory --keep-going --jobs=$(JOBS) $(PARTS:%=run/%) run/pages
 
 # A part's report follows in one piece when it is done, and any part failing fails the target.

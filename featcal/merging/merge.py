@@ -180,9 +180,9 @@ def opened_merge(
         progress(f"{task}: {text}")
     kept, shared, theirs = kept_embeddings(origin, ends.experts, embeddings == "base", ends.apart)
     require(at_once > 0, "merge.at_once", at_once, "must be at least 1")
-    data = {"batches": batches or {}, "head": read_head(head, theirs) if head is not None else {}}
-    more = {"device": torch_device(device), "progress": progress, "at_once": at_once, **data}
-    job = Job(shared, theirs, chosen, partial(module_like, base, part), **more)
+    heads = read_head(head, theirs) if head is not None else {}
+    structure = partial(module_like, base, part)
+    job = Job(shared, theirs, chosen, structure, batches or {}, heads, torch_device(device), progress, at_once)
     return Merge(rule, job, kept, origin, base, part, named)
 
 

@@ -156,7 +156,7 @@ def summary(suite: str) -> PageOutput:
     parts = []
     for role, name in ROLES.items():
         ours = evidence(role, suite)
-        rows = [("", [METHODS[way].name, *gain]) for way, gain in gains(ours).items()]
+        rows = [("", [METHODS[way].name, *gain]) for way, gain in gains(means_of(ours)).items()]
         head = ["Behind a merger", "Raises", "Changes (points)", "Averages behind it (%)"]
         parts += [note(sentence(ours, name)), *([table(head, rows, f"What it adds, {name}", "fc-words")] if rows else [])]
     return PageOutput("".join(parts))
@@ -168,11 +168,11 @@ def means_of(ours: Evidence) -> dict[str, dict[str, float]]:
     return {m: {way: value.mean for way, value in own.items() if value} for m, own in means.items()}
 
 
-def gains(ours: Evidence) -> dict[str, tuple[str, str, str]]:
+def gains(means: dict[str, dict[str, float]]) -> dict[str, tuple[str, str, str]]:
     """How many mergers something raises, by how much at least and at most, and what they reach with it."""
     told = {}
     for way in BEHIND:
-        pairs = [(own["merged"], own[way]) for own in means_of(ours).values() if way in own]
+        pairs = [(own["merged"], own[way]) for own in means.values() if way in own]
         if pairs:
             gained, reached = [after - before for before, after in pairs], [after for _, after in pairs]
             raised = f"{sum(gain > 0 for gain in gained)} of {len(pairs)}"

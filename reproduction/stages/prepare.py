@@ -79,7 +79,7 @@ def images(context: Context, role: Role, name: str, pool: Pool) -> Path:
         suite.heads,
         suite.expert_seed,
     ]
-    store = layout.unfinished(f"{name}-{pool}-{digest(settings, layout.root / role.clip / WEIGHTS)}")
+    store = layout.unfinished(f"{name}-{pool}-{digest(settings, *local_weights(layout.root / role.clip))}")
     first = (model_folder(layout.root, role.clip, layout.pins), layout.data, tasks, suite.heads, suite.device, store)
     make_first(context, store / HEADS, experts.write_base_and_heads, first)
     jobs = {}
@@ -96,7 +96,7 @@ def texts(context: Context, role: LanguageRole, name: str, pool: Pool) -> Path:
 
     suite, layout, tasks = context.suite, context.layout, context.suite.tasks_of(name, pool)
     settings = [asdict(role), tasks, suite.expert_seed, asdict(suite.language)["texts"]]
-    store = layout.unfinished(f"{name}-{pool}-{digest(settings, layout.root / role.model / WEIGHTS)}")
+    store = layout.unfinished(f"{name}-{pool}-{digest(settings, *local_weights(layout.root / role.model))}")
     first = (model_folder(layout.root, role.model, layout.pins), role.dtype, store)
     make_first(context, store / "base", text_experts.write_text_base, first)
     jobs = {}
@@ -164,8 +164,13 @@ def make_experts(context: Context, write: Callable[..., None], jobs: Mapping[str
         pass
 
 
+def local_weights(folder: Path) -> list[Path]:
+    """The weights of a base that lies in the project; of one of the hub its id and pin are told by settings."""
+    return [file for file in [folder / WEIGHTS] if file.is_file()]
+
+
 def digest(settings: Any, *files: Path) -> str:
-    """What experts depend on: settings, base weights and other files that are here, and the code that trains them."""
+    """What experts depend on: settings, base weights and other files, and the code that trains them."""
     package = Path(__file__).parents[1]
     code = [file for folder in ("suites", "mini", "data") for file in sorted((package / folder).rglob("*.py"))]
-    return fingerprint(settings, [*(file for file in files if file.is_file()), *code])
+    return fingerprint(settings, [*files, *code])

@@ -65,7 +65,10 @@ def evaluate_model(
         return load_as_calibrated(folder).to(torch_device(context.suite.device))  # type: ignore[arg-type]
 
     shared = loaded(model.folder) if model.folder else None
-    adapters = {other.name: Adapters.load(other.folder) for other in corrected if other.folder}  # only an expert has none
+    adapters = {}
+    for other in corrected:
+        assert other.folder is not None  # only each task's own expert has none
+        adapters[other.name] = Adapters.load(other.folder)
 
     def own(task: str) -> Any:
         return shared or loaded(context.layout.expert(role, pool, task))

@@ -100,16 +100,17 @@ def stream(
     The train draw of a seed is the one FeatCal calibrates on.  seed: another one than the draw's own.  change: makes other
     samples of an encoder's task; which of them are drawn stays the same.  reading: how a language model reads its texts.
     """
+    seed = draw.seed if seed is None else seed
+    if pool in TEXT_POOLS:
+        from reproduction.suites.text_batches import text_batches
+
+        base, count = context.layout.base(role, pool), 10**9 if draw.samples is None else draw.samples
+        return text_batches(base, context.layout.texts, task, count, seed, draw.batch, reading or Reading())
     import numpy as np
 
     from featcal.data.sampling import draw_indices
     from reproduction.suites.load_task import load_task
-    from reproduction.suites.text_batches import text_batches
 
-    seed = draw.seed if seed is None else seed
-    if pool in TEXT_POOLS:
-        base, count = context.layout.base(role, pool), 10**9 if draw.samples is None else draw.samples
-        return text_batches(base, context.layout.texts, task, count, seed, draw.batch, reading or Reading())
     samples = load_task(context.layout.data_of(role), task, draw.split, context.layout.base(role, pool))
     samples = samples if change is None else change(task, samples)
     if draw.samples is None:
@@ -120,6 +121,8 @@ def stream(
 
 def plan_of(context: Context, role: str, pool: Pool, reading: Reading | None) -> Any:
     """The plan whose sums count the tokens that `reading` says; None for the model's own."""
+    if reading is None:
+        return None
     from reproduction.suites.text_batches import plan_of_reading
 
-    return None if reading is None else plan_of_reading(context.layout.base(role, pool), reading)
+    return plan_of_reading(context.layout.base(role, pool), reading)

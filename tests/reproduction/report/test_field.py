@@ -28,7 +28,7 @@ def test_mergers_stand_by_what_featcal_makes_of_them(ours):
 def test_the_sentence_tells_what_the_rows_say(ours):
     told = field.sentence(ours, "images")
     assert "best merger as it is: WUDI-Merging, closed form, 83.0" in told
-    gains = field.gains(ours)
+    gains = field.gains(field.means_of(ours))
     assert gains["featcal"] == ("3 of 3", "+2.0 to +20.0", "80.0 to 85.0")
     assert gains["surgery"][:2] == ("2 of 3", "-1.0 to +10.0")
     assert gains["svc"][:2] == ("1 of 3", "-2.0 to +1.0")

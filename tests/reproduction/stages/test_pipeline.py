@@ -128,6 +128,8 @@ def test_every_stage_depends_on_the_code_that_can_change_its_numbers(stage):
     deps = dependencies(stage)
     missing = {file for file in needed if not any(file == dep or file.startswith(dep + "/") for dep in deps)}
     assert not missing, f"dvc.yaml: {stage} also runs {sorted(missing)}"
+    idle = {dep for dep in deps if dep.startswith("reproduction/stages/")} - closure(f"reproduction/stages/{verb}.py")
+    assert not idle or stage == "page", f"dvc.yaml: {stage} runs nothing of {sorted(idle)}"
 
 
 def test_the_page_that_computes_depends_on_the_code_that_can_change_its_numbers():
