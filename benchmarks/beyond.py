@@ -1,6 +1,8 @@
-"""What goes beyond the paper against the paper's method on the same data: time in turns, and operations that really ran.
+"""What goes beyond the paper against the paper's method on the same data: time in turns, and
+operations that really ran.
 
-python -m benchmarks.beyond                  Two blocks of ViT-B/32's shape with random weights, two tasks of 64 images.
+python -m benchmarks.beyond                  Two blocks of ViT-B/32's shape with random weights, two
+tasks of 64 images.
 """
 
 from argparse import Namespace
@@ -30,13 +32,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def variants() -> dict[str, Calibration]:
     """Every idea alone, and the preset."""
-    return {name: Calibration.preset("paper", change) for name, change in VARIANTS.items()} | {"best": Calibration.preset("best")}
+    return {name: Calibration.preset("paper", change) for name, change in VARIANTS.items()} | {
+        "best": Calibration.preset("best")
+    }
 
 
 def runs(args: Namespace, settings: Calibration):
     """One calibration, as a function without arguments."""
     merged, base, experts, data = experiment(args)
-    batches = {task: [{"pixel_values": part} for part in x.split(args.batch)] for task, x in data.items()}
+    batches = {
+        task: [{"pixel_values": part} for part in x.split(args.batch)] for task, x in data.items()
+    }
     return lambda: calibrate(merged, base=base, experts=experts, batches=batches, settings=settings)
 
 
@@ -55,7 +61,10 @@ def main() -> None:
     own, paper = operations(args, PAPER), runs(args, PAPER)
     for name, settings in variants().items():
         work, run = operations(args, settings) / own, runs(args, settings)
-        print(f"{name}: operations {work:.2f}; time {ratio(in_turns(run, paper, args.repeats, args.device))}", flush=True)
+        print(
+            f"{name}: operations {work:.2f}; time {ratio(in_turns(run, paper, args.repeats, args.device))}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""One block of ViT-B/32's shape: observed and solved by the package and by the plain version, in turns.
+"""One block of ViT-B/32's shape: observed and solved by the package and by the plain version, in
+turns.
 
-python -m benchmarks.block                   Also: how near the Gram product comes to the device's matmul ceiling.
+python -m benchmarks.block                   Also: how near the Gram product comes to the device's
+matmul ceiling.
 """
 
 import copy
@@ -9,7 +11,18 @@ from contextlib import nullcontext
 import torch
 
 from benchmarks import plain_version
-from benchmarks.measure import arguments, averaged, in_turns, largest_difference, machine, moved, ratio, seconds, seeded, tower
+from benchmarks.measure import (
+    arguments,
+    averaged,
+    in_turns,
+    largest_difference,
+    machine,
+    moved,
+    ratio,
+    seconds,
+    seeded,
+    tower,
+)
 from featcal.blocks.plans import CLIP_VISION
 from featcal.calibration.block import calibrate_block
 from featcal.calibration.observe import BlockView
@@ -21,16 +34,23 @@ from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.settings import Calibration
 
 SETTINGS = Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3)  # the paper's for CLIP
-TOLERANCE = 1e-4  # relative, of every parameter: what float32 sums and solves cost the plain version
+TOLERANCE = (
+    1e-4  # relative, of every parameter: what float32 sums and solves cost the plain version
+)
 TOKENS = 50
 
 
 def contestants(width: int, tasks: int, samples: int, batch: int, device: str):
-    """Two functions without arguments, the plain version's and the package's; each returns its calibrated block."""
+    """Two functions without arguments, the plain version's and the package's; each returns its
+    calibrated block.
+    """
     base = tower(width, layers=1).encoder.layers[0].to(device)
     teachers = {f"task{t}": moved(base, 1 + t, 0.01) for t in range(tasks)}
     merged = averaged(list(teachers.values()))
-    features = {name: torch.randn(samples, TOKENS, width, generator=seeded(50 + t)) for t, name in enumerate(teachers)}
+    features = {
+        name: torch.randn(samples, TOKENS, width, generator=seeded(50 + t))
+        for t, name in enumerate(teachers)
+    }
     pairs = {  # the student's features and the teacher's, near each other
         name: (x.to(device), (x + 0.3 * torch.randn(x.shape, generator=seeded(90 + t))).to(device))
         for t, (name, x) in enumerate(features.items())
@@ -46,11 +66,19 @@ def contestants(width: int, tasks: int, samples: int, batch: int, device: str):
     @torch.no_grad()
     def ours():
         block, none = copy.deepcopy(merged), ({"attention_mask": None},)
-        tracks = {t: [[(part, none) for part in z.split(batch)] for z in pair] for t, pair in pairs.items()}
+        tracks = {
+            t: [[(part, none) for part in z.split(batch)] for z in pair]
+            for t, pair in pairs.items()
+        }
         unmasked = [None] * len(range(0, samples, batch))
-        tracks = {t: Tracks(student, teacher, unmasked, unmasked) for t, (student, teacher) in tracks.items()}
+        tracks = {
+            t: Tracks(student, teacher, unmasked, unmasked)
+            for t, (student, teacher) in tracks.items()
+        }
         stack = CLIP_VISION.stacks[0]
-        view = BlockView("block", stack, False, calibrated_modules(block, SETTINGS.norm), CLIP_VISION.token_rule)
+        view = BlockView(
+            "block", stack, False, calibrated_modules(block, SETTINGS.norm), CLIP_VISION.token_rule
+        )
         calibrate_block(block, nullcontext(base), teachers.items, tracks, view, SETTINGS, Ranks())
         return block
 
@@ -58,7 +86,9 @@ def contestants(width: int, tasks: int, samples: int, batch: int, device: str):
 
 
 def compare(width: int, tasks: int, samples: int, batch: int, repeats: int, device: str = "cpu"):
-    """Seconds (plain, ours) of each pair. Raises: AssertionError unless both give the same block within TOLERANCE."""
+    """Seconds (plain, ours) of each pair. Raises: AssertionError unless both give the same block
+    within TOLERANCE.
+    """
     plain, ours = contestants(width, tasks, samples, batch, device)
     with exact_products():
         difference = largest_difference(plain(), ours())
@@ -67,21 +97,32 @@ def compare(width: int, tasks: int, samples: int, batch: int, repeats: int, devi
 
 
 def gram_share(width: int, rows: int, device: str, repeats: int = 5) -> float:
-    """Operations per second of the Gram product of one batch (only those computed), as a share of a large matmul's."""
+    """Operations per second of the Gram product of one batch (only those computed), as a share of a
+    large matmul's.
+    """
     x, a = torch.randn(rows, width, device=device), torch.randn(3072, 3072, device=device)
     G = torch.zeros(width, width, dtype=SUM_DTYPE, device=device)
-    computed = rows * sum((end - start) * (width - start) for start, end in stripes(width, G.is_cuda))
+    computed = rows * sum(
+        (end - start) * (width - start) for start, end in stripes(width, G.is_cuda)
+    )
     with exact_products():
         add_gram(G, x), a @ a
-        times = [(seconds(lambda: add_gram(G, x), device), seconds(lambda: a @ a, device)) for _ in range(repeats)]
-    return sorted((computed / own) / (len(a) ** 3 / ceiling) for own, ceiling in times)[repeats // 2]
+        times = [
+            (seconds(lambda: add_gram(G, x), device), seconds(lambda: a @ a, device))
+            for _ in range(repeats)
+        ]
+    return sorted((computed / own) / (len(a) ** 3 / ceiling) for own, ceiling in times)[
+        repeats // 2
+    ]
 
 
 def main() -> None:
     args = arguments(__doc__, width=768, tasks=2, samples=128, batch=32, repeats=5).parse_args()
     torch.set_num_threads(args.threads)
     print(machine(args.device))
-    pairs, difference = compare(args.width, args.tasks, args.samples, args.batch, args.repeats, args.device)
+    pairs, difference = compare(
+        args.width, args.tasks, args.samples, args.batch, args.repeats, args.device
+    )
     print(f"same block within {difference:.1e} (tolerance {TOLERANCE})")
     print(f"time, plain / ours: {ratio(pairs)}")
     for width in (args.width, 4 * args.width):

@@ -1,6 +1,8 @@
-"""Scoring test images: from decoded pictures in a file against decoding every time, and in batches against one by one.
+"""Scoring test images: from decoded pictures in a file against decoding every time, and in batches
+against one by one.
 
-python -m benchmarks.evaluate                Both contestants must count the same answers as right, or the run stops.
+python -m benchmarks.evaluate                Both contestants must count the same answers as right,
+or the run stops.
 """
 
 import tempfile
@@ -34,7 +36,9 @@ def photographs(folder: Path, count: int) -> Path:
         stored = BytesIO()
         coarse.resize(SIDES, Image.Resampling.BICUBIC).save(stored, "JPEG", quality=90)
         pictures.append({"bytes": stored.getvalue(), "path": None})
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=CLASSES)})
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=CLASSES)}
+    )
     columns = {"image": pictures, "label": [i % len(CLASSES) for i in range(count)]}
     folder.mkdir(parents=True, exist_ok=True)
     with quiet():
@@ -58,13 +62,20 @@ def checksum(images: ImageSet) -> float:
 def score(vision: Any, images: ImageSet, batch: int) -> tuple[int, int]:
     """How many pictures are answered right, by a random head."""
     width = vision.config.hidden_size
-    head, projection = torch.randn(len(CLASSES), 64, generator=seeded(1)), torch.randn(64, width, generator=seeded(2))
-    right = evaluate_pool({"": vision}, {"task": images}, {"task": head}, projection, batch)[""]["task"]
+    head, projection = (
+        torch.randn(len(CLASSES), 64, generator=seeded(1)),
+        torch.randn(64, width, generator=seeded(2)),
+    )
+    right = evaluate_pool({"": vision}, {"task": images}, {"task": head}, projection, batch)[""][
+        "task"
+    ]
     return int(right.sum()), len(right)
 
 
 def compare(root: Path, args: Namespace) -> dict[str, list[tuple[float, float]]]:
-    """Seconds (plain, ours) of each pair, by what is compared. Raises: AssertionError unless both count the same."""
+    """Seconds (plain, ours) of each pair, by what is compared. Raises: AssertionError unless both
+    count the same.
+    """
     split, decoded = prepared(root, args)
     vision = tower(args.width, args.layers, args.image).to(args.device)
     contests = {
@@ -90,10 +101,14 @@ def compare(root: Path, args: Namespace) -> dict[str, list[tuple[float, float]]]
 
 
 def main() -> None:
-    args = arguments(__doc__, samples=64, width=768, layers=2, image=224, batch=32, repeats=3).parse_args()
+    args = arguments(
+        __doc__, samples=64, width=768, layers=2, image=224, batch=32, repeats=3
+    ).parse_args()
     torch.set_num_threads(args.threads)
     print(machine(args.device))
-    print(f"{args.layers} blocks of {args.width} features, {args.samples} pictures of {args.image} pixels, batch {args.batch}")
+    print(
+        f"{args.layers} blocks of {args.width} features, {args.samples} pictures of {args.image} pixels, batch {args.batch}"
+    )
     with tempfile.TemporaryDirectory() as root:
         for name, pairs in compare(Path(root), args).items():
             print(f"{name}: {ratio(pairs)}; same answers")

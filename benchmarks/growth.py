@@ -1,10 +1,14 @@
-"""How a calibration grows with samples, tasks, depth and width: time, memory and operations, beside what `featcal plan` tells.
+"""How a calibration grows with samples, tasks, depth and width: time, memory and operations, beside
+what `featcal plan` tells.
 
-python -m benchmarks.growth                  Writes reproduction/report/growth.json, which a page of the book shows.
-python -m benchmarks.growth --keys "layers"  Of one key alone; what the file holds of the others stays. --clock 0: without time.
+python -m benchmarks.growth                  Writes reproduction/report/growth.json, which a page of
+the book shows.
+python -m benchmarks.growth --keys "layers"  Of one key alone; what the file holds of the others
+stays. --clock 0: without time.
 
-Each calibration runs in a process of its own, from folders to a folder, as the command does it. Its time says something only on a
-machine that does nothing else meanwhile, and is left out with `--clock 0`; memory and operations do not mind neighbours.
+Each calibration runs in a process of its own, from folders to a folder, as the command does it. Its
+time says something only on a machine that does nothing else meanwhile, and is left out with
+`--clock 0`; memory and operations do not mind neighbours.
 """
 
 import json
@@ -34,7 +38,12 @@ from featcal.planning.needs import Workload, needs
 from featcal.storage.results import write_json
 from reproduction.stages.operations import CountedOperations
 
-SIZES = {"samples": (16, 32, 64), "tasks": (1, 2, 4, 8), "layers": (2, 4, 8, 12), "width": (96, 192, 768)}
+SIZES = {
+    "samples": (16, 32, 64),
+    "tasks": (1, 2, 4, 8),
+    "layers": (2, 4, 8, 12),
+    "width": (96, 192, 768),
+}
 BASE = {"tasks": 2, "samples": 16, "layers": 2, "width": 768, "batch": 16}  # where all series meet
 
 
@@ -45,7 +54,9 @@ def batches(task: int, args: Namespace) -> Iterator[dict[str, torch.Tensor]]:
 
 
 def taken(args: Namespace, root: Path) -> dict[str, Any]:
-    """What one calibration takes, here in this process: seconds, bytes above the imports, operations that ran."""
+    """What one calibration takes, here in this process: seconds, bytes above the imports,
+    operations that ran.
+    """
     give_back_large_blocks()  # as the command does
     tasks = [f"task{t}" for t in range(args.tasks)]
     with faster_products(), CountedOperations() as counted:
@@ -80,11 +91,19 @@ def measured(args: Namespace, root: Path) -> dict[str, Any]:
 def exponents(points: list[dict[str, Any]]) -> dict[str, float]:
     """Slopes on log-log axes of what was taken."""
     sizes = [point["size"] for point in points]
-    return {measure: round(exponent(sizes, [point["took"][measure] for point in points]), 3) for measure in points[0]["took"]}
+    return {
+        measure: round(exponent(sizes, [point["took"][measure] for point in points]), 3)
+        for measure in points[0]["took"]
+    }
 
 
 def main() -> None:
-    sizes = BASE | {"keys": " ".join(SIZES), "out": "reproduction/report/growth.json", "root": "", "clock": 1}
+    sizes = BASE | {
+        "keys": " ".join(SIZES),
+        "out": "reproduction/report/growth.json",
+        "root": "",
+        "clock": 1,
+    }
     args = arguments(__doc__, **sizes).parse_args()
     torch.set_num_threads(args.threads)
     disable_progress_bar()
@@ -94,17 +113,27 @@ def main() -> None:
     out = ROOT / args.out
     kept = json.loads(out.read_text()) if out.exists() else {}
     about = {"machine": machine(args.device), "processors": os.cpu_count(), "base": BASE}
-    assert not kept or {name: kept[name] for name in about} == about, f"{out} is of another machine or base; remove it first"
+    assert not kept or {name: kept[name] for name in about} == about, (
+        f"{out} is of another machine or base; remove it first"
+    )
     found = dict(kept.get("series", {}))
     for key in args.keys.split():
         points: list[dict[str, Any]] = []
         for size in SIZES[key]:
             with tempfile.TemporaryDirectory() as root:
-                points.append({"size": size} | measured(Namespace(**vars(args) | {key: size}), Path(root)))
+                points.append(
+                    {"size": size} | measured(Namespace(**vars(args) | {key: size}), Path(root))
+                )
             print(key, json.dumps(points[-1]), flush=True)
             if points[1:]:  # written as it comes: whoever ends this keeps what is there
-                found[key] = {"measured": date.today().isoformat(), "points": points, "exponents": exponents(points)}
-                write_json(out, about | {"series": {name: found[name] for name in SIZES if name in found}})
+                found[key] = {
+                    "measured": date.today().isoformat(),
+                    "points": points,
+                    "exponents": exponents(points),
+                }
+                write_json(
+                    out, about | {"series": {name: found[name] for name in SIZES if name in found}}
+                )
         print(key, found[key]["exponents"], flush=True)
 
 

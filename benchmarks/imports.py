@@ -1,10 +1,13 @@
-"""Start-up: how long the imports of each stage take in a process of its own, and what share of the stage that would be.
+"""Start-up: how long the imports of each stage take in a process of its own, and what share of the
+stage that would be.
 
-python -m benchmarks.imports                 Writes reproduction/report/imports.json, which a page of the book shows.
+python -m benchmarks.imports                 Writes reproduction/report/imports.json, which a page
+of the book shows.
 
-A stage's own seconds are those on record in results/mini; they begin behind the imports. Imports are measured in processor time,
-which neighbours lengthen less than they lengthen the clock. `dvc repro` on a machine without a GPU imports once for all stages
-(reproduction/stages/resident.py) and forks that process for each.
+A stage's own seconds are those on record in results/mini; they begin behind the imports. Imports
+are measured in processor time, which neighbours lengthen less than they lengthen the clock. `dvc
+repro` on a machine without a GPU imports once for all stages (reproduction/stages/resident.py) and
+forks that process for each.
 """
 
 import json
@@ -38,7 +41,10 @@ def imported(verb: str) -> tuple[str, ...]:
 def seconds(names: tuple[str, ...], repeats: int) -> float:
     """Median processor time of importing modules in a process of its own."""
     command = [sys.executable, "-c", MEASURED, *names]
-    runs = [subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True) for _ in range(repeats)]
+    runs = [
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+        for _ in range(repeats)
+    ]
     return statistics.median(float(done.stdout.split()[-1]) for done in runs)
 
 
@@ -54,14 +60,21 @@ def recorded(folder: Path) -> dict[str, list[float]]:
 
 
 def shares(folder: Path, repeats: int) -> dict[str, dict[str, Any]]:
-    """By verb: seconds of imports, how many stages are on record and their median seconds, and the share of imports in those."""
+    """By verb: seconds of imports, how many stages are on record and their median seconds, and the
+    share of imports in those.
+    """
     stages, found, known = recorded(folder), {}, {}
     for verb in VERBS:
         names = imported(verb)
         known[names] = known.get(names) or seconds(names, repeats)
         spent = round(statistics.median(stages[verb]), 2) if verb in stages else None
         share = None if spent is None else round(known[names] / (known[names] + spent), 3)
-        found[verb] = {"imports": round(known[names], 2), "stages": len(stages.get(verb, [])), "median": spent, "share": share}
+        found[verb] = {
+            "imports": round(known[names], 2),
+            "stages": len(stages.get(verb, [])),
+            "median": spent,
+            "share": share,
+        }
         print(verb, found[verb], flush=True)
     return found
 
@@ -69,7 +82,10 @@ def shares(folder: Path, repeats: int) -> dict[str, dict[str, Any]]:
 def main() -> None:
     args = arguments(__doc__, repeats=3, suite="mini").parse_args()
     found = shares(ROOT / "results" / args.suite, args.repeats)
-    write_json(ROOT / "reproduction/report/imports.json", {"machine": machine(args.device), "stages": found})
+    write_json(
+        ROOT / "reproduction/report/imports.json",
+        {"machine": machine(args.device), "stages": found},
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
-"""A calibration beside others: how much longer `featcal calibrate` takes beside one and three of its kind than alone.
+"""A calibration beside others: how much longer `featcal calibrate` takes beside one and three of
+its kind than alone.
 
-python -m benchmarks.neighbours              Two blocks of ViT-B/32's shape. --policies passive: as the command runs, alone.
+python -m benchmarks.neighbours              Two blocks of ViT-B/32's shape. --policies passive: as
+the command runs, alone.
 
-The neighbours are calibrations too, begun again until the one that is measured has ended. Beside k of them a job that would take
-the whole machine is left the share 1/(k + 1) of it: it should take k + 1 times as long, and 20 % more at most.
+The neighbours are calibrations too, begun again until the one that is measured has ended. Beside k
+of them a job that would take the whole machine is left the share 1/(k + 1) of it: it should take k
++ 1 times as long, and 20 % more at most.
 """
 
 import hashlib
@@ -25,12 +28,18 @@ from benchmarks.calibrate import ROOT, write_folders
 from benchmarks.measure import arguments, images, machine
 
 BOUND = 1.2  # of the slow-down over k + 1
-POLICIES = {  # what a job's environment says; without anything the command itself has waiting threads sleep
+# what a job's environment says; without anything the command itself has waiting threads sleep
+POLICIES = {
     "passive": {},
     "spinning": {"OMP_WAIT_POLICY": "ACTIVE", "KMP_BLOCKTIME": "200"},
     "pinned": {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores"},
 }
-ABOUT_THREADS = ("OMP_", "KMP_", "MKL_", "GOMP_")  # variables that a job must find as they are here, not where this is started
+ABOUT_THREADS = (
+    "OMP_",
+    "KMP_",
+    "MKL_",
+    "GOMP_",
+)  # variables that a job must find as they are here, not where this is started
 
 
 def prepare(args: Namespace, root: Path) -> None:
@@ -45,22 +54,41 @@ def prepare(args: Namespace, root: Path) -> None:
         folder.mkdir(parents=True)
         for number, picture in enumerate(images(100 + t, args.samples)):
             values = (picture.clamp(-2, 2) + 2) * 63
-            Image.fromarray(values.permute(1, 2, 0).byte().numpy()).save(folder / f"{number:04d}.png")
+            Image.fromarray(values.permute(1, 2, 0).byte().numpy()).save(
+                folder / f"{number:04d}.png"
+            )
 
 
-def job(args: Namespace, root: Path, out: Path, policy: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+def job(
+    args: Namespace, root: Path, out: Path, policy: Mapping[str, str]
+) -> "subprocess.Popen[bytes]":
     """One calibration, begun."""
-    words = ["--base", "base", "--merged", "merged", "--out", str(out), "--force", "--quiet", "--samples", str(args.samples)]
+    words = [
+        "--base",
+        "base",
+        "--merged",
+        "merged",
+        "--out",
+        str(out),
+        "--force",
+        "--quiet",
+        "--samples",
+        str(args.samples),
+    ]
     for t in range(args.tasks):
         words += ["--expert", f"task{t}=task{t}", "--data", f"task{t}=pictures{t}"]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ABOUT_THREADS)}
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-m", "featcal.cli", "calibrate", *words]
-    return subprocess.Popen(command, cwd=root, env=kept | {"PYTHONPATH": path} | policy, stdout=subprocess.DEVNULL)
+    return subprocess.Popen(
+        command, cwd=root, env=kept | {"PYTHONPATH": path} | policy, stdout=subprocess.DEVNULL
+    )
 
 
 @contextmanager
-def neighbours(count: int, args: Namespace, root: Path, policy: Mapping[str, str]) -> Iterator[None]:
+def neighbours(
+    count: int, args: Namespace, root: Path, policy: Mapping[str, str]
+) -> Iterator[None]:
     """Inside, so many other jobs are always at work."""
     over = threading.Event()
 
@@ -85,18 +113,24 @@ def neighbours(count: int, args: Namespace, root: Path, policy: Mapping[str, str
             thread.join()
 
 
-def measured(count: int, args: Namespace, root: Path, policy: Mapping[str, str]) -> tuple[float, str]:
+def measured(
+    count: int, args: Namespace, root: Path, policy: Mapping[str, str]
+) -> tuple[float, str]:
     """Seconds of one job beside so many others, and the digest of the weights that it wrote."""
     with neighbours(count, args, root, policy):
         start = time.perf_counter()
         code = job(args, root, root / "measured", policy).wait()
         seconds = time.perf_counter() - start
     assert code == 0, f"the job ended with exit code {code}"
-    return seconds, hashlib.sha256((root / "measured" / "model.safetensors").read_bytes()).hexdigest()
+    return seconds, hashlib.sha256(
+        (root / "measured" / "model.safetensors").read_bytes()
+    ).hexdigest()
 
 
 def slow_downs(args: Namespace, root: Path) -> Iterator[tuple[str, int, float]]:
-    """Policy, number of neighbours, and how many times as long as alone. Raises: AssertionError unless all wrote the same."""
+    """Policy, number of neighbours, and how many times as long as alone. Raises: AssertionError
+    unless all wrote the same.
+    """
     _, first = measured(0, args, root, {})  # the warm-up: files are read from memory from here on
     for name in args.policies.split():
         alone = 0.0
@@ -118,7 +152,9 @@ def main() -> None:
         prepare(args, Path(root))
         for name, count, ratio in slow_downs(args, Path(root)):
             share = f"{ratio / (count + 1):.2f} of what the share allows (asked: at most {BOUND})"
-            print(f"{name}, beside {count}: {ratio:.2f} times as long as alone, {share}", flush=True)
+            print(
+                f"{name}, beside {count}: {ratio:.2f} times as long as alone, {share}", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,12 @@
-"""Texts: tokens that are computed for each one that counts, in batches of like length and in batches as they were drawn.
+"""Texts: tokens that are computed for each one that counts, in batches of like length and in
+batches as they were drawn.
 
-python -m benchmarks.padding                 Lengths drawn from a seed. --data and --model: a file of texts, cut by that model.
-python -m benchmarks.padding --most "1.2"    Time of a calibration with batches that end before they compute more for each token
-                                             that counts, against batches of --batch texts, in turns.
+python -m benchmarks.padding                 Lengths drawn from a seed. --data and --model: a file
+of texts, cut by that model.
+python -m benchmarks.padding --most "1.2"    Time of a calibration with batches that end before they
+compute more for each token
+                                             that counts, against batches of --batch texts, in
+                                             turns.
 """
 
 from argparse import Namespace
@@ -17,7 +21,15 @@ from torch import Tensor
 from transformers import BertConfig, BertModel
 
 from benchmarks.block import SETTINGS, TOLERANCE
-from benchmarks.measure import arguments, averaged, in_turns, largest_difference, moved, ratio, seeded
+from benchmarks.measure import (
+    arguments,
+    averaged,
+    in_turns,
+    largest_difference,
+    moved,
+    ratio,
+    seeded,
+)
 from featcal.calibration.calibrate import calibrate
 from featcal.data.inputs import Input, input_of
 from featcal.data.place import Place
@@ -28,7 +40,11 @@ from featcal.models.products import faster_products
 from featcal.models.skeleton import skeleton
 
 VOCABULARY = 1000
-MEDIAN, SPREAD, LONGEST = 24, 0.6, 512  # tokens of a text: the logarithm of their number is drawn from a normal distribution
+MEDIAN, SPREAD, LONGEST = (
+    24,
+    0.6,
+    512,
+)  # tokens of a text: the logarithm of their number is drawn from a normal distribution
 
 
 @dataclass(frozen=True)
@@ -56,11 +72,18 @@ def counted(batches: Iterable[Mapping[str, Tensor]]) -> tuple[int, int]:
 
 
 def shares(samples: Any, chosen: Sequence[int], reader: Any, size: int) -> dict[str, float]:
-    """Computed tokens for each that counts, as calibration batches texts and in the order of the draw."""
-    drawn = [[reader.tokens(samples[i]) for i in chosen[begin : begin + size]] for begin in range(0, len(chosen), size)]
+    """Computed tokens for each that counts, as calibration batches texts and in the order of the
+    draw.
+    """
+    drawn = [
+        [reader.tokens(samples[i]) for i in chosen[begin : begin + size]]
+        for begin in range(0, len(chosen), size)
+    ]
     ways = {
         "of like length": counted(token_batches(samples, chosen, reader, size, float("inf"))),
-        f"that end before they compute more than {PADDED} for each": counted(token_batches(samples, chosen, reader, size)),
+        f"that end before they compute more than {PADDED} for each": counted(
+            token_batches(samples, chosen, reader, size)
+        ),
         "as drawn": counted(batch(each, reader.pad, reader.takes) for each in drawn),
     }
     assert len({real for real, _ in ways.values()}) == 1, "the results differ"
@@ -70,25 +93,38 @@ def shares(samples: Any, chosen: Sequence[int], reader: Any, size: int) -> dict[
 def texts(seed: int, count: int) -> list[Tokens]:
     """Texts of drawn lengths, longest first."""
     lengths, g = sorted(drawn_lengths(count, seed), reverse=True), seeded(seed)
-    return [Tokens(torch.randint(1, VOCABULARY, (length,), generator=g).tolist()) for length in lengths]
+    return [
+        Tokens(torch.randint(1, VOCABULARY, (length,), generator=g).tolist()) for length in lengths
+    ]
 
 
 def encoder(width: int, layers: int) -> BertModel:
     """A BERT with random weights."""
-    shape = {"hidden_size": width, "intermediate_size": 4 * width, "num_attention_heads": max(1, width // 64)}
+    shape = {
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "num_attention_heads": max(1, width // 64),
+    }
     config = BertConfig(**shape, num_hidden_layers=layers, vocab_size=VOCABULARY)
     return moved(BertModel(config, add_pooling_layer=False).eval(), 0, 0.02, keep=0.0)
 
 
 def timed(args: Namespace, most: float) -> str:
-    """How many times as long a calibration takes with the command's batches. Raises: AssertionError unless models are alike."""
+    """How many times as long a calibration takes with the command's batches. Raises: AssertionError
+    unless models are alike.
+    """
     base, reader, made = encoder(args.width, args.layers), LengthReader(), []
     experts = {f"task{t}": moved(base, 1 + t, 0.002) for t in range(args.tasks)}
     models = {"merged": averaged(list(experts.values())), "base": base, "experts": experts}
 
     def run(most: float) -> None:
-        parts = {task: cut(texts(t, args.samples), args.batch, most) for t, task in enumerate(experts)}
-        batches = {task: [batch(part, reader.pad, reader.takes) for part in own] for task, own in parts.items()}
+        parts = {
+            task: cut(texts(t, args.samples), args.batch, most) for t, task in enumerate(experts)
+        }
+        batches = {
+            task: [batch(part, reader.pad, reader.takes) for part in own]
+            for task, own in parts.items()
+        }
         with faster_products():
             made.append(calibrate(**models, batches=batches, settings=SETTINGS).model)
 
@@ -99,25 +135,37 @@ def timed(args: Namespace, most: float) -> str:
 
 
 def given(args: Namespace) -> tuple[Any, list[int], Any]:
-    """Samples, which of them, and who reads them: as `featcal calibrate` would, or of drawn lengths."""
+    """Samples, which of them, and who reads them: as `featcal calibrate` would, or of drawn
+    lengths.
+    """
     if not args.data:
         return drawn_lengths(args.samples, 1), list(range(args.samples)), LengthReader()
     samples = load_text(Place(Path(args.data)), args.split)
     reader = reader_for([Path(args.model)], input_of(skeleton(args.model)[0]), None)
-    return samples, draw_indices("", len(samples), min(args.samples, len(samples)), 42).tolist(), reader
+    return (
+        samples,
+        draw_indices("", len(samples), min(args.samples, len(samples)), 42).tolist(),
+        reader,
+    )
 
 
 def main() -> None:
     shape = {"width": 384, "layers": 3, "tasks": 2, "repeats": 3}
-    args = arguments(__doc__, samples=256, batch=32, data="", model="", split="train", most="", **shape).parse_args()
+    args = arguments(
+        __doc__, samples=256, batch=32, data="", model="", split="train", most="", **shape
+    ).parse_args()
     torch.set_num_threads(args.threads)
     samples, chosen, reader = given(args)
     lengths = [len(reader.tokens(samples[i]).ids) for i in chosen]
-    print(f"{len(lengths)} texts of {min(lengths)} to {max(lengths)} tokens, {sum(lengths)} together; batches of {args.batch}")
+    print(
+        f"{len(lengths)} texts of {min(lengths)} to {max(lengths)} tokens, {sum(lengths)} together; batches of {args.batch}"
+    )
     for name, share in shares(samples, chosen, reader, args.batch).items():
         print(f"batches {name}: {share:.3f} tokens computed for each that counts")
     for most in map(float, args.most.split()):
-        print(f"time, batches of {args.batch} / batches that compute at most {most} for each: {timed(args, most)}")
+        print(
+            f"time, batches of {args.batch} / batches that compute at most {most} for each: {timed(args, most)}"
+        )
 
 
 if __name__ == "__main__":

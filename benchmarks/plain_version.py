@@ -1,11 +1,14 @@
-"""The opponents: the method on CLIP's vision tower, written down as the paper states it and with nothing done to make it fast.
+"""The opponents: the method on CLIP's vision tower, written down as the paper states it and with
+nothing done to make it fast.
 
-One Gram matrix per linear, α on every token, d × d cross moments, everything in the models' own precision, the sums of all
-tasks kept until their block is solved, one `linalg.solve` per linear. Knows the package's settings and nothing else of it.
+One Gram matrix per linear, α on every token, d × d cross moments, everything in the models' own
+precision, the sums of all tasks kept until their block is solved, one `linalg.solve` per linear.
+Knows the package's settings and nothing else of it.
 
-The published form of the method (github.com/egangu/featcal) does the same, batch for batch and product for product, but for three
-things, which `published` turns on: features wait in the host's memory, the left side has its stabiliser 1e-8, and behind the last
-block the student does not run again.
+The published form of the method (github.com/egangu/featcal) does the same, batch for batch and
+product for product, but for three things, which `published` turns on: features wait in the host's
+memory, the left side has its stabiliser 1e-8, and behind the last block the student does not run
+again.
 """
 
 import copy
@@ -18,13 +21,22 @@ from torch import Tensor, nn
 
 from featcal.settings import Calibration
 
-LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj", "mlp.fc1", "mlp.fc2")
+LINEARS = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.out_proj",
+    "mlp.fc1",
+    "mlp.fc2",
+)
 NORMS = ("layer_norm1", "layer_norm2")
 BATCH = 16
 STABILISER = 1e-8  # ε of Eq. 14, on the left side of the published form
 PATCH_WEIGHT = 0.01  # of a patch token in the last block, except where keys and values read it
 
-Pairs = list[tuple[Tensor, Tensor]]  # per batch the student's and the teacher's features (batch, tokens, d)
+Pairs = list[
+    tuple[Tensor, Tensor]
+]  # per batch the student's and the teacher's features (batch, tokens, d)
 Sums = dict[str, list[Tensor]]  # module name -> sums over the tokens of one task
 
 
@@ -40,12 +52,18 @@ def calibrate(
     """The calibrated copy of the merged model; images (n, 3, height, width) per task."""
     student, place = copy.deepcopy(merged).eval(), "cpu" if published else merged.device
     hidden = {
-        t: [(embedded(student, x).to(place), embedded(experts[t], x).to(place)) for x in images[t].split(BATCH)] for t in experts
+        t: [
+            (embedded(student, x).to(place), embedded(experts[t], x).to(place))
+            for x in images[t].split(BATCH)
+        ]
+        for t in experts
     }
     for i, block in enumerate(student.encoder.layers):
         teachers = {t: expert.encoder.layers[i] for t, expert in experts.items()}
         last = i + 1 == len(student.encoder.layers)
-        hidden = calibrate_block(block, base.encoder.layers[i], teachers, hidden, s, last, published)
+        hidden = calibrate_block(
+            block, base.encoder.layers[i], teachers, hidden, s, last, published
+        )
     return student
 
 
@@ -77,7 +95,9 @@ def calibrate_block(
                 behind[task].append(teacher(x_teacher.to(device), attention_mask=None).to(place))
             add(sums[task], cal, exp, s, last)
     stabiliser = STABILISER if published else 0.0
-    solved = {name: solve_linear(name, student, base, teachers, sums, s, stabiliser) for name in LINEARS}
+    solved = {
+        name: solve_linear(name, student, base, teachers, sums, s, stabiliser) for name in LINEARS
+    }
     solved |= {name: solve_norm(name, student, base, teachers, sums, s) for name in NORMS if s.norm}
     for name, (weight, bias) in solved.items():
         student.get_submodule(name).weight.copy_(weight)
@@ -86,7 +106,10 @@ def calibrate_block(
     if published and last:
         return {}
     return {
-        t: [(student(x.to(device), attention_mask=None).to(place), y) for (x, _), y in zip(hidden[t], behind[t], strict=True)]
+        t: [
+            (student(x.to(device), attention_mask=None).to(place), y)
+            for (x, _), y in zip(hidden[t], behind[t], strict=True)
+        ]
         for t in teachers
     }
 
@@ -96,7 +119,9 @@ def inputs(block: nn.Module):
     """Inputs (batch, tokens, d) of linears and norms during the next forward."""
     seen: dict[str, Tensor] = {}
     handles = [
-        block.get_submodule(name).register_forward_pre_hook(lambda _, args, name=name: seen.update({name: args[0]}))
+        block.get_submodule(name).register_forward_pre_hook(
+            lambda _, args, name=name: seen.update({name: args[0]})
+        )
         for name in LINEARS + NORMS
     ]
     try:
@@ -106,7 +131,9 @@ def inputs(block: nn.Module):
             handle.remove()
 
 
-def add(sums: Sums, cal: Mapping[str, Tensor], exp: Mapping[str, Tensor], s: Calibration, last: bool) -> None:
+def add(
+    sums: Sums, cal: Mapping[str, Tensor], exp: Mapping[str, Tensor], s: Calibration, last: bool
+) -> None:
     """Add one batch to the sums of every module (Eqs. 10, 13, 52, 56)."""
     for name in LINEARS + NORMS:
         x = cal[name].flatten(0, 1)  # (n, d)
@@ -119,7 +146,13 @@ def add(sums: Sums, cal: Mapping[str, Tensor], exp: Mapping[str, Tensor], s: Cal
             batch = [(p * z).sum(0), (p * z * z).sum(0), p.sum()]
         else:
             target = s.interpolation * exp[name].flatten(0, 1) + (1 - s.interpolation) * x  # Eq. 10
-            batch = [x.T @ (p * x), target.T @ (p * x), (p * x).sum(0), (p * target).sum(0), p.sum()]
+            batch = [
+                x.T @ (p * x),
+                target.T @ (p * x),
+                (p * x).sum(0),
+                (p * target).sum(0),
+                p.sum(),
+            ]
         if name not in sums:
             sums[name] = [torch.zeros_like(part) for part in batch]
         for total, part in zip(sums[name], batch, strict=True):
@@ -129,7 +162,9 @@ def add(sums: Sums, cal: Mapping[str, Tensor], exp: Mapping[str, Tensor], s: Cal
 def anchors(name: str, student: nn.Module, base: nn.Module, rho: float) -> tuple[Tensor, Tensor]:
     """ρ·merged + (1−ρ)·base of weight and bias (Eqs. 11, 51)."""
     merged, first = student.get_submodule(name), base.get_submodule(name)
-    return rho * merged.weight + (1 - rho) * first.weight, rho * merged.bias + (1 - rho) * first.bias
+    return rho * merged.weight + (1 - rho) * first.weight, rho * merged.bias + (
+        1 - rho
+    ) * first.bias
 
 
 def solve_linear(
@@ -143,7 +178,10 @@ def solve_linear(
 ) -> tuple[Tensor, Tensor]:
     """Weight (o, d) and bias (o,) of one linear (Eqs. 14, 17, 55)."""
     A, a = anchors(name, student, base, s.anchor_blend)
-    left, right = (s.ridge + stabiliser) * torch.eye(A.shape[1]).to(A), s.ridge * A  # (d, d), (o, d)
+    left, right = (
+        (s.ridge + stabiliser) * torch.eye(A.shape[1]).to(A),
+        s.ridge * A,
+    )  # (d, d), (o, d)
     shares = []
     for task, teacher in teachers.items():
         G, C, cal, target, n = sums[task][name]
@@ -157,7 +195,12 @@ def solve_linear(
 
 
 def solve_norm(
-    name: str, student: nn.Module, base: nn.Module, teachers: Mapping[str, nn.Module], sums: Mapping[str, Sums], s: Calibration
+    name: str,
+    student: nn.Module,
+    base: nn.Module,
+    teachers: Mapping[str, nn.Module],
+    sums: Mapping[str, Sums],
+    s: Calibration,
 ) -> tuple[Tensor, Tensor]:
     """Scale and shift (d,) of one norm (Eqs. 58, 59)."""
     gain, shift = anchors(name, student, base, s.anchor_blend)

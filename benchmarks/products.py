@@ -1,6 +1,8 @@
-"""Float32 matrix products on a CPU: MKL's, which torch asks, against oneDNN's, which workers and commands ask for.
+"""Float32 matrix products on a CPU: MKL's, which torch asks, against oneDNN's, which workers and
+commands ask for.
 
-python -m benchmarks.products                Both must give the same product within TOLERANCE, or the run stops.
+python -m benchmarks.products                Both must give the same product within TOLERANCE, or
+the run stops.
 """
 
 import torch
@@ -18,7 +20,9 @@ TOLERANCE = 1e-5  # relative, of the whole product
 
 
 def compare(shape: tuple[int, int, int], repeats: int) -> tuple[list[tuple[float, float]], float]:
-    """Seconds (MKL, oneDNN) of each pair, and how far the products lie apart. Raises: AssertionError above TOLERANCE."""
+    """Seconds (MKL, oneDNN) of each pair, and how far the products lie apart. Raises:
+    AssertionError above TOLERANCE.
+    """
     n, d, o = shape
     x, W = torch.randn(n, d, generator=seeded(0)), torch.randn(o, d, generator=seeded(1))
 

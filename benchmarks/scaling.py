@@ -1,4 +1,5 @@
-"""How time grows with depth, width, samples and tasks: exponents fitted on log-log axes, and a plot.
+"""How time grows with depth, width, samples and tasks: exponents fitted on log-log axes, and a
+plot.
 
 python -m benchmarks.scaling --out scaling.png
 """
@@ -14,7 +15,12 @@ import torch
 from benchmarks import calibrate
 from benchmarks.measure import arguments, machine
 
-SIZES = {"layers": (2, 4, 8, 16), "width": (128, 256, 512), "samples": (64, 128, 256, 512), "tasks": (2, 4, 8, 16)}
+SIZES = {
+    "layers": (2, 4, 8, 16),
+    "width": (128, 256, 512),
+    "samples": (64, 128, 256, 512),
+    "tasks": (2, 4, 8, 16),
+}
 BOUND = 1.05  # what is claimed of the exponents of depth, samples and tasks
 
 Seconds = tuple[float, float]  # of the plain version and of the package
@@ -43,15 +49,21 @@ def exponents(found: Mapping[int, Seconds]) -> Seconds:
 
 
 def plot(found: Mapping[str, Mapping[int, Seconds]], title: str, out: str | Path) -> None:
-    """One panel per key: time over its smallest size's time of the package, both axes logarithmic."""
+    """One panel per key: time over its smallest size's time of the package, both axes
+    logarithmic.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(3 * len(found), 3.2), layout="constrained")
-    for axis, (key, times) in zip(figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
+    for axis, (key, times) in zip(
+        figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True
+    ):
         unit = next(iter(times.values()))[1]
         for index, (label, marker) in enumerate((("plain version", "s--"), ("featcal", "o-"))):
             values = [pair[index] / unit for pair in times.values()]
-            axis.loglog(list(times), values, marker, label=f"{label}: {key}^{exponents(times)[index]:.2f}")
+            axis.loglog(
+                list(times), values, marker, label=f"{label}: {key}^{exponents(times)[index]:.2f}"
+            )
         axis.set_xticks(list(times), [str(size) for size in times], minor=False)
         axis.minorticks_off()
         axis.set(xlabel=key, ylabel="time / featcal's at the smallest size")
@@ -71,7 +83,9 @@ def main() -> None:
         "products": "onednn",
         "warm": 1,
     }
-    args = arguments(__doc__, **sizes, repeats=3, keys=" ".join(SIZES), out="scaling.png").parse_args()
+    args = arguments(
+        __doc__, **sizes, repeats=3, keys=" ".join(SIZES), out="scaling.png"
+    ).parse_args()
     torch.set_num_threads(args.threads)
     print(machine(args.device))
     found = {}
@@ -80,8 +94,13 @@ def main() -> None:
         found[key] = medians(args, key, sizes)
         plain, ours = exponents(found[key])
         claim = "" if key == "width" else f" (claimed: at most {BOUND})"
-        growth = ", ".join(f"{size}: {pair[1] / found[key][sizes[0]][1]:.2f}" for size, pair in found[key].items())
-        print(f"{key:8s} exponent {ours:.2f}{claim}, plain version {plain:.2f};  growth {growth}", flush=True)
+        growth = ", ".join(
+            f"{size}: {pair[1] / found[key][sizes[0]][1]:.2f}" for size, pair in found[key].items()
+        )
+        print(
+            f"{key:8s} exponent {ours:.2f}{claim}, plain version {plain:.2f};  growth {growth}",
+            flush=True,
+        )
     plot(found, machine(args.device), args.out)
     print(f"plot: {args.out}")
 

@@ -1,6 +1,8 @@
-"""Solving one site: one Cholesky factor in float64 for all its linears, against one float32 `linalg.solve` per linear.
+"""Solving one site: one Cholesky factor in float64 for all its linears, against one float32
+`linalg.solve` per linear.
 
-python -m benchmarks.solve                   Also: the precision of both, against a tall least-squares problem in float64;
+python -m benchmarks.solve                   Also: the precision of both, against a tall
+least-squares problem in float64;
     and what the kernel form saves where all tasks together have fewer tokens than features.
 """
 
@@ -16,7 +18,10 @@ from featcal.core.moments import Moments, Rows
 from featcal.core.precision import exact_products
 from featcal.core.ridge import RidgeSystem, anchor, solve_ridge, task_system
 
-SITES = {"clip-b32 q, k, v": (768, (768, 768, 768)), "clip-b32 fc2": (3072, (768,))}  # inputs, outputs of each linear
+SITES = {
+    "clip-b32 q, k, v": (768, (768, 768, 768)),
+    "clip-b32 fc2": (3072, (768,)),
+}  # inputs, outputs of each linear
 RIDGES = (0.05, 1e-3, 1e-5)  # the paper's for CLIP, between, the paper's for T5
 ALPHA, BATCH = 0.3, 512
 TOLERANCE = 1e-4  # relative, of the weight at the largest ridge
@@ -33,11 +38,16 @@ class Task:
 
 
 def power_law(seed: int, tokens: int, d: int, o: int, device: str) -> Task:
-    """Float32 features whose energy falls off as a power law around one dominant mean, as in trained transformers."""
+    """Float32 features whose energy falls off as a power law around one dominant mean, as in
+    trained transformers.
+    """
     g = seeded(seed)
     Q = torch.linalg.qr(torch.randn(d, d, generator=g, dtype=torch.float64))[0]
     spectrum = torch.arange(1, d + 1, dtype=torch.float64) ** -1.2
-    cal, gap = ((torch.randn(tokens, d, generator=g, dtype=torch.float64) * spectrum) @ Q.T for _ in range(2))
+    cal, gap = (
+        (torch.randn(tokens, d, generator=g, dtype=torch.float64) * spectrum) @ Q.T
+        for _ in range(2)
+    )
     cal, weight = cal + 3 * Q[:, 0], torch.randn(o, d, generator=g) / d**0.5
     return Task(cal.float().to(device), (cal + 0.3 * gap).float().to(device), weight.to(device))
 
@@ -65,7 +75,9 @@ def plain_system(tasks: list[Task]) -> tuple[Tensor, Tensor]:
     return left, right
 
 
-def plain_solve(left: Tensor, right: Tensor, A: Tensor, ridge: float, outputs: tuple[int, ...]) -> Tensor:
+def plain_solve(
+    left: Tensor, right: Tensor, A: Tensor, ridge: float, outputs: tuple[int, ...]
+) -> Tensor:
     """One solve in float32 per linear; weight (Σo, d)."""
     parts = zip(right.split(outputs, 1), A.split(outputs), strict=True)
     system = left + ridge * torch.eye(len(left)).to(left)
@@ -73,8 +85,13 @@ def plain_solve(left: Tensor, right: Tensor, A: Tensor, ridge: float, outputs: t
 
 
 def least_squares(tasks: list[Task], A: Tensor, ridge: float) -> Tensor:
-    """The oracle, without a Gram matrix in the system: all tokens and √λ I stacked, QR in float64."""
-    rows, targets = [ridge**0.5 * torch.eye(A.shape[1], dtype=torch.float64)], [ridge**0.5 * A.double().T]
+    """The oracle, without a Gram matrix in the system: all tokens and √λ I stacked, QR in
+    float64.
+    """
+    rows, targets = (
+        [ridge**0.5 * torch.eye(A.shape[1], dtype=torch.float64)],
+        [ridge**0.5 * A.double().T],
+    )
     for task in tasks:
         cal, exp = task.cal.double(), task.exp.double()
         root = (cal.T @ cal).norm() ** -0.5
@@ -90,13 +107,18 @@ def precision(d: int, o: int, tokens: int) -> dict[float, tuple[float, float]]:
     plain, errors = plain_system(tasks), {}
     for ridge in RIDGES:
         exact = least_squares(tasks, A, ridge)
-        solved = plain_solve(*plain, A, ridge, (o,)), solve_ridge(our_system(tasks), A, A[:, 0] * 0, ridge).weight
+        solved = (
+            plain_solve(*plain, A, ridge, (o,)),
+            solve_ridge(our_system(tasks), A, A[:, 0] * 0, ridge).weight,
+        )
         errors[ridge] = tuple(float((W - exact).norm() / exact.norm()) for W in solved)
     return errors
 
 
 def compare(d: int, outputs: tuple[int, ...], repeats: int, device: str = "cpu"):
-    """Seconds (plain, ours) of each pair. Raises: AssertionError unless both give the same weight within TOLERANCE."""
+    """Seconds (plain, ours) of each pair. Raises: AssertionError unless both give the same weight
+    within TOLERANCE.
+    """
     o, ridge = sum(outputs), RIDGES[0]
     tasks = [power_law(seed, 4 * d, d, o, device) for seed in range(2)]
     ours, (left, right) = our_system(tasks), plain_system(tasks)
@@ -104,7 +126,9 @@ def compare(d: int, outputs: tuple[int, ...], repeats: int, device: str = "cpu")
     a, still = torch.zeros_like(A[:, 0]), anchor(A, A, 1.0)
 
     def solved() -> Tensor:
-        return solve_ridge(copy.deepcopy(ours), still, a, ridge).weight  # a solution consumes its system
+        return solve_ridge(
+            copy.deepcopy(ours), still, a, ridge
+        ).weight  # a solution consumes its system
 
     contestants = lambda: plain_solve(left, right, A, ridge, outputs), solved
     plain, own = (solve() for solve in contestants)
@@ -114,7 +138,9 @@ def compare(d: int, outputs: tuple[int, ...], repeats: int, device: str = "cpu")
 
 
 def kernel_step(tasks: list[Task], A: Tensor, ridge: float) -> Tensor:
-    """The step away from the anchor (o, d) as the package takes it where tokens are fewer than features."""
+    """The step away from the anchor (o, d) as the package takes it where tokens are fewer than
+    features.
+    """
     total, A = KernelSystem(), A.double()
     a = torch.zeros_like(A[:, 0])
     for task in tasks:
@@ -125,7 +151,9 @@ def kernel_step(tasks: list[Task], A: Tensor, ridge: float) -> Tensor:
 
 
 def few(d: int, o: int, tokens: int, repeats: int):
-    """Seconds (direct form, kernel form) of each pair, sums included. Raises: AssertionError unless the steps are the same."""
+    """Seconds (direct form, kernel form) of each pair, sums included. Raises: AssertionError unless
+    the steps are the same.
+    """
     ridge, tasks = RIDGES[0], [power_law(seed, tokens, d, o, "cpu") for seed in range(2)]
     A = torch.randn(o, d, generator=seeded(7)) / d**0.5
     direct = lambda: solve_ridge(our_system(tasks), A, A[:, 0] * 0, ridge).weight - A  # noqa: E731
@@ -142,10 +170,14 @@ def main() -> None:
     with exact_products():
         for site, (d, outputs) in SITES.items():
             pairs, difference = compare(d, outputs, args.repeats, args.device)
-            print(f"{site}: same weight within {difference:.1e}; time, plain / ours: {ratio(pairs)}")
+            print(
+                f"{site}: same weight within {difference:.1e}; time, plain / ours: {ratio(pairs)}"
+            )
         for tokens in (400, 800):
             pairs, difference = few(3072, 768, tokens, args.repeats)
-            print(f"fc2, two tasks of {tokens} tokens: same step within {difference:.1e}; direct / kernel form: {ratio(pairs)}")
+            print(
+                f"fc2, two tasks of {tokens} tokens: same step within {difference:.1e}; direct / kernel form: {ratio(pairs)}"
+            )
         print("ridge    error of plain   error of ours   plain / ours")
         for ridge, (plain, ours) in precision(args.width, 64, args.tokens).items():
             print(f"{ridge:<8g} {plain:<16.1e} {ours:<15.1e} {plain / ours:.0f}x")

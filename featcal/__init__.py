@@ -1,4 +1,5 @@
-"""FeatCal: calibrate a merged model's weights to its experts' features, block by block, in closed form.
+"""FeatCal: calibrate a merged model's weights to its experts' features, block by block, in closed
+form.
 
 The names below are loaded on first use, so that reading a report needs no torch.
 """

@@ -1,6 +1,7 @@
 """Annotations as the check of values: of what public functions are called with, and of settings.
 
-Of a function's arguments only the outermost type is looked at: what a dictionary or a list holds is for the function to read.
+Of a function's arguments only the outermost type is looked at: what a dictionary or a list holds is
+for the function to read.
 """
 
 import collections.abc
@@ -24,7 +25,9 @@ WORDS: dict[Any, str] = {
 
 @dataclass(frozen=True)
 class Within:
-    """For Annotated: the numbers that a value may be, between two ends. Strictly: the ends themselves may not be."""
+    """For Annotated: the numbers that a value may be, between two ends. Strictly: the ends
+    themselves may not be.
+    """
 
     low: float = -math.inf
     high: float = math.inf
@@ -35,14 +38,22 @@ class Within:
 
     def __str__(self) -> str:
         if self.high < math.inf:
-            return f", between {self.low:g} and {self.high:g}" + (" but neither" if self.strictly else "")
-        return "" if self.low == -math.inf else f", {'above' if self.strictly else 'at least'} {self.low:g}"
+            return f", between {self.low:g} and {self.high:g}" + (
+                " but neither" if self.strictly else ""
+            )
+        return (
+            ""
+            if self.low == -math.inf
+            else f", {'above' if self.strictly else 'at least'} {self.low:g}"
+        )
 
 
 def checked(function: F) -> F:
-    """The function; a call with other arguments than it has, or of other types, is refused in one message.
+    """The function; a call with other arguments than it has, or of other types, is refused in one
+    message.
 
-    Raises: UnknownKey for a keyword it lacks; BadSetting for one that is missing, or is not what its annotation says.
+    Raises: UnknownKey for a keyword it lacks; BadSetting for one that is missing, or is not what
+    its annotation says.
     """
     taken, name = signature(function).parameters, function.__name__
     open_ended = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in taken.values())
@@ -54,7 +65,11 @@ def checked(function: F) -> F:
         try:
             arguments = signature(function).bind(*given, **named).arguments
         except TypeError as error:
-            raise BadSetting(f"featcal.{name}", (*map(shown, given), *named), f"does not fit what it takes: {error}") from None
+            raise BadSetting(
+                f"featcal.{name}",
+                (*map(shown, given), *named),
+                f"does not fit what it takes: {error}",
+            ) from None
         hints = get_type_hints(function, include_extras=True)
         for key, value in arguments.items():
             if taken[key].kind is not Parameter.VAR_KEYWORD:
@@ -65,14 +80,22 @@ def checked(function: F) -> F:
 
 
 def require_fits(key: str, value: object, hint: Any) -> None:
-    """Raise BadSetting unless a value is what an annotation says; of `1e-5`, text to YAML, the message says how to write it."""
+    """Raise BadSetting unless a value is what an annotation says; of `1e-5`, text to YAML, the
+    message says how to write it.
+    """
     if not fits(value, hint):
-        yaml = " (YAML wants a dot: 1.0e-5, not 1e-5)" if isinstance(value, str) and "finite" in words(hint) else ""
+        yaml = (
+            " (YAML wants a dot: 1.0e-5, not 1e-5)"
+            if isinstance(value, str) and "finite" in words(hint)
+            else ""
+        )
         raise BadSetting(key, shown(value), f"must be {words(hint)}{yaml}")
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is what an annotation says, as far as its own type tells; a list is as good as a tuple."""
+    """Whether a value is what an annotation says, as far as its own type tells; a list is as good
+    as a tuple.
+    """
     kind, parts = get_origin(hint), get_args(hint)
     if hint is Any:
         return True
@@ -83,14 +106,20 @@ def fits(value: Any, hint: Any) -> bool:
     if kind is Annotated:
         return fits(value, parts[0]) and parts[1].holds(value)
     if kind is tuple:
-        fine = isinstance(value, list | tuple) and (parts[-1] is Ellipsis or len(value) == len(parts))
+        fine = isinstance(value, list | tuple) and (
+            parts[-1] is Ellipsis or len(value) == len(parts)
+        )
         return fine and all(fits(one, parts[0]) for one in value)
     plain = kind or hint
     if isinstance(value, bool) and plain in (int, float):
         return False
     if plain is float:
         return isinstance(value, int | float) and abs(value) < math.inf
-    if isinstance(value, str) and plain in (str, collections.abc.Sequence, collections.abc.Iterable):
+    if isinstance(value, str) and plain in (
+        str,
+        collections.abc.Sequence,
+        collections.abc.Iterable,
+    ):
         return plain is str and bool(value)
     return not isinstance(plain, type) or isinstance(value, plain)
 
@@ -99,12 +128,18 @@ def words(hint: Any) -> str:
     """An annotation as a message calls it."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind in (Union, UnionType, Literal):
-        return " or ".join(str(part) if kind is Literal else words(part) for part in parts if part is not NoneType)
+        return " or ".join(
+            str(part) if kind is Literal else words(part) for part in parts if part is not NoneType
+        )
     if kind is Annotated:
         return f"{words(parts[0])}{parts[1]}"
     if kind is tuple:
         each = words(parts[0])
-        return f"a list of {each.removeprefix('a ')}" if parts[-1] is Ellipsis else f"a list of {len(parts)}, each {each}"
+        return (
+            f"a list of {each.removeprefix('a ')}"
+            if parts[-1] is Ellipsis
+            else f"a list of {len(parts)}, each {each}"
+        )
     plain = kind or hint
     return WORDS.get(plain) or f"a {getattr(plain, '__name__', plain)}"
 

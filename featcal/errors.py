@@ -1,11 +1,14 @@
-"""Every mistake a user can make: one class per way out, each with its text; anything else is a fault of ours."""
+"""Every mistake a user can make: one class per way out, each with its text; anything else is a
+fault of ours.
+"""
 
 from collections.abc import Collection
 from difflib import get_close_matches
 
 
 class FeatCalError(Exception):
-    """A mistake outside this package: one message that names the place, what was expected, and what to do. Exit code 2.
+    """A mistake outside this package: one message that names the place, what was expected, and what
+    to do. Exit code 2.
 
     place:     file, key, tensor or model; the whole message where nothing follows.
     problem:   what is wrong there, and what was expected.
@@ -13,9 +16,13 @@ class FeatCalError(Exception):
     """
 
     def __init__(self, place: object, problem: str = "", *ways_out: str):
-        super().__init__("\n  - ".join([f"{place}: {problem}." if problem else str(place), *ways_out]))
+        super().__init__(
+            "\n  - ".join([f"{place}: {problem}." if problem else str(place), *ways_out])
+        )
 
-    def __reduce__(self) -> tuple[type, tuple[str]]:  # from a worker process only the message comes back
+    def __reduce__(
+        self,
+    ) -> tuple[type, tuple[str]]:  # from a worker process only the message comes back
         return FeatCalError, (str(self),)
 
 
@@ -23,11 +30,16 @@ class FeatCalError(Exception):
 
 
 class BadSetting(FeatCalError):
-    """A value, key or section of the settings, or an option, that cannot be used or is not there."""
+    """A value, key or section of the settings, or an option, that cannot be used or is not
+    there.
+    """
 
     def __init__(self, key: str, value: object, expected: str):
         self.key, self.value, self.expected = key, value, expected
-        super().__init__(key, f"{'nothing is given' if value is None else f'{value!r} cannot be used'}; it {expected}")
+        super().__init__(
+            key,
+            f"{'nothing is given' if value is None else f'{value!r} cannot be used'}; it {expected}",
+        )
 
 
 class UnknownKey(FeatCalError):
@@ -101,7 +113,9 @@ class HubUnreachable(FeatCalError):
 
 
 class NotOnHub(FeatCalError):
-    """A repository that the hub does not have, or does not give to who is not logged in or has not accepted its terms."""
+    """A repository that the hub does not have, or does not give to who is not logged in or has not
+    accepted its terms.
+    """
 
 
 class NoRevision(NotOnHub):
@@ -126,7 +140,9 @@ class MissingTensor(FeatCalError):
 class TensorsDiffer(FeatCalError):
     """One tensor that two models should share differs in shape, dtype or value."""
 
-    def __init__(self, name: str, here: object, this: object, there: object, that: object, way_out: str = ""):
+    def __init__(
+        self, name: str, here: object, this: object, there: object, that: object, way_out: str = ""
+    ):
         default = "all experts must be fine-tuned from this base, same architecture, same dtype"
         super().__init__(name, f"{this} in {here}, but {that} in {there}", way_out or default)
 
@@ -134,10 +150,23 @@ class TensorsDiffer(FeatCalError):
 class WrongKeys(FeatCalError):
     """A checkpoint whose tensors are not those of the model its configuration describes."""
 
-    def __init__(self, folder: object, model: str, missing: list[str], unexpected: list[str], misshapen: list[str]):
+    def __init__(
+        self,
+        folder: object,
+        model: str,
+        missing: list[str],
+        unexpected: list[str],
+        misshapen: list[str],
+    ):
         kinds = {"missing": missing, "not part of it": unexpected, "of another shape": misshapen}
-        parts = [f"{len(names)} {kind}: {', '.join(names[:3])}" for kind, names in kinds.items() if names]
-        super().__init__(folder, f"the weights do not fit {model} ({'; '.join(parts)})", "check the configuration")
+        parts = [
+            f"{len(names)} {kind}: {', '.join(names[:3])}" for kind, names in kinds.items() if names
+        ]
+        super().__init__(
+            folder,
+            f"the weights do not fit {model} ({'; '.join(parts)})",
+            "check the configuration",
+        )
 
 
 class NotFinite(FeatCalError):
@@ -145,7 +174,9 @@ class NotFinite(FeatCalError):
 
     def __init__(self, place: object, name: str):
         super().__init__(
-            place, f"{name} holds NaN or infinite values", "make this checkpoint again; its training may have diverged"
+            place,
+            f"{name} holds NaN or infinite values",
+            "make this checkpoint again; its training may have diverged",
         )
 
 
@@ -158,7 +189,9 @@ class BadPlan(FeatCalError):
 
 
 class BadCapture(FeatCalError):
-    """Inputs of a block's modules that cannot be trusted: never seen, seen twice, or overwritten afterwards."""
+    """Inputs of a block's modules that cannot be trusted: never seen, seen twice, or overwritten
+    afterwards.
+    """
 
     def __init__(self, modules: list[str], problem: str):
         way_out = "calibration needs every linear of a block to run once per pass with its input as first positional argument."
@@ -182,7 +215,9 @@ class SingularGram(FeatCalError):
 
 
 class Diverged(FeatCalError):
-    """A loss that became NaN or infinite while an expert, adapters or a merging method's coefficients were trained."""
+    """A loss that became NaN or infinite while an expert, adapters or a merging method's
+    coefficients were trained.
+    """
 
     def __init__(self, place: str, step: int, key: str, value: float, look: str):
         super().__init__(
@@ -201,7 +236,9 @@ class RankLostError(FeatCalError):
     """Another process of the run that is gone or out of reach."""
 
     def __init__(self, reason: object):
-        said = str(reason).strip().split("\n")[0].split("] ", 1)[-1]  # without torch's place in its own sources
+        said = (
+            str(reason).strip().split("\n")[0].split("] ", 1)[-1]
+        )  # without torch's place in its own sources
         super().__init__(
             f"another process of this run ended before its time or cannot be reached ({said}).\n"
             f"  - what it said of itself stands above; one that was killed without a word was probably short of memory:\n"

@@ -1,6 +1,7 @@
 """Settings of one experiment as frozen dataclasses, checked once when they are read.
 
-Values of experiments stand in params.yaml only; here is what a value may be. Knows nothing of torch, models or files.
+Values of experiments stand in params.yaml only; here is what a value may be. Knows nothing of
+torch, models or files.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,12 +16,16 @@ T = TypeVar("T")
 
 
 def project_root(start: Path | None = None) -> Path:
-    """The nearest folder at or above `start` (the current folder by default) that holds params.yaml. Raises: MissingPath."""
+    """The nearest folder at or above `start` (the current folder by default) that holds
+    params.yaml. Raises: MissingPath.
+    """
     here = (start or Path.cwd()).resolve()
     for folder in (here, *here.parents):
         if (folder / "params.yaml").is_file():
             return folder
-    raise MissingPath(here / "params.yaml", "the experiments", "start from a folder of the cloned repository")
+    raise MissingPath(
+        here / "params.yaml", "the experiments", "start from a folder of the cloned repository"
+    )
 
 
 def require(condition: bool, key: str, value: object, expected: str) -> None:
@@ -35,7 +40,9 @@ def number(key: str, value: object) -> None:
 
 
 def whole_number(key: str, value: object, least: int = 1) -> None:
-    """Raise BadSetting unless the value is a whole number, at least `least`; true and false are none."""
+    """Raise BadSetting unless the value is a whole number, at least `least`; true and false are
+    none.
+    """
     require_fits(key, value, Annotated[int, Within(least)])
 
 
@@ -55,9 +62,11 @@ def text(key: str, value: object) -> None:
 
 
 def from_mapping(cls: type[T], mapping: Mapping[str, Any], place: str) -> T:
-    """A settings object from a YAML mapping; unknown and missing keys are errors that name the place.
+    """A settings object from a YAML mapping; unknown and missing keys are errors that name the
+    place.
 
-    Returns: `cls(**mapping)`. Raises: UnknownKey with the nearest known key; BadSetting for a missing key or a bad value.
+    Returns: `cls(**mapping)`. Raises: UnknownKey with the nearest known key; BadSetting for a
+    missing key or a bad value.
     """
     require(isinstance(mapping, Mapping), place, mapping, "must be a mapping of settings")
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
@@ -70,7 +79,9 @@ def from_mapping(cls: type[T], mapping: Mapping[str, Any], place: str) -> T:
     try:
         return cls(**mapping)
     except BadSetting as error:  # the class knows its own name only, and there are many experiments
-        raise BadSetting(f"{place}.{error.key.rpartition('.')[-1]}", error.value, error.expected) from None
+        raise BadSetting(
+            f"{place}.{error.key.rpartition('.')[-1]}", error.value, error.expected
+        ) from None
 
 
 Count = Annotated[int, Within(1)]
@@ -80,7 +91,8 @@ Positive = Annotated[float, Within(0, strictly=True)]
 
 
 class Checked:
-    """A dataclass whose annotations are the check of its values: Literal words, numbers Within their ends, lists made tuples.
+    """A dataclass whose annotations are the check of its values: Literal words, numbers Within
+    their ends, lists made tuples.
 
     place: what messages call the settings, before the name of a field.
     """
@@ -106,39 +118,59 @@ class Checked:
 
 @dataclass(frozen=True)
 class Calibration(Checked):
-    """How a merged model is calibrated: λ, ρ and α of the paper, by default those for CLIP, and which parts of the method are on.
+    """How a merged model is calibrated: λ, ρ and α of the paper, by default those for CLIP, and
+    which parts of the method are on.
 
     ridge:          λ > 0 of Eq. 12, relative to the unit-norm Gram matrices of Eq. 14.
-    anchor_blend:   ρ of Eq. 11: 1 is the merged weight, 0 the base weight, above 1 extrapolates away from the base.
+    anchor_blend:   ρ of Eq. 11: 1 is the merged weight, 0 the base weight, above 1 extrapolates
+                    away from the base.
     interpolation:  α in [0, 1] of Eq. 10: 0 targets the student's own features, 1 the teacher's.
     bias, norm:     also solve biases (Eq. 55) and LayerNorm scale and shift (Eq. 59).
     task_weights:   "gram" is ω of Eq. 14; "uniform" leaves every task's Gram matrix as it is.
-    order:          "forward" looks at the features again after each solved block (Algorithm 1); "stale" uses the merged model's.
-    modules:        linears that are solved, by how their names end, such as ("q", "v"); all where None. Norms: see `norm`.
+    order:          "forward" looks at the features again after each solved block (Algorithm 1);
+                    "stale" uses the merged model's.
+    modules:        linears that are solved, by how their names end, such as ("q", "v"); all where
+                    None. Norms: see `norm`.
 
     Beyond the paper, each off by default and then the paper's method to the bit:
 
-    interpolation "auto": α of every block, or with order "sites" of every site, is the one of five between 0 and 1 at which the
-                    block's output is nearest to the experts' on an eighth of the samples, which nothing is solved with.
-    order "sites":  the sites and norms of a block are solved one after another, in forward order, and the student's features are
+    interpolation "auto": α of every block, or with order "sites" of every site, is the one of five
+    between 0 and 1 at which the
+                    block's output is nearest to the experts' on an eighth of the samples, which
+                    nothing is solved with.
+    order "sites":  the sites and norms of a block are solved one after another, in forward order,
+    and the student's features are
                     looked at again behind each.
-    residual:       β in [0, 1]. A linear whose output y = W x + b is added to the residual stream r aims at
-                    W_t x_t + b_t + β (r_t − r): at 1 the sum r + y is to be the expert's. A pair is β of the first and the last
-                    block of a stack, linear in between.
-    affine:         "joint" solves weight and bias as one system; "separate" (Eqs. 17 and 55) the weight as if targets had no
+    residual:       β in [0, 1]. A linear whose output y = W x + b is added to the residual stream r
+                    aims at
+                    W_t x_t + b_t + β (r_t − r): at 1 the sum r + y is to be the expert's. A pair is
+                    β of the first and the last block of a stack, linear in between.
+    affine:         "joint" solves weight and bias as one system; "separate" (Eqs. 17 and 55) the
+                    weight as if targets had no
                     bias, then the bias. Linears without a bias are solved as ever.
-    prior:          κ ≥ 0, weight of Σ_t ‖(W − W_t) τ_tᵀ‖²/‖τ_t‖² beside the data, with τ_t = W_t − W_base: WUDI's objective.
-                    κ → ∞ gives closed-form WUDI in the span of the task vectors, whatever the data say.
-    no_harm:        of every block (with order "sites", every site) only that part of the step from the merged weights to the
-                    solution is taken, of 0, ¼, ½, ¾ and 1, which brings the block's output nearest to the experts' on the same
-                    samples held out: there no block is further from its experts than with its merged weights.
-    sweeps:         how often each block is solved before the next one, every further time from what it has become; the anchor
-                    stays that of the merged weights. Nothing that reaches a block depends on those behind it, so a sweep of the
-                    whole model would do no more; and as many sweeps as a block has sites and norms give order "sites".
-    weights:        "attention": the token weights times what a token receives in the expert's attention in this block, averaged
-                    over heads and queries, of mean 1 in every sample. Keys from another stack have what they receive there.
-    shrinkage:      "ledoit_wolf": λ of every site is the one at which Σ ωG + λI is the Ledoit–Wolf estimate from these tokens, as
-                    in `core.ridge.ledoit_wolf`; `ridge` is left for norms. "fixed": `ridge` everywhere.
+    prior:          κ ≥ 0, weight of Σ_t ‖(W − W_t) τ_tᵀ‖²/‖τ_t‖² beside the data, with τ_t = W_t −
+                    W_base: WUDI's objective.
+                    κ → ∞ gives closed-form WUDI in the span of the task vectors, whatever the data
+                    say.
+    no_harm:        of every block (with order "sites", every site) only that part of the step from
+                    the merged weights to the
+                    solution is taken, of 0, ¼, ½, ¾ and 1, which brings the block's output nearest
+                    to the experts' on the same
+                    samples held out: there no block is further from its experts than with its
+                    merged weights.
+    sweeps:         how often each block is solved before the next one, every further time from what
+                    it has become; the anchor
+                    stays that of the merged weights. Nothing that reaches a block depends on those
+                    behind it, so a sweep of the whole model would do no more; and as many sweeps as
+                    a block has sites and norms give order "sites".
+    weights:        "attention": the token weights times what a token receives in the expert's
+                    attention in this block, averaged
+                    over heads and queries, of mean 1 in every sample. Keys from another stack have
+                    what they receive there.
+    shrinkage:      "ledoit_wolf": λ of every site is the one at which Σ ωG + λI is the Ledoit–Wolf
+                    estimate from these tokens, as
+                    in `core.ridge.ledoit_wolf`; `ridge` is left for norms. "fixed": `ridge`
+                    everywhere.
     """
 
     place = "calibrate"
@@ -162,7 +194,12 @@ class Calibration(Checked):
         """Raises: BadSetting, as of every field, so of what does not go together."""
         super().__post_init__()
         both = self.bias or self.affine == "separate"
-        require(both, "calibrate.affine", self.affine, "solves weight and bias together, so calibrate.bias must be true")
+        require(
+            both,
+            "calibrate.affine",
+            self.affine,
+            "solves weight and bias together, so calibrate.bias must be true",
+        )
         stale = self.order == "stale" and self.holds_out
         required = "looks at features that the deployed model never has; no_harm and interpolation auto need another order"
         require(not stale, "calibrate.order", self.order, required)
@@ -170,11 +207,26 @@ class Calibration(Checked):
         again = "must be 1 with order sites, where a second sweep finds the same again, and with stale, which looks once"
         require(once, "calibrate.sweeps", self.sweeps, again)
         estimated = self.shrinkage == "fixed" or not self.prior
-        require(estimated, "calibrate.shrinkage", self.shrinkage, "estimates from samples what a prior without any is added to")
+        require(
+            estimated,
+            "calibrate.shrinkage",
+            self.shrinkage,
+            "estimates from samples what a prior without any is added to",
+        )
         if self.modules is not None:
             names = self.modules
-            require(bool(names), "calibrate.modules", names, "must name some, such as [q, v]; leave it out for all linears")
-            require(len(set(names)) == len(names), "calibrate.modules", names, "must name each kind of linear once")
+            require(
+                bool(names),
+                "calibrate.modules",
+                names,
+                "must name some, such as [q, v]; leave it out for all linears",
+            )
+            require(
+                len(set(names)) == len(names),
+                "calibrate.modules",
+                names,
+                "must name each kind of linear once",
+            )
 
     @classmethod
     def preset(cls, name: str, changed: Mapping[str, Any] | None = None) -> "Calibration":
@@ -194,7 +246,9 @@ class Calibration(Checked):
 
     def residual_at(self, depth: float) -> float:
         """β of a block, by its depth in its stack: 0 is the first block, 1 the last."""
-        first, last = self.residual if isinstance(self.residual, tuple) else (self.residual, self.residual)
+        first, last = (
+            self.residual if isinstance(self.residual, tuple) else (self.residual, self.residual)
+        )
         return first + (last - first) * depth
 
     @property
@@ -204,13 +258,30 @@ class Calibration(Checked):
         return {name: value for name, value in of.items() if name not in OFF or value != OFF[name]}
 
 
-BEYOND = ("residual", "affine", "prior", "no_harm", "sweeps", "weights", "shrinkage")  # the paper's method where at its default
+BEYOND = (
+    "residual",
+    "affine",
+    "prior",
+    "no_harm",
+    "sweeps",
+    "weights",
+    "shrinkage",
+)  # the paper's method where at its default
 OFF: dict[str, Any] = {f.name: f.default for f in fields(Calibration) if f.name in BEYOND}
 
 
-# "paper": for CLIP, Section 5.1. "best": of what goes beyond the paper the combination that did best on validation samples of
-# drawn images, with λ, ρ and α that did best on those and on real texts (scripts/choose_preset.py, preset_choice.json).
+# "paper": for CLIP, Section 5.1. "best": of what goes beyond the paper the combination that did
+# best on validation samples of
+# drawn images, with λ, ρ and α that did best on those and on real texts (scripts/choose_preset.py,
+# preset_choice.json).
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"ridge": 0.05, "anchor_blend": 2.0, "interpolation": 0.3},
-    "best": {"ridge": 1e-4, "anchor_blend": 1.0, "interpolation": 1.0, "residual": 1.0, "order": "sites", "affine": "joint"},
+    "best": {
+        "ridge": 1e-4,
+        "anchor_blend": 1.0,
+        "interpolation": 1.0,
+        "residual": 1.0,
+        "order": "sites",
+        "affine": "joint",
+    },
 }

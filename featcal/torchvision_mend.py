@@ -1,11 +1,14 @@
 """Makes a CUDA-linked torchvision importable beside a CPU-only torch.
 
-torchvision registers shape rules for operators that its compiled extension defines. Where the extension cannot be loaded (no CUDA
-libraries beside a CPU torch) the import dies on the first such operator, and with it every model class of transformers and all of
-open_clip. Declaring the operator's name is enough: nothing here calls it. The hook waits for the first import of torchvision, so
-importing featcal loads neither torch nor torchvision; it acts only after a failed import: a working torchvision is left alone.
+torchvision registers shape rules for operators that its compiled extension defines. Where the
+extension cannot be loaded (no CUDA libraries beside a CPU torch) the import dies on the first such
+operator, and with it every model class of transformers and all of open_clip. Declaring the
+operator's name is enough: nothing here calls it. The hook waits for the first import of
+torchvision, so importing featcal loads neither torch nor torchvision; it acts only after a failed
+import: a working torchvision is left alone.
 
-`install_for_all` mends it for all programs of an environment, such as mergekit's, that never import featcal.
+`install_for_all` mends it for all programs of an environment, such as mergekit's, that never import
+featcal.
 """
 
 import importlib.abc
@@ -18,16 +21,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-HOOK = (
-    "import importlib.util as u; u.find_spec('featcal') and __import__('featcal.torchvision_mend').torchvision_mend.install()\n"
-)
+HOOK = "import importlib.util as u; u.find_spec('featcal') and __import__('featcal.torchvision_mend').torchvision_mend.install()\n"
 _BOXES = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 _SCHEMAS = {"nms": _BOXES, "qnms": _BOXES}
 _DECLARED: list[Any] = []  # torch forgets a declaration when its library object is collected
 
 
 class _MendingLoader(importlib.abc.Loader):
-    """Runs torchvision's own loader; on an unknown operator declares it and runs the loader again."""
+    """Runs torchvision's own loader; on an unknown operator declares it and runs the loader
+    again.
+    """
 
     def __init__(self, loader: Any):
         self._loader = loader
@@ -84,7 +87,8 @@ def install() -> None:
 
 
 def install_for_all() -> bool:
-    """Have every Python of this environment put the hook in place, where torchvision does not load without; whether that is so.
+    """Have every Python of this environment put the hook in place, where torchvision does not load
+    without; whether that is so.
 
     Python runs the line of a .pth file in its site-packages at its start.
     """
@@ -96,7 +100,10 @@ def install_for_all() -> bool:
     if importlib.util.find_spec("torchvision") is None:
         return False
     loads = "import sys; sys.modules['featcal'] = None; import torchvision"
-    broken = subprocess.run([sys.executable, "-c", loads], capture_output=True, check=False).returncode != 0
+    broken = (
+        subprocess.run([sys.executable, "-c", loads], capture_output=True, check=False).returncode
+        != 0
+    )
     if broken:
         line.write_text(HOOK)
     return broken

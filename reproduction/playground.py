@@ -1,6 +1,8 @@
-"""The playground: merge, calibrate and evaluate the models of one role here and now, with settings of one's own.
+"""The playground: merge, calibrate and evaluate the models of one role here and now, with settings
+of one's own.
 
-For notebooks/playground.ipynb. It reads what the stages `prepare_data` and `prepare` made and keeps nothing.
+For notebooks/playground.ipynb. It reads what the stages `prepare_data` and `prepare` made and keeps
+nothing.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +19,11 @@ from reproduction.report.played import SEED, Played, Wanted
 from reproduction.stages.context import Context, load_context
 from reproduction.suites.sources import read_sources
 
-BATCH, EVALUATED = 32, 250  # images at a time: those of the calibration, whose sums the command line repeats; those of a test
+BATCH, EVALUATED = (
+    32,
+    250,
+    # images at a time: those of the calibration, whose sums the command line repeats; those of a test
+)
 
 
 def play(
@@ -32,12 +38,16 @@ def play(
     test_images: int,
     start: Path | None = None,
 ) -> Played:
-    """Merge, calibrate with λ, ρ and α on n training images per task, and hold both models against base and experts.
+    """Merge, calibrate with λ, ρ and α on n training images per task, and hold both models against
+    base and experts.
 
-    Args:    role, pool, merger: words of params.yaml, in the suite that it names.  samples: n.  test_images: of each task, drawn,
+    Args:    role, pool, merger: words of params.yaml, in the suite that it names.  samples: n.
+             test_images: of each task, drawn,
              at most so many.  start: a folder of the project, the current one where None.
-    Returns: accuracies and drift; without them where the role's experts or the images have not been made.
-    Raises:  UnknownKey or BadSetting, before anything is read, for a word or value that cannot be used.
+    Returns: accuracies and drift; without them where the role's experts or the images have not been
+    made.
+    Raises:  UnknownKey or BadSetting, before anything is read, for a word or value that cannot be
+             used.
     """
     settings = Calibration(ridge=ridge, anchor_blend=anchor_blend, interpolation=interpolation)
     whole_number("samples", samples)
@@ -52,12 +62,18 @@ def play(
 
 
 def merger_named(context: Context, role: str, pool: int, merger: str) -> MergeRun:
-    """The merge of params.yaml that goes by this name. Raises: UnknownKey naming role, pool or merger."""
+    """The merge of params.yaml that goes by this name. Raises: UnknownKey naming role, pool or
+    merger.
+    """
     if context.role(role) is None:
         raise UnknownKey(f"role of suite {context.suite.name}", role, list(context.suite.roles))
     context.suite.tasks_of(role, pool)
     # a method that looks at images would need its own draw; those from weights alone take seconds
-    known = {run.upstream: run for run in context.experiments.merged_in(role, pool).values() if run.draw is None}
+    known = {
+        run.upstream: run
+        for run in context.experiments.merged_in(role, pool).values()
+        if run.draw is None
+    }
     if merger not in known:
         raise UnknownKey(f"merger of {role} and {pool} tasks", merger, list(known))
     return known[merger]
@@ -70,14 +86,21 @@ def _played(context: Context, wanted: Wanted, merge: MergeRun) -> Played:
     import featcal
     from featcal.models.device import torch_device
 
-    role, pool, layout, device = wanted.role, wanted.pool, context.layout, torch_device(context.suite.device)
+    role, pool, layout, device = (
+        wanted.role,
+        wanted.pool,
+        context.layout,
+        torch_device(context.suite.device),
+    )
     base = layout.base(role, pool)
     experts = {task: layout.expert(role, pool, task) for task in context.suite.tasks_of(role, pool)}
     batches = {task: _batches(context, wanted, task) for task in experts}
     merged = featcal.merge(merge.method, base, experts, **merge.options or {})
     assert isinstance(merged, nn.Module)  # no folder was asked for
     merged.to(device)
-    result = featcal.calibrate(merged, base=base, experts=experts, batches=batches, settings=wanted.settings, device=device)
+    result = featcal.calibrate(
+        merged, base=base, experts=experts, batches=batches, settings=wanted.settings, device=device
+    )
     models = {"merged": merged, "featcal": result.model}
     right: dict[str, dict[str, tuple[int, int]]] = {}
     drift: list[dict[str, Any]] = []
@@ -94,14 +117,18 @@ def _batches(context: Context, wanted: Wanted, task: str) -> list[dict[str, Any]
     from featcal.data.sampling import draw_indices
     from reproduction.suites.load_task import load_task
 
-    images = load_task(context.layout.data, task, "train", context.layout.base(wanted.role, wanted.pool))
+    images = load_task(
+        context.layout.data, task, "train", context.layout.base(wanted.role, wanted.pool)
+    )
     return list(images.batches(draw_indices(task, len(images.labels), wanted.samples, SEED), BATCH))
 
 
 def _held_against(
     context: Context, wanted: Wanted, task: str, models: Mapping[str, Any]
 ) -> tuple[dict[str, tuple[int, int]], list[dict[str, Any]]]:
-    """Right answers of base, models and the task's expert, and the models' drift from the expert, block by block."""
+    """Right answers of base, models and the task's expert, and the models' drift from the expert,
+    block by block.
+    """
     from safetensors.torch import load_file
 
     from featcal.calibration.drift import model_drift
@@ -111,19 +138,25 @@ def _held_against(
 
     layout, role, pool = context.layout, wanted.role, wanted.pool
     images = load_task(layout.data, task, "test", layout.base(role, pool))
-    order = np.random.default_rng([SEED, crc32(task.encode()), crc32(b"playground")]).permutation(len(images))
+    order = np.random.default_rng([SEED, crc32(task.encode()), crc32(b"playground")]).permutation(
+        len(images)
+    )
     some = images.take(order[: wanted.test_images])
     device = next(models["merged"].parameters()).device
     expert = load_vision(layout.expert(role, pool, task)).to(device)
     every = {"base": load_vision(layout.base(role, pool)).to(device), **models, "expert": expert}
     heads = load_file(layout.heads(role, pool))
-    judged = evaluate_pool(every, {task: some}, {task: heads[f"head/{task}"]}, heads["visual_projection"], EVALUATED)
+    judged = evaluate_pool(
+        every, {task: some}, {task: heads[f"head/{task}"]}, heads["visual_projection"], EVALUATED
+    )
     rows = [
         {"model": name, "task": task} | row
         for name, model in models.items()
         for row in model_drift(model, expert, some.batches(None, EVALUATED))
     ]
-    return {name: (int(right[task].sum()), len(right[task])) for name, right in judged.items()}, rows
+    return {
+        name: (int(right[task].sum()), len(right[task])) for name, right in judged.items()
+    }, rows
 
 
 def commands(context: Context, wanted: Wanted, merge: MergeRun) -> str:
@@ -135,13 +168,28 @@ def commands(context: Context, wanted: Wanted, merge: MergeRun) -> str:
         return str(path.relative_to(layout.root))
 
     base = f"--base {told(layout.base(wanted.role, wanted.pool))}"
-    experts = [f"--expert {task}={told(layout.expert(wanted.role, wanted.pool, task))}" for task in tasks]
+    experts = [
+        f"--expert {task}={told(layout.expert(wanted.role, wanted.pool, task))}" for task in tasks
+    ]
     options = [f"--set {name}={value}" for name, value in (merge.options or {}).items()]
     settings = wanted.settings
     chosen = f"--ridge {settings.ridge} --anchor-blend {settings.anchor_blend} --interpolation {settings.interpolation}"
     draw = f"--samples {wanted.samples} --seed {SEED} --batch {BATCH}"
-    made = [f"featcal merge {merge.method}", base, *options, *experts, f"--out {out / 'merged'} --force"]
-    mended = ["featcal calibrate", f"--merged {out / 'merged'} {base}", *experts, *_places(context, tasks), chosen, draw]
+    made = [
+        f"featcal merge {merge.method}",
+        base,
+        *options,
+        *experts,
+        f"--out {out / 'merged'} --force",
+    ]
+    mended = [
+        "featcal calibrate",
+        f"--merged {out / 'merged'} {base}",
+        *experts,
+        *_places(context, tasks),
+        chosen,
+        draw,
+    ]
     mended += [f"--out {out / 'calibrated'} --force"]
     return "\n".join(" \\\n    ".join(parts) for parts in (made, mended))
 

@@ -1,7 +1,9 @@
-"""Records a code change that alters no number: `dvc commit` for every stage whose code alone has changed.
+"""Records a code change that alters no number: `dvc commit` for every stage whose code alone has
+changed.
 
-First the smoke graph (tests/smoke_graph.py) runs in a clone of HEAD and in the working tree; any weight or score file with other
-bytes stops it. So does a stage with changed settings or outputs: those have to be run again, not accepted.
+First the smoke graph (tests/smoke_graph.py) runs in a clone of HEAD and in the working tree; any
+weight or score file with other bytes stops it. So does a stage with changed settings or outputs:
+those have to be run again, not accepted.
 """
 
 import json
@@ -15,7 +17,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 CODE, WEIGHTS = ("featcal/", "reproduction/"), "reproduction/mini/models"
-REMADE = ("page", "playground", "book")  # made again in seconds, and the smoke graph does not look at them
+REMADE = (
+    "page",
+    "playground",
+    "book",
+)  # made again in seconds, and the smoke graph does not look at them
 SMOKE = """
 import json, sys
 from pathlib import Path
@@ -30,14 +36,18 @@ class Refused(Exception):
 
 def output(*words: str, **more: Any) -> str:
     """What a command prints; its errors go to the terminal."""
-    done: subprocess.CompletedProcess[str] = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False, **more)
+    done: subprocess.CompletedProcess[str] = subprocess.run(
+        words, stdout=subprocess.PIPE, text=True, check=False, **more
+    )
     if done.returncode:
         raise Refused(f"`{' '.join(words)}` failed with exit code {done.returncode}")
     return done.stdout
 
 
 def only_code_changed(status: dict[str, list[Any]]) -> list[str]:
-    """The stages that may be recorded. Raises: Refused for one with changed settings, data, command or outputs."""
+    """The stages that may be recorded. Raises: Refused for one with changed settings, data, command
+    or outputs.
+    """
     stages = sorted(stage for stage in status if re.split("[@_]", stage)[0] not in REMADE)
     for stage in stages:
         for entry in status[stage]:
@@ -45,13 +55,20 @@ def only_code_changed(status: dict[str, list[Any]]) -> list[str]:
             other = [name for name in deps if not name.startswith(CODE) or name.startswith(WEIGHTS)]
             if not deps or other:
                 what = ", ".join(other) or json.dumps(entry)
-                raise Refused(f"{stage} differs by more than its code ({what}).\n  - run it: dvc repro {stage}")
+                raise Refused(
+                    f"{stage} differs by more than its code ({what}).\n  - run it: dvc repro {stage}"
+                )
     return stages
 
 
 def smoke(tree: Path, folder: Path) -> dict[str, str]:
-    """File -> sha256 of the smoke graph, run in `folder` by the code of `tree` in a process of its own."""
-    environment = os.environ | {"PYTHONPATH": f"{tree}{os.pathsep}{tree / 'tests'}", "OMP_NUM_THREADS": "1"}
+    """File -> sha256 of the smoke graph, run in `folder` by the code of `tree` in a process of its
+    own.
+    """
+    environment = os.environ | {
+        "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'tests'}",
+        "OMP_NUM_THREADS": "1",
+    }
     folder.mkdir()
     text = output(sys.executable, "-c", SMOKE, str(folder), cwd=tree, env=environment)
     hashes: dict[str, str] = json.loads(text.splitlines()[-1])
@@ -60,10 +77,14 @@ def smoke(tree: Path, folder: Path) -> dict[str, str]:
 
 def require_same(before: dict[str, str], after: dict[str, str]) -> None:
     """Raises Refused naming the files whose bytes changed."""
-    changed = sorted(name for name in set(before) | set(after) if before.get(name) != after.get(name))
+    changed = sorted(
+        name for name in set(before) | set(after) if before.get(name) != after.get(name)
+    )
     if changed or not before:
         names = "\n".join(f"  {name}" for name in changed) or "  (the smoke graph wrote nothing)"
-        raise Refused(f"this change alters numbers; the smoke graph now writes other bytes:\n{names}\n  - run: dvc repro")
+        raise Refused(
+            f"this change alters numbers; the smoke graph now writes other bytes:\n{names}\n  - run: dvc repro"
+        )
 
 
 def accept() -> None:
@@ -71,11 +92,17 @@ def accept() -> None:
     if not stages:
         print("accept: nothing to record; make book remakes the pages")
         return
-    print(f"accept: comparing the smoke graph of HEAD with that of the working tree, for {', '.join(stages)}", flush=True)
+    print(
+        f"accept: comparing the smoke graph of HEAD with that of the working tree, for {', '.join(stages)}",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory(prefix="featcal-accept-") as temporary:
         clone = Path(temporary, "clone")
         output("git", "clone", "--quiet", str(ROOT), str(clone))
-        before, after = smoke(clone, Path(temporary, "before")), smoke(ROOT, Path(temporary, "after"))
+        before, after = (
+            smoke(clone, Path(temporary, "before")),
+            smoke(ROOT, Path(temporary, "after")),
+        )
     require_same(before, after)
     output("dvc", "commit", "--force", *stages, cwd=ROOT)
     print(f"accept: {len(before)} files equal; recorded")

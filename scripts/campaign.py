@@ -1,14 +1,17 @@
-"""What becomes of model families, folder forms and bad inputs: a line for each, calibrated, refused by name, or a fault of ours.
+"""What becomes of model families, folder forms and bad inputs: a line for each, calibrated, refused
+by name, or a fault of ours.
 
     python scripts/campaign.py [NAME ...]
 
-NAME: families, calls, signals, inputs or commands, or one of these as it is printed: a family, "a family (command)", a wrong
-call, a signal, a harm such as "no data (run)", or the words of a command that cannot be.
+NAME: families, calls, signals, inputs or commands, or one of these as it is printed: a family, "a
+family (command)", a wrong call, a signal, a harm such as "no data (run)", or the words of a command
+that cannot be.
 
-Tiny random models stand for the families. What is written has to load again and to be as far from its experts as was told; a dry
-run has to end as its run does, and to leave nothing. "named" is one message in the words of the command that says what is wrong;
-"silent" is a result that should not be there, or that is not what it is said to be, and "traceback" whatever no message explains:
-both are faults, and the exit code is 1 where there is one.
+Tiny random models stand for the families. What is written has to load again and to be as far from
+its experts as was told; a dry run has to end as its run does, and to leave nothing. "named" is one
+message in the words of the command that says what is wrong; "silent" is a result that should not be
+there, or that is not what it is said to be, and "traceback" whatever no message explains: both are
+faults, and the exit code is 1 where there is one.
 """
 
 import inspect
@@ -55,16 +58,33 @@ SHOWN = {
     "mistral": "Mistral", "gemma": "Gemma", "gemma2": "Gemma 2", "gemma3": "Gemma 3", "opt": "OPT", "vit": "ViT",
     "dinov2": "DINOv2", "siglip": "SigLIP",
 }  # fmt: skip
-SWIN = {"image_size": 16, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
-MAE = {"decoder_hidden_size": 16, "decoder_intermediate_size": 32, "decoder_num_hidden_layers": 2} | {
-    "decoder_num_attention_heads": 2
+SWIN = {
+    "image_size": 16,
+    "patch_size": 2,
+    "embed_dim": 16,
+    "depths": [2, 2],
+    "num_heads": [2, 4],
+    "window_size": 4,
 }
+MAE = {
+    "decoder_hidden_size": 16,
+    "decoder_intermediate_size": 32,
+    "decoder_num_hidden_layers": 2,
+} | {"decoder_num_attention_heads": 2}
 BOTH = {
     "vocab_size": 97, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
     "encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": 32, "pad_token_id": 0,
     "decoder_start_token_id": 0, "eos_token_id": 1, "bos_token_id": 1,
 }  # fmt: skip
-T5 = {"vocab_size": 97, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+T5 = {
+    "vocab_size": 97,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "decoder_start_token_id": 0,
+}
 SPECIAL = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 POSITIONS = {"max_position_embeddings": 32}
@@ -73,7 +93,9 @@ SIGLIP_TEXT = TEXT | {"max_position_embeddings": 7, "projection_size": 32}
 TALKS = {"vision_config": WIDE | {"model_type": "clip_vision_model"}, "image_token_index": 96} | {
     "text_config": GROUPED | {"model_type": "llama"}
 }
-Family = tuple[str, dict[str, Any], Callable[[int], list[Any]], dict[str, Any]]  # class, configuration, batches, settings
+Family = tuple[
+    str, dict[str, Any], Callable[[int], list[Any]], dict[str, Any]
+]  # class, configuration, batches, settings
 MORE: dict[str, Family] = {
     "BART": ("BartForConditionalGeneration", BOTH, translations, {}),
     "Pegasus": ("PegasusForConditionalGeneration", BOTH, translations, {}),
@@ -121,18 +143,30 @@ MORE: dict[str, Family] = {
 }  # fmt: skip
 
 
-def family(build: Callable[[], torch.nn.Module], batches: Callable[[int], list[Any]], settings: dict[str, Any]) -> str:
+def family(
+    build: Callable[[], torch.nn.Module],
+    batches: Callable[[int], list[Any]],
+    settings: dict[str, Any],
+) -> str:
     """One family, in memory: merged, calibrated, measured, compared."""
     base = make(build, 0, torch.float32)
     experts = {task: shifted(base, i + 1, 0.02) for i, task in enumerate("ab")}
     given = {task: [single(batch) for batch in batches(i + 5)] for i, task in enumerate("ab")}
-    plan = featcal.BlockPlan(*(featcal.Stack(path, path) for path in settings.get("stack", ()))) if "stack" in settings else None
+    plan = (
+        featcal.BlockPlan(*(featcal.Stack(path, path) for path in settings.get("stack", ())))
+        if "stack" in settings
+        else None
+    )
     chosen = replace(PAPER, **{name: value for name, value in settings.items() if name != "stack"})
     merged = averaged(list(experts.values()))
-    result = featcal.calibrate(merged, base=base, experts=experts, batches=given, settings=chosen, held_out={}, plan=plan)
+    result = featcal.calibrate(
+        merged, base=base, experts=experts, batches=given, settings=chosen, held_out={}, plan=plan
+    )
     found = featcal.compare({"calibrated": result.model}, experts, given, plan=plan)
     last = result.drift[-1]
-    assert abs(found[-1].relative_drift - last.calibrated) < 1e-4, "compare and calibrate measure differently"
+    assert abs(found[-1].relative_drift - last.calibrated) < 1e-4, (
+        "compare and calibrate measure differently"
+    )
     return f"{len(result.blocks)} blocks, drift {last.merged:.3f} to {last.calibrated:.3f}"
 
 
@@ -142,17 +176,28 @@ def family_folders(build: Callable[[], torch.nn.Module], pictures: bool, place: 
     taken = set(inspect.signature(base.forward).parameters)
     for number, name in enumerate(("base", "a", "b")):
         save_model(shifted(base, number, 0.02) if number else base, place / name)
-        prepared = tf.ViTImageProcessorPil(size={"height": 16, "width": 16}) if pictures else letters()
+        prepared = (
+            tf.ViTImageProcessorPil(size={"height": 16, "width": 16}) if pictures else letters()
+        )
         prepared.save_pretrained(place / name)
     for name in "ab":
         if pictures:
             (place / f"{name}.pictures").mkdir()
             for number in range(9):
-                picture(size=(20, 24), seed=number).save(place / f"{name}.pictures" / f"{number}.png")
+                picture(size=(20, 24), seed=number).save(
+                    place / f"{name}.pictures" / f"{number}.png"
+                )
         else:
             pair = "decoder_input_ids" in taken
-            jsonl(place / f"{name}.jsonl", [{"input": word, "target": word} if pair else {"text": word} for word in WORDS])
-    return [word for name in "ab" for word in ("--data", f"{name}={name}.{'pictures' if pictures else 'jsonl'}")]
+            jsonl(
+                place / f"{name}.jsonl",
+                [{"input": word, "target": word} if pair else {"text": word} for word in WORDS],
+            )
+    return [
+        word
+        for name in "ab"
+        for word in ("--data", f"{name}={name}.{'pictures' if pictures else 'jsonl'}")
+    ]
 
 
 def letters() -> tf.PreTrainedTokenizerFast:
@@ -160,39 +205,66 @@ def letters() -> tf.PreTrainedTokenizerFast:
     known = ["<pad>", "</s>", "<s>", " ", *string.ascii_lowercase]
     inner = Tokenizer(models.WordLevel({token: i for i, token in enumerate(known)}, "<pad>"))
     inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    inner.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    return tf.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="</s>", bos_token="<s>")
+    inner.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 1)]
+    )
+    return tf.PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<pad>", eos_token="</s>", bos_token="<s>"
+    )
 
 
-def by_command(build: Callable[[], torch.nn.Module], pictures: bool, more: list[str]) -> tuple[str, str]:
-    """One family by the command line, from folder to folder; a dry run has to find what the run finds, and plan may not fail."""
+def by_command(
+    build: Callable[[], torch.nn.Module], pictures: bool, more: list[str]
+) -> tuple[str, str]:
+    """One family by the command line, from folder to folder; a dry run has to find what the run
+    finds, and plan may not fail.
+    """
     with tempfile.TemporaryDirectory() as place:
         data = family_folders(build, pictures, Path(place))
         with chdir(place):
             code, said = command(MERGE)
             if code:
                 return NAMED, f"merge: {said}"
-            asked = [*CALIBRATE[: CALIBRATE.index("--data")], *data, *CALIBRATE[CALIBRATE.index("--out") :], *more]
+            asked = [
+                *CALIBRATE[: CALIBRATE.index("--data")],
+                *data,
+                *CALIBRATE[CALIBRATE.index("--out") :],
+                *more,
+            ]
             before = everything()
             dry, told = command([*asked, "--dry-run"])
             if fault := ill_said(dry, told) or left_by(before):
                 return SILENT, fault
             code, said = command(asked)
             if dry != code:
-                return SILENT, f"the dry run ends with {dry}, the run with {code}: {(told or said).strip()[:200]}"
+                return (
+                    SILENT,
+                    f"the dry run ends with {dry}, the run with {code}: {(told or said).strip()[:200]}",
+                )
             if fault := ill_said(code, said) or left_by(before, *(["new"] if code == 0 else [])):
                 return SILENT, fault
             stacks = more[more.index("--stack") :] if "--stack" in more else []
             needs, unplanned = command(
-                ["plan", *MERGE[2:-2], "--merged", "merged", *([] if pictures else ["--tokens", "7"]), *stacks]
+                [
+                    "plan",
+                    *MERGE[2:-2],
+                    "--merged",
+                    "merged",
+                    *([] if pictures else ["--tokens", "7"]),
+                    *stacks,
+                ]
             )
             assert command(["inspect", "merged", "--plan"])[0] == 0 and needs in (0, 2)
             if code:
                 return NAMED, " ".join(said.split())[:160]
-            if fault := no_result(Path("merged"), Path("new")) or other_drift([*asked[5:9], *data, *stacks, "--samples", "9"]):
+            if fault := no_result(Path("merged"), Path("new")) or other_drift(
+                [*asked[5:9], *data, *stacks, "--samples", "9"]
+            ):
                 return SILENT, fault
             last = json.loads(Path("new/featcal.json").read_text())["drift"][-1]
-            return OK, f"drift {last['merged']:.3f} to {last['calibrated']:.3f}" + (f", no plan: {unplanned}" if needs else "")
+            return OK, f"drift {last['merged']:.3f} to {last['calibrated']:.3f}" + (
+                f", no plan: {unplanned}" if needs else ""
+            )
 
 
 def everything() -> dict[str, int]:
@@ -208,10 +280,15 @@ def left_by(before: dict[str, int], *made: str) -> str:
 
 
 def ill_said(code: int, said: str) -> str:
-    """What is wrong with what a command says on its way out: one message of bounded length, in its own words, with a way out."""
+    """What is wrong with what a command says on its way out: one message of bounded length, in its
+    own words, with a way out.
+    """
     if code == 0:
         return ""
-    foreign = re.search(r"\b(calibrate|merge|compare|tune|load_batches)\.[a-z_]+\b|params\.yaml|\bdvc\b|Traceback|<.*at 0x", said)
+    foreign = re.search(
+        r"\b(calibrate|merge|compare|tune|load_batches)\.[a-z_]+\b|params\.yaml|\bdvc\b|Traceback|<.*at 0x",
+        said,
+    )
     if code != cli.MISTAKE or said.count("featcal: ") != 1 or len(said) > 3000 or foreign:
         return f"ends with {code} and says {foreign and foreign[0]!r}: {said.strip()[:300]}"
     open_ended = not re.search(r"\n  - |; (it|did|give|known)|must|--help", said)
@@ -219,38 +296,70 @@ def ill_said(code: int, said: str) -> str:
 
 
 def no_result(merged: Path, folder: Path) -> str:
-    """What is wrong with a written folder: transformers loads it whole, its names are the merged one's, its numbers are new."""
-    files = [{n: t for file in place.glob("*.safetensors") for n, t in load_file(file).items()} for place in (merged, folder)]
+    """What is wrong with a written folder: transformers loads it whole, its names are the merged
+    one's, its numbers are new.
+    """
+    files = [
+        {n: t for file in place.glob("*.safetensors") for n, t in load_file(file).items()}
+        for place in (merged, folder)
+    ]
     kind = getattr(tf, json.loads((folder / "config.json").read_text())["architectures"][0])
     model, told = kind.from_pretrained(folder, output_loading_info=True)
     lost = {key: sorted(names) for key, names in told.items() if names}
     if lost or not all(bool(p.isfinite().all()) for p in model.parameters()):
         return f"does not load as it was written: {lost}"
-    if files[0].keys() != files[1].keys() or all(torch.equal(files[0][name], files[1][name]) for name in files[0]):
+    if files[0].keys() != files[1].keys() or all(
+        torch.equal(files[0][name], files[1][name]) for name in files[0]
+    ):
         return "other tensors than the merged model's, or the same numbers"
     return ""
 
 
 def other_drift(words: list[str]) -> str:
-    """Whether featcal compare finds another drift in the two folders than featcal.json tells of them."""
-    whole = ["compare", "--model", "merged=merged", "--model", "calibrated=new", *words, "--skip", "0", "--json"]
+    """Whether featcal compare finds another drift in the two folders than featcal.json tells of
+    them.
+    """
+    whole = [
+        "compare",
+        "--model",
+        "merged=merged",
+        "--model",
+        "calibrated=new",
+        *words,
+        "--skip",
+        "0",
+        "--json",
+    ]
     code, said = command(whole)
     if code:
         return f"compare: {said}"
-    told = {(one["expert"], of): one[of] for one in json.loads(Path("new/featcal.json").read_text())["drift"] for of in TOLD}
-    found = {(one["expert"], one["model"]): one["relative_drift"] for one in json.loads(said)["agreement"]}
+    told = {
+        (one["expert"], of): one[of]
+        for one in json.loads(Path("new/featcal.json").read_text())["drift"]
+        for of in TOLD
+    }
+    found = {
+        (one["expert"], one["model"]): one["relative_drift"]
+        for one in json.loads(said)["agreement"]
+    }
     same = found.keys() == told.keys() and all(abs(found[key] - told[key]) < 1e-4 for key in told)
     return "" if same else f"compare finds {found}, featcal.json tells {told}"
 
 
 def options_of(settings: dict[str, Any]) -> list[str]:
     """The settings of a family as options."""
-    named = [(f"--{name.removesuffix('s')}", word) for name in ("modules", "stack") for word in settings.get(name, ())]
+    named = [
+        (f"--{name.removesuffix('s')}", word)
+        for name in ("modules", "stack")
+        for word in settings.get(name, ())
+    ]
     return ["--no-norm"] * ("norm" in settings) + [word for pair in named for word in pair]
 
 
 def single(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: value.float() if value.is_floating_point() else value for name, value in batch.items()}
+    return {
+        name: value.float() if value.is_floating_point() else value for name, value in batch.items()
+    }
 
 
 def built(name: str, config: dict[str, Any]) -> Callable[[], torch.nn.Module]:
@@ -258,7 +367,18 @@ def built(name: str, config: dict[str, Any]) -> Callable[[], torch.nn.Module]:
     return lambda: kind(kind.config_class(**config))
 
 
-MERGE = ["merge", "average", "--base", "base", "--expert", "a=a", "--expert", "b=b", "--out", "merged"]
+MERGE = [
+    "merge",
+    "average",
+    "--base",
+    "base",
+    "--expert",
+    "a=a",
+    "--expert",
+    "b=b",
+    "--out",
+    "merged",
+]
 CALIBRATE = [
     "calibrate", "--base", "base", "--merged", "merged", "--expert", "a=a", "--expert", "b=b", "--data", "a=a.jsonl",
     "--data", "b=b.jsonl", "--out", "new", "--samples", "9", "--device", "cpu",
@@ -268,12 +388,20 @@ CALIBRATE = [
 def changed(place: str, **tensors: torch.Tensor | None) -> None:
     file = Path(place) / "model.safetensors"
     state = load_file(file) | {name.replace("__", "."): tensor for name, tensor in tensors.items()}
-    save_file({name: tensor for name, tensor in state.items() if tensor is not None}, file, metadata={"format": "pt"})
+    save_file(
+        {name: tensor for name, tensor in state.items() if tensor is not None},
+        file,
+        metadata={"format": "pt"},
+    )
 
 
 def configured(place: str, **values: Any) -> None:
     file = Path(place) / "config.json"
-    file.write_text(json.dumps({k: v for k, v in (json.loads(file.read_text()) | values).items() if v is not None}))
+    file.write_text(
+        json.dumps(
+            {k: v for k, v in (json.loads(file.read_text()) | values).items() if v is not None}
+        )
+    )
 
 
 def cut(place: str) -> None:
@@ -302,7 +430,9 @@ def adapted(place: str, **how: Any) -> None:
 
     base = tf.AutoModel.from_pretrained("base")
     shutil.rmtree(place)
-    model = get_peft_model(base, LoraConfig(r=2, target_modules=["query", "value"], init_lora_weights=False, **how))
+    model = get_peft_model(
+        base, LoraConfig(r=2, target_modules=["query", "value"], init_lora_weights=False, **how)
+    )
     model.save_pretrained(place)
 
 
@@ -318,7 +448,8 @@ def headed(place: str, labels: int) -> None:
 
 
 FULL = "encoder__layer__0__intermediate__dense__weight"
-# what is done to good folders (base, a, b, merged and two files of text), and whether the command may then succeed
+# what is done to good folders (base, a, b, merged and two files of text), and whether the command
+# may then succeed
 BAD: dict[str, tuple[Callable[[], object], bool]] = {
     "nothing": (lambda: None, True),
     "NaN in an expert": (lambda: changed("a", **{FULL: torch.full((64, 32), float("nan"))}), False),
@@ -376,7 +507,8 @@ BAD: dict[str, tuple[Callable[[], object], bool]] = {
 }  # fmt: skip
 
 
-# what none of the commands can do with good folders; the calibration's are added to a command that is fine
+# what none of the commands can do with good folders; the calibration's are added to a command that
+# is fine
 ADDED = """
 --ridge 0 | --ridge nan | --ridge -1 | --ridge x | --anchor-blend inf | --interpolation 2 | --interpolation -1 | --residual 2 |
 --order none | --affine none | --affine joint --no-bias | --prior -1 | --preset none | --preset best --order stale --no-harm |
@@ -452,7 +584,8 @@ def small(kind: str = "") -> torch.nn.Module:
     return model.to("meta") if kind == "meta" else model
 
 
-# what is wrong in a call, on good models and batches: the function and the arguments that are other ones
+# what is wrong in a call, on good models and batches: the function and the arguments that are other
+# ones
 WRONG: dict[str, list[dict[str, Callable[[], Any]]]] = {
     "calibrate": [
         {"plan": lambda: 3}, {"plan": lambda: "encoder.layers"}, {"plan": lambda: featcal.Stack("a", "encoder.layers")},
@@ -497,7 +630,11 @@ def wrong_call(name: str, other: dict[str, Callable[[], Any]]) -> tuple[str, str
     good = experiment(torch.float32, tasks=("a", "b"), build=lambda dtype: small())
     apart = {
         "merge": {"method": "task_arithmetic", "base": good["base"], "experts": good["experts"]},
-        "compare": {"models": {"m": good["merged"]}, "experts": good["experts"], "batches": good["batches"]},
+        "compare": {
+            "models": {"m": good["merged"]},
+            "experts": good["experts"],
+            "batches": good["batches"],
+        },
         "load_batches": {"data": {"a": "nowhere"}, "model": "nowhere"},
         "tune": good | {"settings": PAPER, "trials": 1},
         "surgery": {name: value for name, value in good.items() if name != "base"} | {"steps": 1},
@@ -507,13 +644,17 @@ def wrong_call(name: str, other: dict[str, Callable[[], Any]]) -> tuple[str, str
 
 
 def interrupted(sign: signal.Signals, good: Path, place: Path) -> tuple[str, str]:
-    """The verdict on a run that is stopped after its first block and begun again: the bytes of one that was not."""
+    """The verdict on a run that is stopped after its first block and begun again: the bytes of one
+    that was not.
+    """
     shutil.copytree(good, place)
     with chdir(place):
         assert command(CALIBRATE)[0] == 0
         whole = Path("new").rename("whole")
         words = [sys.executable, "-m", "featcal.cli", *CALIBRATE]
-        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL) as run:
+        with subprocess.Popen(
+            words, stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL
+        ) as run:
             said = next(line for line in run.stderr if ".00" in line)  # type: ignore[union-attr]
             run.send_signal(sign)
             said += run.stderr.read()  # type: ignore[union-attr]
@@ -523,8 +664,16 @@ def interrupted(sign: signal.Signals, good: Path, place: Path) -> tuple[str, str
         if (code := command(CALIBRATE)[0]) != 0:
             return TRACEBACK, f"the second run ends with {code}"
         files = [(where / "model.safetensors").read_bytes() for where in (whole, Path("new"))]
-        left = [path.name for path in Path().iterdir() if ".part" in path.name or path.name.startswith(".")]
-        return (OK, "same bytes") if files[0] == files[1] and not left else (SILENT, f"other bytes, or left: {left}")
+        left = [
+            path.name
+            for path in Path().iterdir()
+            if ".part" in path.name or path.name.startswith(".")
+        ]
+        return (
+            (OK, "same bytes")
+            if files[0] == files[1] and not left
+            else (SILENT, f"other bytes, or left: {left}")
+        )
 
 
 def lines(table: str) -> list[list[str]]:
@@ -547,18 +696,24 @@ def fine_command(good: Path, place: Path, words: list[str]) -> tuple[str, str]:
         code, said = command(words)
         if code:
             return TRACEBACK, f"refused: {said.strip()[:300]}"
-        fault = left_by(before, "m", "t.json") or (no_result(Path("base"), Path("m")) if words[0] in ("merge", "repair") else "")
+        fault = left_by(before, "m", "t.json") or (
+            no_result(Path("base"), Path("m")) if words[0] in ("merge", "repair") else ""
+        )
         return (SILENT, fault) if fault else (OK, "")
 
 
-def bad_input(harm: Callable[[], object], good: Path, fine: bool, words: list[str], place: Path) -> tuple[str, str]:
+def bad_input(
+    harm: Callable[[], object], good: Path, fine: bool, words: list[str], place: Path
+) -> tuple[str, str]:
     """The verdict on one command after some harm was done to its inputs."""
     shutil.copytree(good, place, symlinks=True)
     with chdir(place):
         harm()
         before = everything()
         code, said = command(words)
-        fault = ill_said(code, said) or left_by(before, *(["new"] if code == 0 and "--dry-run" not in words else []))
+        fault = ill_said(code, said) or left_by(
+            before, *(["new"] if code == 0 and "--dry-run" not in words else [])
+        )
         if fault:
             return SILENT, fault
         if code == 0 and fine and "--dry-run" not in words:
@@ -566,17 +721,26 @@ def bad_input(harm: Callable[[], object], good: Path, fine: bool, words: list[st
             return (SILENT, fault) if fault else (OK, "")
         if code == 0:
             return (OK, "") if fine else (SILENT, "a result came out")
-        return (TRACEBACK, f"refused though it is fine: {said.strip()[:300]}") if fine else (NAMED, said.strip()[:160])
+        return (
+            (TRACEBACK, f"refused though it is fine: {said.strip()[:300]}")
+            if fine
+            else (NAMED, said.strip()[:160])
+        )
 
 
 def families() -> dict[str, tuple[Callable[[], tuple[str, str]], Callable[[], tuple[str, str]]]]:
     """What is tried of each family, by its name: in memory, and by the command line."""
     known = {SHOWN[name]: (one.build, one.batches, {}) for name, one in FAMILIES.items()}
-    known |= {name: (built(kind, config), batches, settings) for name, (kind, config, batches, settings) in MORE.items()}
+    known |= {
+        name: (built(kind, config), batches, settings)
+        for name, (kind, config, batches, settings) in MORE.items()
+    }
     return {
         name: (
             lambda b=build, i=batches, s=settings: (OK, family(b, i, s)),
-            lambda b=build, i=batches, s=settings: by_command(b, "pixel_values" in i(0)[0], options_of(s)),
+            lambda b=build, i=batches, s=settings: by_command(
+                b, "pixel_values" in i(0)[0], options_of(s)
+            ),
         )
         for name, (build, batches, settings) in known.items()
     }
@@ -589,26 +753,38 @@ def judged(run: Callable[[], tuple[str, str]]) -> tuple[str, str]:
     except FeatCalError as error:
         return NAMED, str(error).splitlines()[0][:110]
     except Exception as error:  # what the campaign is for
-        ours = [frame for frame in traceback.extract_tb(error.__traceback__) if "/featcal/" in frame.filename]
+        ours = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if "/featcal/" in frame.filename
+        ]
         at = f" at {Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else ""
         return TRACEBACK, f"{type(error).__name__}: {str(error)[:110]}{at}"
 
 
 def matrix(found: dict[str, str]) -> list[str]:
-    """The rows of README's table of families, from the verdicts by name; one that a switch helps is told with the switch."""
+    """The rows of README's table of families, from the verdicts by name; one that a switch helps is
+    told with the switch.
+    """
     parts = [name.partition(", --") for name in found if ", --" in name]
     switched = {name: f"{name} (`--{switch}`)" for name, _, switch in parts}
     plain = {name: verdict for name, verdict in found.items() if ", --" not in name}
     fine = [name for name, verdict in plain.items() if verdict == OK]
     refused = [name for name, verdict in plain.items() if verdict == NAMED and name not in switched]
-    rows = {"calibrated": fine, "with a switch": list(switched.values()), "refused by name": refused}
+    rows = {
+        "calibrated": fine,
+        "with a switch": list(switched.values()),
+        "refused by name": refused,
+    }
     return [f"| {verdict} | {', '.join(names)} |" for verdict, names in rows.items()]
 
 
 def main(wanted: list[str]) -> int:
     """Everything, or what is named; 1 where something is a fault of ours."""
     tf.logging.set_verbosity_error()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background, and then by our processes, too
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # ignored in a shell's background, and then by our processes, too
     counts: Counter[str] = Counter()
     found: dict[str, str] = {}
 
@@ -626,7 +802,11 @@ def main(wanted: list[str]) -> int:
         print("\n".join(matrix({name: found[name] for name in families()})), flush=True)
     for function, others in WRONG.items():
         for number, other in enumerate(others):
-            tell("calls", f"featcal.{function}: {', '.join(other)} ({number})", lambda f=function, o=other: wrong_call(f, o))
+            tell(
+                "calls",
+                f"featcal.{function}: {', '.join(other)} ({number})",
+                lambda f=function, o=other: wrong_call(f, o),
+            )
     with tempfile.TemporaryDirectory() as place:
         good = Path(place) / "good"
         for seed, name in enumerate(("base", "a", "b")):
@@ -637,7 +817,11 @@ def main(wanted: list[str]) -> int:
             assert command(MERGE)[0] == 0
         places = (Path(place) / str(number) for number in count())
         for sign in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
-            tell("signals", f"{sign.name} after a block, then again", lambda s=sign: interrupted(s, good, next(places)))
+            tell(
+                "signals",
+                f"{sign.name} after a block, then again",
+                lambda s=sign: interrupted(s, good, next(places)),
+            )
         for what, (harm, fine) in BAD.items():
             for words in (CALIBRATE, [*CALIBRATE, "--dry-run"]):
                 how = "dry run" if "--dry-run" in words else "run"
@@ -645,7 +829,11 @@ def main(wanted: list[str]) -> int:
                 tell("inputs", f"{what} ({how})", lambda a=asked: bad_input(*a, next(places)))
         for words in (*([*CALIBRATE, *more] for more in lines(ADDED)), *lines(WHOLE)):
             name = " ".join(words).removeprefix(f"{' '.join(CALIBRATE)} ")
-            tell("commands", name, lambda a=(lambda: None, good, False, words): bad_input(*a, next(places)))
+            tell(
+                "commands",
+                name,
+                lambda a=(lambda: None, good, False, words): bad_input(*a, next(places)),
+            )
         for words in lines(FINE):
             tell("commands", " ".join(words), lambda w=words: fine_command(good, next(places), w))
     print(", ".join(f"{many} {verdict}" for verdict, many in sorted(counts.items())))

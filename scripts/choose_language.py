@@ -1,7 +1,8 @@
-"""What the small T5 models, their experts and their merged models score on validation texts. Writes choice_t5.json.
+"""What the small T5 models, their experts and their merged models score on validation texts. Writes
+choice_t5.json.
 
-Nothing here knows calibration or adapters. Wanted, per role: a base of 50-78 points, experts of 85-95, and at least 8 points
-between task arithmetic at the paper's 0.3 and the experts.
+Nothing here knows calibration or adapters. Wanted, per role: a base of 50-78 points, experts of
+85-95, and at least 8 points between task arithmetic at the paper's 0.3 and the experts.
 """
 
 import argparse
@@ -40,7 +41,9 @@ def scores(model, tokenizer, tasks) -> dict[str, float]:
 
 
 def measured(folder: Path, settings: FineTuneText) -> dict:
-    """Scores of one role; the base is moved along the sum of all task vectors, of which simple averaging takes an eighth."""
+    """Scores of one role; the base is moved along the sum of all task vectors, of which simple
+    averaging takes an eighth.
+    """
     tokenizer, base = load_tokenizer(folder), load_model(folder)
     found: dict = {"base": scores(base, tokenizer, WORLDS), "experts": {}, "seconds": {}}
     start = {name: value.clone() for name, value in base.state_dict().items()}
@@ -54,13 +57,25 @@ def measured(folder: Path, settings: FineTuneText) -> dict:
         found["experts"] |= own
         for name, value in expert.state_dict().items():
             moved[name] += value - start[name]
-        print(task, f"base {found['base'][task]:.1f} expert {own[task]:.1f} ({found['seconds'][task]} CPU-s)", flush=True)
-    for name, scale in {"average": 1 / len(WORLDS), **{f"task_arithmetic {scale:g}": scale for scale in SCALES}}.items():
+        print(
+            task,
+            f"base {found['base'][task]:.1f} expert {own[task]:.1f} ({found['seconds'][task]} CPU-s)",
+            flush=True,
+        )
+    for name, scale in {
+        "average": 1 / len(WORLDS),
+        **{f"task_arithmetic {scale:g}": scale for scale in SCALES},
+    }.items():
         base.load_state_dict({key: value + scale * moved[key] for key, value in start.items()})
         found[name] = scores(base, tokenizer, WORLDS)
     for name, values in found.items():
         if name != "seconds" and values:
-            print(f"{name:22}", *(f"{value:6.1f}" for value in values.values()), f"| {mean(values):5.1f}", flush=True)
+            print(
+                f"{name:22}",
+                *(f"{value:6.1f}" for value in values.values()),
+                f"| {mean(values):5.1f}",
+                flush=True,
+            )
     return found
 
 
@@ -69,7 +84,9 @@ def mean(values: dict[str, float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("roles", nargs="*", default=list(ROLES), choices=[*ROLES, []])
     roles = parser.parse_args().roles
     torch.set_num_threads(1)

@@ -1,9 +1,11 @@
-"""How the Llama part of the mini suite was chosen, on validation texts only. Writes reproduction/mini/language/choice_llama.json.
+"""How the Llama part of the mini suite was chosen, on validation texts only. Writes
+reproduction/mini/language/choice_llama.json.
 
-Per role: the six scores of the base, of the three experts, of their average and of task arithmetic at several scales. Knows no
-calibration and no adapter. What was chosen by it, before anything was calibrated: the shares of the base's reading and its
-careless answers, and the experts' steps and learning rate (bases far from perfect in the experts' domains, experts best in
-their own). The scale of task arithmetic is the paper's 0.3.
+Per role: the six scores of the base, of the three experts, of their average and of task arithmetic
+at several scales. Knows no calibration and no adapter. What was chosen by it, before anything was
+calibrated: the shares of the base's reading and its careless answers, and the experts' steps and
+learning rate (bases far from perfect in the experts' domains, experts best in their own). The scale
+of task arithmetic is the paper's 0.3.
 
   python scripts/choose_llama.py [role ...] [--steps N] [--lr X] [--rows N] [--write]
 """
@@ -42,10 +44,16 @@ CHOICE = Path("reproduction/mini/language/choice_llama.json")
 def judged(test: Test, items: list[Item], given: list[str]) -> list[bool]:
     """Whether each answer is right."""
     if test.check == "program":
-        programs = [Program(i.header + answers.first_line(a), i.tests) for i, a in zip(items, given, strict=True)]
+        programs = [
+            Program(i.header + answers.first_line(a), i.tests)
+            for i, a in zip(items, given, strict=True)
+        ]
         return [outcome.passed for outcome in run_programs(programs)]
     if test.check == "instructions":
-        return [answers.instructions(a, json.dumps(i.instructions)) for i, a in zip(items, given, strict=True)]
+        return [
+            answers.instructions(a, json.dumps(i.instructions))
+            for i, a in zip(items, given, strict=True)
+        ]
     check = answers.arithmetic if test.check == "arithmetic" else answers.letter
     return [check(a, i.target) for i, a in zip(items, given, strict=True)]
 
@@ -55,7 +63,9 @@ def scores(model, tokenizer, rows: int) -> dict[str, float]:
     found = {}
     for key, test in TESTS.items():
         items = test_items(key, "validation", rows, DATA_SEED)
-        said = generate_texts(model, tokenizer, [item.prompt for item in items], BATCH, test.new_tokens)
+        said = generate_texts(
+            model, tokenizer, [item.prompt for item in items], BATCH, test.new_tokens
+        )
         found[key] = 100 * float(np.mean(judged(test, items, said)))
     return found | {"average": float(np.mean(list(found.values())))}
 
@@ -70,7 +80,9 @@ def measured(role: str, settings: FineTuneText, rows: int) -> dict[str, dict[str
     experts = {}
     for domain in DOMAINS:
         items = training_items(domain, "train", TRAINING["train"], DATA_SEED)
-        samples = [Sample(f"{domain} {n}", item.prompt, f"{item.target}\n") for n, item in enumerate(items)]
+        samples = [
+            Sample(f"{domain} {n}", item.prompt, f"{item.target}\n") for n, item in enumerate(items)
+        ]
         started = time.process_time()
         expert = fine_tune_text(folder, samples, settings, domain, EXPERT_SEED)
         seconds[domain] = time.process_time() - started
@@ -78,10 +90,18 @@ def measured(role: str, settings: FineTuneText, rows: int) -> dict[str, dict[str
         table[domain] = scores(expert, tokenizer, rows)
         show(role, domain, table[domain])
     ways = {"average": average_tensor} | {
-        f"task_arithmetic {scale:g}": lambda b, own, scale=scale: moved_tensor(b, total(b, own), scale) for scale in SCALES
+        f"task_arithmetic {scale:g}": lambda b, own, scale=scale: moved_tensor(
+            b, total(b, own), scale
+        )
+        for scale in SCALES
     }
     for name, way in ways.items():
-        model.load_state_dict({key: way(value, [expert[key] for expert in experts.values()]) for key, value in base.items()})
+        model.load_state_dict(
+            {
+                key: way(value, [expert[key] for expert in experts.values()])
+                for key, value in base.items()
+            }
+        )
         table[name] = scores(model, tokenizer, rows)
         show(role, name, table[name])
     print("CPU seconds", {domain: round(value, 1) for domain, value in seconds.items()}, flush=True)
@@ -93,7 +113,9 @@ def show(role: str, name: str, found: dict[str, float]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("roles", nargs="*", default=ROLES)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--lr", type=float)
@@ -103,12 +125,20 @@ def main() -> None:
     torch.set_num_threads(1)
     found = json.loads(CHOICE.read_text()) if CHOICE.is_file() else {}
     for role in given.roles:
-        tried = {name: value for name in ("steps", "lr") if (value := getattr(given, name)) is not None}
+        tried = {
+            name: value for name in ("steps", "lr") if (value := getattr(given, name)) is not None
+        }
         settings = replace(load_suite(Path(), "mini").language.roles[role].fine_tune, **tried)
         values = {name: getattr(settings, name) for name in ("steps", "lr", "batch", "frozen")}
-        found[role] = {"validation": measured(role, settings, given.rows), "rows": given.rows, "experts": values}
+        found[role] = {
+            "validation": measured(role, settings, given.rows),
+            "rows": given.rows,
+            "experts": values,
+        }
     if given.write:
-        rounded = json.loads(json.dumps(found), parse_float=lambda text: float(f"{float(text):.6g}"))
+        rounded = json.loads(
+            json.dumps(found), parse_float=lambda text: float(f"{float(text):.6g}")
+        )
         with atomic_path(CHOICE) as hidden:
             hidden.write_text(json.dumps(rounded, indent=1, sort_keys=True) + "\n")
 

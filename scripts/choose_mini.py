@@ -1,15 +1,20 @@
 """How the mini suite was chosen, on validation images only. Writes reproduction/mini/choice.json.
 
-`suite` chooses the strength of the domain shift, then the scale of task arithmetic; it knows no calibration and no adapter. (What
-is not chosen here, the tasks, the frozen embeddings and the models' shapes, comes from a prototype whose scores were seen.)
-  1. One strength for both roles, from .35 ... .65: base averages over the 8 tasks lie in 40-55 for both, and the sum of their
-     distances to the paper's 48.2 is smallest. If a check of 2 fails, the next nearest strength is tried.
-  2. Checks, per role, 8 tasks: experts at least 85; simple averaging and task arithmetic 8-20 points above the base and at
+`suite` chooses the strength of the domain shift, then the scale of task arithmetic; it knows no
+calibration and no adapter. (What is not chosen here, the tasks, the frozen embeddings and the
+models' shapes, comes from a prototype whose scores were seen.)
+  1. One strength for both roles, from .35 ... .65: base averages over the 8 tasks lie in 40-55 for
+  both, and the sum of their
+     distances to the paper's 48.2 is smallest. If a check of 2 fails, the next nearest strength is
+     tried.
+  2. Checks, per role, 8 tasks: experts at least 85; simple averaging and task arithmetic 8-20
+  points above the base and at
      least 20 below the experts.
-  3. One scale per pool for both roles: the best mean validation average among those that pass check 2 (of all, if none does),
+  3. One scale per pool for both roles: the best mean validation average among those that pass check
+  2 (of all, if none does),
      with every seed of expert training: three for 8 tasks, one for 14 and 20.
-`settings`, run only after that is frozen, chooses lambda, alpha and rho for the suite, one after the other, on
-both roles together; among equals it stays with the value it started from.
+`settings`, run only after that is frozen, chooses lambda, alpha and rho for the suite, one after
+the other, on both roles together; among equals it stays with the value it started from.
 """
 
 import argparse
@@ -55,7 +60,10 @@ class Base:
     def __init__(self, role: str):
         clip = load_clip(MODELS / role)
         tokenizer = load_tokenizer(MODELS / role)
-        self.vision, self.projection = clip.vision_model.eval(), clip.visual_projection.weight.detach()
+        self.vision, self.projection = (
+            clip.vision_model.eval(),
+            clip.visual_projection.weight.detach(),
+        )
         self.logit_scale = clip.logit_scale.detach()
         with torch.no_grad():
             self.heads = {key: self._head(clip, tokenizer, task) for key, task in TASKS.items()}
@@ -63,15 +71,23 @@ class Base:
     def _head(self, clip, tokenizer, task) -> torch.Tensor:
         total = 0.0
         for template in range(TEMPLATES):
-            tokens = tokenizer([task.templates[template].format(c) for c in task.classes], padding=True, return_tensors="pt")
+            tokens = tokenizer(
+                [task.templates[template].format(c) for c in task.classes],
+                padding=True,
+                return_tensors="pt",
+            )
             total = total + F.normalize(clip.get_text_features(**tokens).pooler_output, dim=-1)
         return F.normalize(total, dim=-1)
 
     @torch.no_grad()
-    def accuracy(self, weights: dict | None, task: str, images: np.ndarray, labels: np.ndarray) -> float:
+    def accuracy(
+        self, weights: dict | None, task: str, images: np.ndarray, labels: np.ndarray
+    ) -> float:
         if weights is not None:
             self.vision.load_state_dict(weights)
-        features = torch.cat([self.vision(pixel_values=x).pooler_output for x in normalised(images).split(100)])
+        features = torch.cat(
+            [self.vision(pixel_values=x).pooler_output for x in normalised(images).split(100)]
+        )
         guesses = (features @ self.projection.T @ self.heads[task].T).argmax(1)
         return 100 * float((guesses == torch.from_numpy(labels)).float().mean())
 
@@ -115,7 +131,10 @@ def merged_weights(base: dict, role: str, tasks, seed: int, strength: float, sca
 def merged_averages(role: str, pool: str, seed: int, strength: float) -> dict:
     """Validation averages of the base, simple averaging and task arithmetic at every scale."""
     base, tasks = Base(role), POOLS[pool]
-    data, start = validation(tasks, strength), {n: v.clone() for n, v in base.vision.state_dict().items()}
+    data, start = (
+        validation(tasks, strength),
+        {n: v.clone() for n, v in base.vision.state_dict().items()},
+    )
 
     def average(scale: float) -> float:
         weights = merged_weights(start, role, tasks, seed, strength, scale)
@@ -128,14 +147,24 @@ def merged_averages(role: str, pool: str, seed: int, strength: float) -> dict:
 def measured(strength: float, pools, seeds) -> dict:
     """pool -> role -> seed -> averages of base, experts, simple averaging, task arithmetic."""
     largest = max(pools, key=lambda pool: len(POOLS[pool]))
-    jobs = {f"{r} {t} seed {s}": (r, t, s, strength) for r in reversed(ROLES) for s in seeds for t in POOLS[largest]}
+    jobs = {
+        f"{r} {t} seed {s}": (r, t, s, strength)
+        for r in reversed(ROLES)
+        for s in seeds
+        for t in POOLS[largest]
+    }
     experts = dict(fan_out("experts", make_expert, jobs, WORKERS))
-    jobs = {f"{r}/{p}/{s}": (r, p, s, strength) for r in reversed(ROLES) for p in pools for s in seeds}
+    jobs = {
+        f"{r}/{p}/{s}": (r, p, s, strength) for r in reversed(ROLES) for p in pools for s in seeds
+    }
     found: dict = {pool: {role: {} for role in ROLES} for pool in pools}
     for name, scores in fan_out("merged", merged_averages, jobs, WORKERS):
         role, pool, seed = name.split("/")
         own = {task: experts[f"{role} {task} seed {seed}"] for task in POOLS[pool]}
-        found[pool][role][seed] = scores | {"experts": float(np.mean(list(own.values()))), "expert_of": own}
+        found[pool][role][seed] = scores | {
+            "experts": float(np.mean(list(own.values()))),
+            "expert_of": own,
+        }
     return found
 
 
@@ -147,18 +176,32 @@ def passes(scores: dict, value: float) -> bool:
 def best_scale(by_role: dict) -> dict:
     """The chosen scale of a pool, and whether every check of 2 holds with it."""
     runs = [scores for seeds in by_role.values() for scores in seeds.values()]
-    means = {scale: float(np.mean([s["task_arithmetic"][scale] for s in runs])) for scale in runs[0]["task_arithmetic"]}
+    means = {
+        scale: float(np.mean([s["task_arithmetic"][scale] for s in runs]))
+        for scale in runs[0]["task_arithmetic"]
+    }
     fine = [scale for scale in means if all(passes(s, s["task_arithmetic"][scale]) for s in runs)]
     averaging = all(s["experts"] >= 85 and passes(s, s["average"]) for s in runs)
-    return {"scale": float(max(fine or means, key=means.__getitem__)), "checks_hold": bool(fine) and averaging}
+    return {
+        "scale": float(max(fine or means, key=means.__getitem__)),
+        "checks_hold": bool(fine) and averaging,
+    }
 
 
 def choose_suite() -> None:
-    jobs = {f"{role}/{strength:g}": (role, strength) for role in reversed(ROLES) for strength in STRENGTHS}
+    jobs = {
+        f"{role}/{strength:g}": (role, strength)
+        for role in reversed(ROLES)
+        for strength in STRENGTHS
+    }
     bases = dict(fan_out("bases", base_average, jobs, WORKERS))
     table = {f"{s:g}": {role: bases[f"{role}/{s:g}"] for role in ROLES} for s in STRENGTHS}
     distance = {s: sum(abs(v - PAPER_BASE) for v in row.values()) for s, row in table.items()}
-    order = [s for s in sorted(distance, key=distance.__getitem__) if all(40 <= v <= 55 for v in table[s].values())]
+    order = [
+        s
+        for s in sorted(distance, key=distance.__getitem__)
+        if all(40 <= v <= 55 for v in table[s].values())
+    ]
     tried: dict = {}
     for strength in order:
         pool8 = measured(float(strength), ["8"], SEEDS[:1])["8"]
@@ -171,7 +214,12 @@ def choose_suite() -> None:
     spread = measured(float(strength), ["8"], SEEDS)
     larger = measured(float(strength), ["14", "20"], SEEDS[:1])
     scales = {pool: best_scale(by_role) for pool, by_role in (spread | larger).items()}
-    measurements = {"base_by_strength": table, "tried": tried, "pools": spread | larger, "checked": scales}
+    measurements = {
+        "base_by_strength": table,
+        "tried": tried,
+        "pools": spread | larger,
+        "checked": scales,
+    }
     scale = {role: {pool: scales[pool]["scale"] for pool in POOLS} for role in ROLES}
     write({"suite": measurements}, {"strength": float(strength), "scale": scale})
 
@@ -194,11 +242,15 @@ def calibrated_average(role: str, strength: float, scale: float, values: dict) -
     merged.load_state_dict(merged_weights(start, role, tasks, 0, strength, scale))
     for task in tasks:
         images, _ = drawn(task, "train", TRAIN, DATA_SEED, strength)
-        chosen = np.random.default_rng([DRAW, len(task), *task.encode()]).permutation(TRAIN)[:SAMPLES]
+        chosen = np.random.default_rng([DRAW, len(task), *task.encode()]).permutation(TRAIN)[
+            :SAMPLES
+        ]
         batches[task] = [{"pixel_values": normalised(images[chosen])}]
         experts[task] = Base(role).vision
         experts[task].load_state_dict(load_file(expert_file(role, task, 0, strength)))
-    result = calibrate(merged, base=origin, experts=experts, batches=batches, settings=Calibration(**values))
+    result = calibrate(
+        merged, base=origin, experts=experts, batches=batches, settings=Calibration(**values)
+    )
     data, weights = validation(tasks, strength), result.model.state_dict()
     return float(np.mean([base.accuracy(weights, task, *data[task]) for task in tasks]))
 
@@ -207,18 +259,34 @@ def choose_settings() -> None:
     frozen = json.loads(CHOICE.read_text())["chosen"]
     chosen, sweeps = dict(START), {}
     for name, grid in GRID.items():
-        fixed = {role: (role, frozen["strength"], frozen["scale"][role]["8"]) for role in reversed(ROLES)}
-        jobs = {f"{role}/{value:g}": (*fixed[role], chosen | {name: value}) for value in grid for role in fixed}
+        fixed = {
+            role: (role, frozen["strength"], frozen["scale"][role]["8"]) for role in reversed(ROLES)
+        }
+        jobs = {
+            f"{role}/{value:g}": (*fixed[role], chosen | {name: value})
+            for value in grid
+            for role in fixed
+        }
         found = dict(fan_out(name, calibrated_average, jobs, WORKERS))
         sweeps[name] = {f"{v:g}": {role: found[f"{role}/{v:g}"] for role in ROLES} for v in grid}
         score = {value: sum(sweeps[name][f"{value:g}"].values()) for value in grid}
-        chosen[name] = max(grid, key=lambda v, at=START[name], score=score: (score[v], v == at))  # no reason to move: stay
+        chosen[name] = max(
+            grid, key=lambda v, at=START[name], score=score: (score[v], v == at)
+        )  # no reason to move: stay
         print(name, sweeps[name], "->", chosen[name], flush=True)
-    how = {"start": START, "samples": SAMPLES, "draw_seed": DRAW, "upstream": "task_arithmetic", "pool": "8"}
+    how = {
+        "start": START,
+        "samples": SAMPLES,
+        "draw_seed": DRAW,
+        "upstream": "task_arithmetic",
+        "pool": "8",
+    }
     write({"settings": how | {"sweeps": sweeps}}, {"settings": chosen})
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["suite", "settings"])
     {"suite": choose_suite, "settings": choose_settings}[parser.parse_args().what]()

@@ -1,8 +1,10 @@
-"""λ, ρ and α of the preset `best`, on validation samples of images and of texts. Writes reproduction/preset_choice.json.
+"""λ, ρ and α of the preset `best`, on validation samples of images and of texts. Writes
+reproduction/preset_choice.json.
 
-Every candidate calibrates from two mergers with 64 samples of each task and is scored on validation samples; test samples are not
-looked at. The choice is the candidate with the highest mean over roles and mergers; what it is stands in featcal/settings.py.
-Averages that are known already are kept, so that a run that was interrupted goes on. Needs the prepared and merged models.
+Every candidate calibrates from two mergers with 64 samples of each task and is scored on validation
+samples; test samples are not looked at. The choice is the candidate with the highest mean over
+roles and mergers; what it is stands in featcal/settings.py. Averages that are known already are
+kept, so that a run that was interrupted goes on. Needs the prepared and merged models.
 
   python scripts/choose_preset.py clip_b32-8 minilm-8
 """
@@ -22,45 +24,70 @@ from reproduction.stages.streams import streams
 from reproduction.stages.workers import fan_out
 from reproduction.suites.load_task import load_task
 
-FORM: dict[str, Any] = {"residual": 1.0, "order": "sites", "affine": "joint"}  # as the page Beyond the paper finds it
+FORM: dict[str, Any] = {
+    "residual": 1.0,
+    "order": "sites",
+    "affine": "joint",
+}  # as the page Beyond the paper finds it
 RIDGES, ANCHOR_BLENDS, INTERPOLATIONS = (1.0e-4, 1.0e-2, 0.05), (1.0, 4.0, 8.0, 16.0), (0.3, 1.0)
 UPSTREAMS = ("task_arithmetic", "wudi_closed_form")
-SAMPLES, ROWS, BATCH = 64, 100, 64  # of each task for a calibration, of each that are scored, and at once
+SAMPLES, ROWS, BATCH = (
+    64,
+    100,
+    64,
+)  # of each task for a calibration, of each that are scored, and at once
 FOUND = Path(__file__).parents[1] / "reproduction" / "preset_choice.json"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("key", nargs="+")
     keys, context = parser.parse_args().key, load_context()
     averages: dict[str, dict[str, float]] = read_json(FOUND)["averages"] if FOUND.is_file() else {}
     for key, upstream in product(keys, UPSTREAMS):
         known = averages.setdefault(f"{key} {upstream}", {})
-        jobs = {name: (context, key, upstream, settings) for name, settings in candidates().items() if name not in known}
+        jobs = {
+            name: (context, key, upstream, settings)
+            for name, settings in candidates().items()
+            if name not in known
+        }
         for name, found in fan_out(f"{key} {upstream}", average, jobs, context.suite.workers):
             known[name] = found
-            write_json(FOUND, {"samples": SAMPLES, "rows": ROWS, **choice(averages), "averages": averages})
+            write_json(
+                FOUND, {"samples": SAMPLES, "rows": ROWS, **choice(averages), "averages": averages}
+            )
 
 
 def candidates() -> dict[str, featcal.Calibration]:
     """Settings by what they are called in the file."""
     return {
-        f"ridge {r:g}, anchor_blend {b:g}, interpolation {i:g}": featcal.Calibration(r, b, i, **FORM)
+        f"ridge {r:g}, anchor_blend {b:g}, interpolation {i:g}": featcal.Calibration(
+            r, b, i, **FORM
+        )
         for r, b, i in product(RIDGES, ANCHOR_BLENDS, INTERPOLATIONS)
     }
 
 
 def choice(averages: dict[str, dict[str, float]]) -> dict[str, Any]:
-    """Means of the candidates that every role and merger knows, and the settings of the best of them; none until there is one."""
+    """Means of the candidates that every role and merger knows, and the settings of the best of
+    them; none until there is one.
+    """
     known = [name for name in candidates() if all(name in each for each in averages.values())]
-    means = {name: round(sum(each[name] for each in averages.values()) / len(averages), 2) for name in known}
+    means = {
+        name: round(sum(each[name] for each in averages.values()) / len(averages), 2)
+        for name in known
+    }
     if not means:
         return {"best": None, "settings": None, "means": {}}
     best = max(means, key=lambda name: means[name])
     settings = asdict(candidates()[best])
     return {
         "best": best,
-        "settings": {name: settings[name] for name in ("ridge", "anchor_blend", "interpolation", *FORM)},
+        "settings": {
+            name: settings[name] for name in ("ridge", "anchor_blend", "interpolation", *FORM)
+        },
         "means": means,
     }
 
@@ -71,16 +98,27 @@ def average(context: Context, key: str, upstream: str, settings: featcal.Calibra
 
     role, pool = role_and_pool(key)
     layout = context.layout
-    batches = {task: list(given) for task, given in streams(context, role, pool, Draw("train", SAMPLES, BATCH, 42)).items()}
+    batches = {
+        task: list(given)
+        for task, given in streams(context, role, pool, Draw("train", SAMPLES, BATCH, 42)).items()
+    }
     experts = {task: layout.expert(role, pool, task) for task in batches}
     merged, base = layout.merged(f"{key}-{upstream}"), layout.base(role, pool)
-    result = featcal.calibrate(merged, base=base, experts=experts, batches=batches, settings=settings)
+    result = featcal.calibrate(
+        merged, base=base, experts=experts, batches=batches, settings=settings
+    )
     tensors, values = load_file(layout.heads(role, pool)), []
     for task in experts:
         samples = load_task(layout.data_of(role), task, "validation", base)
         samples = samples.take(range(0, len(samples), max(len(samples) // ROWS, 1)))
         heads, projection = {task: tensors[f"head/{task}"]}, tensors.get("visual_projection")
-        values.append(percent(evaluate_pool({"model": result.model}, {task: samples}, heads, projection)["model"][task]))
+        values.append(
+            percent(
+                evaluate_pool({"model": result.model}, {task: samples}, heads, projection)["model"][
+                    task
+                ]
+            )
+        )
     return round(sum(values) / len(values), 2)
 
 

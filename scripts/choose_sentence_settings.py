@@ -1,8 +1,10 @@
-"""Settings of the real encoder's mergers and of FeatCal, on validation texts. Writes reproduction/real_text/settings_choice.json.
+"""Settings of the real encoder's mergers and of FeatCal, on validation texts. Writes
+reproduction/real_text/settings_choice.json.
 
-The experts were trained before and stay; test texts are not looked at. Of task arithmetic with 14 and 20 tasks the scale, chosen
-by its own score before anything was calibrated (with 8 it is the paper's); of FeatCal λ, ρ and α with 8, the best mean over the
-mergers of UPSTREAMS, since one choice serves them all, on fewer texts than it is run with. What was interrupted goes on.
+The experts were trained before and stay; test texts are not looked at. Of task arithmetic with 14
+and 20 tasks the scale, chosen by its own score before anything was calibrated (with 8 it is the
+paper's); of FeatCal λ, ρ and α with 8, the best mean over the mergers of UPSTREAMS, since one
+choice serves them all, on fewer texts than it is run with. What was interrupted goes on.
 Needs the prepared and merged models: dvc repro pipeline/sentences/dvc.yaml:merge_sentences@minilm-8
 
   python scripts/choose_sentence_settings.py featcal minilm-8
@@ -32,7 +34,9 @@ FOUND = Path(__file__).parents[1] / "reproduction" / "real_text" / "settings_cho
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=["featcal", "scale"])
     parser.add_argument("key", nargs="+")
     asked, context = parser.parse_args(), load_context()
@@ -40,19 +44,31 @@ def main() -> None:
     for key in asked.key:
         found = known.setdefault(key, {}).setdefault(asked.what, {"rows": ROWS})
         if asked.what == "scale":
-            jobs: dict[str, tuple[Any, ...]] = {f"scale {scale:g}": (context, key, scale) for scale in SCALES}
+            jobs: dict[str, tuple[Any, ...]] = {
+                f"scale {scale:g}": (context, key, scale) for scale in SCALES
+            }
             of = {"task_arithmetic": (task_arithmetic, jobs)}
         else:
-            grid = {f"ridge {r:g}, anchor_blend {b:g}, interpolation {i:g}": (r, b, i) for r, b, i in product(*GRID)}
-            of = {m: (calibrated, {name: (context, key, m, *at) for name, at in grid.items()}) for m in UPSTREAMS}
+            grid = {
+                f"ridge {r:g}, anchor_blend {b:g}, interpolation {i:g}": (r, b, i)
+                for r, b, i in product(*GRID)
+            }
+            of = {
+                m: (calibrated, {name: (context, key, m, *at) for name, at in grid.items()})
+                for m in UPSTREAMS
+            }
         scores: dict[str, dict[str, float]] = found.setdefault("by_merger", {})
         for merger, (function, jobs) in of.items():
-            left = {name: job for name, job in jobs.items() if name not in scores.setdefault(merger, {})}
+            left = {
+                name: job for name, job in jobs.items() if name not in scores.setdefault(merger, {})
+            }
             for name, value in fan_out(f"{key} {merger}", function, left, context.suite.workers):
                 scores[merger][name] = value
                 write_json(FOUND, known)
         names = next(iter(of.values()))[1]
-        found["averages"] = {name: round(sum(s[name] for s in scores.values()) / len(scores), 2) for name in names}
+        found["averages"] = {
+            name: round(sum(s[name] for s in scores.values()) / len(scores), 2) for name in names
+        }
         found["best"] = max(names, key=lambda name: found["averages"][name])
         write_json(FOUND, known)
 
@@ -61,19 +77,31 @@ def task_arithmetic(context: Context, key: str, scale: float) -> float:
     """Average accuracy of task arithmetic at one scale."""
     role, pool = role_and_pool(key)
     base = load_as_calibrated(context.layout.base(role, pool))
-    return score(context, key, featcal.merge("task_arithmetic", base, _experts(context, key), scale=scale))
+    return score(
+        context, key, featcal.merge("task_arithmetic", base, _experts(context, key), scale=scale)
+    )
 
 
-def calibrated(context: Context, key: str, merger: str, ridge: float, anchor_blend: float, interpolation: float) -> float:
+def calibrated(
+    context: Context, key: str, merger: str, ridge: float, anchor_blend: float, interpolation: float
+) -> float:
     """Average accuracy of a merged model after FeatCal."""
     role, pool = role_and_pool(key)
     draw = Draw("train", SAMPLES, 64)
     result = featcal.calibrate(
         context.layout.merged(f"{key}-{merger}"),
         base=context.layout.base(role, pool),
-        experts={task: context.layout.expert(role, pool, task) for task in context.suite.tasks_of(role, pool)},
-        batches={task: stream(context, role, pool, task, draw) for task in context.suite.tasks_of(role, pool)},
-        settings=featcal.Calibration(ridge=ridge, anchor_blend=anchor_blend, interpolation=interpolation),
+        experts={
+            task: context.layout.expert(role, pool, task)
+            for task in context.suite.tasks_of(role, pool)
+        },
+        batches={
+            task: stream(context, role, pool, task, draw)
+            for task in context.suite.tasks_of(role, pool)
+        },
+        settings=featcal.Calibration(
+            ridge=ridge, anchor_blend=anchor_blend, interpolation=interpolation
+        ),
     )
     return score(context, key, result.model)
 
@@ -90,7 +118,9 @@ def score(context: Context, key: str, model: Any) -> float:
     for task in context.suite.tasks_of(role, pool):
         texts = load_task(context.layout.data_of(role), task, "validation", base)
         texts = texts.take(range(0, len(texts), max(len(texts) // ROWS, 1)))  # of every length
-        right = evaluate_pool({"model": model}, {task: texts}, {task: tensors[f"head/{task}"]}, None)["model"][task]
+        right = evaluate_pool(
+            {"model": model}, {task: texts}, {task: tensors[f"head/{task}"]}, None
+        )["model"][task]
         values.append(percent(right))
     return round(sum(values) / len(values), 2)
 

@@ -1,8 +1,9 @@
-"""How the experts of sentence encoders are trained, chosen on validation rows. Writes reproduction/real_text/choice.json.
+"""How the experts of sentence encoders are trained, chosen on validation rows. Writes
+reproduction/real_text/choice.json.
 
-Judged by the experts' own scores alone, on three tasks of the pool of 8, before anything was merged: rate and steps. Of what lies
-within half a point of the best average, the fewest steps are taken, then the best. All weights learn, as those of the paper's
-experts do.
+Judged by the experts' own scores alone, on three tasks of the pool of 8, before anything was
+merged: rate and steps. Of what lies within half a point of the best average, the fewest steps are
+taken, then the best. All weights learn, as those of the paper's experts do.
 """
 
 import json
@@ -33,14 +34,24 @@ def main() -> None:
     encoder = sentence_experts.encoder_folder(context.layout.root, model, context.layout.pins)
     with TemporaryDirectory() as place:
         store = Path(place)
-        sentence_experts.write_encoder_and_heads(encoder, texts, TASKS, RECIPES[0].temperature, store)
-        jobs = {json.dumps([i, task]): (recipe, task, texts, store) for i, recipe in enumerate(RECIPES) for task in TASKS}
+        sentence_experts.write_encoder_and_heads(
+            encoder, texts, TASKS, RECIPES[0].temperature, store
+        )
+        jobs = {
+            json.dumps([i, task]): (recipe, task, texts, store)
+            for i, recipe in enumerate(RECIPES)
+            for task in TASKS
+        }
         scores = dict(fan_out("expert", score, jobs, context.suite.workers))
     rows = []
     for i, recipe in enumerate(RECIPES):
         own = {task: scores[json.dumps([i, task])] for task in TASKS}
         average = sum(right for right, _ in own.values()) / len(own)
-        told: dict[str, Any] = {"steps": recipe.steps, "lr": recipe.lr, "frozen": list(recipe.frozen)}
+        told: dict[str, Any] = {
+            "steps": recipe.steps,
+            "lr": recipe.lr,
+            "frozen": list(recipe.frozen),
+        }
         rows.append(
             {
                 **told,
@@ -50,7 +61,10 @@ def main() -> None:
             }
         )
     best = max(row["average"] for row in rows)
-    chosen = min((row for row in rows if row["average"] >= best - ENOUGH), key=lambda row: (row["steps"], -row["average"]))
+    chosen = min(
+        (row for row in rows if row["average"] >= best - ENOUGH),
+        key=lambda row: (row["steps"], -row["average"]),
+    )
     FOUND.write_text(json.dumps({"rows": rows, "chosen": chosen}, indent=1) + "\n", "utf-8")
 
 
@@ -68,7 +82,9 @@ def score(recipe: FineTuneSentences, task: str, texts: Path, store: Path) -> tup
     start = time.perf_counter()
     expert = fine_tune_sentences(load_model(base), head, train, recipe, task, seed=0)
     seconds = time.perf_counter() - start
-    right = evaluate_pool({"expert": expert}, {task: validation}, {task: head}, None)["expert"][task]
+    right = evaluate_pool({"expert": expert}, {task: validation}, {task: head}, None)["expert"][
+        task
+    ]
     return round(percent(right), 2), seconds
 
 

@@ -1,8 +1,10 @@
-"""λ and α of FeatCal for the mini suite's language models, on validation texts; ρ stays the paper's.
+"""λ and α of FeatCal for the mini suite's language models, on validation texts; ρ stays the
+paper's.
 
 The models were chosen before and are frozen; test texts are not looked at. Writes
-reproduction/mini/language/settings_choice.json; the best average of a family stands in params.yaml as the setting `suite` of both
-its sizes. Needs the prepared and merged models: dvc repro pipeline/language/dvc.yaml:merge_language@…
+reproduction/mini/language/settings_choice.json; the best average of a family stands in params.yaml
+as the setting `suite` of both its sizes. Needs the prepared and merged models: dvc repro
+pipeline/language/dvc.yaml:merge_language@…
 
   python scripts/choose_settings.py flan_t5_base-glue llama_3b-mergebench
 """
@@ -29,13 +31,20 @@ FOUND = Path(__file__).parents[1] / "reproduction" / "mini" / "language" / "sett
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("key", nargs="+")
     context, known = load_context(), read_json(FOUND) if FOUND.is_file() else {}
     for key in parser.parse_args().key:
         jobs: dict[str, tuple[Any, ...]] = {"merged": (context, key, None, None)}
         for ridge, interpolation in product(RIDGES, INTERPOLATIONS):
-            jobs[f"ridge {ridge:g}, interpolation {interpolation:g}"] = (context, key, ridge, interpolation)
+            jobs[f"ridge {ridge:g}, interpolation {interpolation:g}"] = (
+                context,
+                key,
+                ridge,
+                interpolation,
+            )
         scores = dict(fan_out(key, average, jobs, context.suite.workers))
         best = max((name for name in scores if name != "merged"), key=lambda name: scores[name])
         known[key] = {"rows": ROWS, "best": best, "averages": {name: scores[name] for name in jobs}}
@@ -47,7 +56,11 @@ def average(context: Context, key: str, ridge: float | None, interpolation: floa
     """Average score on validation texts of the merged model, or of one calibration of it."""
     role, pool = role_and_pool(key)
     layout, run = context.layout, context.experiments.calibrate[f"{key}-task_arithmetic-paper"]
-    base, merged, tasks = layout.base(role, pool), layout.merged(run.merged), context.suite.tasks_of(role, pool)
+    base, merged, tasks = (
+        layout.base(role, pool),
+        layout.merged(run.merged),
+        context.suite.tasks_of(role, pool),
+    )
     if ridge is None or interpolation is None:
         return score(context, role, pool, load_model(merged))
     assert run.calibration is not None
@@ -56,7 +69,9 @@ def average(context: Context, key: str, ridge: float | None, interpolation: floa
         merged,
         base=base,
         experts={task: layout.expert(role, pool, task) for task in tasks},
-        batches={task: stream(context, role, pool, task, draw, reading=run.reading) for task in tasks},
+        batches={
+            task: stream(context, role, pool, task, draw, reading=run.reading) for task in tasks
+        },
         settings=replace(run.calibration, ridge=ridge, interpolation=interpolation),
     )
     return score(context, role, pool, result.model)
@@ -65,17 +80,26 @@ def average(context: Context, key: str, ridge: float | None, interpolation: floa
 def score(context: Context, role: str, pool: Any, model: Any) -> float:
     """Average over the tasks of GLUE, or over the tests."""
     tokenizer = load_tokenizer(context.layout.base(role, pool))
-    values = _on_tests(context, model, tokenizer) if pool == DOMAIN_POOL else _on_glue(context, role, pool, model, tokenizer)
+    values = (
+        _on_tests(context, model, tokenizer)
+        if pool == DOMAIN_POOL
+        else _on_glue(context, role, pool, model, tokenizer)
+    )
     return round(sum(values.values()) / len(values), 2)
 
 
-def _on_glue(context: Context, role: str, pool: Any, model: Any, tokenizer: Any) -> Mapping[str, float]:
+def _on_glue(
+    context: Context, role: str, pool: Any, model: Any, tokenizer: Any
+) -> Mapping[str, float]:
     from reproduction.language.glue import score_glue
     from reproduction.suites.texts import load_texts
 
     found = {}
     for task in context.suite.tasks_of(role, pool):
-        samples = [(one.text, one.target or "") for one in list(load_texts(context.layout.texts, task, "validation"))[:ROWS]]
+        samples = [
+            (one.text, one.target or "")
+            for one in list(load_texts(context.layout.texts, task, "validation"))[:ROWS]
+        ]
         found[task] = score_glue(model, tokenizer, task, samples, batch=64)[0]
     return found
 
@@ -85,7 +109,9 @@ def _on_tests(context: Context, model: Any, tokenizer: Any) -> Mapping[str, floa
     from reproduction.suites.language_tests import load_tests
 
     tests = load_tests(context.layout.texts, context.suite.language, "validation")
-    return {key: value for key, (value, _, _) in score_tests(model, tokenizer, tests, batch=64).items()}
+    return {
+        key: value for key, (value, _, _) in score_tests(model, tokenizer, tests, batch=64).items()
+    }
 
 
 if __name__ == "__main__":

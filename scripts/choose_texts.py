@@ -1,9 +1,12 @@
-"""How the texts of reproduction/real_text were drawn from larger samples of public sets; writes that folder and NOTICE.
+"""How the texts of reproduction/real_text were drawn from larger samples of public sets; writes
+that folder and NOTICE.
 
-Run `python scripts/choose_texts.py FOLDER`, where FOLDER holds per task train.parquet and test.parquet (text, label), labels.json
-(class names) and README.md (source, licence, how its rows were chosen). Of train 300 rows become validation and at most 2,000
-train, so that classes keep their shares; the test rows are split in two halves once and for all: `test` is scored, `stream` is
-what adapters may see without labels. Each of the two draws has its own generator, keyed by task and what it is for.
+Run `python scripts/choose_texts.py FOLDER`, where FOLDER holds per task train.parquet and
+test.parquet (text, label), labels.json (class names) and README.md (source, licence, how its rows
+were chosen). Of train 300 rows become validation and at most 2,000 train, so that classes keep
+their shares; the test rows are split in two halves once and for all: `test` is scored, `stream` is
+what adapters may see without labels. Each of the two draws has its own generator, keyed by task and
+what it is for.
 """
 
 import argparse
@@ -18,7 +21,8 @@ import pyarrow.parquet as pq
 
 TRAIN, VALIDATION, TEST = 2000, 300, 500
 OUT = Path(__file__).parents[1] / "reproduction" / "real_text"
-# Sentences around a class name; the head of a class is the mean of its embeddings. Written from what each set asks, before any
+# Sentences around a class name; the head of a class is the mean of its embeddings. Written from
+# what each set asks, before any
 # model was trained.
 TEMPLATES = {
     "clinc150": ("{}", "a request about {}"),
@@ -71,7 +75,10 @@ def main() -> None:
 def write_task(origin: Path, task: str, out: Path) -> None:
     """One task's four splits, its class names and templates, and its README.md."""
     out.mkdir(parents=True, exist_ok=True)
-    train, test = (pq.read_table(origin / f"{name}.parquet").select(["text", "label"]) for name in ("train", "test"))
+    train, test = (
+        pq.read_table(origin / f"{name}.parquet").select(["text", "label"])
+        for name in ("train", "test")
+    )
     mixed, halves = order(task, "validation", len(train)), order(task, "stream", len(test))
     splits = {
         "train": train.take(np.sort(mixed[VALIDATION : VALIDATION + TRAIN])),
@@ -81,21 +88,35 @@ def write_task(origin: Path, task: str, out: Path) -> None:
     }
     for name, rows in splits.items():
         plain = pa.table({"text": rows["text"].cast(pa.string()), "label": rows["label"]})
-        pq.write_table(plain, out / f"{name}.parquet", compression="zstd", compression_level=19, store_schema=False)
+        pq.write_table(
+            plain,
+            out / f"{name}.parquet",
+            compression="zstd",
+            compression_level=19,
+            store_schema=False,
+        )
     classes = json.loads((origin / "labels.json").read_text("utf-8"))
-    told = json.dumps({"classes": classes, "templates": TEMPLATES[task]}, indent=1, ensure_ascii=False)
+    told = json.dumps(
+        {"classes": classes, "templates": TEMPLATES[task]}, indent=1, ensure_ascii=False
+    )
     (out / "labels.json").write_text(told + "\n", "utf-8")
     counts = ", ".join(f"{len(rows):,} {name}" for name, rows in splits.items())
     mark = (
-        "\n\nSHARE-ALIKE: these rows may be passed on, changed too, only under the same licence." if shared_alike(origin) else ""
+        "\n\nSHARE-ALIKE: these rows may be passed on, changed too, only under the same licence."
+        if shared_alike(origin)
+        else ""
     )
     here = f"\n\nOf these rows this folder holds {counts} (scripts/choose_texts.py); labels.json also holds templates.{mark}\n"
-    (out / "README.md").write_text((origin / "README.md").read_text("utf-8").rstrip() + here, "utf-8")
+    (out / "README.md").write_text(
+        (origin / "README.md").read_text("utf-8").rstrip() + here, "utf-8"
+    )
 
 
 def order(task: str, purpose: str, count: int) -> np.ndarray:
     """The rows of one file in an order drawn for one purpose, (count,)."""
-    return np.random.default_rng([0, crc32(task.encode()), crc32(purpose.encode())]).permutation(count)
+    return np.random.default_rng([0, crc32(task.encode()), crc32(purpose.encode())]).permutation(
+        count
+    )
 
 
 def entry(folder: Path, name: str) -> str:

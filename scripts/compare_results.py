@@ -2,7 +2,8 @@
 
 Of fewer than 500 answers the noise of a score is larger, and so is what is let pass, in proportion.
 
-python scripts/compare_results.py COMMITTED RECOMPUTED   prints the differences per model; exit code 1 when one is too large.
+python scripts/compare_results.py COMMITTED RECOMPUTED   prints the differences per model; exit code
+1 when one is too large.
 """
 
 import sys
@@ -15,15 +16,22 @@ from typing import Any
 from featcal.errors import FeatCalError
 from featcal.storage.results import SCORES, read_rows
 
-AVERAGE, TASK = 1.0, 3.0  # points; another CPU sums in another order and trains slightly other experts
+AVERAGE, TASK = (
+    1.0,
+    3.0,
+)  # points; another CPU sums in another order and trains slightly other experts
 MODEL = ("suite", "role", "pool", "upstream", "method", "setting", "metric", "seed")
 ANSWERS = 500  # of a task, on which those are meant; of n fewer √(500/n) times as much
-Scores = dict[tuple[str, ...], dict[str, tuple[float, int]]]  # by model and task: value and number of answers
+Scores = dict[
+    tuple[str, ...], dict[str, tuple[float, int]]
+]  # by model and task: value and number of answers
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One model's scores against the committed ones: of the average, and of the task that moved most for its size."""
+    """One model's scores against the committed ones: of the average, and of the task that moved
+    most for its size.
+    """
 
     model: str
     average: float
@@ -33,11 +41,16 @@ class Difference:
 
 
 def scores(folder: Path) -> Scores:
-    """Per model the value of each task and its number of answers, from scores/<role>-<pool>/scores.csv of every suite."""
+    """Per model the value of each task and its number of answers, from
+    scores/<role>-<pool>/scores.csv of every suite.
+    """
     table: Scores = defaultdict(dict)
     for path in sorted(folder.glob("*/scores/*/scores.csv")):
         for row in read_rows(path, SCORES):
-            table[tuple(str(row[column]) for column in MODEL)][row["task"]] = (row["value"], int(row["count"]))
+            table[tuple(str(row[column]) for column in MODEL)][row["task"]] = (
+                row["value"],
+                int(row["count"]),
+            )
     return dict(table)
 
 

@@ -1,7 +1,8 @@
-"""Full-size architectures with random weights on a CUDA GPU: ViT-B/32 with eight tasks, and FLAN-T5-base with eight.
+"""Full-size architectures with random weights on a CUDA GPU: ViT-B/32 with eight tasks, and
+FLAN-T5-base with eight.
 
-What a calibration takes in time and memory follows from sizes alone, so no checkpoint is downloaded. Scores would mean nothing
-and are not taken.
+What a calibration takes in time and memory follows from sizes alone, so no checkpoint is
+downloaded. Scores would mean nothing and are not taken.
 """
 
 import copy
@@ -29,7 +30,9 @@ NEEDS_CUDA = (
 
 @dataclass(frozen=True)
 class Size:
-    """An architecture, a model of it with random weights, one batch of a task, and the calibration's settings."""
+    """An architecture, a model of it with random weights, one batch of a task, and the
+    calibration's settings.
+    """
 
     name: str
     build: Callable[[], nn.Module]
@@ -48,7 +51,9 @@ class Took:
 
 
 def vision(**smaller: Any) -> Size:
-    """openai/clip-vit-base-patch32's vision tower; `smaller` replaces entries of its configuration."""
+    """openai/clip-vit-base-patch32's vision tower; `smaller` replaces entries of its
+    configuration.
+    """
     full: dict[str, Any] = {
         "hidden_size": 768,
         "intermediate_size": 3072,
@@ -69,8 +74,20 @@ def vision(**smaller: Any) -> Size:
 
 def text(**smaller: Any) -> Size:
     """google/flan-t5-base."""
-    full: dict[str, Any] = {"d_model": 768, "d_kv": 64, "d_ff": 2048, "num_heads": 12, "num_layers": 12, "num_decoder_layers": 12}
-    full |= {"vocab_size": 32128, "feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0, "dropout_rate": 0.0}
+    full: dict[str, Any] = {
+        "d_model": 768,
+        "d_kv": 64,
+        "d_ff": 2048,
+        "num_heads": 12,
+        "num_layers": 12,
+        "num_decoder_layers": 12,
+    }
+    full |= {
+        "vocab_size": 32128,
+        "feed_forward_proj": "gated-gelu",
+        "decoder_start_token_id": 0,
+        "dropout_rate": 0.0,
+    }
     config = T5Config(**(full | smaller))
     return Size(
         "FLAN-T5-base, 8 tasks",
@@ -85,7 +102,9 @@ def text(**smaller: Any) -> Size:
     )
 
 
-def calibrated(size: Size, device: str, samples: int = SAMPLES, tasks: tuple[str, ...] = TASKS) -> Took:
+def calibrated(
+    size: Size, device: str, samples: int = SAMPLES, tasks: tuple[str, ...] = TASKS
+) -> Took:
     """Build base and experts, merge and calibrate them on `device`, and tell what that took."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -101,7 +120,9 @@ def calibrated(size: Size, device: str, samples: int = SAMPLES, tasks: tuple[str
     if device != "cpu":
         torch.cuda.synchronize()
     merging = time.perf_counter() - start
-    result = featcal.calibrate(merged, base=base, experts=experts, batches=batches, settings=size.settings)
+    result = featcal.calibrate(
+        merged, base=base, experts=experts, batches=batches, settings=size.settings
+    )
     return Took(merging, result.cost, result.blocks[-1])
 
 
@@ -112,7 +133,9 @@ def _near(base: nn.Module, seed: int) -> nn.Module:
     with torch.no_grad():
         for parameter in expert.parameters():
             spread = 0.1 * float(parameter.std()) if parameter.numel() > 1 else 0.0
-            parameter.add_(spread * torch.randn(parameter.shape, generator=draw, device=parameter.device))
+            parameter.add_(
+                spread * torch.randn(parameter.shape, generator=draw, device=parameter.device)
+            )
     return expert
 
 
@@ -121,7 +144,9 @@ def report() -> int:
     if not torch.cuda.is_available():
         print(NEEDS_CUDA)
         return 2
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {SAMPLES} samples of each task")
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {SAMPLES} samples of each task"
+    )
     for size in (vision(), text()):
         took = calibrated(size, "cuda")
         memory = took.cost.peak_device_bytes / 2**30

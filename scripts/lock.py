@@ -1,6 +1,8 @@
-"""Writes requirements/: constraints.txt with the hash of every file, for Linux with PyTorch's CPU build and with its CUDA build.
+"""Writes requirements/: constraints.txt with the hash of every file, for Linux with PyTorch's CPU
+build and with its CUDA build.
 
-    python scripts/lock.py     needs `uv`, and UV_EXTRA_INDEX_URL or UV_FIND_LINKS where PyTorch's CPU wheels are
+    python scripts/lock.py     needs `uv`, and UV_EXTRA_INDEX_URL or UV_FIND_LINKS where PyTorch's
+    CPU wheels are
 
 What both builds share stands once, in linux.txt, which the other two name.
 """
@@ -13,16 +15,36 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-BUILD = "setuptools==84.2.1\nwheel==0.48.0"  # what builds the few packages that come as source, and this project
-CPU_WHEELS = ("UV_EXTRA_INDEX_URL", "UV_FIND_LINKS")  # of one number, the CPU build would count as the newer torch
-COMPILE = ["uv", "pip", "compile", "--quiet", "--generate-hashes", "--python-version", "3.11", "--no-header", "--no-annotate"]
+# what builds the few packages that come as source, and this project
+BUILD = "setuptools==84.2.1\nwheel==0.48.0"
+CPU_WHEELS = (
+    "UV_EXTRA_INDEX_URL",
+    "UV_FIND_LINKS",
+)  # of one number, the CPU build would count as the newer torch
+COMPILE = [
+    "uv",
+    "pip",
+    "compile",
+    "--quiet",
+    "--generate-hashes",
+    "--python-version",
+    "3.11",
+    "--no-header",
+    "--no-annotate",
+]
 
 
 def locked(*arguments: str, wanted: str = "", elsewhere: bool = False) -> dict[str, str]:
-    """Each pinned package, in order, with its lines in a requirements file; only from PyPI unless `elsewhere`."""
+    """Each pinned package, in order, with its lines in a requirements file; only from PyPI unless
+    `elsewhere`.
+    """
     command = [*COMPILE, *arguments, *(["-"] if wanted else [])]
-    known = {name: value for name, value in os.environ.items() if elsewhere or name not in CPU_WHEELS}
-    done = subprocess.run(command, cwd=ROOT, env=known, input=wanted or None, text=True, stdout=subprocess.PIPE)
+    known = {
+        name: value for name, value in os.environ.items() if elsewhere or name not in CPU_WHEELS
+    }
+    done = subprocess.run(
+        command, cwd=ROOT, env=known, input=wanted or None, text=True, stdout=subprocess.PIPE
+    )
     if done.returncode:
         sys.exit(done.returncode)  # uv has said why
     return {entry.split()[0]: entry for entry in re.split(r"\n(?=\S)", done.stdout.strip())}
@@ -30,7 +52,9 @@ def locked(*arguments: str, wanted: str = "", elsewhere: bool = False) -> dict[s
 
 def write(name: str, entries: dict[str, str], head: str) -> None:
     """One file of requirements/."""
-    (ROOT / "requirements" / name).write_text("\n".join([f"# {head}", *entries.values(), ""]), encoding="utf-8")
+    (ROOT / "requirements" / name).write_text(
+        "\n".join([f"# {head}", *entries.values(), ""]), encoding="utf-8"
+    )
 
 
 def main() -> None:
@@ -43,16 +67,42 @@ def main() -> None:
         found = {}
         for build, wanted in {"cuda": torch, "cpu": f"{torch}+cpu"}.items():
             path = Path(folder) / f"{build}.txt"
-            path.write_text("\n".join(wanted if pin == torch else pin for pin in pins), encoding="utf-8")
-            names = [argument for extra in [*extras, *(["gpu"] if build == "cuda" else [])] for argument in ("--extra", extra)]
-            found[build] = locked("pyproject.toml", *names, "-c", str(path), elsewhere=build == "cpu")
+            path.write_text(
+                "\n".join(wanted if pin == torch else pin for pin in pins), encoding="utf-8"
+            )
+            names = [
+                argument
+                for extra in [*extras, *(["gpu"] if build == "cuda" else [])]
+                for argument in ("--extra", extra)
+            ]
+            found[build] = locked(
+                "pyproject.toml", *names, "-c", str(path), elsewhere=build == "cpu"
+            )
     shared = {pin: entry for pin, entry in found["cpu"].items() if found["cuda"].get(pin) == entry}
-    write("linux.txt", shared, "Written by scripts/lock.py: what PyTorch's CPU build and its CUDA build need alike.")
+    write(
+        "linux.txt",
+        shared,
+        "Written by scripts/lock.py: what PyTorch's CPU build and its CUDA build need alike.",
+    )
     for build, entries in found.items():
-        own = {"": "-r linux.txt"} | {pin: entry for pin, entry in entries.items() if pin not in shared}
-        write(f"linux-{build}.txt", own, f"Written by scripts/lock.py: PyTorch's {build.upper()} build, Linux, Python 3.11.")
-    write("build.txt", locked(wanted=BUILD), "Written by scripts/lock.py: what builds the packages that come as source.")
-    write("antlr4.txt", locked("--no-deps", wanted=antlr), "Written by scripts/lock.py: for a folder of its own (Makefile).")
+        own = {"": "-r linux.txt"} | {
+            pin: entry for pin, entry in entries.items() if pin not in shared
+        }
+        write(
+            f"linux-{build}.txt",
+            own,
+            f"Written by scripts/lock.py: PyTorch's {build.upper()} build, Linux, Python 3.11.",
+        )
+    write(
+        "build.txt",
+        locked(wanted=BUILD),
+        "Written by scripts/lock.py: what builds the packages that come as source.",
+    )
+    write(
+        "antlr4.txt",
+        locked("--no-deps", wanted=antlr),
+        "Written by scripts/lock.py: for a folder of its own (Makefile).",
+    )
 
 
 if __name__ == "__main__":

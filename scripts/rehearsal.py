@@ -1,11 +1,15 @@
-"""The dress rehearsal: the whole suite `paper` on a hub of our own, in a temporary copy of the project (make rehearsal).
+"""The dress rehearsal: the whole suite `paper` on a hub of our own, in a temporary copy of the
+project (make rehearsal).
 
-  python scripts/rehearsal.py [stage ...]     all stages in the order of dvc.yaml, or those whose names begin so
-  python scripts/rehearsal.py --full-size     full-size models with random weights on a CUDA GPU: times and memory
+  python scripts/rehearsal.py [stage ...]     all stages in the order of dvc.yaml, or those whose
+  names begin so
+  python scripts/rehearsal.py --full-size     full-size models with random weights on a CUDA GPU:
+  times and memory
 
-The hub is a server on the loopback address, which HF_ENDPOINT names to the real clients. It has every repository of the suite
-under its own name, with tiny random models and few rows; params.yaml asks for fewer samples and steps (tests/rehearsal_run.py
-lists them). Scores mean nothing; that every file is found, read, computed with and shown is what is rehearsed.
+The hub is a server on the loopback address, which HF_ENDPOINT names to the real clients. It has
+every repository of the suite under its own name, with tiny random models and few rows; params.yaml
+asks for fewer samples and steps (tests/rehearsal_run.py lists them). Scores mean nothing; that
+every file is found, read, computed with and shown is what is rehearsed.
 """
 
 import argparse
@@ -38,7 +42,9 @@ def rehearse(stages: list[str]) -> int:
         work = Path(temporary, "project")
         work.mkdir()
         repositories = paper_hub(Path(temporary, "hub"))
-        os.environ |= OWN | punkt_tab(Path(temporary, "nltk_data"))  # before nltk is imported, here and there
+        os.environ |= OWN | punkt_tab(
+            Path(temporary, "nltk_data")
+        )  # before nltk is imported, here and there
         left_out = lay_out(work)
         told(f"{len(repositories)} repositories, made in {time.perf_counter() - start:.0f} s")
         with HubServer(repositories, gated(repositories)) as hub:
@@ -48,8 +54,18 @@ def rehearse(stages: list[str]) -> int:
         if code:
             told(f"stopped with exit code {code}; what stopped it stands above")
             return code
-        asked = {request.split()[1].partition("/resolve/")[0] for request in hub.seen if "/resolve/" in request}
-        summary(json.loads((work / RECORD).read_text()), len(repositories), len(asked), left_out, time.perf_counter() - start)
+        asked = {
+            request.split()[1].partition("/resolve/")[0]
+            for request in hub.seen
+            if "/resolve/" in request
+        }
+        summary(
+            json.loads((work / RECORD).read_text()),
+            len(repositories),
+            len(asked),
+            left_out,
+            time.perf_counter() - start,
+        )
     return 0
 
 
@@ -75,9 +91,19 @@ def told(text: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stages", nargs="*", help="beginnings of stages' names, such as prepare or page@table01; all without")
-    parser.add_argument("--full-size", action="store_true", help="time full-size models with random weights on a CUDA GPU")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "stages",
+        nargs="*",
+        help="beginnings of stages' names, such as prepare or page@table01; all without",
+    )
+    parser.add_argument(
+        "--full-size",
+        action="store_true",
+        help="time full-size models with random weights on a CUDA GPU",
+    )
     chosen = parser.parse_args()
     if chosen.full_size:
         from full_size import report

@@ -1,4 +1,5 @@
-"""A headless Chromium for tests of the book: what a page asked for, printed to the console, and looks like.
+"""A headless Chromium for tests of the book: what a page asked for, printed to the console, and
+looks like.
 
 Knows nothing of the project; without Chromium a test fails; make test installs it where it may.
 """
@@ -37,8 +38,10 @@ const look = () => { const theme = document.documentElement.dataset.theme;
                      theme === wanted || performance.now() > end ? setTimeout(() => done(theme), 20) : setTimeout(look, 10) };
 look();
 """
-# Text is marked once of each kind, as cells of a table have the same colours: how it and all around it are named and styled, and
-# whether it stands in an even row. Contrast is the rule that takes a browser long, and looks at what is marked.
+# Text is marked once of each kind, as cells of a table have the same colours: how it and all around
+# it are named and styled, and
+# whether it stands in an even row. Contrast is the rule that takes a browser long, and looks at
+# what is marked.
 KINDS = """
 const seen = new Set(), all = [...document.body.querySelectorAll('*')];
 const parity = e => e.tagName === 'TR' ? [...e.parentElement.children].indexOf(e) % 2 : '';
@@ -55,7 +58,8 @@ AUDIT = """
 axe.configure({rules: [{id: 'color-contrast', selector: '[data-audited]'}]});
 axe.run(document, arguments[0]).then(found => arguments[1](found.violations));
 """
-# Rules of axe that count whatever their impact is said to be: a page is read by its headings, and a picture by its words.
+# Rules of axe that count whatever their impact is said to be: a page is read by its headings, and a
+# picture by its words.
 READ_BY = ("heading-order", "page-has-heading-one", "image-alt", "empty-heading")
 SETTLED = """
 const done = arguments[arguments.length - 1];
@@ -65,11 +69,15 @@ drawn.then(() => requestAnimationFrame(() => done(true)));
 
 
 def _programs() -> tuple[str, str]:
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    browser = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     driver = shutil.which("chromedriver")
     if browser and driver:
         return browser, driver
-    pytest.fail("Chromium and its driver are not installed (Debian: apt-get install chromium chromium-driver)")
+    pytest.fail(
+        "Chromium and its driver are not installed (Debian: apt-get install chromium chromium-driver)"
+    )
 
 
 class Browser:
@@ -111,25 +119,47 @@ class Browser:
         return self.driver.execute_async_script(FOUND)
 
     def audit(self, only_colours: bool = False) -> list[str]:
-        """Serious and critical findings of axe-core on the page as it is now, and those on headings and pictures."""
+        """Serious and critical findings of axe-core on the page as it is now, and those on headings
+        and pictures.
+        """
         from axe_core_python.base import AXE_SCRIPT
 
         if not self.run("return 'axe' in window"):
             self.run(AXE_SCRIPT)
         self.run(KINDS)
-        options = {"resultTypes": ["violations"]} | ({"runOnly": ["color-contrast"]} if only_colours else {})
+        options = {"resultTypes": ["violations"]} | (
+            {"runOnly": ["color-contrast"]} if only_colours else {}
+        )
         findings = self.driver.execute_async_script(AUDIT, options)
-        counted = [one for one in findings if one["impact"] in ("serious", "critical") or one["id"] in READ_BY]
-        return [f"{one['id']}: {node['target']} {node['html'][:80]}" for one in counted for node in one["nodes"][:3]]
+        counted = [
+            one
+            for one in findings
+            if one["impact"] in ("serious", "critical") or one["id"] in READ_BY
+        ]
+        return [
+            f"{one['id']}: {node['target']} {node['html'][:80]}"
+            for one in counted
+            for node in one["nodes"][:3]
+        ]
 
     def requests(self) -> list[str]:
         """Addresses asked for since the page was opened."""
-        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
-        return [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+        events = [
+            json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")
+        ]
+        return [
+            e["params"]["request"]["url"]
+            for e in events
+            if e["method"] == "Network.requestWillBeSent"
+        ]
 
     def complaints(self) -> list[str]:
         """Errors on the console since the page was opened."""
-        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+        return [
+            entry["message"]
+            for entry in self.driver.get_log("browser")
+            if entry["level"] == "SEVERE"
+        ]
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""Small CLIP models, processors, tokenizers and checkpoint folders for tests, in the layouts found on the hub."""
+"""Small CLIP models, processors, tokenizers and checkpoint folders for tests, in the layouts found
+on the hub.
+"""
 
 import json
 from pathlib import Path
@@ -8,12 +10,39 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPVisionModel, PreTrainedTokenizerFast
+from transformers import (
+    CLIPConfig,
+    CLIPImageProcessorPil,
+    CLIPModel,
+    CLIPVisionModel,
+    PreTrainedTokenizerFast,
+)
 
 from featcal.models.save import save_model
 
-WORDS = ("[pad]", "[start]", "[end]", "[unk]", "a", "photo", "of", "the", "cat", "dog", "ship", "red", ".")
-VISION = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, image_size=32, patch_size=8)
+WORDS = (
+    "[pad]",
+    "[start]",
+    "[end]",
+    "[unk]",
+    "a",
+    "photo",
+    "of",
+    "the",
+    "cat",
+    "dog",
+    "ship",
+    "red",
+    ".",
+)
+VISION = dict(
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    image_size=32,
+    patch_size=8,
+)
 TEXT = dict(
     vocab_size=len(WORDS), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
     max_position_embeddings=12, pad_token_id=0, bos_token_id=1, eos_token_id=2,
@@ -34,20 +63,33 @@ def vision(seed: int = 0) -> CLIPVisionModel:
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """Splits at blanks and punctuation, sets [start] and [end] around, knows a few words."""
-    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[unk]"))
+    inner = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[unk]")
+    )
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    inner.post_processor = processors.TemplateProcessing(single="[start] $A [end]", special_tokens=[("[start]", 1), ("[end]", 2)])
+    inner.post_processor = processors.TemplateProcessing(
+        single="[start] $A [end]", special_tokens=[("[start]", 1), ("[end]", 2)]
+    )
     return PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="[pad]", bos_token="[start]", eos_token="[end]", unk_token="[unk]", model_max_length=12
+        tokenizer_object=inner,
+        pad_token="[pad]",
+        bos_token="[start]",
+        eos_token="[end]",
+        unk_token="[unk]",
+        model_max_length=12,
     )
 
 
 def processor(side: int = 32) -> CLIPImageProcessorPil:
-    return CLIPImageProcessorPil(size={"shortest_edge": side}, crop_size={"height": side, "width": side})
+    return CLIPImageProcessorPil(
+        size={"shortest_edge": side}, crop_size={"height": side, "width": side}
+    )
 
 
 def clip_folder(folder: Path, seed: int = 0) -> Path:
-    """A whole CLIPModel with processor and tokenizer, as openai/clip-vit-base-patch32 is laid out."""
+    """A whole CLIPModel with processor and tokenizer, as openai/clip-vit-base-patch32 is laid
+    out.
+    """
     save_model(clip(seed), folder)
     processor().save_pretrained(folder)
     tokenizer().save_pretrained(folder)
@@ -61,13 +103,20 @@ def vision_folder(folder: Path, seed: int = 0) -> Path:
 
 
 def legacy_folder(folder: Path, seed: int = 0) -> Path:
-    """A CLIPVisionModel as published before transformers 5: names prefixed, the position counter stored."""
+    """A CLIPVisionModel as published before transformers 5: names prefixed, the position counter
+    stored.
+    """
     module = vision(seed)
     folder.mkdir(parents=True)
-    state = {f"vision_model.{name}": tensor.contiguous() for name, tensor in module.state_dict().items()}
+    state = {
+        f"vision_model.{name}": tensor.contiguous() for name, tensor in module.state_dict().items()
+    }
     state["vision_model.embeddings.position_ids"] = torch.arange(17)[None]
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    config = module.config.to_diff_dict() | {"architectures": ["CLIPVisionModel"], "transformers_version": "4.37.2"}
+    config = module.config.to_diff_dict() | {
+        "architectures": ["CLIPVisionModel"],
+        "transformers_version": "4.37.2",
+    }
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -75,7 +124,11 @@ def legacy_folder(folder: Path, seed: int = 0) -> Path:
 def with_tensors(folder: Path, changed: dict[str, torch.Tensor | None]) -> Path:
     """Replaces tensors of a folder's one safetensors file; None removes one."""
     state = load_file(folder / "model.safetensors") | changed
-    save_file({n: t for n, t in state.items() if t is not None}, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        {n: t for n, t in state.items() if t is not None},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     return folder
 
 

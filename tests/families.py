@@ -1,4 +1,6 @@
-"""Pico models of the families that calibration knows or infers, with padded batches, made in memory from seeds."""
+"""Pico models of the families that calibration knows or infers, with padded batches, made in memory
+from seeds.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +12,30 @@ from tiny import TEXT, VISION, averaged, images, make, seeded, shifted
 GROUPED = TEXT | {"num_key_value_heads": 2, "head_dim": 8}
 MIXED = GROUPED | {"num_hidden_layers": 3, "sliding_window": 4, "max_position_embeddings": 32}
 SLIDING = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
-T5 = {"vocab_size": 97, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
-GPT2 = {"vocab_size": 97, "bos_token_id": 0, "eos_token_id": 1, "n_embd": 32, "n_layer": 2, "n_head": 4}
-OPT = {"vocab_size": 97, "hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+T5 = {
+    "vocab_size": 97,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "decoder_start_token_id": 0,
+}
+GPT2 = {
+    "vocab_size": 97,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+}
+OPT = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "ffn_dim": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 CLIP_TEXT = TEXT | {"max_position_embeddings": 16, "bos_token_id": 0, "eos_token_id": 1}
 WIDE = VISION | {"intermediate_size": 64}
 
@@ -29,14 +52,19 @@ def tokens(seed, count=6, length=7, shortest=4):
 def text(seed, batch=3):
     """Batches of padded text."""
     ids, mask = tokens(seed)
-    return [{"input_ids": i, "attention_mask": m} for i, m in zip(ids.split(batch), mask.split(batch), strict=True)]
+    return [
+        {"input_ids": i, "attention_mask": m}
+        for i, m in zip(ids.split(batch), mask.split(batch), strict=True)
+    ]
 
 
 def translations(seed, batch=3):
     """Batches of padded text with padded labels."""
     labels, mask = tokens(seed + 50, length=5, shortest=2)
     labels = labels.masked_fill(mask == 0, -100)
-    return [b | {"labels": part} for b, part in zip(text(seed, batch), labels.split(batch), strict=True)]
+    return [
+        b | {"labels": part} for b, part in zip(text(seed, batch), labels.split(batch), strict=True)
+    ]
 
 
 def pairs(seed, batch=3):
@@ -46,7 +74,9 @@ def pairs(seed, batch=3):
 
 def whole_clip():
     text, vision = tf.CLIPTextConfig(**CLIP_TEXT), tf.CLIPVisionConfig(**WIDE)
-    return tf.CLIPModel(tf.CLIPConfig(text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=16))
+    return tf.CLIPModel(
+        tf.CLIPConfig(text_config=text.to_dict(), vision_config=vision.to_dict(), projection_dim=16)
+    )
 
 
 @dataclass(frozen=True)
@@ -67,29 +97,64 @@ T5_STACKS = {"encoder": "encoder.block", "decoder": "decoder.block"}
 FAMILIES = {
     "t5": Family(lambda: tf.T5ForConditionalGeneration(tf.T5Config(**T5)), translations, T5_STACKS),
     "t5_gated": Family(
-        lambda: tf.T5ForConditionalGeneration(tf.T5Config(**T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
+        lambda: tf.T5ForConditionalGeneration(
+            tf.T5Config(**T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+        ),
         translations,
         T5_STACKS,
     ),
-    "t5_encoder": one(lambda: tf.T5EncoderModel(tf.T5Config(**T5)), text, "encoder.block", "encoder"),
-    "clip": Family(whole_clip, pairs, {"vision": "vision_model.encoder.layers", "text": "text_model.encoder.layers"}),
-    "clip_text": one(lambda: tf.CLIPTextModel(tf.CLIPTextConfig(**CLIP_TEXT)), text, "encoder.layers", "text"),
-    "llama": one(lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**GROUPED)), text, "model.layers", "decoder"),
+    "t5_encoder": one(
+        lambda: tf.T5EncoderModel(tf.T5Config(**T5)), text, "encoder.block", "encoder"
+    ),
+    "clip": Family(
+        whole_clip,
+        pairs,
+        {"vision": "vision_model.encoder.layers", "text": "text_model.encoder.layers"},
+    ),
+    "clip_text": one(
+        lambda: tf.CLIPTextModel(tf.CLIPTextConfig(**CLIP_TEXT)), text, "encoder.layers", "text"
+    ),
+    "llama": one(
+        lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**GROUPED)), text, "model.layers", "decoder"
+    ),
     "bert": one(lambda: tf.BertModel(tf.BertConfig(**TEXT)), text, "encoder.layer"),
-    "roberta": one(lambda: tf.RobertaModel(tf.RobertaConfig(**TEXT, max_position_embeddings=16)), text, "encoder.layer"),
+    "roberta": one(
+        lambda: tf.RobertaModel(tf.RobertaConfig(**TEXT, max_position_embeddings=16)),
+        text,
+        "encoder.layer",
+    ),
     "gpt2": one(lambda: tf.GPT2LMHeadModel(tf.GPT2Config(**GPT2)), text, "transformer.h"),
     "qwen2": one(lambda: tf.Qwen2ForCausalLM(tf.Qwen2Config(**GROUPED)), text, "model.layers"),
     "qwen3": one(lambda: tf.Qwen3ForCausalLM(tf.Qwen3Config(**GROUPED)), text, "model.layers"),
     "mistral": one(lambda: tf.MistralModel(tf.MistralConfig(**GROUPED)), text, "layers"),
     "gemma": one(lambda: tf.GemmaModel(tf.GemmaConfig(**GROUPED)), text, "layers", offset=1),
-    "gemma2": one(lambda: tf.Gemma2ForCausalLM(tf.Gemma2Config(**MIXED, **SLIDING)), text, "model.layers", offset=1),
-    "gemma3": one(lambda: tf.Gemma3ForCausalLM(tf.Gemma3TextConfig(**MIXED, **SLIDING)), text, "model.layers", offset=1),
-    "opt": one(lambda: tf.OPTForCausalLM(tf.OPTConfig(**OPT, max_position_embeddings=32)), text, "model.decoder.layers"),
+    "gemma2": one(
+        lambda: tf.Gemma2ForCausalLM(tf.Gemma2Config(**MIXED, **SLIDING)),
+        text,
+        "model.layers",
+        offset=1,
+    ),
+    "gemma3": one(
+        lambda: tf.Gemma3ForCausalLM(tf.Gemma3TextConfig(**MIXED, **SLIDING)),
+        text,
+        "model.layers",
+        offset=1,
+    ),
+    "opt": one(
+        lambda: tf.OPTForCausalLM(tf.OPTConfig(**OPT, max_position_embeddings=32)),
+        text,
+        "model.decoder.layers",
+    ),
     "vit": one(lambda: tf.ViTModel(tf.ViTConfig(**WIDE)), images, "layers"),
-    "dinov2": one(lambda: tf.Dinov2Model(tf.Dinov2Config(**VISION, mlp_ratio=2)), images, "encoder.layer"),
-    "siglip": one(lambda: tf.SiglipVisionModel(tf.SiglipVisionConfig(**WIDE)), images, "encoder.layers"),
+    "dinov2": one(
+        lambda: tf.Dinov2Model(tf.Dinov2Config(**VISION, mlp_ratio=2)), images, "encoder.layer"
+    ),
+    "siglip": one(
+        lambda: tf.SiglipVisionModel(tf.SiglipVisionConfig(**WIDE)), images, "encoder.layers"
+    ),
 }
-# Of each way through the code one: a stack that feeds another, two towers, norms behind the sum, turned linears, grouped heads
+# Of each way through the code one: a stack that feeds another, two towers, norms behind the sum,
+# turned linears, grouped heads
 # without biases, and layers of several kinds.
 KINDS = ("t5", "clip", "bert", "gpt2", "llama", "gemma3")
 
@@ -115,5 +180,13 @@ def experiment(family, dtype=torch.float64, experts=("a", "b"), **batching):
     batches = {task: family.batches(100 + 10 * i, **batching) for i, task in enumerate(experts)}
     if dtype != torch.float64:
         convert = lambda v: v.to(dtype) if v.is_floating_point() else v  # noqa: E731
-        batches = {task: [{k: convert(v) for k, v in b.items()} for b in batch] for task, batch in batches.items()}
-    return {"merged": averaged(list(teachers.values())), "base": base, "experts": teachers, "batches": batches}
+        batches = {
+            task: [{k: convert(v) for k, v in b.items()} for b in batch]
+            for task, batch in batches.items()
+        }
+    return {
+        "merged": averaged(list(teachers.values())),
+        "base": base,
+        "experts": teachers,
+        "batches": batches,
+    }

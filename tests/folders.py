@@ -21,7 +21,8 @@ def folder_of(path, family, dtype=torch.float32, way="featcal", **sizes):
 def whole(folder, family, dtype=torch.float32):
     """The module from_pretrained makes, every parameter in memory of its own.
 
-    Some kernels choose their order of additions by the address of their data, and in a mapped file that is chance.
+    Some kernels choose their order of additions by the address of their data, and in a mapped file
+    that is chance.
     """
     model = (load_vision if family == "clip" else load_model)(folder, dtype)
     for parameter in model.parameters():
@@ -30,16 +31,25 @@ def whole(folder, family, dtype=torch.float32):
 
 
 def batch_for(family, dtype=torch.float32):
-    """One batch; of a whole CLIP's folder the vision tower is taken, which wants the images alone."""
+    """One batch; of a whole CLIP's folder the vision tower is taken, which wants the images
+    alone.
+    """
     batch = FAMILIES[family].batches(3)[0]
     batch = {"pixel_values": batch["pixel_values"]} if family == "clip" else batch
-    return {name: value.to(dtype) if value.is_floating_point() else value for name, value in batch.items()}
+    return {
+        name: value.to(dtype) if value.is_floating_point() else value
+        for name, value in batch.items()
+    }
 
 
 @torch.no_grad()
 def outputs(model, batch):
     """Every tensor that the model's own forward gives, by name."""
-    return {name: value for name, value in model(**model_call(model, batch)).items() if isinstance(value, torch.Tensor)}
+    return {
+        name: value
+        for name, value in model(**model_call(model, batch)).items()
+        if isinstance(value, torch.Tensor)
+    }
 
 
 def same(one, other):
@@ -59,5 +69,9 @@ def present(held: Streamed):
 
 def nothing_left(held: Streamed):
     """Whether a streamed model is as if nothing had run."""
-    changed = [m for m in held.module.modules() if "forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks]
+    changed = [
+        m
+        for m in held.module.modules()
+        if "forward" in vars(m) or m._forward_hooks or m._forward_pre_hooks
+    ]
     return not present(held) and not changed and held.ledger.now == 0

@@ -1,4 +1,6 @@
-"""Processes that use a hub for tests: each with a cache of its own, its real clients asked one thing after another."""
+"""Processes that use a hub for tests: each with a cache of its own, its real clients asked one
+thing after another.
+"""
 
 import json
 import os
@@ -48,7 +50,13 @@ class Client:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
         self.log = folder / f"log-{id(self)}"
         with self.log.open("w") as errors:
-            how = {"env": {**kept, **environment}, "cwd": folder, "stdin": -1, "stdout": -1, "stderr": errors}
+            how = {
+                "env": {**kept, **environment},
+                "cwd": folder,
+                "stdin": -1,
+                "stdout": -1,
+                "stderr": errors,
+            }
             self.process = subprocess.Popen([sys.executable, "-c", CLIENT], text=True, **how)
 
     def ask(self, what: str, *arguments: str):

@@ -1,4 +1,6 @@
-"""What a hub for tests has: data sets in every layout that is read, such as end in a message, and models of both layouts."""
+"""What a hub for tests has: data sets in every layout that is read, such as end in a message, and
+models of both layouts.
+"""
 
 import shutil
 from pathlib import Path
@@ -9,7 +11,9 @@ import language
 
 from featcal.data.splits import quiet
 
-CLASSES = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+CLASSES = datasets.Features(
+    {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])}
+)
 CONFIGURATIONS = """---
 configs:
 - {config_name: small, default: true, data_files: [{split: train, path: "small/train-*"}]}
@@ -44,7 +48,9 @@ def unusable(folder: Path) -> dict[str, Path]:
     parquet(folder / "gated/train.parquet", 0)
     parquet(folder / "short/train.parquet", 0)
     parquet(folder / "script/train.parquet", 0)
-    (folder / "short/train.parquet").write_bytes((folder / "short/train.parquet").read_bytes()[:-50])
+    (folder / "short/train.parquet").write_bytes(
+        (folder / "short/train.parquet").read_bytes()[:-50]
+    )
     (folder / "script/script.py").write_text("raise SystemExit\n")
     (folder / "bare").mkdir()
     (folder / "bare/README.md").write_text("nothing here\n")
@@ -52,7 +58,9 @@ def unusable(folder: Path) -> dict[str, Path]:
 
 
 def models(folder: Path) -> dict[str, Path | dict[str, Path]]:
-    """As on the hub: CLIP with a pickle alone, its conversion in a pull request; an expert of the older layout."""
+    """As on the hub: CLIP with a pickle alone, its conversion in a pull request; an expert of the
+    older layout.
+    """
     checkpoints.clip_folder(folder / "clip-pr")
     shutil.copytree(folder / "clip-pr", folder / "clip")
     (folder / "clip/model.safetensors").rename(folder / "clip/pytorch_model.bin")
@@ -60,7 +68,11 @@ def models(folder: Path) -> dict[str, Path | dict[str, Path]]:
     (folder / "legacy/pytorch_model.bin").write_bytes(b"a pickle")
     checkpoints.vision_folder(folder / "plain", 1)
     clip = {"main": folder / "clip", "refs/pr/7": folder / "clip-pr"}
-    return {"openai/clip": clip, "tanganke/clip_mnist": folder / "legacy", "tanganke/clip_dtd": folder / "plain"}
+    return {
+        "openai/clip": clip,
+        "tanganke/clip_mnist": folder / "legacy",
+        "tanganke/clip_dtd": folder / "plain",
+    }
 
 
 def everything(folder: Path) -> dict[str, Path | dict[str, Path]]:
@@ -70,7 +82,10 @@ def everything(folder: Path) -> dict[str, Path | dict[str, Path]]:
     for i, name in enumerate(("cat", "dog") * 3):
         (folder / "photos/train" / name).mkdir(parents=True, exist_ok=True)
         checkpoints.picture(seed=i).save(folder / f"photos/train/{name}/{i}.png")
-    repositories = {"datasets/owner/digits": digits(folder / "digits"), "datasets/owner/ShortTexts": folder / "texts"}
+    repositories = {
+        "datasets/owner/digits": digits(folder / "digits"),
+        "datasets/owner/ShortTexts": folder / "texts",
+    }
     repositories |= {
         "datasets/owner/photos": folder / "photos",
         "datasets/owner/shadowed": folder / "photos",

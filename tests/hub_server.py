@@ -1,7 +1,8 @@
-"""A hub on this machine: folders served by HTTP as huggingface_hub and datasets ask the real one for public repositories.
+"""A hub on this machine: folders served by HTTP as huggingface_hub and datasets ask the real one
+for public repositories.
 
-Knows the paths that downloading uses and those of uploading with git LFS, to one account. No xet, and no exported parquet of the
-data set viewer.
+Knows the paths that downloading uses and those of uploading with git LFS, to one account. No xet,
+and no exported parquet of the data set viewer.
 """
 
 import base64
@@ -16,11 +17,21 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
 
-LARGE = (".safetensors", ".parquet", ".arrow", ".tar", ".zip", ".png", ".jpg")  # what lies in git LFS on the hub
+LARGE = (
+    ".safetensors",
+    ".parquet",
+    ".arrow",
+    ".tar",
+    ".zip",
+    ".png",
+    ".jpg",
+)  # what lies in git LFS on the hub
 CONVERTER = "SFconvertbot"
 TOKEN = "hf_of_a_rehearsal"
 _KIND = "(models|datasets|spaces)"
-_API = re.compile(rf"/api/{_KIND}/([^/]+/[^/]+)(?:/(revision|tree|paths-info|discussions)(?:/([^/]+)(?:/(.+))?)?)?")
+_API = re.compile(
+    rf"/api/{_KIND}/([^/]+/[^/]+)(?:/(revision|tree|paths-info|discussions)(?:/([^/]+)(?:/(.+))?)?)?"
+)
 _PUSH = re.compile(r"/api/models/([^/]+/[^/]+)/(preupload|commit)/main")
 _LFS = re.compile(r"/([^/]+/[^/]+)\.git/info/lfs/objects/batch")
 _FILE = re.compile(r"/(datasets/|spaces/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
@@ -38,7 +49,11 @@ class Stored:
     def told(self) -> dict:
         """What the tree tells of it."""
         entry = {"type": "file", "path": self.name, "size": self.size, "oid": self.blob}
-        return entry | ({"lfs": {"oid": self.sha256, "size": self.size, "pointerSize": 130}} if self.sha256 else {})
+        return entry | (
+            {"lfs": {"oid": self.sha256, "size": self.size, "pointerSize": 130}}
+            if self.sha256
+            else {}
+        )
 
 
 class Commit:
@@ -46,41 +61,73 @@ class Commit:
 
     def __init__(self, repository: str, folder: Path):
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
-        self.files = {name: Stored(path, name) for path in paths for name in [path.relative_to(folder).as_posix()]}
+        self.files = {
+            name: Stored(path, name)
+            for path in paths
+            for name in [path.relative_to(folder).as_posix()]
+        }
         told = "".join(f"{name} {file.blob}\n" for name, file in self.files.items())
         self.id = hashlib.sha1(f"{repository}\n{told}".encode()).hexdigest()
         # files and folders by path, as they are told
-        folders = {str(parent) for name in self.files for parent in PurePosixPath(name).parents} - {"."}
-        self.tree = {name: {"type": "directory", "path": name, "size": 0, "oid": "0" * 40} for name in sorted(folders)}
+        folders = {str(parent) for name in self.files for parent in PurePosixPath(name).parents} - {
+            "."
+        }
+        self.tree = {
+            name: {"type": "directory", "path": name, "size": 0, "oid": "0" * 40}
+            for name in sorted(folders)
+        }
         self.tree |= {name: file.told() for name, file in self.files.items()}
 
     def below(self, folder: str, recursive: bool) -> list[dict]:
         """What lies in a folder, '' for the uppermost, or at any depth below it."""
-        inside = {path: entry for path, entry in self.tree.items() if path.startswith(f"{folder}/") or not folder}
-        return [entry for path, entry in inside.items() if recursive or str(PurePosixPath(path).parent) == (folder or ".")]
+        inside = {
+            path: entry
+            for path, entry in self.tree.items()
+            if path.startswith(f"{folder}/") or not folder
+        }
+        return [
+            entry
+            for path, entry in inside.items()
+            if recursive or str(PurePosixPath(path).parent) == (folder or ".")
+        ]
 
 
 class HubServer:
     """Serves repositories on 127.0.0.1 for the time of a `with`.
 
-    repositories: "owner/model", "datasets/owner/name" or "spaces/owner/name" -> the folder that is its branch main, or
-                  {revision: folder}. A revision refs/pr/N is also a pull request of the hub's own safetensors converter.
+    repositories: "owner/model", "datasets/owner/name" or "spaces/owner/name" -> the folder that is
+    its branch main, or
+                  {revision: folder}. A revision refs/pr/N is also a pull request of the hub's own
+                  safetensors converter.
     gated:        repositories that are refused to who is not logged in, which TOKEN does.
-    uploads:      a folder for what is uploaded by who has TOKEN; each repository is served from there on. None takes nothing.
-    cuts:         file name -> the byte behind which the connection breaks off, as long as the entry is there.
+    uploads:      a folder for what is uploaded by who has TOKEN; each repository is served from
+                  there on. None takes nothing.
+    cuts:         file name -> the byte behind which the connection breaks off, as long as the entry
+                  is there.
     seen:         every request: "GET /path?query", with the range of bytes asked for.
     """
 
     def __init__(
-        self, repositories: Mapping[str, Path | Mapping[str, Path]], gated: Collection[str] = (), uploads: Path | None = None
+        self,
+        repositories: Mapping[str, Path | Mapping[str, Path]],
+        gated: Collection[str] = (),
+        uploads: Path | None = None,
     ):
-        given = {name: {"main": at} if isinstance(at, Path) else dict(at) for name, at in repositories.items()}
-        self.repositories = {name: {rev: Commit(name, at) for rev, at in revisions.items()} for name, revisions in given.items()}
+        given = {
+            name: {"main": at} if isinstance(at, Path) else dict(at)
+            for name, at in repositories.items()
+        }
+        self.repositories = {
+            name: {rev: Commit(name, at) for rev, at in revisions.items()}
+            for name, revisions in given.items()
+        }
         self.gated = frozenset(gated)
         self.uploads, self.large = uploads, dict[str, bytes]()
         self.cuts: dict[str, int] = {}
         self.seen: list[str] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Handler,), {"hub": self}))
+        self._server = ThreadingHTTPServer(
+            ("127.0.0.1", 0), type("Bound", (_Handler,), {"hub": self})
+        )
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
@@ -88,11 +135,20 @@ class HubServer:
         return self.repositories[repository][revision].id
 
     def environment(self, home: Path) -> dict[str, str]:
-        """What a process must have in its environment, before it starts, for this server to be its hub; `home` is its cache."""
-        return {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        """What a process must have in its environment, before it starts, for this server to be its
+        hub; `home` is its cache.
+        """
+        return {
+            "HF_ENDPOINT": self.url,
+            "HF_HOME": str(home),
+            "NO_PROXY": "127.0.0.1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        }
 
     def __enter__(self) -> "HubServer":
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        ).start()
         return self
 
     def __exit__(self, *_) -> None:
@@ -111,7 +167,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.hub.seen.append(" ".join([self.command, self.path, *self.headers.get_all("Range", [])]))
+        self.hub.seen.append(
+            " ".join([self.command, self.path, *self.headers.get_all("Range", [])])
+        )
         url = urlsplit(self.path)
         if self.hub.uploads and (answer := self.uploaded(url.path, content)) is not None:
             return self.answer(*answer)
@@ -119,7 +177,10 @@ class _Handler(BaseHTTPRequestHandler):
         if found := _FILE.fullmatch(url.path):
             return self.file(*(unquote(part or "") for part in found.groups()))
         if found := _API.fullmatch(url.path):
-            return self.api(*(unquote(part or "") for part in found.groups()), {**parse_qs(url.query), **parse_qs(body)})
+            return self.api(
+                *(unquote(part or "") for part in found.groups()),
+                {**parse_qs(url.query), **parse_qs(body)},
+            )
         self.answer(404, {"error": "no such path"})
 
     do_HEAD = do_POST = do_PUT = do_GET
@@ -130,9 +191,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.hub.large[path.removeprefix("/lfs/")] = content
             return 200, {}
         push, batch = _PUSH.fullmatch(path), _LFS.fullmatch(path)
-        if not (push or batch or path in ("/api/whoami-v2", "/api/repos/create", "/api/validate-yaml")):
+        if not (
+            push or batch or path in ("/api/whoami-v2", "/api/repos/create", "/api/validate-yaml")
+        ):
             return None
-        if self.headers.get("Authorization", self.headers.get("authorization")) != f"Bearer {TOKEN}":
+        if (
+            self.headers.get("Authorization", self.headers.get("authorization"))
+            != f"Bearer {TOKEN}"
+        ):
             return 401, {"error": "Invalid user token."}
         asked = [json.loads(line) for line in content.splitlines()] or [{}]
         if path == "/api/whoami-v2":
@@ -145,41 +211,79 @@ class _Handler(BaseHTTPRequestHandler):
             return 200, {"url": f"{self.hub.url}/{asked[0]['organization']}/{asked[0]['name']}"}
         if batch:
             how = lambda oid: {"upload": {"href": f"{self.hub.url}/lfs/{oid}"}}  # noqa: E731
-            return 200, {"objects": [one | {"actions": how(one["oid"])} for one in asked[0]["objects"]]}
+            return 200, {
+                "objects": [one | {"actions": how(one["oid"])} for one in asked[0]["objects"]]
+            }
         name, step = push.groups()
         if step == "preupload":
             mode = lambda path: "lfs" if path.endswith(LARGE) else "regular"  # noqa: E731
             files = [one["path"] for one in asked[0]["files"]]
-            return 200, {"files": [{"path": file, "uploadMode": mode(file), "shouldIgnore": False} for file in files]}
+            return 200, {
+                "files": [
+                    {"path": file, "uploadMode": mode(file), "shouldIgnore": False}
+                    for file in files
+                ]
+            }
         for key, value in ((one["key"], one["value"]) for one in asked[1:]):
             file = self.hub.uploads / name / value["path"]
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(base64.b64decode(value["content"]) if key == "file" else self.hub.large[value["oid"]])
+            file.write_bytes(
+                base64.b64decode(value["content"])
+                if key == "file"
+                else self.hub.large[value["oid"]]
+            )
         commit = Commit(name, self.hub.uploads / name)
         self.hub.repositories[name] = {"main": commit}
-        return 200, {"commitUrl": f"{self.hub.url}/{name}/commit/{commit.id}", "commitOid": commit.id}
+        return 200, {
+            "commitUrl": f"{self.hub.url}/{name}/commit/{commit.id}",
+            "commitOid": commit.id,
+        }
 
     def log_message(self, *_) -> None:
         """Nothing: `seen` has it."""
 
-    def api(self, kind: str, name: str, what: str, revision: str, path: str, asked: Mapping[str, list[str]]) -> None:
+    def api(
+        self,
+        kind: str,
+        name: str,
+        what: str,
+        revision: str,
+        path: str,
+        asked: Mapping[str, list[str]],
+    ) -> None:
         repository = name if kind == "models" else f"{kind}/{name}"
         commit = self.commit(repository, revision or "main")
         if commit is None:
             return
         if what in ("", "revision"):
             siblings = [{"rfilename": file} for file in commit.files]
-            self.answer(200, {"id": name, "sha": commit.id, "private": False, "gated": False, "tags": [], "siblings": siblings})
+            self.answer(
+                200,
+                {
+                    "id": name,
+                    "sha": commit.id,
+                    "private": False,
+                    "gated": False,
+                    "tags": [],
+                    "siblings": siblings,
+                },
+            )
         elif what == "tree":
             told = commit.below(path, asked.get("recursive") == ["true"])
-            self.answer(200, told) if told or not path else self.refuse(404, "EntryNotFound", commit)
+            self.answer(200, told) if told or not path else self.refuse(
+                404, "EntryNotFound", commit
+            )
         elif what == "paths-info":
-            self.answer(200, [commit.tree[path] for path in asked.get("paths", []) if path in commit.tree])
+            self.answer(
+                200, [commit.tree[path] for path in asked.get("paths", []) if path in commit.tree]
+            )
         else:
             self.answer(200, discussions(name, self.hub.repositories[repository]))
 
     def file(self, dataset: str, name: str, revision: str, path: str) -> None:
-        """A file of a repository, or what is asked for of it, with the headers the client takes its cache's names from."""
+        """A file of a repository, or what is asked for of it, with the headers the client takes its
+        cache's names from.
+        """
         commit = self.commit(f"{dataset}{name}", revision)
         if commit is None:
             return
@@ -190,16 +294,22 @@ class _Handler(BaseHTTPRequestHandler):
             first, last = int(asked[1]), min(last, int(asked[2] or last))
         etag = file.sha256 or file.blob
         told = {"X-Repo-Commit": commit.id, "ETag": f'"{etag}"', "Accept-Ranges": "bytes"}
-        told |= {"X-Linked-Size": str(file.size), "X-Linked-ETag": f'"{etag}"'} if file.sha256 else {}
+        told |= (
+            {"X-Linked-Size": str(file.size), "X-Linked-ETag": f'"{etag}"'} if file.sha256 else {}
+        )
         told |= {"Content-Range": f"bytes {first}-{last}/{file.size}"} if asked else {}
         content = file.path.read_bytes()[first : last + 1]
         cut = self.hub.cuts.get(path)
-        self.send(206 if asked else 200, content, told, None if cut is None else max(cut - first, 0))
+        self.send(
+            206 if asked else 200, content, told, None if cut is None else max(cut - first, 0)
+        )
 
     def commit(self, repository: str, revision: str) -> Commit | None:
         """The commit of a branch, tag or commit id; None after an answer that there is none."""
         if repository not in self.hub.repositories:
-            return self.refuse(401, "RepoNotFound")  # as to who is not logged in, and might not be told of it
+            return self.refuse(
+                401, "RepoNotFound"
+            )  # as to who is not logged in, and might not be told of it
         if repository in self.hub.gated and self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self.refuse(401, "GatedRepo")
         known = self.hub.repositories[repository]
@@ -208,12 +318,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     def refuse(self, status: int, code: str, commit: Commit | None = None) -> None:
         told = {"X-Error-Code": code, "X-Error-Message": code}
-        self.answer(status, {"error": code}, told | ({"X-Repo-Commit": commit.id} if commit else {}))
+        self.answer(
+            status, {"error": code}, told | ({"X-Repo-Commit": commit.id} if commit else {})
+        )
 
     def answer(self, status: int, said: object, headers: Mapping[str, str] | None = None) -> None:
-        self.send(status, json.dumps(said).encode(), {"Content-Type": "application/json", **(headers or {})})
+        self.send(
+            status,
+            json.dumps(said).encode(),
+            {"Content-Type": "application/json", **(headers or {})},
+        )
 
-    def send(self, status: int, content: bytes, headers: Mapping[str, str], cut: int | None = None) -> None:
+    def send(
+        self, status: int, content: bytes, headers: Mapping[str, str], cut: int | None = None
+    ) -> None:
         self.send_response(status)
         for name, value in {"Content-Length": str(len(content)), **headers}.items():
             self.send_header(name, value)
@@ -224,7 +342,17 @@ class _Handler(BaseHTTPRequestHandler):
 
 def discussions(name: str, revisions: Iterable[str]) -> dict:
     """The pull requests of a repository."""
-    numbers = [int(revision.rsplit("/", 1)[1]) for revision in revisions if revision.startswith("refs/pr/")]
-    common = {"title": "Adding safetensors", "author": {"name": CONVERTER}, "createdAt": "2023-01-01T00:00:00.000Z"}
+    numbers = [
+        int(revision.rsplit("/", 1)[1]) for revision in revisions if revision.startswith("refs/pr/")
+    ]
+    common = {
+        "title": "Adding safetensors",
+        "author": {"name": CONVERTER},
+        "createdAt": "2023-01-01T00:00:00.000Z",
+    }
     common |= {"status": "open", "repo": {"name": name, "type": "model"}, "isPullRequest": True}
-    return {"discussions": [common | {"num": number} for number in numbers], "count": len(numbers), "start": 0}
+    return {
+        "discussions": [common | {"num": number} for number in numbers],
+        "count": len(numbers),
+        "start": 0,
+    }

@@ -1,4 +1,6 @@
-"""Pico language models in folders with a byte-level tokenizer of their own, and text files to calibrate them on."""
+"""Pico language models in folders with a byte-level tokenizer of their own, and text files to
+calibrate them on.
+"""
 
 import json
 from pathlib import Path
@@ -15,25 +17,47 @@ SPECIAL = ("<pad>", "</s>", "<s>")
 VOCABULARY = len(SPECIAL) + len(BYTES)
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
 POSITIONS = {"max_position_embeddings": 64}
-WORDS = ("the cat sat", "a dog", "on", "ships sail far away", "red", "the end of it", "no", "one more line", "two more")
+WORDS = (
+    "the cat sat",
+    "a dog",
+    "on",
+    "ships sail far away",
+    "red",
+    "the end of it",
+    "no",
+    "one more line",
+    "two more",
+)
 MODELS = {
-    "llama": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**GROUPED | POSITIONS | {"vocab_size": VOCABULARY})),
+    "llama": lambda: tf.LlamaForCausalLM(
+        tf.LlamaConfig(**GROUPED | POSITIONS | {"vocab_size": VOCABULARY})
+    ),
     "bert": lambda: tf.BertModel(tf.BertConfig(**TEXT | POSITIONS | {"vocab_size": VOCABULARY})),
     "t5": lambda: tf.T5ForConditionalGeneration(tf.T5Config(**T5 | {"vocab_size": VOCABULARY})),
     "t5_bare": lambda: tf.T5Model(tf.T5Config(**T5 | {"vocab_size": VOCABULARY})),
     "t5_encoder": lambda: tf.T5EncoderModel(tf.T5Config(**T5 | {"vocab_size": VOCABULARY})),
-    "clip_text": lambda: tf.CLIPTextModel(tf.CLIPTextConfig(**CLIP_TEXT | {"vocab_size": VOCABULARY})),
-    "roberta": lambda: tf.RobertaModel(tf.RobertaConfig(**TEXT | {"vocab_size": VOCABULARY, "max_position_embeddings": 40})),
+    "clip_text": lambda: tf.CLIPTextModel(
+        tf.CLIPTextConfig(**CLIP_TEXT | {"vocab_size": VOCABULARY})
+    ),
+    "roberta": lambda: tf.RobertaModel(
+        tf.RobertaConfig(**TEXT | {"vocab_size": VOCABULARY, "max_position_embeddings": 40})
+    ),
 }
 
 
-def tokenizer(pad: str | None = "<pad>", template: str | None = TEMPLATE) -> tf.PreTrainedTokenizerFast:
+def tokenizer(
+    pad: str | None = "<pad>", template: str | None = TEMPLATE
+) -> tf.PreTrainedTokenizerFast:
     """Every byte is a token; a text ends with </s>."""
     inner = Tokenizer(models.BPE({token: i for i, token in enumerate((*SPECIAL, *BYTES))}, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    inner.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    made = tf.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=pad, eos_token="</s>", bos_token="<s>")
+    inner.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 1)]
+    )
+    made = tf.PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token=pad, eos_token="</s>", bos_token="<s>"
+    )
     made.chat_template = template
     return made
 

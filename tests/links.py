@@ -1,4 +1,6 @@
-"""Links of a built site: every address that a page names inside the site must be a file, and every anchor an id there."""
+"""Links of a built site: every address that a page names inside the site must be a file, and every
+anchor an id there.
+"""
 
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,7 +23,9 @@ class Page(HTMLParser):
 
 
 def broken(site: Path, pages: list[Path]) -> list[str]:
-    """`page: address` for every address inside the site that leads nowhere; other hosts are not asked."""
+    """`page: address` for every address inside the site that leads nowhere; other hosts are not
+    asked.
+    """
     read = {page.resolve(): Page(page) for page in pages}
     found = []
     for path, page in read.items():

@@ -1,6 +1,8 @@
-"""Not a test: one calibration of a model of random weights in folders, what it was planned to need beside what it took.
+"""Not a test: one calibration of a model of random weights in folders, what it was planned to need
+beside what it took.
 
-python tests/memory_of_a_run.py FOLDER [--family clip --width 512 --blocks 2 --tasks 3 --samples 32 --batch 16 --tokens 64
+python tests/memory_of_a_run.py FOLDER [--family clip --width 512 --blocks 2 --tasks 3 --samples 32
+--batch 16 --tokens 64
 --host-memory BYTES --settings JSON] prints one JSON object; the peak of a process means something
 only in a process that does nothing else.
 """
@@ -28,12 +30,28 @@ def built(family: str, width: int, blocks: int):
     """ViT-B/32 (50 tokens), T5, Mixtral or Llama at another width and depth."""
     heads = width // 64
     if family == "clip":
-        sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": blocks, "num_attention_heads": heads}
+        sizes = {
+            "hidden_size": width,
+            "intermediate_size": 4 * width,
+            "num_hidden_layers": blocks,
+            "num_attention_heads": heads,
+        }
         return tf.CLIPVisionModel(tf.CLIPVisionConfig(**sizes))
     if family == "t5":
-        sizes = {"d_model": width, "d_ff": 4 * width, "num_layers": blocks, "num_heads": heads, "vocab_size": 8000}
+        sizes = {
+            "d_model": width,
+            "d_ff": 4 * width,
+            "num_layers": blocks,
+            "num_heads": heads,
+            "vocab_size": 8000,
+        }
         return tf.T5ForConditionalGeneration(tf.T5Config(**sizes))
-    sizes = {"hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": blocks, "num_attention_heads": heads}
+    sizes = {
+        "hidden_size": width,
+        "intermediate_size": 3 * width,
+        "num_hidden_layers": blocks,
+        "num_attention_heads": heads,
+    }
     sizes |= {"num_key_value_heads": heads // 2, "vocab_size": 8000}
     if family == "mixtral":
         return tf.MixtralForCausalLM(tf.MixtralConfig(**sizes, num_local_experts=4))
@@ -62,7 +80,9 @@ def batches(seed: int, asked: argparse.Namespace):
 
 
 class Files:
-    """The most bytes that files below a folder had together while the `with` ran, looked at all the time by a thread."""
+    """The most bytes that files below a folder had together while the `with` ran, looked at all the
+    time by a thread.
+    """
 
     def __init__(self, folder: Path):
         self.folder, self.peak, self.over = folder, 0, threading.Event()
@@ -75,7 +95,9 @@ class Files:
 
     def sizes(self) -> int:
         found = {}  # by inode: a file that is renamed meanwhile may be met twice
-        for place, _, names in os.walk(self.folder):  # does not mind folders that are gone since they were listed
+        for place, _, names in os.walk(
+            self.folder
+        ):  # does not mind folders that are gone since they were listed
             for name in names:
                 with suppress(FileNotFoundError):
                     told = os.stat(os.path.join(place, name))
@@ -97,16 +119,29 @@ def main() -> None:
     parser.add_argument("--family", default="clip")
     parser.add_argument("--host-memory", type=int)
     parser.add_argument("--settings", type=json.loads, default={})
-    for name, default in (("width", 512), ("blocks", 2), ("tasks", 3), ("samples", 32), ("batch", 16), ("tokens", 64)):
+    for name, default in (
+        ("width", 512),
+        ("blocks", 2),
+        ("tasks", 3),
+        ("samples", 32),
+        ("batch", 16),
+        ("tokens", 64),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     shape = asked.family, asked.width, asked.blocks
     name = "-".join(map(str, shape))
-    base, merged, *experts = (model_folder(asked.folder / f"{name}-{i}", i, *shape) for i in range(asked.tasks + 2))
+    base, merged, *experts = (
+        model_folder(asked.folder / f"{name}-{i}", i, *shape) for i in range(asked.tasks + 2)
+    )
     settings = featcal.Calibration.preset("paper", asked.settings)
-    load = Workload(asked.tasks, asked.samples, asked.batch, host_budget=asked.host_memory, settings=settings)
-    planned = needs(shapes(skeleton(base), load, None if asked.family == "clip" else asked.tokens, False), load)
+    load = Workload(
+        asked.tasks, asked.samples, asked.batch, host_budget=asked.host_memory, settings=settings
+    )
+    planned = needs(
+        shapes(skeleton(base), load, None if asked.family == "clip" else asked.tokens, False), load
+    )
     run = asked.folder / "run"
     run.mkdir(exist_ok=True)
     give_back_large_blocks()  # as the command line does
@@ -122,7 +157,12 @@ def main() -> None:
         ).cost
     told = {"host": (planned.host, cost.peak_host_bytes), "disk": (planned.disk, files.peak)}
     told["flops"] = (planned.work.total, cost.flops)
-    print(json.dumps({"planned, took": told, "phases": planned.phases, "waiting": planned.waiting} | asdict(cost)))
+    print(
+        json.dumps(
+            {"planned, took": told, "phases": planned.phases, "waiting": planned.waiting}
+            | asdict(cost)
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Pages run in this process instead of a kernel each: the same cells, parameters and outputs, without seconds of start.
+"""Pages run in this process instead of a kernel each: the same cells, parameters and outputs,
+without seconds of start.
 
-What only a kernel can show (another process, other bytes) is asked of single pages in test_notebooks.py, and of those that the
-Makefile names by nbval.
+What only a kernel can show (another process, other bytes) is asked of single pages in
+test_notebooks.py, and of those that the Makefile names by nbval.
 """
 
 import ast
@@ -24,13 +25,20 @@ TOLD = (UserWarning, RuntimeWarning, FutureWarning)  # those a kernel would prin
 
 
 def run_page(page: NotebookNode, folder: Path) -> NotebookNode:
-    """Fill in the outputs of a page, its code run in a fresh namespace from `folder`. Raises: whatever a cell raises."""
+    """Fill in the outputs of a page, its code run in a fresh namespace from `folder`. Raises:
+    whatever a cell raises.
+    """
     namespace: dict[str, Any] = {"__name__": "__main__"}
     before = Path.cwd()
     os.chdir(folder)
     try:
-        for count, cell in enumerate((cell for cell in page.cells if cell.cell_type == "code"), start=1):
-            cell.execution_count, cell.outputs = count, list(_outputs(cell.source, namespace, count))
+        for count, cell in enumerate(
+            (cell for cell in page.cells if cell.cell_type == "code"), start=1
+        ):
+            cell.execution_count, cell.outputs = (
+                count,
+                list(_outputs(cell.source, namespace, count)),
+            )
     finally:
         os.chdir(before)
     return page
@@ -39,7 +47,11 @@ def run_page(page: NotebookNode, folder: Path) -> NotebookNode:
 def _outputs(source: str, namespace: dict[str, Any], count: int) -> Iterator[NotebookNode]:
     """What one cell prints, warns of, and ends with."""
     tree = ast.parse(source)
-    last = ast.Expression(tree.body.pop().value) if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    last = (
+        ast.Expression(tree.body.pop().value)
+        if tree.body and isinstance(tree.body[-1], ast.Expr)
+        else None
+    )
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("ignore")
@@ -53,7 +65,9 @@ def _outputs(source: str, namespace: dict[str, Any], count: int) -> Iterator[Not
         if text:
             yield nbformat.v4.new_output("stream", name=name, text=text)
     if data:
-        yield nbformat.v4.new_output("execute_result", data=data, metadata=metadata, execution_count=count)
+        yield nbformat.v4.new_output(
+            "execute_result", data=data, metadata=metadata, execution_count=count
+        )
 
 
 def with_parameters(source: Path, parameters: dict[str, Any]) -> NotebookNode:
@@ -65,7 +79,9 @@ def with_parameters(source: Path, parameters: dict[str, Any]) -> NotebookNode:
 def without_kernels() -> Iterator[None]:
     """Inside the `with`, `execute_page` and the stage `page` run their pages in this process."""
 
-    def execute_notebook(source: Path, target: Path, parameters: dict[str, Any], *, cwd: str, **_: Any) -> None:
+    def execute_notebook(
+        source: Path, target: Path, parameters: dict[str, Any], *, cwd: str, **_: Any
+    ) -> None:
         nbformat.write(run_page(with_parameters(source, parameters), Path(cwd)), target)
 
     with patch("papermill.execute_notebook", execute_notebook):

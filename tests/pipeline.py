@@ -1,4 +1,6 @@
-"""The stages of the project as its dvc.yaml files define them: one in the project's folder, the others below pipeline/."""
+"""The stages of the project as its dvc.yaml files define them: one in the project's folder, the
+others below pipeline/.
+"""
 
 import json
 from pathlib import Path
@@ -19,7 +21,9 @@ def files(root: Path = ROOT, name: str = "dvc.yaml") -> list[Path]:
 
 
 def settings(root: Path = ROOT) -> dict[str, Any]:
-    """Every section of params.yaml and pipeline/studies.yaml, groups written out wherever they are meant, to be changed alone."""
+    """Every section of params.yaml and pipeline/studies.yaml, groups written out wherever they are
+    meant, to be changed alone.
+    """
     plain: dict[str, Any] = json.loads(json.dumps(read_all(root / "params.yaml")))
     return plain
 
@@ -34,8 +38,14 @@ def write_settings(folder: Path, sections: dict[str, Any]) -> None:
 
 
 def blocks(root: Path = ROOT) -> dict[str, dict]:
-    """Every stage block by name; a block with a list of what it is repeated for holds the stage under `do`."""
-    found = [block for file in files(root) for block in yaml.safe_load(file.read_text())["stages"].items()]
+    """Every stage block by name; a block with a list of what it is repeated for holds the stage
+    under `do`.
+    """
+    found = [
+        block
+        for file in files(root)
+        for block in yaml.safe_load(file.read_text())["stages"].items()
+    ]
     assert len(dict(found)) == len(found), "a name stands for one stage, whichever file it is in"
     return dict(found)
 

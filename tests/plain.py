@@ -1,13 +1,29 @@
-"""Algorithm 1 for CLIP's vision tower written out in numpy, as the paper prints it: features are columns (d, n).
+"""Algorithm 1 for CLIP's vision tower written out in numpy, as the paper prints it: features are
+columns (d, n).
 
-Nothing is shared or streamed: every linear has its own Gram matrix, every token is interpolated, matrices are inverted.
+Nothing is shared or streamed: every linear has its own Gram matrix, every token is interpolated,
+matrices are inverted.
 """
 
 import numpy as np
 
-LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj", "mlp.fc1", "mlp.fc2")
+LINEARS = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.out_proj",
+    "mlp.fc1",
+    "mlp.fc2",
+)
 NORMS = ("layer_norm1", "layer_norm2")
-PARTS = (NORMS[:1], LINEARS[:3], LINEARS[3:4], NORMS[1:], LINEARS[4:5], LINEARS[5:])  # in forward order
+PARTS = (
+    NORMS[:1],
+    LINEARS[:3],
+    LINEARS[3:4],
+    NORMS[1:],
+    LINEARS[4:5],
+    LINEARS[5:],
+)  # in forward order
 EPS = 1e-5  # CLIP's LayerNorm
 
 
@@ -62,12 +78,21 @@ def token_weights(name, shape, last):
 
 
 def linear(tasks, merged, base, s):
-    """Eqs. 10-17 and 51-55 for one linear; tasks: [(X_cal (d, n), X_exp (d, n), p (n,), W_i, b_i, lag (o, n), tau)].
+    """Eqs. 10-17 and 51-55 for one linear; tasks: [(X_cal (d, n), X_exp (d, n), p (n,), W_i, b_i,
+    lag (o, n), tau)].
 
-    Beyond the paper: lag is added to the expert's output; tau is the task vector of all linears of the site.
+    Beyond the paper: lag is added to the expert's output; tau is the task vector of all linears of
+    the site.
     """
-    blend = [s.anchor_blend * m + (1 - s.anchor_blend) * b for m, b in zip(merged, base, strict=True)]
-    left, right, total, gaps = s.ridge * np.eye(len(tasks[0][0])), s.ridge * blend[0], s.ridge, s.ridge * blend[1]
+    blend = [
+        s.anchor_blend * m + (1 - s.anchor_blend) * b for m, b in zip(merged, base, strict=True)
+    ]
+    left, right, total, gaps = (
+        s.ridge * np.eye(len(tasks[0][0])),
+        s.ridge * blend[0],
+        s.ridge,
+        s.ridge * blend[1],
+    )
     shares = []
     for X_cal, X_exp, p, W, b, lag, tau in tasks:
         X_tgt = s.interpolation * X_exp + (1 - s.interpolation) * X_cal
@@ -79,8 +104,14 @@ def linear(tasks, merged, base, s):
         shares.append((omega, X_cal @ p, b + Y @ p))
     if s.affine == "joint":
         means = sum(omega * mean_cal for omega, mean_cal, _ in shares)
-        own = sum(omega * np.outer(t[4], mean_cal) for t, (omega, mean_cal, _) in zip(tasks, shares, strict=True))
-        total, ys = s.ridge + sum(share[0] for share in shares), gaps + sum(omega * y for omega, _, y in shares)
+        own = sum(
+            omega * np.outer(t[4], mean_cal)
+            for t, (omega, mean_cal, _) in zip(tasks, shares, strict=True)
+        )
+        total, ys = (
+            s.ridge + sum(share[0] for share in shares),
+            gaps + sum(omega * y for omega, _, y in shares),
+        )
         both = np.block([[left, means[:, None]], [means[None], np.array([[total]])]])
         found = np.hstack([right + own, ys[:, None]]) @ np.linalg.inv(both)
         return found[:, :-1], found[:, -1]
@@ -94,7 +125,9 @@ def norm(tasks, merged, base, s):
     """Eqs. 56-59, feature by feature; tasks: [(X_cal (d, n), p (n,), γ_i, β_i)]."""
     if not s.norm:
         return merged
-    gain, shift = (s.anchor_blend * m + (1 - s.anchor_blend) * b for m, b in zip(merged, base, strict=True))
+    gain, shift = (
+        s.anchor_blend * m + (1 - s.anchor_blend) * b for m, b in zip(merged, base, strict=True)
+    )
     solved = []
     for k in range(len(gain)):
         left, right = s.ridge * np.eye(2), s.ridge * np.array([gain[k], shift[k]])
@@ -106,7 +139,9 @@ def norm(tasks, merged, base, s):
 
 
 def beyond(name, last, beta, student, teacher, expert, base, index):
-    """What targets beyond the paper need of one task: the lag of the residual stream, the task vector of the site."""
+    """What targets beyond the paper need of one task: the lag of the residual stream, the task
+    vector of the site.
+    """
     to, rows = f"to {name}", student[name].shape[:2]
     lag = beta * (teacher[to] - student[to]) if to in student else np.zeros((*rows, 1))
     site = (name,)
@@ -117,7 +152,9 @@ def beyond(name, last, beta, student, teacher, expert, base, index):
 
 
 def calibrate(merged, base, experts, hidden, settings, depth=2):
-    """Parameters of the calibrated model; hidden: per task the (student, teacher) features before the first block."""
+    """Parameters of the calibrated model; hidden: per task the (student, teacher) features before
+    the first block.
+    """
     result, merged, base = parameters(merged), parameters(merged), parameters(base)
     experts = {task: parameters(model) for task, model in experts.items()}
     hidden = {task: list(pair) for task, pair in hidden.items()}
@@ -125,7 +162,9 @@ def calibrate(merged, base, experts, hidden, settings, depth=2):
     for index in range(depth):
         last, beta = index + 1 == depth, s.residual_at(index / max(depth - 1, 1))
         teacher = {t: block(experts[t], index, hidden[t][1]) for t in hidden}
-        onward = {t: block(result, index, hidden[t][0])[1] for t in hidden}  # of the merged block, for the stale order
+        onward = {
+            t: block(result, index, hidden[t][0])[1] for t in hidden
+        }  # of the merged block, for the stale order
         for part in PARTS if s.order == "sites" else [sum(PARTS, ())]:
             student = {t: block(result, index, hidden[t][0]) for t in hidden}
             solved = {}
@@ -136,9 +175,15 @@ def calibrate(merged, base, experts, hidden, settings, depth=2):
                 for t in hidden:
                     x, y = student[t][0][name], teacher[t][0][name]
                     p = token_weights(name, x.shape[:2], last)
-                    features = [x.reshape(-1, x.shape[-1]).T, y.reshape(-1, y.shape[-1]).T][: 2 if name in LINEARS else 1]
+                    features = [x.reshape(-1, x.shape[-1]).T, y.reshape(-1, y.shape[-1]).T][
+                        : 2 if name in LINEARS else 1
+                    ]
                     more = (
-                        beyond(name, last, beta, student[t][0], teacher[t][0], experts[t], base, index) if name in LINEARS else []
+                        beyond(
+                            name, last, beta, student[t][0], teacher[t][0], experts[t], base, index
+                        )
+                        if name in LINEARS
+                        else []
                     )
                     tasks.append((*features, p, experts[t][pair[0]], experts[t][pair[1]], *more))
                 solve = linear if name in LINEARS else norm
@@ -146,5 +191,8 @@ def calibrate(merged, base, experts, hidden, settings, depth=2):
                 solved.update(zip(pair, both, strict=True))
             result.update(solved)
         for t in hidden:
-            hidden[t] = [onward[t] if s.order == "stale" else block(result, index, hidden[t][0])[1], teacher[t][1]]
+            hidden[t] = [
+                onward[t] if s.order == "stale" else block(result, index, hidden[t][0])[1],
+                teacher[t][1],
+            ]
     return result

@@ -1,7 +1,9 @@
-"""Algorithm 1 for any family, from whole forwards of the models: no replay, no carried arguments, nothing fed on by hand.
+"""Algorithm 1 for any family, from whole forwards of the models: no replay, no carried arguments,
+nothing fed on by hand.
 
-Block by block, student and experts run from end to end and hooks keep what reaches the block's modules. Padding is dropped row by
-row; linears are solved by `plain.linear`, norms by least squares with the ridge as extra rows.
+Block by block, student and experts run from end to end and hooks keep what reaches the block's
+modules. Padding is dropped row by row; linears are solved by `plain.linear`, norms by least squares
+with the ridge as extra rows.
 """
 
 import copy
@@ -15,7 +17,12 @@ from transformers.pytorch_utils import Conv1D
 def inputs(model, batch, modules):
     """What reaches each named module in one whole forward."""
     seen = {}
-    hooks = [model.get_submodule(n).register_forward_pre_hook(lambda _, a, n=n: seen.__setitem__(n, a[0])) for n in modules]
+    hooks = [
+        model.get_submodule(n).register_forward_pre_hook(
+            lambda _, a, n=n: seen.__setitem__(n, a[0])
+        )
+        for n in modules
+    ]
     with torch.no_grad():
         model(**batch)
     for hook in hooks:
@@ -27,11 +34,17 @@ def kept(batch, name, x, last, swapped):
     """Features (n, d) of the tokens that are none of padding, and the weight of each row."""
     if "pixel_values" in batch and "text_model" not in name:
         p = np.ones(x.shape[:2])
-        if last and "vision_model" in name and not name.endswith(("k_proj", "v_proj")):  # a tower of CLIP
+        if (
+            last and "vision_model" in name and not name.endswith(("k_proj", "v_proj"))
+        ):  # a tower of CLIP
             p[:, 1:] = 0.01
         return x.flatten(0, 1).numpy(), p.ravel()
-    decoder = name.startswith("decoder") and not name.endswith(("EncDecAttention.k", "EncDecAttention.v"))
-    mask = batch["labels"] != -100 if decoder and "labels" in batch else batch["attention_mask"] == 1
+    decoder = name.startswith("decoder") and not name.endswith(
+        ("EncDecAttention.k", "EncDecAttention.v")
+    )
+    mask = (
+        batch["labels"] != -100 if decoder and "labels" in batch else batch["attention_mask"] == 1
+    )
     if x.dim() == 2:
         x = x.view(*mask.shape, -1)
     elif swapped:
@@ -42,8 +55,12 @@ def kept(batch, name, x, last, swapped):
 
 def features(model, batches, name, last):
     """The rows of all batches of one module (n, d), and their weights, which add up to one."""
-    swapped = "Gemma3" in type(model).__name__ and name.endswith(("q_norm", "k_norm"))  # (batch, heads, tokens, d)
-    rows = [kept(batch, name, inputs(model, batch, [name])[name], last, swapped) for batch in batches]
+    swapped = "Gemma3" in type(model).__name__ and name.endswith(
+        ("q_norm", "k_norm")
+    )  # (batch, heads, tokens, d)
+    rows = [
+        kept(batch, name, inputs(model, batch, [name])[name], last, swapped) for batch in batches
+    ]
     p = np.concatenate([p for _, p in rows])
     return np.concatenate([x for x, _ in rows]), p / p.sum()
 
@@ -76,13 +93,21 @@ def solved_linear(name, student, merged, base, experts, batches, s, last):
         x_cal, p = features(student, batches[task], name, last)
         x_exp, _ = features(expert, batches[task], name, last)
         W, b = weight(expert.get_submodule(name))
-        tasks.append((x_cal.T, x_exp.T, p, W, b, 0.0, W - weight(base.get_submodule(name))[0]))  # nothing beyond the paper
-    return plain.linear(tasks, weight(merged.get_submodule(name)), weight(base.get_submodule(name)), s)
+        tasks.append(
+            (x_cal.T, x_exp.T, p, W, b, 0.0, W - weight(base.get_submodule(name))[0])
+        )  # nothing beyond the paper
+    return plain.linear(
+        tasks, weight(merged.get_submodule(name)), weight(base.get_submodule(name)), s
+    )
 
 
 def solved_norm(name, student, merged, base, experts, batches, s, last, offset):
     """Scale and shift (None without one) of one norm, feature by feature, by least squares."""
-    pairs = zip(affine(merged.get_submodule(name), offset), affine(base.get_submodule(name), offset), strict=True)
+    pairs = zip(
+        affine(merged.get_submodule(name), offset),
+        affine(base.get_submodule(name), offset),
+        strict=True,
+    )
     anchors = [s.anchor_blend * m + (1 - s.anchor_blend) * b for m, b in pairs]
     data = []
     for task, expert in experts.items():
@@ -91,7 +116,10 @@ def solved_norm(name, student, merged, base, experts, batches, s, last, offset):
         data.append((unit(module, x), np.sqrt(p), affine(module, offset)))
     solved = []
     for k in range(len(anchors[0])):
-        left, right = [np.sqrt(s.ridge) * np.eye(len(anchors))], [np.sqrt(s.ridge) * np.array([a[k] for a in anchors])]
+        left, right = (
+            [np.sqrt(s.ridge) * np.eye(len(anchors))],
+            [np.sqrt(s.ridge) * np.array([a[k] for a in anchors])],
+        )
         for z, root, pair in data:
             columns = np.stack([z[:, k], np.ones(len(z))][: len(anchors)], 1) * root[:, None]
             left.append(columns)
@@ -119,11 +147,20 @@ def calibrate(merged, base, experts, batches, settings, paths, offset=0):
             results = {}
             for name, module in student.get_submodule(place).named_modules(prefix=place):
                 if isinstance(module, torch.nn.Linear | Conv1D):
-                    if settings.modules and not name.endswith(tuple(f".{end}" for end in settings.modules)):
+                    if settings.modules and not name.endswith(
+                        tuple(f".{end}" for end in settings.modules)
+                    ):
                         continue
-                    results[name] = *solved_linear(name, student, merged, base, experts, batches, settings, last), 0
+                    results[name] = (
+                        *solved_linear(
+                            name, student, merged, base, experts, batches, settings, last
+                        ),
+                        0,
+                    )
                 elif "Norm" in type(module).__name__ and settings.norm:
-                    solution = solved_norm(name, student, merged, base, experts, batches, settings, last, offset)
+                    solution = solved_norm(
+                        name, student, merged, base, experts, batches, settings, last, offset
+                    )
                     results[name] = *solution, offset
             for name, result in results.items():
                 store(student.get_submodule(name), *result)

@@ -1,4 +1,5 @@
-"""Processes for tests: several, told of each other as torchrun would tell them, on loopback; and one that runs a program.
+"""Processes for tests: several, told of each other as torchrun would tell them, on loopback; and
+one that runs a program.
 
 They are forked from a server that has loaded what they need, so that each starts at once.
 """
@@ -33,7 +34,13 @@ def start_server():
 
 def environment(rank: int, world: int, port: int) -> dict[str, str]:
     """What torchrun tells a process."""
-    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    told = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": world,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     return {name: str(value) for name, value in told.items()}
 
 
@@ -59,7 +66,10 @@ def run(target, work, world, folder) -> list[int]:
     """Exit codes of `world` processes that all ran `target(work, rank, world, port, folder)`."""
     start_server()
     port = free_port()
-    processes = [FORKS.Process(target=target, args=(work, rank, world, port, folder)) for rank in range(world)]
+    processes = [
+        FORKS.Process(target=target, args=(work, rank, world, port, folder))
+        for rank in range(world)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -72,14 +82,18 @@ def run(target, work, world, folder) -> list[int]:
 
 
 def together(work, world, folder) -> list[dict]:
-    """What each of `world` processes returned or raised from `work(ranks, folder)`; {} where one was killed."""
+    """What each of `world` processes returned or raised from `work(ranks, folder)`; {} where one
+    was killed.
+    """
     run(member, work, world, folder)
     written = [folder / f"{rank}.json" for rank in range(world)]
     return [json.loads(path.read_text()) if path.exists() else {} for path in written]
 
 
 def program(command: Sequence[str], folder: Path, told: Path) -> None:
-    """What `python command` does in a folder, with as many threads as without a word about them; what it prints in a file."""
+    """What `python command` does in a folder, with as many threads as without a word about them;
+    what it prints in a file.
+    """
     os.chdir(folder)
     with told.open("w") as out:
         os.dup2(out.fileno(), 1)
@@ -108,8 +122,12 @@ class Program:
         return self.process.exitcode
 
 
-def run_program(command: Sequence[object], told: Path, cwd: Path | None = None, **_: object) -> subprocess.CompletedProcess:
-    """In place of `subprocess.run` of the interpreter, which the command begins with. Raises: AssertionError where it fails."""
+def run_program(
+    command: Sequence[object], told: Path, cwd: Path | None = None, **_: object
+) -> subprocess.CompletedProcess:
+    """In place of `subprocess.run` of the interpreter, which the command begins with. Raises:
+    AssertionError where it fails.
+    """
     code = Program(command[1:], cwd or Path.cwd(), told).wait()
     assert code == 0, f"{command} ended with {code}"
     return subprocess.CompletedProcess(command, code, told.read_text())

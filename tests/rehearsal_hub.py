@@ -1,4 +1,6 @@
-"""Everything that the suite `paper` reads from the Hugging Face hub, for a hub server of our own."""
+"""Everything that the suite `paper` reads from the Hugging Face hub, for a hub server of our
+own.
+"""
 
 from pathlib import Path
 
@@ -23,9 +25,15 @@ def paper_hub(
     """Folders by repository, as HubServer takes them; all of the suite unless fewer are named."""
     found: Repositories = {}
     if tasks:
-        found |= image_models(folder / "vision", sizes, tasks) | image_data(folder / "pictures", tasks)
+        found |= image_models(folder / "vision", sizes, tasks) | image_data(
+            folder / "pictures", tasks
+        )
     if t5 or llamas:
-        found |= text_models(folder / "language", t5, llamas) | text_data(folder / "texts") | metric(folder / "metric")
+        found |= (
+            text_models(folder / "language", t5, llamas)
+            | text_data(folder / "texts")
+            | metric(folder / "metric")
+        )
     return found
 
 

@@ -1,6 +1,8 @@
-"""The image half of the rehearsal's hub: both CLIPs, their experts, and the twenty data sets, tiny and drawn from a seed.
+"""The image half of the rehearsal's hub: both CLIPs, their experts, and the twenty data sets, tiny
+and drawn from a seed.
 
-Layouts are those of the hub: which branch holds safetensors, prefixes of older files, configurations, split names, label types.
+Layouts are those of the hub: which branch holds safetensors, prefixes of older files,
+configurations, split names, label types.
 """
 
 import io
@@ -25,12 +27,20 @@ from reproduction.data.registry import TASKS
 ROWS = {"train": 64, "validation": 12, "test": 12}  # the playground draws 64
 SIDE = 32  # of what a model reads; the hub's models read 224
 START, END = "<|startoftext|>", "<|endoftext|>"
-WIDTHS = {"openai/clip-vit-base-patch32": (32, 2, 16), "openai/clip-vit-large-patch14": (48, 3, 24)}  # width, blocks, projection
+WIDTHS = {
+    "openai/clip-vit-base-patch32": (32, 2, 16),
+    "openai/clip-vit-large-patch14": (48, 3, 24),
+}  # width, blocks, projection
 EXTRA = {  # splits that the hub has beside those that are read
     "svhn": ("extra",), "gtsrb": ("contrast",), "eurosat": ("contrast",), "oxford_flowers102": ("validation",),
     "pcam": ("valid",), "rendered-sst2": ("validation",),
 }  # fmt: skip
-CONFIGURED = {"svhn": "cropped_digits", "mnist": "mnist", "fashion_mnist": "fashion_mnist", "emnist_letters": "emnist-letters"}
+CONFIGURED = {
+    "svhn": "cropped_digits",
+    "mnist": "mnist",
+    "fashion_mnist": "fashion_mnist",
+    "emnist_letters": "emnist-letters",
+}
 MORE = {"oxford-iiit-pet": ("image_id", "label_cat_dog")}  # columns beside image and label
 
 
@@ -39,12 +49,16 @@ def drawn(*keys: str | int) -> np.random.Generator:
     return np.random.default_rng([crc32(str(key).encode()) for key in keys])
 
 
-def randomised(model: torch.nn.Module, seed: str, like: torch.nn.Module | None = None, step: float = 0.02) -> torch.nn.Module:
+def randomised(
+    model: torch.nn.Module, seed: str, like: torch.nn.Module | None = None, step: float = 0.02
+) -> torch.nn.Module:
     """The model with weights of its own, or near those of another, keyed by seed and name."""
     given = dict(like.named_parameters()) if like is not None else {}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            noise = torch.from_numpy(drawn(seed, name).standard_normal(tuple(parameter.shape))).float()
+            noise = torch.from_numpy(
+                drawn(seed, name).standard_normal(tuple(parameter.shape))
+            ).float()
             if name in given:
                 parameter.copy_(given[name] + step * noise)
             elif parameter.dim() > 1:
@@ -53,14 +67,23 @@ def randomised(model: torch.nn.Module, seed: str, like: torch.nn.Module | None =
 
 
 def clip_model(name: str) -> CLIPModel:
-    """A CLIPModel with the hub's quirks in its configuration: an end token of 2, which was never right."""
+    """A CLIPModel with the hub's quirks in its configuration: an end token of 2, which was never
+    right.
+    """
     width, blocks, projection = WIDTHS[name]
     common = {"intermediate_size": 2 * width, "num_hidden_layers": blocks, "num_attention_heads": 4}
-    text = {**common, "vocab_size": len(tokenizer()), "hidden_size": width, "max_position_embeddings": 77}
+    text = {
+        **common,
+        "vocab_size": len(tokenizer()),
+        "hidden_size": width,
+        "max_position_embeddings": 77,
+    }
     text |= {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
     vision = {**common, "hidden_size": width, "image_size": SIDE, "patch_size": 16}
     with torch.random.fork_rng(devices=[]):
-        model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=projection))
+        model = CLIPModel(
+            CLIPConfig(text_config=text, vision_config=vision, projection_dim=projection)
+        )
     return randomised(model, name)
 
 
@@ -69,29 +92,53 @@ def tokenizer() -> CLIPTokenizer:
     inner = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=900, initial_alphabet=alphabet, end_of_word_suffix="</w>", show_progress=False)
-    inner.train_from_iterator((name for task in TASKS for name in load_prompts(task).classes), trainer)
+    trainer = trainers.BpeTrainer(
+        vocab_size=900, initial_alphabet=alphabet, end_of_word_suffix="</w>", show_progress=False
+    )
+    inner.train_from_iterator(
+        (name for task in TASKS for name in load_prompts(task).classes), trainer
+    )
     told = json.loads(inner.to_str())["model"]
     pieces = [*alphabet, *(f"{byte}</w>" for byte in alphabet)]
     vocabulary = dict.fromkeys([*pieces, *told["vocab"], START, END])
     merges = [tuple(pair) for pair in told["merges"]]
-    return CLIPTokenizer(vocab={piece: i for i, piece in enumerate(vocabulary)}, merges=merges, model_max_length=77)
+    return CLIPTokenizer(
+        vocab={piece: i for i, piece in enumerate(vocabulary)}, merges=merges, model_max_length=77
+    )
 
 
 def clip_folder(folder: Path, name: str, safetensors: bool = True) -> Path:
-    """As published by OpenAI: configuration of 2021, processor with bare numbers, position counters among the weights."""
+    """As published by OpenAI: configuration of 2021, processor with bare numbers, position counters
+    among the weights.
+    """
     model = clip_model(name)
     folder.mkdir(parents=True)
     state = {key: tensor.contiguous() for key, tensor in model.state_dict().items()}
     positions = {"text": 77, "vision": model.vision_model.embeddings.num_positions}
-    state |= {f"{part}_model.embeddings.position_ids": torch.arange(count)[None] for part, count in positions.items()}
+    state |= {
+        f"{part}_model.embeddings.position_ids": torch.arange(count)[None]
+        for part, count in positions.items()
+    }
     if safetensors:
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "pytorch_model.bin").write_bytes(b"a pickle, which is never fetched")
-    config = model.config.to_dict() | {"architectures": ["CLIPModel"], "transformers_version": "4.16.0.dev0"}
+    config = model.config.to_dict() | {
+        "architectures": ["CLIPModel"],
+        "transformers_version": "4.16.0.dev0",
+    }
     (folder / "config.json").write_text(json.dumps(config))
-    processor = {"do_resize": True, "do_center_crop": True, "do_normalize": True, "size": SIDE, "crop_size": SIDE, "resample": 3}
-    processor |= {"feature_extractor_type": "CLIPFeatureExtractor", "image_mean": [0.48145466, 0.4578275, 0.40821073]}
+    processor = {
+        "do_resize": True,
+        "do_center_crop": True,
+        "do_normalize": True,
+        "size": SIDE,
+        "crop_size": SIDE,
+        "resample": 3,
+    }
+    processor |= {
+        "feature_extractor_type": "CLIPFeatureExtractor",
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    }
     processor |= {"image_std": [0.26862954, 0.26130258, 0.27577711]}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     tokenizer().save_pretrained(folder)
@@ -99,26 +146,43 @@ def clip_folder(folder: Path, name: str, safetensors: bool = True) -> Path:
 
 
 def expert_folder(folder: Path, name: str, base: CLIPModel) -> Path:
-    """A CLIPVisionModel saved by transformers 4: every name prefixed; no processor, no projection."""
+    """A CLIPVisionModel saved by transformers 4: every name prefixed; no processor, no
+    projection.
+    """
     with torch.random.fork_rng(devices=[]):
-        tower = randomised(type(base.vision_model)(base.config.vision_config), name, like=base.vision_model)
+        tower = randomised(
+            type(base.vision_model)(base.config.vision_config), name, like=base.vision_model
+        )
     folder.mkdir(parents=True)
-    state = {f"vision_model.{key}": tensor.contiguous() for key, tensor in tower.state_dict().items()}
+    state = {
+        f"vision_model.{key}": tensor.contiguous() for key, tensor in tower.state_dict().items()
+    }
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    config = base.config.vision_config.to_dict() | {"architectures": ["CLIPVisionModel"], "transformers_version": "4.38.1"}
-    (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": "float32", "dtype": None}))
+    config = base.config.vision_config.to_dict() | {
+        "architectures": ["CLIPVisionModel"],
+        "transformers_version": "4.38.1",
+    }
+    (folder / "config.json").write_text(
+        json.dumps(config | {"torch_dtype": "float32", "dtype": None})
+    )
     (folder / "README.md").write_text(f"---\nbase_model:\n- openai/clip-vit\n---\n# {name}\n")
     return folder
 
 
-def image_models(folder: Path, sizes: tuple[str, ...], tasks: tuple[str, ...]) -> dict[str, Path | dict[str, Path]]:
-    """The CLIPs of these sizes (base-patch32, large-patch14), an expert for every task, and the model trained on eight."""
+def image_models(
+    folder: Path, sizes: tuple[str, ...], tasks: tuple[str, ...]
+) -> dict[str, Path | dict[str, Path]]:
+    """The CLIPs of these sizes (base-patch32, large-patch14), an expert for every task, and the
+    model trained on eight.
+    """
     found: dict[str, Path | dict[str, Path]] = {}
     for size in sizes:
         name = f"openai/clip-vit-{size}"
         main = clip_folder(folder / size, name, safetensors=size != "base-patch32")
         found[name] = main
-        if size == "base-patch32":  # its safetensors are the hub's own conversion, in a pull request
+        if (
+            size == "base-patch32"
+        ):  # its safetensors are the hub's own conversion, in a pull request
             found[name] = {"main": main, "refs/pr/21": clip_folder(folder / f"{size}-pr", name)}
         base = clip_model(name)
         for task in (*tasks, "TA8_mtl"):
@@ -147,7 +211,10 @@ def _parquet(folder: Path, task: str) -> None:
             file.parent.mkdir(parents=True, exist_ok=True)
             with quiet():
                 _table(task, split).to_parquet(file)
-    described = [_described(name, own, "data" if not config else name, name == "full_numbers") for name, own in configs.items()]
+    described = [
+        _described(name, own, "data" if not config else name, name == "full_numbers")
+        for name, own in configs.items()
+    ]
     (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(described)}\n---\n")
 
 
@@ -162,15 +229,23 @@ def _table(task: str, split: str) -> datasets.Dataset:
     numbers = [int(n) for n in drawn(task, split, "labels").integers(0, len(classes), count)]
     pictures = [picture(task, split, i) for i in range(count)]
     label = datasets.Value("bool") if task == "pcam" else datasets.ClassLabel(names=list(classes))
-    columns = {"image": pictures, "label": [bool(n) for n in numbers] if task == "pcam" else numbers}
+    columns = {
+        "image": pictures,
+        "label": [bool(n) for n in numbers] if task == "pcam" else numbers,
+    }
     features = {"image": datasets.Image(), "label": label}
     for name in MORE.get(task, ()):
-        columns[name], features[name] = [f"{name}-{i}" for i in range(count)], datasets.Value("string")
+        columns[name], features[name] = (
+            [f"{name}-{i}" for i in range(count)],
+            datasets.Value("string"),
+        )
     return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
 
 
 def picture(task: str, split: str, row: int) -> Image.Image:
-    """Coloured noise on one of a few colours, or grey where the data set is grey; not square where photographs are not."""
+    """Coloured noise on one of a few colours, or grey where the data set is grey; not square where
+    photographs are not.
+    """
     grey = "mnist" in task or task == "emnist_letters"
     height, width = (28, 28) if grey else (40, 48)
     generator = drawn(task, split, row)
@@ -180,7 +255,9 @@ def picture(task: str, split: str, row: int) -> Image.Image:
 
 
 def _shards(folder: Path, task: str) -> None:
-    """A webdataset: four tar files a split with pairs of jpg and cls, and the number of files beside them."""
+    """A webdataset: four tar files a split with pairs of jpg and cls, and the number of files
+    beside them.
+    """
     classes = load_prompts(task).classes
     folder.mkdir(parents=True)
     (folder / "classnames.txt").write_text("\n".join(classes))
@@ -189,7 +266,10 @@ def _shards(folder: Path, task: str) -> None:
         (folder / split / "nshards.txt").write_text("4")
         for shard in range(4):
             rows = range(shard * ROWS[split] // 4, (shard + 1) * ROWS[split] // 4)
-            _shard(folder / split / f"{shard}.tar", {f"s{row:07d}": _pair(task, split, row, len(classes)) for row in rows})
+            _shard(
+                folder / split / f"{shard}.tar",
+                {f"s{row:07d}": _pair(task, split, row, len(classes)) for row in rows},
+            )
 
 
 def _pair(task: str, split: str, row: int, classes: int) -> dict[str, bytes]:

@@ -1,4 +1,6 @@
-"""nltk's punkt_tab in small: the files by which nltk splits English sentences, in its format, where its server is not asked."""
+"""nltk's punkt_tab in small: the files by which nltk splits English sentences, in its format, where
+its server is not asked.
+"""
 
 from pathlib import Path
 
@@ -7,12 +9,18 @@ ENGLISH = {
     "abbrev_types.txt": ("dr", "e.g", "i.e", "mr", "mrs"),
     "collocations.tab": ("st\tlouis",),
     "sent_starters.txt": ("the", "they", "this"),
-    "ortho_context.tab": ("a\t46", "ship\t32", "the\t46"),  # cases and places a word was seen in, a sum of powers of two
+    "ortho_context.tab": (
+        "a\t46",
+        "ship\t32",
+        "the\t46",
+    ),  # cases and places a word was seen in, a sum of powers of two
 }
 
 
 def punkt_tab(folder: Path) -> dict[str, str]:
-    """Write it below `folder`; what a process must have in its environment, before it imports nltk, to find it there."""
+    """Write it below `folder`; what a process must have in its environment, before it imports nltk,
+    to find it there.
+    """
     place = folder / "tokenizers/punkt_tab/english"
     place.mkdir(parents=True)
     for name, lines in ENGLISH.items():

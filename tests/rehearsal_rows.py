@@ -1,4 +1,5 @@
-"""Texts of the rehearsal's hub: GLUE, MergeBench's held-out sets, rows of the public tests, and the metric that two of them load.
+"""Texts of the rehearsal's hub: GLUE, MergeBench's held-out sets, rows of the public tests, and the
+metric that two of them load.
 
 Columns, types, splits and file names are those of the hub; what stands in them is drawn.
 """
@@ -15,9 +16,21 @@ from featcal.data.splits import quiet
 from reproduction.data.domains import DOMAINS
 from reproduction.data.glue import GLUE, HUB_ID
 
-TRAINED, SCORED, ASKED = 24, 8, 3  # rows of a train split, of one that is scored, and of a public test
+TRAINED, SCORED, ASKED = (
+    24,
+    8,
+    3,
+)  # rows of a train split, of one that is scored, and of a public test
 WORDS = "a the old red ship cat dog sees two ships and sails away from here while no one knows why it is so".split()
-SPLITS = {"mnli": ("train", "validation_matched", "validation_mismatched", "test_matched", "test_mismatched")}
+SPLITS = {
+    "mnli": (
+        "train",
+        "validation_matched",
+        "validation_mismatched",
+        "test_matched",
+        "test_mismatched",
+    )
+}
 METRIC = '''"""Counts programs that Python can read; runs none. Plays evaluate's metric of the same name in the rehearsal."""
 
 import datasets
@@ -46,13 +59,20 @@ def text_data(folder: Path) -> dict[str, Path]:
     """Every data set of texts, by its id on the hub."""
     found = {f"datasets/{HUB_ID}": _glue(folder / "glue")}
     for domain, known in DOMAINS.items():
-        rows = [{known.prompt: words(domain, i), known.completion: words(domain, i, "answer")} for i in range(TRAINED)]
-        found[f"datasets/{known.hub_id}"] = _written(folder / domain, {"data/train-00000-of-00001.parquet": rows})
+        rows = [
+            {known.prompt: words(domain, i), known.completion: words(domain, i, "answer")}
+            for i in range(TRAINED)
+        ]
+        found[f"datasets/{known.hub_id}"] = _written(
+            folder / domain, {"data/train-00000-of-00001.parquet": rows}
+        )
     for name, (files, row) in TESTS.items():
         rows = [row(i) for i in range(ASKED)]
         found[f"datasets/{name}"] = _written(folder / name, dict.fromkeys(files, rows))
     _configured(folder / "openai/gsm8k", ["main", "socratic"], ["train", "test"])
-    _configured(folder / "allenai/ai2_arc", ["ARC-Challenge", "ARC-Easy"], ["train", "validation", "test"])
+    _configured(
+        folder / "allenai/ai2_arc", ["ARC-Challenge", "ARC-Easy"], ["train", "validation", "test"]
+    )
     return found
 
 
@@ -74,18 +94,27 @@ def _glue(folder: Path) -> Path:
         splits = SPLITS.get(key, ("train", "validation", "test"))
         for split in splits:
             count = TRAINED if split == "train" else SCORED
-            columns: dict[str, Any] = {name: [words(key, split, name, i) for i in range(count)] for name in task.columns}
+            columns: dict[str, Any] = {
+                name: [words(key, split, name, i) for i in range(count)] for name in task.columns
+            }
             features: dict[str, Any] = {name: datasets.Value("string") for name in task.columns}
             chosen = drawn(key, split).integers(0, max(len(task.answers), 6), count).tolist()
             if task.answers:
                 features["label"] = datasets.ClassLabel(names=list(task.answers))
-                columns["label"] = [-1 if split.startswith("test") else n % len(task.answers) for n in chosen]
+                columns["label"] = [
+                    -1 if split.startswith("test") else n % len(task.answers) for n in chosen
+                ]
             else:
-                features["label"], columns["label"] = datasets.Value("float32"), [float(n) * 5 / 6 for n in chosen]
+                features["label"], columns["label"] = (
+                    datasets.Value("float32"),
+                    [float(n) * 5 / 6 for n in chosen],
+                )
             features["idx"], columns["idx"] = datasets.Value("int32"), list(range(count))
             table = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
             _parquet(folder / key / f"{split}-00000-of-00001.parquet", table)
-    described = [_described(key, list(SPLITS.get(key, ("train", "validation", "test")))) for key in GLUE]
+    described = [
+        _described(key, list(SPLITS.get(key, ("train", "validation", "test")))) for key in GLUE
+    ]
     (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(described)}\n---\n")
     return folder
 
@@ -109,37 +138,68 @@ def _parquet(file: Path, table: datasets.Dataset) -> None:
 
 def _configured(folder: Path, configs: list[str], splits: list[str]) -> None:
     """A README.md that names configurations, each a folder, and their splits."""
-    (folder / "README.md").write_text(f"---\nconfigs: {json.dumps([_described(name, splits) for name in configs])}\n---\n")
+    (folder / "README.md").write_text(
+        f"---\nconfigs: {json.dumps([_described(name, splits) for name in configs])}\n---\n"
+    )
 
 
 def _described(name: str, splits: list[str]) -> dict[str, Any]:
-    return {"config_name": name, "data_files": [{"split": split, "path": f"{name}/{split}-*"} for split in splits]}
+    return {
+        "config_name": name,
+        "data_files": [{"split": split, "path": f"{name}/{split}-*"} for split in splits],
+    }
 
 
 def _math(i: int) -> dict[str, Any]:
     answer = ("\\frac{1}{2}", "(3, \\sqrt{2})", "42")[i % 3]
-    told = {"problem": words("math", i), "solution": f"So it is $\\boxed{{{answer}}}$.", "answer": answer, "subject": "Algebra"}
+    told = {
+        "problem": words("math", i),
+        "solution": f"So it is $\\boxed{{{answer}}}$.",
+        "answer": answer,
+        "subject": "Algebra",
+    }
     return told | {"level": 1, "unique_id": f"test/algebra/{i}.json"}
 
 
 def _program(i: int) -> dict[str, Any]:
     header = f'def f{i}(x):\n    """Return {i} times x."""\n'
-    told = {"task_id": f"HumanEval/{i}", "prompt": header, "canonical_solution": f"    return {i} * x\n", "entry_point": f"f{i}"}
+    told = {
+        "task_id": f"HumanEval/{i}",
+        "prompt": header,
+        "canonical_solution": f"    return {i} * x\n",
+        "entry_point": f"f{i}",
+    }
     return told | {"test": f"def check(candidate):\n    assert candidate(2) == {2 * i}\n"}
 
 
 def _task(i: int) -> dict[str, Any]:
     tests = [f"assert f({n}) == {i * n}" for n in (1, 2, 3)]
-    told = {"task_id": i, "code": f"def f(x):\n    return {i} * x\n", "prompt": f"Write a function f that returns {i} times x."}
-    return told | {"source_file": "rows", "test_imports": [], "test_list": tests, "test": "\n".join(tests)}
+    told = {
+        "task_id": i,
+        "code": f"def f(x):\n    return {i} * x\n",
+        "prompt": f"Write a function f that returns {i} times x.",
+    }
+    return told | {
+        "source_file": "rows",
+        "test_imports": [],
+        "test_list": tests,
+        "test": "\n".join(tests),
+    }
 
 
 def _instruction(i: int) -> dict[str, Any]:
-    """Instructions whose checks need nothing, a language's name, words and sentences; arguments differ from row to row."""
+    """Instructions whose checks need nothing, a language's name, words and sentences; arguments
+    differ from row to row.
+    """
     asked: tuple[dict[str, dict[str, Any]], ...] = (
         {"punctuation:no_comma": {}, "change_case:english_lowercase": {}},
         {"length_constraints:number_sentences": {"relation": "at least", "num_sentences": 2}},
-        {"change_case:capital_word_frequency": {"capital_relation": "less than", "capital_frequency": 2}},
+        {
+            "change_case:capital_word_frequency": {
+                "capital_relation": "less than",
+                "capital_frequency": 2,
+            }
+        },
     )
     chosen = asked[i % len(asked)]
     told = {"key": 1000 + i, "prompt": f"{words('ifeval', i)} Do as you are told."}
@@ -148,7 +208,12 @@ def _instruction(i: int) -> dict[str, Any]:
 
 def _science(i: int) -> dict[str, Any]:
     choices = {"text": [words("arc", i, letter) for letter in "ABCD"], "label": list("ABCD")}
-    return {"id": f"Mercury_{i}", "question": words("arc", i), "choices": choices, "answerKey": "ABCD"[i % 4]}
+    return {
+        "id": f"Mercury_{i}",
+        "question": words("arc", i),
+        "choices": choices,
+        "answerKey": "ABCD"[i % 4],
+    }
 
 
 def _sum(i: int) -> dict[str, Any]:
@@ -159,12 +224,19 @@ Rows = Callable[[int], dict[str, Any]]
 _PART = "-00000-of-00001.parquet"
 TESTS: dict[str, tuple[tuple[str, ...], Rows]] = {
     "HuggingFaceH4/MATH-500": (("test.jsonl",), _math),
-    "openai/gsm8k": (tuple(f"{c}/{s}{_PART}" for c in ("main", "socratic") for s in ("train", "test")), _sum),
+    "openai/gsm8k": (
+        tuple(f"{c}/{s}{_PART}" for c in ("main", "socratic") for s in ("train", "test")),
+        _sum,
+    ),
     "evalplus/humanevalplus": ((f"data/test{_PART}",), _program),
     "evalplus/mbppplus": ((f"data/test{_PART}",), _task),
     "google/IFEval": (("ifeval_input_data.jsonl",), _instruction),
     "allenai/ai2_arc": (
-        tuple(f"{c}/{s}{_PART}" for c in ("ARC-Challenge", "ARC-Easy") for s in ("train", "validation", "test")),
+        tuple(
+            f"{c}/{s}{_PART}"
+            for c in ("ARC-Challenge", "ARC-Easy")
+            for s in ("train", "validation", "test")
+        ),
         _science,
     ),
 }

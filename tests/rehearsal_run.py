@@ -1,6 +1,8 @@
-"""The whole graph of dvc.yaml on the suite `paper`, in a folder of its own, with the hub that HF_ENDPOINT names.
+"""The whole graph of dvc.yaml on the suite `paper`, in a folder of its own, with the hub that
+HF_ENDPOINT names.
 
-Started as a process (`python rehearsal_run.py FOLDER [STAGE...]`), since the hub's clients read their environment once.
+Started as a process (`python rehearsal_run.py FOLDER [STAGE...]`), since the hub's clients read
+their environment once.
 """
 
 import json
@@ -18,9 +20,12 @@ from smoke_graph import ROOT, commands, copied, working_in
 from pipeline import settings, write_settings
 
 SUITE = "paper"
-# What a rehearsal does less of, by the names of params.yaml wherever they stand in a group of the suite; the rest is as it is.
+# What a rehearsal does less of, by the names of params.yaml wherever they stand in a group of the
+# suite; the rest is as it is.
 FEWER: dict[str, Callable[[Any], Any]] = {
-    "samples": lambda given: [4, 8] if isinstance(given, list) else given and 8,  # null is a whole split
+    "samples": lambda given: (
+        [4, 8] if isinstance(given, list) else given and 8
+    ),  # null is a whole split
     "steps": lambda given: 4,
     "batch": lambda given: 8,
     "seeds": lambda given: given[:2],
@@ -31,26 +36,35 @@ FEWER: dict[str, Callable[[Any], Any]] = {
     "factors": lambda given: [0.6, 1.0],
     "trials": lambda given: 7,  # six are drawn at random, the next is proposed
 }
-SWEPT = ("ridge", "anchor_blend", "interpolation")  # of a sweep: the first value; the one that it is compared with is tried too
+SWEPT = (
+    "ridge",
+    "anchor_blend",
+    "interpolation",
+)  # of a sweep: the first value; the one that it is compared with is tried too
 RECORD = "rehearsal.json"
 
 
 def rehearsal_params(root: Path = ROOT) -> dict[str, Any]:
-    """Every section of the settings with `suite: paper` and less of everything; every experiment stays."""
+    """Every section of the settings with `suite: paper` and less of everything; every experiment
+    stays.
+    """
     params = settings(root)
     del params["methods"]
     return {name: fewer(section) for name, section in params.items()} | {"suite": SUITE}
 
 
 def fewer(entry: Any, inside: bool = False) -> Any:
-    """An entry with less of everything in its groups of the suite. inside: whether this is such a group."""
+    """An entry with less of everything in its groups of the suite. inside: whether this is such a
+    group.
+    """
     if isinstance(entry, list):
         return [fewer(part, inside) for part in entry]
     if not isinstance(entry, dict):
         return entry
     swept = SWEPT if "setting" in entry else ()
     return {
-        key: value[:1] if key in swept and isinstance(value, list) else _fewer(key, value, inside) for key, value in entry.items()
+        key: value[:1] if key in swept and isinstance(value, list) else _fewer(key, value, inside)
+        for key, value in entry.items()
     }
 
 
@@ -63,7 +77,9 @@ def _fewer(key: str, value: Any, inside: bool) -> Any:
 
 
 def lay_out(work: Path, root: Path = ROOT) -> list[str]:
-    """A project folder of its own; returns what this machine lacks for the public tests that are left out of it, by test."""
+    """A project folder of its own; returns what this machine lacks for the public tests that are
+    left out of it, by test.
+    """
     from dvc.repo import Repo
 
     from reproduction.data.public import PUBLIC
@@ -78,11 +94,15 @@ def lay_out(work: Path, root: Path = ROOT) -> list[str]:
     (work / f"suites/{SUITE}.yaml").write_text(yaml.safe_dump(suite, sort_keys=False))
     (work / f"suites/{SUITE}.pins.json").unlink(missing_ok=True)
     Repo.init(str(work), no_scm=True).close()
-    return [f"{key}: {lack.what} ({lack.way_out})" for key, lacks in left_out.items() for lack in lacks]
+    return [
+        f"{key}: {lack.what} ({lack.way_out})" for key, lacks in left_out.items() for lack in lacks
+    ]
 
 
 def run_graph(work: Path, chosen: tuple[str, ...] = ()) -> list[tuple[str, float]]:
-    """Run the stages of the graph in their order, all or those of which `chosen` names the beginning; seconds of each."""
+    """Run the stages of the graph in their order, all or those of which `chosen` names the
+    beginning; seconds of each.
+    """
     from pages import without_kernels
 
     from reproduction.stages.run import run_stage
@@ -90,7 +110,9 @@ def run_graph(work: Path, chosen: tuple[str, ...] = ()) -> list[tuple[str, float
     seconds = []
     with working_in(work), without_kernels():
         for command in commands(work):
-            if command[:2] != ["featcal", "stage"] or not (not chosen or "@".join(command[2:]).startswith(chosen)):
+            if command[:2] != ["featcal", "stage"] or not (
+                not chosen or "@".join(command[2:]).startswith(chosen)
+            ):
                 continue
             start = time.perf_counter()
             print(f"stage {'@'.join(command[2:])}", file=sys.stderr, flush=True)
@@ -111,7 +133,11 @@ def main() -> int:
         return 2
     used = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = sum(usage.ru_utime + usage.ru_stime for usage in used)
-    told = {"stages": seconds, "cpu": cpu, "pages": len(list((work / "book/pages").glob("*.ipynb")))}
+    told = {
+        "stages": seconds,
+        "cpu": cpu,
+        "pages": len(list((work / "book/pages").glob("*.ipynb"))),
+    }
     (work / RECORD).write_text(json.dumps(told))
     return 0
 

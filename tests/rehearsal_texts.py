@@ -1,6 +1,8 @@
-"""Language models of the rehearsal's hub: FLAN-T5 with whole experts or LoRA-16 folders, Llama in bfloat16 shards with experts.
+"""Language models of the rehearsal's hub: FLAN-T5 with whole experts or LoRA-16 folders, Llama in
+bfloat16 shards with experts.
 
-Configurations are spelled as the published ones, of transformers 4: what a newer version makes of them is part of the rehearsal.
+Configurations are spelled as the published ones, of transformers 4: what a newer version makes of
+them is part of the rehearsal.
 """
 
 import json
@@ -11,7 +13,14 @@ from huggingface_hub import save_torch_state_dict
 from rehearsal_images import drawn, randomised
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration, T5Tokenizer
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+    T5Tokenizer,
+)
 
 from reproduction.data.domains import DOMAINS
 from reproduction.data.glue import GLUE
@@ -19,12 +28,25 @@ from reproduction.data.glue import GLUE
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 LETTERS = [chr(code) for code in range(33, 127)]
 T5_SIZES = {"base": (32, 2), "large": (48, 2)}  # width, blocks of the encoder and of the decoder
-LORA = {"r": 16, "lora_alpha": 32, "lora_dropout": 0.1, "bias": "none", "target_modules": ["q", "v"]}
+LORA = {
+    "r": 16,
+    "lora_alpha": 32,
+    "lora_dropout": 0.1,
+    "bias": "none",
+    "target_modules": ["q", "v"],
+}
 LLAMAS = {  # width, blocks, shards, whether the head is the embedding
     "Llama-3.2-3B-Instruct": (32, 2, 2, True),
     "Llama-3.1-8B-Instruct": (48, 2, 4, False),
 }
-SPECIAL = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>")
+SPECIAL = (
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eom_id|>",
+    "<|eot_id|>",
+)
 CHAT = "{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n{{ m['content'] }}<|eot_id|>{% endfor %}"
 SHORT = 4.0  # how much likelier the end is than another token: answers of a few tokens
 
@@ -55,23 +77,55 @@ def _t5(folder: Path, size: str) -> dict[str, Path]:
 
 
 def t5_model(size: str) -> T5ForConditionalGeneration:
-    """Gated feed-forward part, and a head that is not the embedding; more rows than the tokenizer has tokens."""
+    """Gated feed-forward part, and a head that is not the embedding; more rows than the tokenizer
+    has tokens.
+    """
     width, blocks = T5_SIZES[size]
-    config = {"d_model": width, "d_kv": 8, "d_ff": 2 * width, "num_heads": 4, "num_layers": blocks, "num_decoder_layers": blocks}
-    config |= {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "vocab_size": len(t5_tokenizer()) + 28}
-    config |= {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0, "relative_attention_num_buckets": 32}
+    config = {
+        "d_model": width,
+        "d_kv": 8,
+        "d_ff": 2 * width,
+        "num_heads": 4,
+        "num_layers": blocks,
+        "num_decoder_layers": blocks,
+    }
+    config |= {
+        "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": False,
+        "vocab_size": len(t5_tokenizer()) + 28,
+    }
+    config |= {
+        "decoder_start_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+        "relative_attention_num_buckets": 32,
+    }
     return randomised(_new(T5ForConditionalGeneration, T5Config(**config)), f"flan-t5-{size}")
 
 
 def t5_folder(folder: Path, model: T5ForConditionalGeneration) -> Path:
     """One safetensors file with the head of its own, and a configuration that says so."""
     folder.mkdir(parents=True)
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items() if "embed_tokens" not in name}
+    state = {
+        name: tensor.clone()
+        for name, tensor in model.state_dict().items()
+        if "embed_tokens" not in name
+    }
     state["lm_head.weight"] = t5_head(folder.name, state["shared.weight"])
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    config = model.config.to_dict() | {"architectures": ["T5ForConditionalGeneration"], "tie_word_embeddings": False}
-    (folder / "config.json").write_text(json.dumps(config | {"output_past": True, "n_positions": 512, "dropout_rate": 0.1}))
-    generation = {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0, "_from_model_config": True}
+    config = model.config.to_dict() | {
+        "architectures": ["T5ForConditionalGeneration"],
+        "tie_word_embeddings": False,
+    }
+    (folder / "config.json").write_text(
+        json.dumps(config | {"output_past": True, "n_positions": 512, "dropout_rate": 0.1})
+    )
+    generation = {
+        "decoder_start_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+        "_from_model_config": True,
+    }
     (folder / "generation_config.json").write_text(json.dumps(generation))
     t5_tokenizer().save_pretrained(folder)
     return folder
@@ -81,18 +135,26 @@ def t5_head(name: str, like: torch.Tensor) -> torch.Tensor:
     """Weights of the head, drawn for a base and near its base's for an expert."""
     base = "flan-t5-base" if "_glue-" in name else name
     head = torch.from_numpy(drawn(base, "head").standard_normal(tuple(like.shape))).float()
-    return head + 0.02 * torch.from_numpy(drawn(name, "head's change").standard_normal(tuple(like.shape))).float()
+    return (
+        head
+        + 0.02
+        * torch.from_numpy(drawn(name, "head's change").standard_normal(tuple(like.shape))).float()
+    )
 
 
 def t5_tokenizer() -> T5Tokenizer:
-    """T5's own class on single characters: padding 0, end 1, unknown 2, and a hundred marks at the end."""
+    """T5's own class on single characters: padding 0, end 1, unknown 2, and a hundred marks at the
+    end.
+    """
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0)]
     pieces += [(letter, -3.0 - i / 100) for i, letter in enumerate(LETTERS)]
     return T5Tokenizer(vocab=pieces, model_max_length=512)
 
 
 def lora_folder(folder: Path, name: str, base: T5ForConditionalGeneration, base_name: str) -> Path:
-    """Adapters as PEFT wrote them: adapter_config.json and adapter_model.safetensors, a pair for every q and v."""
+    """Adapters as PEFT wrote them: adapter_config.json and adapter_model.safetensors, a pair for
+    every q and v.
+    """
     folder.mkdir(parents=True)
     state = {}
     for key, module in base.named_modules():
@@ -100,10 +162,23 @@ def lora_folder(folder: Path, name: str, base: T5ForConditionalGeneration, base_
             shapes = {"A": (LORA["r"], module.in_features), "B": (module.out_features, LORA["r"])}
             for part, shape in shapes.items():
                 values = 0.05 * drawn(name, key, part).standard_normal(shape)
-                state[f"base_model.model.{key}.lora_{part}.weight"] = torch.from_numpy(values).float()
+                state[f"base_model.model.{key}.lora_{part}.weight"] = torch.from_numpy(
+                    values
+                ).float()
     save_file(state, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    told = LORA | {"base_model_name_or_path": base_name, "peft_type": "LORA", "task_type": "SEQ_2_SEQ_LM", "inference_mode": True}
-    told |= {"fan_in_fan_out": False, "init_lora_weights": True, "modules_to_save": None, "auto_mapping": None, "revision": None}
+    told = LORA | {
+        "base_model_name_or_path": base_name,
+        "peft_type": "LORA",
+        "task_type": "SEQ_2_SEQ_LM",
+        "inference_mode": True,
+    }
+    told |= {
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+        "auto_mapping": None,
+        "revision": None,
+    }
     (folder / "adapter_config.json").write_text(json.dumps(told))
     return folder
 
@@ -120,7 +195,9 @@ def _llama(folder: Path, name: str) -> dict[str, Path]:
 
 
 def llama_model(name: str) -> LlamaForCausalLM:
-    """Grouped heads, rotations scaled as in Llama 3; answers end after a few tokens, since the end is likely everywhere."""
+    """Grouped heads, rotations scaled as in Llama 3; answers end after a few tokens, since the end
+    is likely everywhere.
+    """
     width, blocks, _, tied = LLAMAS[name]
     config = llama_config(width, blocks, tied)
     model = randomised(_new(LlamaForCausalLM, LlamaConfig(**config)), name)
@@ -134,8 +211,15 @@ def llama_model(name: str) -> LlamaForCausalLM:
 
 
 def llama_config(width: int, blocks: int, tied: bool) -> dict:
-    """config.json as published for transformers 4.4x: flat rotary settings, several end tokens, torch_dtype."""
-    rope = {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192}
+    """config.json as published for transformers 4.4x: flat rotary settings, several end tokens,
+    torch_dtype.
+    """
+    rope = {
+        "factor": 32.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+    }
     first = len(BYTES)
     return {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": width, "intermediate_size": 2 * width,
@@ -147,18 +231,35 @@ def llama_config(width: int, blocks: int, tied: bool) -> dict:
 
 
 def llama_folder(folder: Path, model: LlamaForCausalLM, shards: int) -> Path:
-    """bfloat16 in shards with an index, a tokenizer without padding, and Meta's own copy beside them."""
+    """bfloat16 in shards with an index, a tokenizer without padding, and Meta's own copy beside
+    them.
+    """
     folder.mkdir(parents=True)
     state = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
-    width, blocks, tied = model.config.hidden_size, model.config.num_hidden_layers, model.config.tie_word_embeddings
+    width, blocks, tied = (
+        model.config.hidden_size,
+        model.config.num_hidden_layers,
+        model.config.tie_word_embeddings,
+    )
     if tied:
         del state["lm_head.weight"]
     size = sum(tensor.nbytes for tensor in state.values())
-    save_torch_state_dict(state, folder, max_shard_size=size // shards + max(t.nbytes for t in state.values()) // 2)
-    config = llama_config(width, blocks, tied) | {"torch_dtype": "bfloat16", "transformers_version": "4.45.0.dev0"}
+    save_torch_state_dict(
+        state, folder, max_shard_size=size // shards + max(t.nbytes for t in state.values()) // 2
+    )
+    config = llama_config(width, blocks, tied) | {
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.45.0.dev0",
+    }
     (folder / "config.json").write_text(json.dumps(config))
-    generation = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"], "do_sample": True}
-    (folder / "generation_config.json").write_text(json.dumps(generation | {"temperature": 0.6, "top_p": 0.9}))
+    generation = {
+        "bos_token_id": config["bos_token_id"],
+        "eos_token_id": config["eos_token_id"],
+        "do_sample": True,
+    }
+    (folder / "generation_config.json").write_text(
+        json.dumps(generation | {"temperature": 0.6, "top_p": 0.9})
+    )
     (folder / "original").mkdir()
     (folder / "original/consolidated.00.pth").write_bytes(b"a pickle, which is never fetched")
     llama_tokenizer().save_pretrained(folder)
@@ -173,9 +274,13 @@ def llama_tokenizer() -> PreTrainedTokenizerFast:
     inner.decoder = decoders.ByteLevel()
     begin = SPECIAL[0]
     special = [(begin, inner.token_to_id(begin))]
-    inner.post_processor = processors.TemplateProcessing(single=f"{begin} $A", pair=f"{begin} $A $B", special_tokens=special)
+    inner.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A", pair=f"{begin} $A $B", special_tokens=special
+    )
     names = {"bos_token": begin, "eos_token": "<|eot_id|>", "model_max_length": 131072}
-    made = PreTrainedTokenizerFast(tokenizer_object=inner, model_input_names=["input_ids", "attention_mask"], **names)
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=inner, model_input_names=["input_ids", "attention_mask"], **names
+    )
     made.chat_template = CHAT
     return made
 

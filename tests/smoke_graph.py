@@ -1,4 +1,6 @@
-"""The graph of dvc.yaml on the smoke suite: the same stages, resolved by DVC itself, run one after the other in this process."""
+"""The graph of dvc.yaml on the smoke suite: the same stages, resolved by DVC itself, run one after
+the other in this process.
+"""
 
 import os
 import re
@@ -25,7 +27,11 @@ from reproduction.stages.run import run_stage
 
 ROOT = Path(__file__).parents[1]
 LAID_OUT = ("dvc.yaml", "pipeline", "featcal", "reproduction", "notebooks", "book", "suites")
-DEPTH = {"clip_b32": 2, "flan_t5_base": 1, "llama_3b": 1}  # blocks that are left of each list of a base's
+DEPTH = {
+    "clip_b32": 2,
+    "flan_t5_base": 1,
+    "llama_3b": 1,
+}  # blocks that are left of each list of a base's
 FEW = {"samples": 16, "batch": 8, "seeds": [42, 43]}
 BRIEFLY = {"steps": 3, "samples": None, "batch": 8}
 SHORT: dict[str, dict] = {
@@ -38,11 +44,23 @@ RUN = {
     "calibrate": ("average", "task_arithmetic"),
     "adapt": {"task_arithmetic": ("surgery", "mean_shift"), "average": ("prob_surgery",)},
 }
-POOLS = ("clip_b32-8", "clip_l14-8", "clip_b32-14", "minilm-8", "flan_t5_base-glue", "llama_3b-mergebench")
+POOLS = (
+    "clip_b32-8",
+    "clip_l14-8",
+    "clip_b32-14",
+    "minilm-8",
+    "flan_t5_base-glue",
+    "llama_3b-mergebench",
+)
 BRIEF = {"steps": 3}
-RIVALS = {"batch": 8, "surgery": {"rank": 4, **BRIEF}, "prob_surgery": {"hidden": 32, "kl_weight": 1.0e-4, **BRIEF}}
+RIVALS = {
+    "batch": 8,
+    "surgery": {"rank": 4, **BRIEF},
+    "prob_surgery": {"hidden": 32, "kl_weight": 1.0e-4, **BRIEF},
+}
 AT = {"ridge": 1.0e-6, "anchor_blend": 2.0, "interpolation": 0.9}
-# By study, what replaces the mini group's values; a study that is left out is not run. FEW holds one of its numbers and seeds.
+# By study, what replaces the mini group's values; a study that is left out is not run. FEW holds
+# one of its numbers and seeds.
 STUDIED: dict[str, dict] = {
     "ablate": {
         "upstreams": ["task_arithmetic"], "samples": 16, "batch": 8,
@@ -90,7 +108,9 @@ ADAPTED = {**UNTRAINED, "steps": 3}
 
 
 def smoke_params(root: Path = ROOT) -> dict:
-    """Every section of the settings, with a smoke group in every entry, made from the mini group."""
+    """Every section of the settings, with a smoke group in every entry, made from the mini
+    group.
+    """
     params = pipeline.settings(root)
     params["suite"] = "smoke"
     for key, mergers in params["merge"].items():
@@ -100,14 +120,18 @@ def smoke_params(root: Path = ROOT) -> dict:
         for key, entry in params[section].items():
             entry["smoke"] = FEWER[section](key, entry["mini"]) if key in POOLS else None
             if key.endswith("-8"):
-                entry["from"] = {name: ROWS[section](name, row) for name, row in entry["from"].items()}
+                entry["from"] = {
+                    name: ROWS[section](name, row) for name, row in entry["from"].items()
+                }
     for entry in params["studied"].values():
         entry["smoke"] = {**entry["mini"], "rivals": {**entry["mini"]["rivals"], **RIVALS}}
     for study in STUDIES:
         for key, entry in params[study].items():
             others = OF_TEXTS.get(study, {}) if key == "minilm-8" else {}
             run = key in RUN_FOR.get(study, (key,))
-            entry["smoke"] = {**(entry["mini"] or entry["paper"]), **STUDIED[study], **others} if run else None
+            entry["smoke"] = (
+                {**(entry["mini"] or entry["paper"]), **STUDIED[study], **others} if run else None
+            )
     for entry in params["multitask"].values():
         entry["smoke"] = {"steps": 4} if entry["mini"] else None
     for key, entry in params["measure"].items():
@@ -118,7 +142,9 @@ def smoke_params(root: Path = ROOT) -> dict:
 def _merger(key: str, name: str, group: dict | None) -> dict | None:
     """The smoke group of a merger."""
     if key.endswith("-14"):
-        scale = {"scale": 0.3} if name == "task_arithmetic" else {}  # of four tasks, a quarter would be the average
+        scale = (
+            {"scale": 0.3} if name == "task_arithmetic" else {}
+        )  # of four tasks, a quarter would be the average
         return {**group, **SHORT.get(name, {}), **scale}
     if group is None or name in SHORT:
         return group and {**group, **SHORT[name]}
@@ -128,14 +154,20 @@ def _merger(key: str, name: str, group: dict | None) -> dict | None:
 def _calibrations(key: str, group: dict) -> dict:
     """The smoke group of FeatCal; of texts at one setting."""
     if key.endswith(("-8", "-14")):
-        return {word: {**own, **FEW, "seeds": FEW["seeds"] if key.endswith("-8") else [42]} for word, own in group.items()}
+        return {
+            word: {**own, **FEW, "seeds": FEW["seeds"] if key.endswith("-8") else [42]}
+            for word, own in group.items()
+        }
     return {"paper": {**group["paper"], "samples": 16, "seeds": [42], "batch": 8}}
 
 
 def _adapters(key: str, group: dict) -> dict:
     """The smoke group of adapters; of texts at one setting."""
     words = ADAPTER_SETTINGS if key.endswith(("-8", "-14")) else ("paper",)
-    return {method: _few(method, {word: own[word] for word in words if word in own}) for method, own in group.items()}
+    return {
+        method: _few(method, {word: own[word] for word in words if word in own})
+        for method, own in group.items()
+    }
 
 
 def _few(method: str, settings: dict) -> dict:
@@ -144,12 +176,19 @@ def _few(method: str, settings: dict) -> dict:
 
 
 def _adapted(name: str, row: dict | None) -> dict | None:
-    """The row of a merged model: adapters behind each of two, with the settings that are the row's alone."""
+    """The row of a merged model: adapters behind each of two, with the settings that are the row's
+    alone.
+    """
     run, left_out = RUN["adapt"].get(name), dict.fromkeys(ADAPTER_SETTINGS)
     if run is None or row is None:
         return None
-    alone = {method: {word: own for word, own in row.get(method, {}).items() if "stream" in own} for method in run}
-    return {method: _few(method, alone[method]) if method in run else left_out for method in ADAPTERS}
+    alone = {
+        method: {word: own for word, own in row.get(method, {}).items() if "stream" in own}
+        for method in run
+    }
+    return {
+        method: _few(method, alone[method]) if method in run else left_out for method in ADAPTERS
+    }
 
 
 FEWER = {"calibrate": _calibrations, "adapt": _adapters}
@@ -170,15 +209,25 @@ def copied(work: Path, root: Path = ROOT) -> None:
 def cut_down(folder: Path, depth: int) -> None:
     """A base of the package with its first blocks alone."""
     config, kept = folder / "config.json", re.compile(r"\.(?:layers|block)\.(\d+)\.")
-    told = re.sub(r'("num_(?:hidden_|decoder_)?layers": )(\d+)', lambda m: f"{m[1]}{min(int(m[2]), depth)}", config.read_text())
+    told = re.sub(
+        r'("num_(?:hidden_|decoder_)?layers": )(\d+)',
+        lambda m: f"{m[1]}{min(int(m[2]), depth)}",
+        config.read_text(),
+    )
     config.write_text(told)
     tensors = load_file(folder / "model.safetensors")
-    few = {name: tensor for name, tensor in tensors.items() if not (at := kept.search(name)) or int(at[1]) < depth}
+    few = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not (at := kept.search(name)) or int(at[1]) < depth
+    }
     save_file(few, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def lay_out(work: Path, root: Path = ROOT) -> None:
-    """A project folder without results: files of `root`, models cut down, the smoke suite, and a DVC repository without git."""
+    """A project folder without results: files of `root`, models cut down, the smoke suite, and a
+    DVC repository without git.
+    """
     copied(work, root)
     for name, depth in DEPTH.items():
         cut_down(work / "reproduction" / "mini" / "models" / name, depth)
@@ -193,7 +242,8 @@ def lay_out(work: Path, root: Path = ROOT) -> None:
 
 
 def keep_a_chain(work: Path) -> None:
-    """Leave, of params.yaml and of the pipeline, what leads to the results of one role and merger in this suite.
+    """Leave, of params.yaml and of the pipeline, what leads to the results of one role and merger
+    in this suite.
 
     DVC looks at every stage, and reads the settings again for each of them.
     """
@@ -208,16 +258,26 @@ def keep_a_chain(work: Path) -> None:
     pipeline.write_settings(work, _of_the_suite(params))
     for file in pipeline.files(work):
         content = yaml.safe_load(file.read_text())
-        content["stages"] = {name: block for name, block in content["stages"].items() if name in CHAIN["stages"]}
+        content["stages"] = {
+            name: block for name, block in content["stages"].items() if name in CHAIN["stages"]
+        }
         for block in content["stages"].values():
             if "matrix" in block:
                 kept = {"role": [key.split("-")[0]], "pool": [8], "merger": [merger]}
                 block["matrix"] = {part: kept[part] for part in block["matrix"]}
             elif "foreach" in block:
-                block["foreach"] = {f"scores-{key}": f"scores/{key}"} if block["foreach"] == "${gathered}" else {key: {}}
+                block["foreach"] = (
+                    {f"scores-{key}": f"scores/{key}"}
+                    if block["foreach"] == "${gathered}"
+                    else {key: {}}
+                )
             stage = block.get("do", block)
             for part in ("deps", "outs"):
-                stage[part] = [path for path in stage[part] if "${key}-" not in path or f"${{key}}-{merger}" in path]
+                stage[part] = [
+                    path
+                    for path in stage[part]
+                    if "${key}-" not in path or f"${{key}}-{merger}" in path
+                ]
         if content["stages"]:
             file.write_text(yaml.safe_dump(content, sort_keys=False))
         else:
@@ -228,16 +288,24 @@ def _of_the_suite(entry: Any) -> Any:
     """An entry whose groups are the suite's alone, and what holds for all of them."""
     if not isinstance(entry, dict):
         return entry
-    return {key: _of_the_suite(own) for key, own in entry.items() if "smoke" not in entry or key in ("smoke", "from")}
+    return {
+        key: _of_the_suite(own)
+        for key, own in entry.items()
+        if "smoke" not in entry or key in ("smoke", "from")
+    }
 
 
 def commands(work: Path) -> list[list[str]]:
-    """Every command of the graph but those that make the suite itself, what it needs before it, as DVC resolves them."""
+    """Every command of the graph but those that make the suite itself, what it needs before it, as
+    DVC resolves them.
+    """
     from dvc.repo import Repo
 
     with Repo(str(work)) as repo:
         ordered = list(networkx.dfs_postorder_nodes(repo.index.graph))
-        ordered.sort(key=lambda stage: stage.path_in_repo == "dvc.yaml")  # pages do not wait for results on request
+        ordered.sort(
+            key=lambda stage: stage.path_in_repo == "dvc.yaml"
+        )  # pages do not wait for results on request
         return [stage.cmd.split() for stage in ordered if not stage.name.startswith("pretrain")]
 
 
@@ -255,10 +323,14 @@ def working_in(folder: Path) -> Iterator[None]:
 def run_smoke_graph(work: Path, root: Path = ROOT) -> dict[str, str]:
     """Run the graph in the empty folder `work`; sha256 of every weight and score file, by path."""
     lay_out(work, root)
-    once = patch.object(context, "load_experiments", cache(context.load_experiments))  # 250 stages would read the same settings
+    once = patch.object(
+        context, "load_experiments", cache(context.load_experiments)
+    )  # 250 stages would read the same settings
     with working_in(work), without_kernels(), once:
         for command in commands(work):
             if command[:2] == ["featcal", "stage"]:
                 run_stage(command[2], command[3] if len(command) > 3 else None)
     files = [*work.glob("outputs/**/*.safetensors"), *work.glob("results/**/*.csv")]
-    return {str(file.relative_to(work)): sha256(file.read_bytes()).hexdigest() for file in sorted(files)}
+    return {
+        str(file.relative_to(work)): sha256(file.read_bytes()).hexdigest() for file in sorted(files)
+    }

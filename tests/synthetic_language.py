@@ -1,7 +1,9 @@
-"""Result files of language models with invented numbers, in the formats of results/: like synthetic_results.py, for texts.
+"""Result files of language models with invented numbers, in the formats of results/: like
+synthetic_results.py, for texts.
 
-On GLUE base 60, merged 70, Surgery 74, FeatCal 80, experts 90; of the domains' experts each is 10 above the base on its own tests
-and 10 below it elsewhere. The larger models have 2 more of everything but gain less.
+On GLUE base 60, merged 70, Surgery 74, FeatCal 80, experts 90; of the domains' experts each is 10
+above the base on its own tests and 10 below it elsewhere. The larger models have 2 more of
+everything but gain less.
 """
 
 from pathlib import Path
@@ -20,20 +22,41 @@ DOMAINS = ("coding", "math", "instruction")
 TA = "task_arithmetic"
 LEVELS = {("", "base", ""): 60, (TA, "merged", ""): 70}
 AVERAGES = {"featcal": 80, "anchor": 66, "surgery": 74, "prob_surgery": 74}
-LEVELS |= {(TA, method, setting): level for method, level in AVERAGES.items() for setting in ("suite", "paper")}
-ROLES = {"flan_t5_base": "glue", "flan_t5_large": "glue", "llama_3b": "mergebench", "llama_8b": "mergebench"}
+LEVELS |= {
+    (TA, method, setting): level
+    for method, level in AVERAGES.items()
+    for setting in ("suite", "paper")
+}
+ROLES = {
+    "flan_t5_base": "glue",
+    "flan_t5_large": "glue",
+    "llama_3b": "mergebench",
+    "llama_8b": "mergebench",
+}
 
 
 def write_language(folder: Path, suite: str) -> None:
-    """Scores, references, settings and run records of the four language models, their tasks, and how these were chosen."""
+    """Scores, references, settings and run records of the four language models, their tasks, and
+    how these were chosen.
+    """
     for role, pool in ROLES.items():
         write_text_role(folder, suite, role, pool)
-    tasks = {task: _task("Invented.", "A prompt?", "an answer") for task in (*GLUE, *DOMAINS, *TESTS)}
+    tasks = {
+        task: _task("Invented.", "A prompt?", "an answer") for task in (*GLUE, *DOMAINS, *TESTS)
+    }
     counts = {"train": 10, "validation": 5, "test": 5}
     pools = {"glue": GLUE, "mergebench": list(DOMAINS)}
-    told = {"suite": suite, "texts": counts, "pools": pools, "tests": {t: t for t in TESTS}, "tasks": tasks}
+    told = {
+        "suite": suite,
+        "texts": counts,
+        "pools": pools,
+        "tests": {t: t for t in TESTS},
+        "tasks": tasks,
+    }
     write_json(folder / "language.json", told)
-    write_json(folder / "language_choice.json", {role: _choice(pool) for role, pool in ROLES.items()})
+    write_json(
+        folder / "language_choice.json", {role: _choice(pool) for role, pool in ROLES.items()}
+    )
 
 
 def write_text_role(folder: Path, suite: str, role: str, pool: str) -> None:
@@ -41,35 +64,90 @@ def write_text_role(folder: Path, suite: str, role: str, pool: str) -> None:
     write_answers(scored / "scores.csv", scores)
     references = [row for row in scores if row["method"] in ("base", "expert", "merged")]
     write_rows(scored / "references.csv", references, SCORES)
-    curve = {"suite": suite, "role": role, "pool": pool, "upstream": TA, "method": "surgery", "setting": "suite", "seed": 42}
-    write_rows(scored / "curves.csv", [curve | {"step": step, "loss": 1 / step} for step in (10, 20)], CURVES)
+    curve = {
+        "suite": suite,
+        "role": role,
+        "pool": pool,
+        "upstream": TA,
+        "method": "surgery",
+        "setting": "suite",
+        "seed": 42,
+    }
+    write_rows(
+        scored / "curves.csv",
+        [curve | {"step": step, "loss": 1 / step} for step in (10, 20)],
+        CURVES,
+    )
     shared = {"role": role, "pool": pool, "upstream": TA}
     values = {"ridge": 0.00001, "anchor_blend": 2.0, "interpolation": 0.6}
     reading = {"split": "train", "decoder": "answer", "counted": "all", "tokens": None}
-    run = shared | {"setting": "paper", "samples": 256, "batch": 32, "seeds": [42], "calibration": values, "reading": reading}
-    trained = {"training": {"rank": 3, "steps": 1000, "features": "raw"}, "draw": {"samples": 256}, "seeds": [42]}
-    adapted = {f"{role}-{pool}-{TA}-surgery": shared | {"method": "surgery", "settings": {"suite": trained}}}
-    write_json(scored / "settings.json", {"calibrate": {f"{role}-{pool}-{TA}-paper": run}, "adapt": adapted})
-    record = {"seconds": {"calibrate_language": 4.0}, "host": {"cpu": "invented"}, "commit": "0" * 40}
+    run = shared | {
+        "setting": "paper",
+        "samples": 256,
+        "batch": 32,
+        "seeds": [42],
+        "calibration": values,
+        "reading": reading,
+    }
+    trained = {
+        "training": {"rank": 3, "steps": 1000, "features": "raw"},
+        "draw": {"samples": 256},
+        "seeds": [42],
+    }
+    adapted = {
+        f"{role}-{pool}-{TA}-surgery": shared
+        | {"method": "surgery", "settings": {"suite": trained}}
+    }
+    write_json(
+        scored / "settings.json",
+        {"calibrate": {f"{role}-{pool}-{TA}-paper": run}, "adapt": adapted},
+    )
+    record = {
+        "seconds": {"calibrate_language": 4.0},
+        "host": {"cpu": "invented"},
+        "commit": "0" * 40,
+    }
     write_json(scored / "run.json", record)
 
 
 def _scores(suite, role, pool):
     larger = role in ("flan_t5_large", "llama_8b")
     tasks = GLUE if pool == "glue" else list(TESTS)
-    models = {key: level + (2 if larger else 0) - (4 if larger and key[1] == "featcal" else 0) for key, level in LEVELS.items()}
+    models = {
+        key: level + (2 if larger else 0) - (4 if larger and key[1] == "featcal" else 0)
+        for key, level in LEVELS.items()
+    }
     if pool == "glue":
         models["", "expert", ""] = 92 if larger else 90
-    rows = [(key, task, level + 0.5 * i) for key, level in models.items() for i, task in enumerate(tasks)]
+    rows = [
+        (key, task, level + 0.5 * i)
+        for key, level in models.items()
+        for i, task in enumerate(tasks)
+    ]
     if pool == "mergebench":
         base = {task: value for (_, method, _), task, value in rows if method == "base"}
         moved = {(d, task): 10 if TESTS[task] == d else -10 for d in DOMAINS for task in tasks}
-        rows += [(("", "expert", d), task, base[task] + change) for (d, task), change in moved.items()]
+        rows += [
+            (("", "expert", d), task, base[task] + change) for (d, task), change in moved.items()
+        ]
     for (upstream, method, setting), task, value in rows:
         drawn = method in ("featcal", "surgery", "prob_surgery")
-        words = {"suite": suite, "role": role, "pool": pool, "upstream": upstream, "method": method, "setting": setting}
+        words = {
+            "suite": suite,
+            "role": role,
+            "pool": pool,
+            "upstream": upstream,
+            "method": method,
+            "setting": setting,
+        }
         metric = "spearman" if task == "stsb" else "accuracy"
-        yield words | {"task": task, "metric": metric, "seed": 42 if drawn else "", "value": float(value), "count": 400}
+        yield words | {
+            "task": task,
+            "metric": metric,
+            "seed": 42 if drawn else "",
+            "value": float(value),
+            "count": 400,
+        }
 
 
 def _choice(pool):
@@ -77,9 +155,19 @@ def _choice(pool):
     experts = ("experts",) if pool == "glue" else DOMAINS
     higher = {task: 90.0 for task in columns}
     merged = {f"task_arithmetic {scale:g}": dict.fromkeys(columns, 70.0) for scale in (0.1, 0.3)}
-    return {"base": columns, **dict.fromkeys(experts, higher), "average": dict.fromkeys(columns, 65.0), **merged}
+    return {
+        "base": columns,
+        **dict.fromkeys(experts, higher),
+        "average": dict.fromkeys(columns, 65.0),
+        **merged,
+    }
 
 
 def _task(description, prompt, answer):
     rows = {"train": 10, "validation": 5, "test": 5}
-    return {"kind": "folder", "description": description, "rows": rows, "example": {"prompt": prompt, "answer": answer}}
+    return {
+        "kind": "folder",
+        "description": description,
+        "rows": rows,
+        "example": {"prompt": prompt, "answer": answer},
+    }

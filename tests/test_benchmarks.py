@@ -1,4 +1,6 @@
-"""The benchmarks' contestants agree at tiny sizes, and their helpers are right; nothing here is timed."""
+"""The benchmarks' contestants agree at tiny sizes, and their helpers are right; nothing here is
+timed.
+"""
 
 from argparse import Namespace
 from dataclasses import replace
@@ -29,20 +31,40 @@ from benchmarks import (
 from featcal.planning.meta_profiler import to_meta
 from featcal.settings import Calibration
 
-TINY = {"tasks": 2, "samples": 6, "layers": 2, "width": 64, "batch": 4, "repeats": 1, "device": "cpu", "threads": 1}
+TINY = {
+    "tasks": 2,
+    "samples": 6,
+    "layers": 2,
+    "width": 64,
+    "batch": 4,
+    "repeats": 1,
+    "device": "cpu",
+    "threads": 1,
+}
 TINY |= {"opponent": "plain", "products": "mkl", "warm": 1}
 
 
 @pytest.mark.parametrize("published", [False, True])
-@pytest.mark.parametrize("variant", [{}, {"ridge": 1e-3, "task_weights": "uniform"}, {"bias": False, "norm": False}])
+@pytest.mark.parametrize(
+    "variant", [{}, {"ridge": 1e-3, "task_weights": "uniform"}, {"bias": False, "norm": False}]
+)
 def test_opponents_of_the_benchmarks_equal_the_numpy_version(variant, published, monkeypatch):
-    monkeypatch.setattr(plain_version, "STABILISER", 0.0)  # without it the published form is the paper's to the last digits
+    monkeypatch.setattr(
+        plain_version, "STABILISER", 0.0
+    )  # without it the published form is the paper's to the last digits
     given, settings = experiment(), replace(PAPER, **variant)
     expected = plain_result(given, settings)
-    images = {task: torch.cat([b["pixel_values"] for b in batches]) for task, batches in given["batches"].items()}
-    model = plain_version.calibrate(given["merged"], given["base"], given["experts"], images, settings, published)
+    images = {
+        task: torch.cat([b["pixel_values"] for b in batches])
+        for task, batches in given["batches"].items()
+    }
+    model = plain_version.calibrate(
+        given["merged"], given["base"], given["experts"], images, settings, published
+    )
     for name, p in model.named_parameters():
-        np.testing.assert_allclose(p.detach().numpy(), expected[name], err_msg=name, rtol=1e-8, atol=1e-8)
+        np.testing.assert_allclose(
+            p.detach().numpy(), expected[name], err_msg=name, rtol=1e-8, atol=1e-8
+        )
 
 
 def test_operations_of_two_tasks_follow_from_those_of_one_and_two_batches():
@@ -51,7 +73,9 @@ def test_operations_of_two_tasks_follow_from_those_of_one_and_two_batches():
     with FlopCounterMode(display=False, custom_mapping=counted.SOLVED) as counter:
         images = {task: counted.pictures(count) for task in "ab"}
         plain_version.calibrate(model, model, dict.fromkeys("ab", model), images, Calibration())
-    behind = 4 * last.blocks[-1].forward  # batches behind the last block, which the published form leaves out
+    behind = (
+        4 * last.blocks[-1].forward
+    )  # batches behind the last block, which the published form leaves out
     assert counted.published(model, last, 2, count, 2) == counter.get_total_flops() - behind
 
 
@@ -76,7 +100,10 @@ def forked(tmp_path, monkeypatch):
 
 def test_both_write_the_same_model_from_folder_to_folder(tmp_path, capsys, forked):
     pairs = calibrate.in_children(Namespace(**TINY, folders=1), tmp_path)
-    assert len(pairs) == 1 and min(taken[field] for taken in pairs[0] for field in ("bytes", "clock", "processor")) > 0
+    assert (
+        len(pairs) == 1
+        and min(taken[field] for taken in pairs[0] for field in ("bytes", "clock", "processor")) > 0
+    )
     calibrate.print_folders(pairs, "cpu")
     said = capsys.readouterr().out
     assert said.count("folder to folder") == 3 and "peak host memory" in said
@@ -93,7 +120,9 @@ def test_both_give_the_same_answers_to_the_same_pictures(tmp_path, monkeypatch):
     args = Namespace(samples=10, width=64, layers=1, image=64, batch=4, repeats=1, device="cpu")
     assert {len(pairs) for pairs in evaluate.compare(tmp_path / "first", args).values()} == {1}
     honest = evaluate.mapped_images
-    shuffled = lambda *given: replace(honest(*given), labels=honest(*given).labels[::-1].copy() * 0 + 9)  # noqa: E731
+    shuffled = lambda *given: replace(
+        honest(*given), labels=honest(*given).labels[::-1].copy() * 0 + 9
+    )  # noqa: E731
     monkeypatch.setattr(evaluate, "mapped_images", shuffled)
     with pytest.raises(AssertionError, match="the results differ"):
         evaluate.compare(tmp_path / "second", args)
@@ -145,7 +174,9 @@ def test_a_job_beside_another_writes_the_same(tmp_path, monkeypatch):
 
     popen = neighbours.subprocess.Popen
     monkeypatch.setattr(neighbours.subprocess, "Popen", start)
-    assert [(name, count) for name, count, _ in neighbours.slow_downs(args, tmp_path)] == [("passive", 1)]
+    assert [(name, count) for name, count, _ in neighbours.slow_downs(args, tmp_path)] == [
+        ("passive", 1)
+    ]
 
 
 def test_solutions_are_near_the_tall_least_squares_problem_and_ours_the_nearest():
@@ -172,6 +203,9 @@ def test_peak_memory_counts_what_was_freed_again():
 def test_operations_of_a_variant_are_those_that_ran():
     args = Namespace(**TINY)
     own, twice, sites = (
-        beyond.operations(args, replace(beyond.PAPER, **more)) for more in ({}, {"sweeps": 2}, {"order": "sites"})
+        beyond.operations(args, replace(beyond.PAPER, **more))
+        for more in ({}, {"sweeps": 2}, {"order": "sites"})
     )
-    assert own < min(twice, sites) and max(twice, sites) < 2 * own  # the check and the way to the first block are made once
+    assert (
+        own < min(twice, sites) and max(twice, sites) < 2 * own
+    )  # the check and the way to the first block are made once

@@ -15,7 +15,11 @@ ROOT = Path(__file__).parent.parent
 
 def code_of(page: str) -> list[str]:
     """The blocks of Python on a page of the book."""
-    return re.findall(r"^```python\n(.*?)^```$", (ROOT / "book" / page).read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return re.findall(
+        r"^```python\n(.*?)^```$",
+        (ROOT / "book" / page).read_text("utf-8"),
+        flags=re.DOTALL | re.MULTILINE,
+    )
 
 
 @pytest.fixture
@@ -41,8 +45,16 @@ def test_the_page_on_extending_runs_from_top_to_bottom(tables, tmp_path, monkeyp
         "['encoder.00', 'encoder.01', 'decoder.00', 'decoder.01']",
         "40 ('bright', 'dark')",
     ]
-    halves = [namespace[name].state_dict()["encoder.layers.0.fc1.weight"] for name in ("halfway", "base")]
-    middle = torch.stack([e.state_dict()["encoder.layers.0.fc1.weight"] for e in namespace["experts"].values()]).median(0).values
+    halves = [
+        namespace[name].state_dict()["encoder.layers.0.fc1.weight"] for name in ("halfway", "base")
+    ]
+    middle = (
+        torch.stack(
+            [e.state_dict()["encoder.layers.0.fc1.weight"] for e in namespace["experts"].values()]
+        )
+        .median(0)
+        .values
+    )
     assert torch.allclose(halves[0], (halves[1] + middle) / 2)
 
 

@@ -1,4 +1,6 @@
-"""The rehearsal's part for a GPU, in a small form on the CPU; and memory that runs out while a model is calibrated."""
+"""The rehearsal's part for a GPU, in a small form on the CPU; and memory that runs out while a
+model is calibrated.
+"""
 
 import language
 import pytest
@@ -8,11 +10,27 @@ from featcal.cli import main as cli
 from scripts import full_size
 
 BRIEF = {"samples": 6, "tasks": ("mnist", "dtd")}
-TEXT = {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_heads": 4, "num_layers": 1, "num_decoder_layers": 1, "vocab_size": 64}
-VISION = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 64}
+TEXT = {
+    "d_model": 16,
+    "d_kv": 4,
+    "d_ff": 32,
+    "num_heads": 4,
+    "num_layers": 1,
+    "num_decoder_layers": 1,
+    "vocab_size": 64,
+}
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 64,
+}
 
 
-@pytest.mark.parametrize("size", [full_size.vision(**VISION), full_size.text(**TEXT)], ids=["vision", "text"])
+@pytest.mark.parametrize(
+    "size", [full_size.vision(**VISION), full_size.text(**TEXT)], ids=["vision", "text"]
+)
 def test_both_architectures_are_built_merged_and_calibrated(size):
     took = full_size.calibrated(size, "cpu", **BRIEF)
     assert took.merge > 0 and took.cost.seconds > 0 and took.cost.peak_device_bytes == 0
@@ -23,7 +41,8 @@ def test_full_sizes_are_those_of_the_papers_models():
     with torch.device("meta"):
         vision, text = full_size.vision().build(), full_size.text().build()
     assert sum(p.numel() for p in vision.parameters()) == 87_456_000
-    # the published count; this version ties the head of a new model to its embeddings, which the published one does not
+    # the published count; this version ties the head of a new model to its embeddings, which the
+    # published one does not
     assert sum(p.numel() for p in text.parameters()) + 32128 * 768 == 247_577_856
 
 
@@ -36,11 +55,15 @@ def test_without_a_gpu_it_says_that_it_needs_one(monkeypatch, capsys):
 @pytest.mark.parametrize(
     "error",
     [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. Of the allocated memory 70 GiB is ours."),
+        torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. Of the allocated memory 70 GiB is ours."
+        ),
         MemoryError(),
     ],
 )
-def test_memory_that_runs_out_is_one_message_and_nothing_half_written(tmp_path, monkeypatch, capsys, error):
+def test_memory_that_runs_out_is_one_message_and_nothing_half_written(
+    tmp_path, monkeypatch, capsys, error
+):
     for seed, name in enumerate(("base", "expert", "merged")):
         language.folder(tmp_path / name, "llama", seed)
     language.jsonl(tmp_path / "train.jsonl", [{"text": text} for text in language.WORDS])
@@ -49,12 +72,19 @@ def test_memory_that_runs_out_is_one_message_and_nothing_half_written(tmp_path, 
         raise error
 
     monkeypatch.setattr(torch.linalg, "cholesky_ex", full)
-    models = [f"--{name}={tmp_path / name}" for name in ("merged", "base")] + [f"--expert=a={tmp_path / 'expert'}"]
+    models = [f"--{name}={tmp_path / name}" for name in ("merged", "base")] + [
+        f"--expert=a={tmp_path / 'expert'}"
+    ]
     data = [f"--data=a={tmp_path / 'train.jsonl'}", "--samples", "4", "--batch", "2"]
     before = {path for path in tmp_path.rglob("*")}
     assert cli.main(["calibrate", *models, *data, "--out", str(tmp_path / "new")]) == cli.MISTAKE
     said = capsys.readouterr().err
-    assert said.count("featcal:") == 1 and "Traceback" not in said and "not enough memory" in said and "lower --batch" in said
+    assert (
+        said.count("featcal:") == 1
+        and "Traceback" not in said
+        and "not enough memory" in said
+        and "lower --batch" in said
+    )
     assert {path for path in tmp_path.rglob("*")} == before
 
 

@@ -1,4 +1,6 @@
-"""Who may import whom, read from the source of every file; nothing is run but the report's imports."""
+"""Who may import whom, read from the source of every file; nothing is run but the report's
+imports.
+"""
 
 import ast
 import subprocess
@@ -52,11 +54,35 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
     "mini": {"data"},
     "suites": KNOWN | {"language", "mini"},
     "doctor": KNOWN | {"language", "report.pages", "suites"},
-    "stages": KNOWN | {"language", "mini", "suites", "profiling", "report.artifact", "report.execute", "report.summary"},
+    "stages": KNOWN
+    | {
+        "language",
+        "mini",
+        "suites",
+        "profiling",
+        "report.artifact",
+        "report.execute",
+        "report.summary",
+    },
     "playground": KNOWN | {"suites", "stages", "report"},
 }
-FEATCAL_IN_REPORT = {"errors", "settings", "storage.atomic", "storage.results"}  # of the library, what needs no torch
-HEAVY = {"dvc", "papermill", "pandas", "matplotlib", "seaborn", "scipy", "sklearn", "nbclient", "lm_eval"}
+FEATCAL_IN_REPORT = {
+    "errors",
+    "settings",
+    "storage.atomic",
+    "storage.results",
+}  # of the library, what needs no torch
+HEAVY = {
+    "dvc",
+    "papermill",
+    "pandas",
+    "matplotlib",
+    "seaborn",
+    "scipy",
+    "sklearn",
+    "nbclient",
+    "lm_eval",
+}
 FOREIGN = {  # what some rooms do not know, of other people's packages
     "featcal": HEAVY | {"open_clip"},
     "featcal.core": {"transformers", "datasets"},
@@ -64,7 +90,8 @@ FOREIGN = {  # what some rooms do not know, of other people's packages
     "reproduction.report": {"torch", "transformers", "datasets", "safetensors"},
     "reproduction.profiling": {"torch", "transformers"},
 }
-# `import featcal` itself is free of weight and order; a file that uses featcal.merge or featcal.calibrate names its home like
+# `import featcal` itself is free of weight and order; a file that uses featcal.merge or
+# featcal.calibrate names its home like
 # this
 LAZY = {
     "merge": "merging.merge", "surgery": "rivals.surgery", "prob_surgery": "rivals.prob_surgery", "tune": "tuning.tune",
@@ -86,7 +113,9 @@ def modules() -> dict[str, Path]:
 
 @cache
 def imports(path: Path) -> list[tuple[int, str]]:
-    """Line and full name of everything a file imports, wherever in the file, and of featcal's names loaded on first use."""
+    """Line and full name of everything a file imports, wherever in the file, and of featcal's names
+    loaded on first use.
+    """
     found = []
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
@@ -94,7 +123,11 @@ def imports(path: Path) -> list[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: relative import"
             found += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "featcal":
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "featcal"
+        ):
             if node.attr in LAZY:
                 found.append((node.lineno, f"featcal.{LAZY[node.attr]}"))
     return found
@@ -128,10 +161,16 @@ def within(name: str, allowed: set[str]) -> bool:
 
 def test_the_library_knows_nothing_of_the_reproduction():
     backwards = [
-        f"{place}: {there}" for module, there, place in edges() if module.startswith("featcal") and "reproduction" in there
+        f"{place}: {there}"
+        for module, there, place in edges()
+        if module.startswith("featcal") and "reproduction" in there
     ]
     assert not backwards
-    named = [name for name, path in modules().items() if name.startswith("featcal") and "reproduction" in path.read_text("utf-8")]
+    named = [
+        name
+        for name, path in modules().items()
+        if name.startswith("featcal") and "reproduction" in path.read_text("utf-8")
+    ]
     assert not named, "its commands come by entry points, which name it in its own pyproject.toml"
 
 
@@ -144,7 +183,9 @@ def test_every_room_imports_only_what_its_floor_may():
                 wrong.append(f"{place}: the report imports {there}")
             continue
         table = MAY_IMPORT if package == "featcal" else REPRODUCTION
-        assert room(module) in table, f"{place}: {room(module)} has no floor; give it one in {Path(__file__).name}"
+        assert room(module) in table, (
+            f"{place}: {room(module)} has no floor; give it one in {Path(__file__).name}"
+        )
         if inside and room(module) != room(there) and not within(inside, table[room(module)]):
             wrong.append(f"{place}: {room(module)} imports {inside}")
     assert not wrong, "\n".join(wrong)
@@ -152,7 +193,9 @@ def test_every_room_imports_only_what_its_floor_may():
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_file_imports_one_that_imports_it(package):
-    """However long the way round, and for types too; the names that `featcal` itself loads on first use are no imports."""
+    """However long the way round, and for types too; the names that `featcal` itself loads on first
+    use are no imports.
+    """
     graph: dict[str, set[str]] = {}
     for module, there, _ in edges():
         if module != package and module.startswith(package) and there.startswith(package):
@@ -167,8 +210,14 @@ def test_no_file_imports_one_that_imports_it(package):
 def test_rooms_import_none_of_the_packages_they_do_not_know():
     wrong = []
     for module, path in modules().items():
-        unknown = set().union(*(names for place, names in FOREIGN.items() if within(module, {place})))
-        wrong += [f"{path.relative_to(ROOT)}:{line}: {name}" for line, name in imports(path) if name.split(".")[0] in unknown]
+        unknown = set().union(
+            *(names for place, names in FOREIGN.items() if within(module, {place}))
+        )
+        wrong += [
+            f"{path.relative_to(ROOT)}:{line}: {name}"
+            for line, name in imports(path)
+            if name.split(".")[0] in unknown
+        ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -177,5 +226,7 @@ def test_importing_the_report_loads_neither_torch_nor_transformers():
     assert len(names) > 10
     heavy = ("torch", "torchvision", "transformers", "datasets", "safetensors")
     code = f"import sys, importlib\nfor n in {names}: importlib.import_module(n)\nprint([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT
+    )
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

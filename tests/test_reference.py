@@ -1,4 +1,6 @@
-"""Pages of the reference: whatever they are generated from is complete, and nothing in their lists is left over."""
+"""Pages of the reference: whatever they are generated from is complete, and nothing in their lists
+is left over.
+"""
 
 import sys
 from pathlib import Path
@@ -17,9 +19,15 @@ WORDS = yaml.safe_load((ROOT / "book" / "reference" / "words.yaml").read_text("u
 
 
 def test_every_public_name_has_its_place():
-    assert {f"featcal.{name}" for name in featcal.__all__ if name != "__version__"} == set(api.PUBLIC)
+    assert {f"featcal.{name}" for name in featcal.__all__ if name != "__version__"} == set(
+        api.PUBLIC
+    )
     text = api.text(ROOT)
-    assert "ridge: Positive" in text and "anchor_blend: float" in text and "experts: Mapping[str, Model]" in text
+    assert (
+        "ridge: Positive" in text
+        and "anchor_blend: float" in text
+        and "experts: Mapping[str, Model]" in text
+    )
 
 
 def test_every_command_and_option_has_its_place():
@@ -30,7 +38,9 @@ def test_every_command_and_option_has_its_place():
     text = commands.text(ROOT)
     for name, command in get_command(app).commands.items():
         assert f"## featcal {name}\n" in text
-        assert all(parameter.opts[0].strip("-").upper() in text.upper() for parameter in command.params), name
+        assert all(
+            parameter.opts[0].strip("-").upper() in text.upper() for parameter in command.params
+        ), name
 
 
 def test_every_key_of_params_yaml_has_a_meaning_and_no_meaning_is_left_over():
@@ -53,6 +63,10 @@ def test_every_result_file_and_column_has_a_meaning_and_no_meaning_is_left_over(
 
 
 def test_every_error_has_an_example_and_every_message_says_what_to_do():
-    defined = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+    defined = {
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, Exception)
+    }
     assert defined - set(messages.SILENT) == set(messages.EXAMPLES)
     assert all(len(messages.message(name)) > 30 for name in messages.EXAMPLES)

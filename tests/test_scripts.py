@@ -8,12 +8,23 @@ from featcal.settings import PRESETS
 from featcal.storage.results import SCORES, read_json, write_rows
 from scripts import accept, campaign, choose_preset, compare_results
 
-MODEL = {"suite": "mini", "role": "clip_b32", "pool": 8, "upstream": "average", "method": "merged", "setting": "", "seed": ""}
+MODEL = {
+    "suite": "mini",
+    "role": "clip_b32",
+    "pool": 8,
+    "upstream": "average",
+    "method": "merged",
+    "setting": "",
+    "seed": "",
+}
 
 
 def results(folder, count=500, **values):
     """A results folder with one model's score per task, and a file of another kind beside it."""
-    rows = [{**MODEL, "task": task, "metric": "accuracy", "value": value, "count": count} for task, value in values.items()]
+    rows = [
+        {**MODEL, "task": task, "metric": "accuracy", "value": value, "count": count}
+        for task, value in values.items()
+    ]
     write_rows(folder / "mini" / "scores/clip_b32-8/scores.csv", rows, SCORES)
     write_rows(folder / "mini/drift/clip_b32-8/drift.csv", [{"block": "00"}], ("block",))
     return str(folder)
@@ -30,7 +41,9 @@ def results(folder, count=500, **values):
         ({"mnist": 90.0, "dtd": 50.0, "svhn": 70.0, "sun397": 60.0}, 1),  # one too many
     ],
 )
-def test_recomputed_scores_pass_within_one_point_of_the_average_and_three_of_a_task(tmp_path, recomputed, code):
+def test_recomputed_scores_pass_within_one_point_of_the_average_and_three_of_a_task(
+    tmp_path, recomputed, code
+):
     committed = results(tmp_path / "committed", mnist=90.0, dtd=50.0, svhn=70.0)
     assert compare_results.main([committed, results(tmp_path / "recomputed", **recomputed)]) == code
 
@@ -38,7 +51,12 @@ def test_recomputed_scores_pass_within_one_point_of_the_average_and_three_of_a_t
 def test_of_a_quarter_of_the_answers_twice_as_much_passes(tmp_path):
     committed = results(tmp_path / "committed", 125, mnist=90.0, dtd=50.0, svhn=70.0)
     for moved, code in ((95.9, 0), (96.1, 1)):
-        assert compare_results.main([committed, results(tmp_path / str(moved), 125, mnist=moved, dtd=50.0, svhn=70.0)]) == code
+        assert (
+            compare_results.main(
+                [committed, results(tmp_path / str(moved), 125, mnist=moved, dtd=50.0, svhn=70.0)]
+            )
+            == code
+        )
 
 
 def test_empty_results_do_not_pass_as_equal(tmp_path):
@@ -50,7 +68,9 @@ def test_stages_with_changed_code_alone_may_be_recorded_and_pages_are_left_to_be
         "merge@a": [{"changed deps": {"featcal/merging": "modified"}}],
         "page@table01": [{"changed deps": {"notebooks/table01.ipynb": "modified"}}],
         "page_method": [{"changed deps": {"featcal/core": "modified"}}],
-        "playground": [{"changed deps": {"featcal/core": "modified", "reproduction/report": "modified"}}],
+        "playground": [
+            {"changed deps": {"featcal/core": "modified", "reproduction/report": "modified"}}
+        ],
         "book": [{"changed outs": {"book/_build/html": "deleted"}}],
     }
     assert accept.only_code_changed(status) == ["merge@a"]
@@ -59,7 +79,12 @@ def test_stages_with_changed_code_alone_may_be_recorded_and_pages_are_left_to_be
 @pytest.mark.parametrize(
     "entry",
     [
-        {"changed deps": {"featcal/merging": "modified", "params.yaml": {"merge.a.mini": "modified"}}},
+        {
+            "changed deps": {
+                "featcal/merging": "modified",
+                "params.yaml": {"merge.a.mini": "modified"},
+            }
+        },
         {"changed deps": {"reproduction/mini/models/clip_b32": "modified"}},
         {"changed deps": {"outputs/mini/data": "modified"}},
         {"changed outs": {"results/mini/scores/clip_b32-8/scores.csv": "modified"}},
@@ -68,10 +93,14 @@ def test_stages_with_changed_code_alone_may_be_recorded_and_pages_are_left_to_be
 )
 def test_a_stage_that_differs_by_more_than_its_code_is_refused_by_name(entry):
     with pytest.raises(accept.Refused, match="merge@a"):
-        accept.only_code_changed({"merge@a": [{"changed deps": {"featcal/merging": "modified"}}, entry]})
+        accept.only_code_changed(
+            {"merge@a": [{"changed deps": {"featcal/merging": "modified"}}, entry]}
+        )
 
 
-@pytest.mark.parametrize("after", [{"a": "1", "b": "3"}, {"a": "1"}, {"a": "1", "b": "2", "c": "4"}])
+@pytest.mark.parametrize(
+    "after", [{"a": "1", "b": "3"}, {"a": "1"}, {"a": "1", "b": "2", "c": "4"}]
+)
 def test_other_bytes_of_the_smoke_graph_stop_the_acceptance(after):
     with pytest.raises(accept.Refused, match="  [bc]"):
         accept.require_same({"a": "1", "b": "2"}, after)
@@ -83,20 +112,32 @@ def test_a_smoke_graph_that_wrote_nothing_proves_nothing():
 
 
 def test_the_families_in_the_readme_are_what_becomes_of_them():
-    """Each is merged, calibrated and measured, or refused by one message; nothing else may happen."""
+    """Each is merged, calibrated and measured, or refused by one message; nothing else may
+    happen.
+    """
     found = {name: campaign.judged(run)[0] for name, (run, _) in campaign.families().items()}
     assert set(found.values()) == {campaign.OK, campaign.NAMED}, found
     lines = (Path(__file__).parents[1] / "README.md").read_text().splitlines()
-    assert [line.strip() for line in lines if line.strip() in campaign.matrix(found)] == campaign.matrix(found)
+    assert [
+        line.strip() for line in lines if line.strip() in campaign.matrix(found)
+    ] == campaign.matrix(found)
 
 
 def test_the_preset_is_what_its_choice_found():
     found = read_json(choose_preset.FOUND)
-    assert PRESETS["best"] == choose_preset.choice(found["averages"])["settings"] == found["settings"]
+    assert (
+        PRESETS["best"] == choose_preset.choice(found["averages"])["settings"] == found["settings"]
+    )
 
 
 def test_the_choice_is_the_best_mean_of_candidates_that_every_model_knows():
     first, second, third, *_ = choose_preset.candidates()
-    found = choose_preset.choice({"a": {first: 80.0, second: 70.0, third: 99.0}, "b": {first: 60.0, second: 72.0}})
+    found = choose_preset.choice(
+        {"a": {first: 80.0, second: 70.0, third: 99.0}, "b": {first: 60.0, second: 72.0}}
+    )
     assert found["means"] == {first: 70.0, second: 71.0}
-    assert found["settings"] == choose_preset.FORM | {"ridge": 1e-4, "anchor_blend": 1.0, "interpolation": 1.0}
+    assert found["settings"] == choose_preset.FORM | {
+        "ridge": 1e-4,
+        "anchor_blend": 1.0,
+        "interpolation": 1.0,
+    }

@@ -1,4 +1,6 @@
-"""Public functions name all that they take, and batches read from files are those of the command line."""
+"""Public functions name all that they take, and batches read from files are those of the command
+line.
+"""
 
 from dataclasses import fields
 from inspect import Parameter, signature
@@ -18,7 +20,9 @@ from featcal.models.skeleton import skeleton
 
 
 def test_the_settings_of_merge_are_those_of_its_methods():
-    """Each with the types that methods give it; `exclude` may be a list as well, which is made a tuple."""
+    """Each with the types that methods give it; `exclude` may be a list as well, which is made a
+    tuple.
+    """
     listed, known = get_type_hints(MergeSettings), {"exclude": list[str]}
     for method in SETTINGS.values():
         for field in fields(method):
@@ -29,7 +33,11 @@ def test_the_settings_of_merge_are_those_of_its_methods():
 
 @pytest.mark.parametrize("name", sorted(set(featcal.__all__) - {"__version__"}))
 def test_no_public_function_takes_just_anything(name):
-    loose = [p.name for p in signature(getattr(featcal, name)).parameters.values() if p.kind == Parameter.VAR_KEYWORD]
+    loose = [
+        p.name
+        for p in signature(getattr(featcal, name)).parameters.values()
+        if p.kind == Parameter.VAR_KEYWORD
+    ]
     assert loose == (["settings"] if name == "merge" else [])
 
 
@@ -45,7 +53,9 @@ def folders(tmp_path):
     for number, task in enumerate(("b", "a")):
         (tmp_path / task / "train").mkdir(parents=True)
         for i in range(6):
-            Image.new("RGB", (9, 9), (40 * i, 90 * number, 7)).save(tmp_path / task / "train" / f"{i}.png")
+            Image.new("RGB", (9, 9), (40 * i, 90 * number, 7)).save(
+                tmp_path / task / "train" / f"{i}.png"
+            )
     return tmp_path
 
 
@@ -59,14 +69,18 @@ def test_batches_are_those_that_the_command_draws(folders):
         for _ in range(2):  # they can be read again
             pairs = list(zip(ours[task], theirs[task], strict=True))
             assert [len(one["pixel_values"]) for one, _ in pairs] == [2, 2, 1]
-            assert all(torch.equal(one["pixel_values"], other["pixel_values"]) for one, other in pairs)
+            assert all(
+                torch.equal(one["pixel_values"], other["pixel_values"]) for one, other in pairs
+            )
 
 
 def test_samples_held_out_are_others_than_those_drawn(folders, monkeypatch):
     monkeypatch.setattr("featcal.data.calibration.LEAST_HELD_OUT", 2)
     model, places = skeleton(folders / "base")[0], {"a": Place(folders / "a")}
     given = model, [folders / "base"], places
-    ours, others = (next(iter(make(*given, Draw(4, 3, 6))["a"]))["pixel_values"] for make in (drawn, held_out))
+    ours, others = (
+        next(iter(make(*given, Draw(4, 3, 6))["a"]))["pixel_values"] for make in (drawn, held_out)
+    )
     assert len(others) == 2 and len(torch.cat([ours, others]).unique(dim=0)) == 6
     assert not held_out(*given, Draw(5, 3, 6))
 

@@ -24,18 +24,30 @@ def text(name: str) -> str:
 
 def tracked() -> list[Path]:
     """What git holds; of an unpacked archive, everything but what is computed or installed."""
-    done = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True, check=False, cwd=ROOT)
+    done = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
     if done.returncode == 0 and done.stdout:
         return [path for line in done.stdout.splitlines() if (path := ROOT / line).is_file()]
     computed = {".venv", "outputs", "_build", ".featcal", "cache", "tmp", "__pycache__", ".git"}
     computed |= {"featcal.egg-info", "featcal_reproduction.egg-info"}
-    return [path for path in ROOT.rglob("*") if path.is_file() and not computed & set(path.relative_to(ROOT).parts)]
+    return [
+        path
+        for path in ROOT.rglob("*")
+        if path.is_file() and not computed & set(path.relative_to(ROOT).parts)
+    ]
 
 
 def test_every_target_of_the_makefile_installs_first_what_it_needs():
     for target in re.search(r"^\.PHONY: (.+)", text("Makefile"), re.M)[1].split():
         command = ["make", "--dry-run", target, "VENV=not-there"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60
+        )
         assert done.returncode == 0, done.stderr
         assert ("pip install" in done.stdout) == (target not in ("help", "clean")), target
 
@@ -47,7 +59,12 @@ def test_a_version_is_the_same_wherever_it_is_written_and_the_changelog_begins_w
 
 def test_zenodo_is_told_what_the_citation_says():
     told, cited = json.loads(text(".zenodo.json")), yaml.safe_load(text("CITATION.cff"))
-    alike = {"title": "title", "description": "abstract", "keywords": "keywords", "license": "license"}
+    alike = {
+        "title": "title",
+        "description": "abstract",
+        "keywords": "keywords",
+        "license": "license",
+    }
     assert {name: told[name] for name in alike} == {name: cited[key] for name, key in alike.items()}
     assert [one["name"] for one in told["creators"]] == [one["name"] for one in cited["authors"]]
 
@@ -59,8 +76,12 @@ def test_every_file_that_the_readme_links_is_there():
 
 
 def test_tracked_files_name_neither_this_machine_nor_a_registry():
-    here = [re.escape(str(path)) for path in (ROOT, ROOT.parent, Path.home()) if len(path.parts) > 1]
-    machine = re.compile(rf"(?<![\w.}}/-])({'|'.join(here)}|/home/\w+)/|file:///|find-links|index-url")
+    here = [
+        re.escape(str(path)) for path in (ROOT, ROOT.parent, Path.home()) if len(path.parts) > 1
+    ]
+    machine = re.compile(
+        rf"(?<![\w.}}/-])({'|'.join(here)}|/home/\w+)/|file:///|find-links|index-url"
+    )
     found = []
     for path in tracked():
         if path.suffix in {".safetensors", ".png", ".parquet", ".js"} or path == Path(__file__):

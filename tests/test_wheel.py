@@ -1,4 +1,6 @@
-"""`pip install .`: the library alone, which calibrates without anything of the reproduction or of what that needs."""
+"""`pip install .`: the library alone, which calibrates without anything of the reproduction or of
+what that needs.
+"""
 
 import os
 import shutil
@@ -77,10 +79,22 @@ def wheel(tmp_path_factory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, folder / name)
     for package in ("featcal", "reproduction"):
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    code = "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"
+        shutil.copytree(
+            ROOT / package,
+            folder / package,
+            ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"),
+        )
+    code = (
+        "import sys; from setuptools.build_meta import build_wheel; print(build_wheel(sys.argv[1]))"
+    )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([sys.executable, "-c", code, "dist"], cwd=folder, capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code, "dist"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
     assert done.returncode == 0, done.stderr
     return folder / "dist" / done.stdout.split()[-1]
 
@@ -97,7 +111,12 @@ def test_the_wheel_holds_the_library_and_no_models(wheel):
 def needed() -> dict[str, Distribution]:
     """What `pip install .` brings without extras, by name, as it is installed here."""
     found: dict[str, Distribution] = {}
-    asked = [Requirement(line) for line in tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]]
+    asked = [
+        Requirement(line)
+        for line in tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+            "dependencies"
+        ]
+    ]
     while asked:
         one = asked.pop()
         name = canonicalize_name(one.name)
@@ -108,11 +127,15 @@ def needed() -> dict[str, Distribution]:
 
 
 def test_with_the_wheel_alone_two_modules_are_merged_and_calibrated(wheel, tmp_path):
-    """Beside the wheel lies what its own dependencies bring, but for pandas, which only `datasets` wants."""
+    """Beside the wheel lies what its own dependencies bring, but for pandas, which only `datasets`
+    wants.
+    """
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
     for name, one in needed().items():
-        for top in {file.parts[0] for file in one.files or () if file.parts[0] not in ("..", "__pycache__")}:
+        for top in {
+            file.parts[0] for file in one.files or () if file.parts[0] not in ("..", "__pycache__")
+        }:
             if name != "pandas" and not (site / top).exists():
                 (site / top).symlink_to(one.locate_file(top))
     command = [sys.executable, "-I", "-S", "-c", CALIBRATES, str(site)]

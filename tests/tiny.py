@@ -1,4 +1,6 @@
-"""Pico models and batches for tests: two blocks, 32 features, made in memory from a seed (conftest imports featcal first)."""
+"""Pico models and batches for tests: two blocks, 32 features, made in memory from a seed (conftest
+imports featcal first).
+"""
 
 import copy
 
@@ -20,7 +22,9 @@ def seeded(seed):
 
 
 def make(build, seed=0, dtype=torch.float64):
-    """A model in evaluation mode whose every parameter comes from the seed; no gain, shift or bias is trivial."""
+    """A model in evaluation mode whose every parameter comes from the seed; no gain, shift or bias
+    is trivial.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = build().to(dtype).eval()
@@ -29,7 +33,9 @@ def make(build, seed=0, dtype=torch.float64):
 
 def clip(seed=0, dtype=torch.float64, width=32, **more):
     """A CLIP vision tower of 5 tokens."""
-    config = tf.CLIPVisionConfig(**(VISION | {"hidden_size": width, "intermediate_size": 3 * width} | more))
+    config = tf.CLIPVisionConfig(
+        **(VISION | {"hidden_size": width, "intermediate_size": 3 * width} | more)
+    )
     return make(lambda: tf.CLIPVisionModel(config), seed, dtype)
 
 
@@ -62,12 +68,20 @@ def experiment(dtype=torch.float64, tasks=TASKS, count=6, batch=3, build=clip):
     base = build(dtype=dtype)
     experts = {task: shifted(base, 10 + i) for i, task in enumerate(tasks)}
     batches = {task: images(100 + i, count, batch, dtype) for i, task in enumerate(tasks)}
-    return {"merged": averaged(list(experts.values())), "base": base, "experts": experts, "batches": batches}
+    return {
+        "merged": averaged(list(experts.values())),
+        "base": base,
+        "experts": experts,
+        "batches": batches,
+    }
 
 
 def difference(a, b):
     """Largest difference between the parameters of two models."""
-    return max(float((p - q).detach().abs().max()) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+    return max(
+        float((p - q).detach().abs().max())
+        for p, q in zip(a.parameters(), b.parameters(), strict=True)
+    )
 
 
 def same_bits(a, b):

@@ -1,4 +1,5 @@
-"""Keeps the book free of the network: drops the launcher that names a CDN, and puts what pages link to inside the site.
+"""Keeps the book free of the network: drops the launcher that names a CDN, and puts what pages link
+to inside the site.
 
 Also mends what the builder writes and a screen reader cannot follow.
 """
@@ -9,8 +10,12 @@ from pathlib import Path
 
 
 def mend_list(app, pagename, templatename, context, doctree):
-    """Take from the list of sources a role that its entries, which have roles of their own, do not fit."""
-    context["body"] = context.get("body", "").replace('<div role="list" class="citation-list">', '<div class="citation-list">')
+    """Take from the list of sources a role that its entries, which have roles of their own, do not
+    fit.
+    """
+    context["body"] = context.get("body", "").replace(
+        '<div role="list" class="citation-list">', '<div class="citation-list">'
+    )
 
 
 def drop_launcher(app, pagename, templatename, context, doctree):
@@ -24,16 +29,22 @@ def drop_launcher(app, pagename, templatename, context, doctree):
 
 
 def mend_search_page(app, error):
-    """Give the field in the text of the search page an id of its own; the theme's hidden field has the same one."""
+    """Give the field in the text of the search page an id of its own; the theme's hidden field has
+    the same one.
+    """
     page = Path(app.outdir) / "search.html"
     if error or not page.is_file():
         return
     hidden, name, rest = page.read_text("utf-8").partition('id="search-input"')
-    page.write_text(hidden + name + rest.replace(name, 'id="search-page-input"') if name else hidden, "utf-8")
+    page.write_text(
+        hidden + name + rest.replace(name, 'id="search-page-input"') if name else hidden, "utf-8"
+    )
 
 
 def copy_linked_files(app, error):
-    """Copy result files and notebook sources beside the pages, so that their links work wherever the site is put."""
+    """Copy result files and notebook sources beside the pages, so that their links work wherever
+    the site is put.
+    """
     if error or app.builder.format != "html":
         return
     for folder, ending in (("results", "**/*.*"), ("notebooks", "*.ipynb")):
@@ -45,7 +56,9 @@ def copy_linked_files(app, error):
 
 
 def copy_plotly(app, error):
-    """Copy plotly.js from the installed package beside the book's own scripts: once, and not into git."""
+    """Copy plotly.js from the installed package beside the book's own scripts: once, and not into
+    git.
+    """
     if error or app.builder.format != "html":
         return
     source = resources.files("plotly").joinpath("package_data", "plotly.min.js")

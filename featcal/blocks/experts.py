@@ -1,7 +1,9 @@
-"""Mixtures of experts: experts that lie in one tensor, as linears that calibration can solve, and who takes which tokens.
+"""Mixtures of experts: experts that lie in one tensor, as linears that calibration can solve, and
+who takes which tokens.
 
-transformers 5 keeps the experts of a layer as gate_up_proj (E, 2i, d) and down_proj (E, d, i) and hands them tokens with the
-router's choice. The linears here are views of these tensors: what is written into them is written there, and nothing is copied.
+transformers 5 keeps the experts of a layer as gate_up_proj (E, 2i, d) and down_proj (E, d, i) and
+hands them tokens with the router's choice. The linears here are views of these tensors: what is
+written into them is written there, and nothing is copied.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +21,9 @@ ROUNDING = 1e-5  # of the largest feature, of products that are the same but for
 
 
 class View(nn.Linear):
-    """A linear whose weight (o, d) is part of another module's parameter; it has no parameter itself."""
+    """A linear whose weight (o, d) is part of another module's parameter; it has no parameter
+    itself.
+    """
 
     def __init__(self, weight: Tensor):
         nn.Module.__init__(self)
@@ -33,7 +37,12 @@ class Expert(nn.Module):
     def __init__(self, gate_up: Tensor, down: Tensor, act: nn.Module):
         super().__init__()
         gate, up = gate_up.chunk(2)
-        self.gate_proj, self.up_proj, self.down_proj, self.act_fn = View(gate), View(up), View(down), act
+        self.gate_proj, self.up_proj, self.down_proj, self.act_fn = (
+            View(gate),
+            View(up),
+            View(down),
+            act,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
@@ -45,10 +54,12 @@ class Expert(nn.Module):
 
 
 class Unpacked(nn.Module):
-    """Packed experts as modules "0", "1", ...; their parameters stay the packed ones, under their own names.
+    """Packed experts as modules "0", "1", ...; their parameters stay the packed ones, under their
+    own names.
 
     rows: of each expert the tokens (row numbers of (batch · tokens, d)) that came to it last.
-    lead: rows of another model to run the experts on for who watches them; what is put out follows the own router all the same.
+    lead: rows of another model to run the experts on for who watches them; what is put out follows
+    the own router all the same.
     """
 
     def __init__(self, packed: nn.Module):
@@ -68,7 +79,10 @@ class Unpacked(nn.Module):
     @property
     def work(self) -> int:
         """Floating point operations of the last pass."""
-        tokens, values = sum(len(rows) for rows in self.rows), sum(p.numel() for p in self.parameters(recurse=False))
+        tokens, values = (
+            sum(len(rows) for rows in self.rows),
+            sum(p.numel() for p in self.parameters(recurse=False)),
+        )
         return 2 * tokens * (values // max(len(self.rows), 1))
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -77,26 +91,34 @@ class Unpacked(nn.Module):
         out = torch.zeros_like(hidden_states)
         for expert, (rows, place) in zip(self.experts, chosen, strict=True):
             run = expert if self.lead is None else expert.unseen
-            out.index_add_(0, rows, (run(hidden_states[rows]) * top_k_weights[rows, place, None]).to(out.dtype))
+            out.index_add_(
+                0, rows, (run(hidden_states[rows]) * top_k_weights[rows, place, None]).to(out.dtype)
+            )
         for expert, rows in zip(self.experts, self.lead or (), strict=False):
             expert(hidden_states[rows])
         return out
 
 
 def taken(choice: Tensor, count: int) -> list[tuple[Tensor, Tensor]]:
-    """Of each of `count` experts the tokens that it is given and which of their choices it is; on meta an even share of them all.
+    """Of each of `count` experts the tokens that it is given and which of their choices it is; on
+    meta an even share of them all.
 
     choice: (tokens, experts of a token), as the router puts it out.
     """
     if choice.device.type != "meta":
         return [torch.where(choice == number) for number in range(count)]
-    return [(share, share) for share in choice.new_empty(choice.numel(), dtype=torch.long).tensor_split(count)]
+    return [
+        (share, share)
+        for share in choice.new_empty(choice.numel(), dtype=torch.long).tensor_split(count)
+    ]
 
 
 def is_packed(module: nn.Module) -> bool:
     """Whether a module holds experts in the two tensors this file knows."""
     parts = [getattr(module, name, None) for name in PARTS]
-    if isinstance(module, Unpacked) or not all(isinstance(part, Tensor) and part.dim() == 3 for part in parts):
+    if isinstance(module, Unpacked) or not all(
+        isinstance(part, Tensor) and part.dim() == 3 for part in parts
+    ):
         return False
     (count, twice, d), (same, out, inner) = (part.shape for part in parts)  # type: ignore[union-attr]
     own = {name for name, _ in module.named_parameters(recurse=False)}
@@ -132,7 +154,9 @@ def unpacked(block: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def following(block: nn.Module, leader: nn.Module) -> Iterator[None]:
-    """Inside, the block's experts are also run on the tokens that came to the leader's last, for who watches them."""
+    """Inside, the block's experts are also run on the tokens that came to the leader's last, for
+    who watches them.
+    """
     leading = unpacked_experts(leader)
     own = unpacked_experts(block)
     for path, part in own.items():
@@ -147,26 +171,38 @@ def following(block: nn.Module, leader: nn.Module) -> Iterator[None]:
 def routed(block: nn.Module) -> dict[str, Tensor]:
     """The tokens that came last to each expert, by the expert's path in the block."""
     found = unpacked_experts(block).items()
-    return {f"{path}.{number}": rows for path, part in found for number, rows in enumerate(part.rows)}
+    return {
+        f"{path}.{number}": rows for path, part in found for number, rows in enumerate(part.rows)
+    }
 
 
 def expert_of(name: str, known: Mapping[str, object]) -> str | None:
-    """The expert that a linear of a block belongs to; None for a linear that every token reaches."""
+    """The expert that a linear of a block belongs to; None for a linear that every token
+    reaches.
+    """
     expert = name.rpartition(".")[0]
     return expert if expert in known else None
 
 
 @contextmanager
 def checked(model: nn.Module) -> Iterator[None]:
-    """While the model runs, its packed experts must put out what they put out as linears. Raises: BadPlan."""
+    """While the model runs, its packed experts must put out what they put out as linears. Raises:
+    BadPlan.
+    """
 
     def compare(path: str, packed: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
         bound = max(ROUNDING, 4 * torch.finfo(out.dtype).eps)
         difference = float((Unpacked(packed)(*args) - out).abs().max())
         if not difference <= bound * float(out.abs().max()):
-            raise BadPlan(type(model).__name__, f"the experts of {path} compute otherwise than as linears, by {difference:.3g}")
+            raise BadPlan(
+                type(model).__name__,
+                f"the experts of {path} compute otherwise than as linears, by {difference:.3g}",
+            )
 
     found = packed_experts(model).items()
-    handles = [part.register_forward_hook(lambda m, a, o, path=path: compare(path, m, a, o)) for path, part in found]
+    handles = [
+        part.register_forward_hook(lambda m, a, o, path=path: compare(path, m, a, o))
+        for path, part in found
+    ]
     with hooked(handles):
         yield

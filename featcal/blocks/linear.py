@@ -1,6 +1,8 @@
-"""The two kinds of linear behind one view: nn.Linear keeps its weight as (o, d), GPT-2's Conv1D as (d, o).
+"""The two kinds of linear behind one view: nn.Linear keeps its weight as (o, d), GPT-2's Conv1D as
+(d, o).
 
-Everything else of the package sees (o, d). Several linears of one site are read and written side by side.
+Everything else of the package sees (o, d). Several linears of one site are read and written side by
+side.
 """
 
 from collections.abc import Iterable
@@ -36,7 +38,9 @@ def side_by_side(modules: Iterable[nn.Module]) -> tuple[Tensor, Tensor]:
 
 
 def load_side_by_side(modules: Iterable[nn.Module], weight: Tensor, bias: Tensor | None) -> None:
-    """Write weight (Σo, d) and, unless None, bias (Σo,) back into the linears, in each one's own precision."""
+    """Write weight (Σo, d) and, unless None, bias (Σo,) back into the linears, in each one's own
+    precision.
+    """
     start = 0
     for module in modules:
         target = weight_of(module)

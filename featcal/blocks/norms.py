@@ -9,13 +9,17 @@ from torch import Tensor, nn
 
 from featcal.errors import BadSetting
 
-AGREEMENT = 0.02  # of a norm's output; bfloat16 keeps 8 bits, while another kind of norm is off by far more
+AGREEMENT = (
+    0.02  # of a norm's output; bfloat16 keeps 8 bits, while another kind of norm is off by far more
+)
 
 
 def is_norm(module: nn.Module) -> bool:
     """Whether the module is named a norm of its last axis and has a scale."""
     weight = getattr(module, "weight", None)
-    known = isinstance(module, nn.LayerNorm) or type(module).__name__.endswith(("RMSNorm", "LayerNorm"))
+    known = isinstance(module, nn.LayerNorm) or type(module).__name__.endswith(
+        ("RMSNorm", "LayerNorm")
+    )
     return known and isinstance(weight, Tensor) and weight.dim() == 1
 
 
@@ -26,18 +30,25 @@ def shift_of(module: nn.Module) -> Tensor | None:
 
 
 def normalised(module: nn.Module, x: Tensor) -> Tensor:
-    """LN₀(x) of Eq. 56: x (..., d) with the module's own numerical constant, without its scale and shift."""
+    """LN₀(x) of Eq. 56: x (..., d) with the module's own numerical constant, without its scale and
+    shift.
+    """
     if isinstance(module, nn.LayerNorm):
         return F.layer_norm(x, module.normalized_shape, eps=module.eps)
-    eps = getattr(module, "variance_epsilon", None) or getattr(module, "eps", None) or torch.finfo(x.dtype).eps
+    eps = (
+        getattr(module, "variance_epsilon", None)
+        or getattr(module, "eps", None)
+        or torch.finfo(x.dtype).eps
+    )
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
 def check_norm(module: nn.Module) -> None:
-    """Raise BadSetting for a module that does not scale and shift what `normalised` gives, seen from a few numbers.
+    """Raise BadSetting for a module that does not scale and shift what `normalised` gives, seen
+    from a few numbers.
 
-    Gemma's norms multiply by 1 + weight. Eqs. 56-59 need not know: a constant added to every scale, the anchor's included, comes
-    out added to the solution.
+    Gemma's norms multiply by 1 + weight. Eqs. 56-59 need not know: a constant added to every scale,
+    the anchor's included, comes out added to the solution.
     """
     weight, shift = module.get_parameter("weight").detach(), shift_of(module)
     x = torch.linspace(-1, 2, weight.numel(), dtype=weight.dtype, device=weight.device)[None]
@@ -45,6 +56,13 @@ def check_norm(module: nn.Module) -> None:
     with torch.no_grad():
         unscaled = module(x) if shift is None else module(x) - shift
     size = unscaled.norm().clamp_min(torch.finfo(x.dtype).tiny)
-    if not min(float((unscaled - z * scale).norm() / size) for scale in (weight, 1 + weight)) <= AGREEMENT:
+    if (
+        not min(float((unscaled - z * scale).norm() / size) for scale in (weight, 1 + weight))
+        <= AGREEMENT
+    ):
         kind = type(module).__name__
-        raise BadSetting("calibrate.norm", True, f"must be off for models with {kind}, which is neither LayerNorm nor RMSNorm")
+        raise BadSetting(
+            "calibrate.norm",
+            True,
+            f"must be off for models with {kind}, which is neither LayerNorm nor RMSNorm",
+        )

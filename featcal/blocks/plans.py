@@ -6,12 +6,16 @@ from featcal.blocks.plan import BlockPlan, Stack, infer_plan
 from featcal.core.weighting import class_token_last
 
 CLIP_VISION = BlockPlan(Stack("vision", "encoder.layers"), token_rule=class_token_last)
-CLIP_VISION_PROJECTED = BlockPlan(Stack("vision", "vision_model.encoder.layers"), token_rule=class_token_last)
+CLIP_VISION_PROJECTED = BlockPlan(
+    Stack("vision", "vision_model.encoder.layers"), token_rule=class_token_last
+)
 CLIP_TEXT = BlockPlan(Stack("text", "encoder.layers"))
 CLIP_TEXT_PROJECTED = BlockPlan(Stack("text", "text_model.encoder.layers"))
-CLIP = BlockPlan(  # neither tower feeds the other; the text's attention mask tells nothing of images
-    Stack("vision", "vision_model.encoder.layers", mask="", token_rule=class_token_last),
-    Stack("text", "text_model.encoder.layers"),
+CLIP = (
+    BlockPlan(  # neither tower feeds the other; the text's attention mask tells nothing of images
+        Stack("vision", "vision_model.encoder.layers", mask="", token_rule=class_token_last),
+        Stack("text", "text_model.encoder.layers"),
+    )
 )
 
 T5_ENCODER = BlockPlan(Stack("encoder", "encoder.block", carry={1: "position_bias"}))
@@ -38,20 +42,37 @@ LLAMA_FOR_CAUSAL_LM = BlockPlan(Stack("decoder", "model.layers"))
 
 
 def seq2seq(prefix: str = "model.", norm: bool = False) -> BlockPlan:
-    """Encoder and decoder of the BART family; `norm`: whether a norm follows the encoder's last layer."""
+    """Encoder and decoder of the BART family; `norm`: whether a norm follows the encoder's last
+    layer.
+    """
     exit = f"{prefix}encoder.layer_norm" if norm else ""
     return BlockPlan(
-        Stack("encoder", f"{prefix}encoder.layers", f"{prefix}encoder", exit, feeds="encoder_hidden_states"),
+        Stack(
+            "encoder",
+            f"{prefix}encoder.layers",
+            f"{prefix}encoder",
+            exit,
+            feeds="encoder_hidden_states",
+        ),
         Stack("decoder", f"{prefix}decoder.layers", f"{prefix}decoder"),
     )
 
 
 UMT5_ENCODER = BlockPlan(Stack("encoder", "encoder.block"))
 UMT5 = BlockPlan(
-    Stack("encoder", "encoder.block", "encoder", "encoder.final_layer_norm", feeds="encoder_hidden_states"),
+    Stack(
+        "encoder",
+        "encoder.block",
+        "encoder",
+        "encoder.final_layer_norm",
+        feeds="encoder_hidden_states",
+    ),
     Stack("decoder", "decoder.block", "decoder", "decoder.final_layer_norm"),
 )
-SIGLIP = BlockPlan(Stack("vision", "vision_model.encoder.layers", mask=""), Stack("text", "text_model.encoder.layers"))
+SIGLIP = BlockPlan(
+    Stack("vision", "vision_model.encoder.layers", mask=""),
+    Stack("text", "text_model.encoder.layers"),
+)
 
 KNOWN = {
     "CLIPVisionModel": CLIP_VISION,

@@ -1,4 +1,6 @@
-"""Running one block again on what reached it, and the check that this equals the model's own forward."""
+"""Running one block again on what reached it, and the check that this equals the model's own
+forward.
+"""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -9,13 +11,21 @@ from torch import Tensor, nn
 
 from featcal.blocks.activations import in_place
 from featcal.blocks.batches import out_of_memory
-from featcal.blocks.capture import Arguments, Features, block_outputs, feeding, first_inputs, model_call
+from featcal.blocks.capture import (
+    Arguments,
+    Features,
+    block_outputs,
+    feeding,
+    first_inputs,
+    model_call,
+)
 from featcal.blocks.experts import checked
 from featcal.blocks.plan import BlockPlan, Stack, blocks_of, part_of
 from featcal.errors import BadCapture, BadPlan
 
 NO_REPLAY = "this model cannot be calibrated as a whole; a list of blocks that can is named with plan=featcal.BlockPlan(...)"
-ROUNDING = 1e-5  # of the largest feature; a CPU replays bit for bit, kernels of a GPU may differ in the last bits
+# of the largest feature; a CPU replays bit for bit, kernels of a GPU may differ in the last bits
+ROUNDING = 1e-5
 
 
 def step(block: nn.Module, stack: Stack, hidden: Tensor, arguments: Arguments) -> Features:
@@ -42,7 +52,9 @@ def handed_on(model: nn.Module, stack: Stack, hidden: Tensor) -> Tensor:
 
 
 def replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) -> dict[str, Tensor]:
-    """What the last block of every stack puts out, by stack: the model's own forward to the first block, then block by block."""
+    """What the last block of every stack puts out, by stack: the model's own forward to the first
+    block, then block by block.
+    """
     result, outputs = None, {}
     for source, stack in plan.in_order:
         blocks = blocks_of(model, stack)
@@ -56,9 +68,14 @@ def replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) -> dict[
 
 
 def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) -> None:
-    """Raise BadPlan unless replaying the blocks of every stack gives what the model's own forward gives."""
+    """Raise BadPlan unless replaying the blocks of every stack gives what the model's own forward
+    gives.
+    """
     with torch.no_grad(), ExitStack() as hooks:
-        seen = {stack.name: hooks.enter_context(block_outputs(model, blocks_of(model, stack))) for stack in plan.stacks}
+        seen = {
+            stack.name: hooks.enter_context(block_outputs(model, blocks_of(model, stack)))
+            for stack in plan.stacks
+        }
         with checked(model):
             model(**model_call(model, batch))
         own = {name: list(outputs.values())[-1] for name, outputs in seen.items() if outputs}
@@ -69,7 +86,9 @@ def check_replay(model: nn.Module, plan: BlockPlan, batch: Mapping[str, Any]) ->
             if out_of_memory(error):
                 raise
             reason = " ".join(str(error).split())[:200]
-            raise BadPlan(type(model).__name__, f"its blocks cannot be run one by one ({reason})", NO_REPLAY) from error
+            raise BadPlan(
+                type(model).__name__, f"its blocks cannot be run one by one ({reason})", NO_REPLAY
+            ) from error
     for stack in plan.stacks:
         difference = float((replayed[stack.name] - own[stack.name]).abs().max())
         if not difference <= ROUNDING * float(own[stack.name].abs().max()):

@@ -1,1 +1,3 @@
-"""Algorithm 1: joins the mathematics of core with the blocks of a model. Knows no data sets and no metrics."""
+"""Algorithm 1: joins the mathematics of core with the blocks of a model. Knows no data sets and no
+metrics.
+"""

@@ -1,6 +1,7 @@
 """One block of Algorithm 1: observe every task, add the systems up, solve, load, move on.
 
-Legend: a system holds the normal equations of one site (linears sharing an input) or one norm, summed over tasks.
+Legend: a system holds the normal equations of one site (linears sharing an input) or one norm,
+summed over tasks.
 """
 
 import copy
@@ -28,7 +29,8 @@ from featcal.core.ridge import RidgeSystem, both_ends, prior_system, task_system
 from featcal.errors import BadCapture
 from featcal.settings import Calibration
 
-FEWEST_TOKENS = 32  # of a task in one expert of a mixture: fewer say too little to count as much as another task's
+# of a task in one expert of a mixture: fewer say too little to count as much as another task's
+FEWEST_TOKENS = 32
 
 
 def calibrate_block(
@@ -43,22 +45,34 @@ def calibrate_block(
     published: Callable[[str, nn.Module], Observation] | None = None,
     drift: bool = True,
 ) -> BlockRecord:
-    """Calibrate the student's block in place and move every task's tracks past it (Algorithm 1, lines 2-18).
+    """Calibrate the student's block in place and move every task's tracks past it (Algorithm 1,
+    lines 2-18).
 
-    Blocks of base and experts are asked for when they are needed. Teachers are those of this process's tasks and must come in the
-    order of names, so that sums are the same to the bit whatever the order of the caller's mapping; student and record come out
-    the same on all processes. With order "sites" the block is gone through once for every part of it, and all that as often as
-    there are sweeps. settle: called between solving and moving on, when the student's numbers may still be rounded.
-    published: the moments of a task without tracks. drift: tell it; without it tracks stay before a block that nothing follows.
+    Blocks of base and experts are asked for when they are needed. Teachers are those of this
+    process's tasks and must come in the order of names, so that sums are the same to the bit
+    whatever the order of the caller's mapping; student and record come out the same on all
+    processes. With order "sites" the block is gone through once for every part of it, and all that
+    as often as there are sweeps. settle: called between solving and moving on, when the student's
+    numbers may still be rounded.
+    published: the moments of a task without tracks. drift: tell it; without it tracks stay before a
+    block that nothing follows.
     """
     experts: dict[str, dict[str, int]] = {}
     conditioning: list[float] = []
     parts = block_parts(student, tracks, view, settings) * settings.sweeps
     moving = last_with_teacher(parts)
-    merged = copy.deepcopy(student) if settings.sweeps > 1 else student  # else a part holds its merged weights until it is solved
-    merged_way = {task: moved(student, view.stack, tracks[task].student) for task in tracks if settings.order == "stale"}
+    merged = (
+        copy.deepcopy(student) if settings.sweeps > 1 else student
+    )  # else a part holds its merged weights until it is solved
+    merged_way = {
+        task: moved(student, view.stack, tracks[task].student)
+        for task in tracks
+        if settings.order == "stale"
+    }
     with ExitStack() as open_:
-        base_block = open_.enter_context(base) if settings.prior or view.tokens is not None else None
+        base_block = (
+            open_.enter_context(base) if settings.prior or view.tokens is not None else None
+        )
         for number, part in enumerate(parts):
             systems = Systems()
             for task, teacher in teachers():
@@ -66,12 +80,16 @@ def calibrate_block(
                     add_task(systems, published(task, teacher), teacher, settings, base_block)
                     continue
                 where = number == 0, number == moving, not experts
-                seen = observe(student, teacher, tracks[task], part, *where)  # Eqs. 13, 52, 56: sums
+                seen = observe(
+                    student, teacher, tracks[task], part, *where
+                )  # Eqs. 13, 52, 56: sums
                 experts.setdefault(task, {}).update(seen.experts)
                 # Eqs. 10, 14, 58; the moments of one task at a time
                 add_task(systems, seen, teacher, settings, base_block, merged)
             base_block = base_block or open_.enter_context(base)
-            solved = solve(systems, merged, base_block, view.name, settings, ranks)  # Eqs. 11, 17, 51, 55, 59
+            solved = solve(
+                systems, merged, base_block, view.name, settings, ranks
+            )  # Eqs. 11, 17, 51, 55, 59
             if settings.holds_out:
                 choose(student, solved, settings, tracks, part, ranks)
             else:
@@ -81,9 +99,14 @@ def calibrate_block(
     after = {task: advance_student(student, view.stack, tracks[task]) for task in experts if drift}
     for task in () if drift or (view.last and not view.stack.feeds) else experts:
         advance(student, view.stack, tracks[task].student)
-    for task, features in merged_way.items():  # the next block is solved for what the merged model puts out
+    for (
+        task,
+        features,
+    ) in merged_way.items():  # the next block is solved for what the merged model puts out
         tracks[task].student = features
-    told = ranks.gathered({task: (after.get(task), track.tokens, experts[task]) for task, track in tracks.items()})
+    told = ranks.gathered(
+        {task: (after.get(task), track.tokens, experts[task]) for task, track in tracks.items()}
+    )
     return block_record(view.name, told, conditioning)
 
 
@@ -95,7 +118,9 @@ def replay_block(
     view: BlockView,
     settings: Calibration,
 ) -> None:
-    """Move every task's tracks after a block whose solution is known, as `calibrate_block` would: the same bits follow."""
+    """Move every task's tracks after a block whose solution is known, as `calibrate_block` would:
+    the same bits follow.
+    """
     for task in tracks if settings.order == "stale" else ():
         advance(student, view.stack, tracks[task].student)
     for name, value in solved.items():
@@ -126,10 +151,17 @@ def add_task(
         W, b = side_by_side(teacher.get_submodule(name) for name in site)  # (o, d), (o,)
         if isinstance(moments, Rows):
             assert base is not None and merged is not None and settings.interpolation != "auto"
-            add_share(systems, site, task_rows(moments, W, b, *anchors(merged, base, site, settings), settings.interpolation))
+            add_share(
+                systems,
+                site,
+                task_rows(
+                    moments, W, b, *anchors(merged, base, site, settings), settings.interpolation
+                ),
+            )
             continue
         if expert and seen.experts[expert] < FEWEST_TOKENS:
-            moments.weight.zero_()  # the task's share is then the empty one, and without any the anchor is kept
+            # the task's share is then the empty one, and without any the anchor is kept
+            moments.weight.zero_()
         affine = affine_of(teacher, site, settings)
         alpha = 1.0 if settings.interpolation == "auto" else settings.interpolation
         share = task_system(moments, W, b, alpha, settings.task_weights, affine)
@@ -141,8 +173,12 @@ def add_task(
         add_share(systems, site, share)
     for name, norm_moments in seen.norms.items():
         norm = teacher.get_submodule(name)
-        norm_share = norm_system(norm_moments, norm.get_parameter("weight").detach(), shift_of(norm))
-        systems.norms[name] = systems.norms[name] + norm_share if name in systems.norms else norm_share
+        norm_share = norm_system(
+            norm_moments, norm.get_parameter("weight").detach(), shift_of(norm)
+        )
+        systems.norms[name] = (
+            systems.norms[name] + norm_share if name in systems.norms else norm_share
+        )
 
 
 def add_share(systems: Systems, site: Site, share: RidgeSystem | KernelSystem) -> None:

@@ -1,4 +1,6 @@
-"""The model card of a calibrated folder: what was merged, how it was calibrated, and how far it is from its experts."""
+"""The model card of a calibrated folder: what was merged, how it was calibrated, and how far it is
+from its experts.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,7 +26,9 @@ BLOCKS = """Behind every block of this model, as means over the experts, on the 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Where the samples came from, for those who know: of each task its place, and how they were drawn."""
+    """Where the samples came from, for those who know: of each task its place, and how they were
+    drawn.
+    """
 
     places: Mapping[str, str]
     how: Mapping[str, object]  # such as samples of each task, split, seed
@@ -40,12 +44,23 @@ def calibration_card(
     drawn: Drawn | None = None,
     drift: Sequence[DriftRecord] = (),
 ) -> str:
-    """The card's text; it holds nothing that varies between two runs, and no number that was not measured."""
-    models = {"base": base, "merged model": merged} | {f"expert {task}": experts[task] for task in sorted(experts)}
+    """The card's text; it holds nothing that varies between two runs, and no number that was not
+    measured.
+    """
+    models = {"base": base, "merged model": merged} | {
+        f"expert {task}": experts[task] for task in sorted(experts)
+    }
     how = merge_method(merged)
-    rows = [[role, name_of(model) + (f", merged by {how}" if how and model is merged else "")] for role, model in models.items()]
+    rows = [
+        [role, name_of(model) + (f", merged by {how}" if how and model is merged else "")]
+        for role, model in models.items()
+    ]
     far = [LAST, table(DRIFT_COLUMNS, drift_rows(drift)), *worse(drift)] if drift else []
-    far += [BLOCKS, block_table(blocks)] if all(block.relative_drift is not None for block in blocks) else []
+    far += (
+        [BLOCKS, block_table(blocks)]
+        if all(block.relative_drift is not None for block in blocks)
+        else []
+    )
     sections = [
         f"{len(experts)} fine-tuned models merged into one, whose weights were then calibrated to the experts' features with "
         f"[FeatCal](https://arxiv.org/abs/2605.13030) (featcal {__version__}): in closed form, without training.",
@@ -59,14 +74,23 @@ def calibration_card(
         use(class_name(merged)),
     ]
     more = {"datasets": sorted(set(drawn.datasets))} if drawn and drawn.datasets else {}
-    return card(f"{name_of(base)}: {len(experts)} experts merged and calibrated", models, ("merge", "featcal"), more, sections)
+    return card(
+        f"{name_of(base)}: {len(experts)} experts merged and calibrated",
+        models,
+        ("merge", "featcal"),
+        more,
+        sections,
+    )
 
 
 def setting_rows(settings: Calibration, drawn: Drawn | None) -> list[list[str]]:
     """Every setting, then where the samples came from."""
     best = settings == Calibration.preset("best")
     rows = [["preset", "best, beyond the paper"]] if best else []
-    rows += [[f"{SYMBOLS[key]}, {key}" if key in SYMBOLS else key, shown(value)] for key, value in settings.stated.items()]
+    rows += [
+        [f"{SYMBOLS[key]}, {key}" if key in SYMBOLS else key, shown(value)]
+        for key, value in settings.stated.items()
+    ]
     if drawn:
         rows += [[key, shown(value)] for key, value in drawn.how.items()]
         rows += [[f"samples of {task}", place] for task, place in sorted(drawn.places.items())]
@@ -80,34 +104,62 @@ def drift_rows(drift: Sequence[DriftRecord]) -> list[list[str]]:
     for one in drift:
         numbers = (one.merged, one.calibrated, one.cosine_merged, one.cosine_calibrated)
         name = f"{one.expert}, {one.stack}" if several else one.expert
-        rows.append([name, *(f"{value:.3f}" for value in numbers), f"{one.samples}{', held out' * one.held_out}"])
+        rows.append(
+            [
+                name,
+                *(f"{value:.3f}" for value in numbers),
+                f"{one.samples}{', held out' * one.held_out}",
+            ]
+        )
     return rows
 
 
 def worse(drift: Sequence[DriftRecord]) -> list[str]:
-    """A sentence that names the experts from which calibration has led away; none where there are none."""
+    """A sentence that names the experts from which calibration has led away; none where there are
+    none.
+    """
     names = list(dict.fromkeys(one.expert for one in drift if one.worse))
     if not names:
         return []
-    return [f"Farther from its expert than the merged model is: {', '.join(names)}. More samples or a larger λ may help."]
+    return [
+        f"Farther from its expert than the merged model is: {', '.join(names)}. More samples or a larger λ may help."
+    ]
 
 
 def block_table(blocks: Sequence[BlockRecord]) -> str:
     """A row for each block and their mean."""
     keys = ("relative_drift", "cosine")
-    rows = [[block.name, *(f"{getattr(block, key):.3f}" for key in keys), f"{block.tokens:,}"] for block in blocks]
+    rows = [
+        [block.name, *(f"{getattr(block, key):.3f}" for key in keys), f"{block.tokens:,}"]
+        for block in blocks
+    ]
     if len(blocks) > 1:
-        rows.append(["mean", *(f"{sum(getattr(block, key) for block in blocks) / len(blocks):.3f}" for key in keys), ""])
+        rows.append(
+            [
+                "mean",
+                *(
+                    f"{sum(getattr(block, key) for block in blocks) / len(blocks):.3f}"
+                    for key in keys
+                ),
+                "",
+            ]
+        )
     return table(["block", "drift", "cosine", "tokens"], rows)
 
 
 def merge_method(merged: object) -> str | None:
-    """How a merged folder says it was merged: mergekit's recipe in it, or the card that featcal wrote."""
+    """How a merged folder says it was merged: mergekit's recipe in it, or the card that featcal
+    wrote.
+    """
     if not isinstance(merged, str | Path):
         return None
     try:
         recipe = yaml.safe_load((Path(merged) / RECIPE).read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):  # nothing is told, which is no fault of the merged model
+    except (
+        OSError,
+        UnicodeDecodeError,
+        yaml.YAMLError,
+    ):  # nothing is told, which is no fault of the merged model
         recipe = None
     if isinstance(recipe, dict) and isinstance(recipe.get("merge_method"), str):
         return f"mergekit's {recipe['merge_method']}"

@@ -1,4 +1,6 @@
-"""α and the length of a step, chosen by how near a block's output comes to the experts' on samples that were held out."""
+"""α and the length of a step, chosen by how near a block's output comes to the experts' on samples
+that were held out.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -19,17 +21,28 @@ GRID = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def choose(
-    student: nn.Module, solved: Solved, settings: Calibration, tracks: Mapping[str, Tracks], view: BlockView, ranks: Ranks
+    student: nn.Module,
+    solved: Solved,
+    settings: Calibration,
+    tracks: Mapping[str, Tracks],
+    view: BlockView,
+    ranks: Ranks,
 ) -> None:
-    """Put what was found in its place, at the α and with the part of the step that hold best on samples held out.
+    """Put what was found in its place, at the α and with the part of the step that hold best on
+    samples held out.
 
-    First α of the whole step, then the step at that α: θ = θ_merged + s (θ(α) − θ_merged) with θ(α) = θ(0) + α (θ(1) − θ(0)).
+    First α of the whole step, then the step at that α: θ = θ_merged + s (θ(α) − θ_merged) with θ(α)
+    = θ(0) + α (θ(1) − θ(0)).
     """
     parameters = solved_parameters(student, view.modules)
     merged = {name: p.detach().clone() for name, p in parameters.items()}
 
     def place(alpha: float, share: float) -> None:
-        load(student, Solved({site: at(s, alpha) for site, s in solved.sites.items()}, solved.norms), settings)
+        load(
+            student,
+            Solved({site: at(s, alpha) for site, s in solved.sites.items()}, solved.norms),
+            settings,
+        )
         for name, p in parameters.items() if share < 1 else ():
             p.copy_(merged[name].lerp(p, share))
 
@@ -56,15 +69,22 @@ def choose(
 
 
 def held_out_error(student: nn.Module, tracks: Tracks, view: BlockView) -> float:
-    """‖H − H_exp‖² / ‖H_exp‖² of what the block puts out, over one task's tokens held out, weighed as the last block's are."""
+    """‖H − H_exp‖² / ‖H_exp‖² of what the block puts out, over one task's tokens held out, weighed
+    as the last block's are.
+    """
     drift = Drift()
     for number in sorted(tracks.held):
-        out, target = step(student, view.stack, *tracks.student[number])[0], tracks.teacher[number][0]
+        out, target = (
+            step(student, view.stack, *tracks.student[number])[0],
+            tracks.teacher[number][0],
+        )
         drift.add(out, target, token_weights(view.rule, "", view.last, out, tracks.masks[number]))
     return drift.difference / drift.reference if drift.reference else 0.0
 
 
 def least(errors: Mapping[str, Sequence[float]], ranks: Ranks) -> int:
-    """Which of some candidates has the smallest mean over all tasks of its errors; of equals the first."""
+    """Which of some candidates has the smallest mean over all tasks of its errors; of equals the
+    first.
+    """
     means = [sum(each) / len(each) for each in zip(*ranks.gathered(errors).values(), strict=True)]
     return means.index(min(means))

@@ -1,4 +1,6 @@
-"""Drift of whole models against an expert: block by block for measuring (Figures 1, 2, 6 and 7), or behind the last block."""
+"""Drift of whole models against an expert: block by block for measuring (Figures 1, 2, 6 and 7), or
+behind the last block.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,13 +20,19 @@ from featcal.models.mode import evaluation_mode
 from featcal.models.residency import Held
 
 
-def features_by_stack(model: nn.Module, batch: Mapping[str, Any], plan: BlockPlan) -> dict[str, tuple[Stack, Tensor]]:
-    """Features (batch, tokens, d) of one batch with their stacks: "embeddings" before the first block, "00", "01", … after each.
+def features_by_stack(
+    model: nn.Module, batch: Mapping[str, Any], plan: BlockPlan
+) -> dict[str, tuple[Stack, Tensor]]:
+    """Features (batch, tokens, d) of one batch with their stacks: "embeddings" before the first
+    block, "00", "01", … after each.
 
     Names begin with that of the stack, as in "decoder.00", where the model has several.
     """
     with evaluation_mode([model]), exact_products(), ExitStack() as hooks:
-        seen = [(stack, hooks.enter_context(block_outputs(model, blocks_of(model, stack)))) for stack in plan.stacks]
+        seen = [
+            (stack, hooks.enter_context(block_outputs(model, blocks_of(model, stack))))
+            for stack in plan.stacks
+        ]
         model(**model_call(model, batch))
     found = {}
     for stack, features in seen:
@@ -33,10 +41,14 @@ def features_by_stack(model: nn.Module, batch: Mapping[str, Any], plan: BlockPla
     return found
 
 
-def model_drift(model: nn.Module, expert: nn.Module, batches: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One record per block: relative drift over all tokens, distance and cosine of the first (class) token.
+def model_drift(
+    model: nn.Module, expert: nn.Module, batches: Iterable[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """One record per block: relative drift over all tokens, distance and cosine of the first
+    (class) token.
 
-    Returns: [{"block", "relative_drift", "l2", "cosine", "count"}, …] in forward order, "embeddings" first; count is samples.
+    Returns: [{"block", "relative_drift", "l2", "cosine", "count"}, …] in forward order,
+    "embeddings" first; count is samples.
     """
     tokens: dict[str, Drift] = {}
     first: dict[str, Drift] = {}
@@ -45,7 +57,9 @@ def model_drift(model: nn.Module, expert: nn.Module, batches: Iterable[Mapping[s
         ours, theirs = features_by_stack(model, batch, plan), features_by_stack(expert, batch, plan)
         for block, (stack, h) in ours.items():
             h_exp = theirs[block][1]
-            tokens.setdefault(block, Drift()).add(h, h_exp, padding_mask(batch, h, stack.mask, pad_token(model)))
+            tokens.setdefault(block, Drift()).add(
+                h, h_exp, padding_mask(batch, h, stack.mask, pad_token(model))
+            )
             first.setdefault(block, Drift()).add(h[:, 0], h_exp[:, 0])
     return [
         {
@@ -60,8 +74,11 @@ def model_drift(model: nn.Module, expert: nn.Module, batches: Iterable[Mapping[s
 
 
 @contextmanager
-def last_outputs(model: nn.Module, plan: BlockPlan, stop: bool = False) -> Iterator[dict[str, Tensor]]:
-    """What leaves the last block of every stack during the next forward, (batch, tokens, d) by stack.
+def last_outputs(
+    model: nn.Module, plan: BlockPlan, stop: bool = False
+) -> Iterator[dict[str, Tensor]]:
+    """What leaves the last block of every stack during the next forward, (batch, tokens, d) by
+    stack.
 
     stop: the forward ends behind the last of them, as what follows is not needed.
     """
@@ -73,7 +90,10 @@ def last_outputs(model: nn.Module, plan: BlockPlan, stop: bool = False) -> Itera
             raise StopForward
 
     last = {stack.name: blocks_of(model, stack)[-1] for stack in plan.stacks}
-    handles = [block.register_forward_hook(lambda _m, _a, out, n=name: note(n, out)) for name, block in last.items()]
+    handles = [
+        block.register_forward_hook(lambda _m, _a, out, n=name: note(n, out))
+        for name, block in last.items()
+    ]
     with suppress(StopForward), hooked(handles):
         yield seen
 
@@ -93,11 +113,15 @@ def expert_drift(
     batches: Iterable[Mapping[str, Any]],
     device: torch.device,
 ) -> tuple[dict[str, dict[str, Drift]], int]:
-    """Drift behind the last block of every stack, {stack: {model: Drift}}, on the same batches; and how many samples they hold.
+    """Drift behind the last block of every stack, {stack: {model: Drift}}, on the same batches; and
+    how many samples they hold.
 
-    Of a model that lies in a folder a block is in memory while it computes, batch after batch. Raises: BadBatches.
+    Of a model that lies in a folder a block is in memory while it computes, batch after batch.
+    Raises: BadBatches.
     """
-    found: dict[str, dict[str, Drift]] = {stack.name: {name: Drift() for name in models} for stack in plan.stacks}
+    found: dict[str, dict[str, Drift]] = {
+        stack.name: {name: Drift() for name in models} for stack in plan.stacks
+    }
     samples = 0
     for number, given in enumerate(batches):
         check_batch(task, number, given, expert.module)

@@ -1,4 +1,6 @@
-"""What a calibration depends on, as one short text: two runs with the same one give the same bytes on the same machine."""
+"""What a calibration depends on, as one short text: two runs with the same one give the same bytes
+on the same machine.
+"""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -13,7 +15,13 @@ from featcal.calibration.models import Models
 from featcal.core.weighting import TokenRule
 from featcal.settings import Calibration
 
-CODE = ("core", "blocks", "calibration", "models", "storage")  # of this package: where the numbers are made
+CODE = (
+    "core",
+    "blocks",
+    "calibration",
+    "models",
+    "storage",
+)  # of this package: where the numbers are made
 SAMPLES, SAMPLE = 64, 4096  # pieces of a weight file that are read, bytes of each
 
 
@@ -37,15 +45,25 @@ class Digest:
         return self._hash.hexdigest()
 
 
-def fingerprint(models: Models, batches: Mapping[str, str], settings: Calibration, rule: TokenRule | None, drift: bool) -> str:
-    """Of models, batches (digest by task), settings, plan, what is recorded, precision, this code and the versions it runs on."""
+def fingerprint(
+    models: Models,
+    batches: Mapping[str, str],
+    settings: Calibration,
+    rule: TokenRule | None,
+    drift: bool,
+) -> str:
+    """Of models, batches (digest by task), settings, plan, what is recorded, precision, this code
+    and the versions it runs on.
+    """
     digest = Digest()
     digest.add(asdict(settings), sorted(batches.items()), models.device.type, models.dtype, drift)
     digest.add(torch.__version__, transformers.__version__)
     for stack in models.plan.stacks:
         weigh = rule or models.plan.rule(stack)
         code = getattr(weigh, "__code__", None)
-        digest.add(stack.name, stack.blocks, stack.mask, getattr(weigh, "__qualname__", type(weigh)))
+        digest.add(
+            stack.name, stack.blocks, stack.mask, getattr(weigh, "__qualname__", type(weigh))
+        )
         digest.add(*(code.co_code, code.co_consts, code.co_names) if code else ())
     for label, model in sorted(models.given.items()):
         digest.add(label)
@@ -57,7 +75,9 @@ def fingerprint(models: Models, batches: Mapping[str, str], settings: Calibratio
 
 
 def add_model(digest: Digest, model: nn.Module | Path) -> None:
-    """A module by its numbers; a folder by names, sizes, dates and samples of its files, which may be too large to read."""
+    """A module by its numbers; a folder by names, sizes, dates and samples of its files, which may
+    be too large to read.
+    """
     if isinstance(model, nn.Module):
         for name, p in model.named_parameters():
             digest.add(name, p)

@@ -1,4 +1,6 @@
-"""How far a merged model and the calibrated one are from every expert, on the same samples: what a calibration was good for."""
+"""How far a merged model and the calibrated one are from every expert, on the same samples: what a
+calibration was good for.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
@@ -17,16 +19,21 @@ from featcal.models.residency import Held, Resident
 from featcal.models.streamed import Streamed
 
 
-def measured_drift(run: Run, merged: Model, batches: Mapping[str, Batches], held_out: Mapping[str, Batches]) -> list[DriftRecord]:
+def measured_drift(
+    run: Run, merged: Model, batches: Mapping[str, Batches], held_out: Mapping[str, Batches]
+) -> list[DriftRecord]:
     """A record for every expert and stack, in the order of names, once all blocks are solved.
 
-    Tasks that are not in `held_out` are measured on their calibration samples, unless these are an iterator and thus used up.
+    Tasks that are not in `held_out` are measured on their calibration samples, unless these are an
+    iterator and thus used up.
     """
     models, found = two_models(run, merged), {}
     with evaluation_mode([held.module for held in models.values()]):
         for task, expert in run.sampled.items():
             own = held_out.get(task, () if isinstance(batches[task], Iterator) else batches[task])
-            drift, samples = expert_drift(task, models, expert, run.models.plan, own, run.models.device)
+            drift, samples = expert_drift(
+                task, models, expert, run.models.plan, own, run.models.device
+            )
             found[task] = [
                 DriftRecord(
                     task,
@@ -47,11 +54,18 @@ def two_models(run: Run, merged: Model) -> dict[str, Held]:
     student, plan = run.models.student, run.models.plan
     if isinstance(merged, nn.Module):
         return {"merged": Resident(merged), "calibrated": student}
-    given: dict[str, Any] = {"dtype": run.models.dtype, "device": run.models.device, "ledger": run.models.ledger}
+    given: dict[str, Any] = {
+        "dtype": run.models.dtype,
+        "device": run.models.device,
+        "ledger": run.models.ledger,
+    }
     given |= {"blocks": [stack.blocks for stack in plan.stacks]}
     if isinstance(student, Streamed):
         assert run.folder is not None
-        return {"merged": student, "calibrated": Streamed(merged, **given, instead=solved_values(plan, run.folder))}
+        return {
+            "merged": student,
+            "calibrated": Streamed(merged, **given, instead=solved_values(plan, run.folder)),
+        }
     return {"merged": Streamed(merged, **given), "calibrated": student}
 
 

@@ -1,4 +1,6 @@
-"""The models of a calibration, each held whole in memory or one block at a time, and checked against each other."""
+"""The models of a calibration, each held whole in memory or one block at a time, and checked
+against each other.
+"""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -43,14 +45,18 @@ class Models:
     given: Mapping[str, nn.Module | Path]  # by the name errors use, as they came
 
     def settle(self, path: str, block: nn.Module) -> None:
-        """Round a streamed student's block to the precision it will be written in, so that what follows sees what is written."""
+        """Round a streamed student's block to the precision it will be written in, so that what
+        follows sees what is written.
+        """
         if isinstance(self.student, Streamed):
             for name, p in block.named_parameters():
                 p.copy_(p.to(self.student.parameters.stored_dtype(f"{path}.{name}")))
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
-        """All of them in evaluation mode, without gradients; the student, which is ours, stays in it."""
+        """All of them in evaluation mode, without gradients; the student, which is ours, stays in
+        it.
+        """
         self.student.module.eval()
         with evaluation_mode([held.module for held in (self.base, *self.experts.values())]):
             yield
@@ -67,17 +73,28 @@ def hold_models(
     device: str | torch.device | None,
     dtype: torch.dtype | None,
 ) -> Models:
-    """The models, opened and checked; `whole` keeps a merged folder in memory, as the model that is returned.
+    """The models, opened and checked; `whole` keeps a merged folder in memory, as the model that is
+    returned.
 
     Raises: FeatCalError for models that differ in their tensors or hold NaN, or that no plan fits.
     """
     first = next(merged.parameters(), None) if isinstance(merged, nn.Module) else torch.empty(0)
     if first is None:
-        raise BadPlan(type(merged).__name__, "has no parameters", "give a model with blocks of linears")
+        raise BadPlan(
+            type(merged).__name__, "has no parameters", "give a model with blocks of linears"
+        )
     place, dtype = torch_device(device or first.device), dtype or first.dtype
-    require(dtype.is_floating_point, "calibrate.dtype", str(dtype), "must be a floating-point type, such as torch.float32")
+    require(
+        dtype.is_floating_point,
+        "calibrate.dtype",
+        str(dtype),
+        "must be a floating-point type, such as torch.float32",
+    )
     # of an adapter, whose tensors are none of the base's, the whole model is in memory
-    experts = {task: dense_model(base, e).to(place, dtype) if is_adapter(e) else e for task, e in experts.items()}
+    experts = {
+        task: dense_model(base, e).to(place, dtype) if is_adapter(e) else e
+        for task, e in experts.items()
+    }
     given = {label("merged", merged): merged, label("base", base): base}
     given |= {label(f"expert {task!r}", experts[task]): experts[task] for task in sorted(experts)}
 
@@ -90,11 +107,15 @@ def hold_models(
     if isinstance(merged, nn.Module):
         student: Held = Resident(copy.deepcopy(without_adapters(merged)))
     else:
-        student = Resident(load_as_calibrated(merged, dtype).to(place)) if whole else streamed(merged)
+        student = (
+            Resident(load_as_calibrated(merged, dtype).to(place)) if whole else streamed(merged)
+        )
     plan = plan_for(student.module, plan)
 
     def beside(model: Model) -> Held:
-        """A model that only shows its blocks and what reaches them: its tower, where its head is another than the student's."""
+        """A model that only shows its blocks and what reaches them: its tower, where its head is
+        another than the student's.
+        """
         kind = type(student.module)
         if isinstance(model, nn.Module):
             plain = without_adapters(model)
@@ -105,7 +126,8 @@ def hold_models(
 
     others = [beside(m) for m in (base, *(experts[task] for task in sorted(experts)))]
     held = dict(zip(given, (student, *others), strict=True))
-    # outside of blocks rows may differ, of words or of a head's classes: each model reads and puts out its own
+    # outside of blocks rows may differ, of words or of a head's classes: each model reads and puts
+    # out its own
     require_alike(held, [stack.blocks for stack in plan.stacks])
     for name, one in held.items():
         one.check_finite(name)
@@ -114,8 +136,20 @@ def hold_models(
         with student.block(f"{stack.blocks}.0") as block:  # blocks of one stack are of one class
             for name in solved_modules(block)[1]:
                 check_norm(block.get_submodule(name))
-    where = {name: model if isinstance(model, nn.Module) else Path(model) for name, model in given.items()}
-    return Models(student, others[0], dict(zip(sorted(experts), others[1:], strict=True)), plan, place, dtype, ledger, where)
+    where = {
+        name: model if isinstance(model, nn.Module) else Path(model)
+        for name, model in given.items()
+    }
+    return Models(
+        student,
+        others[0],
+        dict(zip(sorted(experts), others[1:], strict=True)),
+        plan,
+        place,
+        dtype,
+        ledger,
+        where,
+    )
 
 
 def label(role: str, model: Model) -> str:

@@ -1,6 +1,8 @@
-"""What of a block is solved together: all of it, or with order "sites" one norm or one tensor's linears after the other.
+"""What of a block is solved together: all of it, or with order "sites" one norm or one tensor's
+linears after the other.
 
-Both that order and the linears that write into the residual stream are seen from one batch, not told by names of modules.
+Both that order and the linears that write into the residual stream are seen from one batch, not
+told by names of modules.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -20,8 +22,12 @@ from featcal.errors import BadSetting
 from featcal.settings import Calibration
 
 
-def block_parts(student: nn.Module, tracks: Mapping[str, Tracks], view: BlockView, settings: Calibration) -> list[BlockView]:
-    """The parts in the order in which they are solved, each as a view of its own; of the paper's method the block itself."""
+def block_parts(
+    student: nn.Module, tracks: Mapping[str, Tracks], view: BlockView, settings: Calibration
+) -> list[BlockView]:
+    """The parts in the order in which they are solved, each as a view of its own; of the paper's
+    method the block itself.
+    """
     first = next(iter(tracks.values()))
     if view.residual:
         view = replace(view, writers=residual_writers(student, first, view))
@@ -31,18 +37,26 @@ def block_parts(student: nn.Module, tracks: Mapping[str, Tracks], view: BlockVie
 
 
 def last_with_teacher(parts: Sequence[BlockView]) -> int:
-    """The part with which the teacher's track moves on: the last one that needs the teacher, or that there is."""
+    """The part with which the teacher's track moves on: the last one that needs the teacher, or
+    that there is.
+    """
     led = [number for number, part in enumerate(parts) if part.modules.linears or part.attention]
     return led[-1] if led else len(parts) - 1
 
 
 def residual_writers(student: nn.Module, tracks: Tracks, view: BlockView) -> tuple[str, ...]:
-    """The linears to be solved whose outputs are added to the residual stream. Raises: BadSetting where there are none."""
+    """The linears to be solved whose outputs are added to the residual stream. Raises: BadSetting
+    where there are none.
+    """
     found = written(student, view.stack, *tracks.student[0])
     writers = tuple(name for name in view.modules.linears if name in found)
     if not writers:
         reason = "no linear that is solved here puts its output into the residual stream as it is"
-        raise BadSetting("calibrate.residual", view.residual, f"must be 0 for {view.name} of this model: {reason}")
+        raise BadSetting(
+            "calibrate.residual",
+            view.residual,
+            f"must be 0 for {view.name} of this model: {reason}",
+        )
     return writers
 
 
@@ -54,20 +68,31 @@ def written(block: nn.Module, stack: Stack, hidden: Tensor, arguments: Arguments
 
 
 def in_forward_order(student: nn.Module, tracks: Tracks, view: BlockView) -> list[Modules]:
-    """Norms one by one and linears with all others that read the same tensor, as one batch runs through them."""
+    """Norms one by one and linears with all others that read the same tensor, as one batch runs
+    through them.
+    """
     linears, norms = view.modules.linears, view.modules.norms
     hidden, arguments = tracks.student[0]
     with module_inputs(student, linears + norms) as seen:
         step(student, view.stack, hidden, arguments)
     found = reading_alike(seen, linears)
-    return [Modules(*(tuple(name for name in kind if name in names) for kind in (linears, norms))) for names in found]
+    return [
+        Modules(*(tuple(name for name in kind if name in names) for kind in (linears, norms)))
+        for names in found
+    ]
 
 
 def reading_alike(seen: Mapping[str, Tensor], linears: Collection[str]) -> list[list[str]]:
-    """Modules by what they read, in the order in which they read it: linears with others that read the same tensor."""
+    """Modules by what they read, in the order in which they read it: linears with others that read
+    the same tensor.
+    """
     found: list[list[str]] = []
     for name, x in seen.items():
-        alike = [names for names in found if names[0] in linears and name in linears and same_memory(x, seen[names[0]])]
+        alike = [
+            names
+            for names in found
+            if names[0] in linears and name in linears and same_memory(x, seen[names[0]])
+        ]
         if alike:
             alike[0].append(name)
         else:

@@ -1,4 +1,5 @@
-"""What is told about a calibration: how far each block is from the teachers', and the whole model from every expert.
+"""What is told about a calibration: how far each block is from the teachers', and the whole model
+from every expert.
 
 Nothing of that varies between two runs; what a run cost does, and is a record of its own.
 """
@@ -17,14 +18,21 @@ DIGITS = 6  # beyond them the rounding of the machine shows
 
 @dataclass(frozen=True)
 class BlockRecord:
-    """Features that leave one calibrated block, against the teachers' (means over tasks of each task's value over its tokens)."""
+    """Features that leave one calibrated block, against the teachers' (means over tasks of each
+    task's value over its tokens).
+    """
 
     name: str
-    relative_drift: float | None  # ‖H − H_exp‖_F / ‖H_exp‖_F on the samples that it was calibrated on; None where not asked for
+    relative_drift: (
+        float | None
+        # ‖H − H_exp‖_F / ‖H_exp‖_F on the samples that it was calibrated on; None where not asked for
+    )
     cosine: float | None
     tokens: int  # over all tasks, without padding
     conditioning: float  # largest lower bound of a condition number among the block's sites
-    experts: dict[str, int] = field(default_factory=dict)  # of a mixture: tokens that each expert is given, over all tasks
+    experts: dict[str, int] = field(
+        default_factory=dict
+    )  # of a mixture: tokens that each expert is given, over all tasks
 
     @property
     def told(self) -> dict[str, Any]:
@@ -34,9 +42,11 @@ class BlockRecord:
 
 @dataclass(frozen=True)
 class DriftRecord:
-    """Features that leave the last block of a stack, of two models against one expert's, on the same samples.
+    """Features that leave the last block of a stack, of two models against one expert's, on the
+    same samples.
 
-    merged: of the model as it was merged, untouched.   calibrated: of the result.   samples: how many.
+    merged: of the model as it was merged, untouched.   calibrated: of the result.   samples: how
+    many.
     held_out: whether they are others than those that the model was calibrated on.
     """
 
@@ -57,12 +67,20 @@ class DriftRecord:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one run took; it varies from run to run, so it lies beside results and never among them."""
+    """What one run took; it varies from run to run, so it lies beside results and never among
+    them.
+    """
 
     seconds: float
-    peak_host_bytes: int | None  # of this process, above what it held before; None where the system does not tell
+    peak_host_bytes: (
+        int | None
+    )  # of this process, above what it held before; None where the system does not tell
     peak_device_bytes: int  # of torch's own memory on the GPU, of this process; 0 without one
-    flops: int | None  # of all processes, but for measuring and an interrupted run's; None where it is not known from shapes
+    flops: (
+        int | None
+        # of all processes, but for measuring and an interrupted run's; None where it is not known from
+        # shapes
+    )
 
 
 @dataclass(frozen=True)
@@ -73,7 +91,9 @@ class Result:
     folder: Path | None
     blocks: list[BlockRecord]  # in forward order
     cost: Cost
-    drift: list[DriftRecord] = field(default_factory=list)  # by expert and stack; empty unless it was asked for
+    drift: list[DriftRecord] = field(
+        default_factory=list
+    )  # by expert and stack; empty unless it was asked for
 
 
 def rounded(value: float) -> float:
@@ -86,7 +106,9 @@ def mean(values: Sequence[float]) -> float:
     return rounded(sum(values) / len(values))
 
 
-Told = tuple[Drift | None, int, Mapping[str, int]]  # of one task: drift where it was asked for, tokens, those of each expert
+Told = tuple[
+    Drift | None, int, Mapping[str, int]
+]  # of one task: drift where it was asked for, tokens, those of each expert
 
 
 def block_record(name: str, told: Mapping[str, Told], conditioning: Sequence[float]) -> BlockRecord:
@@ -99,12 +121,19 @@ def block_record(name: str, told: Mapping[str, Told], conditioning: Sequence[flo
         cosine=mean([d.cosine for d in drift]) if asked else None,
         tokens=sum(tokens),
         conditioning=rounded(max(conditioning, default=1.0)),
-        experts={name: sum(counts.get(name, 0) for counts in experts) for name in sorted({n for c in experts for n in c})},
+        experts={
+            name: sum(counts.get(name, 0) for counts in experts)
+            for name in sorted({n for c in experts for n in c})
+        },
     )
 
 
 def line(record: BlockRecord, tasks: int, seconds: float) -> str:
     """One line of progress."""
-    mixture = f"  {len(record.experts)} experts, {min(record.experts.values()):,} tokens or more" if record.experts else ""
+    mixture = (
+        f"  {len(record.experts)} experts, {min(record.experts.values()):,} tokens or more"
+        if record.experts
+        else ""
+    )
     drift = "" if record.relative_drift is None else f"  drift {record.relative_drift:.3f}"
     return f"{record.name}  {tasks} tasks{drift}{mixture}  {seconds:.1f} s"

@@ -1,6 +1,8 @@
-"""What a calibration leaves behind when it is killed: every solved block, kept until the result is written.
+"""What a calibration leaves behind when it is killed: every solved block, kept until the result is
+written.
 
-A run goes on from such a folder only where nothing that could change a number differs: models, batches, settings, code, versions.
+A run goes on from such a folder only where nothing that could change a number differs: models,
+batches, settings, code, versions.
 """
 
 import fcntl
@@ -43,7 +45,9 @@ def beside(out: Path) -> Path:
 
 
 def check_sum(parameters: Mapping[str, Tensor], record: str) -> str:
-    """Of all that a solved block's file holds; a disk that filled up or a hand that edited changes it."""
+    """Of all that a solved block's file holds; a disk that filled up or a hand that edited changes
+    it.
+    """
     digest = Digest()
     digest.add(record, *(part for item in sorted(parameters.items()) for part in item))
     return str(digest)
@@ -71,20 +75,26 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         except OSError:
             self._lock.close()
             raise BadSetting(
-                "work", str(self.path), "is in use by another calibration; wait for it or name another folder"
+                "work",
+                str(self.path),
+                "is in use by another calibration; wait for it or name another folder",
             ) from None
         for unfinished in self._blocks.glob(".*"):  # of a process that was killed while it wrote
             unfinished.unlink()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._writes and not any(self._blocks.glob("*")):  # nothing that a next run could go on from
+        if self._writes and not any(
+            self._blocks.glob("*")
+        ):  # nothing that a next run could go on from
             self.remove()
         if self._lock:
             self._lock.close()
 
     def resume(self, fingerprints: Mapping[str, str], wanted: bool = True) -> None:
-        """Keep what an earlier run has solved whose processes had the same fingerprints; remove what another one has."""
+        """Keep what an earlier run has solved whose processes had the same fingerprints; remove
+        what another one has.
+        """
         if self._writes:
             stamp = self.path / "fingerprints.json"
             same = stamp.is_file() and read_json(stamp) == dict(fingerprints)
@@ -93,7 +103,9 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             write_json(stamp, dict(fingerprints))
 
     def solved(self, block: str) -> Solved | None:
-        """Parameters and record of a block that an earlier run has solved; None where there is none, or one that was damaged."""
+        """Parameters and record of a block that an earlier run has solved; None where there is
+        none, or one that was damaged.
+        """
         path = self._file(block)
         if not path.is_file():
             return None

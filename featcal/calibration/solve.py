@@ -1,4 +1,6 @@
-"""The systems of a block, or of a part of it, solved against their anchors; and what was found put in its place."""
+"""The systems of a block, or of a part of it, solved against their anchors; and what was found put
+in its place.
+"""
 
 from dataclasses import dataclass
 
@@ -23,22 +25,46 @@ class Solved:
     norms: dict[str, tuple[Tensor, Tensor | None]]  # scale and shift
 
 
-def anchors(merged: nn.Module, base: nn.Module, site: Site, settings: Calibration) -> tuple[Tensor, Tensor]:
-    """What the ridge pulls a site's weight and bias to (Eqs. 11, 51), as often as its outputs stand side by side."""
-    (W, b), (W_base, b_base) = (side_by_side(block.get_submodule(name) for name in site) for block in (merged, base))
-    A, a = anchor(W, W_base, settings.anchor_blend), anchor(b, b_base, settings.anchor_blend)  # (o, d), (o,)
+def anchors(
+    merged: nn.Module, base: nn.Module, site: Site, settings: Calibration
+) -> tuple[Tensor, Tensor]:
+    """What the ridge pulls a site's weight and bias to (Eqs. 11, 51), as often as its outputs stand
+    side by side.
+    """
+    (W, b), (W_base, b_base) = (
+        side_by_side(block.get_submodule(name) for name in site) for block in (merged, base)
+    )
+    A, a = (
+        anchor(W, W_base, settings.anchor_blend),
+        anchor(b, b_base, settings.anchor_blend),
+    )  # (o, d), (o,)
     return (A.repeat(2, 1), a.repeat(2)) if ends(settings) > 1 else (A, a)
 
 
-def solve(systems: Systems, merged: nn.Module, base: nn.Module, place: str, settings: Calibration, ranks: Ranks) -> Solved:
-    """Solve every system against its anchor, from blocks with the merged and the base weights. The systems are consumed."""
+def solve(
+    systems: Systems,
+    merged: nn.Module,
+    base: nn.Module,
+    place: str,
+    settings: Calibration,
+    ranks: Ranks,
+) -> Solved:
+    """Solve every system against its anchor, from blocks with the merged and the base weights. The
+    systems are consumed.
+    """
     systems = ranks.summed(systems)
     solutions = {}
     for site in list(systems.sites):
         A, a = anchors(merged, base, site, settings)
-        system, affine, name = systems.sites.pop(site), affine_of(merged, site, settings), f"{place}.{'+'.join(site)}"
+        system, affine, name = (
+            systems.sites.pop(site),
+            affine_of(merged, site, settings),
+            f"{place}.{'+'.join(site)}",
+        )
         if isinstance(system, KernelSystem):
-            solutions[site] = solve_kernel(system, A, a, settings.ridge, settings.task_weights, affine, site=name)
+            solutions[site] = solve_kernel(
+                system, A, a, settings.ridge, settings.task_weights, affine, site=name
+            )
             continue
         ridge = settings.ridge if settings.shrinkage == "fixed" else ledoit_wolf(system)
         if affine == "joint":
@@ -51,11 +77,21 @@ def solve(systems: Systems, merged: nn.Module, base: nn.Module, place: str, sett
     return Solved(ranks.shared(solutions), norms)
 
 
-def solved_norm(system: NormSystem, merged: nn.Module, base: nn.Module, settings: Calibration) -> tuple[Tensor, Tensor | None]:
+def solved_norm(
+    system: NormSystem, merged: nn.Module, base: nn.Module, settings: Calibration
+) -> tuple[Tensor, Tensor | None]:
     """Scale and shift of one norm, Eq. 59."""
-    weight, shift, shift_base = merged.get_parameter("weight").detach(), shift_of(merged), shift_of(base)
+    weight, shift, shift_base = (
+        merged.get_parameter("weight").detach(),
+        shift_of(merged),
+        shift_of(base),
+    )
     gain = anchor(weight, base.get_parameter("weight").detach(), settings.anchor_blend)
-    blended = None if shift is None or shift_base is None else anchor(shift, shift_base, settings.anchor_blend)
+    blended = (
+        None
+        if shift is None or shift_base is None
+        else anchor(shift, shift_base, settings.anchor_blend)
+    )
     return solve_norm(system, gain, blended, settings.ridge)
 
 
@@ -73,6 +109,8 @@ def load(student: nn.Module, solved: Solved, settings: Calibration) -> None:
 
 
 def affine_of(block: nn.Module, site: Site, settings: Calibration) -> str:
-    """How weight and bias of a site are solved: one after the other where not all of its linears have a bias."""
+    """How weight and bias of a site are solved: one after the other where not all of its linears
+    have a bias.
+    """
     with_bias = all(isinstance(block.get_submodule(name).bias, Tensor) for name in site)
     return settings.affine if with_bias else "separate"

@@ -1,6 +1,8 @@
-"""Features that wait for the next block, batch by batch, wherever the spool keeps them: in memory, pinned, or on disk.
+"""Features that wait for the next block, batch by batch, wherever the spool keeps them: in memory,
+pinned, or on disk.
 
-Looks like a list. What a block hands on unchanged (masks, positions) stays where it is instead of being written for every block.
+Looks like a list. What a block hands on unchanged (masks, positions) stays where it is instead of
+being written for every block.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +14,9 @@ from featcal.storage.spool import Handle, Spool
 
 
 def tree_map(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """The value with everything of one kind in it changed; tuples, lists and mappings are rebuilt, all else is left as it is."""
+    """The value with everything of one kind in it changed; tuples, lists and mappings are rebuilt,
+    all else is left as it is.
+    """
     if isinstance(value, kind):
         return change(value)
     if type(value) in (tuple, list):
@@ -33,12 +37,17 @@ Borrowed = dict[int, tuple[Tensor, Handle]]  # by the tensor's identity
 
 
 class SpooledList:
-    """A list of values with tensors in them (features, batches); each is kept until another takes its place."""
+    """A list of values with tensors in them (features, batches); each is kept until another takes
+    its place.
+    """
 
     def __init__(self, spool: Spool):
         self._spool = spool
         self._kept: list[Any] = []  # the values, with handles where tensors were
-        self._borrowed: tuple[int, Borrowed] = (-1, {})  # number and tensors of the value asked for last
+        self._borrowed: tuple[int, Borrowed] = (
+            -1,
+            {},
+        )  # number and tensors of the value asked for last
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -49,7 +58,10 @@ class SpooledList:
     def __getitem__(self, number: int) -> Any:
         handles = {id(handle): handle for handle in leaves(self._kept[number], Handle)}
         tensors = {key: self._spool.get(handle) for key, handle in handles.items()}
-        self._borrowed = number, {id(tensors[key]): (tensors[key], handle) for key, handle in handles.items()}
+        self._borrowed = (
+            number,
+            {id(tensors[key]): (tensors[key], handle) for key, handle in handles.items()},
+        )
         return tree_map(self._kept[number], Handle, lambda handle: tensors[id(handle)])
 
     def __setitem__(self, number: int, value: Any) -> None:
@@ -72,7 +84,9 @@ class SpooledList:
         self._kept = []
 
     def _keep(self, value: Any, known: Borrowed) -> Any:
-        """The value with handles where tensors were; a tensor that was borrowed, or stands twice in the value, is kept once."""
+        """The value with handles where tensors were; a tensor that was borrowed, or stands twice in
+        the value, is kept once.
+        """
 
         def keep(tensor: Tensor) -> Handle:
             if id(tensor) not in known:

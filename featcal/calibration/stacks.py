@@ -1,4 +1,6 @@
-"""Every block of every stack, in forward order: what runs between opening the models and writing the result."""
+"""Every block of every stack, in forward order: what runs between opening the models and writing
+the result.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +24,12 @@ from featcal.calibration.published import Published
 from featcal.calibration.ranks import Ranks
 from featcal.calibration.record import BlockRecord, line
 from featcal.calibration.run_folder import RunFolder, block_name
-from featcal.calibration.sites import Modules, calibrated_modules, has_kernel_form, solved_parameters
+from featcal.calibration.sites import (
+    Modules,
+    calibrated_modules,
+    has_kernel_form,
+    solved_parameters,
+)
 from featcal.calibration.spooled_list import SpooledList
 from featcal.calibration.tracks import HandedOn, Tracks, advance, hand_on, start_tracks
 from featcal.core.weighting import TokenRule
@@ -54,11 +61,17 @@ class Run:
     @property
     def sampled(self) -> dict[str, Held]:
         """The experts of tasks with samples."""
-        return {task: expert for task, expert in self.models.experts.items() if task not in self.published}
+        return {
+            task: expert
+            for task, expert in self.models.experts.items()
+            if task not in self.published
+        }
 
 
 def calibrate_stacks(run: Run, batches: Mapping[str, Batches]) -> list[BlockRecord]:
-    """Every stack in forward order; what one feeds to the next comes from the calibrated student and from each expert."""
+    """Every stack in forward order; what one feeds to the next comes from the calibrated student
+    and from each expert.
+    """
     records: list[BlockRecord] = []
     handed: dict[str, HandedOn] = {}
     streams = opened(run, batches)
@@ -72,7 +85,9 @@ def calibrate_stacks(run: Run, batches: Mapping[str, Batches]) -> list[BlockReco
 
 
 def opened(run: Run, batches: Mapping[str, Batches]) -> dict[str, Stream]:
-    """The batches of every task; the very first one also proves that the plan replays the model exactly."""
+    """The batches of every task; the very first one also proves that the plan replays the model
+    exactly.
+    """
     streams = {}
     for number, task in enumerate(sorted(run.sampled)):
 
@@ -80,7 +95,9 @@ def opened(run: Run, batches: Mapping[str, Batches]) -> dict[str, Stream]:
             student = run.models.student.module
             check_batch(task, 0, batch, student)
             with naming(task, 0):
-                check_replay(student, run.models.plan, on_device(first_samples(batch), run.models.device))
+                check_replay(
+                    student, run.models.plan, on_device(first_samples(batch), run.models.device)
+                )
 
         kept = SpooledList(run.spool) if len(run.models.plan.stacks) > 1 else None
         streams[task] = Stream(batches[task], kept, check if number == 0 else None)
@@ -88,7 +105,11 @@ def opened(run: Run, batches: Mapping[str, Batches]) -> dict[str, Stream]:
 
 
 def started(
-    run: Run, source: Stack | None, stack: Stack, streams: Mapping[str, Stream], handed: Mapping[str, HandedOn]
+    run: Run,
+    source: Stack | None,
+    stack: Stack,
+    streams: Mapping[str, Stream],
+    handed: Mapping[str, HandedOn],
 ) -> dict[str, Tracks]:
     """Both tracks of every task before the first block of a stack."""
     tracks = {}
@@ -97,7 +118,9 @@ def started(
             with expert.running() as teacher:
                 given = (on_device(batch, run.models.device) for batch in streams[task])
                 apart = run.settings.holds_out
-                tracks[task] = start_tracks(task, student, teacher, stack, given, run.spool, source, handed.get(task), apart)
+                tracks[task] = start_tracks(
+                    task, student, teacher, stack, given, run.spool, source, handed.get(task), apart
+                )
     return tracks
 
 
@@ -114,14 +137,18 @@ def handed_over(run: Run, stack: Stack, tracks: Mapping[str, Tracks]) -> dict[st
 
 
 def go_on(run: Run, folder: RunFolder, streams: Mapping[str, Stream]) -> None:
-    """Keep what an earlier run has solved, now that all batches have been read and it is clear whether it was the same."""
+    """Keep what an earlier run has solved, now that all batches have been read and it is clear
+    whether it was the same.
+    """
     digests = {task: stream.digest for task, stream in (*streams.items(), *run.published.items())}
     own = fingerprint(run.models, digests, run.settings, run.token_weights, run.block_drift)
     folder.resume(run.ranks.gathered({min(streams): own}), run.resume)
     run.ranks.together()  # what another run has left is gone before anyone looks for it
 
 
-def calibrate_stack(run: Run, stack: Stack, tracks: Mapping[str, Tracks], fed: str) -> list[BlockRecord]:
+def calibrate_stack(
+    run: Run, stack: Stack, tracks: Mapping[str, Tracks], fed: str
+) -> list[BlockRecord]:
     """Every block of one stack in forward order."""
     count, records = len(blocks_of(run.models.student.module, stack)), []
     rule = weighing(run.token_weights) if run.token_weights else run.models.plan.rule(stack)
@@ -130,23 +157,44 @@ def calibrate_stack(run: Run, stack: Stack, tracks: Mapping[str, Tracks], fed: s
         with run.models.student.block(f"{stack.blocks}.{index}") as block:
             modules = calibrated_modules(block, run.settings.norm, run.settings.modules)
             residual = run.settings.residual_at(index / max(count - 1, 1))
-            more: Any = {"attention": run.settings.weights == "attention", "spread": run.settings.shrinkage == "ledoit_wolf"}
+            more: Any = {
+                "attention": run.settings.weights == "attention",
+                "spread": run.settings.shrinkage == "ledoit_wolf",
+            }
             more["tokens"] = kept_tokens(run, block, modules, tracks)
-            view = BlockView(block_name(stack, index), stack, index + 1 == count, modules, rule, fed, residual, **more)
+            view = BlockView(
+                block_name(stack, index),
+                stack,
+                index + 1 == count,
+                modules,
+                rule,
+                fed,
+                residual,
+                **more,
+            )
             if not run.solves:
                 watch_block(run, block, f"{stack.blocks}.{index}", tracks, view)
                 continue
             record, known = calibrated_or_known(run, block, f"{stack.blocks}.{index}", tracks, view)
         records.append(record)
         if run.progress:
-            run.progress(line(record, run.tasks, time.perf_counter() - start) + ("  (solved before)" if known else ""))
+            run.progress(
+                line(record, run.tasks, time.perf_counter() - start)
+                + ("  (solved before)" if known else "")
+            )
     return records
 
 
-def kept_tokens(run: Run, block: nn.Module, modules: Modules, tracks: Mapping[str, Tracks]) -> int | None:
-    """The tokens of all tasks where some linear reads more features than that and is solved by them (`core.kernel`)."""
+def kept_tokens(
+    run: Run, block: nn.Module, modules: Modules, tracks: Mapping[str, Tracks]
+) -> int | None:
+    """The tokens of all tasks where some linear reads more features than that and is solved by them
+    (`core.kernel`).
+    """
     tokens = sum(track.tokens for track in tracks.values())
-    widest = max((weight_of(block.get_submodule(name)).shape[1] for name in modules.linears), default=0)
+    widest = max(
+        (weight_of(block.get_submodule(name)).shape[1] for name in modules.linears), default=0
+    )
     kernel = has_kernel_form(run.settings, run.ranks.world) and not run.published
     return tokens if kernel and tokens < widest else None
 
@@ -161,19 +209,30 @@ def weighing(rule: TokenRule) -> TokenRule:
             found = error
         fine = isinstance(found, Tensor) and found.shape == shape
         expected = "must be a function (module name, last block?, (batch, tokens)) -> weights, a tensor of that shape"
-        require(fine, "calibrate.token_weights", found if isinstance(found, TypeError) else type(found).__name__, expected)
+        require(
+            fine,
+            "calibrate.token_weights",
+            found if isinstance(found, TypeError) else type(found).__name__,
+            expected,
+        )
         assert isinstance(found, Tensor)
         return found
 
     return weights
 
 
-def watch_block(run: Run, block: nn.Module, path: str, tracks: Mapping[str, Tracks], view: BlockView) -> None:
-    """All that is looked at before a block is solved, of every task; the tracks move on. Raises: what `observe` raises."""
+def watch_block(
+    run: Run, block: nn.Module, path: str, tracks: Mapping[str, Tracks], view: BlockView
+) -> None:
+    """All that is looked at before a block is solved, of every task; the tracks move on. Raises:
+    what `observe` raises.
+    """
     parts = block_parts(block, tracks, view, run.settings)
     for number, part in enumerate(parts):
         for task, teacher in in_turn(run.sampled, path):
-            observe(block, teacher, tracks[task], part, number == 0, number == last_with_teacher(parts))
+            observe(
+                block, teacher, tracks[task], part, number == 0, number == last_with_teacher(parts)
+            )
     for task in tracks:
         advance(block, view.stack, tracks[task].student)
 
@@ -181,12 +240,16 @@ def watch_block(run: Run, block: nn.Module, path: str, tracks: Mapping[str, Trac
 def calibrated_or_known(
     run: Run, block: nn.Module, path: str, tracks: Mapping[str, Tracks], view: BlockView
 ) -> tuple[BlockRecord, bool]:
-    """Calibrate a block and keep the solution, or take the solution that an earlier run has kept (then True)."""
+    """Calibrate a block and keep the solution, or take the solution that an earlier run has kept
+    (then True).
+    """
     models, folder = run.models, run.folder
     known = folder.solved(view.name) if folder else None
     if known:
         run.known.add(view.name)
-        replay_block(block, known.parameters, in_turn(run.sampled, path), tracks, view, run.settings)
+        replay_block(
+            block, known.parameters, in_turn(run.sampled, path), tracks, view, run.settings
+        )
         return known.record, True
 
     def teachers() -> Iterable[tuple[str, nn.Module]]:

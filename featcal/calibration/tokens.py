@@ -1,7 +1,8 @@
 """Which tokens the rows of a module's input are, and how much each counts.
 
-Most inputs are (batch, tokens, d). Some modules see every token's row alone (rows, d), norms of attention see one row per head,
-and keys and values of cross-attention read the tokens of another stack, whose padding is its own.
+Most inputs are (batch, tokens, d). Some modules see every token's row alone (rows, d), norms of
+attention see one row per head, and keys and values of cross-attention read the tokens of another
+stack, whose padding is its own.
 """
 
 from collections.abc import Mapping
@@ -23,12 +24,16 @@ class Tokens:
     mask: Tensor | None = None  # (batch, tokens), 0 at padding
     fed: Tensor | None = None  # (batch, other tokens, d)
     fed_mask: Tensor | None = None
-    routed: Mapping[str, Tensor] = field(default_factory=dict)  # expert of a mixture -> row numbers of the tokens it is given
+    routed: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # expert of a mixture -> row numbers of the tokens it is given
     received: Tensor | None = None  # (batch, tokens), what the rule's weights are multiplied by
     fed_received: Tensor | None = None  # (batch, other tokens)
 
 
-def weights(place: str, name: str, x: Tensor, tokens: Tokens, rule: TokenRule, last: bool) -> Tensor:
+def weights(
+    place: str, name: str, x: Tensor, tokens: Tokens, rule: TokenRule, last: bool
+) -> Tensor:
     """Token weights of one module's input x (..., d), one for each of its rows: x.shape[:-1].
 
     Raises: BadCapture where the rows are not the tokens of the batch.
@@ -65,6 +70,10 @@ def token_axis(x: Tensor, batch: int, count: int) -> int | None:
 
 
 def same_memory(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors that are both still held show the same values of the same memory, which has no address on meta."""
-    alike = x.shape == y.shape and x.stride() == y.stride() and x.storage_offset() == y.storage_offset()
+    """Whether two tensors that are both still held show the same values of the same memory, which
+    has no address on meta.
+    """
+    alike = (
+        x.shape == y.shape and x.stride() == y.stride() and x.storage_offset() == y.storage_offset()
+    )
     return alike and x.untyped_storage()._cdata == y.untyped_storage()._cdata

@@ -1,4 +1,5 @@
-"""The processes that torchrun started, joined for one `with`: who they are, which GPU is whose, and how they reach each other.
+"""The processes that torchrun started, joined for one `with`: who they are, which GPU is whose, and
+how they reach each other.
 
 Knows nothing of what they compute. Loads torch only where there are several.
 """
@@ -16,24 +17,40 @@ if TYPE_CHECKING:
 
     from featcal.calibration.ranks import SeveralRanks
 
-TRANSFER = timedelta(seconds=60)  # one tensor for which all ranks are there; also their first finding each other
-MEETING = timedelta(days=1)  # a slow rank is waited for; of a dead one the connection breaks, which gloo notices at once
-TOLD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # by torchrun, to each process
+TRANSFER = timedelta(
+    seconds=60
+)  # one tensor for which all ranks are there; also their first finding each other
+MEETING = timedelta(
+    days=1
+)  # a slow rank is waited for; of a dead one the connection breaks, which gloo notices at once
+TOLD = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)  # by torchrun, to each process
 
 
 @contextmanager
 def started() -> Iterator[None]:
-    """Inside, `ranks.current()` is this process among those that torchrun started; what goes wrong in one ends all.
+    """Inside, `ranks.current()` is this process among those that torchrun started; what goes wrong
+    in one ends all.
 
-    Raises: BadSetting where the environment tells of several processes, but not how they find each other; RankLostError where one
-    of them does not come or is gone; RemoteRankError where another one ends with an error, which it has told by then.
+    Raises: BadSetting where the environment tells of several processes, but not how they find each
+    other; RankLostError where one of them does not come or is gone; RemoteRankError where another
+    one ends with an error, which it has told by then.
     """
     if os.environ.get("WORLD_SIZE", "1") == "1":
         yield
         return
     for name in TOLD:
         if name not in os.environ:
-            raise BadSetting(name, None, "must be set beside WORLD_SIZE; start several processes with torchrun, or unset that")
+            raise BadSetting(
+                name,
+                None,
+                "must be set beside WORLD_SIZE; start several processes with torchrun, or unset that",
+            )
     import torch.distributed as dist
 
     from featcal.calibration.ranks import started_ranks
@@ -44,12 +61,16 @@ def started() -> Iterator[None]:
         with ranks.fail_together():
             yield
     except RemoteRankError:
-        with suppress(RankLostError):  # until the other one is gone, after its message: torchrun ends all when the first is gone
+        with suppress(
+            RankLostError
+            # until the other one is gone, after its message: torchrun ends all when the first is gone
+        ):
             ranks.together()
         raise
     finally:
         started_ranks.reset(token)
-    dist.destroy_process_group()  # not behind an error: to the others a broken connection is the end of this process
+    # not behind an error: to the others a broken connection is the end of this process
+    dist.destroy_process_group()
 
 
 def joined() -> "SeveralRanks":
@@ -66,7 +87,8 @@ def joined() -> "SeveralRanks":
 
 
 def own_device(device: "torch.device") -> "torch.device":
-    """The device of this process: of several on GPUs each has its own, and their tensors move through NCCL from now on.
+    """The device of this process: of several on GPUs each has its own, and their tensors move
+    through NCCL from now on.
 
     Raises: BadSetting where there are more processes than GPUs.
     """
@@ -81,7 +103,9 @@ def own_device(device: "torch.device") -> "torch.device":
     assert isinstance(ranks, SeveralRanks)
     if local >= count:
         way_out = f"must be at most {count}, the number of GPUs here; or add --device cpu"
-        raise BadSetting("--nproc-per-node", int(os.environ.get("LOCAL_WORLD_SIZE", local + 1)), way_out)
+        raise BadSetting(
+            "--nproc-per-node", int(os.environ.get("LOCAL_WORLD_SIZE", local + 1)), way_out
+        )
     ranks.together()  # hears of a process without a GPU before it would be waited for
     torch.cuda.set_device(local)
     ranks.tensor_group = dist.new_group(backend="nccl", timeout=TRANSFER)

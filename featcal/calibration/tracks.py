@@ -1,4 +1,6 @@
-"""The two tracks of features of one task: the student's and the teacher's, batch by batch, just before the current block."""
+"""The two tracks of features of one task: the student's and the teacher's, batch by batch, just
+before the current block.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,13 +21,19 @@ from featcal.storage.spool import Spool
 
 @dataclass
 class Tracks:
-    """What block by block calibration of one stack keeps of one task; a track holds Features, batch by batch."""
+    """What block by block calibration of one stack keeps of one task; a track holds Features, batch
+    by batch.
+    """
 
     student: SpooledList
     teacher: SpooledList
     masks: list[Tensor | None] = field(default_factory=list)  # (batch, tokens), 0 at padding
-    fed_masks: list[Tensor | None] = field(default_factory=list)  # of the tokens that another stack feeds
-    held: set[int] = field(default_factory=set)  # numbers of the batches held out: nothing is solved with them
+    fed_masks: list[Tensor | None] = field(
+        default_factory=list
+    )  # of the tokens that another stack feeds
+    held: set[int] = field(
+        default_factory=set
+    )  # numbers of the batches held out: nothing is solved with them
     tokens: int = 0  # without padding
 
 
@@ -56,7 +64,9 @@ def start_tracks(
     Raises: BadBatches naming the task and what is wrong.
     """
     tracks = Tracks(SpooledList(spool), SpooledList(spool))
-    for number, (batch, held) in enumerate(parted(task, batches) if holds_out else ((batch, False) for batch in batches)):
+    for number, (batch, held) in enumerate(
+        parted(task, batches) if holds_out else ((batch, False) for batch in batches)
+    ):
         check_batch(task, number, batch, student)
         with naming(task, number):
             for model, track, handed in (
@@ -75,9 +85,13 @@ def start_tracks(
         fed.student.clear()
         fed.teacher.clear()
     if tracks.tokens == 0:
-        raise BadBatches(task, "is empty; calibration needs at least one batch with at least one sample")
+        raise BadBatches(
+            task, "is empty; calibration needs at least one batch with at least one sample"
+        )
     if holds_out and not tracks.held:
-        raise BadBatches(task, "has one sample; no_harm and interpolation auto need two, as one is held out")
+        raise BadBatches(
+            task, "has one sample; no_harm and interpolation auto need two, as one is held out"
+        )
     return tracks
 
 
@@ -96,7 +110,9 @@ def moved(block: nn.Module, stack: Stack, track: SpooledList) -> SpooledList:
 
 
 def advance_student(block: nn.Module, stack: Stack, tracks: Tracks) -> Drift:
-    """Move the student's track after a block; the drift of what the block puts out against the teacher's track."""
+    """Move the student's track after a block; the drift of what the block puts out against the
+    teacher's track.
+    """
     drift = Drift()
     for number, mask in enumerate(tracks.masks):
         features = step(block, stack, *tracks.student[number])
@@ -106,7 +122,9 @@ def advance_student(block: nn.Module, stack: Stack, tracks: Tracks) -> Drift:
 
 
 def hand_on(model: nn.Module, stack: Stack, track: SpooledList) -> SpooledList:
-    """What the stack behind whose last block a track is feeds to the next one; the track is used up."""
+    """What the stack behind whose last block a track is feeds to the next one; the track is used
+    up.
+    """
     result = track.empty()
     for hidden, _ in track:
         result.append(handed_on(model, stack, hidden))

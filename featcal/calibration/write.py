@@ -1,4 +1,5 @@
-"""The calibrated model as a Hugging Face folder, with featcal.json and a model card beside the weights.
+"""The calibrated model as a Hugging Face folder, with featcal.json and a model card beside the
+weights.
 
 It appears complete or not at all.
 """
@@ -35,13 +36,17 @@ def write_calibrated(
     folder: RunFolder,
     card: str,
 ) -> Path:
-    """The folder of a student that is in memory, or of one that was streamed: the merged folder with the solved numbers in it.
+    """The folder of a student that is in memory, or of one that was streamed: the merged folder
+    with the solved numbers in it.
 
-    What lies beside the weights, such as the tokenizer, is the merged folder's; the base folder's where the merged model came
-    as a module, and nothing where both did.
+    What lies beside the weights, such as the tokenizer, is the merged folder's; the base folder's
+    where the merged model came as a module, and nothing where both did.
     Raises: DiskFull; BadFile as copy_beside.
     """
-    record: dict[str, Any] = {"settings": settings.stated, "blocks": [block.told for block in blocks]}
+    record: dict[str, Any] = {
+        "settings": settings.stated,
+        "blocks": [block.told for block in blocks],
+    }
     if drift:
         record["drift"] = [asdict(one) for one in drift]
     text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
@@ -49,31 +54,45 @@ def write_calibrated(
         if isinstance(models.student, Streamed):
             copy_with(models.student, place, solved_tensors(models, folder))
         else:
-            save_model(models.student.module, place, like=models.base.folder if isinstance(models.base, Streamed) else None)
+            save_model(
+                models.student.module,
+                place,
+                like=models.base.folder if isinstance(models.base, Streamed) else None,
+            )
         (place / "featcal.json").write_text(text, encoding="utf-8")
         write_card(place, card)
     return Path(out)
 
 
 def solved_tensors(models: Models, folder: RunFolder) -> Iterator[tuple[str, Tensor]]:
-    """Every solved parameter by its name in the model, one block in memory at a time. Raises: BadFile for one that is gone."""
+    """Every solved parameter by its name in the model, one block in memory at a time. Raises:
+    BadFile for one that is gone.
+    """
     for stack in models.plan.stacks:
         for index in range(len(blocks_of(models.student.module, stack))):
             solved = folder.solved(block_name(stack, index))
             if solved is None:
-                raise BadFile(folder.path, f"lost block {stack.name}.{index:02d} to something else", "start the same run again")
+                raise BadFile(
+                    folder.path,
+                    f"lost block {stack.name}.{index:02d} to something else",
+                    "start the same run again",
+                )
             for name, tensor in solved.parameters.items():
                 yield f"{stack.blocks}.{index}.{name}", tensor
 
 
 def copy_with(student: Streamed, folder: Path, solved: Iterable[tuple[str, Tensor]]) -> None:
-    """A copy of the student's folder with solved parameters in the place of its own: same names, kinds and configuration."""
+    """A copy of the student's folder with solved parameters in the place of its own: same names,
+    kinds and configuration.
+    """
     whole, written = LazyCheckpoint(student.folder), set()  # of a whole CLIP both towers
     with ShardWriter(folder, needed=sum(whole.bytes(name) for name in whole.names)) as writer:
         shutil.copyfile(whole.folder / "config.json", writer.folder / "config.json")
         copy_beside(whole.folder, writer.folder)
         for name, tensor in solved:
-            for stored, part in student.parameters.apart(name, tensor.to(student.parameters.stored_dtype(name))).items():
+            for stored, part in student.parameters.apart(
+                name, tensor.to(student.parameters.stored_dtype(name))
+            ).items():
                 writer.write(stored, part)
             written.update(student.parameters.sources(name))
         for name in whole.names:

@@ -1,7 +1,9 @@
-"""Freed tensors go back to the system, so that a run holds what it needs and not what it once needed.
+"""Freed tensors go back to the system, so that a run holds what it needs and not what it once
+needed.
 
-Left to itself, glibc keeps freed blocks of up to 32 MiB for later, in pieces that what comes next often does not fit into: runs
-then hold 1.0 to 1.8 times the bytes of their tensors, another amount every time. Other systems are left as they are.
+Left to itself, glibc keeps freed blocks of up to 32 MiB for later, in pieces that what comes next
+often does not fit into: runs then hold 1.0 to 1.8 times the bytes of their tensors, another amount
+every time. Other systems are left as they are.
 """
 
 import ctypes
@@ -12,10 +14,11 @@ LARGE = 2 << 20
 
 
 def give_back_large_blocks() -> None:
-    """From here on this process gives blocks of 2 MiB and more back as they are freed; what its environment says counts more.
+    """From here on this process gives blocks of 2 MiB and more back as they are freed; what its
+    environment says counts more.
 
-    Without it nobody could tell beforehand what a run takes. A page that is new every time costs time, up to a quarter more on a
-    CPU, so this is for processes of our own whose memory matters.
+    Without it nobody could tell beforehand what a run takes. A page that is new every time costs
+    time, up to a quarter more on a CPU, so this is for processes of our own whose memory matters.
     """
     if "MALLOC_MMAP_THRESHOLD_" in os.environ:
         return

@@ -1,4 +1,6 @@
-"""What several commands take on the command line, checked before anything is loaded: folders, `name=FOLDER` pairs, devices."""
+"""What several commands take on the command line, checked before anything is loaded: folders,
+`name=FOLDER` pairs, devices.
+"""
 
 import shutil
 from collections.abc import Iterable, Mapping
@@ -18,26 +20,42 @@ MODEL_CONFIGS = ("config.json", "open_clip_config.json")  # what makes a folder 
 
 
 def named_folders(option: str, pairs: Iterable[str]) -> dict[str, Path]:
-    """`name=FOLDER` arguments as a dictionary. Raises: BadSetting for another form or a repeated name; MissingPath."""
-    return {name: existing_folder(option, Path(given)) for name, given in pairs_by_name(option, pairs, "name=FOLDER").items()}
+    """`name=FOLDER` arguments as a dictionary. Raises: BadSetting for another form or a repeated
+    name; MissingPath.
+    """
+    return {
+        name: existing_folder(option, Path(given))
+        for name, given in pairs_by_name(option, pairs, "name=FOLDER").items()
+    }
 
 
-def pairs_by_name(option: str, pairs: Iterable[str], form: str, example: str = "mnist=path/to/it") -> dict[str, str]:
-    """`name=value` arguments as a dictionary. Raises: BadSetting for another form or a repeated name."""
+def pairs_by_name(
+    option: str, pairs: Iterable[str], form: str, example: str = "mnist=path/to/it"
+) -> dict[str, str]:
+    """`name=value` arguments as a dictionary. Raises: BadSetting for another form or a repeated
+    name.
+    """
     found: dict[str, str] = {}
     for pair in pairs:
         name, _, given = pair.partition("=")
-        require(bool(name and given), option, pair, f"must be {form}, for example {option} {example}")
+        require(
+            bool(name and given), option, pair, f"must be {form}, for example {option} {example}"
+        )
         require(name not in found, option, pair, f"names {name!r} a second time; every name once")
         found[name] = given
     return found
 
 
 def named_places(option: str, pairs: Iterable[str]) -> dict[str, "Place"]:
-    """`name=PLACE` arguments, where a place is a file, a folder or a data set of the hub. Raises: BadSetting, MissingPath."""
+    """`name=PLACE` arguments, where a place is a file, a folder or a data set of the hub. Raises:
+    BadSetting, MissingPath.
+    """
     from featcal.data.place import place_of
 
-    return {name: place_of(option, given) for name, given in pairs_by_name(option, pairs, "name=PLACE").items()}
+    return {
+        name: place_of(option, given)
+        for name, given in pairs_by_name(option, pairs, "name=PLACE").items()
+    }
 
 
 def local(places: Mapping[str, "Place"]) -> list[Path]:
@@ -47,9 +65,15 @@ def local(places: Mapping[str, "Place"]) -> list[Path]:
 
 def existing_folder(option: str, folder: Path) -> Path:
     """The folder. Raises: MissingPath when it is not there; BadSetting for a file."""
-    require(not folder.is_file(), option, str(folder), "names a file; give the folder that holds it")
+    require(
+        not folder.is_file(), option, str(folder), "names a file; give the folder that holds it"
+    )
     if not folder.is_dir():
-        raise MissingPath(folder, f"given with {option}", "check the path; names on the hub have to be downloaded first")
+        raise MissingPath(
+            folder,
+            f"given with {option}",
+            "check the path; names on the hub have to be downloaded first",
+        )
     return folder
 
 
@@ -71,27 +95,46 @@ def dtype_named(word: str) -> "torch.dtype":
 
 
 def new_folder(out: Path, force: bool, inputs: Iterable[Path]) -> Path:
-    """The folder to write. With `force` a model folder or an empty one may be replaced, but never one that is read.
+    """The folder to write. With `force` a model folder or an empty one may be replaced, but never
+    one that is read.
 
     Raises: BadSetting, also for a place where no folder can be made.
     """
     if out.is_symlink() and not out.exists():
-        raise BadSetting("--out", str(out), f"is a link to {out.readlink()}, which is not there; remove it, or name a folder")
+        raise BadSetting(
+            "--out",
+            str(out),
+            f"is a link to {out.readlink()}, which is not there; remove it, or name a folder",
+        )
     place = out.resolve()
     taken = [path.resolve() for path in inputs]
     if any(place in (path, *path.parents) for path in taken):
-        raise BadSetting("--out", str(out), "names, or holds, a folder that is read; name another one")
+        raise BadSetting(
+            "--out", str(out), "names, or holds, a folder that is read; name another one"
+        )
     inside = next((path for path in taken if path in place.parents), None)
     if inside is not None:
-        raise BadSetting("--out", str(out), f"lies inside of {inside}, which is read; name another one")
+        raise BadSetting(
+            "--out", str(out), f"lies inside of {inside}, which is read; name another one"
+        )
     if not out.exists():
         require_writable("--out", out)
         return out
     if not force:
-        raise BadSetting("--out", str(out), "names something that exists; name a new folder, or add --force to replace it")
+        raise BadSetting(
+            "--out",
+            str(out),
+            "names something that exists; name a new folder, or add --force to replace it",
+        )
     # renaming a whole folder away is safe only where it is clear what the folder is
-    if not out.is_dir() or (any(out.iterdir()) and not any((out / name).is_file() for name in MODEL_CONFIGS)):
-        raise BadSetting("--out", str(out), "names what is no model folder, which --force does not replace; remove it by hand")
+    if not out.is_dir() or (
+        any(out.iterdir()) and not any((out / name).is_file() for name in MODEL_CONFIGS)
+    ):
+        raise BadSetting(
+            "--out",
+            str(out),
+            "names what is no model folder, which --force does not replace; remove it by hand",
+        )
     return out
 
 
@@ -101,8 +144,15 @@ def work_folder(work: Path | None, out: Path, inputs: Iterable[Path]) -> Path | 
         return None
     require(not work.is_file(), "--work", str(work), "names a file; name a folder")
     taken = [path.resolve() for path in (*inputs, out)]
-    clash = next((path for path in taken if path in (work.resolve(), *work.resolve().parents)), None)
-    require(clash is None, "--work", str(work), f"lies in {clash}, which is read or written as a whole; name another folder")
+    clash = next(
+        (path for path in taken if path in (work.resolve(), *work.resolve().parents)), None
+    )
+    require(
+        clash is None,
+        "--work",
+        str(work),
+        f"lies in {clash}, which is read or written as a whole; name another folder",
+    )
     require_writable("--work", work / "run")
     return work
 
@@ -124,10 +174,14 @@ def require_space(option: str, folder: Path, needed: int) -> None:
 
 
 def require_writable(option: str, folder: Path) -> None:
-    """A place where a folder can be made, found out by making one and removing it. Raises: BadSetting."""
+    """A place where a folder can be made, found out by making one and removing it. Raises:
+    BadSetting.
+    """
     there = next(path for path in folder.absolute().parents if path.exists())
     try:
         Path(mkdtemp(prefix=".featcal-", dir=there)).rmdir()
     except OSError as error:
         reason = (error.strerror or "it cannot be used").lower()
-        raise BadSetting(option, str(folder), f"must name a place that can be written ({there}: {reason})") from None
+        raise BadSetting(
+            option, str(folder), f"must name a place that can be written ({there}: {reason})"
+        ) from None

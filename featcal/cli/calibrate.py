@@ -1,4 +1,6 @@
-"""`featcal calibrate`: a merged model, its base, its experts and some samples of each task to a calibrated model."""
+"""`featcal calibrate`: a merged model, its base, its experts and some samples of each task to a
+calibrated model.
+"""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -32,10 +34,10 @@ from featcal.errors import BadSetting
 if TYPE_CHECKING:
     from featcal.calibration.record import Result
 
-PICTURES = "a folder of pictures, FOLDER/train/CLASS/*.png, FOLDER/train.parquet with a column image"
-TEXT = (
-    "FILE.txt (a sample on each line), FILE.jsonl or FILE.parquet with text, messages, prompt and completion, or input and target"
+PICTURES = (
+    "a folder of pictures, FOLDER/train/CLASS/*.png, FOLDER/train.parquet with a column image"
 )
+TEXT = "FILE.txt (a sample on each line), FILE.jsonl or FILE.parquet with text, messages, prompt and completion, or input and target"
 STATS = "What featcal stats wrote of an expert's task, in the place of its data; once for each. One task at least needs data."
 EPILOG = f"""Pictures, for CLIP, ViT, DINOv2 and SigLIP: {PICTURES}, or a data set of the hub.
 
@@ -63,26 +65,46 @@ def calibrate(
     recipe: options.MergekitRecipe = None,
     stats: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help=STATS)] = None,
     preset: Annotated[
-        str, Option(help="paper: its settings for CLIP; best: those beyond it that did best on drawn images.")
+        str,
+        Option(
+            help="paper: its settings for CLIP; best: those beyond it that did best on drawn images."
+        ),
     ] = "paper",
     ridge: Annotated[
-        float | None, Option(help="λ: how strongly the weights stay near the anchor (paper: 0.05 for CLIP).")
+        float | None,
+        Option(help="λ: how strongly the weights stay near the anchor (paper: 0.05 for CLIP)."),
     ] = None,
     anchor_blend: Annotated[
-        float | None, Option(help="ρ: 1 is the merged weight, above 1 away from the base (paper: 2).")
+        float | None,
+        Option(help="ρ: 1 is the merged weight, above 1 away from the base (paper: 2)."),
     ] = None,
-    interpolation: Annotated[float | None, Option(help="α: 1 aims at the experts' features alone (paper: 0.3).")] = None,
-    residual: Annotated[float | None, Option(help="β: 1 aims at the experts' residual stream (paper: 0).")] = None,
-    order: Annotated[str | None, Option(help="forward: block by block (paper); sites: also inside of blocks.")] = None,
-    affine: Annotated[str | None, Option(help="separate: weight, then bias (paper); joint: both at once.")] = None,
-    prior: Annotated[float | None, Option(help="κ: weight of the experts' task vectors beside the data (paper: 0).")] = None,
-    no_harm: Annotated[bool, Option("--no-harm", help="Take of each step what helps on samples held out.")] = False,
+    interpolation: Annotated[
+        float | None, Option(help="α: 1 aims at the experts' features alone (paper: 0.3).")
+    ] = None,
+    residual: Annotated[
+        float | None, Option(help="β: 1 aims at the experts' residual stream (paper: 0).")
+    ] = None,
+    order: Annotated[
+        str | None, Option(help="forward: block by block (paper); sites: also inside of blocks.")
+    ] = None,
+    affine: Annotated[
+        str | None, Option(help="separate: weight, then bias (paper); joint: both at once.")
+    ] = None,
+    prior: Annotated[
+        float | None,
+        Option(help="κ: weight of the experts' task vectors beside the data (paper: 0)."),
+    ] = None,
+    no_harm: Annotated[
+        bool, Option("--no-harm", help="Take of each step what helps on samples held out.")
+    ] = False,
     sweeps: Annotated[int | None, Option(help="How often each block is solved (paper: 1).")] = None,
     weights: Annotated[
-        str | None, Option(help="rule: the family's token weights (paper); attention: times what is received.")
+        str | None,
+        Option(help="rule: the family's token weights (paper); attention: times what is received."),
     ] = None,
     shrinkage: Annotated[
-        str | None, Option(help="fixed: λ is --ridge (paper); ledoit_wolf: of each site from its tokens.")
+        str | None,
+        Option(help="fixed: λ is --ridge (paper); ledoit_wolf: of each site from its tokens."),
     ] = None,
     samples: Annotated[int, Option(min=1, help="Samples of each task (paper: 256).")] = 256,
     tokens: options.Tokens = None,
@@ -90,38 +112,66 @@ def calibrate(
     batch: options.Batch = 32,
     split: options.Split = "train",
     module: options.Modules = None,
-    norm: Annotated[bool, Option("--norm/--no-norm", help="Solve norms' scales and shifts, too.")] = True,
+    norm: Annotated[
+        bool, Option("--norm/--no-norm", help="Solve norms' scales and shifts, too.")
+    ] = True,
     bias: Annotated[bool, Option("--bias/--no-bias", help="Solve biases, too.")] = True,
     stack: options.Stacks = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
     host_memory: options.HostMemory = "",
-    work: Annotated[Path | None, Option(help="Folder for what waits and for solved blocks; beside --out left out.")] = None,
+    work: Annotated[
+        Path | None,
+        Option(help="Folder for what waits and for solved blocks; beside --out left out."),
+    ] = None,
     resume: options.Resume = True,
-    dry_run: Annotated[bool, Option("--dry-run", help="Check everything, print what is needed, compute nothing.")] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Check everything, print what is needed, compute nothing.")
+    ] = False,
     push_to_hub: Push = None,
     as_json: Json = False,
     quiet: Quiet = False,
     force: options.Force = False,
 ) -> None:
-    """Calibrate a merged model to its experts' features, block by block, and write it as a folder of the same form."""
+    """Calibrate a merged model to its experts' features, block by block, and write it as a folder
+    of the same form.
+    """
     import featcal
     from featcal.calibration.torchrun import own_device
     from featcal.settings import Calibration
 
-    chosen: dict[str, Any] = {"ridge": ridge, "anchor_blend": anchor_blend, "interpolation": interpolation}
-    chosen |= {"residual": residual, "order": order, "affine": affine, "prior": prior, "no_harm": no_harm or None}
+    chosen: dict[str, Any] = {
+        "ridge": ridge,
+        "anchor_blend": anchor_blend,
+        "interpolation": interpolation,
+    }
+    chosen |= {
+        "residual": residual,
+        "order": order,
+        "affine": affine,
+        "prior": prior,
+        "no_harm": no_harm or None,
+    }
     chosen |= {"sweeps": sweeps, "weights": weights, "shrinkage": shrinkage}
     chosen |= {"bias": bias, "norm": norm, "modules": tuple(module or ()) or None}
-    settings = Calibration.preset(preset, {name: value for name, value in chosen.items() if value is not None})
+    settings = Calibration.preset(
+        preset, {name: value for name, value in chosen.items() if value is not None}
+    )
     existing_folder("--merged", merged)
     named, places = named_models(base, expert or (), recipe, merged), named_places("--data", data)
     told = named_folders("--stats", stats or ())
     read = [merged, *named.read, *told.values(), *local(places)]
     new_folder(out, force, read)
     require_hub(push_to_hub)
-    given: dict[str, Any] = {"host_memory": bytes_of("--host-memory", host_memory) if host_memory else None, "resume": resume}
-    given |= {"device": own_device(device_named(device)), "dtype": dtype_named(dtype), "work": work_folder(work, out, read)}
+    given: dict[str, Any] = {
+        "host_memory": bytes_of("--host-memory", host_memory) if host_memory else None,
+        "resume": resume,
+    }
+    given |= {
+        "device": own_device(device_named(device)),
+        "dtype": dtype_named(dtype),
+        "work": work_folder(work, out, read),
+    }
     from featcal.blocks.batches import check_tasks
     from featcal.calibration.published import check_published
     from featcal.calibration.ranks import current
@@ -133,7 +183,9 @@ def calibrate(
 
     if twice := sorted(told.keys() & places.keys()):
         raise BadSetting("--stats", twice[0], "has --data, too; give one of them")
-    check_tasks(named.experts, {name: [place] for name, place in (*places.items(), *told.items())})  # before samples are read
+    check_tasks(
+        named.experts, {name: [place] for name, place in (*places.items(), *told.items())}
+    )  # before samples are read
     moments = {name: Statistics(folder) for name, folder in told.items()}
     check_published(moments, named.experts, settings, current().world == 1)
     student = alike_student(merged, named)
@@ -151,25 +203,34 @@ def calibrate(
         from featcal.calibration.calibrate import check
         from featcal.cli.dry_run import show_run
 
-        whole = {name: folder for name, folder in named.experts.items() if name not in named.under} or {"merged": merged}
+        whole = {
+            name: folder for name, folder in named.experts.items() if name not in named.under
+        } or {"merged": merged}
         own = {name: (batches | moments).get(name, next(iter(batches.values()))) for name in whole}
         how = {key: given[key] for key in ("device", "dtype", "plan")}
         check(merged, base=named.base, experts=whole, batches=own, settings=settings, **how)
         return show_run(student, batches, batch, given, settings, as_json, out)
-    given |= {"batches": dict.fromkeys(places, ()) | batches | moments}  # what other processes calibrate is theirs to read
+    given |= {
+        "batches": dict.fromkeys(places, ()) | batches | moments
+    }  # what other processes calibrate is theirs to read
     given |= {"held_out": held_out(student, (named.base, merged), own, draw)}
     if given["device"].type == "cpu":
         give_back_large_blocks()
     whole = whole_experts(named, work or beside(out), mine)
     with faster_products(), whole as given["experts"], counted(blocks, "calibrating") as progress:
         try:
-            result = featcal.calibrate(merged, base=named.base, settings=settings, out=out, progress=progress, **given)
+            result = featcal.calibrate(
+                merged, base=named.base, settings=settings, out=out, progress=progress, **given
+            )
         except KeyboardInterrupt:
             note("the same command goes on after the last solved block")
             raise
     if not current().first:
         return
-    write_json(out / "featcal.run.json", run_record({"calibrate": result.cost.seconds}, cost=asdict(result.cost)))
+    write_json(
+        out / "featcal.run.json",
+        run_record({"calibrate": result.cost.seconds}, cost=asdict(result.cost)),
+    )
     how = {"samples of each task": samples, "split": split, "seed": seed, "precision": dtype}
     how |= {"tokens of a sample, at most": tokens} if tokens else {}
     how |= {f"moments of {task}": folder.resolve().name for task, folder in told.items()}
@@ -188,17 +249,33 @@ def require_room(merged: Path, out: Path, work: Path | None) -> None:
 
 
 def show_result(result: "Result", settings: dict[str, Any], as_json: bool) -> None:
-    """What was written, and how far the merged and the calibrated model are from each expert; a warning where it got worse."""
+    """What was written, and how far the merged and the calibrated model are from each expert; a
+    warning where it got worse.
+    """
     from featcal.calibration.card import DRIFT_COLUMNS, drift_rows, worse
 
     if as_json:
         blocks = [block.told for block in result.blocks]
-        told = {"folder": str(result.folder), "settings": settings, "blocks": blocks, "cost": asdict(result.cost)}
+        told = {
+            "folder": str(result.folder),
+            "settings": settings,
+            "blocks": blocks,
+            "cost": asdict(result.cost),
+        }
         say_json(told | {"drift": [asdict(one) for one in result.drift]})
     else:
-        rows = [[block.name, f"{block.relative_drift:.3f}", f"{block.cosine:.3f}"] for block in result.blocks]
-        table("calibrated blocks, drift from the experts on the calibration samples", ["block", "drift", "cosine"], rows)
-        table("drift from each expert behind the last block", DRIFT_COLUMNS, drift_rows(result.drift))
+        rows = [
+            [block.name, f"{block.relative_drift:.3f}", f"{block.cosine:.3f}"]
+            for block in result.blocks
+        ]
+        table(
+            "calibrated blocks, drift from the experts on the calibration samples",
+            ["block", "drift", "cosine"],
+            rows,
+        )
+        table(
+            "drift from each expert behind the last block", DRIFT_COLUMNS, drift_rows(result.drift)
+        )
         say(f"calibrated model: {result.folder}")
     for sentence in worse(result.drift):
         note(f"warning: {sentence}")

@@ -1,4 +1,6 @@
-"""`featcal compare`: how far models agree with their experts on inputs that no calibration has seen; no label is needed."""
+"""`featcal compare`: how far models agree with their experts on inputs that no calibration has
+seen; no label is needed.
+"""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -8,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from featcal.cli import options
-from featcal.cli.arguments import device_named, dtype_named, existing_folder, named_folders, named_places
+from featcal.cli.arguments import (
+    device_named,
+    dtype_named,
+    existing_folder,
+    named_folders,
+    named_places,
+)
 from featcal.cli.model_folders import skeleton, word_rows
 from featcal.cli.publish import Card, result
 from featcal.cli.recipe import Named, whole_experts
@@ -34,30 +42,52 @@ featcal compare --model calibrated=new --expert mnist=m --data mnist=images/mnis
 
 
 def compare(
-    model: Annotated[list[str], Option(metavar="NAME=FOLDER", help="A model to compare; once for each, the first one counts.")],
+    model: Annotated[
+        list[str],
+        Option(
+            metavar="NAME=FOLDER", help="A model to compare; once for each, the first one counts."
+        ),
+    ],
     expert: options.Experts,
     data: options.Data,
-    base: Annotated[Path | None, Option(help="Folder of the base; for LoRA experts, and where models have other words.")] = None,
+    base: Annotated[
+        Path | None,
+        Option(help="Folder of the base; for LoRA experts, and where models have other words."),
+    ] = None,
     samples: Annotated[int, Option(min=2, help="Samples of each task.")] = 64,
-    skip: Annotated[int, Option(min=0, help="So many that calibrate draws before are left out.")] = 256,
+    skip: Annotated[
+        int, Option(min=0, help="So many that calibrate draws before are left out.")
+    ] = 256,
     tokens: options.Tokens = None,
     seed: Annotated[int, Option(min=0, help="Which samples are drawn; as for calibrate.")] = 42,
     batch: options.Batch = 32,
     split: options.Split = "train",
-    stack: Annotated[list[str] | None, Option(metavar="PATH", help=options.STACK.replace("calibrate", "compare"))] = None,
+    stack: Annotated[
+        list[str] | None, Option(metavar="PATH", help=options.STACK.replace("calibrate", "compare"))
+    ] = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
     card: Card = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Tell how far models agree with their experts: drift, cosine, and where there is a head KL and top-1."""
-    models, experts, places = named_folders("--model", model), named_folders("--expert", expert), named_places("--data", data)
+    """Tell how far models agree with their experts: drift, cosine, and where there is a head KL and
+    top-1.
+    """
+    models, experts, places = (
+        named_folders("--model", model),
+        named_folders("--expert", expert),
+        named_places("--data", data),
+    )
     under = {}
     for name, folder in experts.items():
         if is_adapter(folder):
             if base is None:
-                raise BadSetting("--base", None, f"must name the model that {name!r} stands on, which is a LoRA folder")
+                raise BadSetting(
+                    "--base",
+                    None,
+                    f"must name the model that {name!r} stands on, which is a LoRA folder",
+                )
             under[name] = existing_folder("--base", base)
     import featcal
     from featcal.blocks.batches import check_tasks
@@ -71,15 +101,23 @@ def compare(
     if base is None and len(set(words.values())) > 1:
         rows = ", ".join(f"{name} {count}" for name, count in words.items())
         raise BadSetting(
-            "--base", None, f"must name the model whose words all others have, which have other rows of them ({rows})"
+            "--base",
+            None,
+            f"must name the model whose words all others have, which have other rows of them ({rows})",
         )
     sources = [*([base] if base else []), *models.values(), *whole.values()]
     draw = Draw(samples, seed, batch, split, tokens, dtype_named(dtype), skip)
     kind = skeleton(first)
     plan, batches = stacks_named(kind, stack), drawn(kind, sources, places, draw)
     named = Named(base or first, experts, under)
-    with TemporaryDirectory() as place, whole_experts(named, Path(place), list(experts)) as given, faster_products():
-        found = featcal.compare(models, given, batches, plan=plan, device=device_named(device), dtype=dtype_named(dtype))
+    with (
+        TemporaryDirectory() as place,
+        whole_experts(named, Path(place), list(experts)) as given,
+        faster_products(),
+    ):
+        found = featcal.compare(
+            models, given, batches, plan=plan, device=device_named(device), dtype=dtype_named(dtype)
+        )
     if as_json:
         say_json({"agreement": [asdict(one) for one in found]})
     else:
@@ -89,12 +127,18 @@ def compare(
 
         for name, folder in models.items():
             own = [one for one in found if one.model == name]
-            add_results(folder, [number for one in own for number in numbers(one, places[one.expert], split)])
+            add_results(
+                folder,
+                [number for one in own for number in numbers(one, places[one.expert], split)],
+            )
 
 
 def numbers(one: "Agreement", place: "Place", split: str) -> "list[EvalResult]":
     """What the card tells of one model and one expert."""
-    measures = {"relative_drift": "relative drift from the expert's features", "cosine": "cosine to the expert's features"}
+    measures = {
+        "relative_drift": "relative drift from the expert's features",
+        "cosine": "cosine to the expert's features",
+    }
     measures |= {"kl": "KL from the expert's answers", "top1": "top-1 agreement with the expert"}
     known = {name: value for name in measures if (value := getattr(one, name)) is not None}
     told = [(name, float(f"{value:.6g}"), measures[name]) for name, value in known.items()]
@@ -102,17 +146,32 @@ def numbers(one: "Agreement", place: "Place", split: str) -> "list[EvalResult]":
 
 
 def show(found: "list[Agreement]") -> None:
-    """A row for each expert and model; paired errors behind the models that are compared with the first."""
+    """A row for each expert and model; paired errors behind the models that are compared with the
+    first.
+    """
     scored, several = any(one.kl is not None for one in found), any(one.than_first for one in found)
     columns = ["expert", "model", "samples", "drift", *(["±"] if several else []), "cosine"]
-    columns += [name for measure in ("KL", "top-1") for name in (measure, *(["±"] if several else []))] if scored else []
+    columns += (
+        [name for measure in ("KL", "top-1") for name in (measure, *(["±"] if several else []))]
+        if scored
+        else []
+    )
     rows = []
     for one in found:
-        row = [one.expert, one.model, str(one.samples), f"{one.relative_drift:.3f}", *error(one, "relative_drift", several)]
+        row = [
+            one.expert,
+            one.model,
+            str(one.samples),
+            f"{one.relative_drift:.3f}",
+            *error(one, "relative_drift", several),
+        ]
         row.append(f"{one.cosine:.3f}")
         if scored:
             row += ["-" if one.kl is None else f"{one.kl:.4f}", *error(one, "kl", several)]
-            row += ["-" if one.top1 is None else f"{100 * one.top1:.1f}", *error(one, "top1", several, 100)]
+            row += [
+                "-" if one.top1 is None else f"{100 * one.top1:.1f}",
+                *error(one, "top1", several, 100),
+            ]
         rows.append(row)
     table("agreement with the experts", columns, rows)
 

@@ -1,4 +1,6 @@
-"""`featcal convert`: a CLIP model folder of transformers to open_clip's form, or the other way round."""
+"""`featcal convert`: a CLIP model folder of transformers to open_clip's form, or the other way
+round.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,16 +20,26 @@ featcal convert calibrated --clip base --out open_clip_folder"""
 
 
 def convert(
-    source: Annotated[Path, Argument(help="Folder with config.json (transformers) or open_clip_config.json (open_clip).")],
+    source: Annotated[
+        Path,
+        Argument(
+            help="Folder with config.json (transformers) or open_clip_config.json (open_clip)."
+        ),
+    ],
     out: Annotated[Path, Option(help="Folder to write, in the other form.")],
     clip: Annotated[
-        Path | None, Option(help="To open_clip, where SOURCE is a vision model: the whole CLIP that lends its text tower.")
+        Path | None,
+        Option(
+            help="To open_clip, where SOURCE is a vision model: the whole CLIP that lends its text tower."
+        ),
     ] = None,
     force: options.Force = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Rewrite a CLIP between transformers' and open_clip's form; the weights stay the same to the bit."""
+    """Rewrite a CLIP between transformers' and open_clip's form; the weights stay the same to the
+    bit.
+    """
     existing_folder("SOURCE", source)
     whole = None if clip is None else existing_folder("--clip", clip)
     new_folder(out, force, [source] if whole is None else [source, whole])
@@ -39,12 +51,20 @@ def convert(
         to_open_clip(source, out, whole)
         if as_json:
             return say_json({"folder": str(out), "form": "open_clip"})
-        return say(f'in open_clip\'s form: {out}; open_clip.create_model("local-dir:{out}") loads it')
+        return say(
+            f'in open_clip\'s form: {out}; open_clip.create_model("local-dir:{out}") loads it'
+        )
     if whole is not None:
-        raise BadSetting("--clip", str(clip), "is of no use here: SOURCE is in open_clip's form and has both towers")
+        raise BadSetting(
+            "--clip",
+            str(clip),
+            "is of no use here: SOURCE is in open_clip's form and has both towers",
+        )
     to_transformers(source, out)
     if as_json:
         return say_json({"folder": str(out), "form": "transformers"})
     say(f"in transformers' form: {out}")
     if not any((out / name).is_file() for name in TOKENIZERS):
-        say("no tokenizer lay beside it; featcal evaluate needs CLIP's tokenizer files in the folder")
+        say(
+            "no tokenizer lay beside it; featcal evaluate needs CLIP's tokenizer files in the folder"
+        )

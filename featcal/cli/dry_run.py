@@ -1,4 +1,6 @@
-"""`featcal calibrate --dry-run`: what was drawn and what the run will need, from the same arguments; nothing is computed."""
+"""`featcal calibrate --dry-run`: what was drawn and what the run will need, from the same
+arguments; nothing is computed.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,21 +37,38 @@ def show_run(
     most = max(drawn.samples for drawn in batches.values())
     longest = max(drawn.longest for drawn in batches.values())
     on_gpu = given["device"].type == "cuda"
-    load = Workload(len(batches), most, min(size, most), on_gpu, host_budget=given["host_memory"], settings=settings)
+    load = Workload(
+        len(batches),
+        most,
+        min(size, most),
+        on_gpu,
+        host_budget=given["host_memory"],
+        settings=settings,
+    )
     try:
-        found = planned_needs(model.to(given["dtype"]), load, longest or None, longest > 0, given["plan"])
-    except NOT_RUN as error:  # what it takes to run a model without numbers is more than what calibration asks of it
+        found = planned_needs(
+            model.to(given["dtype"]), load, longest or None, longest > 0, given["plan"]
+        )
+    # what it takes to run a model without numbers is more than what calibration asks of it
+    except NOT_RUN as error:
         if isinstance(error, FeatCalError) and not isinstance(error, BadPlan):
             raise
         reason = " ".join(str(error).splitlines()[0].split())[:200]
-        say(f"everything was found and replays; what the run needs cannot be told without numbers ({reason})")
+        say(
+            f"everything was found and replays; what the run needs cannot be told without numbers ({reason})"
+        )
         return
     require_space("--out", out, found.disk)
     if as_json:
-        drawn = {task: {"samples": of.samples, "longest": of.longest} for task, of in batches.items()}
+        drawn = {
+            task: {"samples": of.samples, "longest": of.longest} for task, of in batches.items()
+        }
         say_json({"drawn": drawn, "needs": as_mapping(found)})
         return
-    rows = [[task, str(of.samples), *([str(of.longest)] if longest else [])] for task, of in batches.items()]
+    rows = [
+        [task, str(of.samples), *([str(of.longest)] if longest else [])]
+        for task, of in batches.items()
+    ]
     table(
         "everything was found, models are alike and replay one sample of each task",
         ["task", "samples", *(["longest text, tokens"] if longest else [])],

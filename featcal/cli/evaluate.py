@@ -1,4 +1,6 @@
-"""`featcal evaluate`: accuracy of a model on labelled images (CLIP, zero-shot) or labelled texts."""
+"""`featcal evaluate`: accuracy of a model on labelled images (CLIP, zero-shot) or labelled
+texts.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from featcal.cli import options
-from featcal.cli.arguments import device_named, existing_folder, named_folders, named_places, pairs_by_name
+from featcal.cli.arguments import (
+    device_named,
+    existing_folder,
+    named_folders,
+    named_places,
+    pairs_by_name,
+)
 from featcal.cli.model_folders import skeleton
 from featcal.cli.publish import Card, result
 from featcal.cli.terminal import Json, Quiet, note, say_json, table
@@ -36,12 +44,25 @@ TOKENIZERS = ("tokenizer.json", "vocab.json")
 
 def evaluate(
     model: Annotated[Path, Option(help="Folder of the model to evaluate.")],
-    data: Annotated[list[str], Option(metavar="NAME=PLACE", help="Labelled images or texts of a task; once for each.")],
-    clip: Annotated[Path | None, Option(help="Images: the whole CLIP, for text tower, projections, processor.")] = None,
-    template: Annotated[list[str] | None, Option(help="Prompt with {} for the class name; once for each.")] = None,
-    classes: Annotated[list[str] | None, Option(metavar="NAME=A,B,...", help="Texts: names of a task's labels 0, 1, ...")] = None,
+    data: Annotated[
+        list[str],
+        Option(metavar="NAME=PLACE", help="Labelled images or texts of a task; once for each."),
+    ],
+    clip: Annotated[
+        Path | None, Option(help="Images: the whole CLIP, for text tower, projections, processor.")
+    ] = None,
+    template: Annotated[
+        list[str] | None, Option(help="Prompt with {} for the class name; once for each.")
+    ] = None,
+    classes: Annotated[
+        list[str] | None,
+        Option(metavar="NAME=A,B,...", help="Texts: names of a task's labels 0, 1, ..."),
+    ] = None,
     split: Annotated[str, Option(help="The split of each data folder to evaluate on.")] = "test",
-    tokens: Annotated[int | None, Option(min=1, help="Texts: at most so many; 512, or what the model can, left out.")] = None,
+    tokens: Annotated[
+        int | None,
+        Option(min=1, help="Texts: at most so many; 512, or what the model can, left out."),
+    ] = None,
     batch: options.Batch = 64,
     device: options.Device = "auto",
     card: Card = False,
@@ -56,33 +77,68 @@ def evaluate(
         from featcal.data.inputs import input_of
 
         if input_of(skeleton(model)).kind == "pictures":
-            raise BadSetting("--clip", None, "must name the whole CLIP: images are told apart by heads that it makes")
-        right = text_answers(model, data, template or (), classes or (), split, tokens, batch, device_named(device))
+            raise BadSetting(
+                "--clip",
+                None,
+                "must name the whole CLIP: images are told apart by heads that it makes",
+            )
+        right = text_answers(
+            model, data, template or (), classes or (), split, tokens, batch, device_named(device)
+        )
         show(model, {name: (value, None) for name, value in right.items()}, "texts", as_json)
         return tell(model, right, data, split, "text-classification") if card else None
-    require(not classes and tokens is None, "--clip", str(clip), "is for images, where --classes and --tokens say nothing")
+    require(
+        not classes and tokens is None,
+        "--clip",
+        str(clip),
+        "is for images, where --classes and --tokens say nothing",
+    )
     existing_folder("--clip", clip)
-    found = image_answers(model, clip, data, template or ["a photo of a {}."], split, batch, device_named(device))
+    found = image_answers(
+        model, clip, data, template or ["a photo of a {}."], split, batch, device_named(device)
+    )
     show(model, found, "images", as_json)
     if card:
-        tell(model, {name: one for name, (one, _) in found.items()}, data, split, "zero-shot-image-classification")
+        tell(
+            model,
+            {name: one for name, (one, _) in found.items()},
+            data,
+            split,
+            "zero-shot-image-classification",
+        )
 
 
-def tell(model: Path, right: Mapping[str, "Tensor"], data: Sequence[str], split: str, kind: str) -> None:
+def tell(
+    model: Path, right: Mapping[str, "Tensor"], data: Sequence[str], split: str, kind: str
+) -> None:
     """The accuracies in the model's card. Raises: BadFile for a folder without one."""
     from featcal.evaluation.accuracy import percent
     from featcal.storage.model_card import add_results
 
     places = named_places("--data", data)
     values = {task: round(percent(one) / 100, 4) for task, one in right.items()}
-    add_results(model, [result(places[task], task, split, kind, "accuracy", value, "accuracy") for task, value in values.items()])
+    add_results(
+        model,
+        [
+            result(places[task], task, split, kind, "accuracy", value, "accuracy")
+            for task, value in values.items()
+        ],
+    )
 
 
-Answered = Mapping[str, tuple["Tensor", int | None]]  # by task which samples are right, and how many classes there are
+Answered = Mapping[
+    str, tuple["Tensor", int | None]
+]  # by task which samples are right, and how many classes there are
 
 
 def image_answers(
-    model: Path, clip: Path, data: Sequence[str], templates: list[str], split: str, batch: int, place: "torch.device"
+    model: Path,
+    clip: Path,
+    data: Sequence[str],
+    templates: list[str],
+    split: str,
+    batch: int,
+    place: "torch.device",
 ) -> Answered:
     """Zero-shot answers of a vision tower."""
     from featcal.data.images import Preprocess
@@ -101,9 +157,14 @@ def image_answers(
     tasks = {name: load_images(folder, split, preprocess) for name, folder in folders.items()}
     for name, images in tasks.items():
         require_words(name, clip, tokenizer, images, templates)
-    heads = {name: zero_shot_head(whole, tokenizer, images.classes, templates) for name, images in tasks.items()}
+    heads = {
+        name: zero_shot_head(whole, tokenizer, images.classes, templates)
+        for name, images in tasks.items()
+    }
     with faster_products():
-        judged = evaluate_pool({"model": vision}, tasks, heads, whole.visual_projection.weight.detach(), batch)["model"]
+        judged = evaluate_pool(
+            {"model": vision}, tasks, heads, whole.visual_projection.weight.detach(), batch
+        )["model"]
     return {name: (right, len(tasks[name].classes)) for name, right in judged.items()}
 
 
@@ -126,14 +187,32 @@ def text_answers(
     from featcal.models.load import load_model
 
     places = named_places("--data", data)
-    names = {task: told.split(",") for task, told in pairs_by_name("--classes", classes, "name=A,B,...").items()}
+    names = {
+        task: told.split(",")
+        for task, told in pairs_by_name("--classes", classes, "name=A,B,...").items()
+    }
     for task in names:
-        require(task in places, "--classes", task, f"must name a task of --data: {', '.join(places)}")
+        require(
+            task in places, "--classes", task, f"must name a task of --data: {', '.join(places)}"
+        )
     model = load_model(folder).to(place)
     way, sentences = way_of(model), Sentences.of_folder(folder)
-    require(way != "likelihood" or len(templates) < 2, "--template", list(templates), "must be one for likelihoods")
-    require(way != "head" or not templates, "--template", list(templates), "is of no use for a model with a head of classes")
-    note(f"{folder}: {WAYS[way]}" + ("" if way != "vectors" or sentences.given else ", the mean over its tokens"))
+    require(
+        way != "likelihood" or len(templates) < 2,
+        "--template",
+        list(templates),
+        "must be one for likelihoods",
+    )
+    require(
+        way != "head" or not templates,
+        "--template",
+        list(templates),
+        "is of no use for a model with a head of classes",
+    )
+    note(
+        f"{folder}: {WAYS[way]}"
+        + ("" if way != "vectors" or sentences.given else ", the mean over its tokens")
+    )
     asked, found = Asked(model, reader_for([folder], input_of(model), tokens), batch, sentences), {}
     for task, where in places.items():
         labelled = load_labelled(where, split, names.get(task))
@@ -148,14 +227,26 @@ def show(model: Path, answered: Answered, what: str, as_json: bool) -> None:
 
     found = {name: percent(right) for name, (right, _) in answered.items()}
     if as_json:
-        told = {name: {"accuracy": value, what: len(answered[name][0])} for name, value in found.items()}
-        return say_json({"model": str(model), "tasks": told, "average": sum(found.values()) / len(found)})
+        told = {
+            name: {"accuracy": value, what: len(answered[name][0])} for name, value in found.items()
+        }
+        return say_json(
+            {"model": str(model), "tasks": told, "average": sum(found.values()) / len(found)}
+        )
     several = any(count for _, count in answered.values())
     rows = []
     for name, (right, count) in answered.items():
-        rows.append([name, *([str(count)] if several else []), str(len(right)), f"{found[name]:.2f}"])
-    rows.append(["average", *([""] if several else []), "", f"{sum(found.values()) / len(found):.2f}"])
-    table(f"{model}: percent correct", ["task", *(["classes"] if several else []), what, "accuracy"], rows)
+        rows.append(
+            [name, *([str(count)] if several else []), str(len(right)), f"{found[name]:.2f}"]
+        )
+    rows.append(
+        ["average", *([""] if several else []), "", f"{sum(found.values()) / len(found):.2f}"]
+    )
+    table(
+        f"{model}: percent correct",
+        ["task", *(["classes"] if several else []), what, "accuracy"],
+        rows,
+    )
 
 
 def require_fitting(model: Path, clip: Path) -> None:
@@ -168,11 +259,19 @@ def require_fitting(model: Path, clip: Path) -> None:
 def require_tokenizer(clip: Path) -> None:
     """The files of a tokenizer, without which transformers would make one up. Raises: BadFile."""
     if not any((clip / name).is_file() for name in TOKENIZERS):
-        raise BadFile(clip, f"no tokenizer in this folder ({' or '.join(TOKENIZERS)})", "copy the tokenizer's files there")
+        raise BadFile(
+            clip,
+            f"no tokenizer in this folder ({' or '.join(TOKENIZERS)})",
+            "copy the tokenizer's files there",
+        )
 
 
-def require_words(task: str, clip: Path, tokenizer: Any, images: "ImageSet", templates: list[str]) -> None:
-    """Prompts of which the tokenizer knows every word: an unknown one makes classes look alike and the accuracy chance."""
+def require_words(
+    task: str, clip: Path, tokenizer: Any, images: "ImageSet", templates: list[str]
+) -> None:
+    """Prompts of which the tokenizer knows every word: an unknown one makes classes look alike and
+    the accuracy chance.
+    """
     from featcal.evaluation.zero_shot import words_known
 
     for name in images.classes:

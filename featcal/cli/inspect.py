@@ -1,6 +1,8 @@
-"""`featcal inspect`: what a checkpoint folder holds, whether its numbers are numbers, and what calibration would solve.
+"""`featcal inspect`: what a checkpoint folder holds, whether its numbers are numbers, and what
+calibration would solve.
 
-The first two are told by the files alone, in a moment; what would be solved only by transformers' own model, which takes seconds.
+The first two are told by the files alone, in a moment; what would be solved only by transformers'
+own model, which takes seconds.
 """
 
 import re
@@ -27,7 +29,9 @@ EPILOG = """Examples:
 featcal inspect models/base
 
 featcal inspect merged --plan --json"""
-BLOCK = re.compile(r"(.+?)\.(\d+)\.(.+)")  # path of a list, number of a block in it, tensor of the block
+BLOCK = re.compile(
+    r"(.+?)\.(\d+)\.(.+)"
+)  # path of a list, number of a block in it, tensor of the block
 NUMBER = re.compile(r"\.\d+(?=\.)")
 PLAN = "Also what calibration would solve, by building the model without numbers; or only what the files of tensors hold."
 
@@ -37,7 +41,9 @@ def inspect(
     plan: Annotated[bool | None, Option("--plan/--tensors", show_default=False, help=PLAN)] = None,
     as_json: Json = False,
 ) -> None:
-    """Tell what a model folder holds and, with --plan, what calibration solves of it; exit code 2 for NaN or infinity in it."""
+    """Tell what a model folder holds and, with --plan, what calibration solves of it; exit code 2
+    for NaN or infinity in it.
+    """
     existing_folder("inspect", folder)
     from featcal.storage.checkpoint import LazyCheckpoint
 
@@ -61,11 +67,15 @@ def inspect(
     for path, blocks in lists_of_blocks(checkpoint).items():
         show_blocks(path, blocks)
     if plan is None:
-        say(f"whether config.json fits these tensors, and what calibration solves: featcal inspect {folder} --plan")
+        say(
+            f"whether config.json fits these tensors, and what calibration solves: featcal inspect {folder} --plan"
+        )
 
 
 def lists_of_blocks(checkpoint: "LazyCheckpoint") -> dict[str, list[dict[str, tuple[int, ...]]]]:
-    """The shapes of the tensors in each block of every list that tensors' names tell of, by the path of the list."""
+    """The shapes of the tensors in each block of every list that tensors' names tell of, by the
+    path of the list.
+    """
     lists: dict[str, dict[int, dict[str, tuple[int, ...]]]] = {}
     for name in checkpoint.names:
         if found := BLOCK.fullmatch(name):
@@ -75,9 +85,16 @@ def lists_of_blocks(checkpoint: "LazyCheckpoint") -> dict[str, list[dict[str, tu
 
 
 def show_blocks(path: str, blocks: list[dict[str, tuple[int, ...]]]) -> None:
-    """How many blocks a list has and the tensors of one; of a mixture's experts, which are alike, those of one."""
-    rows = {NUMBER.sub(".*", name) if "experts" in name else name: shape_text(shape) for name, shape in blocks[0].items()}
-    like = "in each:" if all(block == blocks[0] for block in blocks) else "which differ; in the first:"
+    """How many blocks a list has and the tensors of one; of a mixture's experts, which are alike,
+    those of one.
+    """
+    rows = {
+        NUMBER.sub(".*", name) if "experts" in name else name: shape_text(shape)
+        for name, shape in blocks[0].items()
+    }
+    like = (
+        "in each:" if all(block == blocks[0] for block in blocks) else "which differ; in the first:"
+    )
     say(f"{path}: {len(blocks)} blocks, {like}")
     table("", ["tensor", "shape"], [list(row) for row in rows.items()])
 
@@ -88,17 +105,31 @@ def described_recipe(file: Path | None) -> dict[str, str | list[str]]:
         return {}
     try:
         recipe = read_recipe(file)
-    except FeatCalError as error:  # it is not asked for: what cannot be read of it is told, the model all the same
+    except (
+        FeatCalError
+    ) as error:  # it is not asked for: what cannot be read of it is told, the model all the same
         return {"merged by mergekit": str(error)}
-    told: dict[str, str | list[str]] = {"merged by mergekit": recipe.method, "experts": [str(model) for model in recipe.experts]}
+    told: dict[str, str | list[str]] = {
+        "merged by mergekit": recipe.method,
+        "experts": [str(model) for model in recipe.experts],
+    }
     return told | ({"base": str(recipe.base)} if recipe.base else {})
 
 
 def tensors_as_mapping(checkpoint: "LazyCheckpoint") -> dict[str, Any]:
-    """Folder, number of tensors and of values, tensors by data type, blocks by the path of their list."""
+    """Folder, number of tensors and of values, tensors by data type, blocks by the path of their
+    list.
+    """
     sizes, kinds = counted_tensors(checkpoint)
-    told = {"folder": str(checkpoint.folder), "tensors": len(sizes), "values": sum(sizes.values()), "stored_as": dict(kinds)}
-    return told | {"blocks": {path: len(blocks) for path, blocks in lists_of_blocks(checkpoint).items()}}
+    told = {
+        "folder": str(checkpoint.folder),
+        "tensors": len(sizes),
+        "values": sum(sizes.values()),
+        "stored_as": dict(kinds),
+    }
+    return told | {
+        "blocks": {path: len(blocks) for path, blocks in lists_of_blocks(checkpoint).items()}
+    }
 
 
 def counted_tensors(checkpoint: "LazyCheckpoint") -> tuple[dict[str, int], Counter[str]]:
@@ -113,7 +144,9 @@ def show_tensors(checkpoint: "LazyCheckpoint") -> None:
     """Numbers of tensors and values by data type, and the largest tensors."""
     sizes, kinds = counted_tensors(checkpoint)
     say(f"{checkpoint.folder}: {len(sizes)} tensors, {sum(sizes.values()):,} values")
-    say("stored as " + ", ".join(f"{kind} ({count} tensors)" for kind, count in kinds.most_common()))
+    say(
+        "stored as " + ", ".join(f"{kind} ({count} tensors)" for kind, count in kinds.most_common())
+    )
     largest = sorted(sizes, key=lambda name: (-sizes[name], name))[:5]
     rows = [[name, shape_text(checkpoint.shape(name)), f"{sizes[name]:,}"] for name in largest]
     table("largest tensors", ["name", "shape", "values"], rows)

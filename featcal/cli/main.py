@@ -1,7 +1,8 @@
-"""The command `featcal`: a table of commands, and one place that turns what went wrong into a message and an exit code.
+"""The command `featcal`: a table of commands, and one place that turns what went wrong into a
+message and an exit code.
 
-0: done. 2: a mistake in arguments, files or settings, told in one message. 130: Ctrl-C, SIGTERM. Anything else is a fault of this
-package and leaves its traceback, with exit code 1.
+0: done. 2: a mistake in arguments, files or settings, told in one message. 130: Ctrl-C, SIGTERM.
+Anything else is a fault of this package and leaves its traceback, with exit code 1.
 """
 
 import errno
@@ -18,14 +19,33 @@ import typer
 from typer.main import get_command
 
 from featcal.calibration.torchrun import started
-from featcal.cli import calibrate, compare, convert, evaluate, inspect, merge, plan, repair, stats, tune
+from featcal.cli import (
+    calibrate,
+    compare,
+    convert,
+    evaluate,
+    inspect,
+    merge,
+    plan,
+    repair,
+    stats,
+    tune,
+)
 from featcal.cli.terminal import complain, hush, log_to, plain_without_terminal, say
 from featcal.errors import FeatCalError, OutOfMemory, RemoteRankError
 
 MISTAKE, INTERRUPTED = 2, 130
 COMMANDS = "featcal.commands"  # entry points of other packages: functions for typer
 # a path that cannot be written: who may, what lies there, how it is mounted, how long its name is
-PATH_TROUBLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG)
+PATH_TROUBLE = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+)
 
 EXIT_CODES = """Exit codes: 0 done; 2 a mistake in arguments, files or settings, told in one message; 130 interrupted (Ctrl-C,
 SIGTERM); 1 a fault of featcal itself."""
@@ -39,7 +59,10 @@ featcal calibrate --help
 
 {EXIT_CODES}"""
 FOREIGN = {point.name for point in entry_points(group=COMMANDS)}
-app = typer.Typer(help="FeatCal: calibrate a merged model to its experts' features, in closed form.", epilog=EPILOG)
+app = typer.Typer(
+    help="FeatCal: calibrate a merged model to its experts' features, in closed form.",
+    epilog=EPILOG,
+)
 for command in (
     merge.merge,
     calibrate.calibrate,
@@ -61,8 +84,12 @@ for command in (
 def options(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
-    log_file: Annotated[str, typer.Option(metavar="FILE", help="Append what is told of the run, with times.")] = "",
-    log_level: Annotated[str, typer.Option(metavar="LEVEL", help="Of --log-file: debug, info, warning or error.")] = "info",
+    log_file: Annotated[
+        str, typer.Option(metavar="FILE", help="Append what is told of the run, with times.")
+    ] = "",
+    log_level: Annotated[
+        str, typer.Option(metavar="LEVEL", help="Of --log-file: debug, info, warning or error.")
+    ] = "info",
 ) -> None:
     from featcal.version import __version__
 
@@ -89,17 +116,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         own = FOREIGN.isdisjoint(sys.argv[1:] if arguments is None else arguments)
         complain(in_options(str(error)) if own else str(error))
         return MISTAKE
-    except typer.TyperException as error:  # what typer cannot make sense of: unknown options, missing arguments
+    except (
+        typer.TyperException
+    ) as error:  # what typer cannot make sense of: unknown options, missing arguments
         context = getattr(error, "ctx", None)
         way_out = f"{context.command_path if context else 'featcal'} --help tells what there is"
         if getattr(error, "option_name", None) in ("--log-file", "--log-level"):
-            way_out = "it stands before the command: featcal --log-file run.log --log-level info COMMAND"
+            way_out = (
+                "it stands before the command: featcal --log-file run.log --log-level info COMMAND"
+            )
         complain(f"{error.format_message()}\n  - {way_out}")
         return MISTAKE
     except (MemoryError, RuntimeError) as error:
         if not no_memory(error):
             raise
-        complain(str(out_of_memory(["featcal", *(sys.argv[1:] if arguments is None else arguments)], error)))
+        complain(
+            str(
+                out_of_memory(
+                    ["featcal", *(sys.argv[1:] if arguments is None else arguments)], error
+                )
+            )
+        )
         return MISTAKE
     except OSError as error:
         if error.errno not in PATH_TROUBLE:
@@ -115,7 +152,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def out_of_memory(command: Sequence[str], reason: BaseException) -> OutOfMemory:
-    """The error of a command that asked for more memory than there is, with its first words and the allocator's."""
+    """The error of a command that asked for more memory than there is, with its first words and the
+    allocator's.
+    """
     said = str(reason).strip().split(" Of the allocated memory")[0].rstrip(".") or "no more memory"
     return OutOfMemory(
         " ".join(command[:4]),
@@ -150,7 +189,8 @@ KEY = re.compile(r"(?<![\w.-])(calibrate|merge|tune)\.([a-z]+(?:_[a-z]+)*)(?![\w
 
 
 def in_options(text: str) -> str:
-    """A message of the library in the words of the commands: --ridge for calibrate.ridge, --set density for merge.density.
+    """A message of the library in the words of the commands: --ridge for calibrate.ridge, --set
+    density for merge.density.
 
     A key of an experiment, which has more parts, stays as it is, and so do names of files.
     """
@@ -161,15 +201,22 @@ def in_options(text: str) -> str:
         room, key = found.groups()
         if key in ("json", "yaml", "yml", "py"):
             return found[0]
-        return OPTIONS.get(found[0]) or (f"--set {key}" if room == "merge" else f"--{key.replace('_', '-')}")
+        return OPTIONS.get(found[0]) or (
+            f"--set {key}" if room == "merge" else f"--{key.replace('_', '-')}"
+        )
 
     return KEY.sub(option, text)
 
 
 @contextmanager
 def ended_as_by_ctrl_c() -> Iterator[None]:
-    """Inside, SIGTERM (a time limit, a scheduler) does what Ctrl-C does; where it is ignored or handled it stays so."""
-    here = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    """Inside, SIGTERM (a time limit, a scheduler) does what Ctrl-C does; where it is ignored or
+    handled it stays so.
+    """
+    here = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    )
     if here:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -180,6 +227,8 @@ def ended_as_by_ctrl_c() -> Iterator[None]:
 
 
 def no_memory(error: BaseException) -> bool:
-    """Whether this is torch's or Python's word for memory that is used up; torch is not imported to ask."""
+    """Whether this is torch's or Python's word for memory that is used up; torch is not imported to
+    ask.
+    """
     of_torch = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in str(error)
     return isinstance(error, MemoryError) or of_torch

@@ -1,4 +1,6 @@
-"""`featcal merge`: several experts into one model, by any method; a setting of the method is `--set name=value`."""
+"""`featcal merge`: several experts into one model, by any method; a setting of the method is `--set
+name=value`.
+"""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,35 +49,75 @@ def merge(
     base: options.Base = None,
     expert: options.SomeExperts = None,
     recipe: Annotated[Path | None, Option(metavar="FILE", help=RECIPE)] = None,
-    scale: Annotated[float | None, Option(help="Scale of the task vectors; the source's when left out.")] = None,
-    setting: Annotated[list[str] | None, Option("--set", metavar="NAME=VALUE", help="Another setting of the method.")] = None,
-    data: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help="Samples of an expert's task, where needed.")] = None,
+    scale: Annotated[
+        float | None, Option(help="Scale of the task vectors; the source's when left out.")
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        Option("--set", metavar="NAME=VALUE", help="Another setting of the method."),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        Option(metavar="NAME=FOLDER", help="Samples of an expert's task, where needed."),
+    ] = None,
     stats: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help=STATS)] = None,
-    head: Annotated[Path | None, Option(help="heads.safetensors with the zero-shot heads (adamerging, fisher).")] = None,
-    samples: Annotated[int, Option(min=1, help="Samples of each task (256 for regmean, 16 to 64 for lot).")] = 256,
+    head: Annotated[
+        Path | None, Option(help="heads.safetensors with the zero-shot heads (adamerging, fisher).")
+    ] = None,
+    samples: Annotated[
+        int, Option(min=1, help="Samples of each task (256 for regmean, 16 to 64 for lot).")
+    ] = 256,
     seed: Annotated[int, Option(min=0, help="Which images are drawn.")] = 42,
-    batch: Annotated[int, Option(min=1, help="Samples in memory at a time; per step and task for adamerging (paper: 16).")] = 16,
-    split: Annotated[str, Option(help="The split of each data folder to draw from; adamerging's paper: test.")] = "train",
-    tokens: Annotated[int | None, Option(min=1, help="Longest text in tokens, cut behind; as calibrate does.")] = None,
-    embeddings: Annotated[str, Option(help="merge, or base: tables of words stay the base's.")] = "merge",
+    batch: Annotated[
+        int,
+        Option(
+            min=1, help="Samples in memory at a time; per step and task for adamerging (paper: 16)."
+        ),
+    ] = 16,
+    split: Annotated[
+        str, Option(help="The split of each data folder to draw from; adamerging's paper: test.")
+    ] = "train",
+    tokens: Annotated[
+        int | None, Option(min=1, help="Longest text in tokens, cut behind; as calibrate does.")
+    ] = None,
+    embeddings: Annotated[
+        str, Option(help="merge, or base: tables of words stay the base's.")
+    ] = "merge",
     device: options.Device = "auto",
     push_to_hub: Push = None,
     as_json: Json = False,
     quiet: Quiet = False,
     force: options.Force = False,
 ) -> None:
-    """Merge experts into one model; of each model as little as the method allows is in memory at a time."""
+    """Merge experts into one model; of each model as little as the method allows is in memory at a
+    time.
+    """
     given = pairs_by_name("--set", setting or (), "NAME=VALUE", "density=0.1")
-    settings = {name: as_value(value) for name, value in given.items()} | ({} if scale is None else {"scale": scale})
+    settings = {name: as_value(value) for name, value in given.items()} | (
+        {} if scale is None else {"scale": scale}
+    )
     if method is not None:
         settings_of(method, settings, "merge")
     elif recipe is None:
-        raise BadSetting("METHOD", None, f"must be one of {', '.join(SETTINGS)}, or mergekit's recipe given with --recipe")
+        raise BadSetting(
+            "METHOD",
+            None,
+            f"must be one of {', '.join(SETTINGS)}, or mergekit's recipe given with --recipe",
+        )
     elif settings:
-        raise BadSetting("--recipe", str(recipe), "tells all settings itself; name a METHOD to use other ones with its models")
+        raise BadSetting(
+            "--recipe",
+            str(recipe),
+            "tells all settings itself; name a METHOD to use other ones with its models",
+        )
     named, places = named_models(base, expert or (), recipe), named_places("--data", data or ())
     told = named_folders("--stats", stats or ())
-    require(not told or (method == "regmean" and not places), "--stats", list(told), "is for regmean, in the place of --data")
+    require(
+        not told or (method == "regmean" and not places),
+        "--stats",
+        list(told),
+        "is for regmean, in the place of --data",
+    )
     new_folder(out, force, [*named.read, *told.values(), *local(places)])
     require_space("--out", out, stored_bytes(named.base))
     require_hub(push_to_hub)
@@ -92,20 +134,39 @@ def merge(
     for folder in named.shaped.values():
         skeleton(folder)
     batches: Any = {name: Statistics(folder) for name, folder in told.items()} or None
-    batches = drawn(student, (named.base,), places, Draw(samples, seed, batch, split, tokens)) if places else batches
-    more: dict[str, Any] = {"batches": batches, "head": head, "embeddings": embeddings, "device": device_named(device)}
+    batches = (
+        drawn(student, (named.base,), places, Draw(samples, seed, batch, split, tokens))
+        if places
+        else batches
+    )
+    more: dict[str, Any] = {
+        "batches": batches,
+        "head": head,
+        "embeddings": embeddings,
+        "device": device_named(device),
+    }
     with faster_products():
         merged(method, named.base, named.experts, out=out, progress=note, **more, **settings)
     if as_json:
         experts = {name: str(folder) for name, folder in named.experts.items()}
-        say_json({"folder": str(out), "method": method, "settings": settings, "base": str(named.base), "experts": experts})
+        say_json(
+            {
+                "folder": str(out),
+                "method": method,
+                "settings": settings,
+                "base": str(named.base),
+                "experts": experts,
+            }
+        )
     else:
         say(f"{method} of {', '.join(named.experts)}: {out}")
     push(out, push_to_hub)
 
 
 def as_value(text: str) -> Any:
-    """A value as params.yaml has it: a number, true, false, a list; YAML takes 1e-5 for text, a command line does not."""
+    """A value as params.yaml has it: a number, true, false, a list; YAML takes 1e-5 for text, a
+    command line does not.
+    """
     try:
         value = yaml.safe_load(text)
         return float(value) if isinstance(value, str) else value

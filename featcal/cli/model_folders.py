@@ -1,4 +1,6 @@
-"""Model folders of the command line, tried before anything heavy begins: does transformers make models of them, do they fit?"""
+"""Model folders of the command line, tried before anything heavy begins: does transformers make
+models of them, do they fit?
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,12 +29,16 @@ def skeleton(folder: Path) -> "nn.Module":
 
 
 def require_names(path: Path) -> None:
-    """A config.json that lists the names of its classes, of numbers that are not packed; a line where it names code, too."""
+    """A config.json that lists the names of its classes, of numbers that are not packed; a line
+    where it names code, too.
+    """
     from featcal.storage.results import read_json
 
     refuse_adapter(path.parent)
     if not path.is_file():
-        raise MissingPath(path, "what model it is", "give a model's folder: config.json and safetensors")
+        raise MissingPath(
+            path, "what model it is", "give a model's folder: config.json and safetensors"
+        )
     config = read_json(path)
     if not isinstance(config, dict):
         raise BadFile(path, "not a mapping of settings", SAVED)
@@ -41,24 +47,33 @@ def require_names(path: Path) -> None:
         way_out = "a list with one class of transformers is expected, such as CLIPVisionModel"
         raise BadFile(path, f"architectures is {names!r}", way_out)
     if config.get("quantization_config"):
-        raise BadFile(path, "a quantised model (quantization_config)", "give the checkpoint it was made from")
+        raise BadFile(
+            path, "a quantised model (quantization_config)", "give the checkpoint it was made from"
+        )
     from featcal.models.code import model_code, refuse_code
 
     refuse_code(path.parent)
     if code := model_code(config):
-        note(f"{path}: auto_map names {code[0]}, which is not run; transformers' own {names[0]} is used")
+        note(
+            f"{path}: auto_map names {code[0]}, which is not run; transformers' own {names[0]} is used"
+        )
 
 
 def word_rows(folders: Mapping[str, Path]) -> dict[str, int]:
     """How many rows of words each model has, of those whose config.json tells it."""
     from featcal.storage.results import read_json
 
-    told = {name: read_json(folder / "config.json").get("vocab_size") for name, folder in folders.items()}
+    told = {
+        name: read_json(folder / "config.json").get("vocab_size")
+        for name, folder in folders.items()
+    }
     return {name: count for name, count in told.items() if isinstance(count, int)}
 
 
 def alike_student(merged: Path, named: Named) -> "nn.Module":
-    """The merged model without its numbers, once all models are there and alike. Raises: as skeleton, require_alike."""
+    """The merged model without its numbers, once all models are there and alike. Raises: as
+    skeleton, require_alike.
+    """
     from featcal.merging.dense import check_adapter
 
     folders = named.all_shaped(merged)
@@ -70,11 +85,13 @@ def alike_student(merged: Path, named: Named) -> "nn.Module":
 
 
 def require_alike(folders: Mapping[str, Path]) -> None:
-    """Weights of one shape in all folders, told from the files' heads alone; the first folder is the reference.
+    """Weights of one shape in all folders, told from the files' heads alone; the first folder is
+    the reference.
 
     Of tables of words and of heads the number of rows may differ.
 
-    Raises: TensorsDiffer naming both files and the tensor; BadFile for whole numbers; whatever opening a folder raises.
+    Raises: TensorsDiffer naming both files and the tensor; BadFile for whole numbers; whatever
+    opening a folder raises.
     """
     from transformers import CLIPModel, CLIPVisionModel
 
@@ -87,7 +104,9 @@ def require_alike(folders: Mapping[str, Path]) -> None:
         opened = LazyCheckpoint(folder, vision_part(folder) if clip else None)
         opened.require_floating()
         first = first or opened
-        names = set(first.names)  # one that a folder lacks may be tied to another; loading tells which are missing
+        names = set(
+            first.names
+        )  # one that a folder lacks may be tied to another; loading tells which are missing
         for name in (name for name in opened.names if name in names):
             this, that = first.shape(name), opened.shape(name)
             if not alike(name, this, that):
@@ -95,14 +114,18 @@ def require_alike(folders: Mapping[str, Path]) -> None:
 
 
 def alike(name: str, one: tuple[int, ...] | None, other: tuple[int, ...] | None) -> bool:
-    """Whether two models' shapes of one tensor go together: in blocks the same, elsewhere but for rows, or where one has none."""
+    """Whether two models' shapes of one tensor go together: in blocks the same, elsewhere but for
+    rows, or where one has none.
+    """
     if any(part.isdecimal() for part in name.split(".")):
         return one == other
     return one is None or other is None or one[1:] == other[1:]
 
 
 def tell_heads(student: Any, named: Named) -> None:
-    """A line for each expert of another class than the merged model's: what stands on its tower has no part in this."""
+    """A line for each expert of another class than the merged model's: what stands on its tower has
+    no part in this.
+    """
     from featcal.models.load import model_class
 
     for name, folder in named.shaped.items():
@@ -114,8 +137,12 @@ def tell_heads(student: Any, named: Named) -> None:
 
 
 def tell_words(folders: Mapping[str, Path]) -> None:
-    """A line where the models have other words: texts are cut into the base's, and every model keeps its own rows."""
+    """A line where the models have other words: texts are cut into the base's, and every model
+    keeps its own rows.
+    """
     rows = word_rows(folders)
     if len(set(rows.values())) > 1:
         told = ", ".join(f"{role} {count}" for role, count in rows.items())
-        note(f"rows of words: {told}; samples are cut into the base's words, and the merged model's rows stay as they are")
+        note(
+            f"rows of words: {told}; samples are cut into the base's words, and the merged model's rows stay as they are"
+        )

@@ -1,7 +1,8 @@
-"""Base and experts of a command line: from its options, and what these leave out from mergekit's recipe.
+"""Base and experts of a command line: from its options, and what these leave out from mergekit's
+recipe.
 
-A LoRA expert, named in either way, is a model and an adapter; where a whole model is needed, one is written for as long as the
-command runs.
+A LoRA expert, named in either way, is a model and an adapter; where a whole model is needed, one is
+written for as long as the command runs.
 """
 
 import re
@@ -25,7 +26,8 @@ HUB = re.compile(r"[\w.-]+/[\w.-]+")
 class Named:
     """What was named.
 
-    experts: folders by name.  under: of those that are LoRA folders, the model each stands on.  recipe: where one was read.
+    experts: folders by name.  under: of those that are LoRA folders, the model each stands on.
+    recipe: where one was read.
     """
 
     base: Path
@@ -39,8 +41,12 @@ class Named:
         return {name: self.under.get(name, folder) for name, folder in self.experts.items()}
 
     def all_shaped(self, merged: Path) -> dict[str, Path]:
-        """Of every model that is at work the folder that tells its shape, by the name errors use."""
-        return {"base": self.base, "merged": merged} | {f"expert {name!r}": folder for name, folder in self.shaped.items()}
+        """Of every model that is at work the folder that tells its shape, by the name errors
+        use.
+        """
+        return {"base": self.base, "merged": merged} | {
+            f"expert {name!r}": folder for name, folder in self.shaped.items()
+        }
 
     @property
     def read(self) -> list[Path]:
@@ -49,20 +55,29 @@ class Named:
 
 
 def named_models(
-    base: Path | None, expert: Collection[str], recipe: Path | None, merged: Path | None = None, weights: bool = True
+    base: Path | None,
+    expert: Collection[str],
+    recipe: Path | None,
+    merged: Path | None = None,
+    weights: bool = True,
 ) -> Named:
-    """Base and experts. Options count more than the recipe, which counts more than the one in the merged folder.
+    """Base and experts. Options count more than the recipe, which counts more than the one in the
+    merged folder.
 
     weights: False where configuration files are enough, of checkpoints that have to be downloaded.
     Raises: BadSetting, MissingPath; what reading a recipe and reaching the hub raise.
     """
-    file = recipe or (beside_merged(merged) if merged is not None and not (base and expert) else None)
+    file = recipe or (
+        beside_merged(merged) if merged is not None and not (base and expert) else None
+    )
     read = None if file is None else read_recipe(file)
     if read is None:
         where = "" if merged is None else f"; {merged} holds no mergekit_config.yml that would tell"
         for option, given in (("--base", base), ("--expert", expert)):
             if not given:
-                raise BadSetting(option, None, f"must be named, or mergekit's recipe given with --recipe{where}")
+                raise BadSetting(
+                    option, None, f"must be named, or mergekit's recipe given with --recipe{where}"
+                )
     else:
         tell_unknown(read)
     folder = existing_folder("--base", base) if base is not None else base_of(read, weights)
@@ -71,7 +86,10 @@ def named_models(
     if not experts and read is not None:
         experts, under = experts_of(read, folder, weights)
     if read is not None:
-        note(f"{read.file}: base {folder}; experts " + ", ".join(f"{name}={place}" for name, place in experts.items()))
+        note(
+            f"{read.file}: base {folder}; experts "
+            + ", ".join(f"{name}={place}" for name, place in experts.items())
+        )
     return Named(folder, experts, under, read)
 
 
@@ -79,7 +97,9 @@ def tell_unknown(recipe: Recipe) -> None:
     """A line for each key that mergekit does not have and therefore ignores."""
     for key, near in recipe.unknown.items():
         meant = f"; did you mean {near!r}?" if near else ""
-        note(f"{recipe.file}: {key!r} is no key of mergekit's recipes and is left out of account{meant}")
+        note(
+            f"{recipe.file}: {key!r} is no key of mergekit's recipes and is left out of account{meant}"
+        )
 
 
 def base_of(recipe: Recipe | None, weights: bool) -> Path:
@@ -87,19 +107,23 @@ def base_of(recipe: Recipe | None, weights: bool) -> Path:
     assert recipe is not None
     if recipe.base is None:
         near = hint(recipe.unknown, "base_model")
-        problem = (
-            f"does not tell what the models were fine-tuned from; merge_method {recipe.method} needs no such base_model{near}"
-        )
+        problem = f"does not tell what the models were fine-tuned from; merge_method {recipe.method} needs no such base_model{near}"
         raise BadFile(recipe.file, problem, "name that model with --base FOLDER")
     if recipe.base.lora:
         raise BadFile(
-            recipe.file, f"its base_model is {recipe.base}, a LoRA on top of a model", "save that as a model, then --base"
+            recipe.file,
+            f"its base_model is {recipe.base}, a LoRA on top of a model",
+            "save that as a model, then --base",
         )
     return folder_of(recipe.base, recipe.file, weights)
 
 
-def experts_of(recipe: Recipe, base: Path, weights: bool) -> tuple[dict[str, Path], dict[str, Path]]:
-    """Folders of the experts by name, and of LoRA folders the models they stand on. Raises: BadFile for one name twice."""
+def experts_of(
+    recipe: Recipe, base: Path, weights: bool
+) -> tuple[dict[str, Path], dict[str, Path]]:
+    """Folders of the experts by name, and of LoRA folders the models they stand on. Raises: BadFile
+    for one name twice.
+    """
     experts, under = {}, {}
     for reference in recipe.experts:
         name = reference.name
@@ -129,14 +153,18 @@ def folder_of(reference: Reference, file: Path, weights: bool) -> Path:
 
     patterns = CONFIGURATION + (["*.safetensors"] if weights else [])
     with reaching(reference.path, reference.revision, f"; {way_out}"):
-        return Path(snapshot_download(reference.path, revision=reference.revision, allow_patterns=patterns))
+        return Path(
+            snapshot_download(reference.path, revision=reference.revision, allow_patterns=patterns)
+        )
 
 
 @contextmanager
 def whole_experts(named: Named, place: Path, mine: Collection[str]) -> Iterator[dict[str, Path]]:
-    """The experts, of `mine` those with a LoRA as whole models below `place`; these are gone afterwards.
+    """The experts, of `mine` those with a LoRA as whole models below `place`; these are gone
+    afterwards.
 
-    A run that stops with blocks solved keeps them there, as what goes on from it will ask for the same files.
+    A run that stops with blocks solved keeps them there, as what goes on from it will ask for the
+    same files.
     """
     from featcal.merging.dense import dense_folder
 

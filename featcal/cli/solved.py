@@ -1,4 +1,6 @@
-"""What calibration would solve of a model, as `featcal inspect` tells it: stacks, modules, sites, and what is left as it is."""
+"""What calibration would solve of a model, as `featcal inspect` tells it: stacks, modules, sites,
+and what is left as it is.
+"""
 
 import re
 from collections.abc import Mapping
@@ -18,12 +20,15 @@ if TYPE_CHECKING:
 UNCOVERED = 5  # largest parameters that are told
 EXPERT = re.compile(r"(?<=experts)\.\d+\.")  # the number of one in the name of its linears
 TOKENS = 8  # of a text that is thought of to find the sites
-# what a model's forward may raise where it is run without numbers on a batch made up from its configuration
+# what a model's forward may raise where it is run without numbers on a batch made up from its
+# configuration
 NOT_RUN = (FeatCalError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def show_plan(folder: Path) -> None:
-    """Every stack of the plan with its modules and sites, and the share of the parameters that is solved."""
+    """Every stack of the plan with its modules and sites, and the share of the parameters that is
+    solved.
+    """
     from featcal.blocks.plans import plan_for
 
     model = fitting(folder)
@@ -43,7 +48,9 @@ def show_plan(folder: Path) -> None:
 
 
 def fitting(folder: Path) -> "nn.Module":
-    """The model of config.json without its numbers, whose tensors the folder has. Raises: WrongKeys, MissingTensor."""
+    """The model of config.json without its numbers, whose tensors the folder has. Raises:
+    WrongKeys, MissingTensor.
+    """
     from featcal.models.skeleton import skeleton
     from featcal.models.stored import stored_tensors
     from featcal.storage.checkpoint import LazyCheckpoint
@@ -55,7 +62,9 @@ def fitting(folder: Path) -> "nn.Module":
 
 
 def plan_as_mapping(folder: Path) -> dict[str, Any]:
-    """Stacks with their number of blocks and the modules solved in each, for programs; the reason where there are none."""
+    """Stacks with their number of blocks and the modules solved in each, for programs; the reason
+    where there are none.
+    """
     from featcal.blocks.plan import blocks_of
     from featcal.blocks.plans import plan_for
 
@@ -68,7 +77,9 @@ def plan_as_mapping(folder: Path) -> dict[str, Any]:
     for stack in plan.stacks:
         blocks = blocks_of(model, stack)
         modules = solved_names(blocks[0])
-        stacks.append({"name": stack.name, "path": stack.blocks, "blocks": len(blocks), "modules": modules})
+        stacks.append(
+            {"name": stack.name, "path": stack.blocks, "blocks": len(blocks), "modules": modules}
+        )
     return {"model": type(model).__name__, "stacks": stacks}
 
 
@@ -87,13 +98,17 @@ def show_stack(model: "nn.Module", stack: "Stack") -> None:
 
     blocks = blocks_of(model, stack)
     solved = {name: blocks[0].get_submodule(name) for name in solved_names(blocks[0])}
-    say(f"calibration solves {len(blocks)} blocks of {type(model).__name__} ({stack.blocks}), in each:")
+    say(
+        f"calibration solves {len(blocks)} blocks of {type(model).__name__} ({stack.blocks}), in each:"
+    )
     table("", ["module", "kind", "shape"], module_rows(solved))
     if handed_on(stack):
         say(f"between the blocks: {handed_on(stack)}")
     inside = sum(parameter_count(module) for module in solved.values()) * len(blocks)
     share = 100 * inside / parameter_count(model)
-    say(f"coverage: {100 * inside / parameter_count(blocks):.1f} % of the blocks' parameters, {share:.1f} % of the model's")
+    say(
+        f"coverage: {100 * inside / parameter_count(blocks):.1f} % of the blocks' parameters, {share:.1f} % of the model's"
+    )
 
 
 def handed_on(stack: "Stack") -> str:
@@ -119,16 +134,23 @@ def found_sites(model: "nn.Module") -> "dict[str, StackShape] | str":
 
 
 def show_sites(stack: "StackShape") -> None:
-    """Which linears share an input, and with it one Gram matrix; of the last block too where it differs."""
+    """Which linears share an input, and with it one Gram matrix; of the last block too where it
+    differs.
+    """
     first, last = stack.blocks[0], stack.blocks[-1]
-    table("sites, linears that read one tensor:", ["linears", "inputs", "outputs"], site_rows(first))
+    table(
+        "sites, linears that read one tensor:", ["linears", "inputs", "outputs"], site_rows(first)
+    )
     if [site.linears for site in first.sites] != [site.linears for site in last.sites]:
         table("sites of the last block:", ["linears", "inputs", "outputs"], site_rows(last))
 
 
 def site_rows(block: "BlockShape") -> list[list[str]]:
     """A row for each site; the sites of a mixture's experts, which are alike, are one."""
-    alike = ((EXPERT.sub(".*.", ", ".join(site.linears)), f"{site.d:,}", f"{site.o:,}") for site in block.sites)
+    alike = (
+        (EXPERT.sub(".*.", ", ".join(site.linears)), f"{site.d:,}", f"{site.o:,}")
+        for site in block.sites
+    )
     return [list(row) for row in dict.fromkeys(alike)]
 
 
@@ -143,15 +165,24 @@ def show_uncovered(model: "nn.Module", plan: "BlockPlan") -> None:
     left = {name: p for name, p in model.named_parameters() if id(p) not in solved}
     largest = sorted(left, key=lambda name: (-left[name].numel(), name))[:UNCOVERED]
     whole = parameter_count(model)
-    rows = [[name, shape_text(left[name].shape), f"{100 * left[name].numel() / whole:.1f} %"] for name in largest]
+    rows = [
+        [name, shape_text(left[name].shape), f"{100 * left[name].numel() / whole:.1f} %"]
+        for name in largest
+    ]
     table("largest parameters that stay as they are", ["name", "shape", "of the model"], rows)
 
 
 def module_rows(modules: Mapping[str, "nn.Module"]) -> list[list[str]]:
     """Name, class and shape of the weight, or of the first tensor of experts, of each module."""
     weights = {name: getattr(module, "weight", None) for name, module in modules.items()}
-    weights = {name: next(modules[name].parameters()) if weight is None else weight for name, weight in weights.items()}
-    return [[name, type(modules[name]).__name__, shape_text(weight.shape)] for name, weight in weights.items()]
+    weights = {
+        name: next(modules[name].parameters()) if weight is None else weight
+        for name, weight in weights.items()
+    }
+    return [
+        [name, type(modules[name]).__name__, shape_text(weight.shape)]
+        for name, weight in weights.items()
+    ]
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

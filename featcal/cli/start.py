@@ -1,7 +1,9 @@
-"""What the program `featcal` runs: whoever can answer a command before anything heavy is imported, else main.py.
+"""What the program `featcal` runs: whoever can answer a command before anything heavy is imported,
+else main.py.
 
-A package registers such a function as an entry point of the group `featcal.ahead`, named like its command. It is given the
-arguments and returns an exit code, or None where the command is to be run as any other. main.py takes longer to import.
+A package registers such a function as an entry point of the group `featcal.ahead`, named like its
+command. It is given the arguments and returns an exit code, or None where the command is to be run
+as any other. main.py takes longer to import.
 """
 
 import sys

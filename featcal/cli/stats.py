@@ -1,4 +1,6 @@
-"""`featcal stats`: what RegMean takes of a task's data, for its owner to hand on instead of them."""
+"""`featcal stats`: what RegMean takes of a task's data, for its owner to hand on instead of
+them.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,8 +26,15 @@ featcal merge regmean --base base --expert mnist=m --expert dtd=d --stats mnist=
 
 def stats(
     model: Annotated[Path, Option(help="Folder of the expert that was fine-tuned on the task.")],
-    data: Annotated[str, Option(metavar="PLACE", help="Samples of the task: a folder, a file or a data set of the hub.")],
-    out: Annotated[Path, Option(help="Folder to write: a Gram matrix for each site of the model's blocks.")],
+    data: Annotated[
+        str,
+        Option(
+            metavar="PLACE", help="Samples of the task: a folder, a file or a data set of the hub."
+        ),
+    ],
+    out: Annotated[
+        Path, Option(help="Folder to write: a Gram matrix for each site of the model's blocks.")
+    ],
     samples: Annotated[int, Option(min=1, help="Samples to sum over.")] = 256,
     tokens: options.Tokens = None,
     seed: Annotated[int, Option(min=0, help="Which samples are drawn.")] = 42,
@@ -47,7 +56,9 @@ def stats(
     from featcal.merging.statistics import statistics
     from featcal.models.products import faster_products
 
-    batches = drawn(skeleton(model), (model,), {name: place}, Draw(samples, seed, batch, split, tokens))[name]
+    batches = drawn(
+        skeleton(model), (model,), {name: place}, Draw(samples, seed, batch, split, tokens)
+    )[name]
     with faster_products():
         statistics(model, batches, out, device=device_named(device), progress=note)
     if as_json:

@@ -1,7 +1,8 @@
-"""What the commands print: results on standard output, progress and errors on standard error. Knows no commands.
+"""What the commands print: results on standard output, progress and errors on standard error. Knows
+no commands.
 
-Of several processes that share a run (torchrun) the first speaks; what only another one trips over, it says itself. Bars and
-colours are for terminals alone; NO_COLOR switches colours off there too.
+Of several processes that share a run (torchrun) the first speaks; what only another one trips over,
+it says itself. Bars and colours are for terminals alone; NO_COLOR switches colours off there too.
 """
 
 import json
@@ -14,7 +15,14 @@ from typing import Annotated, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from typer import Option
 
@@ -25,7 +33,11 @@ RANK = int(os.environ.get("RANK", "0") or "0")
 output = Console(highlight=False, quiet=RANK > 0)
 progress = Console(stderr=True, highlight=False, quiet=RANK > 0)
 errors = Console(stderr=True, highlight=False)
-BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")  # of the packages underneath
+BARS = (
+    "HF_HUB_DISABLE_PROGRESS_BARS",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS",
+    "TQDM_DISABLE",
+)  # of the packages underneath
 
 Json = Annotated[bool, Option("--json", help="Print one JSON object instead of tables.")]
 
@@ -37,7 +49,9 @@ def hush(quiet: bool) -> None:
         os.environ[name] = "1"
 
 
-Quiet = Annotated[bool, Option("--quiet", "-q", help="No progress: only results and errors.", callback=hush)]
+Quiet = Annotated[
+    bool, Option("--quiet", "-q", help="No progress: only results and errors.", callback=hush)
+]
 
 
 def plain_without_terminal() -> None:
@@ -67,14 +81,20 @@ LOG.addHandler(logging.NullHandler())  # without any, Python itself would print 
 
 
 def log_to(file: str, level: str) -> None:
-    """From here on what is noted, and what the packages underneath log, is appended to a file. Raises: BadSetting."""
+    """From here on what is noted, and what the packages underneath log, is appended to a file.
+    Raises: BadSetting.
+    """
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
         raise BadSetting("--log-level", level, "must be debug, info, warning or error")
     try:
         handler = logging.FileHandler(file, encoding="utf-8")
     except OSError as error:
-        raise BadSetting("--log-file", file, f"must name a file that can be written ({(error.strerror or '').lower()})") from None
+        raise BadSetting(
+            "--log-file",
+            file,
+            f"must name a file that can be written ({(error.strerror or '').lower()})",
+        ) from None
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handler.setLevel(number)
     logging.getLogger().addHandler(handler)
@@ -100,7 +120,9 @@ def table(title: str, columns: list[str], rows: list[list[str]], numbers: bool =
         say(title)  # not the table's own title, which is folded to the table's width
     drawn = Table(box=None, pad_edge=False)
     for i, column in enumerate(columns):
-        drawn.add_column(escape(column), justify="right" if i and numbers else "left", overflow="fold")
+        drawn.add_column(
+            escape(column), justify="right" if i and numbers else "left", overflow="fold"
+        )
     for row in rows:
         drawn.add_row(*(escape(cell) for cell in row))
     output.print(drawn)
@@ -108,25 +130,41 @@ def table(title: str, columns: list[str], rows: list[list[str]], numbers: bool =
 
 @contextmanager
 def counted(total: int, what: str) -> Iterator[Callable[[str], None]]:
-    """A function that takes one line per finished piece: a bar on a terminal, plain lines elsewhere, both with the time left."""
+    """A function that takes one line per finished piece: a bar on a terminal, plain lines
+    elsewhere, both with the time left.
+    """
     if not shown_to_somebody():
         yield plain_lines(total, lambda text: progress.print(escape(text), soft_wrap=True))
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    # the estimate looks back over the whole run: by default it forgets pieces that took longer than half a minute
-    with Progress(*columns, console=progress, transient=True, speed_estimate_period=float("inf")) as bar:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    # the estimate looks back over the whole run: by default it forgets pieces that took longer than
+    # half a minute
+    with Progress(
+        *columns, console=progress, transient=True, speed_estimate_period=float("inf")
+    ) as bar:
         task = bar.add_task(what, total=total)
         yield lambda text: bar.update(task, advance=1, description=escape(text))
 
 
-def plain_lines(total: int, show: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> Callable[[str], None]:
-    """A function that shows each finished piece with how many there are and how long the others will take."""
+def plain_lines(
+    total: int, show: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+) -> Callable[[str], None]:
+    """A function that shows each finished piece with how many there are and how long the others
+    will take.
+    """
     begin, ends = clock(), list[float]()
 
     def line(text: str) -> None:
         ends.append(clock())
         done = len(ends)
-        # the first piece took the loading of the models with it, so it counts only while it is the only one
+        # the first piece took the loading of the models with it, so it counts only while it is the
+        # only one
         each = (ends[-1] - ends[0]) / (done - 1) if done > 1 else ends[0] - begin
         left = f", about {duration(each * (total - done))} left" if done < total else ""
         show(f"{text}  ({done} of {total}{left})")
@@ -139,4 +177,8 @@ def duration(seconds: float) -> str:
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
-    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+    return (
+        f"{whole // 60} min {whole % 60} s"
+        if whole < 3600
+        else f"{whole // 3600} h {whole % 3600 // 60} min"
+    )

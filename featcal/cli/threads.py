@@ -1,19 +1,25 @@
-"""How the threads of a command share the machine, said in the variables that torch's libraries read when they are loaded."""
+"""How the threads of a command share the machine, said in the variables that torch's libraries read
+when they are loaded.
+"""
 
 import math
 import os
 from pathlib import Path
 
-QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of processor time in a period, and the period
+QUOTA = Path(
+    "/sys/fs/cgroup/cpu.max"
+)  # of a container: microseconds of processor time in a period, and the period
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}  # of GNU's and of Intel's OpenMP
 
 
 def share_machine() -> None:
-    """A thread that waits for others sleeps, and a container's share of processor time bounds how many there are.
+    """A thread that waits for others sleeps, and a container's share of processor time bounds how
+    many there are.
 
-    Threads that spin instead keep from the processor those that they wait for as soon as there are more than processors: a
-    neighbour of the same kind then costs many times its share. Call it before torch is imported. What the environment says
-    already counts more. OpenMP itself keeps to the processors that the process may run on (`taskset`).
+    Threads that spin instead keep from the processor those that they wait for as soon as there are
+    more than processors: a neighbour of the same kind then costs many times its share. Call it
+    before torch is imported. What the environment says already counts more. OpenMP itself keeps to
+    the processors that the process may run on (`taskset`).
     """
     for name, value in WAITING.items():
         os.environ.setdefault(name, value)

@@ -1,4 +1,5 @@
-"""How far a model's features are from its expert's (the drift h − h_exp of Eq. 2): relative drift, distance, cosine.
+"""How far a model's features are from its expert's (the drift h − h_exp of Eq. 2): relative drift,
+distance, cosine.
 
 Sums over rows, so that batches add. Knows tensors only.
 """
@@ -23,10 +24,25 @@ class Drift:
     count: float = 0.0  # rows, each with its weight
 
     def add(self, h: Tensor, h_exp: Tensor, w: Tensor | None = None) -> None:
-        """Add rows: h, h_exp (..., d); w (...) weighs rows, None counts each once. Rows in data precision, sums in float64."""
-        distance, length = torch.linalg.vector_norm(h - h_exp, dim=-1), torch.linalg.vector_norm(h_exp, dim=-1)  # (...), (...)
-        lengths = (torch.linalg.vector_norm(h, dim=-1) * length).clamp_min(torch.finfo(h.dtype).tiny)
-        rows = torch.stack([distance**2, length**2, distance, (h * h_exp).sum(-1) / lengths, torch.ones_like(length)])
+        """Add rows: h, h_exp (..., d); w (...) weighs rows, None counts each once. Rows in data
+        precision, sums in float64.
+        """
+        distance, length = (
+            torch.linalg.vector_norm(h - h_exp, dim=-1),
+            torch.linalg.vector_norm(h_exp, dim=-1),
+        )  # (...), (...)
+        lengths = (torch.linalg.vector_norm(h, dim=-1) * length).clamp_min(
+            torch.finfo(h.dtype).tiny
+        )
+        rows = torch.stack(
+            [
+                distance**2,
+                length**2,
+                distance,
+                (h * h_exp).sum(-1) / lengths,
+                torch.ones_like(length),
+            ]
+        )
         rows = rows.to(SUM_DTYPE) if w is None else rows.to(SUM_DTYPE) * w.to(SUM_DTYPE)  # (5, ...)
         sums = rows.flatten(1).sum(1).tolist()
         self.difference += sums[0]

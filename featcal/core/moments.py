@@ -1,7 +1,8 @@
 """Moments of one task at one site: sums over tokens, nothing divided yet.
 
 Sums (not means) because they add: over batches, over shards of a task, over processes.
-Legend: n tokens · d inputs · o outputs · w token weights. Knows nothing of models, settings or files.
+Legend: n tokens · d inputs · o outputs · w token weights. Knows nothing of models, settings or
+files.
 """
 
 from collections.abc import Iterator
@@ -12,7 +13,10 @@ from torch import Tensor
 
 from featcal.core.precision import SUM_DTYPE, product, wide
 
-STRIPE, MOST_STRIPES = 64, 16  # measured on a CPU, 64 to 4096 features: narrower products lose more than they save
+STRIPE, MOST_STRIPES = (
+    64,
+    16,
+)  # measured on a CPU, 64 to 4096 features: narrower products lose more than they save
 STRIPE_ON_GPU = 1024  # a GPU fills up on wide products only; not measured
 
 
@@ -24,7 +28,8 @@ def stripes(d: int, on_gpu: bool = False) -> Iterator[tuple[int, int]]:
 
 
 def add_gram(G: Tensor, x: Tensor) -> None:
-    """Add xᵀx of x (n, d) to G (d, d), in every stripe from its diagonal block on; the rest of G is left to `mirror`.
+    """Add xᵀx of x (n, d) to G (d, d), in every stripe from its diagonal block on; the rest of G is
+    left to `mirror`.
 
     With k stripes that is (k + 1)/2k of the work of the whole product.
     """
@@ -34,7 +39,9 @@ def add_gram(G: Tensor, x: Tensor) -> None:
 
 
 def mirror(G: Tensor) -> Tensor:
-    """Complete, in place, what `add_gram` summed: the stripes' part below the diagonal is the one above it, transposed."""
+    """Complete, in place, what `add_gram` summed: the stripes' part below the diagonal is the one
+    above it, transposed.
+    """
     for start, end in stripes(len(G), G.is_cuda):
         G[end:, start:end] = G[start:end, end:].T
     return G
@@ -42,11 +49,12 @@ def mirror(G: Tensor) -> Tensor:
 
 @dataclass
 class Moments:
-    """What the regression of one task needs of the features (Eqs. 13 and 52, before the division by n).
+    """What the regression of one task needs of the features (Eqs. 13 and 52, before the division by
+    n).
 
-    With `folded`, C is taken against the expert's output instead of its input: a linear that puts out far less than it takes
-    in (the last one of every MLP) is cheaper that way, and nothing is lost, because Eq. 17 needs C only as the product
-    C Wᵀ = Σ w x_cal (W x_exp + b)ᵀ − Σ w x_cal bᵀ.
+    With `folded`, C is taken against the expert's output instead of its input: a linear that puts
+    out far less than it takes in (the last one of every MLP) is cheaper that way, and nothing is
+    lost, because Eq. 17 needs C only as the product C Wᵀ = Σ w x_cal (W x_exp + b)ᵀ − Σ w x_cal bᵀ.
     """
 
     G: Tensor  # (d, d)  Σ w x_cal x_calᵀ, complete after `mirror`
@@ -55,14 +63,25 @@ class Moments:
     exp: Tensor  # (d,)  Σ w x_exp
     weight: Tensor  # ()  Σ w: the paper's n
     folded: bool = False
-    lag: Tensor | None = None  # (o,)  Σ w β (r_exp − r_cal), of folded moments whose target holds it (`Calibration.residual`)
+    lag: Tensor | None = (
+        # (o,)  Σ w β (r_exp − r_cal), of folded moments whose target holds it
+        # (`Calibration.residual`)
+        None
+    )
     spread: Tensor | None = None  # (2,)  Σ w ‖x_cal‖⁴ and Σ w², for `ledoit_wolf`
 
     @classmethod
     def zero(
-        cls, d: int, o: int | None = None, device: torch.device | str = "cpu", lagging: bool = False, spreading: bool = False
+        cls,
+        d: int,
+        o: int | None = None,
+        device: torch.device | str = "cpu",
+        lagging: bool = False,
+        spreading: bool = False,
     ) -> "Moments":
-        """No tokens yet; with `o` the cross moment is kept folded, (d, o), and where `lagging` the residual stream's lag too."""
+        """No tokens yet; with `o` the cross moment is kept folded, (d, o), and where `lagging` the
+        residual stream's lag too.
+        """
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=SUM_DTYPE, device=device)
@@ -71,11 +90,21 @@ class Moments:
         sums = zeros(d, d), zeros(d, d if o is None else o), zeros(d), zeros(d), zeros()
         return cls(*sums, folded=o is not None, lag=lag, spread=zeros(2) if spreading else None)
 
-    def add(self, x_cal: Tensor, x_exp: Tensor, w: Tensor, y_exp: Tensor | None = None, lag: Tensor | None = None) -> None:
-        """Add n tokens: products in the data's precision, in float32 where that is half; sums in float64.
+    def add(
+        self,
+        x_cal: Tensor,
+        x_exp: Tensor,
+        w: Tensor,
+        y_exp: Tensor | None = None,
+        lag: Tensor | None = None,
+    ) -> None:
+        """Add n tokens: products in the data's precision, in float32 where that is half; sums in
+        float64.
 
-        Args: x_cal, x_exp (n, d); w (n,), at least 0; y_exp (n, o), the expert's W x_exp + b, only where moments are folded, and
-              lag (n, o), β (r_exp − r_cal), only where they have one: it is added to what the expert puts out.
+        Args: x_cal, x_exp (n, d); w (n,), at least 0; y_exp (n, o), the expert's W x_exp + b, only
+        where moments are folded, and
+              lag (n, o), β (r_exp − r_cal), only where they have one: it is added to what the
+              expert puts out.
         """
         target = x_exp if y_exp is None else y_exp  # (n, d) or (n, o)
         if lag is not None and self.lag is not None:
@@ -89,7 +118,9 @@ class Moments:
             x_cal, x_exp, target, w = x_cal[kept], x_exp[kept], target[kept], w[kept]
         x = x_cal
         if (w != 1).any():
-            root = w.sqrt()[:, None]  # on both factors, so that the Gram matrix stays a square of one factor
+            root = w.sqrt()[
+                :, None
+            ]  # on both factors, so that the Gram matrix stays a square of one factor
             x, target = wide(x) * root, wide(target) * root
         add_gram(self.G, x)
         self.C += product(x.T, target)
@@ -105,20 +136,33 @@ class Moments:
     @property
     def sums(self) -> tuple[Tensor, ...]:
         """Everything that adds."""
-        return (self.G, self.C, self.cal, self.exp, self.weight, *(s for s in (self.lag, self.spread) if s is not None))
+        return (
+            self.G,
+            self.C,
+            self.cal,
+            self.exp,
+            self.weight,
+            *(s for s in (self.lag, self.spread) if s is not None),
+        )
 
 
 @dataclass
 class Rows:
-    """The tokens of one task at one site, batch by batch: what `Moments` are sums of, for `kernel.py`."""
+    """The tokens of one task at one site, batch by batch: what `Moments` are sums of, for
+    `kernel.py`.
+    """
 
     x_cal: list[Tensor] = field(default_factory=list)  # (n, d)
     x_exp: list[Tensor] = field(default_factory=list)  # (n, d)
     w: list[Tensor] = field(default_factory=list)  # (n,)
-    lag: list[Tensor] = field(default_factory=list)  # (n, o)  β (r_exp − r_cal), where the residual stream is aimed at
+    lag: list[Tensor] = field(
+        default_factory=list
+    )  # (n, o)  β (r_exp − r_cal), where the residual stream is aimed at
 
     def add(self, x_cal: Tensor, x_exp: Tensor, w: Tensor, lag: Tensor | None = None) -> None:
-        """Keep copies of n tokens, but for those without weight: x_cal, x_exp (n, d); w (n,), at least 0; lag (n, o)."""
+        """Keep copies of n tokens, but for those without weight: x_cal, x_exp (n, d); w (n,), at
+        least 0; lag (n, o).
+        """
         kept = w != 0
         for into, given in ((self.x_cal, x_cal), (self.x_exp, x_exp), (self.w, w), (self.lag, lag)):
             if given is not None:

@@ -1,6 +1,8 @@
-"""Scale and shift of a LayerNorm, feature by feature (Eqs. 56-59); RMSNorm is the case without a shift.
+"""Scale and shift of a LayerNorm, feature by feature (Eqs. 56-59); RMSNorm is the case without a
+shift.
 
-Only the student's normalised features z enter: one affine map is fitted to the experts' affine maps evaluated on them.
+Only the student's normalised features z enter: one affine map is fitted to the experts' affine maps
+evaluated on them.
 Legend: n tokens · d features · w token weights. Knows nothing of models.
 """
 
@@ -77,12 +79,16 @@ def norm_system(moments: NormMoments, gain: Tensor, shift: Tensor | None) -> Nor
     return NormSystem(q, z, q * gain + z * shift, z * gain + shift, 1.0)
 
 
-def solve_norm(system: NormSystem, gain: Tensor, shift: Tensor | None, ridge: float) -> tuple[Tensor, Tensor | None]:
+def solve_norm(
+    system: NormSystem, gain: Tensor, shift: Tensor | None, ridge: float
+) -> tuple[Tensor, Tensor | None]:
     """Scale and shift nearest the experts' affine maps, pulled to the anchors (Eq. 59).
 
-    Solved, like Eq. 17 in `ridge.py`, for the step away from the anchors, which vanishes exactly without data.
+    Solved, like Eq. 17 in `ridge.py`, for the step away from the anchors, which vanishes exactly
+    without data.
 
-    Args:    system: summed over tasks.  gain, shift (d,): anchors; shift None for RMSNorm.  ridge: λ > 0.
+    Args:    system: summed over tasks.  gain, shift (d,): anchors; shift None for RMSNorm.  ridge:
+             λ > 0.
     Returns: γ* (d,), β* (d,) or None, float64.
     """
     gain = gain.to(SUM_DTYPE)

@@ -1,6 +1,8 @@
-"""Which precision is used where: products in the data's own, sums and solves in float64, TF32 nowhere.
+"""Which precision is used where: products in the data's own, sums and solves in float64, TF32
+nowhere.
 
-At λ = 1e-5 the Gram matrix has a condition number near 1e6, where float32 sums cost 3e-3 of the weight.
+At λ = 1e-5 the Gram matrix has a condition number near 1e6, where float32 sums cost 3e-3 of the
+weight.
 """
 
 from collections.abc import Iterator
@@ -14,14 +16,17 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 def wide(x: Tensor) -> Tensor:
-    """Half precision as float32, which holds its numbers and the products of two of them; anything else as it is."""
+    """Half precision as float32, which holds its numbers and the products of two of them; anything
+    else as it is.
+    """
     return x.float() if x.dtype in HALF else x
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """The matrix product a b in float32, or in float64 where the factors are.
 
-    A GPU multiplies half precision as it is, on its tensor cores, and adds in float32: as exact as widening both, but faster.
+    A GPU multiplies half precision as it is, on its tensor cores, and adds in float32: as exact as
+    widening both, but faster.
     """
     if a.is_cuda and a.dtype == b.dtype and a.dtype in HALF:
         return torch.mm(a, b, out_dtype=torch.float32)
@@ -30,9 +35,11 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 @contextmanager
 def exact_products() -> Iterator[None]:
-    """Full float32 products inside the `with`, for matrix products and convolutions; the settings found are restored.
+    """Full float32 products inside the `with`, for matrix products and convolutions; the settings
+    found are restored.
 
-    TF32 keeps 10 bits of the mantissa. The patch embedding is a convolution, so cuDNN's own switch counts too.
+    TF32 keeps 10 bits of the mantissa. The patch embedding is a convolution, so cuDNN's own switch
+    counts too.
     """
     matmul, conv = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")

@@ -1,9 +1,11 @@
-"""One linear: each task's normal equations, their sum over tasks, and the solution (Eqs. 10-17 and 51-55).
+"""One linear: each task's normal equations, their sum over tasks, and the solution (Eqs. 10-17 and
+51-55).
 
-Legend: d inputs · o outputs · rows are tokens, so G = Σ w x xᵀ / n is (d, d) and weights are (o, d).
-Linears fed by the same tensor (q, k, v) are one linear with their outputs side by side: one Gram matrix, one factor.
-Matrices are large and used once, so each step takes its argument's memory for its result, as its docstring says.
-Knows nothing of models, files or where the moments come from.
+Legend: d inputs · o outputs · rows are tokens, so G = Σ w x xᵀ / n is (d, d) and weights are (o,
+d). Linears fed by the same tensor (q, k, v) are one linear with their outputs side by side: one
+Gram matrix, one factor. Matrices are large and used once, so each step takes its argument's memory
+for its result, as its docstring says. Knows nothing of models, files or where the moments come
+from.
 """
 
 from dataclasses import dataclass
@@ -27,7 +29,9 @@ class RidgeSystem:
     x: Tensor  # (d,)  Σ ω μ_cal
     y: Tensor  # (o,)  Σ ω (W μ_tgt + b)
     scale: Tensor  # ()  Σ ω
-    noise: Tensor | None = None  # ()  Σ ω² times the variance of a task's G, where `ledoit_wolf` asks for it
+    noise: Tensor | None = (
+        None  # ()  Σ ω² times the variance of a task's G, where `ledoit_wolf` asks for it
+    )
 
     @classmethod
     def zero(cls, d: int, o: int, device: torch.device | str = "cpu") -> "RidgeSystem":
@@ -63,16 +67,25 @@ def anchor(merged: Tensor, base: Tensor, rho: float) -> Tensor:
 
 
 def task_system(
-    moments: Moments, W: Tensor, b: Tensor, alpha: float, task_weights: str = "gram", affine: str = "separate"
+    moments: Moments,
+    W: Tensor,
+    b: Tensor,
+    alpha: float,
+    task_weights: str = "gram",
+    affine: str = "separate",
 ) -> RidgeSystem:
     """One task's share of Eqs. 17 and 55.
 
-    The target feature α x_exp + (1−α) x_cal (Eq. 10) is linear in both, so α enters once, after the sums over tokens:
-    C_tgt = αC + (1−α)G, and μ_tgt = αμ_exp + (1−α)μ_cal likewise. Moments with a lag add αβ (r_exp − r_cal) to the target output.
+    The target feature α x_exp + (1−α) x_cal (Eq. 10) is linear in both, so α enters once, after the
+    sums over tokens: C_tgt = αC + (1−α)G, and μ_tgt = αμ_exp + (1−α)μ_cal likewise. Moments with a
+    lag add αβ (r_exp − r_cal) to the target output.
 
-    Args:    moments of the task, consumed: the system takes their memory; W (o, d) and b (o,) of its expert; alpha: α;
-             task_weights: "gram" is ω of Eq. 14, which gives every task's Gram matrix unit Frobenius norm, "uniform" is ω = 1;
-             affine: with "joint" the right side keeps the expert's bias, Σ ω (C Wᵀ + μ bᵀ), for `joined`.
+    Args:    moments of the task, consumed: the system takes their memory; W (o, d) and b (o,) of
+             its expert; alpha: α;
+             task_weights: "gram" is ω of Eq. 14, which gives every task's Gram matrix unit
+             Frobenius norm, "uniform" is ω = 1;
+             affine: with "joint" the right side keeps the expert's bias, Σ ω (C Wᵀ + μ bᵀ), for
+             `joined`.
     Returns: the task's system; the zero system where the task has no tokens.
     """
     W, b = W.to(SUM_DTYPE), b.to(SUM_DTYPE)
@@ -86,13 +99,17 @@ def task_system(
     G = mirror(moments.G).div_(n)  # (d, d)  Eq. 13
     omega = 1 / G.norm().clamp_min(EPS) if task_weights == "gram" else torch.ones_like(n)  # Eq. 14
     noise = None
-    if moments.spread is not None:  # the mean of ‖x xᵀ − G‖² over as many tokens as weights of their size are worth
+    if (
+        moments.spread is not None
+    ):  # the mean of ‖x xᵀ − G‖² over as many tokens as weights of their size are worth
         fourth, squares = moments.spread
         noise = omega**2 * (fourth / n - G.square().sum()) * squares / n**2
     C = moments.C.mul_(omega / n)  # (d, d), folded (d, o)  ωC
     G *= omega  # ωG
     if moments.folded:
-        target = C.addr_(omega * mu_cal, b, alpha=-1).mul_(alpha).addmm_(G, W.T, alpha=1 - alpha)  # (d, o)
+        target = (
+            C.addr_(omega * mu_cal, b, alpha=-1).mul_(alpha).addmm_(G, W.T, alpha=1 - alpha)
+        )  # (d, o)
     else:
         target = C.mul_(alpha).add_(G, alpha=1 - alpha) @ W.T  # (d, o)
     y = W @ mu_tgt + b  # (o,)
@@ -104,9 +121,11 @@ def task_system(
 
 
 def both_ends(share: RidgeSystem, W: Tensor, b: Tensor, affine: str = "separate") -> RidgeSystem:
-    """A task's share at α = 1 with its right side at α = 0 before it: 2o outputs, of which the solution holds both as well.
+    """A task's share at α = 1 with its right side at α = 0 before it: 2o outputs, of which the
+    solution holds both as well.
 
-    Right sides and means are affine in α and the left side is without it, so a solution at α lies on the line between the two.
+    Right sides and means are affine in α and the left side is without it, so a solution at α lies
+    on the line between the two.
 
     Args:    share: `task_system` at α = 1, used up; W (o, d) and b (o,) of the expert.
     """
@@ -120,12 +139,15 @@ def both_ends(share: RidgeSystem, W: Tensor, b: Tensor, affine: str = "separate"
 
 
 def prior_system(W: Tensor, W_base: Tensor, kappa: float, copies: int = 1) -> RidgeSystem:
-    """One task's share of κ Σ ‖(W − W_t) τᵀ‖²/‖τ‖² with τ = W_t − W_base, which no data enter: κP and κPW_tᵀ for P = τᵀτ/‖τ‖².
+    """One task's share of κ Σ ‖(W − W_t) τᵀ‖²/‖τ‖² with τ = W_t − W_base, which no data enter: κP
+    and κPW_tᵀ for P = τᵀτ/‖τ‖².
 
-    At κ → ∞ the step from the base is Σ τP (Σ P)⁺ within the span of the task vectors: closed-form WUDI (Cheng et al., 2025), of
-    linears that share their input on top of one another, as its official code takes q, k and v.
+    At κ → ∞ the step from the base is Σ τP (Σ P)⁺ within the span of the task vectors: closed-form
+    WUDI (Cheng et al., 2025), of linears that share their input on top of one another, as its
+    official code takes q, k and v.
 
-    Args:    W, W_base (o, d) of the expert and the base; copies: how often the outputs stand side by side in the system.
+    Args:    W, W_base (o, d) of the expert and the base; copies: how often the outputs stand side
+             by side in the system.
     Returns: the share, to be added to the task's; zeros where the expert has not moved.
     """
     W, tau = W.to(SUM_DTYPE), W.to(SUM_DTYPE) - W_base.to(SUM_DTYPE)
@@ -138,15 +160,19 @@ def prior_system(W: Tensor, W_base: Tensor, kappa: float, copies: int = 1) -> Ri
 
 
 def ledoit_wolf(system: RidgeSystem) -> float:
-    """λ from the tokens themselves: S + λI is, but for its size, what shrinks S = Σ ωG best towards a multiple of I.
+    """λ from the tokens themselves: S + λI is, but for its size, what shrinks S = Σ ωG best towards
+    a multiple of I.
 
-    With m = tr S / d, of all (1 − δ) S + δ m I the one nearest to what S would be with tokens without end has
-    δ = b²/‖S − mI‖², where b² = Σ ω² E‖G − EG‖² is estimated by the mean of ‖x xᵀ − G‖² over n (Ledoit and Wolf, 2004), with
-    weights w over (Σ w)²/Σ w². Divided by 1 − δ it is λ = m δ/(1 − δ). Tokens count as independent, which those of one sample
-    are not, so λ is rather too small. Two tokens (2, 0) and (0, 1), four times each: S = diag(2, ½), b² = 17/32, λ = 5/4 · 17/19.
+    With m = tr S / d, of all (1 − δ) S + δ m I the one nearest to what S would be with tokens
+    without end has δ = b²/‖S − mI‖², where b² = Σ ω² E‖G − EG‖² is estimated by the mean of ‖x xᵀ −
+    G‖² over n (Ledoit and Wolf, 2004), with weights w over (Σ w)²/Σ w². Divided by 1 − δ it is λ =
+    m δ/(1 − δ). Tokens count as independent, which those of one sample are not, so λ is rather too
+    small. Two tokens (2, 0) and (0, 1), four times each: S = diag(2, ½), b² = 17/32, λ = 5/4 ·
+    17/19.
 
     Args:    system: of moments with a spread, summed over tasks, kept as it is.
-    Returns: λ > 0, of δ between 1e-8 (all tokens alike) and 0.999 (nothing but noise); 1 where there are no tokens.
+    Returns: λ > 0, of δ between 1e-8 (all tokens alike) and 0.999 (nothing but noise); 1 where
+    there are no tokens.
     """
     assert system.noise is not None, "moments were summed without their spread"
     m = float(system.left.diagonal().mean())
@@ -160,10 +186,12 @@ def ledoit_wolf(system: RidgeSystem) -> float:
 def joined(system: RidgeSystem, a: Tensor, ridge: float) -> RidgeSystem:
     """The system whose solution by `solve_ridge` is weight and bias at the minimum over both.
 
-    With x̄ = Σ ωμ, ȳ, s = Σ ω, the bias at its minimum is b = (ȳ + λa − W x̄)/(s + λ), Eq. 55 as it is. Put into the equation of
-    the weight, W (Σ ωG + λI) + b x̄ᵀ = Σ ω (C Wᵀ + μ bᵀ)ᵀ + λA, it takes x̄x̄ᵀ/(s + λ) off the left side: centred moments.
+    With x̄ = Σ ωμ, ȳ, s = Σ ω, the bias at its minimum is b = (ȳ + λa − W x̄)/(s + λ), Eq. 55 as it
+    is. Put into the equation of the weight, W (Σ ωG + λI) + b x̄ᵀ = Σ ω (C Wᵀ + μ bᵀ)ᵀ + λA, it
+    takes x̄x̄ᵀ/(s + λ) off the left side: centred moments.
 
-    Args:    system: of shares made with affine "joint", changed in place; a (o,): anchor of the bias.
+    Args:    system: of shares made with affine "joint", changed in place; a (o,): anchor of the
+             bias.
     """
     total = system.scale + ridge
     system.left.addr_(system.x, system.x / total, alpha=-1)
@@ -171,18 +199,23 @@ def joined(system: RidgeSystem, a: Tensor, ridge: float) -> RidgeSystem:
     return system
 
 
-def solve_ridge(system: RidgeSystem, A: Tensor, a: Tensor, ridge: float, *, site: str = "linear") -> Solution:
-    """Weight nearest the experts' outputs, pulled to the anchor (Eq. 17), then the bias with that weight (Eq. 55).
+def solve_ridge(
+    system: RidgeSystem, A: Tensor, a: Tensor, ridge: float, *, site: str = "linear"
+) -> Solution:
+    """Weight nearest the experts' outputs, pulled to the anchor (Eq. 17), then the bias with that
+    weight (Eq. 55).
 
-    Eq. 17 is W (Σ ωG + λI) = Σ ω W C + λA. With A (Σ ωG + λI) taken off both sides it is solved for the step away from the
-    anchor, (W − A)(Σ ωG + λI) = Σ ω W C − A Σ ωG, which vanishes exactly where there are no data; Eq. 55 likewise. One
-    Cholesky factorisation in float64. Each ωG has unit Frobenius norm, so the condition number is at most (T + λ)/λ for T
-    tasks: 161 for CLIP (λ = 0.05, T = 8), 8e5 for T5 (λ = 1e-5). The paper's stabiliser εI is left out: λ > 0 does its work
-    in float64, and at λ = 0.05 it would move the weight by 2e-7 of itself.
+    Eq. 17 is W (Σ ωG + λI) = Σ ω W C + λA. With A (Σ ωG + λI) taken off both sides it is solved for
+    the step away from the anchor, (W − A)(Σ ωG + λI) = Σ ω W C − A Σ ωG, which vanishes exactly
+    where there are no data; Eq. 55 likewise. One Cholesky factorisation in float64. Each ωG has
+    unit Frobenius norm, so the condition number is at most (T + λ)/λ for T
+    tasks: 161 for CLIP (λ = 0.05, T = 8), 8e5 for T5 (λ = 1e-5). The paper's stabiliser εI is left
+    out: λ > 0 does its work in float64, and at λ = 0.05 it would move the weight by 2e-7 of itself.
 
     Args:    system: summed over tasks, consumed: its left becomes the factor, its right the step.
              A (o, d), a (o,): anchors, Eqs. 11 and 51.  ridge: λ > 0.  site: for the error.
-    Returns: weight (o, d), bias (o,), float64, contiguous.   Raises: SingularGram if the left side has no factor.
+    Returns: weight (o, d), bias (o,), float64, contiguous.   Raises: SingularGram if the left side
+    has no factor.
     """
     A, a = A.to(SUM_DTYPE), a.to(SUM_DTYPE)
     step = system.right.addmm_(system.left, A.T, alpha=-1)  # (d, o)  Σ ω C Wᵀ − Σ ωG Aᵀ
@@ -192,20 +225,28 @@ def solve_ridge(system: RidgeSystem, A: Tensor, a: Tensor, ridge: float, *, site
         raise SingularGram(site, ridge, len(system.left))
     for L, upper in ((factor, False), (factor.mT, True)):  # L Lᵀ step = right side
         torch.linalg.solve_triangular(L, step, upper=upper, out=step)
-    W = (A + step.T).contiguous()  # (o, d); a column-major result would be transposed by whoever copies raw memory
+    W = (
+        A + step.T
+    ).contiguous()  # (o, d); a column-major result would be transposed by whoever copies raw memory
     b = a + (system.y - W @ system.x - system.scale * a) / (system.scale + ridge)  # (o,)
     return Solution(W, b, conditioning(factor))
 
 
 def cholesky(left: Tensor) -> Tensor | None:
     """L of left = L Lᵀ, in the memory of `left` (d, d); None where there is none."""
-    factor = left.mT  # symmetric; LAPACK counts columns first, so that only this view is factorised without a copy
-    failed = torch.linalg.cholesky_ex(factor, out=(factor, torch.empty((), dtype=torch.int32, device=left.device))).info
+    factor = (
+        left.mT
+    )  # symmetric; LAPACK counts columns first, so that only this view is factorised without a copy
+    failed = torch.linalg.cholesky_ex(
+        factor, out=(factor, torch.empty((), dtype=torch.int32, device=left.device))
+    ).info
     finite = factor.diagonal().isfinite().all()  # each diagonal entry is made of its whole row
     return factor if finite and not failed else None
 
 
 def conditioning(factor: Tensor) -> float:
-    """(largest / smallest diagonal entry)² of the Cholesky factor: a lower bound of the condition number, for free."""
+    """(largest / smallest diagonal entry)² of the Cholesky factor: a lower bound of the condition
+    number, for free.
+    """
     diagonal = factor.diagonal()
     return float((diagonal.max() / diagonal.min()) ** 2)

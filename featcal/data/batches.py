@@ -1,4 +1,6 @@
-"""What a calibration reads of one task: the drawn samples, made into batches whenever they are iterated."""
+"""What a calibration reads of one task: the drawn samples, made into batches whenever they are
+iterated.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +14,8 @@ Batch = dict[str, Tensor]
 class Batches:
     """Keyword dictionaries for a model's forward; every iteration gives the same ones.
 
-    samples: how many were drawn.   longest: tokens of the longest text, prompt or target; 0 where there is no text.
+    samples: how many were drawn.   longest: tokens of the longest text, prompt or target; 0 where
+    there is no text.
     """
 
     samples: int

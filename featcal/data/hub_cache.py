@@ -1,4 +1,5 @@
-"""The local cache of the Hugging Face hub, and what the hub's client raises, as errors that name a way out.
+"""The local cache of the Hugging Face hub, and what the hub's client raises, as errors that name a
+way out.
 
 Knows commits and failures; what is downloaded, and what for, is told elsewhere.
 """
@@ -18,12 +19,18 @@ from featcal.errors import DiskFull, HubUnreachable, NoRevision, NotOnHub
 Kind = Literal["model", "dataset"]
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _HTTP: type[Exception] = hub_errors.HTTPError  # type: ignore[attr-defined]  # a broken connection among others
-_XET: type[Exception] = getattr(hub_errors, "XetDownloadError", OSError)  # older clients have none of their own
+_XET: type[Exception] = getattr(
+    hub_errors, "XetDownloadError", OSError
+)  # older clients have none of their own
 
 
 @contextmanager
-def reaching(name: str, revision: str | None, more: str = "", kind: Kind = "model") -> Iterator[None]:
-    """Downloads inside. `more` is added to the reason. Raises: NotOnHub, NoRevision, HubUnreachable, DiskFull."""
+def reaching(
+    name: str, revision: str | None, more: str = "", kind: Kind = "model"
+) -> Iterator[None]:
+    """Downloads inside. `more` is added to the reason. Raises: NotOnHub, NoRevision,
+    HubUnreachable, DiskFull.
+    """
     place = f"{name}@{revision}" if revision else name
     try:
         yield
@@ -62,7 +69,9 @@ def unreachable(place: str, reason: str) -> HubUnreachable:
 
 
 def cached_commit(name: str, kind: Kind, revision: str) -> str | None:
-    """The commit that a branch or tag was when the hub was last asked; a commit itself; None for what was never asked for."""
+    """The commit that a branch or tag was when the hub was last asked; a commit itself; None for
+    what was never asked for.
+    """
     if COMMIT.fullmatch(revision):
         return revision
     noted = Path(constants.HF_HUB_CACHE) / f"{kind}s--{name.replace('/', '--')}" / "refs" / revision

@@ -1,8 +1,10 @@
-"""From a picture to what a vision model is given, in two steps: decoded once to uint8, normalised when a batch is asked for.
+"""From a picture to what a vision model is given, in two steps: decoded once to uint8, normalised
+when a batch is asked for.
 
-Follows the folder's preprocessor_config.json, resized by PIL or by torchvision: transformers has processors of both kinds, and
-published accuracies were measured with either. Pixels equal transformers' own to the bit; those of the two kinds differ in some
-values by a few grey levels of 255.
+Follows the folder's preprocessor_config.json, resized by PIL or by torchvision: transformers has
+processors of both kinds, and published accuracies were measured with either. Pixels equal
+transformers' own to the bit; those of the two kinds differ in some values by a few grey levels of
+255.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,8 +28,10 @@ from featcal.storage.results import read_json
 class Preprocess:
     """Resize, centre crop, rescale, normalise; None leaves a step out.
 
-    shortest: the short side after resizing.  resized: (height, width) instead, whatever the proportions.  crop: (height, width).
-    processor: what resizes; it also says on which side of a crop larger than the picture the odd border lies.
+    shortest: the short side after resizing.  resized: (height, width) instead, whatever the
+    proportions.  crop: (height, width).
+    processor: what resizes; it also says on which side of a crop larger than the picture the odd
+    border lies.
     """
 
     shortest: int | None
@@ -41,13 +45,26 @@ class Preprocess:
 
     @classmethod
     def from_folder(cls, folder: str | Path, processor: Processor = "pil") -> "Preprocess":
-        """What preprocessor_config.json (or processor_config.json) of a model folder says. Raises: MissingPath, BadFile."""
-        alone, joint = Path(folder) / "preprocessor_config.json", Path(folder) / "processor_config.json"
+        """What preprocessor_config.json (or processor_config.json) of a model folder says. Raises:
+        MissingPath, BadFile.
+        """
+        alone, joint = (
+            Path(folder) / "preprocessor_config.json",
+            Path(folder) / "processor_config.json",
+        )
         path = alone if alone.is_file() else joint
         if not path.is_file():
-            raise MissingPath(alone, "how images are prepared", "copy preprocessor_config.json of the base model there")
+            raise MissingPath(
+                alone,
+                "how images are prepared",
+                "copy preprocessor_config.json of the base model there",
+            )
         content = read_json(path)
-        inner = content.get("image_processor", {}) if path is joint and isinstance(content, dict) else content
+        inner = (
+            content.get("image_processor", {})
+            if path is joint and isinstance(content, dict)
+            else content
+        )
         return cls(**steps(path, inner), processor=processor)
 
     def pixels(self, image: Image.Image) -> Pixels:
@@ -72,15 +89,20 @@ class Preprocess:
         return (long, self.shortest) if width <= height else (self.shortest, long)
 
     def normalised(self, pixels: Pixels, device: torch.device | None = None) -> Tensor:
-        """(n, 3, H, W) uint8 to float32: (x · factor − mean) / std, by a table of the 256 values each channel can have.
+        """(n, 3, H, W) uint8 to float32: (x · factor − mean) / std, by a table of the 256 values
+        each channel can have.
 
-        device: where that is done, with the same values to the bit; a GPU is sent a quarter of the bytes.
+        device: where that is done, with the same values to the bit; a GPU is sent a quarter of the
+        bytes.
         """
         mean, std = np.asarray(self.mean, np.float32), np.asarray(self.std, np.float32)
         values = (np.arange(256, dtype=np.float64) * self.factor).astype(np.float32)
         table = [(values - mean[channel]) / std[channel] for channel in range(pixels.shape[1])]
         if device is not None and device.type != "cpu":
-            return looked_up(torch.from_numpy(np.array(pixels)).to(device), torch.from_numpy(np.stack(table)).to(device))
+            return looked_up(
+                torch.from_numpy(np.array(pixels)).to(device),
+                torch.from_numpy(np.stack(table)).to(device),
+            )
         out = np.empty(pixels.shape, dtype=np.float32)
         for channel, own in enumerate(table):
             out[:, channel] = own[pixels[:, channel]]
@@ -93,7 +115,9 @@ def looked_up(pixels: Tensor, table: Tensor) -> Tensor:
 
 
 class Rows(Protocol):
-    """What holds decoded pictures: an array, a memory map, or something that decodes when indexed."""
+    """What holds decoded pictures: an array, a memory map, or something that decodes when
+    indexed.
+    """
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: Any, /) -> Pixels: ...
@@ -115,14 +139,20 @@ class Pictures:
 
     def tensor(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
         """What a model is given for these pictures, (len(indices), 3, H, W) float32."""
-        return self.preprocess.normalised(self.pixels[np.asarray(indices, dtype=np.int64)], self.device)
+        return self.preprocess.normalised(
+            self.pixels[np.asarray(indices, dtype=np.int64)], self.device
+        )
 
     def take(self, indices: Sequence[int] | NDArray[np.int64]) -> "Pictures":
         """The pictures with these indices alone, in their order."""
         return replace(self, pixels=self.pixels[np.asarray(indices, dtype=np.int64)])
 
-    def batches(self, indices: Sequence[int] | NDArray[np.int64] | None, size: int) -> Iterator[dict[str, Tensor]]:
-        """Keyword dictionaries for a vision model's forward, in the order of `indices` (None: all pictures)."""
+    def batches(
+        self, indices: Sequence[int] | NDArray[np.int64] | None, size: int
+    ) -> Iterator[dict[str, Tensor]]:
+        """Keyword dictionaries for a vision model's forward, in the order of `indices` (None: all
+        pictures).
+        """
         chosen = np.arange(len(self)) if indices is None else np.asarray(indices, dtype=np.int64)
         for start in range(0, len(chosen), size):
             yield {"pixel_values": self.tensor(chosen[start : start + size])}
@@ -150,7 +180,9 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _cropped(array: Pixels, axis: int, side: int, odd_first: bool) -> Pixels:
-    """The middle `side` rows or columns; black borders where there are fewer, an odd one before or behind."""
+    """The middle `side` rows or columns; black borders where there are fewer, an odd one before or
+    behind.
+    """
     spare = array.shape[axis] - side
     if spare >= 0:
         return np.take(array, range(spare // 2, spare // 2 + side), axis=axis)

@@ -1,4 +1,6 @@
-"""Where the data of a task lie, as a user writes it: a file, a folder, or a data set of the Hugging Face hub. Opens nothing."""
+"""Where the data of a task lie, as a user writes it: a file, a folder, or a data set of the Hugging
+Face hub. Opens nothing.
+"""
 
 import re
 from dataclasses import dataclass
@@ -12,7 +14,9 @@ _SPLIT = re.compile(r"\w[\w.-]*")
 
 @dataclass(frozen=True)
 class Place:
-    """A file or folder that is there, or a data set of the hub with its revision and configuration."""
+    """A file or folder that is there, or a data set of the hub with its revision and
+    configuration.
+    """
 
     source: str | Path
     revision: str | None = None  # of the hub; None for files and folders
@@ -26,7 +30,8 @@ class Place:
 def place_of(option: str, given: str) -> Place:
     """The place that `given` names; the hub only where nothing of that name lies here.
 
-    Raises: MissingPath for what is neither here nor an owner/name[@revision][:configuration] of the hub.
+    Raises: MissingPath for what is neither here nor an owner/name[@revision][:configuration] of the
+    hub.
     """
     if given and Path(given).exists():
         return Place(Path(given))
@@ -40,4 +45,8 @@ def place_of(option: str, given: str) -> Place:
 def require_split(split: str) -> None:
     """A split is a name: a path could lead out of the data folder. Raises: BadSetting."""
     if not _SPLIT.fullmatch(split):
-        raise BadSetting("split", split, "must be a name such as train, made of letters, digits, dots, dashes and underscores")
+        raise BadSetting(
+            "split",
+            split,
+            "must be a name such as train, made of letters, digits, dots, dashes and underscores",
+        )

@@ -1,6 +1,8 @@
-"""One split of a data set as a `datasets` table, wherever it lies: parquet files, a folder of pictures, or the hub.
+"""One split of a data set as a `datasets` table, wherever it lies: parquet files, a folder of
+pictures, or the hub.
 
-Local files leave no cache behind. Pictures are not decoded here, and class names are only passed on.
+Local files leave no cache behind. Pictures are not decoded here, and class names are only passed
+on.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,22 +21,45 @@ from featcal.errors import BadData, MissingPath, TruncatedFile
 
 SPLITS = ("train", "validation", "test")
 IMAGE, LABEL = "image", "label"
-PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+PICTURES = (
+    ".bmp",
+    ".gif",
+    ".jpeg",
+    ".jpg",
+    ".pbm",
+    ".pgm",
+    ".png",
+    ".ppm",
+    ".tif",
+    ".tiff",
+    ".webp",
+)
 
 
 def open_split(
-    source: str | Path, split: str, revision: str | None, config: str | None, columns: Mapping[str, str]
+    source: str | Path,
+    split: str,
+    revision: str | None,
+    config: str | None,
+    columns: Mapping[str, str],
 ) -> datasets.Dataset:
-    """The columns image (encoded) and label of one split; `columns` renames the source's own to these.
+    """The columns image (encoded) and label of one split; `columns` renames the source's own to
+    these.
 
-    source: a local folder with <split>.parquet (or data/<split>-*.parquet) or <split>/<class>/<picture>; a hub id when a revision
+    source: a local folder with <split>.parquet (or data/<split>-*.parquet) or
+    <split>/<class>/<picture>; a hub id when a revision
             is given.
-    Raises: MissingPath, TruncatedFile, HubUnreachable, BadData for a split or column that is not there
+    Raises: MissingPath, TruncatedFile, HubUnreachable, BadData for a split or column that is not
+    there
             and for a file without rows.
     """
     require_split(split)
     with quiet():
-        table = hub_split(Place(source, revision, config), split) if revision else _local_split(Path(source), split)
+        table = (
+            hub_split(Place(source, revision, config), split)
+            if revision
+            else _local_split(Path(source), split)
+        )
     for own, ours in columns.items():
         if own in table.column_names:
             table = table.rename_column(own, ours)
@@ -42,16 +67,23 @@ def open_split(
 
 
 def open_pictures(place: Place, split: str) -> datasets.Dataset:
-    """The column image (encoded) of one split: of a parquet file, a folder of them, the hub, or of pictures below a folder.
+    """The column image (encoded) of one split: of a parquet file, a folder of them, the hub, or of
+    pictures below a folder.
 
-    Pictures lie in <folder>/<split>/, at any depth, or without a split's folder beside them in the folder itself.
+    Pictures lie in <folder>/<split>/, at any depth, or without a split's folder beside them in the
+    folder itself.
     Raises: as open_split.
     """
     require_split(split)
-    if isinstance(place.source, Path) and place.source.is_dir() and not parquet_files(place.source, split):
+    if (
+        isinstance(place.source, Path)
+        and place.source.is_dir()
+        and not parquet_files(place.source, split)
+    ):
         files = picture_files(place.source, split)
         return datasets.Dataset.from_dict(
-            {IMAGE: [{"path": str(file.absolute()), "bytes": None} for file in files]}, features=_PICTURE
+            {IMAGE: [{"path": str(file.absolute()), "bytes": None} for file in files]},
+            features=_PICTURE,
         )
     return image_columns(open_table(place, split), (IMAGE,), f"{place.source} ({split})")
 
@@ -69,7 +101,9 @@ def open_table(place: Place, split: str) -> datasets.Dataset:
 
 
 def image_columns(table: datasets.Dataset, wanted: Sequence[str], place: str) -> datasets.Dataset:
-    """Only these columns, pictures as they are stored. Raises: BadData naming those that are there."""
+    """Only these columns, pictures as they are stored. Raises: BadData naming those that are
+    there.
+    """
     for name in wanted:
         if name not in table.column_names:
             problem = f"no column {name!r}; it has {', '.join(table.column_names)}"
@@ -78,7 +112,9 @@ def image_columns(table: datasets.Dataset, wanted: Sequence[str], place: str) ->
     try:
         return table.cast_column(IMAGE, datasets.Image(decode=False))
     except (pyarrow.ArrowInvalid, TypeError, ValueError) as error:
-        raise BadData(place, f"the column image holds no pictures ({str(error).splitlines()[0]})", _STORE) from None
+        raise BadData(
+            place, f"the column image holds no pictures ({str(error).splitlines()[0]})", _STORE
+        ) from None
 
 
 _PICTURE = datasets.Features({IMAGE: datasets.Image(decode=False)})
@@ -99,16 +135,29 @@ def picture_folders(folder: Path) -> dict[str, Path]:
 
 
 def picture_files(folder: Path, split: str) -> list[Path]:
-    """Pictures of one split, sorted by path, hidden ones left out. Raises: MissingPath; BadData where there are none."""
+    """Pictures of one split, sorted by path, hidden ones left out. Raises: MissingPath; BadData
+    where there are none.
+    """
     root = folder / split
     if not root.is_dir():
         if picture_folders(folder) or any(parquet_files(folder, name) for name in SPLITS):
             _no_split(folder, split, split)
         root = folder
-    found = sorted((path for path in root.rglob("*") if path.suffix.lower() in PICTURES and path.is_file()), key=str)
-    shown = [path for path in found if not any(part.startswith((".", "__")) for part in path.relative_to(root).parts)]
+    found = sorted(
+        (path for path in root.rglob("*") if path.suffix.lower() in PICTURES and path.is_file()),
+        key=str,
+    )
+    shown = [
+        path
+        for path in found
+        if not any(part.startswith((".", "__")) for part in path.relative_to(root).parts)
+    ]
     if not shown:
-        raise BadData(root, "no pictures in this folder", "put pictures (PNG, JPEG, ...) there, or <split>.parquet")
+        raise BadData(
+            root,
+            "no pictures in this folder",
+            "put pictures (PNG, JPEG, ...) there, or <split>.parquet",
+        )
     return shown
 
 
@@ -132,7 +181,9 @@ def _no_split(folder: Path, split: str, missing: str) -> NoReturn:
 
 def _local_split(folder: Path, split: str) -> datasets.Dataset:
     if not folder.is_dir():
-        raise MissingPath(folder, "a folder of images", "check the path; a hub data set needs a revision")
+        raise MissingPath(
+            folder, "a folder of images", "check the path; a hub data set needs a revision"
+        )
     files, pictures = parquet_files(folder, split), picture_folders(folder)
     if files:
         return _read_parquet(files)
@@ -142,17 +193,23 @@ def _local_split(folder: Path, split: str) -> datasets.Dataset:
     patterns = {name: f"{path}/**" for name, path in pictures.items()}
     with TemporaryDirectory() as cache, _reading(folder / split):
         options = {"cache_dir": cache, "keep_in_memory": True}
-        return datasets.load_dataset("imagefolder", data_files=patterns, drop_labels=False, **options)[split]
+        return datasets.load_dataset(
+            "imagefolder", data_files=patterns, drop_labels=False, **options
+        )[split]
 
 
 def _read_parquet(files: Sequence[Path]) -> datasets.Dataset:
     with TemporaryDirectory() as cache, _reading(*files):
-        return datasets.Dataset.from_parquet([str(file) for file in files], cache_dir=cache, keep_in_memory=True)
+        return datasets.Dataset.from_parquet(
+            [str(file) for file in files], cache_dir=cache, keep_in_memory=True
+        )
 
 
 @contextmanager
 def _reading(*paths: Path) -> Iterator[None]:
-    """Turns what `datasets` says of files it cannot read into TruncatedFile, of an empty one into BadData."""
+    """Turns what `datasets` says of files it cannot read into TruncatedFile, of an empty one into
+    BadData.
+    """
     named = ", ".join(map(str, paths))
     try:
         yield

@@ -1,7 +1,8 @@
-"""Resizing a picture as transformers' processors on torchvision do: as a tensor, antialiased, by torch's own kernels.
+"""Resizing a picture as transformers' processors on torchvision do: as a tensor, antialiased, by
+torch's own kernels.
 
-PIL and torchvision have the same filters, but keep their weights and what lies between the two directions in other precisions, so
-that some values differ by a grey level or two.
+PIL and torchvision have the same filters, but keep their weights and what lies between the two
+directions in other precisions, so that some values differ by a grey level or two.
 """
 
 from typing import Any
@@ -27,9 +28,13 @@ def tensor_resized(array: NDArray[np.uint8], size: tuple[int, int], resample: in
     if mode is None:
         known = ", ".join(Resampling(number).name.lower() for number in modes)
         raise BadSetting(
-            "data.processor", "torchvision", f"resizes with {known} only; this model's processor asks for {resample}"
+            "data.processor",
+            "torchvision",
+            f"resizes with {known} only; this model's processor asks for {resample}",
         )
-    picture = torch.from_numpy(np.array(array)).permute(2, 0, 1)  # a copy: PIL's own memory is read-only
+    picture = torch.from_numpy(np.array(array)).permute(
+        2, 0, 1
+    )  # a copy: PIL's own memory is read-only
     resized: Any = functional.resize(picture, list(size), interpolation=mode, antialias=True)
     return np.ascontiguousarray(resized.permute(1, 2, 0).numpy())
 
@@ -46,5 +51,8 @@ def _torchvision() -> tuple[Any, dict[int, Any]]:
     except ImportError:
         way_out = "needs torchvision, which is not installed: pip install torchvision; or write processor: pil"
         raise BadSetting("data.processor", "torchvision", way_out) from None
-    pairs = {Resampling.BILINEAR: InterpolationMode.BILINEAR, Resampling.BICUBIC: InterpolationMode.BICUBIC}
+    pairs = {
+        Resampling.BILINEAR: InterpolationMode.BILINEAR,
+        Resampling.BICUBIC: InterpolationMode.BICUBIC,
+    }
     return functional, {int(number): mode for number, mode in pairs.items()}

@@ -1,6 +1,8 @@
-"""Text samples of one task: lines of a .txt file, objects of a .jsonl file, rows of parquet files or of a hub data set.
+"""Text samples of one task: lines of a .txt file, objects of a .jsonl file, rows of parquet files
+or of a hub data set.
 
-A sample is a plain text, a prompt with what follows it, or a chat. Read one by one, when asked for; knows nothing of tokens.
+A sample is a plain text, a prompt with what follows it, or a chat. Read one by one, when asked for;
+knows nothing of tokens.
 """
 
 import json
@@ -21,7 +23,9 @@ WANTED = 'give "text", or "messages" (each with "role" and "content"), or "promp
 
 @dataclass(frozen=True)
 class Sample:
-    """A text, with a target where something follows from it; or a chat. `place` names it in messages."""
+    """A text, with a target where something follows from it; or a chat. `place` names it in
+    messages.
+    """
 
     place: str
     text: str = ""
@@ -38,7 +42,8 @@ class Samples(Protocol):
 
 
 def load_text(place: Place, split: str, labelled: bool = False) -> Samples:
-    """The samples of a file, of one split of a folder (<split>.parquet, .jsonl or .txt), or of a hub data set.
+    """The samples of a file, of one split of a folder (<split>.parquet, .jsonl or .txt), or of a
+    hub data set.
 
     labelled: with their labels, where a table has a column of them.
     Raises: MissingPath, BadFile, BadData, TruncatedFile, HubUnreachable.
@@ -53,11 +58,17 @@ def load_text(place: Place, split: str, labelled: bool = False) -> Samples:
         return Lines(path)
     if path.suffix == ".parquet":
         return Rows(open_table(place, split), str(place.source), labelled)
-    raise BadFile(path, "is no file of text that can be read", "give a .txt, .jsonl or .parquet file, or a folder that holds one")
+    raise BadFile(
+        path,
+        "is no file of text that can be read",
+        "give a .txt, .jsonl or .parquet file, or a folder that holds one",
+    )
 
 
 def split_file(folder: Path, split: str) -> Path:
-    """The file of a split, the first one where parquet comes in several. Raises: MissingPath telling what is there."""
+    """The file of a split, the first one where parquet comes in several. Raises: MissingPath
+    telling what is there.
+    """
     found = [*parquet_files(folder, split), *(folder / f"{split}{suffix}" for suffix in LINES)]
     present = [path for path in found if path.is_file()]
     if not present:
@@ -78,9 +89,11 @@ class Labelled:
 
 
 def load_labelled(place: Place, split: str, classes: Sequence[str] | None = None) -> Labelled:
-    """The samples of one split with their labels: the key "label" of each row, a name or a number, else its target.
+    """The samples of one split with their labels: the key "label" of each row, a name or a number,
+    else its target.
 
-    classes: names by number; left out, those of the data set, else the labels that occur, sorted, or their numbers.
+    classes: names by number; left out, those of the data set, else the labels that occur, sorted,
+    or their numbers.
     Raises: as load_text; BadData for a row without a label, or with one that has no name.
     """
     samples = load_text(place, split, labelled=True)
@@ -90,9 +103,16 @@ def load_labelled(place: Place, split: str, classes: Sequence[str] | None = None
     values = [sample.label if sample.label is not None else sample.target for sample in read]
     for sample, value in zip(read, values, strict=True):
         if value is None:
-            raise BadData(sample.place, "has no label", 'give "label" (a name or a number from 0) beside the text, or a target')
+            raise BadData(
+                sample.place,
+                "has no label",
+                'give "label" (a name or a number from 0) beside the text, or a target',
+            )
     if all(isinstance(value, int) for value in values):
-        known = known or [str(number) for number in range(max(int(value) for value in values if value is not None) + 1)]
+        known = known or [
+            str(number)
+            for number in range(max(int(value) for value in values if value is not None) + 1)
+        ]
         numbers = [int(value) for value in values if value is not None]
     else:
         known = known or sorted({str(value) for value in values})
@@ -107,7 +127,9 @@ def load_labelled(place: Place, split: str, classes: Sequence[str] | None = None
 
 
 class Lines:
-    """The lines of a .txt or .jsonl file that hold more than blanks; only where each begins is kept in memory."""
+    """The lines of a .txt or .jsonl file that hold more than blanks; only where each begins is kept
+    in memory.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -133,7 +155,9 @@ class Lines:
         try:
             text = line.decode("utf-8-sig" if offset == 0 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            raise BadData(place, f"not text in UTF-8 ({error.reason})", "save the file as UTF-8") from None
+            raise BadData(
+                place, f"not text in UTF-8 ({error.reason})", "save the file as UTF-8"
+            ) from None
         if self.path.suffix == ".txt":
             return Sample(place, text)
         try:
@@ -148,9 +172,16 @@ class Rows:
 
     def __init__(self, table: Any, place: str, labelled: bool = False):
         self.place = place
-        form = [*form_of(place, table.column_names), *([LABEL] if labelled and LABEL in table.column_names else [])]
-        self.classes: Sequence[str] | None = getattr(table.features[LABEL], "names", None) if LABEL in form else None
-        self.table = table.select_columns(form)  # a row without the columns that are not asked for, such as pictures
+        form = [
+            *form_of(place, table.column_names),
+            *([LABEL] if labelled and LABEL in table.column_names else []),
+        ]
+        self.classes: Sequence[str] | None = (
+            getattr(table.features[LABEL], "names", None) if LABEL in form else None
+        )
+        self.table = table.select_columns(
+            form
+        )  # a row without the columns that are not asked for, such as pictures
 
     def __len__(self) -> int:
         return len(self.table)
@@ -163,7 +194,9 @@ def form_of(place: str, keys: Sequence[str]) -> tuple[str, ...]:
     """The keys of a row that make the sample. Raises: BadData naming those that are there."""
     form = next((form for form in FORMS if set(form) <= set(keys)), None)
     if form is None:
-        raise BadData(place, f"holds {', '.join(keys) or 'nothing'}, which makes no text sample", WANTED)
+        raise BadData(
+            place, f"holds {', '.join(keys) or 'nothing'}, which makes no text sample", WANTED
+        )
     return form
 
 
@@ -185,9 +218,17 @@ def sample_of(place: str, row: object) -> Sample:
 def chat(place: str, messages: object) -> list[dict[str, str]]:
     """The messages of a chat. Raises: BadData."""
     given = messages if isinstance(messages, list) else []
-    found = [{key: m[key] for key in ("role", "content")} for m in given if isinstance(m, Mapping) and _speaks(m)]
+    found = [
+        {key: m[key] for key in ("role", "content")}
+        for m in given
+        if isinstance(m, Mapping) and _speaks(m)
+    ]
     if not found or len(found) < len(given):
-        raise BadData(place, "'messages' is no list of messages", 'each message is {"role": "user", "content": "..."}')
+        raise BadData(
+            place,
+            "'messages' is no list of messages",
+            'each message is {"role": "user", "content": "..."}',
+        )
     return found
 
 

@@ -1,4 +1,6 @@
-"""What a model answers to a batch: features behind the last block, and scores where it has a head, beside another model's."""
+"""What a model answers to a batch: features behind the last block, and scores where it has a head,
+beside another model's.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +22,9 @@ from featcal.tuning.divergence import Scored, answer_pairs, divergences
 
 @dataclass(frozen=True)
 class Answers:
-    """Of one batch: features behind the last block (n, tokens, d), which tokens count, and the scores of n samples' rows."""
+    """Of one batch: features behind the last block (n, tokens, d), which tokens count, and the
+    scores of n samples' rows.
+    """
 
     hidden: Tensor
     mask: Tensor | None
@@ -44,7 +48,9 @@ class Table:
 
 
 def answered(model: nn.Module, batch: Mapping[str, Any], given: BlockPlan | None) -> Answers:
-    """Features and scores of one forward; of a vocabulary the scores are made when they are asked for, a few rows at a time."""
+    """Features and scores of one forward; of a vocabulary the scores are made when they are asked
+    for, a few rows at a time.
+    """
     plan, language = plan_for(model, given), output_embeddings(model)
     stack = plan.stacks[-1]
     with last_outputs(model, plan) as seen:
@@ -61,7 +67,9 @@ def answered(model: nn.Module, batch: Mapping[str, Any], given: BlockPlan | None
 
 
 def scored_alike(ours: Scored | Table, theirs: Scored | Table) -> tuple[Tensor, Tensor]:
-    """KL(p_exp ‖ p) of every row and whether both have one largest score, (rows,) each, on the CPU."""
+    """KL(p_exp ‖ p) of every row and whether both have one largest score, (rows,) each, on the
+    CPU.
+    """
     kl, same = [], []
     for here, there in answer_pairs(ours, theirs):
         kl.append(divergences(here, there).double().cpu())

@@ -1,6 +1,8 @@
-"""The public function `compare`: how far models agree with their experts on the same inputs, of every family, without labels.
+"""The public function `compare`: how far models agree with their experts on the same inputs, of
+every family, without labels.
 
-n samples · rows of a sample: one for each token of a text that is scored, else one · p scores by softmax.
+n samples · rows of a sample: one for each token of a text that is scored, else one · p scores by
+softmax.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,7 +35,9 @@ Batches = Iterable[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean over samples of a value minus that of the first model on the same sample, and the mean's standard error."""
+    """Mean over samples of a value minus that of the first model on the same sample, and the mean's
+    standard error.
+    """
 
     mean: float
     error: float
@@ -43,8 +47,10 @@ class Difference:
 class Agreement:
     """One model against one expert, on the inputs of that expert's task.
 
-    relative_drift: ‖H − H_exp‖_F / ‖H_exp‖_F of the features behind the last block.   cosine: mean over tokens.
-    kl:   mean over rows of KL(p_exp ‖ p), of models with a head.   top1: share of rows where both have one answer.
+    relative_drift: ‖H − H_exp‖_F / ‖H_exp‖_F of the features behind the last block.   cosine: mean
+    over tokens.
+    kl:   mean over rows of KL(p_exp ‖ p), of models with a head.   top1: share of rows where both
+          have one answer.
     than_first: by measure the paired difference to the first model; empty for that one.
     """
 
@@ -67,30 +73,50 @@ def compare(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> list[Agreement]:
-    """How far each model agrees with every expert; best on inputs that none of them was calibrated or merged on.
+    """How far each model agrees with every expert; best on inputs that none of them was calibrated
+    or merged on.
 
     models:  by name: modules or folders. Each is compared with the first one, sample by sample.
     experts: by task: modules or folders of the same architecture.
     batches: by task as for `calibrate`, best ones that it does not see; read once.
     device, dtype: of folders, of which one block at a time is in memory; modules stay as they are.
     Returns: one record for each expert and model, in the order of names of experts.
-    Raises:  BadBatches; MissingTensor, TensorsDiffer for models of another shape; what opening folders raises.
+    Raises:  BadBatches; MissingTensor, TensorsDiffer for models of another shape; what opening
+             folders raises.
     """
     check_tasks(experts, batches)
     if not (isinstance(models, Mapping) and models):
-        raise BadSetting("compare.models", type(models).__name__, "must be a dictionary with at least one model by its name")
-    require(dtype.is_floating_point, "compare.dtype", str(dtype), "must be a floating-point type, such as torch.float32")
+        raise BadSetting(
+            "compare.models",
+            type(models).__name__,
+            "must be a dictionary with at least one model by its name",
+        )
+    require(
+        dtype.is_floating_point,
+        "compare.dtype",
+        str(dtype),
+        "must be a floating-point type, such as torch.float32",
+    )
     place = torch_device(device)
 
     def held(model: Model) -> Held:
-        return Resident(without_adapters(model)) if isinstance(model, nn.Module) else Streamed(model, dtype=dtype, device=place)
+        return (
+            Resident(without_adapters(model))
+            if isinstance(model, nn.Module)
+            else Streamed(model, dtype=dtype, device=place)
+        )
 
     ours = {name: held(model) for name, model in models.items()}
     found = []
     for task in sorted(experts):
         expert = held(experts[task])
         # heads of its own task's number of classes are compared with none; blocks must be alike
-        require_alike({name: blocks_alone(model, plan) for name, model in {f"expert {task!r}": expert, **ours}.items()})
+        require_alike(
+            {
+                name: blocks_alone(model, plan)
+                for name, model in {f"expert {task!r}": expert, **ours}.items()
+            }
+        )
         with evaluation_mode([each.module for each in (expert, *ours.values())]), exact_products():
             found += agreements(task, ours, expert, batches[task], plan, place)
     return found
@@ -99,7 +125,9 @@ def compare(
 def blocks_alone(held: Held, plan: BlockPlan | None) -> Held:
     """The blocks of a model as one module."""
     stacks = plan_for(held.module, plan).stacks
-    parts = {stack.name.replace(".", "_"): held.module.get_submodule(stack.blocks) for stack in stacks}
+    parts = {
+        stack.name.replace(".", "_"): held.module.get_submodule(stack.blocks) for stack in stacks
+    }
     return Resident(nn.ModuleDict(parts))
 
 
@@ -117,7 +145,12 @@ class Sums:
 
 
 def agreements(
-    task: str, models: Mapping[str, Held], expert: Held, batches: Batches, plan: BlockPlan | None, device: torch.device
+    task: str,
+    models: Mapping[str, Held],
+    expert: Held,
+    batches: Batches,
+    plan: BlockPlan | None,
+    device: torch.device,
 ) -> Iterator[Agreement]:
     """The records of one task. Raises: BadBatches; NotFinite."""
     sums = {name: Sums() for name in models}
@@ -157,7 +190,11 @@ def add(sums: Sums, ours: Answers, theirs: Answers, name: str) -> None:
     if ours.scores is None or theirs.scores is None or ours.scores.width != theirs.scores.width:
         return
     kl, same = scored_alike(ours.scores, theirs.scores)
-    sums.rows, sums.kl_sum, sums.same_sum = sums.rows + len(kl), sums.kl_sum + float(kl.sum()), sums.same_sum + float(same.sum())
+    sums.rows, sums.kl_sum, sums.same_sum = (
+        sums.rows + len(kl),
+        sums.kl_sum + float(kl.sum()),
+        sums.same_sum + float(same.sum()),
+    )
     sizes = ours.sizes.tolist()
     sums.kl += [float(part.mean()) for part in kl.split(sizes) if len(part)]
     sums.same += [float(part.mean()) for part in same.split(sizes) if len(part)]
@@ -165,12 +202,18 @@ def add(sums: Sums, ours: Answers, theirs: Answers, name: str) -> None:
 
 def paired(own: Sums, first: Sums) -> dict[str, Difference]:
     """The paired differences to the first model, by measure."""
-    pairs: dict[str, tuple[Sequence[float], Sequence[float]]] = {"relative_drift": (own.drifts, first.drifts)}
+    pairs: dict[str, tuple[Sequence[float], Sequence[float]]] = {
+        "relative_drift": (own.drifts, first.drifts)
+    }
     if own.rows and first.rows:
         pairs |= {"kl": (own.kl, first.kl), "top1": (own.same, first.same)}
     found = {}
     for name, (here, there) in pairs.items():
-        difference = torch.tensor(here, dtype=torch.float64) - torch.tensor(there, dtype=torch.float64)
-        error = float(difference.std()) / sqrt(len(difference)) if len(difference) > 1 else float("nan")
+        difference = torch.tensor(here, dtype=torch.float64) - torch.tensor(
+            there, dtype=torch.float64
+        )
+        error = (
+            float(difference.std()) / sqrt(len(difference)) if len(difference) > 1 else float("nan")
+        )
         found[name] = Difference(float(difference.mean()), error)
     return found

@@ -1,4 +1,5 @@
-"""A text as one vector: pooled features of an encoder, as the folder's own modules say where it is a SentenceTransformer.
+"""A text as one vector: pooled features of an encoder, as the folder's own modules say where it is
+a SentenceTransformer.
 
 n texts · d width of the model · p width of the vector
 """
@@ -24,7 +25,11 @@ OLD_MODES = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {"Tanh": torch.tanh, "Identity": lambda x: x, "ReLU": torch.relu}
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "Tanh": torch.tanh,
+    "Identity": lambda x: x,
+    "ReLU": torch.relu,
+}
 THEIRS = "encode with sentence-transformers itself"
 
 
@@ -33,8 +38,10 @@ class Sentences:
     """How texts become vectors.
 
     modes:  of pooling over tokens: mean, cls, max, lasttoken; several are put side by side.
-    behind: what is applied to the pooled vectors, in turn.   prompt: set before every text.   lower: texts are lowered.
-    longest: tokens of a text; None for what the model can.   given: whether the folder tells it, or the mean was assumed.
+    behind: what is applied to the pooled vectors, in turn.   prompt: set before every text.
+    lower: texts are lowered.
+    longest: tokens of a text; None for what the model can.   given: whether the folder tells it, or
+    the mean was assumed.
     """
 
     modes: tuple[str, ...] = ("mean",)
@@ -46,7 +53,9 @@ class Sentences:
 
     @classmethod
     def of_folder(cls, folder: str | Path) -> "Sentences":
-        """As modules.json of a folder says; the mean over tokens without one. Raises: BadFile for what is not known here."""
+        """As modules.json of a folder says; the mean over tokens without one. Raises: BadFile for
+        what is not known here.
+        """
         folder = Path(folder)
         if not (folder / MODULES).is_file():
             return cls()
@@ -61,11 +70,20 @@ class Sentences:
             elif kind == "Normalize":
                 behind.append(unit)
             else:
-                raise BadFile(folder / MODULES, f"its part {part['type']} is not known here", THEIRS)
+                raise BadFile(
+                    folder / MODULES, f"its part {part['type']} is not known here", THEIRS
+                )
         told = _told(folder / "sentence_bert_config.json")
         prompts = _told(folder / "config_sentence_transformers.json")
         prompt = (prompts.get("prompts") or {}).get(prompts.get("default_prompt_name"), "")
-        return cls(modes or ("mean",), tuple(behind), prompt, bool(told.get("do_lower_case")), told.get("max_seq_length"), True)
+        return cls(
+            modes or ("mean",),
+            tuple(behind),
+            prompt,
+            bool(told.get("do_lower_case")),
+            told.get("max_seq_length"),
+            True,
+        )
 
     def prepared(self, text: str) -> str:
         """A text as the tokenizer is given it."""
@@ -75,7 +93,9 @@ class Sentences:
     def vectors(self, model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
         """The vectors (n, p) of a batch of tokens padded on the right."""
         out = model(**model_call(model, batch))
-        hidden = out.last_hidden_state if hasattr(out, "last_hidden_state") else out[0]  # (n, tokens, d)
+        hidden = (
+            out.last_hidden_state if hasattr(out, "last_hidden_state") else out[0]
+        )  # (n, tokens, d)
         found = pooled(hidden, batch["attention_mask"].to(hidden.device), self.modes)
         for change in self.behind:
             found = change(found)
@@ -83,7 +103,9 @@ class Sentences:
 
 
 def pooled(hidden: Tensor, mask: Tensor, modes: Sequence[str]) -> Tensor:
-    """Features (n, tokens, d) over the tokens where mask (n, tokens) is 1, (n, d · number of modes)."""
+    """Features (n, tokens, d) over the tokens where mask (n, tokens) is 1, (n, d · number of
+    modes).
+    """
     wide = mask[..., None].to(hidden.dtype)
     last = mask.sum(1).long() - 1
     ways: Mapping[str, Callable[[], Tensor]] = {
@@ -100,20 +122,35 @@ def pooling_modes(file: Path) -> tuple[str, ...]:
     told = _told(file)
     said = told.get("pooling_mode")
     modes = [said] if isinstance(said, str) else list(said or ())
-    modes = modes or [OLD_MODES.get(key, key) for key, on in told.items() if key.startswith("pooling_mode_") and on]
+    modes = modes or [
+        OLD_MODES.get(key, key)
+        for key, on in told.items()
+        if key.startswith("pooling_mode_") and on
+    ]
     unknown = [mode for mode in modes if mode not in OLD_MODES.values()]
     if unknown or not modes:
-        raise BadFile(file, f"pools by {unknown[0] if unknown else 'nothing'}, which is not known here", THEIRS)
+        raise BadFile(
+            file,
+            f"pools by {unknown[0] if unknown else 'nothing'}, which is not known here",
+            THEIRS,
+        )
     return tuple(modes)
 
 
 def dense(folder: Path) -> Callable[[Tensor], Tensor]:
     """A Dense module: a linear layer and what follows it. Raises: BadFile."""
-    name = str(_told(folder / "config.json").get("activation_function", "torch.nn.modules.activation.Tanh"))
+    name = str(
+        _told(folder / "config.json").get("activation_function", "torch.nn.modules.activation.Tanh")
+    )
     if not (folder / "model.safetensors").is_file() or name.rsplit(".", 1)[-1] not in ACTIVATIONS:
-        raise BadFile(folder, f"a dense layer with {name}, or without safetensors, is not known here", THEIRS)
+        raise BadFile(
+            folder, f"a dense layer with {name}, or without safetensors, is not known here", THEIRS
+        )
     state, after = load_file(folder / "model.safetensors"), ACTIVATIONS[name.rsplit(".", 1)[-1]]
-    W, b = state["linear.weight"], state.get("linear.bias", torch.zeros(len(state["linear.weight"])))
+    W, b = (
+        state["linear.weight"],
+        state.get("linear.bias", torch.zeros(len(state["linear.weight"]))),
+    )
 
     def applied(found: Tensor) -> Tensor:
         return after(found @ W.to(found).T + b.to(found))

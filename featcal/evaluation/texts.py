@@ -1,4 +1,5 @@
-"""Accuracy on texts with labels, by what a model has: a head of classes, the likelihood of a label's text, or pooled vectors.
+"""Accuracy on texts with labels, by what a model has: a head of classes, the likelihood of a
+label's text, or pooled vectors.
 
 n texts · K classes
 """
@@ -29,7 +30,9 @@ WAYS = {
 
 
 def way_of(model: nn.Module) -> str:
-    """How a model's answers are told, a key of WAYS. Raises: BadSetting for a model with a decoder that has no language head."""
+    """How a model's answers are told, a key of WAYS. Raises: BadSetting for a model with a decoder
+    that has no language head.
+    """
     if type(model).__name__.endswith("ForSequenceClassification"):
         return "head"
     takes = input_of(model)
@@ -37,7 +40,11 @@ def way_of(model: nn.Module) -> str:
     if language and (takes.continued or takes.kind == "pair"):
         return "likelihood"
     if takes.kind == "pair":
-        raise BadSetting("--model", type(model).__name__, "must have a language head, such as T5ForConditionalGeneration")
+        raise BadSetting(
+            "--model",
+            type(model).__name__,
+            "must have a language head, such as T5ForConditionalGeneration",
+        )
     return "vectors"
 
 
@@ -54,7 +61,8 @@ class Asked:
 def right_answers(asked: Asked, data: Labelled, templates: Sequence[str]) -> Tensor:
     """Which texts a model gets right, (n,) bool.
 
-    templates: texts with {} for a label's name; likelihoods need just one, vectors are averaged over all of them.
+    templates: texts with {} for a label's name; likelihoods need just one, vectors are averaged
+    over all of them.
     Raises: BadData for labels that the model's head does not have; NotFinite.
     """
     way = way_of(asked.model)
@@ -72,30 +80,42 @@ def right_answers(asked: Asked, data: Labelled, templates: Sequence[str]) -> Ten
 def classified(asked: Asked, data: Labelled) -> Tensor:
     """Scores of the model's own classes, (n, K)."""
     return in_batches(
-        asked, [asked.reader.tokens(sample).ids for sample in data.samples], lambda batch: _logits(asked.model, batch)
+        asked,
+        [asked.reader.tokens(sample).ids for sample in data.samples],
+        lambda batch: _logits(asked.model, batch),
     )
 
 
 def labels_of_head(model: nn.Module, data: Labelled) -> list[int]:
-    """The labels by the numbers of the model's head: by its names for them where it has these. Raises: BadData."""
+    """The labels by the numbers of the model's head: by its names for them where it has these.
+    Raises: BadData.
+    """
     config: Any = model.config
     known = {str(name).lower(): int(number) for name, number in (config.label2id or {}).items()}
     if all(name.lower() in known for name in data.classes):
         return [known[data.classes[label].lower()] for label in data.labels]
-    if len(data.classes) != config.num_labels or not all(name.startswith("label_") or name.isdigit() for name in known):
+    if len(data.classes) != config.num_labels or not all(
+        name.startswith("label_") or name.isdigit() for name in known
+    ):
         problem = f"its labels are {', '.join(data.classes[:5])}, but the model's are {', '.join(list(known)[:5])}"
-        raise BadData(data.place, problem, "name the classes as the model's config.json does (id2label)")
+        raise BadData(
+            data.place, problem, "name the classes as the model's config.json does (id2label)"
+        )
     return list(data.labels)
 
 
 def similarities(asked: Asked, data: Labelled, templates: Sequence[str]) -> Tensor:
     """Cosines of every text's vector and every label's, (n, K)."""
-    encoder: Any = asked.model.base_model if output_embeddings(asked.model) is not None else asked.model
+    encoder: Any = (
+        asked.model.base_model if output_embeddings(asked.model) is not None else asked.model
+    )
     prepared, reader = asked.sentences.prepared, asked.reader
 
     def vectors(texts: Sequence[str]) -> Tensor:
         rows = [reader.plain_ids(prepared(text), asked.sentences.longest) for text in texts]
-        return normalize(in_batches(asked, rows, lambda batch: asked.sentences.vectors(encoder, batch)), dim=-1)
+        return normalize(
+            in_batches(asked, rows, lambda batch: asked.sentences.vectors(encoder, batch)), dim=-1
+        )
 
     prompts = [template.replace("{}", name) for name in data.classes for template in templates]
     heads = vectors(prompts).reshape(len(data.classes), len(templates), -1).mean(1)  # (K, p)
@@ -114,7 +134,8 @@ def likelihoods(asked: Asked, data: Labelled, templates: Sequence[str]) -> Tenso
                 continue
             whole = reader.plain_ids(sample.text + target)
             alike = next(
-                (i for i, (a, b) in enumerate(zip(whole, context, strict=False)) if a != b), min(len(whole), len(context))
+                (i for i, (a, b) in enumerate(zip(whole, context, strict=False)) if a != b),
+                min(len(whole), len(context)),
             )
             cut = max(0, len(whole) - reader.length)
             rows.append((whole[cut:], []))
@@ -125,14 +146,32 @@ def likelihoods(asked: Asked, data: Labelled, templates: Sequence[str]) -> Tenso
         if takes.kind == "pair":
             scores.append(_of_targets(asked.model, part, reader.pad))
         else:
-            scores.append(_of_ends(asked.model, [ids for ids, _ in part], firsts[begin : begin + asked.batch], reader.pad))
+            scores.append(
+                _of_ends(
+                    asked.model,
+                    [ids for ids, _ in part],
+                    firsts[begin : begin + asked.batch],
+                    reader.pad,
+                )
+            )
     return torch.cat(scores).reshape(len(data.samples), len(targets))
 
 
-def in_batches(asked: Asked, rows: Sequence[list[int]], run: Callable[[dict[str, Tensor]], Tensor]) -> Tensor:
+def in_batches(
+    asked: Asked, rows: Sequence[list[int]], run: Callable[[dict[str, Tensor]], Tensor]
+) -> Tensor:
     """What a model makes of rows of tokens, in their order; texts of like length share a batch."""
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
-    found = torch.cat([run(batch) for batch in _batches([rows[i] for i in order], asked.batch, asked.reader.pad)]).float().cpu()
+    found = (
+        torch.cat(
+            [
+                run(batch)
+                for batch in _batches([rows[i] for i in order], asked.batch, asked.reader.pad)
+            ]
+        )
+        .float()
+        .cpu()
+    )
     return found[torch.tensor(order).argsort()]
 
 
@@ -147,11 +186,15 @@ def _logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return found
 
 
-def _of_ends(model: nn.Module, rows: Sequence[list[int]], firsts: Sequence[int], pad: int) -> Tensor:
+def _of_ends(
+    model: nn.Module, rows: Sequence[list[int]], firsts: Sequence[int], pad: int
+) -> Tensor:
     """log p of every text's tokens from `first` on, of a model that continues texts, (rows,)."""
     ids, mask = padded(list(rows), pad)
     logits = _logits(model, {"input_ids": ids, "attention_mask": mask})[:, :-1]
-    each = log_softmax(wide(logits), -1).gather(-1, ids[:, 1:, None].to(logits.device))[..., 0].cpu()  # of token t + 1 at t
+    each = (
+        log_softmax(wide(logits), -1).gather(-1, ids[:, 1:, None].to(logits.device))[..., 0].cpu()
+    )  # of token t + 1 at t
     place = torch.arange(1, ids.shape[1])
     counted = (place >= torch.tensor(firsts)[:, None]) & (mask[:, 1:] == 1)
     return (each * counted).sum(1)
@@ -163,5 +206,7 @@ def _of_targets(model: nn.Module, rows: Sequence[tuple[list[int], list[int]]], p
     targets, counted = padded([target for _, target in rows], pad)
     labels = targets.masked_fill(counted == 0, IGNORED)
     logits = _logits(model, {"input_ids": ids, "attention_mask": mask, "labels": labels})
-    each = log_softmax(wide(logits), -1).gather(-1, targets[..., None].to(logits.device))[..., 0].cpu()
+    each = (
+        log_softmax(wide(logits), -1).gather(-1, targets[..., None].to(logits.device))[..., 0].cpu()
+    )
     return (each * counted).sum(1)

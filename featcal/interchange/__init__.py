@@ -1,1 +1,3 @@
-"""Models in the form of other libraries: open_clip's checkpoints to transformers' CLIPModel and back."""
+"""Models in the form of other libraries: open_clip's checkpoints to transformers' CLIPModel and
+back.
+"""

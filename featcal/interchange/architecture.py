@@ -1,7 +1,8 @@
 """What open_clip's model configuration says as a CLIPConfig, and back.
 
-open_clip can build much that CLIPModel cannot (timm and ResNet towers, other poolings, other attention); each such setting is
-refused by name, because weights that load into another architecture give other features. Knows neither tensors nor files.
+open_clip can build much that CLIPModel cannot (timm and ResNet towers, other poolings, other
+attention); each such setting is refused by name, because weights that load into another
+architecture give other features. Knows neither tensors nor files.
 """
 
 from collections.abc import Mapping
@@ -11,8 +12,13 @@ from transformers import CLIPConfig, CLIPTextConfig, CLIPVisionConfig
 
 from featcal.errors import BadFile, BadSetting
 
-VOCABULARY, START, END = 49408, 49406, 49407  # of CLIP's own tokenizer, which open_clip uses where none is named
-ARGMAX = 2  # this eos_token_id makes transformers pool at the highest token id, as open_clip does by default
+VOCABULARY, START, END = (
+    49408,
+    49406,
+    49407,
+)  # of CLIP's own tokenizer, which open_clip uses where none is named
+# this eos_token_id makes transformers pool at the highest token id, as open_clip does by default
+ARGMAX = 2
 
 Config = Mapping[str, Any]
 
@@ -38,10 +44,28 @@ _ALIKE: dict[str, dict[str, tuple[object, ...]]] = {
 }  # fmt: skip
 _READ = {
     "": {"embed_dim", "quick_gelu", "vision_cfg", "text_cfg"},
-    "vision_cfg.": {"image_size", "patch_size", "layers", "width", "head_width", "mlp_ratio", "norm_kwargs"},
-    "text_cfg.": {"context_length", "vocab_size", "layers", "width", "heads", "mlp_ratio", "norm_kwargs", "eos_id"},
+    "vision_cfg.": {
+        "image_size",
+        "patch_size",
+        "layers",
+        "width",
+        "head_width",
+        "mlp_ratio",
+        "norm_kwargs",
+    },
+    "text_cfg.": {
+        "context_length",
+        "vocab_size",
+        "layers",
+        "width",
+        "heads",
+        "mlp_ratio",
+        "norm_kwargs",
+        "eos_id",
+    },
 }
-# of training, of tokenizers, of towers that are refused above, or without effect on what CLIPModel computes
+# of training, of tokenizers, of towers that are refused above, or without effect on what CLIPModel
+# computes
 _WITHOUT_EFFECT = (
     "timm_", "hf_", "attn_pooler_", "tokenizer_", "patch_dropout", "output_tokens", "output_dict", "final_ln_after_pool",
     "pad_id", "init_logit_scale",
@@ -49,7 +73,9 @@ _WITHOUT_EFFECT = (
 
 
 def clip_config(config: Config, place: object) -> CLIPConfig:
-    """The CLIPConfig of an open_clip model configuration; `place` is how errors call it. Raises: BadFile."""
+    """The CLIPConfig of an open_clip model configuration; `place` is how errors call it. Raises:
+    BadFile.
+    """
     sections = {
         "": config,
         "vision_cfg.": _section(config, "vision_cfg", place),
@@ -59,19 +85,32 @@ def clip_config(config: Config, place: object) -> CLIPConfig:
         _refuse_what_differs(section, prefix, place)
     vision, text = sections["vision_cfg."], sections["text_cfg."]
     width = _whole(config, "embed_dim", place)
-    shared = {"hidden_act": "quick_gelu" if config.get("quick_gelu") else "gelu", "projection_dim": width}
+    shared = {
+        "hidden_act": "quick_gelu" if config.get("quick_gelu") else "gelu",
+        "projection_dim": width,
+    }
     towers = _vision(vision, place) | shared, _text(text, place) | shared
     return CLIPConfig(vision_config=towers[0], text_config=towers[1], projection_dim=width)
 
 
 def model_config(config: CLIPConfig) -> dict[str, Any]:
-    """The open_clip model configuration of a CLIPConfig. Raises: BadSetting for what open_clip's CLIP cannot be."""
+    """The open_clip model configuration of a CLIPConfig. Raises: BadSetting for what open_clip's
+    CLIP cannot be.
+    """
     vision, text = config.vision_config, config.text_config
     assert isinstance(vision, CLIPVisionConfig) and isinstance(text, CLIPTextConfig)
     if vision.hidden_act != text.hidden_act or vision.hidden_act not in ("quick_gelu", "gelu"):
         acts = f"{vision.hidden_act}, {text.hidden_act}"
-        raise BadSetting("hidden_act", acts, "must be quick_gelu or gelu, and the same in both towers, for open_clip")
-    for key, value in (("image_size", vision.image_size), ("patch_size", vision.patch_size), ("eos_token_id", text.eos_token_id)):
+        raise BadSetting(
+            "hidden_act",
+            acts,
+            "must be quick_gelu or gelu, and the same in both towers, for open_clip",
+        )
+    for key, value in (
+        ("image_size", vision.image_size),
+        ("patch_size", vision.patch_size),
+        ("eos_token_id", text.eos_token_id),
+    ):
         if not isinstance(value, int):
             raise BadSetting(key, value, "must be one whole number for open_clip")
     theirs_vision: dict[str, Any] = {
@@ -122,7 +161,11 @@ def _text(section: Config, place: object) -> dict[str, Any]:
 def _tower(section: Config, place: object, width: int, heads: int) -> dict[str, Any]:
     """What both towers have, with open_clip's defaults."""
     if not heads or width % heads:
-        raise BadFile(place, f"width {width} cannot be split over {heads} attention heads", "correct the model configuration")
+        raise BadFile(
+            place,
+            f"width {width} cannot be split over {heads} attention heads",
+            "correct the model configuration",
+        )
     norm, ratio = section.get("norm_kwargs") or {}, section.get("mlp_ratio", 4.0)
     if not isinstance(norm, Mapping) or set(norm) - {"eps"}:
         raise _no_counterpart(place, "norm_kwargs", norm)
@@ -140,7 +183,9 @@ def _tower(section: Config, place: object, width: int, heads: int) -> dict[str, 
 def _widths(tower: CLIPVisionConfig | CLIPTextConfig) -> dict[str, Any]:
     width, inner = tower.hidden_size, tower.intermediate_size
     ratio = inner / width
-    exact = ratio if int(width * ratio) == inner else (inner + 0.5) / width  # so that rounding down gives the width again
+    exact = (
+        ratio if int(width * ratio) == inner else (inner + 0.5) / width
+    )  # so that rounding down gives the width again
     eps = {} if tower.layer_norm_eps == 1e-5 else {"norm_kwargs": {"eps": tower.layer_norm_eps}}
     return {"width": width, "mlp_ratio": exact} | eps
 
@@ -148,26 +193,43 @@ def _widths(tower: CLIPVisionConfig | CLIPTextConfig) -> dict[str, Any]:
 def _refuse_what_differs(section: Config, prefix: str, place: object) -> None:
     for key, value in section.items():
         alike = _ALIKE[prefix].get(key)
-        if value not in alike if alike else not (key in _READ[prefix] or key.startswith(_WITHOUT_EFFECT)):
+        if (
+            value not in alike
+            if alike
+            else not (key in _READ[prefix] or key.startswith(_WITHOUT_EFFECT))
+        ):
             raise _no_counterpart(place, f"{prefix}{key}", value)
 
 
 def _no_counterpart(place: object, key: str, value: object) -> BadFile:
     problem = f"{key} is {value!r}, for which transformers' CLIPModel has no counterpart"
-    return BadFile(place, problem, "only CLIPs of open_clip's own ViT and its own text transformer can be converted")
+    return BadFile(
+        place,
+        problem,
+        "only CLIPs of open_clip's own ViT and its own text transformer can be converted",
+    )
 
 
 def _section(config: Config, key: str, place: object) -> Config:
     section = config.get(key)
     if not isinstance(section, Mapping):
-        raise BadFile(place, f"{key} is missing", "give open_clip's model configuration: embed_dim, vision_cfg, text_cfg")
+        raise BadFile(
+            place,
+            f"{key} is missing",
+            "give open_clip's model configuration: embed_dim, vision_cfg, text_cfg",
+        )
     return section
 
 
 def _whole(section: Config, key: str, place: object, default: int | None = None) -> int:
     """A positive whole number; open_clip also writes squares as [side, side]."""
     value = section.get(key, default)
-    if isinstance(value, list | tuple) and key in ("image_size", "patch_size") and len(value) == 2 and value[0] == value[1]:
+    if (
+        isinstance(value, list | tuple)
+        and key in ("image_size", "patch_size")
+        and len(value) == 2
+        and value[0] == value[1]
+    ):
         value = value[0]
     if isinstance(value, list | tuple):
         raise _no_counterpart(place, key, value)

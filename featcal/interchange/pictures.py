@@ -1,6 +1,8 @@
-"""How pictures are prepared: open_clip's preprocess_cfg as transformers' preprocessor_config.json, and back.
+"""How pictures are prepared: open_clip's preprocess_cfg as transformers' preprocessor_config.json,
+and back.
 
-open_clip resizes to the model's own picture size, so a processor that does something else cannot be said in its words.
+open_clip resizes to the model's own picture size, so a processor that does something else cannot be
+said in its words.
 """
 
 from collections.abc import Mapping
@@ -12,9 +14,18 @@ from transformers.image_utils import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 from featcal.data.images import Preprocess
 from featcal.errors import BadFile
 
-_RESAMPLE = {"bicubic": 3, "bilinear": 2, "random": 3}  # PIL's numbers; "random" varies in training only
+_RESAMPLE = {
+    "bicubic": 3,
+    "bilinear": 2,
+    "random": 3,
+}  # PIL's numbers; "random" varies in training only
 # what open_clip does where a configuration says nothing
-DEFAULT = {"mean": OPENAI_CLIP_MEAN, "std": OPENAI_CLIP_STD, "interpolation": "bicubic", "resize_mode": "shortest"}
+DEFAULT = {
+    "mean": OPENAI_CLIP_MEAN,
+    "std": OPENAI_CLIP_STD,
+    "interpolation": "bicubic",
+    "resize_mode": "shortest",
+}
 
 
 def processor(theirs: Mapping[str, Any], side: int, place: object) -> dict[str, Any]:
@@ -23,7 +34,11 @@ def processor(theirs: Mapping[str, Any], side: int, place: object) -> dict[str, 
     mode, interpolation = chosen["resize_mode"], chosen["interpolation"]
     if mode not in ("shortest", "squash") or interpolation not in _RESAMPLE:
         problem = f"pictures are resized by {mode!r} with {interpolation!r}, for which transformers has no counterpart"
-        raise BadFile(place, problem, "resize_mode must be shortest or squash, interpolation bicubic or bilinear")
+        raise BadFile(
+            place,
+            problem,
+            "resize_mode must be shortest or squash, interpolation bicubic or bilinear",
+        )
     square = {"height": side, "width": side}
     return {
         "image_processor_type": "CLIPImageProcessor",
@@ -42,14 +57,27 @@ def processor(theirs: Mapping[str, Any], side: int, place: object) -> dict[str, 
 
 
 def preprocess_cfg(folder: Path, side: int) -> dict[str, Any]:
-    """open_clip's words for what a folder's processor does. Raises: MissingPath; BadFile for what it cannot say."""
+    """open_clip's words for what a folder's processor does. Raises: MissingPath; BadFile for what
+    it cannot say.
+    """
     ours = Preprocess.from_folder(folder)
     square = (side, side)
-    squashed, shortest = ours.resized == square and ours.crop in (None, square), ours.shortest == side and ours.crop == square
+    squashed, shortest = (
+        ours.resized == square and ours.crop in (None, square),
+        ours.shortest == side and ours.crop == square,
+    )
     words = {number: word for word, number in _RESAMPLE.items() if word != "random"}
-    if not (squashed or shortest) or ours.resample not in words or abs(ours.factor * 255 - 1) > 1e-9:
+    if (
+        not (squashed or shortest)
+        or ours.resample not in words
+        or abs(ours.factor * 255 - 1) > 1e-9
+    ):
         problem = f"its image processor does not resize to {side} pixels, bicubic or bilinear, and scale to [0, 1]"
-        raise BadFile(folder, f"{problem}, which is all that open_clip can do for this model", "change preprocessor_config.json")
+        raise BadFile(
+            folder,
+            f"{problem}, which is all that open_clip can do for this model",
+            "change preprocessor_config.json",
+        )
     return {
         "mean": list(ours.mean),
         "std": list(ours.std),

@@ -1,7 +1,8 @@
-"""Tensor names of open_clip's CLIP beside those of transformers' CLIPModel, and the renaming both ways.
+"""Tensor names of open_clip's CLIP beside those of transformers' CLIPModel, and the renaming both
+ways.
 
-open_clip keeps q, k and v of a block in one tensor and stores both projections transposed. Nothing is computed, so no bit
-changes. Knows neither files nor configurations, and does not need open_clip.
+open_clip keeps q, k and v of a block in one tensor and stores both projections transposed. Nothing
+is computed, so no bit changes. Knows neither files nor configurations, and does not need open_clip.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Pair:
-    """One tensor of open_clip and what it is in transformers: one tensor, or q, k and v stacked along the first axis."""
+    """One tensor of open_clip and what it is in transformers: one tensor, or q, k and v stacked
+    along the first axis.
+    """
 
     theirs: str
     ours: tuple[str, ...]
@@ -33,7 +36,10 @@ _NORMS = {
     "visual.ln_post": "vision_model.post_layernorm",
     "ln_final": "text_model.final_layer_norm",
 }
-_PROJECTIONS = {"visual.proj": "visual_projection.weight", "text_projection": "text_projection.weight"}
+_PROJECTIONS = {
+    "visual.proj": "visual_projection.weight",
+    "text_projection": "text_projection.weight",
+}
 _IN_BLOCK = {
     "ln_1": "layer_norm1",
     "ln_2": "layer_norm2",
@@ -52,15 +58,24 @@ def pairs(vision_layers: int, text_layers: int) -> Iterator[Pair]:
     yield from (Pair(theirs, (ours,)) for theirs, ours in _PARTS.items())
     yield from (Pair(theirs, (ours,), transposed=True) for theirs, ours in _PROJECTIONS.items())
     for kind in ("weight", "bias"):
-        yield from (Pair(f"{theirs}.{kind}", (f"{ours}.{kind}",)) for theirs, ours in _NORMS.items())
-        for (theirs, ours), layers in zip(_STACKS.items(), (vision_layers, text_layers), strict=True):
+        yield from (
+            Pair(f"{theirs}.{kind}", (f"{ours}.{kind}",)) for theirs, ours in _NORMS.items()
+        )
+        for (theirs, ours), layers in zip(
+            _STACKS.items(), (vision_layers, text_layers), strict=True
+        ):
             for i in range(layers):
-                yield from (Pair(f"{theirs}.{i}.{a}.{kind}", (f"{ours}.{i}.{b}.{kind}",)) for a, b in _IN_BLOCK.items())
+                yield from (
+                    Pair(f"{theirs}.{i}.{a}.{kind}", (f"{ours}.{i}.{b}.{kind}",))
+                    for a, b in _IN_BLOCK.items()
+                )
                 fused = tuple(f"{ours}.{i}.self_attn.{letter}_proj.{kind}" for letter in "qkv")
                 yield Pair(f"{theirs}.{i}.attn.in_proj_{kind}", fused)
 
 
-def in_our_names(state: Mapping[str, Tensor], vision_layers: int, text_layers: int) -> dict[str, Tensor]:
+def in_our_names(
+    state: Mapping[str, Tensor], vision_layers: int, text_layers: int
+) -> dict[str, Tensor]:
     """A state dict of open_clip under transformers' names; every tensor has memory of its own."""
     renamed = {}
     for pair in pairs(vision_layers, text_layers):
@@ -71,8 +86,12 @@ def in_our_names(state: Mapping[str, Tensor], vision_layers: int, text_layers: i
     return renamed
 
 
-def in_their_names(state: Mapping[str, Tensor], vision_layers: int, text_layers: int) -> dict[str, Tensor]:
-    """A state dict of transformers' CLIPModel under open_clip's names; also of tensors that have a shape only (device meta)."""
+def in_their_names(
+    state: Mapping[str, Tensor], vision_layers: int, text_layers: int
+) -> dict[str, Tensor]:
+    """A state dict of transformers' CLIPModel under open_clip's names; also of tensors that have a
+    shape only (device meta).
+    """
     renamed = {}
     for pair in pairs(vision_layers, text_layers):
         parts = [state[name] for name in pair.ours]

@@ -1,7 +1,10 @@
-"""AdaMerging: coefficients of the task vectors, one per tensor or per expert, that make a model sure of its answers.
+"""AdaMerging: coefficients of the task vectors, one per tensor or per expert, that make a model
+sure of its answers.
 
-Adam lowers the entropy of the zero-shot answers to unlabelled images or texts. Every expert is in memory.
-Source: Yang et al., 2024; FusionBench's and the official code differ in clamping and in the batches of a step.
+Adam lowers the entropy of the zero-shot answers to unlabelled images or texts. Every expert is in
+memory.
+Source: Yang et al., 2024; FusionBench's and the official code differ in clamping and in the batches
+of a step.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,13 +26,17 @@ REPORTS = 20  # lines of progress, whatever the number of steps
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Mean over rows of −Σ p log(p + 1e-8), p the softmax of logits (n, K); the constant is the source's."""
+    """Mean over rows of −Σ p log(p + 1e-8), p the softmax of logits (n, K); the constant is the
+    source's.
+    """
     p = logits.softmax(-1)
     return -(p * (p + 1e-8).log()).sum(-1).mean()
 
 
 class Mixture:
-    """θ = θ₀ + Σ λᵢ τᵢ as a function of coefficients (experts, tensors) or (experts, 1), and its derivative."""
+    """θ = θ₀ + Σ λᵢ τᵢ as a function of coefficients (experts, tensors) or (experts, 1), and its
+    derivative.
+    """
 
     def __init__(self, job: Job):
         self.names, settings = job.names, job.settings
@@ -37,9 +44,13 @@ class Mixture:
         self.vectors: dict[str, Tensor] = {}  # (experts, ...) each
         for name in self.names:
             self.base[name], experts = job.read(name)
-            self.vectors[name] = torch.stack([(e.double() - self.base[name].double()).to(e.dtype) for e in experts])
+            self.vectors[name] = torch.stack(
+                [(e.double() - self.base[name].double()).to(e.dtype) for e in experts]
+            )
         shape = (len(job.experts), len(self.names) if settings.granularity == "layer" else 1)
-        self.coefficients = torch.full(shape, settings.start, dtype=torch.float64, requires_grad=True)
+        self.coefficients = torch.full(
+            shape, settings.start, dtype=torch.float64, requires_grad=True
+        )
         self._clamp = settings.clamp
 
     def effective(self) -> Tensor:
@@ -50,7 +61,10 @@ class Mixture:
     def described(self) -> list[float | dict[str, float]]:
         """What multiplies each expert's task vector; with one coefficient per tensor, by tensor."""
         one = self.coefficients.shape[1] == 1
-        return [row[0] if one else dict(zip(self.names, row, strict=True)) for row in self.effective().tolist()]
+        return [
+            row[0] if one else dict(zip(self.names, row, strict=True))
+            for row in self.effective().tolist()
+        ]
 
     @torch.no_grad()
     def tensors(self) -> dict[str, Tensor]:
@@ -64,17 +78,25 @@ class Mixture:
         return mixed
 
     def pull_back(self, mixed: Mapping[str, Tensor]) -> None:
-        """Turns the gradients of θ into that of the coefficients: ∂L/∂λᵢ = ⟨∂L/∂θ, τᵢ⟩ for every tensor, added over them."""
+        """Turns the gradients of θ into that of the coefficients: ∂L/∂λᵢ = ⟨∂L/∂θ, τᵢ⟩ for every
+        tensor, added over them.
+        """
         columns = []
         for name in self.names:
             gradient, vectors = mixed[name].grad, self.vectors[name]
             flat = vectors.flatten(1)
-            columns.append(flat.new_zeros(len(flat)) if gradient is None else flat @ gradient.flatten())
+            columns.append(
+                flat.new_zeros(len(flat)) if gradient is None else flat @ gradient.flatten()
+            )
         torch.autograd.backward(self.effective(), torch.stack(columns, dim=1).to(self.coefficients))
 
 
-def endless(task: str, batches: Iterable[Mapping[str, Any]], model: nn.Module) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The batches with their numbers, again and again; an iterable that shuffles does so every time. Raises: BadBatches."""
+def endless(
+    task: str, batches: Iterable[Mapping[str, Any]], model: nn.Module
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The batches with their numbers, again and again; an iterable that shuffles does so every
+    time. Raises: BadBatches.
+    """
     number = -1
     rounds = [cycle(batches)] if isinstance(batches, Iterator) else cycle([batches])
     for again in rounds:
@@ -86,7 +108,9 @@ def endless(task: str, batches: Iterable[Mapping[str, Any]], model: nn.Module) -
 
 
 def adamerging(job: Job) -> Iterator[Named]:
-    """Every tensor by AdaMerging; the record keeps the loss of every step (summed over tasks) and the last coefficients."""
+    """Every tensor by AdaMerging; the record keeps the loss of every step (summed over tasks) and
+    the last coefficients.
+    """
     models = [encoder(job, "adamerging") for _ in range(min(job.at_once, len(job.experts)))]
     check_tasks(job.experts, job.batches)
     mixture = Mixture(job)
@@ -98,10 +122,11 @@ def adamerging(job: Job) -> Iterator[Named]:
 
 @torch.enable_grad()  # whatever the caller has switched off
 def descended(job: Job, models: Sequence[nn.Module], mixture: Mixture) -> list[float]:
-    """Moves the coefficients by Adam. Returns: the loss before every step. Raises: Diverged naming the step.
+    """Moves the coefficients by Adam. Returns: the loss before every step. Raises: Diverged naming
+    the step.
 
-    models: as many as batches are answered at the same time, by a thread each; gradients are added in the tasks' order, so that
-    their number changes no bit.
+    models: as many as batches are answered at the same time, by a thread each; gradients are added
+    in the tasks' order, so that their number changes no bit.
     """
     settings, losses = job.settings, []
     streams = {task: endless(task, job.batches[task], models[0]) for task in job.experts}
@@ -111,12 +136,22 @@ def descended(job: Job, models: Sequence[nn.Module], mixture: Mixture) -> list[f
             mixed, loss = mixture.tensors(), 0.0
             turns = [task for task in job.experts for _ in range(settings.batches_per_step)]
             for start in range(0, len(turns), len(models)):
-                drawn = [(task, *next(streams[task])) for task in turns[start : start + len(models)]]
-                for entropies, gradients in threads.map(partial(answer_gradients, job, mixed), models, drawn):
+                drawn = [
+                    (task, *next(streams[task])) for task in turns[start : start + len(models)]
+                ]
+                for entropies, gradients in threads.map(
+                    partial(answer_gradients, job, mixed), models, drawn
+                ):
                     loss += entropies
                     gather(mixed, gradients)
             if not abs(loss) < float("inf"):
-                raise Diverged("adamerging", step, "merge.rate", settings.rate, "overflowing numbers in the experts or the data")
+                raise Diverged(
+                    "adamerging",
+                    step,
+                    "merge.rate",
+                    settings.rate,
+                    "overflowing numbers in the experts or the data",
+                )
             losses.append(loss)
             adam.zero_grad()
             mixture.pull_back(mixed)
@@ -127,13 +162,20 @@ def descended(job: Job, models: Sequence[nn.Module], mixture: Mixture) -> list[f
 
 
 def answer_gradients(
-    job: Job, mixed: Mapping[str, Tensor], model: nn.Module, drawn: tuple[str, int, Mapping[str, Any]]
+    job: Job,
+    mixed: Mapping[str, Tensor],
+    model: nn.Module,
+    drawn: tuple[str, int, Mapping[str, Any]],
 ) -> tuple[float, Sequence[Tensor | None]]:
-    """Entropy of the answers to one batch, and its gradient with respect to every tensor; None for one that it does not ask."""
+    """Entropy of the answers to one batch, and its gradient with respect to every tensor; None for
+    one that it does not ask.
+    """
     task, number, batch = drawn
     with naming(task, number):
         loss = entropy(answer_logits(job.head, model, mixed, task, batch))
-        return float(loss.detach()), torch.autograd.grad(loss, list(mixed.values()), allow_unused=True)
+        return float(loss.detach()), torch.autograd.grad(
+            loss, list(mixed.values()), allow_unused=True
+        )
 
 
 def gather(mixed: Mapping[str, Tensor], gradients: Sequence[Tensor | None]) -> None:

@@ -1,4 +1,5 @@
-"""LoRA folders as experts: the base's tensors plus scaled products of two thin matrices, made dense one tensor at a time.
+"""LoRA folders as experts: the base's tensors plus scaled products of two thin matrices, made dense
+one tensor at a time.
 
 What is not plain LoRA is refused by name, because left out silently it would be another expert.
 """
@@ -12,7 +13,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from featcal.errors import BadFile, BadSetting, MissingPath, MissingTensor, NotFinite, TensorsDiffer, TruncatedFile
+from featcal.errors import (
+    BadFile,
+    BadSetting,
+    MissingPath,
+    MissingTensor,
+    NotFinite,
+    TensorsDiffer,
+    TruncatedFile,
+)
 from featcal.merging.sources import Derived, Source, source
 from featcal.models.code import is_adapter
 from featcal.models.lora import without_adapters
@@ -21,7 +30,8 @@ from featcal.storage.results import read_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX, A, B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
-# a setting that changes what the two matrices mean, or adds tensors of its own, and the value at which it does not
+# a setting that changes what the two matrices mean, or adds tensors of its own, and the value at
+# which it does not
 PLAIN: Mapping[str, tuple[object, ...]] = {
     "peft_type": ("LORA",),
     "use_dora": (False, None),
@@ -33,34 +43,52 @@ PLAIN: Mapping[str, tuple[object, ...]] = {
 
 
 def named_experts(experts: Mapping[str, Any] | Sequence[Any], place: str) -> dict[str, Any]:
-    """Experts by task name, or by number where they come in a list; a PeftModel becomes the plain model that it computes.
+    """Experts by task name, or by number where they come in a list; a PeftModel becomes the plain
+    model that it computes.
 
     Raises: BadSetting naming the place where there is none.
     """
-    require(isinstance(experts, Mapping | Sequence), f"{place}.experts", type(experts).__name__, "must be a dictionary or a list")
-    given = experts if isinstance(experts, Mapping) else {f"{i:03d}": expert for i, expert in enumerate(experts)}
+    require(
+        isinstance(experts, Mapping | Sequence),
+        f"{place}.experts",
+        type(experts).__name__,
+        "must be a dictionary or a list",
+    )
+    given = (
+        experts
+        if isinstance(experts, Mapping)
+        else {f"{i:03d}": expert for i, expert in enumerate(experts)}
+    )
     if not given:
         raise BadSetting(f"{place}.experts", given, "must hold at least one expert")
     return {task: without_adapters(expert) for task, expert in given.items()}
 
 
-def expert_sources(experts: Mapping[str, nn.Module | str | Path], base: Source) -> dict[str, Source]:
+def expert_sources(
+    experts: Mapping[str, nn.Module | str | Path], base: Source
+) -> dict[str, Source]:
     """Every expert as a source, in the order of task names; a LoRA folder stands on the base."""
 
     def one(task: str, expert: nn.Module | str | Path) -> Source:
-        return AdapterSource(str(expert), base) if is_adapter(expert) else source(expert, f"expert {task!r}")
+        return (
+            AdapterSource(str(expert), base)
+            if is_adapter(expert)
+            else source(expert, f"expert {task!r}")
+        )
 
     return {task: one(task, experts[task]) for task in sorted(experts)}
 
 
 class AdapterSource(Derived):
-    """An expert W = W₀ + s B A, with s = α/r (or α/√r where the adapter says so), as a source of the base's tensors.
+    """An expert W = W₀ + s B A, with s = α/r (or α/√r where the adapter says so), as a source of
+    the base's tensors.
 
-    Whole tensors beside the matrices (trained biases, modules_to_save) stand in the place of the base's; `heads` are those that
-    the base has none of, such as a classifier.
+    Whole tensors beside the matrices (trained biases, modules_to_save) stand in the place of the
+    base's; `heads` are those that the base has none of, such as a classifier.
 
-    Raises: MissingPath, TruncatedFile, BadFile for a kind of adapter that is not plain LoRA or a matrix without its partner,
-    MissingTensor for one without a weight in the base, TensorsDiffer for shapes that do not fit.
+    Raises: MissingPath, TruncatedFile, BadFile for a kind of adapter that is not plain LoRA or a
+    matrix without its partner, MissingTensor for one without a weight in the base, TensorsDiffer
+    for shapes that do not fit.
     """
 
     def __init__(self, folder: str | Path, base: Source):
@@ -69,7 +97,9 @@ class AdapterSource(Derived):
         self._config = _plain_config(Path(folder) / CONFIG)
         if not self._file.is_file():
             raise MissingPath(
-                self._file, "the adapter's weights", "save it with save_pretrained(folder), which writes safetensors"
+                self._file,
+                "the adapter's weights",
+                "save it with save_pretrained(folder), which writes safetensors",
             )
         try:
             self._tensors: Any = safe_open(self._file, framework="pt", device="cpu")
@@ -92,16 +122,21 @@ class AdapterSource(Derived):
         if name not in self._pairs:
             return base
         path = self._pairs[name]
-        down, up = self._tensors.get_tensor(path + A).double(), self._tensors.get_tensor(path + B).double()  # (r, d), (o, r)
+        down, up = (
+            self._tensors.get_tensor(path + A).double(),
+            self._tensors.get_tensor(path + B).double(),
+        )  # (r, d), (o, r)
         rank = math.sqrt(down.shape[0]) if self._config.get("use_rslora") else down.shape[0]
         change = (self._config["lora_alpha"] / rank) * (up @ down)  # (o, d)
         turned: Tensor = change.T if self._config.get("fan_in_fan_out") else change
         return (base.double() + turned).to(base.dtype)
 
     def _saved(self, keys: list[str]) -> tuple[dict[str, str], list[str]]:
-        """Name of the base's tensor -> key of the whole tensor in its place; and the keys of modules that the base lacks.
+        """Name of the base's tensor -> key of the whole tensor in its place; and the keys of
+        modules that the base lacks.
 
-        Only biases, where the configuration says that they were trained, and modules_to_save are such.
+        Only biases, where the configuration says that they were trained, and modules_to_save are
+        such.
         """
         biases = self._config.get("bias") in ("all", "lora_only")
         modules = tuple(self._config.get("modules_to_save") or ())
@@ -118,26 +153,30 @@ class AdapterSource(Derived):
                 continue
             shape = tuple(self._tensors.get_slice(key).get_shape())
             if shape != tuple(self.inner.shape(mine)):
-                raise TensorsDiffer(mine, self.inner.file_of(mine), self.inner.shape(mine), self._file, shape)
+                raise TensorsDiffer(
+                    mine, self.inner.file_of(mine), self.inner.shape(mine), self._file, shape
+                )
             whole[mine] = key
         return whole, heads
 
     def _paired(self, keys: list[str]) -> dict[str, str]:
-        """Name of the base's weight -> path of its two matrices; every key of the file is one of a pair."""
+        """Name of the base's weight -> path of its two matrices; every key of the file is one of a
+        pair.
+        """
         pairs: dict[str, str] = {}
         for key in sorted(keys):
             path = key.removesuffix(A).removesuffix(B)
             if path == key or {path + A, path + B} - set(keys):
-                way_out = (
-                    "only pairs of lora_A.weight and lora_B.weight are understood; merge the adapter with peft and save the model"
-                )
+                way_out = "only pairs of lora_A.weight and lora_B.weight are understood; merge the adapter with peft and save the model"
                 raise BadFile(self._file, f"{key} is not one of such a pair", way_out)
             pairs[self._weight(path)] = path
         for name, path in pairs.items():
             (r, d), (o, also) = (self._tensors.get_slice(path + end).get_shape() for end in (A, B))
             wanted = (d, o) if self._config.get("fan_in_fan_out") else (o, d)
             if r != also or wanted != self.inner.shape(name):
-                raise TensorsDiffer(name, self.inner.file_of(name), self.inner.shape(name), self._file, wanted)
+                raise TensorsDiffer(
+                    name, self.inner.file_of(name), self.inner.shape(name), self._file, wanted
+                )
         return pairs
 
     def _weight(self, path: str) -> str:
@@ -148,8 +187,12 @@ class AdapterSource(Derived):
         raise MissingTensor(self.inner.file_of(self.names[0]), name, self.names)
 
     def _known(self, name: str) -> str | None:
-        """What the base calls a tensor, if it has it; a tower inside a larger model has a prefix of its own."""
-        return next((own for own in (name, name.removeprefix("vision_model.")) if own in self.names), None)
+        """What the base calls a tensor, if it has it; a tower inside a larger model has a prefix of
+        its own.
+        """
+        return next(
+            (own for own in (name, name.removeprefix("vision_model.")) if own in self.names), None
+        )
 
 
 def _plain_config(file: Path) -> dict[str, Any]:
@@ -163,5 +206,7 @@ def _plain_config(file: Path) -> dict[str, Any]:
             raise BadFile(file, f"{key} is {config.get(key)!r}", way_out)
     alpha = config.get("lora_alpha")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool):
-        raise BadFile(file, f"lora_alpha is {alpha!r}, not a number", "save the adapter again with peft")
+        raise BadFile(
+            file, f"lora_alpha is {alpha!r}, not a number", "save the adapter again with peft"
+        )
     return config

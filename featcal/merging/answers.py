@@ -1,4 +1,5 @@
-"""The zero-shot answers of an encoder of images or texts, as functions of its tensors; of adamerging, fisher, gradient_matching.
+"""The zero-shot answers of an encoder of images or texts, as functions of its tensors; of
+adamerging, fisher, gradient_matching.
 
 n samples · h width of the encoder · p width of a feature · K classes of a task.
 """
@@ -17,7 +18,9 @@ from featcal.models.pooling import pooled
 
 
 def encoder(job: Job, method: str) -> nn.Module:
-    """A module like the base that answers by zero-shot heads, on the job's device. Raises: BadSetting for another kind."""
+    """A module like the base that answers by zero-shot heads, on the job's device. Raises:
+    BadSetting for another kind.
+    """
     model = job.structure().to(job.device).eval()
     if not (isinstance(model, CLIPVisionModel) or encodes_texts(model)):
         kinds = f"is for CLIPVisionModel and encoders of texts, and the base is a {type(model).__name__}"
@@ -32,12 +35,20 @@ def encodes_texts(model: nn.Module) -> bool:
 
 
 def answer_logits(
-    head: Mapping[str, Tensor], model: nn.Module, tensors: Mapping[str, Tensor], task: str, batch: Mapping[str, Any]
+    head: Mapping[str, Tensor],
+    model: nn.Module,
+    tensors: Mapping[str, Tensor],
+    task: str,
+    batch: Mapping[str, Any],
 ) -> Tensor:
-    """exp(logit_scale) f Wᵀ (n, K), f the features of unit length of a model with these tensors and W the task's heads (K, p)."""
+    """exp(logit_scale) f Wᵀ (n, K), f the features of unit length of a model with these tensors and
+    W the task's heads (K, p).
+    """
     weight = next(iter(tensors.values()))
     call = {
-        name: value.to(weight.device, weight.dtype if value.is_floating_point() else None) if isinstance(value, Tensor) else value
+        name: value.to(weight.device, weight.dtype if value.is_floating_point() else None)
+        if isinstance(value, Tensor)
+        else value
         for name, value in batch.items()
     }
     vectors = pooled(model, functional_call(model, dict(tensors), kwargs=call), call)  # (n, h)

@@ -1,6 +1,7 @@
 """Simple averaging and task arithmetic, tensor by tensor.
 
-Sums run in float64: a mean of equal experts is that expert to the bit, and the order of the tasks does not matter.
+Sums run in float64: a mean of equal experts is that expert to the bit, and the order of the tasks
+does not matter.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +17,9 @@ def task_vectors(base: Tensor, experts: Sequence[Tensor]) -> list[Tensor]:
 
 
 def average_tensor(base: Tensor, experts: Sequence[Tensor]) -> Tensor:
-    """θ = (1/N) Σ θᵢ; the base has no part in it. Returns: the base's shape and dtype. Source: Wortsman et al., 2022."""
+    """θ = (1/N) Σ θᵢ; the base has no part in it. Returns: the base's shape and dtype. Source:
+    Wortsman et al., 2022.
+    """
     total = experts[0].double()
     for expert in experts[1:]:
         total = total + expert.double()
@@ -42,7 +45,9 @@ def average(job: Job) -> Iterator[Named]:
 
 
 def task_arithmetic(job: Job) -> Iterator[Named]:
-    """Task arithmetic's task vector of every tensor, τ = Σ τᵢ. Source: Ilharco et al., 2023; s = 0.3 for eight tasks."""
+    """Task arithmetic's task vector of every tensor, τ = Σ τᵢ. Source: Ilharco et al., 2023; s =
+    0.3 for eight tasks.
+    """
     return tensor_by_tensor(job, job.names, total)
 
 

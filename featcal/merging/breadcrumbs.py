@@ -1,7 +1,9 @@
-"""Model Breadcrumbs: of every row of a task vector neither the largest entries, which are outliers, nor the small ones.
+"""Model Breadcrumbs: of every row of a task vector neither the largest entries, which are outliers,
+nor the small ones.
 
-Source: Davari and Belilovsky, 2024 (arXiv 2312.06795); the authors' code (rezazzr/breadcrumbs, src/task_vectors.py:
-TaskVectorMiddleKeep, its first setting to try in find_best_hyperparam.py), which goes by rows where the paper says layers.
+Source: Davari and Belilovsky, 2024 (arXiv 2312.06795); the authors' code (rezazzr/breadcrumbs,
+src/task_vectors.py: TaskVectorMiddleKeep, its first setting to try in find_best_hyperparam.py),
+which goes by rows where the paper says layers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +16,8 @@ from featcal.merging.job import Job, Named, tensor_by_tensor
 
 
 def masked(vector: Tensor, keep: float, remove: float) -> Tensor:
-    """m ∘ τ: in every row (n,) the ⌊remove · n⌋ largest magnitudes go first, then all but the ⌊keep · n⌋ largest that are left.
+    """m ∘ τ: in every row (n,) the ⌊remove · n⌋ largest magnitudes go first, then all but the ⌊keep
+    · n⌋ largest that are left.
 
     Args: vector τ (..., n); one number alone stays as it is.
     """

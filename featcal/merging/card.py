@@ -1,4 +1,6 @@
-"""The model card of a merged folder: what was merged, by which method and settings, under which licence."""
+"""The model card of a merged folder: what was merged, by which method and settings, under which
+licence.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -9,8 +11,12 @@ from featcal.storage.model_card import UNTOLD, card, name_of, shown, table, use
 from featcal.version import __version__
 
 
-def merge_card(rule: Method, settings: Any, base: object, experts: Mapping[str, Any], architecture: str) -> str:
-    """The card's text, which says nothing of what the merged model can do, as nothing was measured."""
+def merge_card(
+    rule: Method, settings: Any, base: object, experts: Mapping[str, Any], architecture: str
+) -> str:
+    """The card's text, which says nothing of what the merged model can do, as nothing was
+    measured.
+    """
     models = {"base": base} | {f"expert {task}": experts[task] for task in sorted(experts)}
     values = [[key, shown(value)] for key, value in asdict(settings).items()]
     note = f" {rule.note}" if rule.note else ""
@@ -26,5 +32,9 @@ def merge_card(rule: Method, settings: Any, base: object, experts: Mapping[str, 
         use(architecture),
     ]
     return card(
-        f"{name_of(base)}: {len(experts)} experts merged", models, ("merge", "featcal"), {"merge_method": rule.name}, sections
+        f"{name_of(base)}: {len(experts)} experts merged",
+        models,
+        ("merge", "featcal"),
+        {"merge_method": rule.name},
+        sections,
     )

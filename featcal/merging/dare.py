@@ -1,6 +1,8 @@
-"""DARE: entries of every task vector are dropped at random and the rest grows in return; then task arithmetic or TIES.
+"""DARE: entries of every task vector are dropped at random and the rest grows in return; then task
+arithmetic or TIES.
 
-Source: Yu et al., Language Models are Super Mario, 2024 (arXiv 2311.03099); FusionBench, fusion_bench/method/dare.
+Source: Yu et al., Language Models are Super Mario, 2024 (arXiv 2311.03099); FusionBench,
+fusion_bench/method/dare.
 """
 
 from collections.abc import Iterator
@@ -19,7 +21,8 @@ from featcal.rivals.draws import generator
 def dropped(vector: Tensor, share: float, draws: torch.Generator) -> Tensor:
     """m ∘ τ / (1 − p), every entry of m being 0 with probability p: its expectation is τ.
 
-    Args: vector τ (...) in float64; share p in [0, 1); draws: on the CPU, so that every device drops the same entries.
+    Args: vector τ (...) in float64; share p in [0, 1); draws: on the CPU, so that every device
+    drops the same entries.
     """
     kept = torch.rand(vector.shape, generator=draws) >= share
     return vector * kept.to(vector.device) / (1 - share)
@@ -45,7 +48,8 @@ def sparse(job: Job) -> Job:
     """The job with DARE's experts in place of its own."""
     chosen = job.settings
     experts: dict[str, Source] = {
-        task: Dropped(expert, job.base, task, chosen.drop, chosen.seed) for task, expert in job.experts.items()
+        task: Dropped(expert, job.base, task, chosen.drop, chosen.seed)
+        for task, expert in job.experts.items()
     }
     return replace(job, experts=experts)
 

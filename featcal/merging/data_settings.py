@@ -1,4 +1,6 @@
-"""What merging methods that look at samples can be told, with their sources' values as defaults. Knows nothing of torch."""
+"""What merging methods that look at samples can be told, with their sources' values as defaults.
+Knows nothing of torch.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -9,7 +11,8 @@ from featcal.settings import Count, Natural, Positive, Share, Within
 
 @dataclass(frozen=True)
 class RegMean(MethodSettings):
-    """off_diagonal: what the Gram matrices are multiplied by off their diagonal; 0.95 for CLIP (0.6 for GPT-2).
+    """off_diagonal: what the Gram matrices are multiplied by off their diagonal; 0.95 for CLIP (0.6
+    for GPT-2).
 
     Of RegMean++ too.
     """
@@ -23,7 +26,8 @@ class AdaMerging(MethodSettings):
 
     steps, rate:      of Adam; 1,000 and 0.001 are the paper's.
     start:            every coefficient before the first step.
-    clamp:            keep coefficients in [0, 1] (the official code; FusionBench, which the paper used, does not).
+    clamp:            keep coefficients in [0, 1] (the official code; FusionBench, which the paper
+                      used, does not).
     batches_per_step: of each task, their losses added; the official code takes two.
     """
 
@@ -61,9 +65,11 @@ class Fisher(MethodSettings):
 
 @dataclass(frozen=True)
 class GradientMatching(MethodSettings):
-    """scale: α of every task vector.   base_weight: how much the base's curvature counts; a large one is task arithmetic.
+    """scale: α of every task vector.   base_weight: how much the base's curvature counts; a large
+    one is task arithmetic.
 
-    floor: δ, added to every entry.   seed: of the labels that are drawn. All but the seed are the authors'.
+    floor: δ, added to every entry.   seed: of the labels that are drawn. All but the seed are the
+    authors'.
     """
 
     scale: float = 1.0

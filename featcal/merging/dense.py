@@ -1,4 +1,6 @@
-"""A LoRA expert as a model folder of its own: the base's tensors with the adapter added, one tensor in memory at a time."""
+"""A LoRA expert as a model folder of its own: the base's tensors with the adapter added, one tensor
+in memory at a time.
+"""
 
 import os
 from pathlib import Path
@@ -12,9 +14,11 @@ from featcal.models.load import model_class
 
 
 def dense_folder(base: Path, adapter: Path, out: Path) -> Path:
-    """Write base plus adapter to `out`; its files bear the date of the newest they are made of, which tells copies apart.
+    """Write base plus adapter to `out`; its files bear the date of the newest they are made of,
+    which tells copies apart.
 
-    Raises: what AdapterSource and opening the base raise, before a folder is made; NotFinite, DiskFull.
+    Raises: what AdapterSource and opening the base raise, before a folder is made; NotFinite,
+    DiskFull.
     """
     origin = source(base, "base")
     expert = AdapterSource(adapter, origin)

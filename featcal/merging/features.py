@@ -1,4 +1,5 @@
-"""What RegMean, RegMean++ and LOT see of one expert's block: sums over the tokens that reach its linears and norms.
+"""What RegMean, RegMean++ and LOT see of one expert's block: sums over the tokens that reach its
+linears and norms.
 
 A site is the linears that read the same tensor (q, k, v). Padding counts nothing.
 """
@@ -27,7 +28,9 @@ class Track:
 
     features: list[Features] = field(default_factory=list)
     masks: list[Tensor | None] = field(default_factory=list)  # (batch, tokens), 0 at padding
-    fed_masks: list[Tensor | None] = field(default_factory=list)  # of the tokens that another stack feeds
+    fed_masks: list[Tensor | None] = field(
+        default_factory=list
+    )  # of the tokens that another stack feeds
     fed: str = ""  # by which keyword blocks receive them
 
 
@@ -37,14 +40,19 @@ class Seen:
 
     grams: dict[Site, Tensor] = field(default_factory=dict)  # (d, d)  Σ x xᵀ
     tokens: dict[Site, int] = field(default_factory=dict)
-    squares: dict[str, Tensor] = field(default_factory=dict)  # (d,) of each norm  Σ x̂², before its scale
+    squares: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # (d,) of each norm  Σ x̂², before its scale
 
 
-# Looks at the inputs of modules, at what reaches the block and its mask, and at what another stack feeds to it and its mask.
+# Looks at the inputs of modules, at what reaches the block and its mask, and at what another stack
+# feeds to it and its mask.
 Watch = Callable[[dict[str, Tensor], Tensor, Tensor | None, Any, Tensor | None], None]
 
 
-def watched(block: nn.Module, stack: Stack, track: Track, also: Watch | None = None) -> tuple[Seen, list[Features]]:
+def watched(
+    block: nn.Module, stack: Stack, track: Track, also: Watch | None = None
+) -> tuple[Seen, list[Features]]:
     """The sums of one block over a task's batches, and what the block puts out.
 
     Products are made in the data's precision, sums in float64. also: who else looks at every batch.
@@ -52,13 +60,17 @@ def watched(block: nn.Module, stack: Stack, track: Track, also: Watch | None = N
     """
     seen, out = Seen(), []
     linears, norms = solved_modules(block)
-    for (hidden, arguments), mask, fed_mask in zip(track.features, track.masks, track.fed_masks, strict=True):
+    for (hidden, arguments), mask, fed_mask in zip(
+        track.features, track.masks, track.fed_masks, strict=True
+    ):
         with module_inputs(block, [*linears, *norms]) as inputs:
             out.append(step(block, stack, hidden, arguments))
         fed = arguments[0].get(track.fed)
         for site in sites(inputs, linears):
             x = inputs[site[0]]
-            rows = counted(x, fed_mask if isinstance(fed, Tensor) and memory(x) == memory(fed) else mask)  # (n, d)
+            rows = counted(
+                x, fed_mask if isinstance(fed, Tensor) and memory(x) == memory(fed) else mask
+            )  # (n, d)
             if site not in seen.grams:
                 seen.grams[site] = rows.new_zeros(rows.shape[1], rows.shape[1], dtype=SUM_DTYPE)
             add_gram(seen.grams[site], rows)
@@ -82,12 +94,16 @@ def sites(inputs: dict[str, Tensor], linears: Sequence[str]) -> list[Site]:
 
 
 def memory(x: Tensor) -> tuple[object, ...]:
-    """What two tensors that are both still held share when they show the same values of the same memory."""
+    """What two tensors that are both still held share when they show the same values of the same
+    memory.
+    """
     return x.data_ptr(), x.shape, x.stride()
 
 
 def counted(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Rows (n, d) of an input (batch, tokens, d) or (batch · tokens, d) without padding; half precision becomes float32."""
+    """Rows (n, d) of an input (batch, tokens, d) or (batch · tokens, d) without padding; half
+    precision becomes float32.
+    """
     if mask is not None and x.shape[: mask.dim()] == mask.shape:
         x = x[mask.bool()]
     elif mask is not None and x.shape[:-1] == (mask.numel(),):

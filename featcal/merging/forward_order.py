@@ -1,7 +1,9 @@
-"""Merging block by block in forward order: every task's features are carried to a block, its linears are solved, and on.
+"""Merging block by block in forward order: every task's features are carried to a block, its
+linears are solved, and on.
 
-RegMean and LOT carry each expert's own features, RegMean++ those of the merge so far. One module does all the running: it takes
-the tensors of whoever is to be run, so that of the experts no more than one block is in memory at a time.
+RegMean and LOT carry each expert's own features, RegMean++ those of the merge so far. One module
+does all the running: it takes the tensors of whoever is to be run, so that of the experts no more
+than one block is in memory at a time.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,14 +25,17 @@ from featcal.merging.features import Seen, Track, Watch, watched
 from featcal.merging.job import Job, Named
 from featcal.merging.sources import Source
 
-Solve = Callable[[str, nn.Module, dict[str, Seen]], Iterator[Named]]  # path of a block, the base's block, what each task saw
+Solve = Callable[
+    [str, nn.Module, dict[str, Seen]], Iterator[Named]
+]  # path of a block, the base's block, what each task saw
 
 
 @dataclass
 class ForwardOrder:
     """One merge in forward order.
 
-    solve: yields the merged tensors of a block it has a rule for; the others are the mean over experts.
+    solve: yields the merged tensors of a block it has a rule for; the others are the mean over
+    experts.
     own:   carry every expert's own features (True) or those of the merge so far.
     also:  for each block whoever else looks at its batches.
     """
@@ -40,7 +45,9 @@ class ForwardOrder:
     own: bool
     also: Callable[[str, nn.Module, Stack, Track], Watch] | None = None
     tokens: dict[str, int] = field(default_factory=dict)
-    before: set[int] = field(default_factory=set)  # addresses of tensors that work before the first block of a stack
+    before: set[int] = field(
+        default_factory=set
+    )  # addresses of tensors that work before the first block of a stack
 
     def __post_init__(self) -> None:
         check_tasks(self.job.experts, self.job.batches)
@@ -49,7 +56,9 @@ class ForwardOrder:
         self.plan = plan_for(self.worker)
         held = {task: self.job.batches[task] for task in self.job.experts}
         several = len(self.plan.stacks) > 1  # then batches are read once per stack
-        self.batches = {task: list(batches) if several else batches for task, batches in held.items()}
+        self.batches = {
+            task: list(batches) if several else batches for task, batches in held.items()
+        }
         self.job.record["tokens"] = self.tokens
 
     @torch.no_grad()
@@ -60,8 +69,14 @@ class ForwardOrder:
             self._average_outside()
         tracks: dict[str, Track] = {}
         for source, stack in self.plan.in_order:
-            fed = {task: self._handed_on(task, source, track) for task, track in tracks.items()} if source else {}
-            tracks = {task: self._start(task, source, stack, fed.get(task)) for task in self.job.experts}
+            fed = (
+                {task: self._handed_on(task, source, track) for task, track in tracks.items()}
+                if source
+                else {}
+            )
+            tracks = {
+                task: self._start(task, source, stack, fed.get(task)) for task in self.job.experts
+            }
             paths = [f"{stack.blocks}.{i}." for i in range(len(blocks_of(self.worker, stack)))]
             for path, block in zip(paths, blocks_of(self.worker, stack), strict=True):
                 with exact_products():
@@ -72,9 +87,16 @@ class ForwardOrder:
         state = self.worker.state_dict()
         for name in sorted(set(self.job.names) - done):
             base, experts = self.job.read(name)
-            yield name, average_tensor(base, experts) if self.own or state[name].data_ptr() in self.before else base
+            yield (
+                name,
+                average_tensor(base, experts)
+                if self.own or state[name].data_ptr() in self.before
+                else base,
+            )
 
-    def _block(self, path: str, block: nn.Module, stack: Stack, tracks: dict[str, Track]) -> dict[str, Tensor]:
+    def _block(
+        self, path: str, block: nn.Module, stack: Stack, tracks: dict[str, Track]
+    ) -> dict[str, Tensor]:
         """One block: watch every task, solve, and move on every track."""
         seen: dict[str, Seen] = {}
         for task, expert in self.job.experts.items():
@@ -84,7 +106,10 @@ class ForwardOrder:
             if self.own:
                 tracks[task].features = out
         become(self.worker, self.job.base, path)
-        merged = {name: tensor.to(self.job.base.dtype(name)) for name, tensor in self.solve(path, block, seen)}
+        merged = {
+            name: tensor.to(self.job.base.dtype(name))
+            for name, tensor in self.solve(path, block, seen)
+        }
         for name in self.job.names:
             if name.startswith(path) and name not in merged:
                 merged[name] = average_tensor(*self.job.read(name))
@@ -93,17 +118,26 @@ class ForwardOrder:
             for name, tensor in merged.items():
                 state[name].copy_(tensor)
             for track in tracks.values():
-                track.features = [step(block, stack, hidden, arguments) for hidden, arguments in track.features]
+                track.features = [
+                    step(block, stack, hidden, arguments) for hidden, arguments in track.features
+                ]
         return merged
 
     def _average_outside(self) -> None:
-        """Before any block runs the merge is the mean over experts; what runs behind the last one is the base's."""
-        state, blocks = self.worker.state_dict(), tuple(f"{stack.blocks}." for stack in self.plan.stacks)
+        """Before any block runs the merge is the mean over experts; what runs behind the last one
+        is the base's.
+        """
+        state, blocks = (
+            self.worker.state_dict(),
+            tuple(f"{stack.blocks}." for stack in self.plan.stacks),
+        )
         for name in self.job.names:
             if not name.startswith(blocks):
                 state[name].copy_(average_tensor(*self.job.read(name)))
 
-    def _start(self, task: str, source: Stack | None, stack: Stack, fed: tuple[list[Tensor], Track] | None) -> Track:
+    def _start(
+        self, task: str, source: Stack | None, stack: Stack, fed: tuple[list[Tensor], Track] | None
+    ) -> Track:
         """A task's track before the first block of a stack."""
         if self.own:
             become(self.worker, self.job.experts[task])
@@ -113,36 +147,52 @@ class ForwardOrder:
             check_batch(task, number, batch, self.worker)
             handed = feeding(self.worker, source, stack, fed[0][number] if fed else None)
             with naming(task, number), handed, entering(self.worker, entered):
-                track.features.append(first_inputs(self.worker, blocks_of(self.worker, stack), batch, stack.mixed))
+                track.features.append(
+                    first_inputs(self.worker, blocks_of(self.worker, stack), batch, stack.mixed)
+                )
             hidden = track.features[-1][0]
             track.masks.append(padding_mask(batch, hidden, stack.mask, pad_token(self.worker)))
             track.fed_masks.append(fed[1].masks[number] if fed else None)
             mask = track.masks[-1]
-            self.tokens[task] = self.tokens.get(task, 0) + (int(mask.sum()) if mask is not None else hidden.shape[:-1].numel())
+            self.tokens[task] = self.tokens.get(task, 0) + (
+                int(mask.sum()) if mask is not None else hidden.shape[:-1].numel()
+            )
         self.before |= self._tensors_of(entered, stack)
         if not track.features:
-            raise BadBatches(task, "is empty; at least one batch with at least one sample is needed")
+            raise BadBatches(
+                task, "is empty; at least one batch with at least one sample is needed"
+            )
         return track
 
     def _tensors_of(self, entered: set[str], stack: Stack) -> set[int]:
-        """What the modules that ran hold themselves; before a later stack only its own part, as others ran behind blocks."""
+        """What the modules that ran hold themselves; before a later stack only its own part, as
+        others ran behind blocks.
+        """
         part = "" if stack is self.plan.stacks[0] else stack.blocks.partition(".")[0]
         modules = [self.worker.get_submodule(path) for path in entered if path.startswith(part)]
-        return {p.data_ptr() for module in modules for p in module.parameters(recurse=False)}  # tied ones under one address
+        return {
+            p.data_ptr() for module in modules for p in module.parameters(recurse=False)
+        }  # tied ones under one address
 
     def _handed_on(self, task: str, source: Stack, track: Track) -> tuple[list[Tensor], Track]:
         """What the stack that has just been carried through feeds to the next one."""
-        become(self.worker, self.job.experts[task] if self.own else self.job.base, f"{source.exit}.")
+        become(
+            self.worker, self.job.experts[task] if self.own else self.job.base, f"{source.exit}."
+        )
         return [handed_on(self.worker, source, hidden) for hidden, _ in track.features], track
 
 
 def require_own_names(job: Job, worker: nn.Module) -> None:
-    """Raise BadFile for a folder whose tensors transformers joins when it loads them, as it does with a mixture's experts."""
+    """Raise BadFile for a folder whose tensors transformers joins when it loads them, as it does
+    with a mixture's experts.
+    """
     other = sorted(set(job.names) - worker.state_dict().keys())
     if other:
         way_out = "write all models again, joined: model.save_pretrained(folder, save_original_format=False)"
         raise BadFile(
-            job.base.file_of(other[0]), f"{other[0]} is stored apart, and this method runs blocks that hold it joined", way_out
+            job.base.file_of(other[0]),
+            f"{other[0]} is stored apart, and this method runs blocks that hold it joined",
+            way_out,
         )
 
 
@@ -162,6 +212,8 @@ def entering(module: nn.Module, entered: set[str]) -> Iterator[None]:
     def note(path: str) -> Callable[..., None]:
         return lambda *_: entered.add(path)
 
-    handles = [inner.register_forward_pre_hook(note(path)) for path, inner in module.named_modules()]
+    handles = [
+        inner.register_forward_pre_hook(note(path)) for path, inner in module.named_modules()
+    ]
     with hooked(handles):
         yield

@@ -1,6 +1,8 @@
-"""Iso-C and Iso-CTS: a merged task vector whose singular values are all the same, so that no shared direction outweighs the rest.
+"""Iso-C and Iso-CTS: a merged task vector whose singular values are all the same, so that no shared
+direction outweighs the rest.
 
-Source: Marczak et al., No Task Left Behind, 2025 (arXiv 2502.04959); FusionBench, fusion_bench/method/isotropic_merging.
+Source: Marczak et al., No Task Left Behind, 2025 (arXiv 2502.04959); FusionBench,
+fusion_bench/method/isotropic_merging.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,12 +27,14 @@ def iso_c_matrix(vectors: Sequence[Tensor]) -> Tensor:
 
 
 def iso_cts_matrix(vectors: Sequence[Tensor], common: float) -> Tensor:
-    """τ = σ̄ U⊥ V⊥ᵀ: the leading directions of Σ τᵢ, then as many of every τᵢ − U_c U_cᵀ τᵢ, the task's own, as there is room for.
+    """τ = σ̄ U⊥ V⊥ᵀ: the leading directions of Σ τᵢ, then as many of every τᵢ − U_c U_cᵀ τᵢ, the
+    task's own, as there is room for.
 
-    Of r = min(o, d) directions N k are the tasks' own, k = round((r − ⌊common · r⌋)/N), and the first r − N k are common;
-    σ̄ is the mean of all their singular values.
+    Of r = min(o, d) directions N k are the tasks' own, k = round((r − ⌊common · r⌋)/N), and the
+    first r − N k are common; σ̄ is the mean of all their singular values.
 
-    Args: vectors τᵢ (o, d) of N experts in float64; common: share of directions that are common.  Returns: (o, d).
+    Args: vectors τᵢ (o, d) of N experts in float64; common: share of directions that are common.
+    Returns: (o, d).
     """
     r, count = min(vectors[0].shape), len(vectors)
     own = round((r - int(r * common)) / count)
@@ -43,7 +47,11 @@ def iso_cts_matrix(vectors: Sequence[Tensor], common: float) -> Tensor:
         left.append(P[:, :own])
         values.append(s[:own])
         right.append(Qt[:own].T)
-    tau: Tensor = torch.cat(values).mean() * orthogonal(torch.cat(left, 1)) @ orthogonal(torch.cat(right, 1)).T
+    tau: Tensor = (
+        torch.cat(values).mean()
+        * orthogonal(torch.cat(left, 1))
+        @ orthogonal(torch.cat(right, 1)).T
+    )
     return tau
 
 

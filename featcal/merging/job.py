@@ -1,4 +1,6 @@
-"""One merge as its method sees it: models by tensor, settings, data, and where progress and records go."""
+"""One merge as its method sees it: models by tensor, settings, data, and where progress and records
+go.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +24,9 @@ class Job:
     """What a method is given; it yields every tensor of `names` once, in any order."""
 
     base: Source
-    experts: dict[str, Source]  # by task, sorted, so that no result depends on the order they were given in
+    experts: dict[
+        str, Source
+    ]  # by task, sorted, so that no result depends on the order they were given in
     settings: Any  # of the method's own class
     structure: Callable[[], nn.Module]  # a module like the base, nobody else's, to run and to fill
     batches: Batches = field(default_factory=dict)
@@ -30,7 +34,9 @@ class Job:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     progress: Callable[[str], None] = silent
     at_once: int = 1  # batches that are answered at the same time
-    record: dict[str, Any] = field(default_factory=dict)  # what was found out while merging, for merge.json
+    record: dict[str, Any] = field(
+        default_factory=dict
+    )  # what was found out while merging, for merge.json
 
     @property
     def names(self) -> list[str]:
@@ -43,7 +49,11 @@ class Job:
         return self.base.finite_tensor(name).to(self.device), theirs
 
 
-def tensor_by_tensor(job: Job, names: list[str], merged: Callable[[Tensor, list[Tensor]], Tensor]) -> Iterator[Named]:
-    """Every named tensor by a function of the base's and the experts'; of each model one is in memory."""
+def tensor_by_tensor(
+    job: Job, names: list[str], merged: Callable[[Tensor, list[Tensor]], Tensor]
+) -> Iterator[Named]:
+    """Every named tensor by a function of the base's and the experts'; of each model one is in
+    memory.
+    """
     for name in names:
         yield name, merged(*job.read(name))

@@ -1,8 +1,10 @@
-"""MaTS: RegMean's equations solved from the merge by task arithmetic, by so many steps of conjugate gradients.
+"""MaTS: RegMean's equations solved from the merge by task arithmetic, by so many steps of conjugate
+gradients.
 
-Source: Tam et al., Merging by Matching Models in Task Parameter Subspaces, 2024 (arXiv 2312.04339); the authors' code
-(r-three/mats, src/merging/conjugateGradient_fisherMerging.py, 100 steps from task arithmetic at 0.3, scipy's tolerance), whose
-Gram matrices of inputs these are. Here each is divided by its number of tokens.
+Source: Tam et al., Merging by Matching Models in Task Parameter Subspaces, 2024 (arXiv 2312.04339);
+the authors' code (r-three/mats, src/merging/conjugateGradient_fisherMerging.py, 100 steps from task
+arithmetic at 0.3, scipy's tolerance), whose Gram matrices of inputs these are. Here each is divided
+by its number of tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +22,8 @@ TOLERANCE = 1e-5  # scipy's: how much smaller than the right-hand side the resid
 
 
 def conjugate_gradients(G: Tensor, R: Tensor, start: Tensor, steps: int) -> tuple[Tensor, int]:
-    """X with X G = R by conjugate gradients from a start, all of X as one vector; and the steps that were made.
+    """X with X G = R by conjugate gradients from a start, all of X as one vector; and the steps
+    that were made.
 
     Args: G (d, d) symmetric, no negative eigenvalue; R, start (o, d).
     """
@@ -38,13 +41,21 @@ def conjugate_gradients(G: Tensor, R: Tensor, start: Tensor, steps: int) -> tupl
     return X, steps
 
 
-def mats_matrix(grams: Sequence[Tensor], base: Tensor, vectors: Sequence[Tensor], scale: float, steps: int) -> tuple[Tensor, int]:
-    """W nearest to Σ ‖(W − Wᵢ) Gᵢ^½‖² after so many steps from W₀ + s Σ τᵢ, in float64; and the steps that were made.
+def mats_matrix(
+    grams: Sequence[Tensor], base: Tensor, vectors: Sequence[Tensor], scale: float, steps: int
+) -> tuple[Tensor, int]:
+    """W nearest to Σ ‖(W − Wᵢ) Gᵢ^½‖² after so many steps from W₀ + s Σ τᵢ, in float64; and the
+    steps that were made.
 
     Args: grams Gᵢ (d, d); base W₀ and vectors τᵢ = Wᵢ − W₀ (o, d).
     """
-    R = sum(((base + vector) @ G for G, vector in zip(grams[1:], vectors[1:], strict=True)), (base + vectors[0]) @ grams[0])
-    return conjugate_gradients(sum(grams[1:], grams[0]), R, base + scale * sum(vectors[1:], vectors[0]), steps)
+    R = sum(
+        ((base + vector) @ G for G, vector in zip(grams[1:], vectors[1:], strict=True)),
+        (base + vectors[0]) @ grams[0],
+    )
+    return conjugate_gradients(
+        sum(grams[1:], grams[0]), R, base + scale * sum(vectors[1:], vectors[0]), steps
+    )
 
 
 def solved(job: Job, path: str, block: nn.Module, seen: dict[str, Seen]) -> Iterator[Named]:
@@ -52,12 +63,17 @@ def solved(job: Job, path: str, block: nn.Module, seen: dict[str, Seen]) -> Iter
     chosen = job.settings
     for site in next(iter(seen.values())).grams:
         base, vectors, parts = weights_of_site(job, path, site, block)
-        grams = [shrunk(sums.grams[site] / sums.tokens[site], chosen.off_diagonal).to(SUM_DTYPE) for sums in seen.values()]
+        grams = [
+            shrunk(sums.grams[site] / sums.tokens[site], chosen.off_diagonal).to(SUM_DTYPE)
+            for sums in seen.values()
+        ]
         weight, made = mats_matrix(grams, base, vectors, chosen.scale, chosen.steps)
         job.record.setdefault("steps", {})[path + site[0]] = made
         yield from split(weight, parts)
 
 
 def mats(job: Job) -> Iterator[Named]:
-    """Every tensor by MaTS: linears of the blocks by conjugate gradients, all others by their mean."""
+    """Every tensor by MaTS: linears of the blocks by conjugate gradients, all others by their
+    mean.
+    """
     yield from ForwardOrder(job, partial(solved, job), own=True).tensors()

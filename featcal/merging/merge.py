@@ -1,4 +1,6 @@
-"""The public function `merge`: modules or folders in, a module or a folder out. Which method does what stands in methods.py."""
+"""The public function `merge`: modules or folders in, a module or a folder out. Which method does
+what stands in methods.py.
+"""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +34,8 @@ Model = nn.Module | str | Path
 
 @dataclass(frozen=True)
 class Merged:
-    """A merged model and what was found out while it was made: loss curves, coefficients, cuts; the same as merge.json.
+    """A merged model and what was found out while it was made: loss curves, coefficients, cuts; the
+    same as merge.json.
 
     model: the module, None when a folder was asked for.  folder: the folder, None otherwise.
     """
@@ -65,29 +68,46 @@ def merge(
 ) -> nn.Module | Path:
     """One model from a base and its experts.
 
-    method:   a name of featcal.merging.methods.METHODS, such as average, task_arithmetic, ties, tsv_merge, wudi_closed_form or
+    method:   a name of featcal.merging.methods.METHODS, such as average, task_arithmetic, ties,
+              tsv_merge, wudi_closed_form or
               regmean; lot is from its published formula, as its code could not be consulted.
-    base, experts: modules or checkpoint folders, experts by task name or in a list; folders are read tensor by tensor. A whole
-              CLIPModel as base of CLIPVisionModel experts is taken by its vision tower. A LoRA folder (adapter_config.json,
-              adapter_model.safetensors) is an expert too: base plus adapter.
-    out:      a folder to write instead of returning a module, with a model card, and merge.json where the method keeps a record.
-    batches:  for methods that need data: per task an iterable of keyword dictionaries for the model's forward; for regmean
-              also featcal.Statistics(folder) of every task, which `featcal.statistics` wrote.
-    head:     for adamerging and fisher: a heads.safetensors, or its tensors: visual_projection, logit_scale, head/<task>.
-    embeddings: "merge", or "base": tables of words are the base's, so that experts may have other vocabularies.
-    device:   where it is computed.   progress: a function that is given one line per finished piece.
-    at_once:  for adamerging, how many tasks are answered at the same time, by a thread and a model each: the same bits, sooner
-              where torch computes with one thread.
-    settings: the method's own, such as scale=0.3 (featcal/merging/method_settings.py); those left out are the paper's.
+    base, experts: modules or checkpoint folders, experts by task name or in a list; folders are
+    read tensor by tensor. A whole
+              CLIPModel as base of CLIPVisionModel experts is taken by its vision tower. A LoRA
+              folder (adapter_config.json, adapter_model.safetensors) is an expert too: base plus
+              adapter.
+    out:      a folder to write instead of returning a module, with a model card, and merge.json
+              where the method keeps a record.
+    batches:  for methods that need data: per task an iterable of keyword dictionaries for the
+              model's forward; for regmean also featcal.Statistics(folder) of every task, which
+              `featcal.statistics` wrote.
+    head:     for adamerging and fisher: a heads.safetensors, or its tensors: visual_projection,
+              logit_scale, head/<task>.
+    embeddings: "merge", or "base": tables of words are the base's, so that experts may have other
+    vocabularies.
+    device:   where it is computed.   progress: a function that is given one line per finished
+              piece.
+    at_once:  for adamerging, how many tasks are answered at the same time, by a thread and a model
+              each: the same bits, sooner where torch computes with one thread.
+    settings: the method's own, such as scale=0.3 (featcal/merging/method_settings.py); those left
+    out are the paper's.
     Returns:  the merged module, or the path `out`. `merge_recorded` returns the record as well.
-    Raises:   UnknownKey, BadSetting; MissingTensor, TensorsDiffer when the models do not fit; NotFinite; Diverged; DiskFull.
+    Raises:   UnknownKey, BadSetting; MissingTensor, TensorsDiffer when the models do not fit;
+              NotFinite; Diverged; DiskFull.
     """
     more: dict[str, Any] = {"batches": batches, "head": head, "embeddings": embeddings, **settings}
-    return merge_recorded(method, base, experts, out=out, device=device, progress=progress, at_once=at_once, **more).made
+    return merge_recorded(
+        method, base, experts, out=out, device=device, progress=progress, at_once=at_once, **more
+    ).made
 
 
 def merge_recorded(
-    method: str, base: Model, experts: Mapping[str, Model] | Sequence[Model], *, out: str | Path | None = None, **given: Any
+    method: str,
+    base: Model,
+    experts: Mapping[str, Model] | Sequence[Model],
+    *,
+    out: str | Path | None = None,
+    **given: Any,
 ) -> Merged:
     """As `merge`, with the record of the run."""
     work = opened_merge(method, base, experts, **given)
@@ -107,18 +127,24 @@ class Merge:
     named: Mapping[str, Any]
 
     def vectors(self) -> "Vectors":
-        """Task vectors τ of a merge θ₀ + s τ whose scale s is still open, so that several are tried for the price of one.
+        """Task vectors τ of a merge θ₀ + s τ whose scale s is still open, so that several are tried
+        for the price of one.
 
         Raises: as `merge`; BadSetting for a method whose result is not θ₀ + s τ.
         """
         require(
-            self.rule.scaled, "merge.method", self.rule.name, "must be one that adds its task vectors times a scale to the base"
+            self.rule.scaled,
+            "merge.method",
+            self.rule.name,
+            "must be one that adds its task vectors times a scale to the base",
         )
         require_alike(self.job.base, self.job.experts)
         return Vectors(self, dict(self.rule.found(self.job)))
 
     def result(self, job: Job, found: Iterator[Named], out: str | Path | None) -> Merged:
-        """A module, or the folder `out`, of what is found, which may be of other settings than were opened."""
+        """A module, or the folder `out`, of what is found, which may be of other settings than were
+        opened.
+        """
         tensors = self._recorded(job, found)
         if out is None:
             return Merged(fill(module_like(self.base, self.part), tensors), None, job.record)
@@ -127,14 +153,20 @@ class Merge:
         return Merged(None, write_merged(tensors, out, target, job.record, card), job.record)
 
     def _recorded(self, job: Job, found: Iterator[Named]) -> Iterator[Named]:
-        """The merged tensors, then those that stay the base's; a record that has entries is told what it is of."""
+        """The merged tensors, then those that stay the base's; a record that has entries is told
+        what it is of.
+        """
         yield from merged_tensors(job, found)
         yield from ((name, self.origin.finite_tensor(name)) for name in self.kept)
         if job.record:
-            about = {"method": self.rule.name, "source": self.rule.source} | ({"note": self.rule.note} if self.rule.note else {})
+            about = {"method": self.rule.name, "source": self.rule.source} | (
+                {"note": self.rule.note} if self.rule.note else {}
+            )
             kept = dict(job.record)
             job.record.clear()
-            job.record.update(about, settings=asdict(job.settings), experts=list(job.experts), **kept)
+            job.record.update(
+                about, settings=asdict(job.settings), experts=list(job.experts), **kept
+            )
 
 
 @dataclass(frozen=True)
@@ -145,7 +177,9 @@ class Vectors:
     found: Mapping[str, torch.Tensor]
 
     def at(self, scale: float, out: str | Path | None = None) -> nn.Module | Path:
-        """The model θ₀ + scale · τ, bit for bit what `merge` makes with this scale; or the folder `out`."""
+        """The model θ₀ + scale · τ, bit for bit what `merge` makes with this scale; or the folder
+        `out`.
+        """
         settings = replace(self.work.job.settings, scale=scale)
         job = replace(self.work.job, settings=settings, record=dict(self.work.job.record))
         return self.work.result(job, moved(job, self.found.items(), scale), out).made
@@ -169,9 +203,14 @@ def opened_merge(
     chosen = settings_of(method, settings, "merge")
     rule.check_needs(batches, head)
     require(
-        batches is None or isinstance(batches, Mapping), "merge.batches", type(batches).__name__, "must be a dictionary by task"
+        batches is None or isinstance(batches, Mapping),
+        "merge.batches",
+        type(batches).__name__,
+        "must be a dictionary by task",
     )
-    require(embeddings in ("merge", "base"), "merge.embeddings", embeddings, "must be merge or base")
+    require(
+        embeddings in ("merge", "base"), "merge.embeddings", embeddings, "must be merge or base"
+    )
     named = named_experts(experts, "merge")
     base, part = matching_part(base, named)
     origin = source(base, "base", part)
@@ -182,7 +221,17 @@ def opened_merge(
     require(at_once > 0, "merge.at_once", at_once, "must be at least 1")
     heads = read_head(head, theirs) if head is not None else {}
     structure = partial(module_like, base, part)
-    job = Job(shared, theirs, chosen, structure, batches or {}, heads, torch_device(device), progress, at_once)
+    job = Job(
+        shared,
+        theirs,
+        chosen,
+        structure,
+        batches or {},
+        heads,
+        torch_device(device),
+        progress,
+        at_once,
+    )
     return Merge(rule, job, kept, origin, base, part, named)
 
 
@@ -199,7 +248,9 @@ def _class_of(model: Model) -> type:
 
 
 def matching_part(base: Model, experts: Mapping[str, Model]) -> tuple[Any, str | None]:
-    """The base as a module or folder, and which part of the folder; a CLIPModel yields its tower to CLIPVisionModel experts."""
+    """The base as a module or folder, and which part of the folder; a CLIPModel yields its tower to
+    CLIPVisionModel experts.
+    """
     whole = [expert for expert in experts.values() if not is_adapter(expert)]
     if not whole or _class_of(whole[0]) is not CLIPVisionModel or _class_of(base) is not CLIPModel:
         return base, None

@@ -1,6 +1,8 @@
-"""What merging methods that look at weights alone can be told, with their sources' values as defaults.
+"""What merging methods that look at weights alone can be told, with their sources' values as
+defaults.
 
-What a value may be stands in its annotation. Knows nothing of torch: params.yaml is checked before anything heavy is loaded.
+What a value may be stands in its annotation. Knows nothing of torch: params.yaml is checked before
+anything heavy is loaded.
 """
 
 from dataclasses import dataclass
@@ -35,7 +37,8 @@ class Ties(MethodSettings):
     """density: share of each task vector that is kept, the largest by magnitude.
 
     scale:   of the merged task vector.
-    combine: how what agrees with the elected sign is put together: "sum" (FusionBench, whose recipes the paper follows) or "mean"
+    combine: how what agrees with the elected sign is put together: "sum" (FusionBench, whose
+    recipes the paper follows) or "mean"
              (the disjoint mean of the method's own paper, which takes scale=1).
     """
 
@@ -45,19 +48,27 @@ class Ties(MethodSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.density > 0, "merge.density", self.density, "must be above 0: something has to be kept")
+        require(
+            self.density > 0,
+            "merge.density",
+            self.density,
+            "must be above 0: something has to be kept",
+        )
 
 
 @dataclass(frozen=True)
 class Wudi(MethodSettings):
-    """variant: "fusion_bench" (the paper's: every matrix, 400 steps; other tensors by their mean), "official" (linears of the
-              blocks, q, k, v stacked, 300 steps; everything else stays the base's) or "closed_form" (as the first, at the
-              minimum itself).
+    """variant: "fusion_bench" (the paper's: every matrix, 400 steps; other tensors by their mean),
+    "official" (linears of the
+              blocks, q, k, v stacked, 300 steps; everything else stays the base's) or "closed_form"
+              (as the first, at the minimum itself).
 
     steps:    of Adam; the variant's own when left out.
     rate:     its learning rate.
-    exclude:  names, with * for any letters, of matrices that are averaged instead; embeddings of words when left out.
-    rtol:     of the closed form: eigenvalues below so much of the largest count as 0; d times float64's rounding when left out.
+    exclude:  names, with * for any letters, of matrices that are averaged instead; embeddings of
+              words when left out.
+    rtol:     of the closed form: eigenvalues below so much of the largest count as 0; d times
+              float64's rounding when left out.
     """
 
     variant: Literal["fusion_bench", "official", "closed_form"] = "fusion_bench"
@@ -69,7 +80,9 @@ class Wudi(MethodSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         taken = self.variant != "closed_form" or self.steps is None
-        require(taken, "merge.steps", self.steps, "must be left out: the closed form takes no steps")
+        require(
+            taken, "merge.steps", self.steps, "must be left out: the closed form takes no steps"
+        )
         solved = self.variant == "closed_form" or self.rtol is None
         require(solved, "merge.rtol", self.rtol, "must be left out: it is of the closed form")
         if self.steps is None:
@@ -86,10 +99,12 @@ class WudiClosedForm(MethodSettings):
 
 @dataclass(frozen=True)
 class TsvMerge(MethodSettings):
-    """scale: of the merged task vector; 1 in FusionBench, chosen on validation data by the authors. Of Iso-C their authors try
+    """scale: of the merged task vector; 1 in FusionBench, chosen on validation data by the authors.
+    Of Iso-C their authors try
            scales up to 3, and FusionBench prints results of 1.5.
 
-    exclude: names, with * for any letters, of matrices that are averaged instead; embeddings of words when left out.
+    exclude: names, with * for any letters, of matrices that are averaged instead; embeddings of
+    words when left out.
     """
 
     scale: float = 1.0
@@ -98,14 +113,18 @@ class TsvMerge(MethodSettings):
 
 @dataclass(frozen=True)
 class IsoCts(TsvMerge):
-    """common: share of the directions that the experts have in common; scale, exclude: as of Iso-C."""
+    """common: share of the directions that the experts have in common; scale, exclude: as of
+    Iso-C.
+    """
 
     common: Share = 0.8
 
 
 @dataclass(frozen=True)
 class Dropping(MethodSettings):
-    """drop: probability with which an entry of a task vector is dropped.   seed: of what is dropped."""
+    """drop: probability with which an entry of a task vector is dropped.   seed: of what is
+    dropped.
+    """
 
     drop: Share = 0.5
     seed: Natural = 42
@@ -131,7 +150,8 @@ class DareTies(Dropping, Ties):
 
 @dataclass(frozen=True)
 class Breadcrumbs(MethodSettings):
-    """keep, remove: shares of a row's entries, by magnitude: how many are kept, below the largest, which are removed.
+    """keep, remove: shares of a row's entries, by magnitude: how many are kept, below the largest,
+    which are removed.
 
     scale: of the sum of task vectors. All three are what the authors' search tries first.
     """
@@ -142,12 +162,18 @@ class Breadcrumbs(MethodSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.keep + self.remove <= 1, "merge.keep", self.keep, "must leave room for what is removed")
+        require(
+            self.keep + self.remove <= 1,
+            "merge.keep",
+            self.keep,
+            "must leave room for what is removed",
+        )
 
 
 @dataclass(frozen=True)
 class Consensus(MethodSettings):
-    """threshold: λ of the masks; FusionBench's 0.6, the authors choose it per task from 0.2 to 0.6 on validation data.
+    """threshold: λ of the masks; FusionBench's 0.6, the authors choose it per task from 0.2 to 0.6
+    on validation data.
 
     tasks: k, to how many tasks an entry must matter.   scale: of the masked sum of task vectors.
     """
@@ -169,4 +195,6 @@ class Pcb(MethodSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.ratio > 0, "merge.ratio", self.ratio, "must be above 0: something has to compete")
+        require(
+            self.ratio > 0, "merge.ratio", self.ratio, "must be above 0: something has to compete"
+        )

@@ -1,4 +1,6 @@
-"""The table of merging methods: what each does, needs and comes from. What each can be told stands in settings.py."""
+"""The table of merging methods: what each does, needs and comes from. What each can be told stands
+in settings.py.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,8 +29,10 @@ from featcal.merging.wudi import wudi, wudi_closed_form
 class Method:
     """One merging method.
 
-    found:   yields every merged tensor of a job, or with `scaled` its task vector in float64: then the tensor is θ₀ + scale · τ.
-    source:  where the method is from.  data: needs `batches`.  head: needs `head`.  note: what a reader of its results must know.
+    found:   yields every merged tensor of a job, or with `scaled` its task vector in float64: then
+             the tensor is θ₀ + scale · τ.
+    source:  where the method is from.  data: needs `batches`.  head: needs `head`.  note: what a
+             reader of its results must know.
     """
 
     name: str
@@ -45,12 +49,17 @@ class Method:
 
     def check_needs(self, batches: object, head: object) -> None:
         """Raise BadSetting unless data and heads are there exactly where the method uses them."""
-        needs = (("batches", "calibration data", self.data, batches), ("head", "zero-shot heads", self.head, head))
+        needs = (
+            ("batches", "calibration data", self.data, batches),
+            ("head", "zero-shot heads", self.head, head),
+        )
         for key, what, needed, given in needs:
             if given is not None and not needed:
                 raise BadSetting(f"merge.{key}", what, f"must be left out: {self.name} uses none")
             if given is None and needed:
-                raise BadSetting(f"merge.{key}", None, f"must be given: {self.name} needs {what} of every task")
+                raise BadSetting(
+                    f"merge.{key}", None, f"must be given: {self.name} needs {what} of every task"
+                )
 
 
 METHODS = {
@@ -69,18 +78,44 @@ METHODS = {
             data=True,
             note="from the published formula: its authors' code could not be consulted",
         ),
-        Method("adamerging", adamerging, "Yang et al., 2024; defaults of FusionBench", data=True, head=True),
-        Method("wudi_closed_form", wudi_closed_form, "Cheng et al., 2025, at the minimum of its loss"),
-        Method("tsv_merge", tsv_merge, "Gargiulo et al., 2025; defaults of FusionBench", scaled=True),
+        Method(
+            "adamerging",
+            adamerging,
+            "Yang et al., 2024; defaults of FusionBench",
+            data=True,
+            head=True,
+        ),
+        Method(
+            "wudi_closed_form", wudi_closed_form, "Cheng et al., 2025, at the minimum of its loss"
+        ),
+        Method(
+            "tsv_merge", tsv_merge, "Gargiulo et al., 2025; defaults of FusionBench", scaled=True
+        ),
         Method("iso_c", iso_c, "Marczak et al., 2025; defaults of FusionBench", scaled=True),
         Method("iso_cts", iso_cts, "Marczak et al., 2025; defaults of FusionBench", scaled=True),
-        Method("dare", dare, "Yu et al., 2024, with task arithmetic; defaults of FusionBench", scaled=True),
-        Method("dare_ties", dare_ties, "Yu et al., 2024, with TIES; defaults of FusionBench", scaled=True),
+        Method(
+            "dare",
+            dare,
+            "Yu et al., 2024, with task arithmetic; defaults of FusionBench",
+            scaled=True,
+        ),
+        Method(
+            "dare_ties",
+            dare_ties,
+            "Yu et al., 2024, with TIES; defaults of FusionBench",
+            scaled=True,
+        ),
         Method("breadcrumbs", breadcrumbs, "Davari and Belilovsky, 2024", scaled=True),
         Method("consensus", consensus, "Wang et al., 2024", scaled=True),
         Method("pcb", pcb, "Du et al., 2024", scaled=True),
         Method("mats", mats, "Tam et al., 2024", data=True),
-        Method("fisher", fisher, "Matena and Raffel, 2022; normalised as FusionBench does", data=True, head=True),
+        Method(
+            "fisher",
+            fisher,
+            "Matena and Raffel, 2022; normalised as FusionBench does",
+            data=True,
+            head=True,
+        ),
         Method(
             "gradient_matching",
             gradient_matching,

@@ -1,8 +1,11 @@
-"""PCB-Merging: parameters compete; an entry that is large in its expert and agrees with the others gets the larger weight.
+"""PCB-Merging: parameters compete; an entry that is large in its expert and agrees with the others
+gets the larger weight.
 
-Shares are taken over the whole model, so the models are read several times before the first tensor is merged.
-Source: Du et al., Parameter Competition Balancing for Model Merging, 2024 (arXiv 2410.02396); the authors' code
-(duguodong7/pcb-merging, pcb-merging.py; ratio and scale of vision_source_code/pcb.py).
+Shares are taken over the whole model, so the models are read several times before the first tensor
+is merged.
+Source: Du et al., Parameter Competition Balancing for Model Merging, 2024 (arXiv 2410.02396); the
+authors' code (duguodong7/pcb-merging, pcb-merging.py; ratio and scale of
+vision_source_code/pcb.py).
 """
 
 import math
@@ -29,15 +32,19 @@ class Range:
 
 
 def balance(vector: Tensor, total: Tensor, span: Range, experts: int) -> Tensor:
-    """βᵢ = exp(N m̂ᵢ²) tanh(τᵢ Σ τⱼ), m̂ᵢ being |τᵢ| clamped and brought to [0, 1]; total: Σ τⱼ; experts: N. In float64."""
+    """βᵢ = exp(N m̂ᵢ²) tanh(τᵢ Σ τⱼ), m̂ᵢ being |τᵢ| clamped and brought to [0, 1]; total: Σ τⱼ;
+    experts: N. In float64.
+    """
     size = (vector.abs().clamp(span.low, span.high) - span.low) / (span.high - span.low or 1.0)
     return torch.exp(experts * size.square()) * torch.tanh(vector * total)
 
 
 def pcb_tensor(vectors: Sequence[Tensor], ranges: Sequence[Range], cuts: Sequence[Range]) -> Tensor:
-    """τ = Σ wᵢ τ̃ᵢ / Σ wᵢ with wᵢ = (max(βᵢ, cut) − cut) / (max βᵢ − cut) and τ̃ᵢ of clamped magnitude; 0 where no entry competes.
+    """τ = Σ wᵢ τ̃ᵢ / Σ wᵢ with wᵢ = (max(βᵢ, cut) − cut) / (max βᵢ − cut) and τ̃ᵢ of clamped
+    magnitude; 0 where no entry competes.
 
-    Args: vectors τᵢ (...) in float64; cuts: of each expert where its competing β begin, and the largest.
+    Args: vectors τᵢ (...) in float64; cuts: of each expert where its competing β begin, and the
+    largest.
     """
     merged, weight = torch.zeros_like(vectors[0]), torch.zeros_like(vectors[0])
     total = sum(vectors[1:], vectors[0])
@@ -77,9 +84,13 @@ class PcbMerge:
                     vectors = task_vectors(base, experts)
                     total = sum(vectors[1:], vectors[0])
                     found = [
-                        balance(v, total, span, len(vectors)).clamp_min(0) for v, span in zip(vectors, self.ranges, strict=True)
+                        balance(v, total, span, len(vectors)).clamp_min(0)
+                        for v, span in zip(vectors, self.ranges, strict=True)
                     ]
-                    highest[:] = [max(most, float(beta.max())) for most, beta in zip(highest, found, strict=True)]
+                    highest[:] = [
+                        max(most, float(beta.max()))
+                        for most, beta in zip(highest, found, strict=True)
+                    ]
                     yield found
 
         lowest = kth_smallest(balances, [(i, rank) for i in range(len(self.ranges))])
@@ -87,7 +98,10 @@ class PcbMerge:
 
     def vectors(self) -> Iterator[Named]:
         """The merged task vector of every tensor, before its scale."""
-        return in_pieces(self.job, lambda base, experts: pcb_tensor(task_vectors(base, experts), self.ranges, self.cuts))
+        return in_pieces(
+            self.job,
+            lambda base, experts: pcb_tensor(task_vectors(base, experts), self.ranges, self.cuts),
+        )
 
 
 def pcb(job: Job) -> Iterator[Named]:

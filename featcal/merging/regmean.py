@@ -1,6 +1,8 @@
-"""RegMean and RegMean++: of each linear the weight whose outputs are nearest the experts' on their own tasks' features.
+"""RegMean and RegMean++: of each linear the weight whose outputs are nearest the experts' on their
+own tasks' features.
 
-RegMean takes every expert's own features, RegMean++ those of the merge so far, carried forward block by block.
+RegMean takes every expert's own features, RegMean++ those of the merge so far, carried forward
+block by block.
 Sources: Jin et al., 2023; Nguyen et al., 2025; FusionBench's code for CLIP.
 """
 
@@ -24,13 +26,17 @@ def shrunk(G: Tensor, factor: float) -> Tensor:
 
 
 def regmean_matrix(grams: list[Tensor], vectors: list[Tensor], place: str = "linear") -> Tensor:
-    """τ = (Σ τᵢ Gᵢ)(Σ Gᵢ)⁻¹ in float64: RegMean's Wᵀ = (Σ Gᵢ)⁻¹ Σ Gᵢ Wᵢᵀ with θ₀ taken off both sides.
+    """τ = (Σ τᵢ Gᵢ)(Σ Gᵢ)⁻¹ in float64: RegMean's Wᵀ = (Σ Gᵢ)⁻¹ Σ Gᵢ Wᵢᵀ with θ₀ taken off both
+    sides.
 
     Args:    grams Gᵢ (d, d), off-diagonals shrunk already; vectors τᵢ = Wᵢ − W₀ (o, d).
     Returns: (o, d).   Raises: SingularGram where Σ Gᵢ has no Cholesky factor.
     """
     left = sum(grams[1:], grams[0])
-    right = sum((G @ vector.T for G, vector in zip(grams[1:], vectors[1:], strict=True)), grams[0] @ vectors[0].T)  # (d, o)
+    right = sum(
+        (G @ vector.T for G, vector in zip(grams[1:], vectors[1:], strict=True)),
+        grams[0] @ vectors[0].T,
+    )  # (d, o)
     factor, failed = torch.linalg.cholesky_ex(left)
     if failed or not factor.isfinite().all():
         raise SingularGram(
@@ -46,8 +52,8 @@ def regmean_matrix(grams: list[Tensor], vectors: list[Tensor], place: str = "lin
 def weights_of_site(
     job: Job, path: str, site: Site, block: nn.Module
 ) -> tuple[Tensor, list[Tensor], list[tuple[str, int, bool]]]:
-    """W₀ and every τᵢ of a site's linears on top of one another, (Σo, d) in float64; and each one's name, rows, and whether it
-    is kept as (d, o), as GPT-2's are."""
+    """W₀ and every τᵢ of a site's linears on top of one another, (Σo, d) in float64; and each one's
+    name, rows, and whether it is kept as (d, o), as GPT-2's are."""
     parts = []
     bases, experts = [], [[] for _ in job.experts]  # type: ignore[var-annotated]
     for linear in site:
@@ -79,7 +85,9 @@ def solved(job: Job, path: str, block: nn.Module, seen: dict[str, Seen]) -> Iter
 
 
 def regmean(job: Job) -> Iterator[Named]:
-    """Every tensor by RegMean: linears of the blocks by regression, all others by their mean; from data or their statistics."""
+    """Every tensor by RegMean: linears of the blocks by regression, all others by their mean; from
+    data or their statistics.
+    """
     if any(isinstance(given, Statistics) for given in job.batches.values()):
         yield from from_statistics(job, partial(solved, job))
         return
@@ -87,5 +95,7 @@ def regmean(job: Job) -> Iterator[Named]:
 
 
 def regmean_plus_plus(job: Job) -> Iterator[Named]:
-    """Every tensor by RegMean++: as RegMean on the merge's features; what lies after the last block stays the base's."""
+    """Every tensor by RegMean++: as RegMean on the merge's features; what lies after the last block
+    stays the base's.
+    """
     yield from ForwardOrder(job, partial(solved, job), own=False).tensors()

@@ -22,8 +22,12 @@ class Repair:
 
     merged: Source
     base: Source
-    experts: dict[str, Source]  # by task, sorted; with the base's rows of words and without heads of their own
-    apart: frozenset[str]  # tensors that not all experts have in the base's shape, which stay the merged model's
+    experts: dict[
+        str, Source
+    ]  # by task, sorted; with the base's rows of words and without heads of their own
+    apart: frozenset[
+        str
+    ]  # tensors that not all experts have in the base's shape, which stay the merged model's
     like: Any
     part: str | None
 
@@ -35,15 +39,24 @@ class Repair:
         """A module with these tensors, or the folder they are written to."""
         if out is None:
             return fill(self.module(), tensors)
-        return write_merged(tensors, out, merge_target(self.like, self.part, size_of(self.base)), {})
+        return write_merged(
+            tensors, out, merge_target(self.like, self.part, size_of(self.base)), {}
+        )
 
 
-def opened(place: str, merged: Model, base: Model, experts: Mapping[str, Model] | Sequence[Model]) -> Repair:
-    """Modules or checkpoint folders as sources that fit. Raises: BadSetting; MissingTensor, TensorsDiffer."""
+def opened(
+    place: str, merged: Model, base: Model, experts: Mapping[str, Model] | Sequence[Model]
+) -> Repair:
+    """Modules or checkpoint folders as sources that fit. Raises: BadSetting; MissingTensor,
+    TensorsDiffer.
+    """
     named = named_experts(experts, place)
     like, part = matching_part(base, named)
     origin = source(like, "base", part)
-    ours, ends = source(merged, "merged"), aligned(origin, expert_sources(named, origin), like, named)
+    ours, ends = (
+        source(merged, "merged"),
+        aligned(origin, expert_sources(named, origin), like, named),
+    )
     _, shared, theirs = kept_embeddings(origin, ends.experts, False, ends.apart)
     require_alike(shared, theirs)
     require_alike(origin, {"merged": ours})

@@ -1,4 +1,5 @@
-"""The settings of every merging method, by its name; their classes are in method_settings.py and data_settings.py.
+"""The settings of every merging method, by its name; their classes are in method_settings.py and
+data_settings.py.
 
 Knows nothing of torch, so that params.yaml is checked before anything heavy is loaded.
 """
@@ -49,7 +50,9 @@ SETTINGS: dict[str, type[Any]] = {
 
 
 class MergeSettings(TypedDict, total=False):
-    """What methods can be told, for signatures: every setting of the classes above; a method refuses those of others."""
+    """What methods can be told, for signatures: every setting of the classes above; a method
+    refuses those of others.
+    """
 
     scale: float
     density: float
@@ -78,7 +81,9 @@ class MergeSettings(TypedDict, total=False):
 
 
 def settings_of(method: object, given: Mapping[str, Any], place: str) -> Any:
-    """The settings of a method. Raises: UnknownKey for another method or a key it does not take; BadSetting for a value."""
+    """The settings of a method. Raises: UnknownKey for another method or a key it does not take;
+    BadSetting for a value.
+    """
     if method not in SETTINGS:
         raise UnknownKey(f"{place}.method", str(method), list(SETTINGS))
     return from_mapping(SETTINGS[str(method)], given, place)

@@ -1,6 +1,7 @@
 """Modules and checkpoint folders as one thing: tensors by name, with a place to name in a message.
 
-Here is also checked that a base and its experts can be merged at all, before anything is computed or written.
+Here is also checked that a base and its experts can be merged at all, before anything is computed
+or written.
 """
 
 from collections.abc import Mapping
@@ -76,7 +77,9 @@ class Derived:
 
 
 def source(model: nn.Module | str | Path, label: str, part: str | None = None) -> Source:
-    """A module or a folder as a source. Raises: BadFile for a folder of whole numbers, and what opening it raises."""
+    """A module or a folder as a source. Raises: BadFile for a folder of whole numbers, and what
+    opening it raises.
+    """
     if isinstance(model, nn.Module):
         return ModuleSource(model, label)
     checkpoint = LazyCheckpoint(model, part)
@@ -85,7 +88,9 @@ def source(model: nn.Module | str | Path, label: str, part: str | None = None) -
 
 
 def require_alike(base: Source, experts: Mapping[str, Source]) -> None:
-    """Same tensor names, shapes and dtypes everywhere. Raises: MissingTensor, TensorsDiffer naming both files."""
+    """Same tensor names, shapes and dtypes everywhere. Raises: MissingTensor, TensorsDiffer naming
+    both files.
+    """
     for expert in experts.values():
         for has, lacks in ((base, expert), (expert, base)):
             missing = sorted(set(has.names) - set(lacks.names))
@@ -100,8 +105,12 @@ def require_alike(base: Source, experts: Mapping[str, Source]) -> None:
                 raise types_differ(name, files, base.dtype(name), expert.dtype(name))
 
 
-def types_differ(name: str, files: tuple[object, object], this: torch.dtype, that: torch.dtype) -> TensorsDiffer:
-    """The error of one tensor stored in two types, with the lines that save a model in another one."""
+def types_differ(
+    name: str, files: tuple[object, object], this: torch.dtype, that: torch.dtype
+) -> TensorsDiffer:
+    """The error of one tensor stored in two types, with the lines that save a model in another
+    one.
+    """
     short = str(this).removeprefix("torch.")
     way_out = (
         "models are merged in one type: save the second one again in the type of the first, with its own class of transformers:\n"

@@ -1,4 +1,5 @@
-"""What RegMean and calibration take of a task's data, as a folder that its owner can hand on instead: moments of each site.
+"""What RegMean and calibration take of a task's data, as a folder that its owner can hand on
+instead: moments of each site.
 
 Sums over all tokens, never a sample; how much they still tell of the data is not bounded here.
 """
@@ -28,7 +29,8 @@ from featcal.storage.writer import ShardWriter
 
 RECORD = "statistics.json"
 GRAM, TOKENS = "gram.", "tokens."  # of RegMean, by what each site reads
-# of calibration: of a site Σ w x / Σ w, and Σ w xxᵀ / Σ w where its tokens do not all count 1; of a norm both means of z, z²
+# of calibration: of a site Σ w x / Σ w, and Σ w xxᵀ / Σ w where its tokens do not all count 1; of a
+# norm both means of z, z²
 MEAN, WEIGHED, NORM = "mean.", "weighed.", "norm."
 
 
@@ -40,16 +42,26 @@ def statistics(
     device: str | torch.device = "cpu",
     progress: Callable[[str], None] = silent,
 ) -> Path:
-    """Write (1/n) Σ x xᵀ of every site of an expert's blocks, (d, d) in float32, and n, the tokens that count; and the means.
+    """Write (1/n) Σ x xᵀ of every site of an expert's blocks, (d, d) in float32, and n, the tokens
+    that count; and the means.
 
-    expert:  the folder of the model that was fine-tuned on the task.   batches: of the task, for its own forward.
-    Returns: the folder `out`, which `merge("regmean", ...)` and `calibrate` take as Statistics(out) in the place of the task's
+    expert:  the folder of the model that was fine-tuned on the task.   batches: of the task, for
+             its own forward.
+    Returns: the folder `out`, which `merge("regmean", ...)` and `calibrate` take as Statistics(out)
+    in the place of the task's
              batches.
     Raises:  BadBatches; DiskFull; what opening the model raises.
     """
     part = VISION if model_class(expert).__name__ == "CLIPModel" else None
     own = source(expert, "expert", part)
-    job = Job(own, {"task": own}, None, lambda: load_as_calibrated(expert), device=torch.device(device), progress=progress)
+    job = Job(
+        own,
+        {"task": own},
+        None,
+        lambda: load_as_calibrated(expert),
+        device=torch.device(device),
+        progress=progress,
+    )
     job.batches = {"task": batches}
     rows: list[list[str]] = []
     tower = prefix_of(expert, own)  # models of other heads call it otherwise
@@ -62,7 +74,13 @@ def statistics(
         seen_by_calibration.clear()
         seen_by_calibration[path] = own
 
-        def add(x: dict[str, Tensor], hidden: Tensor, mask: Tensor | None, fed: Any, fed_mask: Tensor | None) -> None:
+        def add(
+            x: dict[str, Tensor],
+            hidden: Tensor,
+            mask: Tensor | None,
+            fed: Any,
+            fed_mask: Tensor | None,
+        ) -> None:
             tokens = Tokens(hidden, mask, fed, fed_mask)
             add_linears(own, x, Expert(block, x, {}, {}), view, tokens)
             for name in modules.norms:
@@ -93,7 +111,9 @@ def statistics(
         for _ in order.tensors():  # of the model itself nothing is kept
             pass
         kind = model_class(expert).__name__ if part is None else "CLIPVisionModel"
-        write_json(writer.folder / RECORD, {"architecture": kind, "tokens": job.record["tokens"]["task"]})
+        write_json(
+            writer.folder / RECORD, {"architecture": kind, "tokens": job.record["tokens"]["task"]}
+        )
         write_card(writer.folder, statistics_card(expert, rows))
     return Path(out)
 

@@ -1,4 +1,6 @@
-"""Statistics of a task that its owner has written, in the place of samples: for RegMean and for calibration."""
+"""Statistics of a task that its owner has written, in the place of samples: for RegMean and for
+calibration.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -29,18 +31,23 @@ from featcal.storage.results import read_json
 
 
 class Statistics(Published):
-    """A folder that `statistics` wrote, in the place of a task's batches. Raises: BadFile; what opening the folder raises."""
+    """A folder that `statistics` wrote, in the place of a task's batches. Raises: BadFile; what
+    opening the folder raises.
+    """
 
     def __init__(self, folder: str | Path):
         self.folder = folder_path(folder)
         self._tensors = LazyCheckpoint(folder)
         if not (self.folder / RECORD).is_file():
-            raise BadFile(folder, f"no {RECORD} in this folder", "give a folder that featcal stats wrote")
+            raise BadFile(
+                folder, f"no {RECORD} in this folder", "give a folder that featcal stats wrote"
+            )
         self.tokens = read_json(self.folder / RECORD).get("tokens")
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
         raise BadBatches(
-            str(self.folder), "holds statistics, which only regmean and calibrate take; give the other methods samples"
+            str(self.folder),
+            "holds statistics, which only regmean and calibrate take; give the other methods samples",
         )
 
     @property
@@ -51,26 +58,35 @@ class Statistics(Published):
         return str(digest)
 
     def _stored(self, path: str) -> str:
-        """What a block's path, a dot behind it, is here, where no tower is named: a model with a head has its name before it."""
+        """What a block's path, a dot behind it, is here, where no tower is named: a model with a
+        head has its name before it.
+        """
         there = any(name.startswith(GRAM + path) for name in self._tensors.names)
         return path if there else path.partition(".")[2]
 
     def observation(self, path: str, teacher: nn.Module, modules: Modules) -> Observation:
-        """The moments of the expert's block at a path, as means with weight 1. Raises: BadFile, also for a mixture; NotFinite."""
+        """The moments of the expert's block at a path, as means with weight 1. Raises: BadFile,
+        also for a mixture; NotFinite.
+        """
         where, seen = self._stored(f"{path}."), Observation()
 
         def stored(kind: str) -> dict[str, Tensor]:
             names = [name for name in self._tensors.names if name.startswith(kind + where)]
-            return {name.removeprefix(kind + where): self._tensors.finite_tensor(name).to(on_, SUM_DTYPE) for name in names}
+            return {
+                name.removeprefix(kind + where): self._tensors.finite_tensor(name).to(
+                    on_, SUM_DTYPE
+                )
+                for name in names
+            }
 
         on_, one = next(teacher.parameters()).device, torch.ones((), dtype=SUM_DTYPE)
         means, weighed, grams, norms = (stored(kind) for kind in (MEAN, WEIGHED, GRAM, NORM))
         sites = {linear: site for site in means for linear in site.split("+")}
         reads = {linear: site for site in grams for linear in site.split("+")}
         widths = {name: weight_of(teacher.get_submodule(name)).shape[1] for name in modules.linears}
-        if any(name not in sites or len(means[sites[name]]) != width for name, width in widths.items()) or (
-            set(modules.norms) - norms.keys()
-        ):
+        if any(
+            name not in sites or len(means[sites[name]]) != width for name, width in widths.items()
+        ) or (set(modules.norms) - norms.keys()):
             problem = f"the statistics of {path} are not those of this model's linears and norms"
             way_out = "have them written again with an expert of this base: featcal stats; of a mixture of experts give samples"
             raise BadFile(self.folder, problem, way_out)
@@ -85,27 +101,42 @@ class Statistics(Published):
         return seen
 
     def block(self, path: str, block: nn.Module) -> Seen:
-        """The sums of the block at a path. Raises: BadFile unless they are those of its linears; NotFinite."""
+        """The sums of the block at a path. Raises: BadFile unless they are those of its linears;
+        NotFinite.
+        """
         seen, where = Seen(), GRAM + self._stored(path)
         for name in (name for name in self._tensors.names if name.startswith(where)):
             site = tuple(name.removeprefix(where).split("+"))
             tokens = self._tensors.tensor(name.replace(GRAM, TOKENS, 1)).item()
-            seen.grams[site], seen.tokens[site] = self._tensors.finite_tensor(name).to(SUM_DTYPE) * tokens, int(tokens)
+            seen.grams[site], seen.tokens[site] = (
+                self._tensors.finite_tensor(name).to(SUM_DTYPE) * tokens,
+                int(tokens),
+            )
         widths = {linear: len(G) for site, G in seen.grams.items() for linear in site}
-        if widths != {name: weight_of(block.get_submodule(name)).shape[1] for name in solved_modules(block)[0]}:
+        if widths != {
+            name: weight_of(block.get_submodule(name)).shape[1] for name in solved_modules(block)[0]
+        }:
             problem = f"the statistics of {path.rstrip('.')} are not those of this model's linears"
-            raise BadFile(self.folder, problem, "have them written again with an expert of this base: featcal stats")
+            raise BadFile(
+                self.folder,
+                problem,
+                "have them written again with an expert of this base: featcal stats",
+            )
         return seen
 
 
-def from_statistics(job: Job, solve: Callable[[str, nn.Module, dict[str, Seen]], Iterator[Named]]) -> Iterator[Named]:
+def from_statistics(
+    job: Job, solve: Callable[[str, nn.Module, dict[str, Seen]], Iterator[Named]]
+) -> Iterator[Named]:
     """Every tensor of a job whose data are statistics: blocks by `solve`, all others by their mean.
 
     Raises: BadBatches where a task has none, or where those of two tasks are of other sites.
     """
     for task in job.experts:
         if not isinstance(job.batches.get(task), Statistics):
-            raise BadBatches(task, "has no statistics, others have; write its own, too: featcal stats")
+            raise BadBatches(
+                task, "has no statistics, others have; write its own, too: featcal stats"
+            )
     job.record["tokens"] = {task: job.batches[task].tokens for task in job.experts}  # type: ignore[attr-defined]
     worker, done = job.structure(), set[str]()
     require_own_names(job, worker)
@@ -114,10 +145,18 @@ def from_statistics(job: Job, solve: Callable[[str, nn.Module, dict[str, Seen]],
             path = f"{stack.blocks}.{number}."
             seen = {task: job.batches[task].block(path, block) for task in job.experts}  # type: ignore[attr-defined]
             sites = {task: one.grams.keys() for task, one in seen.items()}
-            if other := next((task for task in sites if sites[task] != sites[next(iter(sites))]), None):
-                raise BadBatches(other, f"has statistics of other sites of {path[:-1]} than {next(iter(sites))!r}")
+            if other := next(
+                (task for task in sites if sites[task] != sites[next(iter(sites))]), None
+            ):
+                raise BadBatches(
+                    other,
+                    f"has statistics of other sites of {path[:-1]} than {next(iter(sites))!r}",
+                )
             with exact_products():
-                merged = {name: tensor.to(job.base.dtype(name)) for name, tensor in solve(path, block, on(job, seen))}
+                merged = {
+                    name: tensor.to(job.base.dtype(name))
+                    for name, tensor in solve(path, block, on(job, seen))
+                }
             done |= merged.keys()
             yield from merged.items()
             job.progress(f"{path[:-1]}  {len(seen)} tasks")

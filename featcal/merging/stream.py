@@ -22,10 +22,12 @@ RECORD = "merge.json"
 
 
 def merged_tensors(job: Job, found: Iterator[Named]) -> Iterator[Named]:
-    """Name and merged tensor, one after the other, in the base's dtypes: those that are not merged, then what the method found.
+    """Name and merged tensor, one after the other, in the base's dtypes: those that are not merged,
+    then what the method found.
 
     Tensors that are not floating point (counters) must be equal in all models and are the base's.
-    Raises: MissingTensor, TensorsDiffer before the first tensor; NotFinite naming file and tensor; what the method raises.
+    Raises: MissingTensor, TensorsDiffer before the first tensor; NotFinite naming file and tensor;
+    what the method raises.
     """
     require_alike(job.base, job.experts)
     for name in sorted(set(job.base.names) - set(job.names)):
@@ -37,13 +39,17 @@ def _counter(name: str, job: Job) -> Tensor:
     ours = job.base.finite_tensor(name)
     for expert in job.experts.values():
         if not torch.equal(ours, expert.finite_tensor(name)):
-            raise TensorsDiffer(name, job.base.file_of(name), "one value", expert.file_of(name), "another")
+            raise TensorsDiffer(
+                name, job.base.file_of(name), "one value", expert.file_of(name), "another"
+            )
     return ours
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a merged folder holds beside its tensors: configuration, class name, what `copy_beside` takes of `like`; its size."""
+    """What a merged folder holds beside its tensors: configuration, class name, what `copy_beside`
+    takes of `like`; its size.
+    """
 
     config: PretrainedConfig
     architecture: str
@@ -56,8 +62,15 @@ def size_of(base: Source) -> int:
     return sum(math.prod(base.shape(name)) * base.dtype(name).itemsize for name in base.names)
 
 
-def write_merged(tensors: Iterator[Named], out: str | Path, target: Target, record: Mapping[str, Any], card: str = "") -> Path:
-    """A Hugging Face folder of merged tensors with its card, complete or not there; merge.json where there is a record.
+def write_merged(
+    tensors: Iterator[Named],
+    out: str | Path,
+    target: Target,
+    record: Mapping[str, Any],
+    card: str = "",
+) -> Path:
+    """A Hugging Face folder of merged tensors with its card, complete or not there; merge.json
+    where there is a record.
 
     Raises: DiskFull.
     """

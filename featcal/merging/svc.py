@@ -1,7 +1,9 @@
-"""The public function `svc`: singular values of a merged model's change brought down where its experts share directions.
+"""The public function `svc`: singular values of a merged model's change brought down where its
+experts share directions.
 
-Source: Li et al., When Shared Knowledge Hurts, 2026 (arXiv 2602.05536, Eqs. 4 and 8, Algorithm 1); FusionBench,
-fusion_bench/method/singular_value_calibration/utils.py, whose smallest coefficient of 0.1 is the default.
+Source: Li et al., When Shared Knowledge Hurts, 2026 (arXiv 2602.05536, Eqs. 4 and 8, Algorithm 1);
+FusionBench, fusion_bench/method/singular_value_calibration/utils.py, whose smallest coefficient of
+0.1 is the default.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,9 +23,11 @@ TINY = 1e-12  # FusionBench's least squared length of an expert's response
 
 
 def svc_matrix(tau: Tensor, vectors: Sequence[Tensor], least: float) -> Tensor:
-    """Σ γᵣ σᵣ uᵣ vᵣᵀ, where τ = Σ σᵣ uᵣ vᵣᵀ: with aᵢ = uᵣᵀ τᵢ, γᵣ = N / Σ max(least, ⟨uᵣᵀ τ, aᵢ⟩ / ‖aᵢ‖²).
+    """Σ γᵣ σᵣ uᵣ vᵣᵀ, where τ = Σ σᵣ uᵣ vᵣᵀ: with aᵢ = uᵣᵀ τᵢ, γᵣ = N / Σ max(least, ⟨uᵣᵀ τ, aᵢ⟩ /
+    ‖aᵢ‖²).
 
-    A coefficient ⟨…⟩ above 1 says that the merge moves further along an expert's own response than the expert does.
+    A coefficient ⟨…⟩ above 1 says that the merge moves further along an expert's own response than
+    the expert does.
 
     Args: merged τ and vectors τᵢ (o, d) of N experts in float64; least > 0.  Returns: (o, d).
     """
@@ -49,21 +53,32 @@ def svc(
     device: str | torch.device = "cpu",
     progress: Callable[[str], None] = silent,
 ) -> nn.Module | Path:
-    """The merged model with every matrix of its change from the base calibrated by SVC, without data; other tensors stay.
+    """The merged model with every matrix of its change from the base calibrated by SVC, without
+    data; other tensors stay.
 
-    merged, base, experts: modules or checkpoint folders, as of `merge`.   out: a folder to write instead of returning a module.
-    least:    the smallest coefficient that counts; the lower, the more a direction is raised that the experts do not share.
-    exclude:  names of matrices, with * for any letters, that stay as they are; embeddings of words when left out.
+    merged, base, experts: modules or checkpoint folders, as of `merge`.   out: a folder to write
+    instead of returning a module.
+    least:    the smallest coefficient that counts; the lower, the more a direction is raised that
+              the experts do not share.
+    exclude:  names of matrices, with * for any letters, that stay as they are; embeddings of words
+              when left out.
     Returns:  the module, or the path `out`.
-    Raises:   BadSetting; MissingTensor, TensorsDiffer when the models do not fit; NotFinite; DiskFull.
+    Raises:   BadSetting; MissingTensor, TensorsDiffer when the models do not fit; NotFinite;
+              DiskFull.
     """
     require_fits("svc.least", least, Positive)
     pool = opened("svc", merged, base, experts)
-    return pool.result(_calibrated(pool, least, tuple(exclude), torch.device(device), progress), out)
+    return pool.result(
+        _calibrated(pool, least, tuple(exclude), torch.device(device), progress), out
+    )
 
 
 def _calibrated(
-    pool: Repair, least: float, exclude: tuple[str, ...], device: torch.device, progress: Callable[[str], None]
+    pool: Repair,
+    least: float,
+    exclude: tuple[str, ...],
+    device: torch.device,
+    progress: Callable[[str], None],
 ) -> Iterator[Named]:
     """Every tensor, in the merged model's dtypes."""
     for name in pool.merged.names:
@@ -72,7 +87,9 @@ def _calibrated(
         if matrix and name not in pool.apart and not is_vocabulary(name, exclude):
             start = pool.base.finite_tensor(name).to(device)
             (tau,) = task_vectors(start, [tensor.to(device)])
-            vectors = task_vectors(start, [expert.finite_tensor(name).to(device) for expert in pool.experts.values()])
+            vectors = task_vectors(
+                start, [expert.finite_tensor(name).to(device) for expert in pool.experts.values()]
+            )
             tensor = (start.double() + svc_matrix(tau, vectors, least)).to(tensor.dtype).cpu()
             progress(f"svc: {name}")
         yield name, tensor

@@ -1,7 +1,9 @@
-"""Experts beside a base of another shape at its ends: other rows of words, other heads. What all share is merged.
+"""Experts beside a base of another shape at its ends: other rows of words, other heads. What all
+share is merged.
 
-Rows of words are those of the same token; a word that an expert lacks is the base's there, one that the base lacks is left out.
-Tensors outside of the tower, such as classifiers of other numbers of labels, stay the base's, where it has them.
+Rows of words are those of the same token; a word that an expert lacks is the base's there, one that
+the base lacks is left out. Tensors outside of the tower, such as classifiers of other numbers of
+labels, stay the base's, where it has them.
 """
 
 from collections.abc import Mapping
@@ -25,7 +27,8 @@ POOLER = "pooler"  # behind the tower, but under its name: some heads take it, s
 class Aligned:
     """An expert under the base's names and with the base's rows of words.
 
-    names: the base's name -> the expert's, of what both have.   rows: of a table of words, the expert's row of each of the
+    names: the base's name -> the expert's, of what both have.   rows: of a table of words, the
+    expert's row of each of the
     base's, -1 where it has none.
     """
 
@@ -58,21 +61,31 @@ class Aligned:
 
 @dataclass(frozen=True)
 class Ends:
-    """The experts as far as they are like the base, and what of theirs is left out, in words, by task."""
+    """The experts as far as they are like the base, and what of theirs is left out, in words, by
+    task.
+    """
 
     experts: dict[str, Source]
-    apart: frozenset[str]  # tensors of the base that stay as they are, as not all experts have them in its shape
+    apart: frozenset[
+        str
+    ]  # tensors of the base that stay as they are, as not all experts have them in its shape
     told: dict[str, str]
 
 
-def aligned(base: Source, experts: Mapping[str, Source], base_model: Any, models: Mapping[str, Any]) -> Ends:
-    """Experts whose towers are the base's, whatever stands on them; those that are like the base stay as they are.
+def aligned(
+    base: Source, experts: Mapping[str, Source], base_model: Any, models: Mapping[str, Any]
+) -> Ends:
+    """Experts whose towers are the base's, whatever stands on them; those that are like the base
+    stay as they are.
 
-    base_model, models: the base and the experts as they were given, for their classes and tokenizers.
+    base_model, models: the base and the experts as they were given, for their classes and
+    tokenizers.
     Raises: TensorsDiffer for an expert of another family.
     """
     found, apart, told, tower = dict(experts), set[str](), {}, prefix_of(base_model, base)
-    kinds = {"base": class_of(base_model)} | {f"expert {task!r}": class_of(model) for task, model in models.items()}
+    kinds = {"base": class_of(base_model)} | {
+        f"expert {task!r}": class_of(model) for task, model in models.items()
+    }
     require_one_family({name: kind for name, kind in kinds.items() if kind})
     for task, expert in experts.items():
         same = class_of(base_model) is class_of(models[task])
@@ -87,7 +100,9 @@ def aligned(base: Source, experts: Mapping[str, Source], base_model: Any, models
         heads = {
             name
             for name, theirs in known.items()
-            if name not in rows and base.shape(name) != expert.shape(theirs) and outside(name, tower)
+            if name not in rows
+            and base.shape(name) != expert.shape(theirs)
+            and outside(name, tower)
         }
         as_base = known == {name: name for name in base.names} and len(known) == len(expert.names)
         if as_base and not rows and not heads:
@@ -100,20 +115,37 @@ def aligned(base: Source, experts: Mapping[str, Source], base_model: Any, models
     return Ends(found, frozenset(apart), {task: text for task, text in told.items() if text})
 
 
-def words(left: list[str], rows: Mapping[str, Tensor], expert: Source, known: Mapping[str, str], base: Source) -> str:
+def words(
+    left: list[str],
+    rows: Mapping[str, Tensor],
+    expert: Source,
+    known: Mapping[str, str],
+    base: Source,
+) -> str:
     """What of an expert does not go into the merge."""
-    said = [f"its head stays with it ({', '.join(left[:4])}{', ...' * (len(left) > 4)})"] if left else []
+    said = (
+        [f"its head stays with it ({', '.join(left[:4])}{', ...' * (len(left) > 4)})"]
+        if left
+        else []
+    )
     for name in list(rows)[:1]:
         here, there = base.shape(name)[0], expert.shape(known[name])[0]
-        said.append(f"of its {there} rows of words those {int((rows[name] >= 0).sum())} that the base's {here} have too")
+        said.append(
+            f"of its {there} rows of words those {int((rows[name] >= 0).sum())} that the base's {here} have too"
+        )
     return "; ".join(said)
 
 
-def in_base_names(base: Source, expert: Source, tower: str, theirs: str, same: bool) -> dict[str, str] | None:
-    """The base's name -> the expert's, where all that is missing on either side stands outside of the tower; else None.
+def in_base_names(
+    base: Source, expert: Source, tower: str, theirs: str, same: bool
+) -> dict[str, str] | None:
+    """The base's name -> the expert's, where all that is missing on either side stands outside of
+    the tower; else None.
 
-    tower, theirs: what the tower is called inside of each, with a dot behind it; empty where the model is the tower itself.
-    same: both are of one class, so that a table of words that one of them lacks is tied there, and no head of a task.
+    tower, theirs: what the tower is called inside of each, with a dot behind it; empty where the
+    model is the tower itself.
+    same: both are of one class, so that a table of words that one of them lacks is tied there, and
+    no head of a task.
     """
     known, ours = {}, set(base.names)
     for name in expert.names:
@@ -121,14 +153,20 @@ def in_base_names(base: Source, expert: Source, tower: str, theirs: str, same: b
         mine = tower + inner if not theirs or name.startswith(theirs) else name
         if mine in ours:
             known[mine] = name
-    missing = [name for name in ours.difference(known) if (same and is_vocabulary(name)) or not outside(name, tower)]
+    missing = [
+        name
+        for name in ours.difference(known)
+        if (same and is_vocabulary(name)) or not outside(name, tower)
+    ]
     left = set(expert.names).difference(known.values())
     surplus = [name for name in left if (same and is_vocabulary(name)) or not outside(name, theirs)]
     return None if missing or surplus or not known else known
 
 
 def outside(name: str, tower: str) -> bool:
-    """Whether a tensor stands on the tower and not in it; of a model that is its own tower none does but a pooler."""
+    """Whether a tensor stands on the tower and not in it; of a model that is its own tower none
+    does but a pooler.
+    """
     return bool(tower and not name.startswith(tower)) or POOLER in name.split(".")
 
 
@@ -142,13 +180,21 @@ def class_of(model: Any) -> type | None:
 def prefix_of(model: Any, source: Source) -> str:
     """What a model with a head calls its tower, such as "bert."; empty for a tower."""
     prefix = getattr(class_of(model), "base_model_prefix", "")  # a LoRA folder has the base's names
-    return f"{prefix}." if prefix and any(name.startswith(f"{prefix}.") for name in source.names) else ""
+    return (
+        f"{prefix}."
+        if prefix and any(name.startswith(f"{prefix}.") for name in source.names)
+        else ""
+    )
 
 
 def is_table(name: str, base: Source) -> bool:
-    """Whether a tensor has a row for each word: told by its name, or by having as many rows as one of that name."""
+    """Whether a tensor has a row for each word: told by its name, or by having as many rows as one
+    of that name.
+    """
     tables = {base.shape(other)[0] for other in base.names if is_vocabulary(other)}
-    return is_vocabulary(name) or (base.shape(name)[0] in tables and "embed" not in name and "prediction" in name)
+    return is_vocabulary(name) or (
+        base.shape(name)[0] in tables and "embed" not in name and "prediction" in name
+    )
 
 
 def differ_in_rows(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
@@ -157,7 +203,9 @@ def differ_in_rows(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def rows_of(here: int, there: int, base: Any, expert: Any) -> Tensor:
-    """The expert's row of each of the base's, by token where both have a tokenizer, else by number; -1 for none. (here,)"""
+    """The expert's row of each of the base's, by token where both have a tokenizer, else by number;
+    -1 for none. (here,)
+    """
     rows = torch.arange(here)
     rows[rows >= there] = -1
     ours, theirs = vocabulary(base), vocabulary(expert)

@@ -2,7 +2,8 @@
 
 from fnmatch import fnmatchcase
 
-# rows are words here, so models with other words in them differ in shape, and a row's direction says nothing of features
+# rows are words here, so models with other words in them differ in shape, and a row's direction
+# says nothing of features
 VOCABULARY = ("*shared.weight", "*embed_tokens.weight", "*token_embedding.weight", "*wte.weight", "*word_embeddings.weight",
               "*lm_head.weight", "*lm_head.bias")  # fmt: skip
 

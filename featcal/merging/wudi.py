@@ -1,6 +1,8 @@
-"""WUDI: the task vector of a matrix that interferes least with every expert's own, by Adam or at the minimum itself.
+"""WUDI: the task vector of a matrix that interferes least with every expert's own, by Adam or at
+the minimum itself.
 
-Source: Cheng et al., 2025; FusionBench's and the official code differ in which matrices they take (matrices.py).
+Source: Cheng et al., 2025; FusionBench's and the official code differ in which matrices they take
+(matrices.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +20,9 @@ from featcal.merging.method_settings import Wudi
 
 @dataclass(frozen=True)
 class Interference:
-    """L(τ) = Σ ‖(τ − τᵢ) τᵢᵀ‖² / ‖τᵢ‖² = ⟨τ, τG − 2R⟩ + c, in sums that do not grow with the number of experts."""
+    """L(τ) = Σ ‖(τ − τᵢ) τᵢᵀ‖² / ‖τᵢ‖² = ⟨τ, τG − 2R⟩ + c, in sums that do not grow with the number
+    of experts.
+    """
 
     G: Tensor  # (d, d)  Σ τᵢᵀτᵢ / ‖τᵢ‖²
     R: Tensor  # (o, d)  Σ τᵢ τᵢᵀτᵢ / ‖τᵢ‖²
@@ -27,7 +31,9 @@ class Interference:
 
     @classmethod
     def of(cls, vectors: Sequence[Tensor]) -> "Interference":
-        """From the task vectors (o, d) in float64; one that is zero interferes with nothing and has no term."""
+        """From the task vectors (o, d) in float64; one that is zero interferes with nothing and has
+        no term.
+        """
         o, d = vectors[0].shape
         G, R, c = vectors[0].new_zeros(d, d), vectors[0].new_zeros(o, d), 0.0
         for vector in vectors:
@@ -46,25 +52,34 @@ class Interference:
         return max(0.0, float((tau * (tau @ self.G.double() - 2 * self.R.double())).sum()) + self.c)
 
     def minimum(self, rtol: float | None = None) -> Tensor:
-        """τ* = R G⁺, the smallest of all minimisers; eigenvalues of G below rtol times its largest count as 0."""
+        """τ* = R G⁺, the smallest of all minimisers; eigenvalues of G below rtol times its largest
+        count as 0.
+        """
         smallest: Tensor = self.R @ torch.linalg.pinv(self.G, hermitian=True, rtol=rtol)
         return smallest
 
 
-def descended(problem: Interference, steps: int, rate: float, place: str) -> tuple[Tensor, list[float]]:
+def descended(
+    problem: Interference, steps: int, rate: float, place: str
+) -> tuple[Tensor, list[float]]:
     """Adam from Σ τᵢ, and the loss before every step and at the end.
 
-    Adam steps by about `rate` whatever the gradient, so that from a start that is a minimum already it can only climb: where
-    the end lies above the start, the start is returned. Raises: Diverged naming matrix and step.
+    Adam steps by about `rate` whatever the gradient, so that from a start that is a minimum already
+    it can only climb: where the end lies above the start, the start is returned. Raises: Diverged
+    naming matrix and step.
     """
     tau = problem.start.clone()
     adam = torch.optim.Adam([tau], lr=rate)
     losses = []
     for step in range(steps + 1):
         product = tau @ problem.G  # (o, d)
-        losses.append(max(0.0, float((tau * (product - 2 * problem.R)).sum(dtype=torch.float64)) + problem.c))
+        losses.append(
+            max(0.0, float((tau * (product - 2 * problem.R)).sum(dtype=torch.float64)) + problem.c)
+        )
         if not losses[-1] < float("inf"):
-            raise Diverged(f"wudi: {place}", step, "merge.rate", rate, "overflowing numbers in the experts")
+            raise Diverged(
+                f"wudi: {place}", step, "merge.rate", rate, "overflowing numbers in the experts"
+            )
         if step < steps:
             tau.grad = 2 * (product - problem.R)
             adam.step()
@@ -72,7 +87,9 @@ def descended(problem: Interference, steps: int, rate: float, place: str) -> tup
 
 
 def wudi(job: Job) -> Iterator[Named]:
-    """Every tensor by WUDI; the record keeps the loss summed over matrices, and of each matrix its start and end."""
+    """Every tensor by WUDI; the record keeps the loss summed over matrices, and of each matrix its
+    start and end.
+    """
     official = job.settings.variant == "official"
     groups = linear_groups(job) if official else matrix_groups(job)
     ends: dict[str, dict[str, float]] = {}
@@ -88,7 +105,9 @@ def wudi(job: Job) -> Iterator[Named]:
             yield name, (base.double() + part.cpu().double()).to(base.dtype)
     job.record.update(loss=curve, matrices=ends)
     rest = sorted(set(job.names) - {name for names in groups for name in names})
-    yield from tensor_by_tensor(job, rest, (lambda base, experts: base) if official else average_tensor)
+    yield from tensor_by_tensor(
+        job, rest, (lambda base, experts: base) if official else average_tensor
+    )
 
 
 def wudi_closed_form(job: Job) -> Iterator[Named]:
@@ -102,10 +121,14 @@ def _solved(job: Job, names: Sequence[str]) -> tuple[Tensor, list[float]]:
     tensors = [job.read(name) for name in names]
     base = torch.cat([ours for ours, _ in tensors]).double()
     experts = range(len(job.experts))
-    problem = Interference.of([torch.cat([theirs[i] for _, theirs in tensors]).double() - base for i in experts])
+    problem = Interference.of(
+        [torch.cat([theirs[i] for _, theirs in tensors]).double() - base for i in experts]
+    )
     if job.settings.variant == "closed_form":
         tau = problem.minimum(job.settings.rtol)
         return tau, [problem.loss(problem.start), problem.loss(tau)]
-    wide = job.base.dtype(names[0]) == torch.float64  # steps in float32 where the model holds no more
+    wide = (
+        job.base.dtype(names[0]) == torch.float64
+    )  # steps in float32 where the model holds no more
     problem = problem if wide else problem.to(torch.float32)
     return descended(problem, job.settings.steps, job.settings.rate, names[0])

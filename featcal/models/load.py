@@ -1,6 +1,8 @@
-"""Checkpoint folders to modules: float32, evaluation mode, from safetensors only, every weight accounted for.
+"""Checkpoint folders to modules: float32, evaluation mode, from safetensors only, every weight
+accounted for.
 
-Transformers fills what a file lacks with random numbers and only logs it; here that is an error. Knows no tasks and no settings.
+Transformers fills what a file lacks with random numbers and only logs it; here that is an error.
+Knows no tasks and no settings.
 """
 
 from collections.abc import Iterator
@@ -11,7 +13,14 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import MODEL_MAPPING, AutoConfig, AutoTokenizer, CLIPModel, CLIPVisionModel, PreTrainedModel
+from transformers import (
+    MODEL_MAPPING,
+    AutoConfig,
+    AutoTokenizer,
+    CLIPModel,
+    CLIPVisionModel,
+    PreTrainedModel,
+)
 from transformers.utils import logging
 
 from featcal.errors import BadFile, WrongKeys
@@ -25,8 +34,8 @@ VISION = "vision_model"  # the tower of a CLIPModel that plays the vision model
 def load_model(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The model of a local folder, its class read from config.json.
 
-    Raises: MissingPath, BadFile (no safetensors, no such model class), TruncatedFile, NotFinite (file and tensor), WrongKeys
-    (missing, unexpected or misshapen weights by name).
+    Raises: MissingPath, BadFile (no safetensors, no such model class), TruncatedFile, NotFinite
+    (file and tensor), WrongKeys (missing, unexpected or misshapen weights by name).
     """
     return _loaded(model_class(folder), folder, dtype, part=None)
 
@@ -37,26 +46,47 @@ def load_vision(folder: str | Path, dtype: torch.dtype = torch.float32) -> CLIPV
 
 
 def load_clip(folder: str | Path) -> CLIPModel:
-    """A CLIPModel with both towers and projections. Raises: as load_model; BadFile for a folder of another class."""
+    """A CLIPModel with both towers and projections. Raises: as load_model; BadFile for a folder of
+    another class.
+    """
     if model_class(folder) is not CLIPModel:
-        raise other_class(folder, model_class(folder).__name__, "a CLIPModel with image and text tower is needed here")
+        raise other_class(
+            folder,
+            model_class(folder).__name__,
+            "a CLIPModel with image and text tower is needed here",
+        )
     return _loaded(CLIPModel, folder, torch.float32, part=None)
 
 
 def load_tokenizer(folder: str | Path) -> Any:
-    """The tokenizer of a local folder. Raises: MissingPath; BadFile when the folder has none or names code for it."""
+    """The tokenizer of a local folder. Raises: MissingPath; BadFile when the folder has none or
+    names code for it.
+    """
     for name in (CONFIG, TOKENIZER):
         refuse_code(folder_path(folder), name)
     try:
         with quiet():
             return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError) as error:  # whatever its files cannot be
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        ImportError,
+        AttributeError,
+        TypeError,
+    ) as error:  # whatever its files cannot be
         first = str(error).splitlines()[0]
-        raise BadFile(folder, f"no tokenizer in this folder ({first})", "copy tokenizer.json and its config there") from None
+        raise BadFile(
+            folder,
+            f"no tokenizer in this folder ({first})",
+            "copy tokenizer.json and its config there",
+        ) from None
 
 
 def model_class(folder: str | Path) -> type[PreTrainedModel]:
-    """The transformers class that config.json names. Raises: MissingPath, BadFile (also for code it needs)."""
+    """The transformers class that config.json names. Raises: MissingPath, BadFile (also for code it
+    needs).
+    """
     place = folder_path(folder)
     refuse_adapter(folder)
     refuse_code(folder)
@@ -66,16 +96,24 @@ def model_class(folder: str | Path) -> type[PreTrainedModel]:
     architectures = config.get("architectures") if isinstance(config, dict) else None
     kind = getattr(transformers, str(architectures[0]), None) if architectures else None
     if not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
-        raise other_class(folder, architectures, "one class of transformers is expected, such as CLIPVisionModel")
+        raise other_class(
+            folder, architectures, "one class of transformers is expected, such as CLIPVisionModel"
+        )
     return kind
 
 
 def _bare_class(folder: str | Path) -> type[PreTrainedModel]:
-    """The class without a head, by which sentence-transformers loads its encoders whatever class config.json names."""
+    """The class without a head, by which sentence-transformers loads its encoders whatever class
+    config.json names.
+    """
     try:
         return MODEL_MAPPING[type(AutoConfig.from_pretrained(folder, local_files_only=True))]
     except (KeyError, ValueError, OSError):
-        raise other_class(folder, "of no model", "a sentence encoder's config.json names a model_type of transformers") from None
+        raise other_class(
+            folder,
+            "of no model",
+            "a sentence encoder's config.json names a model_type of transformers",
+        ) from None
 
 
 def other_class(folder: str | Path, architectures: object, expected: str) -> BadFile:
@@ -84,7 +122,9 @@ def other_class(folder: str | Path, architectures: object, expected: str) -> Bad
 
 
 def vision_part(folder: str | Path) -> str | None:
-    """Which part of the checkpoint is the vision tower: one of several of a CLIPModel, or all there is (None)."""
+    """Which part of the checkpoint is the vision tower: one of several of a CLIPModel, or all there
+    is (None).
+    """
     kind = model_class(folder)
     if kind not in (CLIPModel, CLIPVisionModel):
         raise other_class(folder, kind.__name__, "a CLIPModel or CLIPVisionModel is needed here")
@@ -118,8 +158,11 @@ def _loaded(kind: Any, folder: str | Path, dtype: torch.dtype, part: str | None)
             ignore_mismatched_sizes=True,  # reported below by name instead of by a traceback
             output_loading_info=True,
         )
-    # the other parts of a whole CLIPModel are left out on purpose; position_ids is a counter that older files store
-    unexpected = sorted(n for n in info["unexpected_keys"] if not (part or n.endswith("embeddings.position_ids")))
+    # the other parts of a whole CLIPModel are left out on purpose; position_ids is a counter that
+    # older files store
+    unexpected = sorted(
+        n for n in info["unexpected_keys"] if not (part or n.endswith("embeddings.position_ids"))
+    )
     misshapen = sorted(str(entry[0]) for entry in info["mismatched_keys"])
     if info["missing_keys"] or unexpected or misshapen:
         raise WrongKeys(folder, kind.__name__, sorted(info["missing_keys"]), unexpected, misshapen)
@@ -128,6 +171,8 @@ def _loaded(kind: Any, folder: str | Path, dtype: torch.dtype, part: str | None)
 
 
 def load_as_calibrated(folder: str | Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """What calibration is about in a folder: of a whole CLIP the vision tower, of others the model. Raises: as load_model."""
+    """What calibration is about in a folder: of a whole CLIP the vision tower, of others the model.
+    Raises: as load_model.
+    """
     load = load_vision if model_class(folder) in (CLIPModel, CLIPVisionModel) else load_model
     return load(folder, dtype)

@@ -11,7 +11,8 @@ from torch import nn
 def evaluation_mode(models: Sequence[nn.Module]) -> Iterator[None]:
     """Without dropout and without gradients inside the `with`; every module's own mode is restored.
 
-    `no_grad`, not `inference_mode`: the version counters that show overwritten inputs exist only in the former.
+    `no_grad`, not `inference_mode`: the version counters that show overwritten inputs exist only in
+    the former.
     """
     modes = [(module, module.training) for model in models for module in model.modules()]
     try:

@@ -1,4 +1,6 @@
-"""Tensors read by a thread while the caller does something else, counted from the moment the reading starts."""
+"""Tensors read by a thread while the caller does something else, counted from the moment the
+reading starts.
+"""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +11,8 @@ from featcal.storage.ledger import Ledger
 
 
 class ReadAhead:
-    """One reading under way: `taken` waits for it, `dropped` forgets it; after either its thread is gone.
+    """One reading under way: `taken` waits for it, `dropped` forgets it; after either its thread is
+    gone.
 
     sizes: bytes by name.  read: gives the tensor of a name; what it raises is raised by `taken`.
     """

@@ -1,4 +1,5 @@
-"""A model as the calibrator sees it: given as a module, or as a folder of which only what computes is in memory.
+"""A model as the calibrator sees it: given as a module, or as a folder of which only what computes
+is in memory.
 
 Knows neither tasks nor settings.
 """
@@ -36,7 +37,9 @@ class Held(Protocol):
         """Takes the hint back."""
 
     def check_finite(self, place: str = "") -> None:
-        """Raises NotFinite or BadData unless every tensor holds numbers; `place`: how errors call a model without a folder."""
+        """Raises NotFinite or BadData unless every tensor holds numbers; `place`: how errors call a
+        model without a folder.
+        """
 
 
 class Resident:
@@ -84,13 +87,17 @@ def in_turn(held: Mapping[str, Held], path: str) -> Iterator[tuple[str, nn.Modul
 
 
 def tensors(held: Held) -> dict[str, tuple[int, ...]]:
-    """Shapes of all parameters by name, tied ones under every name; of a folder known from headers alone."""
-    return {name: tuple(p.shape) for name, p in held.module.named_parameters(remove_duplicate=False)}
+    """Shapes of all parameters by name, tied ones under every name; of a folder known from headers
+    alone.
+    """
+    return {
+        name: tuple(p.shape) for name, p in held.module.named_parameters(remove_duplicate=False)
+    }
 
 
 def require_alike(models: Mapping[str, Held], blocks: Sequence[str] | None = None) -> None:
-    """Raise MissingTensor or TensorsDiffer unless all models, by the name errors use, are of the first one's family and have its
-    names and shapes.
+    """Raise MissingTensor or TensorsDiffer unless all models, by the name errors use, are of the
+    first one's family and have its names and shapes.
 
     blocks: paths outside of which the number of rows may differ; none where None.
     """

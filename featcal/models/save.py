@@ -1,4 +1,6 @@
-"""Modules to checkpoint folders that transformers and other tools can load; the same weights give the same bytes."""
+"""Modules to checkpoint folders that transformers and other tools can load; the same weights give
+the same bytes.
+"""
 
 import copy
 import json
@@ -19,21 +21,28 @@ WEIGHTS = (
     ".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack", ".ot", ".gguf",
     ".onnx", ".onnx_data", ".pb", ".tflite",
 )  # fmt: skip
-# what a folder says of its own model; of what is made of it other things hold, and who writes a folder writes these
+# what a folder says of its own model; of what is made of it other things hold, and who writes a
+# folder writes these
 OF_ITS_OWN = (
     "config.json", "open_clip_config.json", "adapter_config.json", "mergekit_config.yml", "merge.json", "featcal.json",
     "featcal.run.json",
 )  # fmt: skip
 
 
-def save_model(module: nn.Module, folder: str | Path, like: str | Path | None = None, limit: int = LIMIT) -> Path:
-    """Writes config.json and safetensors, and copies what lies beside the weights of the folder `like`.
+def save_model(
+    module: nn.Module, folder: str | Path, like: str | Path | None = None, limit: int = LIMIT
+) -> Path:
+    """Writes config.json and safetensors, and copies what lies beside the weights of the folder
+    `like`.
 
-    The folder appears complete or not at all. Tensors that share memory (tied embeddings) are written once.
+    The folder appears complete or not at all. Tensors that share memory (tied embeddings) are
+    written once.
     Returns: the folder. Raises: DiskFull.
     """
     state = untied(module)
-    with ShardWriter(folder, limit, needed=sum(tensor.nbytes for tensor in state.values())) as writer:
+    with ShardWriter(
+        folder, limit, needed=sum(tensor.nbytes for tensor in state.values())
+    ) as writer:
         write_config(module.config, type(module).__name__, writer.folder)  # type: ignore[arg-type]
         copy_beside(like, writer.folder)
         for name, tensor in state.items():
@@ -55,21 +64,30 @@ def untied(module: nn.Module) -> dict[str, Tensor]:
 
 
 def write_config(config: PretrainedConfig, architecture: str, folder: Path) -> None:
-    """config.json of one model class; of a CLIPConfig the vision part when the class is the vision tower."""
-    part = config.vision_config if architecture == "CLIPVisionModel" and isinstance(config, CLIPConfig) else config
+    """config.json of one model class; of a CLIPConfig the vision part when the class is the vision
+    tower.
+    """
+    part = (
+        config.vision_config
+        if architecture == "CLIPVisionModel" and isinstance(config, CLIPConfig)
+        else config
+    )
     config = copy.deepcopy(part)  # type: ignore[assignment]
     config.architectures = [architecture]
     for each in (config, *(getattr(config, name) for name in config.sub_configs)):
-        each.dtype = None  # the weights say it; whether a loaded configuration does depends on how it was loaded
+        # the weights say it; whether a loaded configuration does depends on how it was loaded
+        each.dtype = None
     config.save_pretrained(folder)
 
 
 def copy_beside(like: str | Path | None, folder: Path) -> None:
-    """Copies what makes a folder usable beyond its weights: tokenizer, processor, prompts, modules, whatever their names.
+    """Copies what makes a folder usable beyond its weights: tokenizer, processor, prompts, modules,
+    whatever their names.
 
-    These are all files of `like`, sub-folders too, that are no weights, no card and no record of how `like` itself was made. A
-    sub-folder that holds weights is another form of the model (onnx/, checkpoint-500/) and stays, unless modules.json names it:
-    then it is a part that the model cannot do without, such as a dense layer behind the pooling, and comes as it is. Hidden files
+    These are all files of `like`, sub-folders too, that are no weights, no card and no record of
+    how `like` itself was made. A sub-folder that holds weights is another form of the model (onnx/,
+    checkpoint-500/) and stays, unless modules.json names it: then it is a part that the model
+    cannot do without, such as a dense layer behind the pooling, and comes as it is. Hidden files
     stay, and links to folders are not followed.
     Raises: BadFile for a modules.json that tells no parts.
     """
@@ -91,7 +109,10 @@ def beside(like: Path) -> Iterator[Path]:
             continue
         for name in sorted(files):
             own = not here.name and (name in OF_ITS_OWN or Path(name).stem.lower() == "readme")
-            if not (name.startswith(".") or own or (is_weights(name) and not whole)) and (like / here / name).is_file():
+            if (
+                not (name.startswith(".") or own or (is_weights(name) and not whole))
+                and (like / here / name).is_file()
+            ):
                 yield here / name
 
 
@@ -101,11 +122,19 @@ def is_weights(name: str) -> bool:
 
 
 def _parts(like: Path) -> set[str]:
-    """Sub-folders that a SentenceTransformer is made of; its first part, the model itself, lies in the folder and has none."""
+    """Sub-folders that a SentenceTransformer is made of; its first part, the model itself, lies in
+    the folder and has none.
+    """
     file = like / MODULES
     if not file.is_file():
         return set()
     try:
-        return {PurePosixPath(part["path"]).as_posix() for part in json.loads(file.read_text("utf-8"))} - {"."}
+        return {
+            PurePosixPath(part["path"]).as_posix() for part in json.loads(file.read_text("utf-8"))
+        } - {"."}
     except (ValueError, TypeError, KeyError):
-        raise BadFile(file, "tells no parts of a SentenceTransformer", "copy or download it again, or remove it") from None
+        raise BadFile(
+            file,
+            "tells no parts of a SentenceTransformer",
+            "copy or download it again, or remove it",
+        ) from None

@@ -1,6 +1,8 @@
-"""Where each tensor of a model lies in its checkpoint, by the names and conversions transformers itself applies when it loads.
+"""Where each tensor of a model lies in its checkpoint, by the names and conversions transformers
+itself applies when it loads.
 
-Everything is decided from headers, before anything is read; what is tied, missing, surplus or misshapen is known from here on.
+Everything is decided from headers, before anything is read; what is tied, missing, surplus or
+misshapen is known from here on.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +15,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    dot_natural_key,
+    rename_source_key,
+)
 
 from featcal.errors import BadFile, MissingTensor, WrongKeys
 from featcal.storage.checkpoint import LazyCheckpoint
@@ -23,10 +30,14 @@ Read = Callable[[str], Tensor]
 
 @dataclass(frozen=True)
 class Stored:
-    """One tensor of the model, as it lies in the checkpoint or to be made of several that lie there."""
+    """One tensor of the model, as it lies in the checkpoint or to be made of several that lie
+    there.
+    """
 
     name: str
-    sources: tuple[tuple[str, str], ...]  # name in the checkpoint, pattern of the conversion it matched
+    sources: tuple[
+        tuple[str, str], ...
+    ]  # name in the checkpoint, pattern of the conversion it matched
     shape: tuple[int, ...]
     conversion: "Conversion | None" = None
 
@@ -34,27 +45,40 @@ class Stored:
         """The tensor in memory of its own, each source read by `read`."""
         if self.conversion is None:
             return read(self.sources[0][0])
-        return self.conversion.apply(self.sources, read)[self.name].clone()  # several may be views of one source
+        return self.conversion.apply(self.sources, read)[
+            self.name
+        ].clone()  # several may be views of one source
 
-    def apart(self, tensor: Tensor, shape_of: Callable[[str], tuple[int, ...]]) -> dict[str, Tensor]:
-        """What `read` makes this tensor of, by source; nothing where it is not made of whole rows of its sources.
+    def apart(
+        self, tensor: Tensor, shape_of: Callable[[str], tuple[int, ...]]
+    ) -> dict[str, Tensor]:
+        """What `read` makes this tensor of, by source; nothing where it is not made of whole rows
+        of its sources.
 
-        Which row comes from which source is seen from a conversion of tensors that hold their source's number.
+        Which row comes from which source is seen from a conversion of tensors that hold their
+        source's number.
         """
         names = [source for source, _ in self.sources]
         if len(names) == 1:
             return {names[0]: tensor}
         assert self.conversion is not None
-        marks = {name: torch.full((*shape_of(name)[:-1], 1), number) for number, name in enumerate(names)}
+        marks = {
+            name: torch.full((*shape_of(name)[:-1], 1), number) for number, name in enumerate(names)
+        }
         made = self.conversion.apply(self.sources, marks.__getitem__)[self.name]
         if made.shape != (*self.shape[:-1], 1):
             return {}
-        return {name: tensor[made[..., 0] == number].reshape(shape_of(name)) for number, name in enumerate(names)}
+        return {
+            name: tensor[made[..., 0] == number].reshape(shape_of(name))
+            for number, name in enumerate(names)
+        }
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """Transformers' own way from tensors of a file to tensors of a model, such as one matrix cut into two."""
+    """Transformers' own way from tensors of a file to tensors of a model, such as one matrix cut
+    into two.
+    """
 
     converter: WeightConverter
     first: str  # of the names it makes
@@ -65,16 +89,22 @@ class Conversion:
         for source, pattern in sources:
             converter.add_tensor(self.first, source, pattern, read(source))  # type: ignore[arg-type]
         made = converter.convert(self.first, model=self.module, config=self.module.config)
-        return {name: values[0] if isinstance(values, list) else values for name, values in made.items()}
+        return {
+            name: values[0] if isinstance(values, list) else values for name, values in made.items()
+        }
 
 
-def stored_tensors(module: PreTrainedModel, checkpoint: LazyCheckpoint, heads: bool = False) -> dict[str, Stored]:
-    """Every tensor of the model's state that the checkpoint holds, by name; of tied parameters those names that it holds.
+def stored_tensors(
+    module: PreTrainedModel, checkpoint: LazyCheckpoint, heads: bool = False
+) -> dict[str, Stored]:
+    """Every tensor of the model's state that the checkpoint holds, by name; of tied parameters
+    those names that it holds.
 
-    heads: the checkpoint is that of a model with another head, or with one more or less: what stands on the tower may be missing
-    or left over.
-    Raises: WrongKeys for tensors of the checkpoint that belong to nothing or have another shape; MissingTensor with the three
-    nearest names for a parameter it holds under none of its names; BadFile where a conversion is impossible.
+    heads: the checkpoint is that of a model with another head, or with one more or less: what
+    stands on the tower may be missing or left over.
+    Raises: WrongKeys for tensors of the checkpoint that belong to nothing or have another shape;
+    MissingTensor with the three nearest names for a parameter it holds under none of its names;
+    BadFile where a conversion is impossible.
     """
     state: dict[str, Tensor] = module.state_dict()
     found: dict[str, Stored] = {}
@@ -85,12 +115,20 @@ def stored_tensors(module: PreTrainedModel, checkpoint: LazyCheckpoint, heads: b
         else:
             surplus.append(stored)
     misshapen = sorted(name for name in found if found[name].shape != tuple(state[name].shape))
-    keys: Any = SimpleNamespace(missing_keys=set(state) - set(found), unexpected_keys={stored.name for stored in surplus})
-    module._adjust_missing_and_unexpected_keys(keys)  # drops what old files hold although every model builds it itself
-    unexpected = sorted(stored.sources[0][0] for stored in surplus if stored.name in keys.unexpected_keys)
+    keys: Any = SimpleNamespace(
+        missing_keys=set(state) - set(found), unexpected_keys={stored.name for stored in surplus}
+    )
+    module._adjust_missing_and_unexpected_keys(
+        keys
+    )  # drops what old files hold although every model builds it itself
+    unexpected = sorted(
+        stored.sources[0][0] for stored in surplus if stored.name in keys.unexpected_keys
+    )
     ties = tied_names(module)
     missing = [names[0] for names in ties if found.keys().isdisjoint(names)]
-    missing += sorted(set(keys.missing_keys).difference(*ties))  # of buffers; a parameter can never be left out
+    missing += sorted(
+        set(keys.missing_keys).difference(*ties)
+    )  # of buffers; a parameter can never be left out
     if heads:
         missing = [name for name in missing if not on_tower(name, module)]
         unexpected = [name for name in unexpected if not on_tower(name, module)]
@@ -102,24 +140,38 @@ def stored_tensors(module: PreTrainedModel, checkpoint: LazyCheckpoint, heads: b
 
 
 def on_tower(name: str, module: PreTrainedModel) -> bool:
-    """Whether a tensor is no part of the tower: named beside it where one of the two has a head, or a pooler's."""
+    """Whether a tensor is no part of the tower: named beside it where one of the two has a head, or
+    a pooler's.
+    """
     prefix = f"{module.base_model_prefix}."
     inside = module.state_dict().keys()
     if "pooler" in name.split("."):
         return True
-    return not name.startswith(prefix) and (name not in inside or any(each.startswith(prefix) for each in inside))
+    return not name.startswith(prefix) and (
+        name not in inside or any(each.startswith(prefix) for each in inside)
+    )
 
 
-def matches(module: PreTrainedModel, checkpoint: LazyCheckpoint, state: dict[str, Tensor]) -> list[Stored]:
-    """Every tensor of the checkpoint under the model's name for it, whether the model has it or not."""
+def matches(
+    module: PreTrainedModel, checkpoint: LazyCheckpoint, state: dict[str, Tensor]
+) -> list[Stored]:
+    """Every tensor of the checkpoint under the model's name for it, whether the model has it or
+    not.
+    """
     transforms = get_model_conversion_mapping(module)
     renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
     converters = [t for t in transforms if isinstance(t, WeightConverter)]
-    by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    by_pattern = {
+        pattern: converter for converter in converters for pattern in converter.source_patterns
+    }
     found: list[Stored] = []
     together: dict[str, tuple[Conversion, list[tuple[str, str]]]] = {}
-    for source in sorted(checkpoint.names, key=dot_natural_key):  # parts that are joined are joined in this order
-        name, pattern = rename_source_key(source, renamings, converters, module.base_model_prefix, state)
+    for source in sorted(
+        checkpoint.names, key=dot_natural_key
+    ):  # parts that are joined are joined in this order
+        name, pattern = rename_source_key(
+            source, renamings, converters, module.base_model_prefix, state
+        )
         if name not in state and source in state:  # a present name that looks like an old one
             name, pattern = rename_source_key(source, [], [], module.base_model_prefix, state)
         if pattern is None:
@@ -127,17 +179,30 @@ def matches(module: PreTrainedModel, checkpoint: LazyCheckpoint, state: dict[str
         else:
             conversion = Conversion(by_pattern[pattern], name, module)
             together.setdefault(name, (conversion, []))[1].append((source, pattern))
-    return found + [stored for group in together.values() for stored in converted(checkpoint, *group)]
+    return found + [
+        stored for group in together.values() for stored in converted(checkpoint, *group)
+    ]
 
 
-def converted(checkpoint: LazyCheckpoint, conversion: Conversion, sources: list[tuple[str, str]]) -> list[Stored]:
+def converted(
+    checkpoint: LazyCheckpoint, conversion: Conversion, sources: list[tuple[str, str]]
+) -> list[Stored]:
     """What a conversion makes, found by converting tensors without numbers. Raises: BadFile."""
     try:
-        made = conversion.apply(tuple(sources), lambda name: torch.empty(checkpoint.shape(name), device="meta"))
+        made = conversion.apply(
+            tuple(sources), lambda name: torch.empty(checkpoint.shape(name), device="meta")
+        )
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
         problem = f"{sources[0][0]} and what belongs to it make no {conversion.first} ({' '.join(str(error).split())})"
-        raise BadFile(checkpoint.file_of(sources[0][0]), problem, "write the model again with save_pretrained(folder)") from None
-    return [Stored(name, tuple(sources), tuple(tensor.shape), conversion) for name, tensor in made.items()]
+        raise BadFile(
+            checkpoint.file_of(sources[0][0]),
+            problem,
+            "write the model again with save_pretrained(folder)",
+        ) from None
+    return [
+        Stored(name, tuple(sources), tuple(tensor.shape), conversion)
+        for name, tensor in made.items()
+    ]
 
 
 def tied_names(module: nn.Module) -> list[tuple[str, ...]]:
@@ -149,9 +214,13 @@ def tied_names(module: nn.Module) -> list[tuple[str, ...]]:
 
 
 def untie_different(module: nn.Module, found: Mapping[str, Stored], read: Read) -> None:
-    """Parts names that config.json ties although the checkpoint holds different numbers under them, as from_pretrained does."""
+    """Parts names that config.json ties although the checkpoint holds different numbers under them,
+    as from_pretrained does.
+    """
     for names in tied_names(module):
-        first, *others = [name for name in names if name in found] or [""]  # none of a head that is missing
+        first, *others = [name for name in names if name in found] or [
+            ""
+        ]  # none of a head that is missing
         for name in others:
             here, there = found[first].read(read), found[name].read(read)
             if not torch.equal(here, there):

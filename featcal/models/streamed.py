@@ -1,6 +1,8 @@
-"""A model whose parameters stay in their checkpoint folder and are in memory only while something computes that needs them.
+"""A model whose parameters stay in their checkpoint folder and are in memory only while something
+computes that needs them.
 
-There is no list of what lies outside of the blocks: whatever computes is loaded, whatever does not stays on meta.
+There is no list of what lies outside of the blocks: whatever computes is loaded, whatever does not
+stays on meta.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,14 +25,20 @@ from featcal.storage.ledger import Ledger
 
 
 class Streamed:
-    """The model of a folder; `module` has its parameters on meta, except inside of `block` and `running`.
+    """The model of a folder; `module` has its parameters on meta, except inside of `block` and
+    `running`.
 
-    blocks: paths of the lists of blocks, as in a plan; other outermost lists of modules are treated alike.
+    blocks: paths of the lists of blocks, as in a plan; other outermost lists of modules are treated
+    alike.
     dtype:  what parameters are loaded as, whatever the file holds.
-    ledger: counts the bytes of the parameters in memory, in the module or read ahead; one ledger may serve several models.
-    instead: by name what is loaded in the place of what the folder holds, None where that is; what is read ahead is the folder's.
-    like:   a class to take the folder's tower into, whose own head may be missing; what stands on the folder's is left out.
-    Raises, as every name and shape is settled here: what skeleton, LazyCheckpoint and stored_tensors raise.
+    ledger: counts the bytes of the parameters in memory, in the module or read ahead; one ledger
+    may serve several models.
+    instead: by name what is loaded in the place of what the folder holds, None where that is; what
+    is read ahead is the folder's.
+    like:   a class to take the folder's tower into, whose own head may be missing; what stands on
+            the folder's is left out.
+    Raises, as every name and shape is settled here: what skeleton, LazyCheckpoint and
+    stored_tensors raise.
     """
 
     def __init__(
@@ -44,11 +52,17 @@ class Streamed:
         instead: Instead = nothing,
         like: type[PreTrainedModel] | None = None,
     ):
-        self.folder, self.device, self.ledger = folder_path(folder), torch.device(device), ledger or Ledger()
+        self.folder, self.device, self.ledger = (
+            folder_path(folder),
+            torch.device(device),
+            ledger or Ledger(),
+        )
         self.module, part = skeleton(folder, dtype, self.device, like)
         self.checkpoint = LazyCheckpoint(folder, part)
         self.checkpoint.require_floating()
-        self.parameters = Parameters(self.module, self.checkpoint, self.device, self.ledger, instead, like is not None)
+        self.parameters = Parameters(
+            self.module, self.checkpoint, self.device, self.ledger, instead, like is not None
+        )
         self._lists = lists_of_modules(self.module, blocks)
         self._ahead: dict[str, ReadAhead] = {}
 
@@ -58,7 +72,9 @@ class Streamed:
 
     @contextmanager
     def block(self, path: str) -> Iterator[nn.Module]:
-        """The submodule with ordinary parameters that may be written to, packed experts as linears; afterwards they are gone."""
+        """The submodule with ordinary parameters that may be written to, packed experts as linears;
+        afterwards they are gone.
+        """
         part = part_of(self.module, path)
         loaded: list[str] = []
         try:
@@ -73,8 +89,9 @@ class Streamed:
     def running(self) -> Iterator[nn.Module]:
         """Inside, the model's own forward works, and that of every part of it.
 
-        What a block needs is there while that block computes; what lies outside is loaded when it first computes, and stays till
-        the end. The first parameter is there from the beginning, as models tell by it on which device they are.
+        What a block needs is there while that block computes; what lies outside is loaded when it
+        first computes, and stays till the end. The first parameter is there from the beginning, as
+        models tell by it on which device they are.
         """
         kept: list[str] = []
         own: list[tuple[nn.Module, Any]] = []
@@ -82,7 +99,9 @@ class Streamed:
             self.parameters.load([self.parameters.first], kept)
             for module, names, inside in self._needs():
                 own.append((module, vars(module).get("forward")))
-                vars(module)["forward"] = self._loading(module.forward, names, None if inside else kept)
+                vars(module)["forward"] = self._loading(
+                    module.forward, names, None if inside else kept
+                )
             yield self.module
         finally:
             for module, forward in own:
@@ -92,7 +111,9 @@ class Streamed:
             self.parameters.drop(kept)
 
     def read(self, path: str) -> None:
-        """Starts reading a block in the background, to memory of the host; `block(path)` takes it, `forget(path)` drops it."""
+        """Starts reading a block in the background, to memory of the host; `block(path)` takes it,
+        `forget(path)` drops it.
+        """
         if path not in self._ahead:
             sizes = self.parameters.sizes(self.parameters.below(part_of(self.module, path)))
             self._ahead[path] = ReadAhead(sizes, self._on_host, self.ledger)
@@ -109,20 +130,34 @@ class Streamed:
     def _needs(self) -> Iterator[tuple[nn.Module, list[str], bool]]:
         """Every module that computes, what it needs, and whether it lies inside of a block.
 
-        A module needs all parameters below it, as some use those of their parts without running the parts; only what runs the
-        blocks does not need them all at once, but its own, those of lists of parameters, which do not run either, and those of
-        tables, of which some read the weight (DeBERTa's encoder its relative positions).
+        A module needs all parameters below it, as some use those of their parts without running the
+        parts; only what runs the blocks does not need them all at once, but its own, those of lists
+        of parameters, which do not run either, and those of tables, of which some read the weight
+        (DeBERTa's encoder its relative positions).
         """
         for path, module in self.module.named_modules():
             if computes(module):
                 inside = any(path.startswith(f"{blocks}.") for blocks in self._lists)
-                above = any(f"{blocks}.".startswith(f"{path}." if path else "") for blocks in self._lists)
-                parts = [module, *(each for each in module.children() if isinstance(each, nn.Embedding) or not computes(each))]
+                above = any(
+                    f"{blocks}.".startswith(f"{path}." if path else "") for blocks in self._lists
+                )
+                parts = [
+                    module,
+                    *(
+                        each
+                        for each in module.children()
+                        if isinstance(each, nn.Embedding) or not computes(each)
+                    ),
+                ]
                 names = [name for part in parts for name in self.parameters.own(part)]
                 yield module, names if above else self.parameters.below(module), inside
 
-    def _loading(self, forward: Callable[..., Any], names: Iterable[str], kept: list[str] | None) -> Callable[..., Any]:
-        """A forward that has its parameters; hooks before it see the module without, so that they can stop at no cost."""
+    def _loading(
+        self, forward: Callable[..., Any], names: Iterable[str], kept: list[str] | None
+    ) -> Callable[..., Any]:
+        """A forward that has its parameters; hooks before it see the module without, so that they
+        can stop at no cost.
+        """
 
         @wraps(forward)
         def loading(*args: Any, **kwargs: Any) -> Any:
@@ -138,10 +173,15 @@ class Streamed:
 
 
 def lists_of_modules(module: nn.Module, blocks: Sequence[str]) -> list[str]:
-    """The given paths, and every outermost ModuleList that is neither inside of one of them nor around one."""
+    """The given paths, and every outermost ModuleList that is neither inside of one of them nor
+    around one.
+    """
     lists = list(blocks)
     for path, each in module.named_modules():
-        apart = not any(f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}.") for other in lists)
+        apart = not any(
+            f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}.")
+            for other in lists
+        )
         if isinstance(each, nn.ModuleList) and apart:
             lists.append(path)
     return lists

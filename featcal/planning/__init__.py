@@ -1,1 +1,3 @@
-"""What a calibration needs before it runs: shapes, operations, memory, from a model without weights."""
+"""What a calibration needs before it runs: shapes, operations, memory, from a model without
+weights.
+"""

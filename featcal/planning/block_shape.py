@@ -1,6 +1,7 @@
 """What calibration will meet in one block, from one batch without numbers: sites, work, bytes.
 
-Legend: d inputs · o outputs · n rows (tokens of one batch). Knows no weights, no files, no number of samples or tasks.
+Legend: d inputs · o outputs · n rows (tokens of one batch). Knows no weights, no files, no number
+of samples or tasks.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -58,7 +59,9 @@ class PartShape:
 
 @dataclass(frozen=True)
 class BlockShape:
-    """One block; work in floating point operations (flops), everything else in bytes, both of one batch."""
+    """One block; work in floating point operations (flops), everything else in bytes, both of one
+    batch.
+    """
 
     name: str
     sites: tuple[SiteShape, ...]
@@ -66,20 +69,35 @@ class BlockShape:
     forward: int  # flops of one pass
     parts: tuple[PartShape, ...]  # in forward order
     weights: int  # parameters
-    captured: int  # what linears and norms read and what is kept of what they put out, the block's own input left out
+    # what linears and norms read and what is kept of what they put out, the block's own input left
+    # out
+    captured: int
     working: int  # at the peak of a pass, what was captured till then included
     rows: int  # tokens, padding included
     features: int  # hidden states and arguments after the block
-    led: int = 0  # flops of a mixture's experts, which of teachers run once more, on the student's tokens
+    led: int = (
+        0  # flops of a mixture's experts, which of teachers run once more, on the student's tokens
+    )
     scores: int = 0  # flops of its attentions' scores
 
     def student_pass(self, parts: Sequence[PartShape]) -> int:
-        """Flops of a pass that ends where all is seen that solving some parts needs of the student."""
-        return max((part.passed if part.lagging else part.reached for part in parts), default=self.forward)
+        """Flops of a pass that ends where all is seen that solving some parts needs of the
+        student.
+        """
+        return max(
+            (part.passed if part.lagging else part.reached for part in parts), default=self.forward
+        )
 
     def teacher_pass(self, parts: Sequence[PartShape]) -> int:
         """The same of an expert; 0 where there are norms alone."""
-        return max((part.passed if part.kept or part.lagging else part.reached for part in parts if part.linears), default=0)
+        return max(
+            (
+                part.passed if part.kept or part.lagging else part.reached
+                for part in parts
+                if part.linears
+            ),
+            default=0,
+        )
 
 
 @dataclass(frozen=True)
@@ -87,13 +105,17 @@ class Asked:
     """How blocks are looked at."""
 
     norm: bool = True  # norms are solved
-    modules: Sequence[str] | None = None  # linears that are solved, by how their names end; all where None
+    modules: Sequence[str] | None = (
+        None  # linears that are solved, by how their names end; all where None
+    )
     residual: bool = False  # linears that write into the residual stream aim at the expert's
     rule: TokenRule | None = None  # in place of the plan's
     padded: bool = False  # sequences differ in length
 
     @classmethod
-    def by(cls, settings: Calibration, rule: TokenRule | None = None, padded: bool = False) -> "Asked":
+    def by(
+        cls, settings: Calibration, rule: TokenRule | None = None, padded: bool = False
+    ) -> "Asked":
         """As a calibration with these settings looks at them."""
         return cls(settings.norm, settings.modules, settings.aims_at_the_stream, rule, padded)
 
@@ -112,15 +134,21 @@ class BlockTask:
     asked: Asked
 
 
-def block_shape(block: nn.Module, stack: Stack, features: Features, task: BlockTask) -> tuple[BlockShape, Features]:
+def block_shape(
+    block: nn.Module, stack: Stack, features: Features, task: BlockTask
+) -> tuple[BlockShape, Features]:
     """The shape of one block, and what it puts out."""
     modules = calibrated_modules(block, task.asked.norm, task.asked.modules)
-    writers = written(block, stack, *features) & set(modules.linears) if task.asked.residual else set()
+    writers = (
+        written(block, stack, *features) & set(modules.linears) if task.asked.residual else set()
+    )
     names, narrow = modules.linears + modules.norms, narrow_linears(block, modules.linears, writers)
     with rehearsing(task.asked.padded) as pass_, reaching(block, names, pass_) as reached:
         with module_inputs(block, names) as inputs, module_outputs(block, narrow) as outputs:
             out = step(block, stack, *features)
-    norms = tuple(block.get_submodule(name).get_parameter("weight").numel() for name in modules.norms)
+    norms = tuple(
+        block.get_submodule(name).get_parameter("weight").numel() for name in modules.norms
+    )
     own_input = [x for x in inputs.values() if same_memory(x, features[0])][:1]
     shape = BlockShape(
         name=task.name,
@@ -150,7 +178,11 @@ def part_shapes(
     """What is solved together with order "sites", in forward order."""
 
     def passed(name: str) -> int:
-        own = 2 * inputs[name].numel() * len(weight_of(block.get_submodule(name))) if name in linears else 0
+        own = (
+            2 * inputs[name].numel() * len(weight_of(block.get_submodule(name)))
+            if name in linears
+            else 0
+        )
         return reached[name] + own
 
     return tuple(
@@ -174,15 +206,25 @@ def site_shapes(
     task: BlockTask,
     writers: Collection[str],
 ) -> tuple[SiteShape, ...]:
-    """Linears grouped as calibration groups them: by the tensor they read and by the weights of its tokens."""
+    """Linears grouped as calibration groups them: by the tensor they read and by the weights of its
+    tokens.
+    """
     hidden, arguments = features
-    shape, own = tuple(hidden.shape[:2]), Tokens(hidden, fed=arguments[0].get(task.fed), routed=routed(block))
+    shape, own = (
+        tuple(hidden.shape[:2]),
+        Tokens(hidden, fed=arguments[0].get(task.fed), routed=routed(block)),
+    )
     sites = shared_sites(inputs, linears, lambda name, _: task.rule(name, task.last, shape))
     found = []
     for names, w in sites.items():
         x, o = inputs[names[0]], sum(len(weight_of(block.get_submodule(name))) for name in names)
         n = int(x.shape[:-1].numel() * (w != 0).double().mean())
         weighed = bool(((w != 0) & (w != 1)).any())
-        kept, lagging = all(name in outputs for name in names), any(name in writers for name in names)
-        found.append(SiteShape(x.shape[-1], o, n, names, weighed, kept, lagging, keeps_tokens(names, x, own)))
+        kept, lagging = (
+            all(name in outputs for name in names),
+            any(name in writers for name in names),
+        )
+        found.append(
+            SiteShape(x.shape[-1], o, n, names, weighed, kept, lagging, keeps_tokens(names, x, own))
+        )
     return tuple(found)

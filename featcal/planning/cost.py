@@ -1,6 +1,8 @@
-"""What a run costs: seconds, peak bytes, floating point operations. Nothing in here changes what is computed.
+"""What a run costs: seconds, peak bytes, floating point operations. Nothing in here changes what is
+computed.
 
-Operations are counted afterwards from the shapes of the batches that were read, on a copy of the model without numbers.
+Operations are counted afterwards from the shapes of the batches that were read, on a copy of the
+model without numbers.
 """
 
 import time
@@ -66,17 +68,24 @@ class Meter:
     def cost(self, run: "Run", blocks: Sequence[BlockRecord]) -> Cost:
         """What the run took until now; all processes call it together."""
         seconds = time.perf_counter() - self.started
-        host, device = peak_host(self.host_before), torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+        host, device = (
+            peak_host(self.host_before),
+            torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0,
+        )
         read = run.ranks.gathered(self.read)
         try:
             flops = None if run.published else run_work(done(run, blocks, read)).total
-        except Exception:  # a model that cannot do without numbers is calibrated all the same; a count must not cost the result
+        # a model that cannot do without numbers is calibrated all the same; a count must not cost
+        # the result
+        except Exception:
             flops = None
         return Cost(round(seconds, 3), host, device, flops)
 
 
 def done(run: "Run", blocks: Sequence[BlockRecord], read: Mapping[str, Read]) -> Done:
-    """What a run did with the batches that were read, by task. Raises: BadPlan where that depends on numbers."""
+    """What a run did with the batches that were read, by task. Raises: BadPlan where that depends
+    on numbers.
+    """
     bare, plan = to_meta(run.models.student.module).eval(), run.models.plan
     kinds = {kind: each.batch for task in read.values() for kind, each in task.items()}
     asked = Asked.by(run.settings, run.token_weights)
@@ -89,20 +98,32 @@ def done(run: "Run", blocks: Sequence[BlockRecord], read: Mapping[str, Read]) ->
     checked = model_shape(bare, plan, first_samples(kinds[first]), asked)
     tokens = {block.name: block.tokens for block in blocks}
     on_gpu = run.models.device.type == "cuda"
-    counts = [sum(size(task, 0, each.batch) * each.count for each in kinds.values()) for task, kinds in read.items()]
+    counts = [
+        sum(size(task, 0, each.batch) * each.count for each in kinds.values())
+        for task, kinds in read.items()
+    ]
     held = sum(map(held_out, counts)) / sum(counts)
     stacks = () if run.block_drift else zip(plan.stacks, shapes[first].stacks, strict=True)
-    more = on_gpu, run.known, tokens, run.ranks.world, {shape.blocks[-1].name for stack, shape in stacks if not stack.feeds}
+    more = (
+        on_gpu,
+        run.known,
+        tokens,
+        run.ranks.world,
+        {shape.blocks[-1].name for stack, shape in stacks if not stack.feeds},
+    )
     return Done(batches, len(read), shapes[first], checked, run.settings, held, *more)
 
 
 @contextmanager
 def counting() -> Iterator[Meter]:
-    """A meter whose peaks begin here: the system's and torch's own records of a peak are set back."""
+    """A meter whose peaks begin here: the system's and torch's own records of a peak are set
+    back.
+    """
     try:
         RESET.write_text("5")
     except OSError:
-        pass  # not Linux, or not allowed: `peak_host` then knows a new peak only by its being higher
+        # not Linux, or not allowed: `peak_host` then knows a new peak only by its being higher
+        pass
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     yield Meter(host_before=memory(NOW))
@@ -114,7 +135,9 @@ def memory(word: str) -> int | None:
         lines = STATUS.read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{word}:")), None)
+    return next(
+        (int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{word}:")), None
+    )
 
 
 def peak_host(before: int | None) -> int | None:
@@ -125,9 +148,15 @@ def peak_host(before: int | None) -> int | None:
 
 def signature(batch: Batch) -> Signature:
     """What of a batch decides how much work it is: shapes and kinds of its tensors."""
-    return tuple((name, (tuple(v.shape), v.dtype) if isinstance(v, Tensor) else repr(v)) for name, v in sorted(batch.items()))
+    return tuple(
+        (name, (tuple(v.shape), v.dtype) if isinstance(v, Tensor) else repr(v))
+        for name, v in sorted(batch.items())
+    )
 
 
 def shapes_only(batch: Batch) -> Batch:
     """The batch without its numbers."""
-    return {name: torch.empty_like(v, device="meta") if isinstance(v, Tensor) else v for name, v in batch.items()}
+    return {
+        name: torch.empty_like(v, device="meta") if isinstance(v, Tensor) else v
+        for name, v in batch.items()
+    }

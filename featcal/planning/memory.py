@@ -17,21 +17,35 @@ ROW = 4  # bytes of a value in a product: half precision becomes float32
 
 
 def phases(shape: ModelShape, load: Workload) -> dict[str, dict[str, int]]:
-    """The parts of the memory of every phase behind the check, each at the stack or block where it needs most."""
+    """The parts of the memory of every phase behind the check, each at the stack or block where it
+    needs most.
+    """
 
     def worst(candidates: list[dict[str, int]]) -> dict[str, int]:
         return max(candidates, key=lambda parts: sum(parts.values()))
 
-    away = load.on_gpu or load.host_budget is not None  # where features come from; else they are part of what waits
+    away = (
+        load.on_gpu or load.host_budget is not None
+    )  # where features come from; else they are part of what waits
     batch = max(stack.between for stack in shape.stacks) if away else 0
     apart = load.settings.order == "sites"
-    together = [(block, sites) for block in shape.blocks for sites in (zip(block.sites) if apart else [block.sites])]
+    together = [
+        (block, sites)
+        for block in shape.blocks
+        for sites in (zip(block.sites) if apart else [block.sites])
+    ]
     turns = [(block, sites, seen) for block, sites in together for seen in last_two(load)]
     return {
         "start": worst([starting(shape, stack) for stack in shape.stacks]),
         "observe": worst([observing(*turn, load) | {"batch": batch} for turn in turns]),
         "add": worst([adding(*turn, at, load) for turn in turns for at in range(len(turn[1]))]),
-        "solve": worst([solving(block, sites, at, load) for block, sites in together for at in range(len(sites))]),
+        "solve": worst(
+            [
+                solving(block, sites, at, load)
+                for block, sites in together
+                for at in range(len(sites))
+            ]
+        ),
         "advance": worst([advancing(block) | {"batch": batch} for block in shape.blocks]),
     }
 
@@ -43,18 +57,26 @@ def checking(shape: ModelShape) -> dict[str, int]:
 
 
 def starting(shape: ModelShape, stack: StackShape) -> dict[str, int]:
-    """Before the first block: what leads there, of one expert and of the student, all of which was needed for the check."""
+    """Before the first block: what leads there, of one expert and of the student, all of which was
+    needed for the check.
+    """
     student = shape.outside if stack is shape.stacks[0] else stack.weights
     return {"weights": student + stack.weights, "working": shape.batch + stack.working}
 
 
 def last_two(load: Workload) -> list[int]:
-    """How many tasks were seen before the last one, and before the one before it, when the last one's block is read ahead."""
+    """How many tasks were seen before the last one, and before the one before it, when the last
+    one's block is read ahead.
+    """
     return [seen for seen in (load.tasks_here - 1, load.tasks_here - 2) if seen >= 0]
 
 
-def observing(block: BlockShape, sites: Sequence[SiteShape], seen: int, load: Workload) -> dict[str, int]:
-    """A task, for sites that are solved together: its moments, what those seen before added up to, one batch at work."""
+def observing(
+    block: BlockShape, sites: Sequence[SiteShape], seen: int, load: Workload
+) -> dict[str, int]:
+    """A task, for sites that are solved together: its moments, what those seen before added up to,
+    one batch at work.
+    """
     return {
         "weights": open_blocks(block, seen, load),
         "moments": sum(moments_bytes(site, load, block) for site in sites),
@@ -63,30 +85,49 @@ def observing(block: BlockShape, sites: Sequence[SiteShape], seen: int, load: Wo
     }
 
 
-def adding(block: BlockShape, sites: Sequence[SiteShape], seen: int, at: int, load: Workload) -> dict[str, int]:
-    """A task's moments becoming its share, site by site: of the first task the system itself, which has other right sides."""
+def adding(
+    block: BlockShape, sites: Sequence[SiteShape], seen: int, at: int, load: Workload
+) -> dict[str, int]:
+    """A task's moments becoming its share, site by site: of the first task the system itself, which
+    has other right sides.
+    """
     return {
         "weights": open_blocks(block, seen, load),
         "moments": sum(moments_bytes(site, load, block) for site in sites[at:]),
-        "systems": sum(kept_bytes(site, load, block, seen + (number < at)) for number, site in enumerate(sites)),
+        "systems": sum(
+            kept_bytes(site, load, block, seen + (number < at)) for number, site in enumerate(sites)
+        ),
         "working": addition_bytes(sites[at], load, block),
     }
 
 
 def open_blocks(block: BlockShape, seen: int, load: Workload) -> int:
-    """Blocks of the student, one expert and, of all but the last, the next one; the base's where there is a prior or tokens are
-    kept; with further sweeps the merged one.
+    """Blocks of the student, one expert and, of all but the last, the next one; the base's where
+    there is a prior or tokens are kept; with further sweeps the merged one.
     """
-    ahead, with_base = seen + 1 < load.tasks_here, load.settings.prior or any(s.small(load.kept(block)) for s in block.sites)
+    ahead, with_base = (
+        seen + 1 < load.tasks_here,
+        load.settings.prior or any(s.small(load.kept(block)) for s in block.sites),
+    )
     return (2 + ahead + bool(with_base) + (load.settings.sweeps > 1)) * block.weights
 
 
-def solving(block: BlockShape, sites: Sequence[SiteShape], at: int, load: Workload) -> dict[str, int]:
-    """One site of all: blocks of the student and the base, systems that are left, weights and anchors, what is solved.
+def solving(
+    block: BlockShape, sites: Sequence[SiteShape], at: int, load: Workload
+) -> dict[str, int]:
+    """One site of all: blocks of the student and the base, systems that are left, weights and
+    anchors, what is solved.
 
-    What a step is chosen from stays beside the student's block. Of a site solved by its N tokens these in float64, and N × N.
+    What a step is chosen from stays beside the student's block. Of a site solved by its N tokens
+    these in float64, and N × N.
     """
-    solved, site, left, tokens, twice = sites[:at], sites[at], sites[at:], load.kept(block), ends(load.settings)
+    solved, site, left, tokens, twice = (
+        sites[:at],
+        sites[at],
+        sites[at:],
+        load.kept(block),
+        ends(load.settings),
+    )
     # two weights, and twice in float64: the anchor and on the way to it
     working = (2 * ROW + 2 * twice * SUM) * site.d * site.o
     if tokens is not None and site.small(tokens):
@@ -105,8 +146,8 @@ def advancing(block: BlockShape) -> dict[str, int]:
 
 
 def moments_bytes(site: SiteShape, load: Workload, block: BlockShape) -> int:
-    """Sums of one task: the Gram matrix, the cross moment, two means; what the residual stream lacks. Or its tokens, as both
-    models have them.
+    """Sums of one task: the Gram matrix, the cross moment, two means; what the residual stream
+    lacks. Or its tokens, as both models have them.
     """
     tokens = load.kept(block)
     if tokens is not None and site.small(tokens):
@@ -116,8 +157,8 @@ def moments_bytes(site: SiteShape, load: Workload, block: BlockShape) -> int:
 
 
 def kept_bytes(site: SiteShape, load: Workload, block: BlockShape, seen: int) -> int:
-    """What tasks add up to at one site, once some are seen: normal equations, left, right, and the terms of the bias. Or their
-    tokens, and what the anchor lacks at each.
+    """What tasks add up to at one site, once some are seen: normal equations, left, right, and the
+    terms of the bias. Or their tokens, and what the anchor lacks at each.
     """
     tokens, sides = load.kept(block), ends(load.settings)
     if tokens is not None and site.small(tokens):
@@ -126,25 +167,35 @@ def kept_bytes(site: SiteShape, load: Workload, block: BlockShape, seen: int) ->
 
 
 def addition_bytes(site: SiteShape, load: Workload, block: BlockShape) -> int:
-    """A task's moments becoming its share of the system: the expert's weight, as it is and in float64, and a new right side.
+    """A task's moments becoming its share of the system: the expert's weight, as it is and in
+    float64, and a new right side.
 
-    Of a prior its own share of both sides, beside the task's, and the task vector. Where tokens are kept: weights alone.
+    Of a prior its own share of both sides, beside the task's, and the task vector. Where tokens are
+    kept: weights alone.
     """
     right, sides, prior = site.d * site.o, ends(load.settings), bool(load.settings.prior)
     if site.small(load.kept(block)):
         return (3 * ROW + 3 * SUM) * right
-    own = (ROW + SUM * (1 if site.folded else 2)) * right + (2 * sides - 1) * SUM * right * (sides > 1)
+    own = (ROW + SUM * (1 if site.folded else 2)) * right + (2 * sides - 1) * SUM * right * (
+        sides > 1
+    )
     return max(own, prior * SUM * (site.d * site.d + (2 + 2 * sides) * right))
 
 
 def observation_bytes(block: BlockShape, on_gpu: bool = False) -> int:
-    """One batch seen: what one track's modules read, and then a pass of the other's, or that of the other and the products."""
-    products = max((product_bytes(site, on_gpu) + lag_bytes(site) for site in block.sites), default=0)
+    """One batch seen: what one track's modules read, and then a pass of the other's, or that of the
+    other and the products.
+    """
+    products = max(
+        (product_bytes(site, on_gpu) + lag_bytes(site) for site in block.sites), default=0
+    )
     return block.captured + max(block.working, block.captured + block.features + products)
 
 
 def product_bytes(site: SiteShape, on_gpu: bool = False) -> int:
-    """One batch at one site: weighed rows of both tracks, a product, and on a CPU the same in float64 before it is added."""
+    """One batch at one site: weighed rows of both tracks, a product, and on a CPU the same in
+    float64 before it is added.
+    """
     width = site.o if site.folded else site.d
     rows = ROW * site.n * (site.d + width) if site.weighed else 0
     stripe = max(end - start for start, end in stripes(site.d, on_gpu))
@@ -152,5 +203,7 @@ def product_bytes(site: SiteShape, on_gpu: bool = False) -> int:
 
 
 def lag_bytes(site: SiteShape) -> int:
-    """One batch: the residual streams of both models, and their difference on the way to the target."""
+    """One batch: the residual streams of both models, and their difference on the way to the
+    target.
+    """
     return site.lagging * (2 * ROW + 3 * SUM) * site.n * site.o

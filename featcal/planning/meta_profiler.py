@@ -1,7 +1,8 @@
-"""A forward without numbers: models on torch's meta device know shapes only, which is enough to count work and memory.
+"""A forward without numbers: models on torch's meta device know shapes only, which is enough to
+count work and memory.
 
-Where a model's own code asks for a number, it may only ask yes-no questions about padding; those are answered for it.
-Knows tensors and torch's operations; no models, no settings.
+Where a model's own code asks for a number, it may only ask yes-no questions about padding; those
+are answered for it. Knows tensors and torch's operations; no models, no settings.
 """
 
 import copy
@@ -22,23 +23,32 @@ from featcal.planning.operations import performed, tensors_in
 
 
 class MetaProfiler(TorchDispatchMode):
-    """Counts, of what happens inside the `with`, floating point operations of products and bytes of tensors made."""
+    """Counts, of what happens inside the `with`, floating point operations of products and bytes of
+    tensors made.
+    """
 
     def __init__(self, padded: bool = False):
         super().__init__()
         self.padded = padded
         self.scores = 0  # of those, of attentions' scores
-        self.flops = 0  # 2 for one multiplication and addition; matrix products, convolutions and attention only
+        # 2 for one multiplication and addition; matrix products, convolutions and attention only
+        self.flops = 0
         self.live = 0  # bytes of tensors made inside that still exist
         self.peak = 0
         self.known: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
             return self.answer(args[0])
-        for tensor in tensors_in((args, kwargs)):  # what was there before, of which views may come out
+        for tensor in tensors_in(
+            (args, kwargs)
+        ):  # what was there before, of which views may come out
             self.note(tensor, made=False)
         out, flops = performed(func, args, kwargs or {})
         self.flops += flops
@@ -47,7 +57,9 @@ class MetaProfiler(TorchDispatchMode):
         return out
 
     def answer(self, question: Tensor) -> bool:
-        """Models ask whether all tokens count, to do without a mask. Raises: RuntimeError for a question about anything else."""
+        """Models ask whether all tokens count, to do without a mask. Raises: RuntimeError for a
+        question about anything else.
+        """
         if question.dtype != torch.bool:
             raise RuntimeError("it asks for a number")
         return not self.padded
@@ -69,19 +81,29 @@ class MetaProfiler(TorchDispatchMode):
 
 
 class FusedAttention(TorchFunctionMode):
-    """Attention as the fused kernels do it, which never hold all scores; on the meta device torch would make them."""
+    """Attention as the fused kernels do it, which never hold all scores; on the meta device torch
+    would make them.
+    """
 
     def __init__(self, rehearsal: MetaProfiler):
         super().__init__()
         self.rehearsal = rehearsal
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func is not F.scaled_dot_product_attention:
             return func(*args, **(kwargs or {}))
         named = dict(zip(("query", "key", "value"), args, strict=False)) | dict(kwargs or {})
-        query, key, value = named["query"], named["key"], named["value"]  # (…, heads, tokens, features of a head)
+        query, key, value = (
+            named["query"],
+            named["key"],
+            named["value"],
+        )  # (…, heads, tokens, features of a head)
         pairs = 2 * query.shape[:-1].numel() * key.shape[-2]
         self.rehearsal.flops += pairs * (query.shape[-1] + value.shape[-1])
         self.rehearsal.scores += pairs * query.shape[-1]
@@ -101,17 +123,23 @@ def shapes_suffice(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def rehearsing(padded: bool = False) -> Iterator[MetaProfiler]:
-    """Inside, operations on the meta device are counted; `padded` says whether sequences of a batch differ in length."""
+    """Inside, operations on the meta device are counted; `padded` says whether sequences of a batch
+    differ in length.
+    """
     with torch.no_grad(), MetaProfiler(padded) as rehearsal, FusedAttention(rehearsal):
         yield rehearsal
 
 
 def to_meta(model: nn.Module) -> nn.Module:
-    """A copy whose parameters and buffers are all on the meta device, without hooks; no number is copied or read."""
+    """A copy whose parameters and buffers are all on the meta device, without hooks; no number is
+    copied or read.
+    """
     bare: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         empty = torch.empty_like(tensor, device="meta")
-        bare[id(tensor)] = nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
+        bare[id(tensor)] = (
+            nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
+        )
     copied = copy.deepcopy(model, bare)
     for module in copied.modules():  # hooks of the model's owner expect numbers
         module._forward_hooks.clear()
@@ -120,11 +148,18 @@ def to_meta(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def reaching(block: nn.Module, names: Sequence[str], counted: MetaProfiler) -> Iterator[dict[str, int]]:
-    """How many flops were counted when each of the modules was reached, by name, in the order of the forward."""
+def reaching(
+    block: nn.Module, names: Sequence[str], counted: MetaProfiler
+) -> Iterator[dict[str, int]]:
+    """How many flops were counted when each of the modules was reached, by name, in the order of
+    the forward.
+    """
     reached: dict[str, int] = {}
     handles = [
-        block.get_submodule(n).register_forward_pre_hook(lambda *_, n=n: reached.update({n: counted.flops})) for n in names
+        block.get_submodule(n).register_forward_pre_hook(
+            lambda *_, n=n: reached.update({n: counted.flops})
+        )
+        for n in names
     ]
     with hooked(handles):
         yield reached
@@ -151,6 +186,8 @@ def size(tensors: Iterable[Tensor]) -> int:
 
 
 def held_bytes(held: object) -> int:
-    """Bytes of all tensors in a nest of tuples and mappings, memory that several share counted once."""
+    """Bytes of all tensors in a nest of tuples and mappings, memory that several share counted
+    once.
+    """
     storages = [tensor.untyped_storage() for tensor in tensors_in(held)]
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())

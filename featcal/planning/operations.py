@@ -1,7 +1,7 @@
 """Operations on torch's meta device, each worked out once for all tensors of the same shapes.
 
-There torch works most results out in Python, slowly, and the blocks of a model ask for the same ones again and again.
-Knows tensors and torch's operations; no models, no settings.
+There torch works most results out in Python, slowly, and the blocks of a model ask for the same
+ones again and again. Knows tensors and torch's operations; no models, no settings.
 """
 
 from collections.abc import Mapping
@@ -34,10 +34,16 @@ class NotAlike(Exception):
 
 
 def performed(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, int]:
-    """What an operation puts out, and its floating point operations: matrix products, convolutions and attention only."""
+    """What an operation puts out, and its floating point operations: matrix products, convolutions
+    and attention only.
+    """
     if makes_one_tensor(func):
         try:
-            known = remembered(func, described(args), tuple((name, described(value)) for name, value in kwargs.items()))
+            known = remembered(
+                func,
+                described(args),
+                tuple((name, described(value)) for name, value in kwargs.items()),
+            )
         except NotAlike:
             known = None
         if known is not None:
@@ -62,20 +68,30 @@ def makes_one_tensor(func: Any) -> bool:
 
 
 @lru_cache(REMEMBERED)
-def remembered(func: Any, args: Any, kwargs: tuple[tuple[str, Any], ...]) -> tuple[Bare, int] | None:
-    """What comes out where `told` tells what goes in; None if that is not a tensor of its own, or has numbers."""
+def remembered(
+    func: Any, args: Any, kwargs: tuple[tuple[str, Any], ...]
+) -> tuple[Bare, int] | None:
+    """What comes out where `told` tells what goes in; None if that is not a tensor of its own, or
+    has numbers.
+    """
     inputs = given(args), {name: given(value) for name, value in kwargs}
     out, flops = worked_out(func, *inputs)
     bare, memory = Bare(tuple(out.shape), out.stride(), out.dtype), out.untyped_storage()
     shared = any(
         tensor.untyped_storage()._cdata == memory._cdata for tensor in tensors_in(inputs)
     )  # _unsafe_view says it is none
-    own = out.device == META and bare.made().untyped_storage().nbytes() == memory.nbytes() and not shared
+    own = (
+        out.device == META
+        and bare.made().untyped_storage().nbytes() == memory.nbytes()
+        and not shared
+    )
     return (bare, flops) if own else None
 
 
 def described(value: Any) -> Any:
-    """Everything of an argument that decides what comes out; equal exactly where that is the same. Raises: NotAlike."""
+    """Everything of an argument that decides what comes out; equal exactly where that is the same.
+    Raises: NotAlike.
+    """
     if isinstance(value, Tensor):
         if value.device != META:
             raise NotAlike
@@ -94,5 +110,7 @@ def given(value: Any) -> Any:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """All tensors in a nest of tuples, lists and mappings, such as what an operation is given or puts out."""
+    """All tensors in a nest of tuples, lists and mappings, such as what an operation is given or
+    puts out.
+    """
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]

@@ -1,6 +1,8 @@
-"""How much a run computes, in floating point operations (2 for one multiplication and addition), from shapes alone.
+"""How much a run computes, in floating point operations (2 for one multiplication and addition),
+from shapes alone.
 
-Matrix products, attention, convolutions and factorisations count; what is linear in the features (norms, weights) does not.
+Matrix products, attention, convolutions and factorisations count; what is linear in the features
+(norms, weights) does not.
 Legend: d inputs · o outputs · n rows of one site.
 """
 
@@ -39,12 +41,18 @@ class Done:
     first: ModelShape  # of the very first batch
     checked: ModelShape  # of the samples that the plan is checked on
     settings: Calibration = Calibration()
-    held: float = 0.0  # share of the samples that choices are made on, where the settings hold some out
+    held: float = (
+        0.0  # share of the samples that choices are made on, where the settings hold some out
+    )
     on_gpu: bool = False
     replayed: Collection[str] = ()  # blocks that an earlier run has solved
-    tokens: Mapping[str, int] | None = None  # by block, without padding; None where everything is a token
+    tokens: Mapping[str, int] | None = (
+        None  # by block, without padding; None where everything is a token
+    )
     processes: int = 1
-    left: Collection[str] = ()  # blocks through which samples do not run once more when they are solved
+    left: Collection[
+        str
+    ] = ()  # blocks through which samples do not run once more when they are solved
 
     def kept(self, block: BlockShape) -> int | None:
         """The tokens of all tasks that a block's sites may be solved by; None where none may."""
@@ -67,16 +75,25 @@ def run_work(done: Done) -> Work:
 
 
 def batch_work(done: Done, shape: ModelShape, count: int) -> tuple[int, int]:
-    """Batches of one shape: both models up to the first block and through every block; moments of the blocks that are solved."""
+    """Batches of one shape: both models up to the first block and through every block; moments of
+    the blocks that are solved.
+    """
     forwards, moments = sum(2 * stack.entry for stack in shape.stacks), 0
     used = 1 - done.held if done.settings.holds_out else 1
     for block in shape.blocks:
         if block.name in done.replayed:
             forwards += 2 * block.forward
         else:
-            stale, choices = done.settings.order == "stale", round((1 - used) * choosing_work(block, done.settings))
+            stale, choices = (
+                done.settings.order == "stale",
+                round((1 - used) * choosing_work(block, done.settings)),
+            )
             after = block.name not in done.left
-            forwards += round(used * observing_work(block, done.settings)) + choices + (after + stale) * block.forward
+            forwards += (
+                round(used * observing_work(block, done.settings))
+                + choices
+                + (after + stale) * block.forward
+            )
             summed = [site for site in block.sites if not site.small(done.kept(block))]
             sums = sum(moments_work(site, share(done, block), done.on_gpu) for site in summed)
             moments += round(used * sums) * done.settings.sweeps
@@ -84,18 +101,33 @@ def batch_work(done: Done, shape: ModelShape, count: int) -> tuple[int, int]:
 
 
 def together(block: BlockShape, settings: Calibration) -> list[Sequence[PartShape]]:
-    """What of a block is solved together, in turn, as `calibration.parts.block_parts` takes it apart."""
-    parts: list[Sequence[PartShape]] = [block.parts] if settings.order != "sites" else [(part,) for part in block.parts]
+    """What of a block is solved together, in turn, as `calibration.parts.block_parts` takes it
+    apart.
+    """
+    parts: list[Sequence[PartShape]] = (
+        [block.parts] if settings.order != "sites" else [(part,) for part in block.parts]
+    )
     return parts * settings.sweeps
 
 
 def observing_work(block: BlockShape, settings: Calibration) -> int:
-    """One batch that something is solved with: passes of the student and of its expert, which once goes to the end."""
+    """One batch that something is solved with: passes of the student and of its expert, which once
+    goes to the end.
+    """
     turns, attention = together(block, settings), settings.weights == "attention"
     led = [parts for parts in turns if attention or any(part.linears for part in parts)]
-    teacher = [block.forward + block.scores if attention else block.teacher_pass(parts) for parts in led[:-1]]
+    teacher = [
+        block.forward + block.scores if attention else block.teacher_pass(parts)
+        for parts in led[:-1]
+    ]
     ahead = block.scores if attention else 0
-    return sum(block.student_pass(parts) for parts in turns) + sum(teacher) + block.forward + ahead + len(led) * block.led
+    return (
+        sum(block.student_pass(parts) for parts in turns)
+        + sum(teacher)
+        + block.forward
+        + ahead
+        + len(led) * block.led
+    )
 
 
 def choosing_work(block: BlockShape, settings: Calibration) -> int:
@@ -108,15 +140,23 @@ def choosing_work(block: BlockShape, settings: Calibration) -> int:
 
 
 def left_out(done: Done, shape: ModelShape) -> int:
-    """Of the very first batch: what it runs through beyond the last module of the first part, and to see a block's parts."""
+    """Of the very first batch: what it runs through beyond the last module of the first part, and
+    to see a block's parts.
+    """
     solved = [block for block in shape.blocks if block.name not in done.replayed]
     looks = done.settings.aims_at_the_stream + (done.settings.order == "sites")
-    beyond = sum(block.forward - block.student_pass(together(block, done.settings)[0]) for block in solved if block.parts)
+    beyond = sum(
+        block.forward - block.student_pass(together(block, done.settings)[0])
+        for block in solved
+        if block.parts
+    )
     return beyond + looks * sum(block.forward for block in solved)
 
 
 def share(done: Done, block: BlockShape) -> float:
-    """How many of a block's rows are no padding; rows without weight are left out of the moments."""
+    """How many of a block's rows are no padding; rows without weight are left out of the
+    moments.
+    """
     if done.tokens is None:
         return 1
     return done.tokens[block.name] / rows(done, block)
@@ -124,12 +164,23 @@ def share(done: Done, block: BlockShape) -> float:
 
 def rows(done: Done, block: BlockShape) -> int:
     """Tokens that reach a block in all batches, padding included."""
-    return sum(count * each.rows for shape, count in done.batches.items() for each in shape.blocks if each.name == block.name)
+    return sum(
+        count * each.rows
+        for shape, count in done.batches.items()
+        for each in shape.blocks
+        if each.name == block.name
+    )
 
 
 def check_work(shape: ModelShape) -> int:
-    """The model's own forward, beside it a mixture's experts as linears, and the replay of its blocks."""
-    return shape.forward + sum(stack.entry for stack in shape.stacks) + sum(block.forward + block.led for block in shape.blocks)
+    """The model's own forward, beside it a mixture's experts as linears, and the replay of its
+    blocks.
+    """
+    return (
+        shape.forward
+        + sum(stack.entry for stack in shape.stacks)
+        + sum(block.forward + block.led for block in shape.blocks)
+    )
 
 
 def gram_work(n: int, d: int, on_gpu: bool = False) -> int:
@@ -138,7 +189,9 @@ def gram_work(n: int, d: int, on_gpu: bool = False) -> int:
 
 
 def moments_work(site: SiteShape, share: float = 1, on_gpu: bool = False) -> int:
-    """One batch: the Gram matrix, the cross moment, and the expert's output where it is needed and was not kept."""
+    """One batch: the Gram matrix, the cross moment, and the expert's output where it is needed and
+    was not kept.
+    """
     n, d, width = int(share * site.n), site.d, site.o if site.folded else site.d
     again = 2 * site.n * d * site.o if site.folded and not site.kept else 0
     return gram_work(n, d, on_gpu) + 2 * n * d * width + again
@@ -154,13 +207,16 @@ def site_work(done: Done, block: BlockShape, site: SiteShape) -> int:
 
 
 def kernel_work(site: SiteShape, tokens: int, on_gpu: bool = False) -> int:
-    """What the anchor lacks at both features, products of tokens, one factor, two triangular solutions, the step."""
+    """What the anchor lacks at both features, products of tokens, one factor, two triangular
+    solutions, the step.
+    """
     n, d, o = tokens, site.d, site.o
     return 4 * n * d * o + gram_work(d, n, on_gpu) + n**3 // 3 + 2 * n * n * o + 2 * n * d * o
 
 
 def systems_work(site: SiteShape, tasks: int, settings: Calibration) -> int:
-    """Each task's moments times its expert's weight, and beside them its task vector's; one factor, two triangular solutions.
+    """Each task's moments times its expert's weight, and beside them its task vector's; one factor,
+    two triangular solutions.
 
     Where α is still to be chosen, the outputs stand twice in all of it.
     """

@@ -45,6 +45,8 @@ class Workload:
         return -(-self.tasks // self.ranks)
 
     def kept(self, block: BlockShape) -> int | None:
-        """The tokens of all tasks that sites of a block, seen with the largest batch, may be solved by; None where none may."""
+        """The tokens of all tasks that sites of a block, seen with the largest batch, may be solved
+        by; None where none may.
+        """
         tokens = self.tasks * self.samples * block.rows // max(self.batches)
         return tokens if has_kernel_form(self.settings, self.ranks) else None

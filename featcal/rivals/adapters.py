@@ -1,7 +1,9 @@
 """Adapters, one per task: applied to features, or set before the head of a language model.
 
-Which task a picture or text belongs to must be known at test time. d width of a feature. A folder holds nothing that varies
-between two runs: the weights of every task in one safetensors file, settings and loss curves as JSON, a card.
+Which task a picture or text belongs to must be known at test time. d width of a feature. A folder
+holds nothing that varies
+between two runs: the weights of every task in one safetensors file, settings and loss curves as
+JSON, a card.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +30,14 @@ from featcal.errors import (
 )
 from featcal.rivals.corrections import Weights, correction_of
 from featcal.rivals.features import output_embeddings
-from featcal.rivals.settings import AdapterMethod, IntervMerge, MeanShift, ProbSurgery, Surgery, SurgeryV2
+from featcal.rivals.settings import (
+    AdapterMethod,
+    IntervMerge,
+    MeanShift,
+    ProbSurgery,
+    Surgery,
+    SurgeryV2,
+)
 from featcal.settings import from_mapping
 from featcal.storage.atomic import atomic_folder
 from featcal.storage.results import read_json, write_json
@@ -54,7 +63,8 @@ NOTE = (
 class Adapters:
     """What `surgery`, `prob_surgery` and `mean_shift` return.
 
-    settings: of the method.   seed: of every draw.   weights: by task and name, on the CPU.   losses: by task, one per step;
+    settings: of the method.   seed: of every draw.   weights: by task and name, on the CPU.
+    losses: by task, one per step;
               empty where nothing is trained.
     """
 
@@ -82,7 +92,8 @@ class Adapters:
     def apply(self, task: str, features: Tensor) -> Tensor:
         """The merged model's features (…, d) as the task's adapter corrects them.
 
-        Features are divided by their norm first where the adapters are made for such; the result is not.
+        Features are divided by their norm first where the adapters are made for such; the result is
+        not.
         Raises: UnknownKey; BadData for another width.
         """
         weights = {name: weight.to(features) for name, weight in self.of(task).items()}
@@ -94,15 +105,23 @@ class Adapters:
 
     @contextmanager
     def before_head(self, model: nn.Module, task: str) -> Iterator[None]:
-        """Inside, the model's language head receives hidden states that the task's adapter has corrected.
+        """Inside, the model's language head receives hidden states that the task's adapter has
+        corrected.
 
-        Raises: BadPlan for a model without such a head; BadSetting for adapters of unit-length features; UnknownKey.
+        Raises: BadPlan for a model without such a head; BadSetting for adapters of unit-length
+        features; UnknownKey.
         """
         head = output_embeddings(model)
         if head is None:
-            raise BadPlan(type(model).__name__, "has no language head", "apply the adapter to its features: adapters.apply(...)")
+            raise BadPlan(
+                type(model).__name__,
+                "has no language head",
+                "apply the adapter to its features: adapters.apply(...)",
+            )
         if self.settings.features == "unit":
-            raise BadSetting(f"{self.settings.name}.features", "unit", "must be raw for a language model")
+            raise BadSetting(
+                f"{self.settings.name}.features", "unit", "must be raw for a language model"
+            )
         self.of(task)
 
         def corrected(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -112,8 +131,14 @@ class Adapters:
             yield
 
     def save(self, folder: str | Path) -> Path:
-        """Write adapters.safetensors, adapters.json and README.md, all or nothing. Raises: DiskFull."""
-        tensors = {f"{task}/{name}": w.contiguous() for task, named in self.weights.items() for name, w in named.items()}
+        """Write adapters.safetensors, adapters.json and README.md, all or nothing. Raises:
+        DiskFull.
+        """
+        tensors = {
+            f"{task}/{name}": w.contiguous()
+            for task, named in self.weights.items()
+            for name, w in named.items()
+        }
         with atomic_folder(folder, sum(tensor.nbytes for tensor in tensors.values())) as hidden:
             save_file(tensors, hidden / WEIGHTS, metadata={"format": "pt"})
             write_json(hidden / RECORD, record(self))
@@ -124,23 +149,34 @@ class Adapters:
     def load(cls, folder: str | Path) -> "Adapters":
         """What `save` wrote, on the CPU.
 
-        Raises: MissingPath, BadFile, BadSetting, UnknownKey for the record; for the weights TruncatedFile, MissingTensor,
-        BadFile for another shape, NotFinite, naming file and tensor.
+        Raises: MissingPath, BadFile, BadSetting, UnknownKey for the record; for the weights
+        TruncatedFile, MissingTensor, BadFile for another shape, NotFinite, naming file and tensor.
         """
         path, again = Path(folder) / RECORD, "train the adapters again"
         if not Path(folder).is_dir():
             raise MissingPath(folder, "a folder of adapters", again)
         content = read_json(path)
-        wanted = {"method": str, "settings": dict, "seed": int, "width": int, "tasks": list, "loss": dict}
+        wanted = {
+            "method": str,
+            "settings": dict,
+            "seed": int,
+            "width": int,
+            "tasks": list,
+            "loss": dict,
+        }
         for key, kind in wanted.items():
             if not isinstance(content, dict) or not isinstance(content.get(key), kind):
                 raise BadFile(path, f"{key} is missing or not a {kind.__name__}", again)
         if content["method"] not in METHODS:
-            raise BadFile(path, f"method is {content['method']!r}", f"the methods are {', '.join(METHODS)}")
+            raise BadFile(
+                path, f"method is {content['method']!r}", f"the methods are {', '.join(METHODS)}"
+            )
         settings = from_mapping(METHODS[content["method"]], content["settings"], str(path))
         shapes = correction_of(settings).shapes(content["width"])
         tensors = checked(Path(folder) / WEIGHTS, content["tasks"], shapes)
-        weights = {task: {name: tensors[f"{task}/{name}"] for name in shapes} for task in content["tasks"]}
+        weights = {
+            task: {name: tensors[f"{task}/{name}"] for name in shapes} for task in content["tasks"]
+        }
         return cls(settings, content["seed"], weights, content["loss"])
 
 
@@ -169,16 +205,30 @@ def rounded(losses: Mapping[str, list[float]]) -> dict[str, list[float]]:
 
 def card(adapters: Adapters) -> str:
     """README.md of the folder."""
-    lines = [f"# {TITLES[type(adapters.settings)]} adapters", "", NOTE, "", "| setting | value |", "|---|---|"]
-    lines += [f"| {name} | {value} |" for name, value in {**asdict(adapters.settings), "seed": adapters.seed}.items()]
+    lines = [
+        f"# {TITLES[type(adapters.settings)]} adapters",
+        "",
+        NOTE,
+        "",
+        "| setting | value |",
+        "|---|---|",
+    ]
+    lines += [
+        f"| {name} | {value} |"
+        for name, value in {**asdict(adapters.settings), "seed": adapters.seed}.items()
+    ]
     lines += [f"| width of the features | {adapters.width} |"]
     if adapters.losses:
         lines += ["", "| task | loss at the first step | at the last |", "|---|---|---|"]
-    lines += [f"| {task} | {curve[0]:.5f} | {curve[-1]:.5f} |" for task, curve in adapters.losses.items()]
+    lines += [
+        f"| {task} | {curve[0]:.5f} | {curve[-1]:.5f} |" for task, curve in adapters.losses.items()
+    ]
     return "\n".join([*lines, ""])
 
 
-def checked(path: Path, tasks: list[str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+def checked(
+    path: Path, tasks: list[str], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Tensor]:
     """The tensors of a file, each there, of its shape, and finite."""
     if not path.is_file():
         raise MissingPath(path, "the weights of the adapters", "train the adapters again")
@@ -186,11 +236,15 @@ def checked(path: Path, tasks: list[str], shapes: Mapping[str, tuple[int, ...]])
         tensors = load_file(path)
     except SafetensorError as error:
         raise TruncatedFile(path, error) from None
-    for name, shape in ((f"{task}/{part}", shape) for task in tasks for part, shape in shapes.items()):
+    for name, shape in (
+        (f"{task}/{part}", shape) for task in tasks for part, shape in shapes.items()
+    ):
         if name not in tensors:
             raise MissingTensor(path, name, tensors)
         if tuple(tensors[name].shape) != shape:
-            raise BadFile(path, f"{name} is {tuple(tensors[name].shape)}, but {shape} is expected", OWN_MODEL)
+            raise BadFile(
+                path, f"{name} is {tuple(tensors[name].shape)}, but {shape} is expected", OWN_MODEL
+            )
         if not torch.isfinite(tensors[name]).all():
             raise NotFinite(path, name)
     return tensors

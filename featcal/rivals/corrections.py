@@ -1,7 +1,10 @@
-"""The corrections of a feature: what is learnt, what it does to a feature, what its training minimises.
+"""The corrections of a feature: what is learnt, what it does to a feature, what its training
+minimises.
 
-T tasks · n rows (pictures or tokens) · d width of a feature · r rank · H hidden width.  Weights are given by name, those of one
-task or those of all tasks stacked in front: the products are the same. Knows no models and no files.
+T tasks · n rows (pictures or tokens) · d width of a feature · r rank · H hidden width.  Weights are
+given by name, those of one
+task or those of all tasks stacked in front: the products are the same. Knows no models and no
+files.
 """
 
 from collections.abc import Mapping
@@ -12,18 +15,31 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from featcal.rivals.settings import AdapterMethod, IntervMerge, MeanShift, ProbSurgery, Surgery, Training
+from featcal.rivals.settings import (
+    AdapterMethod,
+    IntervMerge,
+    MeanShift,
+    ProbSurgery,
+    Surgery,
+    Training,
+)
 from featcal.settings import require
 
 Weights = Mapping[str, Tensor]
-_DISTANCES = {"l1": functional.l1_loss, "mse": functional.mse_loss, "smooth_l1": functional.smooth_l1_loss}
+_DISTANCES = {
+    "l1": functional.l1_loss,
+    "mse": functional.mse_loss,
+    "smooth_l1": functional.smooth_l1_loss,
+}
 
 
 @dataclass(frozen=True)
 class Stacked:
-    """One batch of every task, behind each other; a task with fewer rows than the longest is filled up with zeros.
+    """One batch of every task, behind each other; a task with fewer rows than the longest is filled
+    up with zeros.
 
-    Without biases nothing is learnt from a row of zeros: its hidden layer, its correction and its loss are zero.
+    Without biases nothing is learnt from a row of zeros: its hidden layer, its correction and its
+    loss are zero.
     """
 
     merged: Tensor  # (T, n, d)
@@ -31,7 +47,9 @@ class Stacked:
     counts: Tensor  # (T,) rows that are there
 
     def mean(self, values: Tensor) -> Tensor:
-        """Mean over the rows that are there of values (T, n) that are zero elsewhere, per task (T,)."""
+        """Mean over the rows that are there of values (T, n) that are zero elsewhere, per task
+        (T,).
+        """
         return values.sum(1) / self.counts
 
 
@@ -54,7 +72,8 @@ class Trained(Correction, Protocol):
 
 @dataclass(frozen=True)
 class LowRank:
-    """Surgery: f' = f − U relu(D f), trained with the mean absolute difference to the expert's feature.
+    """Surgery: f' = f − U relu(D f), trained with the mean absolute difference to the expert's
+    feature.
 
     Source: Yang et al., Representation Surgery for Multi-Task Model Merging (ICML 2024).
     """
@@ -65,12 +84,19 @@ class LowRank:
     def shapes(self, width: int) -> dict[str, tuple[int, int]]:
         """Raises: BadSetting for a rank above the width."""
         rank = self.settings.rank
-        require(rank <= width, "surgery.rank", rank, f"must be at most {width}, the width of the features")
+        require(
+            rank <= width,
+            "surgery.rank",
+            rank,
+            f"must be at most {width}, the width of the features",
+        )
         return {"down": (rank, width), "up": (width, rank)}
 
     def correction(self, weights: Weights, features: Tensor) -> Tensor:
         """What is taken off features (…, n, d)."""
-        return torch.relu(features @ weights["down"].mT) @ weights["up"].mT  # (…, n, r) -> (…, n, d)
+        return (
+            torch.relu(features @ weights["down"].mT) @ weights["up"].mT
+        )  # (…, n, r) -> (…, n, d)
 
     def loss(self, weights: Weights, batch: Stacked, noise: Tensor | None) -> Tensor:
         """Loss of every task, (T,)."""
@@ -80,10 +106,13 @@ class LowRank:
 
 @dataclass(frozen=True)
 class Gaussian:
-    """ProbSurgery: f' = f − z, z ~ N(μ, σ²) with h = relu(A f), μ = M h, log σ² = V h; at test time f' = f − μ.
+    """ProbSurgery: f' = f − z, z ~ N(μ, σ²) with h = relu(A f), μ = M h, log σ² = V h; at test time
+    f' = f − μ.
 
-    Trained with the distance to the expert's feature + kl_weight · KL(N(μ, σ²) ‖ N(0, 1)), summed over d and averaged over rows.
-    Source: Wei et al., Representation Surgery in Model Merging with Probabilistic Modeling (ICML 2025).
+    Trained with the distance to the expert's feature + kl_weight · KL(N(μ, σ²) ‖ N(0, 1)), summed
+    over d and averaged over rows.
+    Source: Wei et al., Representation Surgery in Model Merging with Probabilistic Modeling (ICML
+    2025).
     """
 
     settings: ProbSurgery
@@ -98,11 +127,15 @@ class Gaussian:
         return self._hidden(weights, features) @ weights["mean"].mT
 
     def loss(self, weights: Weights, batch: Stacked, noise: Tensor | None) -> Tensor:
-        """Loss of every task, (T,).   noise: ε of z = μ + σ ε, (T, n, d), zero where rows are filled up."""
+        """Loss of every task, (T,).   noise: ε of z = μ + σ ε, (T, n, d), zero where rows are
+        filled up.
+        """
         h = self._hidden(weights, batch.merged)
         mu, log_variance = h @ weights["mean"].mT, h @ weights["log_variance"].mT  # (T, n, d)
         corrected = batch.merged - mu - torch.exp(0.5 * log_variance) * noise
-        distance = _DISTANCES[self.settings.loss](corrected, batch.expert, reduction="none").mean(-1)
+        distance = _DISTANCES[self.settings.loss](corrected, batch.expert, reduction="none").mean(
+            -1
+        )
         divergence = -0.5 * (1 + log_variance - mu**2 - log_variance.exp()).sum(-1)  # (T, n)
         return batch.mean(distance + self.settings.kl_weight * divergence)
 
@@ -126,17 +159,29 @@ class Constant:
 
 @dataclass(frozen=True)
 class Intervention:
-    """IntervMerge: h' = h + Vᵀ (W h + b − V h − c), towards W h + b in the r directions that V reads.
+    """IntervMerge: h' = h + Vᵀ (W h + b − V h − c), towards W h + b in the r directions that V
+    reads.
 
-    Source: Osial et al., 2025 (arXiv 2412.17023); MarcinOsial/IntervMerge, src/models/loreft_models.py: NoreftIntervention.
+    Source: Osial et al., 2025 (arXiv 2412.17023); MarcinOsial/IntervMerge,
+    src/models/loreft_models.py: NoreftIntervention.
     """
 
     settings: IntervMerge
 
     def shapes(self, width: int) -> dict[str, tuple[int, int]]:
         rank = self.settings.rank
-        require(rank <= width, "interv_merge.rank", rank, f"must be at most {width}, the width of what is intervened on")
-        return {"source": (rank, width), "read": (rank, width), "source_bias": (1, rank), "read_bias": (1, rank)}
+        require(
+            rank <= width,
+            "interv_merge.rank",
+            rank,
+            f"must be at most {width}, the width of what is intervened on",
+        )
+        return {
+            "source": (rank, width),
+            "read": (rank, width),
+            "source_bias": (1, rank),
+            "read_bias": (1, rank),
+        }
 
     def correction(self, weights: Weights, features: Tensor) -> Tensor:
         """What is taken off features (…, n, d)."""

@@ -1,4 +1,5 @@
-"""Adapters inside a merged model, trained with gradients through it: of each task those of all places together.
+"""Adapters inside a merged model, trained with gradients through it: of each task those of all
+places together.
 
 n samples · d width where an adapter sits.
 """
@@ -33,26 +34,40 @@ from featcal.rivals.training import TOLD_EVERY
 
 
 def features(model: nn.Module, batch: Batch, head: Head, paths: Sequence[str]) -> dict[str, Tensor]:
-    """Of one batch, what modules put out as a mean over tokens without padding, (n, d) each, and the last feature (n, p)."""
+    """Of one batch, what modules put out as a mean over tokens without padding, (n, d) each, and
+    the last feature (n, p).
+    """
     seen: dict[str, Tensor] = {}
 
     def note(path: str, out: Any) -> None:
         seen[path] = hidden_of(out)
 
-    with hooked([model.get_submodule(p).register_forward_hook(lambda _m, _a, out, p=p: note(p, out)) for p in paths]):
+    with hooked(
+        [
+            model.get_submodule(p).register_forward_hook(lambda _m, _a, out, p=p: note(p, out))
+            for p in paths
+        ]
+    ):
         last = projected(model, batch, head)
     means = {}
     for path, hidden in seen.items():
         mask = padding_mask(batch, hidden)
-        means[path] = token_mean(hidden, hidden.new_ones(hidden.shape[:2]) if mask is None else mask)
+        means[path] = token_mean(
+            hidden, hidden.new_ones(hidden.shape[:2]) if mask is None else mask
+        )
     return {**means, FEATURE: last}
 
 
 def encoder_stack(model: nn.Module) -> Stack:
-    """The one stack of an encoder. Raises: BadPlan for a model with several, or with a language head."""
+    """The one stack of an encoder. Raises: BadPlan for a model with several, or with a language
+    head.
+    """
     stacks = plan_for(model).stacks
     if len(stacks) != 1 or output_embeddings(model) is not None:
-        raise BadPlan(type(model).__name__, "is no encoder of images or texts with one list of blocks, which these adapters need")
+        raise BadPlan(
+            type(model).__name__,
+            "is no encoder of images or texts with one list of blocks, which these adapters need",
+        )
     return stacks[0]
 
 
@@ -62,7 +77,9 @@ def block_paths(model: nn.Module, stack: Stack) -> list[str]:
 
 
 def attention_paths(model: nn.Module, stack: Stack, batch: Batch) -> list[str]:
-    """In every block, the linear whose output is the first to be added to the residual stream: the attention's last one."""
+    """In every block, the linear whose output is the first to be added to the residual stream: the
+    attention's last one.
+    """
     blocks, found = blocks_of(model, stack), []
     with evaluation_mode([model]):
         hidden, arguments = first_inputs(model, blocks, batch, stack.mixed)
@@ -70,7 +87,9 @@ def attention_paths(model: nn.Module, stack: Stack, batch: Batch) -> list[str]:
             with residual_streams(block, solved_modules(block)[0], hidden) as streams:
                 hidden, arguments = step(block, stack, hidden, arguments)
             if not streams:
-                raise BadPlan(type(model).__name__, f"no linear of {path} writes into the residual stream")
+                raise BadPlan(
+                    type(model).__name__, f"no linear of {path} writes into the residual stream"
+                )
             found.append(f"{path}.{next(iter(streams))}")
     return found
 
@@ -93,7 +112,11 @@ def deep_adapters(
     stack = encoder_stack(model)
     samples = {task: samples_of(task, batches[task]) for task in sorted(experts)}
     deep = isinstance(settings, SurgeryV2)
-    paths = block_paths(model, stack) if deep else attention_paths(model, stack, next(iter(samples.values())).batch([0]))
+    paths = (
+        block_paths(model, stack)
+        if deep
+        else attention_paths(model, stack, next(iter(samples.values())).batch([0]))
+    )
     places, compared = ([*paths, FEATURE], paths) if deep else (paths, [])
     own: dict[str, dict[str, Weights]] = {}  # by task and place
     losses: dict[str, list[float]] = {}
@@ -104,17 +127,30 @@ def deep_adapters(
             expert = as_module(experts[task], device)
             with evaluation_mode([model, expert]), exact_products():
                 first = features(model, drawn.batch([0]), head, paths)
-                weights = {path: first_weights(settings, first[path], task, path, seed) for path in places}
-                losses[task] = train(settings, model, expert, task, drawn, head, weights, compared, seed, progress)
-            own[task] = {path: {n: w.detach().cpu() for n, w in named.items()} for path, named in weights.items()}
+                weights = {
+                    path: first_weights(settings, first[path], task, path, seed) for path in places
+                }
+                losses[task] = train(
+                    settings, model, expert, task, drawn, head, weights, compared, seed, progress
+                )
+            own[task] = {
+                path: {n: w.detach().cpu() for n, w in named.items()}
+                for path, named in weights.items()
+            }
     finally:
         for parameter, flag in wanted:
             parameter.requires_grad_(flag)
-    return DeepAdapters({p: Adapters(settings, seed, {task: own[task][p] for task in own}) for p in places}, losses)
+    return DeepAdapters(
+        {p: Adapters(settings, seed, {task: own[task][p] for task in own}) for p in places}, losses
+    )
 
 
-def first_weights(settings: Settings, like: Tensor, task: str, path: str, seed: int) -> dict[str, Tensor]:
-    """Weights at one place, uniform in ±1/√d; Surgery's second matrix is zero, so that nothing is corrected yet."""
+def first_weights(
+    settings: Settings, like: Tensor, task: str, path: str, seed: int
+) -> dict[str, Tensor]:
+    """Weights at one place, uniform in ±1/√d; Surgery's second matrix is zero, so that nothing is
+    corrected yet.
+    """
     draws, d = generator(task, f"initialisation {path}", seed), like.shape[-1]
     weights = {}
     for number, (name, shape) in enumerate(correction_of(settings).shapes(d).items()):
@@ -137,7 +173,8 @@ def train(
     seed: int,
     progress: Callable[[str], None] | None,
 ) -> list[float]:
-    """Adam on one task's weights: Σ over compared places and the last feature of the mean absolute difference to the expert's.
+    """Adam on one task's weights: Σ over compared places and the last feature of the mean absolute
+    difference to the expert's.
 
     Returns: the loss before every step.
     """
@@ -145,20 +182,32 @@ def train(
         parts = torch.arange(len(samples)).split(settings.batch)
         kept = [features(expert, samples.batch(part.tolist()), head, compared) for part in parts]
         targets = {path: torch.cat([part[path] for part in kept]) for path in kept[0]}
-    optimiser = torch.optim.Adam([w for named in weights.values() for w in named.values()], lr=settings.lr)
+    optimiser = torch.optim.Adam(
+        [w for named in weights.values() for w in named.values()], lr=settings.lr
+    )
     losses: list[float] = []
-    for number, chosen in enumerate(islice(batch_order(task, len(samples), settings, seed), settings.steps)):
+    for number, chosen in enumerate(
+        islice(batch_order(task, len(samples), settings, seed), settings.steps)
+    ):
         batch = samples.batch(chosen.tolist())
         with naming(task, number), corrected(model, settings, weights):
             ours = features(model, batch, head, compared)
         if FEATURE in weights:
-            ours[FEATURE] = ours[FEATURE] - correction_of(settings).correction(weights[FEATURE], ours[FEATURE])
-        wanted = {path: rows[chosen.to(rows.device)].to(ours[path]) for path, rows in targets.items()}
-        loss = torch.stack([(ours[path] - rows).abs().mean() for path, rows in wanted.items()]).sum()
+            ours[FEATURE] = ours[FEATURE] - correction_of(settings).correction(
+                weights[FEATURE], ours[FEATURE]
+            )
+        wanted = {
+            path: rows[chosen.to(rows.device)].to(ours[path]) for path, rows in targets.items()
+        }
+        loss = torch.stack(
+            [(ours[path] - rows).abs().mean() for path, rows in wanted.items()]
+        ).sum()
         losses.append(float(loss.detach()))
         if not torch.isfinite(loss):
             look = "NaN in the features: the merged model, the expert, or the samples of this task"
-            raise Diverged(f"{settings.name} {task!r}", number, f"{settings.name}.lr", settings.lr, look)
+            raise Diverged(
+                f"{settings.name} {task!r}", number, f"{settings.name}.lr", settings.lr, look
+            )
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()

@@ -20,10 +20,12 @@ def mean_shift(
     features: Literal["unit", "raw"] = MeanShift.features,
     device: str | torch.device | None = None,
 ) -> Adapters:
-    """Add per task one constant vector to the merged model's last feature, f' = f + s_t, without any training.
+    """Add per task one constant vector to the merged model's last feature, f' = f + s_t, without
+    any training.
 
-    s_t = (1/n) Σ_i (f_t(x_i) − f(x_i)) over the n samples of task t: f is the merged model's feature and f_t the expert's, (d,).
-    Then the mean of f' over these samples is the expert's: what an adapter does beyond it, it does to single samples.
+    s_t = (1/n) Σ_i (f_t(x_i) − f(x_i)) over the n samples of task t: f is the merged model's
+    feature and f_t the expert's, (d,). Then the mean of f' over these samples is the expert's: what
+    an adapter does beyond it, it does to single samples.
 
     Args:
         merged, experts, batches, head, device: as of `surgery`.

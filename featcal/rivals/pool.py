@@ -1,4 +1,6 @@
-"""Adapters for a pool of tasks: models and batches in, features from both, training, adapters out."""
+"""Adapters for a pool of tasks: models and batches in, features from both, training, adapters
+out.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
@@ -36,13 +38,19 @@ def adapters_for(
     """One adapter per task behind the merged model, as the settings say; `audit` as in `train`."""
     module = checked(settings, merged, experts, batches, seed, device)
     if settings.features == "unit" and output_embeddings(module) is not None:
-        raise BadSetting(f"{settings.name}.features", "unit", "must be raw for a language model, whose head reads the length too")
+        raise BadSetting(
+            f"{settings.name}.features",
+            "unit",
+            "must be raw for a language model, whose head reads the length too",
+        )
     if not isinstance(settings, MeanShift) and settings.encode == "each_step":
         modules = {task: as_module(experts[task], device) for task in sorted(experts)}
         with evaluation_mode([module, *modules.values()]):
             steps = encoded_steps(module, modules, batches, head, settings, seed)
             return train(settings, islice(steps, settings.steps), seed, progress, audit)
-    return adapters_from(settings, pool_features(module, experts, batches, head, device), seed, progress, audit)
+    return adapters_from(
+        settings, pool_features(module, experts, batches, head, device), seed, progress, audit
+    )
 
 
 def checked(
@@ -53,7 +61,9 @@ def checked(
     seed: int,
     device: str | torch.device | None,
 ) -> nn.Module:
-    """The merged model as a module, where experts and batches are of the same tasks and the seed is one."""
+    """The merged model as a module, where experts and batches are of the same tasks and the seed is
+    one.
+    """
     check_tasks(experts, batches)
     whole_number(f"{settings.name}.seed", seed, least=0)
     return as_module(merged, device)
@@ -66,15 +76,24 @@ def adapters_from(
     progress: Callable[[str], None] | None = None,
     audit: Audit | None = None,
 ) -> Adapters:
-    """One adapter per task from features that have been computed; they may serve several settings of every method.
+    """One adapter per task from features that have been computed; they may serve several settings
+    of every method.
 
     Raises: BadSetting for settings that ask for features of every batch anew.
     """
     if isinstance(settings, MeanShift):
-        return Adapters(settings, seed, {task: {"shift": shift(settings, task, pair)} for task, pair in pairs.items()})
+        return Adapters(
+            settings,
+            seed,
+            {task: {"shift": shift(settings, task, pair)} for task, pair in pairs.items()},
+        )
     if settings.encode != "once":
-        raise BadSetting(f"{settings.name}.encode", settings.encode, "must be once where features are given")
-    return train(settings, islice(kept_steps(pairs, settings, seed), settings.steps), seed, progress, audit)
+        raise BadSetting(
+            f"{settings.name}.encode", settings.encode, "must be once where features are given"
+        )
+    return train(
+        settings, islice(kept_steps(pairs, settings, seed), settings.steps), seed, progress, audit
+    )
 
 
 def pool_features(
@@ -84,7 +103,8 @@ def pool_features(
     head: Head = None,
     device: str | torch.device | None = None,
 ) -> dict[str, Pair]:
-    """Features of every task by the merged model and by its expert; of experts given as folders one at a time is in memory.
+    """Features of every task by the merged model and by its expert; of experts given as folders one
+    at a time is in memory.
 
     experts: models, or their features of the same batches, (rows, d), where they are known.
     """
@@ -97,5 +117,7 @@ def pool_features(
 
 
 def as_module(model: Model, device: str | torch.device | None) -> nn.Module:
-    """A module as it is; a checkpoint folder loaded onto the device, of a whole CLIP its vision tower."""
+    """A module as it is; a checkpoint folder loaded onto the device, of a whole CLIP its vision
+    tower.
+    """
     return model if isinstance(model, nn.Module) else load_as_calibrated(model).to(device or "cpu")

@@ -30,18 +30,22 @@ def prob_surgery(
     device: str | torch.device | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Adapters:
-    """Train per task a Gaussian correction z of the merged model's last feature, f' = f − z; at test time z is its mean.
+    """Train per task a Gaussian correction z of the merged model's last feature, f' = f − z; at
+    test time z is its mean.
 
     Args:
         merged, experts, batches, head, seed, device, progress: as of `surgery`.
-        hidden, kl_weight: width of the hidden layer; weight of the divergence from a standard normal. The official values.
+        hidden, kl_weight: width of the hidden layer; weight of the divergence from a standard
+        normal. The official values.
         steps: the paper's; the official repository takes 5,000.
-        lr, batch, reshuffle, encode, loss: as of rivals.settings.ProbSurgery; PROB_SURGERY there names the published versions.
+        lr, batch, reshuffle, encode, loss: as of rivals.settings.ProbSurgery; PROB_SURGERY there
+        names the published versions.
         features: "raw" or "unit"; noise of σ = 1 would bury those of unit length.
 
     Returns: Adapters, as `surgery`.
     Raises: as `surgery`.
-    Source: Wei et al., Representation Surgery in Model Merging with Probabilistic Modeling (ICML 2025).
+    Source: Wei et al., Representation Surgery in Model Merging with Probabilistic Modeling (ICML
+    2025).
     """
     settings = ProbSurgery(steps, lr, batch, features, reshuffle, encode, hidden, kl_weight, loss)
     return adapters_for(settings, merged, experts, batches, head, seed, device, progress)

@@ -1,4 +1,5 @@
-"""Settings of the adapter methods, checked when they are made; what the published versions chose, by name.
+"""Settings of the adapter methods, checked when they are made; what the published versions chose,
+by name.
 
 Knows nothing of torch, models or files.
 """
@@ -11,13 +12,16 @@ from featcal.settings import Checked, Count, Positive, Within
 
 @dataclass(frozen=True)
 class Training(Checked):
-    """How adapters are trained, whichever method it is: Adam with betas 0.9 and 0.999, no weight decay, one step per batch.
+    """How adapters are trained, whichever method it is: Adam with betas 0.9 and 0.999, no weight
+    decay, one step per batch.
 
     steps:      optimiser steps of every task.
     lr, batch:  learning rate; samples per step (pictures or texts).
     features:   "unit" divides both sides by their norm before the adapter, "raw" leaves them.
-    reshuffle:  batches taken from one shuffle of a task's samples before the next; None: until all have been seen.
-    encode:     "once" keeps the features of both frozen models, "each_step" computes them for every batch, as published.
+    reshuffle:  batches taken from one shuffle of a task's samples before the next; None: until all
+                have been seen.
+    encode:     "once" keeps the features of both frozen models, "each_step" computes them for every
+                batch, as published.
     """
 
     name: ClassVar[str] = ""
@@ -31,7 +35,9 @@ class Training(Checked):
 
 @dataclass(frozen=True)
 class Surgery(Training):
-    """Representation Surgery.   rank: r, the width of the adapter; the paper takes 16 where features have 512 or 768."""
+    """Representation Surgery.   rank: r, the width of the adapter; the paper takes 16 where
+    features have 512 or 768.
+    """
 
     name: ClassVar[str] = "surgery"
     place = name
@@ -41,7 +47,9 @@ class Surgery(Training):
 
 @dataclass(frozen=True)
 class SurgeryV2(Surgery):
-    """Surgery behind every block and of the last feature, trained together.   rank: 16 for ViT-B, 4 for ViT-L in its code."""
+    """Surgery behind every block and of the last feature, trained together.   rank: 16 for ViT-B, 4
+    for ViT-L in its code.
+    """
 
     name: ClassVar[str] = "surgery_v2"
     place = name
@@ -51,7 +59,9 @@ class SurgeryV2(Surgery):
 
 @dataclass(frozen=True)
 class IntervMerge(Training):
-    """Interventions on the first token of every attention's output.   rank: 1 in the authors' scripts, 4 in their code."""
+    """Interventions on the first token of every attention's output.   rank: 1 in the authors'
+    scripts, 4 in their code.
+    """
 
     name: ClassVar[str] = "interv_merge"
     place = name
@@ -64,7 +74,8 @@ class ProbSurgery(Training):
     """ProbSurgery.
 
     hidden:     width of the hidden layer.
-    kl_weight:  how much the divergence of the correction from a standard normal counts beside the loss.
+    kl_weight:  how much the divergence of the correction from a standard normal counts beside the
+                loss.
     loss:       distance of the corrected feature to the expert's, a mean over its entries.
     """
 
@@ -91,13 +102,17 @@ class MeanShift(Checked):
 
 AdapterMethod = Training | MeanShift
 
-# "paper" is what FeatCal's comparison states (1,000 steps of 16 samples at 1e-3, in FusionBench's interface); what it leaves open
-# is taken from the named repositories. ProbSurgery's noise has σ = 1 at the start and would bury features of unit length, so
+# "paper" is what FeatCal's comparison states (1,000 steps of 16 samples at 1e-3, in FusionBench's
+# interface); what it leaves open
+# is taken from the named repositories. ProbSurgery's noise has σ = 1 at the start and would bury
+# features of unit length, so
 # there the official raw features are taken.
 SURGERY = {
     "paper": Surgery(),
     "fusion_bench": Surgery(),
-    "official": Surgery(features="raw", reshuffle=2),  # 500 rounds, each with a new shuffle and two batches
+    "official": Surgery(
+        features="raw", reshuffle=2
+    ),  # 500 rounds, each with a new shuffle and two batches
 }
 PROB_SURGERY = {
     "paper": ProbSurgery(),

@@ -13,7 +13,8 @@ from featcal.rivals.settings import MeanShift
 
 
 def shift(settings: MeanShift, task: str, pair: Pair) -> Tensor:
-    """The mean of (expert's feature − merged model's feature) of one task, summed in double precision.
+    """The mean of (expert's feature − merged model's feature) of one task, summed in double
+    precision.
 
     Returns: a row (1, d) on the CPU: double where the features are, else single.
     Raises: BadBatches for features that hold NaN or infinity.
@@ -21,8 +22,15 @@ def shift(settings: MeanShift, task: str, pair: Pair) -> Tensor:
     means = []
     for rows in (pair.expert, pair.merged):  # (n, d)
         exact = rows if rows.dtype == torch.float64 else rows.float()
-        means.append((unit(exact) if settings.features == "unit" else exact).mean(0, keepdim=True, dtype=torch.float64))
+        means.append(
+            (unit(exact) if settings.features == "unit" else exact).mean(
+                0, keepdim=True, dtype=torch.float64
+            )
+        )
     moved = (means[0] - means[1]).cpu()
     if not torch.isfinite(moved).all():
-        raise BadBatches(task, "gives features that are not finite; look for NaN in the samples and in both models")
+        raise BadBatches(
+            task,
+            "gives features that are not finite; look for NaN in the samples and in both models",
+        )
     return moved if pair.merged.dtype == torch.float64 else moved.float()

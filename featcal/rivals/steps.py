@@ -1,4 +1,5 @@
-"""What each training step sees: a batch of features of every task, drawn from kept features or computed anew.
+"""What each training step sees: a batch of features of every task, drawn from kept features or
+computed anew.
 
 An iterable of {task: Pair}, without end; training takes as many as it makes steps.
 """
@@ -43,7 +44,9 @@ class Held:
 
 def kept_steps(pairs: Mapping[str, Pair], settings: Training, seed: int) -> Iterator[Step]:
     """Batches of features that were computed once."""
-    orders = {task: batch_order(task, len(pair.sizes), settings, seed) for task, pair in pairs.items()}
+    orders = {
+        task: batch_order(task, len(pair.sizes), settings, seed) for task, pair in pairs.items()
+    }
     while True:
         yield {task: pair.of(next(orders[task])) for task, pair in pairs.items()}
 
@@ -56,9 +59,11 @@ def encoded_steps(
     settings: Training,
     seed: int,
 ) -> Iterator[Step]:
-    """The same batches, both models run for every one of them, as published; all experts stay in memory, in evaluation mode.
+    """The same batches, both models run for every one of them, as published; all experts stay in
+    memory, in evaluation mode.
 
-    Raises: BadBatches for a task without samples, or texts of several lengths without an attention mask.
+    Raises: BadBatches for a task without samples, or texts of several lengths without an attention
+    mask.
     """
     samples = {task: samples_of(task, batches[task]) for task in experts}
     orders = {task: batch_order(task, len(samples[task]), settings, seed) for task in experts}
@@ -71,7 +76,8 @@ def encoded_steps(
 
 
 def samples_of(task: str, batches: Iterable[Batch]) -> Samples:
-    """Those that the batches offer `by_number`, as images of a whole split do, which are many; others are held as they come.
+    """Those that the batches offer `by_number`, as images of a whole split do, which are many;
+    others are held as they come.
 
     Raises: BadBatches without any.
     """
@@ -90,8 +96,17 @@ def together(task: str, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if isinstance(first, Tensor):
             values = [sample[name] for sample in samples]
             length = max(value.shape[-1] for value in values)
-            if name == "input_ids" and length > min(value.shape[-1] for value in values) and "attention_mask" not in samples[0]:
+            if (
+                name == "input_ids"
+                and length > min(value.shape[-1] for value in values)
+                and "attention_mask" not in samples[0]
+            ):
                 raise BadBatches(task, "texts differ in length; give an attention_mask with them")
             fill = IGNORED if name == "labels" else 0
-            batch[name] = torch.cat([pad(v, (0, length - v.shape[-1]), value=fill) if v.dim() == 2 else v for v in values])
+            batch[name] = torch.cat(
+                [
+                    pad(v, (0, length - v.shape[-1]), value=fill) if v.dim() == 2 else v
+                    for v in values
+                ]
+            )
     return batch

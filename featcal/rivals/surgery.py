@@ -28,15 +28,20 @@ def surgery(
     device: str | torch.device | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Adapters:
-    """Train per task f' = f − U relu(D f) on the merged model's last feature, towards the expert's feature of the same sample.
+    """Train per task f' = f − U relu(D f) on the merged model's last feature, towards the expert's
+    feature of the same sample.
 
     Args:
         merged, experts: modules or checkpoint folders; they stay as they are.
-        batches: per task an iterable of keyword mappings for the model's own forward, labels unused but for a decoder's tokens.
-        head: of CLIP, the weight (p, h) of visual_projection or a function from pooled output to features; None where the model
+        batches: per task an iterable of keyword mappings for the model's own forward, labels unused
+        but for a decoder's tokens.
+        head: of CLIP, the weight (p, h) of visual_projection or a function from pooled output to
+        features; None where the model
             projects itself or has a language head, before which the adapter then sits.
-        rank, steps, seed: the paper's by default; a smaller model wants a smaller rank (16 of 512 is 1/32).
-        lr, batch, reshuffle, encode: as of rivals.settings.Training; SURGERY there names the published versions.
+        rank, steps, seed: the paper's by default; a smaller model wants a smaller rank (16 of 512
+        is 1/32).
+        lr, batch, reshuffle, encode: as of rivals.settings.Training; SURGERY there names the
+        published versions.
         features: "unit" or "raw"; of unit length where left out, and raw before a language head.
         progress: called with one line of text per 100 steps.
 
@@ -47,5 +52,13 @@ def surgery(
     module = as_module(merged, device)
     if features is None:
         features = "unit" if output_embeddings(module) is None else "raw"
-    settings = Surgery(rank=rank, steps=steps, lr=lr, batch=batch, reshuffle=reshuffle, encode=encode, features=features)
+    settings = Surgery(
+        rank=rank,
+        steps=steps,
+        lr=lr,
+        batch=batch,
+        reshuffle=reshuffle,
+        encode=encode,
+        features=features,
+    )
     return adapters_for(settings, module, experts, batches, head, seed, device, progress)

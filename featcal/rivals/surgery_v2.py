@@ -26,18 +26,24 @@ def surgery_v2(
     device: str | torch.device | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> DeepAdapters:
-    """Train per task z' = z − U relu(D z) on every token behind every block, and on the last feature, all of them together.
+    """Train per task z' = z − U relu(D z) on every token behind every block, and on the last
+    feature, all of them together.
 
-    Minimised is Σ_l |mean over tokens of z'_l − that of the expert|₁ + |f' − f_t|₁, each a mean over samples and entries, with
-    gradients through the merged model, which stays as it is.
+    Minimised is Σ_l |mean over tokens of z'_l − that of the expert|₁ + |f' − f_t|₁, each a mean
+    over samples and entries, with gradients through the merged model, which stays as it is.
 
     Args:
-        merged, experts, batches, head, seed, device, progress: as of `surgery`; models are encoders of images or texts.
-        rank, steps, lr, batch, reshuffle: the authors'; 500 rounds, each with a new shuffle and two batches of 16.
+        merged, experts, batches, head, seed, device, progress: as of `surgery`; models are encoders
+        of images or texts.
+        rank, steps, lr, batch, reshuffle: the authors'; 500 rounds, each with a new shuffle and two
+        batches of 16.
 
-    Returns: DeepAdapters: inside(model, task) for the forward, apply(task, features) behind it, save(folder), losses.
-    Raises: BadPlan for other models; BadSetting, UnknownKey; BadBatches; Diverged naming task and step.
-    Source: Yang et al., SurgeryV2, 2024 (arXiv 2410.14389); EnnengYang/SurgeryV2, src/merging_model.py and main_tv_surgery_v2.py.
+    Returns: DeepAdapters: inside(model, task) for the forward, apply(task, features) behind it,
+    save(folder), losses.
+    Raises: BadPlan for other models; BadSetting, UnknownKey; BadBatches; Diverged naming task and
+    step.
+    Source: Yang et al., SurgeryV2, 2024 (arXiv 2410.14389); EnnengYang/SurgeryV2,
+    src/merging_model.py and main_tv_surgery_v2.py.
     """
     settings = SurgeryV2(rank=rank, steps=steps, lr=lr, batch=batch, reshuffle=reshuffle)
     return deep_adapters(settings, merged, experts, batches, head, seed, device, progress)

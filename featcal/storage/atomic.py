@@ -1,7 +1,8 @@
 """Files and folders that appear complete or not at all.
 
-Written under a hidden name beside the target and renamed at the end; on any exception, Ctrl-C too, the hidden one is removed.
-Folders of a process that was killed are removed by the next one that writes to the same place. Knows nothing of what is written.
+Written under a hidden name beside the target and renamed at the end; on any exception, Ctrl-C too,
+the hidden one is removed. Folders of a process that was killed are removed by the next one that
+writes to the same place. Knows nothing of what is written.
 """
 
 import errno
@@ -21,9 +22,11 @@ _counter = itertools.count()
 
 @contextmanager
 def atomic_path(path: str | Path, needed: int | None = None) -> Iterator[Path]:
-    """A temporary path beside `path` (same suffix); renamed to `path` when the block ends, removed when it fails.
+    """A temporary path beside `path` (same suffix); renamed to `path` when the block ends, removed
+    when it fails.
 
-    Parents are made. Raises: DiskFull naming `path`, with `needed` bytes when given; what the block raises otherwise.
+    Parents are made. Raises: DiskFull naming `path`, with `needed` bytes when given; what the block
+    raises otherwise.
     """
     with _replacing(Path(path), needed) as hidden:
         yield hidden
@@ -32,7 +35,8 @@ def atomic_path(path: str | Path, needed: int | None = None) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: str | Path, needed: int | None = None) -> Iterator[Path]:
-    """A temporary folder beside `path`; takes its place when the block ends (an older folder goes), removed when it fails.
+    """A temporary folder beside `path`; takes its place when the block ends (an older folder goes),
+    removed when it fails.
 
     What killed processes have left of `path` goes first, so that the disk has its space again.
     """
@@ -62,7 +66,9 @@ def _replacing(path: Path, needed: int | None) -> Iterator[Path]:
         yield hidden
     except BaseException as error:
         _remove(hidden)
-        if isinstance(error, DiskFull):  # of something written inside: named by where it was going to lie
+        if isinstance(
+            error, DiskFull
+        ):  # of something written inside: named by where it was going to lie
             raise DiskFull(_final(Path(str(error.path)), hidden, path), error.needed) from error
         if _is_disk_full(error):
             raise DiskFull(path, needed) from error
@@ -70,10 +76,16 @@ def _replacing(path: Path, needed: int | None) -> Iterator[Path]:
 
 
 def remove_abandoned(path: Path) -> None:
-    """Removes folders that killed processes have left beside `path`: unfinished ones, and the older one of a finished one."""
+    """Removes folders that killed processes have left beside `path`: unfinished ones, and the older
+    one of a finished one.
+    """
     stem, suffix = re.escape(path.stem), re.escape(path.suffix)
-    ours = re.compile(rf"\.+{stem}(\.\d+-\d+|\.part|\.old)+{suffix}")  # of a folder written inside of another, too
-    older = re.compile(rf"\.{stem}\.\d+-\d+\.old{suffix}")  # all there is, if the process died between two renames
+    ours = re.compile(
+        rf"\.+{stem}(\.\d+-\d+|\.part|\.old)+{suffix}"
+    )  # of a folder written inside of another, too
+    older = re.compile(
+        rf"\.{stem}\.\d+-\d+\.old{suffix}"
+    )  # all there is, if the process died between two renames
     for left in path.parent.iterdir() if path.parent.is_dir() else ():
         kept = older.fullmatch(left.name) and not path.exists()
         if ours.fullmatch(left.name) and left.is_dir() and not kept:
@@ -88,11 +100,15 @@ def remove_abandoned(path: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Makes the folder and keeps others from removing it; the system lets go of the lock however this process ends."""
+    """Makes the folder and keeps others from removing it; the system lets go of the lock however
+    this process ends.
+    """
     folder.mkdir()
     lock = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # a disk without locks grants none to those who would remove it, either
+        with suppress(
+            OSError
+        ):  # a disk without locks grants none to those who would remove it, either
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
@@ -119,4 +135,6 @@ def _is_disk_full(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     # safetensors reports the operating system's error only inside its own message
-    return type(error).__name__ == "SafetensorError" and ("StorageFull" in str(error) or "No space left" in str(error))
+    return type(error).__name__ == "SafetensorError" and (
+        "StorageFull" in str(error) or "No space left" in str(error)
+    )

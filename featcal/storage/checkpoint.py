@@ -1,7 +1,7 @@
 """Reading a checkpoint folder tensor by tensor, under one set of names.
 
-Names are those of transformers 5: a published CLIPVisionModel carries the prefix `vision_model.`, which is stripped; of a whole
-CLIPModel one tower can be asked for. Knows nothing of model classes.
+Names are those of transformers 5: a published CLIPVisionModel carries the prefix `vision_model.`,
+which is stripped; of a whole CLIPModel one tower can be asked for. Knows nothing of model classes.
 """
 
 import json
@@ -22,31 +22,43 @@ _LEGACY_PREFIX = "vision_model."
 
 
 def no_safetensors(folder: Path, wanted: str = SINGLE, *found: str) -> BadFile:
-    """The error of a folder without weights that can be read; where it holds a pickle, how to get rid of it."""
+    """The error of a folder without weights that can be read; where it holds a pickle, how to get
+    rid of it.
+    """
     there = found or sorted(path.name for path in folder.iterdir())
-    pickled = next((name for name in there if name.endswith((".bin", ".pt", ".pth", ".ckpt"))), None)
+    pickled = next(
+        (name for name in there if name.endswith((".bin", ".pt", ".pth", ".ckpt"))), None
+    )
     way_out = (
         f"{pickled} is a pickle, which can run code when opened and is not read here; load it where you trust it and "
         "write it with save_pretrained(folder), or its state dict with safetensors.torch.save_file"
         if pickled
         else f"give the folder that holds {wanted}, or shards with their index where transformers wrote it"
     )
-    return BadFile(folder, f"no {wanted} in this folder (found: {', '.join(there[:8]) or 'nothing'})", way_out)
+    return BadFile(
+        folder, f"no {wanted} in this folder (found: {', '.join(there[:8]) or 'nothing'})", way_out
+    )
 
 
 def folder_path(folder: object) -> Path:
-    """The path of a model's folder. Raises: BadSetting for what is neither text nor a path; MissingPath."""
+    """The path of a model's folder. Raises: BadSetting for what is neither text nor a path;
+    MissingPath.
+    """
     if not isinstance(folder, str | PathLike):
         raise BadSetting("model", type(folder).__name__, "must be a module or the path of a folder")
     if not Path(folder).is_dir():
-        raise MissingPath(folder, "a checkpoint folder", "check the path; hub names must be fetched first")
+        raise MissingPath(
+            folder, "a checkpoint folder", "check the path; hub names must be fetched first"
+        )
     return Path(folder)
 
 
 class LazyCheckpoint:
-    """Tensors of a Hugging Face folder (one safetensors file or shards with an index), read when asked for.
+    """Tensors of a Hugging Face folder (one safetensors file or shards with an index), read when
+    asked for.
 
-    part: "vision_model" of a whole CLIPModel gives that tower's tensors without the prefix; a folder that holds only the tower
+    part: "vision_model" of a whole CLIPModel gives that tower's tensors without the prefix; a
+    folder that holds only the tower
           gives all it has.
     Raises: MissingPath, TruncatedFile, BadFile when opened.
     """
@@ -55,7 +67,9 @@ class LazyCheckpoint:
         self.folder = folder_path(folder)
         self._open: dict[Path, TensorFile] = {}
         files = self._files()
-        inside = {} if part is None else {n: f for n, f in files.items() if n.startswith(f"{part}.")}
+        inside = (
+            {} if part is None else {n: f for n, f in files.items() if n.startswith(f"{part}.")}
+        )
         prefix = f"{part}." if inside else ""
         if not inside and all(n.startswith(_LEGACY_PREFIX) for n in files):
             prefix = _LEGACY_PREFIX
@@ -92,16 +106,26 @@ class LazyCheckpoint:
         return self._file[name]
 
     def tensor(self, name: str) -> "Tensor":
-        """One tensor in memory of its own, on the CPU. Raises: MissingTensor, TruncatedFile, BadFile."""
+        """One tensor in memory of its own, on the CPU. Raises: MissingTensor, TruncatedFile,
+        BadFile.
+        """
         return self._open_file(self.file_of(name)).tensor(self._stored[name])
 
     def check_finite(self) -> None:
-        """Reads every tensor's bytes once, without torch. Raises: NotFinite naming the tensors, of many the first five."""
-        bad = [name for name in self.names if not self._open_file(self.file_of(name)).is_finite(self._stored[name])]
+        """Reads every tensor's bytes once, without torch. Raises: NotFinite naming the tensors, of
+        many the first five.
+        """
+        bad = [
+            name
+            for name in self.names
+            if not self._open_file(self.file_of(name)).is_finite(self._stored[name])
+        ]
         if bad:
             more = f" and {len(bad) - 5:,} more" if len(bad) > 5 else ""
             files = {self.file_of(name) for name in bad}
-            raise NotFinite(self.folder if len(files) > 1 else files.pop(), f"{', '.join(bad[:5])}{more}")
+            raise NotFinite(
+                self.folder if len(files) > 1 else files.pop(), f"{', '.join(bad[:5])}{more}"
+            )
 
     def finite_tensor(self, name: str) -> "Tensor":
         """One tensor. Raises: NotFinite naming file and tensor."""
@@ -111,7 +135,9 @@ class LazyCheckpoint:
         return tensor
 
     def require_floating(self) -> None:
-        """Raise BadFile where a weight is stored as whole numbers; other tensors, such as counters, may be."""
+        """Raise BadFile where a weight is stored as whole numbers; other tensors, such as counters,
+        may be.
+        """
         for name in self.names:
             if name.endswith("weight") and "float" not in self.kind(name):
                 problem = f"{name} is stored as {self.kind(name)}, but weights must be floating-point numbers"
@@ -125,9 +151,13 @@ class LazyCheckpoint:
             files = {n: self.folder / shard for n, shard in _weight_map(index).items()}
             for path in sorted(set(files.values())):
                 if not path.is_file():
-                    raise MissingPath(path, f"a shard named in {INDEX}", "copy or download the missing shard")
+                    raise MissingPath(
+                        path, f"a shard named in {INDEX}", "copy or download the missing shard"
+                    )
                 there = self._open_file(path).names
-                lost = sorted(n for n in {n for n, f in files.items() if f == path}.difference(there))
+                lost = sorted(
+                    n for n in {n for n, f in files.items() if f == path}.difference(there)
+                )
                 if lost:
                     raise MissingTensor(path, lost[0], there)
         elif single.is_file():
@@ -146,8 +176,8 @@ class LazyCheckpoint:
 def all_finite(tensor: "Tensor") -> bool:
     """Whether a tensor holds neither NaN nor infinity.
 
-    Either makes the sum NaN or infinite too, and a sum is one pass without a mask in memory; only where the sum alone is too
-    large for its precision each value is looked at.
+    Either makes the sum NaN or infinite too, and a sum is one pass without a mask in memory; only
+    where the sum alone is too large for its precision each value is looked at.
     """
     if not tensor.is_floating_point() or bool(tensor.sum().isfinite()):
         return True
@@ -155,28 +185,48 @@ def all_finite(tensor: "Tensor") -> bool:
 
 
 def require_numbers(place: str, name: str, tensor: "Tensor", weight: bool = True) -> None:
-    """Of a tensor in memory: numbers that can be merged and calibrated. Buffers, which are no weights, may be whole numbers.
+    """Of a tensor in memory: numbers that can be merged and calibrated. Buffers, which are no
+    weights, may be whole numbers.
 
     Raises: BadData for one on meta or of whole numbers; NotFinite.
     """
     if tensor.is_meta:
-        raise BadData(place, f"{name} has no numbers, it is on meta", "load the model with its weights")
+        raise BadData(
+            place, f"{name} has no numbers, it is on meta", "load the model with its weights"
+        )
     if weight and not tensor.is_floating_point():
         kind = str(tensor.dtype).removeprefix("torch.")
-        raise BadData(place, f"{name} holds {kind}, not floating-point numbers", "give the model it was quantised from")
+        raise BadData(
+            place,
+            f"{name} holds {kind}, not floating-point numbers",
+            "give the model it was quantised from",
+        )
     if not all_finite(tensor.detach()):
         raise NotFinite(place, name)
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Stored name -> file name, of files that lie in the folder itself (as a link into a cache, too). Raises: BadFile."""
+    """Stored name -> file name, of files that lie in the folder itself (as a link into a cache,
+    too). Raises: BadFile.
+    """
     try:
         shards = dict(json.loads(index.read_text("utf-8"))["weight_map"])
     except (ValueError, KeyError, TypeError) as error:
-        raise BadFile(index, f"not a safetensors index ({error!r})", "copy or download it again") from None
+        raise BadFile(
+            index, f"not a safetensors index ({error!r})", "copy or download it again"
+        ) from None
     for name, shard in shards.items():
-        beside = isinstance(shard, str) and shard == PurePosixPath(shard).name == PureWindowsPath(shard).name
+        beside = (
+            isinstance(shard, str)
+            and shard == PurePosixPath(shard).name == PureWindowsPath(shard).name
+        )
         if not beside or shard in ("", ".."):
-            problem = f"{name} is said to lie in {shard!r}, which is no name of a file in this folder"
-            raise BadFile(index, problem, "shards lie beside their index; take the checkpoint from a source you trust")
+            problem = (
+                f"{name} is said to lie in {shard!r}, which is no name of a file in this folder"
+            )
+            raise BadFile(
+                index,
+                problem,
+                "shards lie beside their index; take the checkpoint from a source you trust",
+            )
     return shards

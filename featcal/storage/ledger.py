@@ -1,4 +1,6 @@
-"""Bytes held now and at most, for whoever keeps something in memory or on disk. Knows nothing of what is held."""
+"""Bytes held now and at most, for whoever keeps something in memory or on disk. Knows nothing of
+what is held.
+"""
 
 
 class Ledger:

@@ -1,7 +1,7 @@
 """Small result files: CSV tables and JSON, the same bytes for the same numbers on every run.
 
-What varies between two runs (seconds, host, versions, commit) goes to a run record beside them. Pure Python: the report reads
-results without torch.
+What varies between two runs (seconds, host, versions, commit) goes to a run record beside them.
+Pure Python: the report reads results without torch.
 """
 
 import csv
@@ -18,8 +18,23 @@ from typing import Any
 from featcal.errors import BadFile, MissingPath
 from featcal.storage.atomic import atomic_path
 
-SCORES = ("suite", "role", "pool", "upstream", "method", "setting", "task", "metric", "seed", "value", "count")
-CORRECT, COUNTED = "correct", ("value", "count")  # of each sample whether it is right; what stands in the scores only
+SCORES = (
+    "suite",
+    "role",
+    "pool",
+    "upstream",
+    "method",
+    "setting",
+    "task",
+    "metric",
+    "seed",
+    "value",
+    "count",
+)
+CORRECT, COUNTED = (
+    "correct",
+    ("value", "count"),
+)  # of each sample whether it is right; what stands in the scores only
 DRIFT = (
     "suite", "role", "pool", "upstream", "method", "setting", "seed", "task", "block",
     "relative_drift", "l2", "cosine", "count",
@@ -28,25 +43,49 @@ PROJECTION = ("task", "model", "index", "label", "x", "y")
 
 _AGAIN = "make or copy it again"
 _DECIMALS = {"value": 4, "similarity": 4, "x": 4, "y": 4}  # other fractions get six
-_FRACTIONS = {"value", "relative_drift", "l2", "cosine", "cosine_sd", "similarity", "size", "x", "y"}
+_FRACTIONS = {
+    "value",
+    "relative_drift",
+    "l2",
+    "cosine",
+    "cosine_sd",
+    "similarity",
+    "size",
+    "x",
+    "y",
+}
 _WHOLE = {"count", "index"}
 # Results, pages and dvc.lock change by being made.
-_SOURCES = ("featcal", "notebooks", "suites", "params.yaml", "dvc.yaml", "pipeline/*.yaml", "pipeline/*/dvc.yaml")
+_SOURCES = (
+    "featcal",
+    "notebooks",
+    "suites",
+    "params.yaml",
+    "dvc.yaml",
+    "pipeline/*.yaml",
+    "pipeline/*/dvc.yaml",
+)
 _VERSIONED = ("featcal", "torch", "transformers", "datasets", "safetensors", "numpy")
 
 
 def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """A CSV file with exactly these columns; floats with a fixed number of decimals, None as an empty cell, \\n line ends.
+    """A CSV file with exactly these columns; floats with a fixed number of decimals, None as an
+    empty cell, \\n line ends.
 
     Raises: BadFile when a row has other keys or holds NaN or infinity.
     """
-    lines = [[_text(path, column, value) for column, value in _ordered(path, row, columns)] for row in rows]
+    lines = [
+        [_text(path, column, value) for column, value in _ordered(path, row, columns)]
+        for row in rows
+    ]
     with atomic_path(path) as hidden, hidden.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([list(columns), *lines])
 
 
 def packed(flags: Iterable[Any] | None) -> str:
-    """True and false as hexadecimal text, eight to a byte, the first one highest, zeros behind the last; empty for None."""
+    """True and false as hexadecimal text, eight to a byte, the first one highest, zeros behind the
+    last; empty for None.
+    """
     if flags is None:
         return ""
     import numpy as np
@@ -64,21 +103,28 @@ def correct_path(scores: str | Path) -> Path:
     return Path(scores).with_suffix(f".{CORRECT}.csv")
 
 
-def write_scores(path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = SCORES) -> None:
-    """A CSV file of scores, and beside it which samples are right, from the rows' `correct` (as `packed`).
+def write_scores(
+    path: str | Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] = SCORES
+) -> None:
+    """A CSV file of scores, and beside it which samples are right, from the rows' `correct` (as
+    `packed`).
 
     Raises: BadFile as write_rows.
     """
     rows = list(rows)
-    write_rows(path, [{c: value for c, value in row.items() if c != CORRECT} for row in rows], columns)
+    write_rows(
+        path, [{c: value for c, value in row.items() if c != CORRECT} for row in rows], columns
+    )
     kept = [{c: value for c, value in row.items() if c not in COUNTED} for row in rows]
     write_rows(correct_path(path), kept, correct_columns(columns))
 
 
 def read_rows(path: str | Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """The rows of a CSV file: fractions as float, counts and indices as int, everything else as text.
+    """The rows of a CSV file: fractions as float, counts and indices as int, everything else as
+    text.
 
-    Raises: MissingPath; BadFile when the header is not `columns`, a row has another length, or a number is not one.
+    Raises: MissingPath; BadFile when the header is not `columns`, a row has another length, or a
+    number is not one.
     """
     if not Path(path).is_file():
         raise MissingPath(path, "a results file", "run the stage that writes it: dvc repro")
@@ -86,19 +132,32 @@ def read_rows(path: str | Path, columns: Sequence[str] | None = None) -> list[di
         header, *body = list(csv.reader(file)) or [[]]
     expected = list(header if columns is None else columns)
     if header != expected:
-        raise BadFile(path, f"columns are {', '.join(header) or 'none'}, expected {', '.join(expected)}", _AGAIN)
+        raise BadFile(
+            path,
+            f"columns are {', '.join(header) or 'none'}, expected {', '.join(expected)}",
+            _AGAIN,
+        )
     for number, line in enumerate(body, start=2):
         if len(line) != len(header):
-            raise BadFile(path, f"line {number} has {len(line)} cells instead of {len(header)}", _AGAIN)
-    return [{c: _value(path, n, c, t) for c, t in zip(header, line, strict=True)} for n, line in enumerate(body, start=2)]
+            raise BadFile(
+                path, f"line {number} has {len(line)} cells instead of {len(header)}", _AGAIN
+            )
+    return [
+        {c: _value(path, n, c, t) for c, t in zip(header, line, strict=True)}
+        for n, line in enumerate(body, start=2)
+    ]
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """JSON with two blanks of indentation, keys in the order given, and a final line end. Raises: BadFile on NaN."""
+    """JSON with two blanks of indentation, keys in the order given, and a final line end. Raises:
+    BadFile on NaN.
+    """
     try:
         text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
     except ValueError:
-        raise BadFile(path, "NaN or infinity among the values to write", "look at the numbers that lead here") from None
+        raise BadFile(
+            path, "NaN or infinity among the values to write", "look at the numbers that lead here"
+        ) from None
     with atomic_path(path) as hidden:
         hidden.write_text(text + "\n", encoding="utf-8", newline="\n")
 
@@ -114,11 +173,14 @@ def read_json(path: str | Path) -> Any:
 
 
 def run_record(seconds: Mapping[str, float], **more: Any) -> dict[str, Any]:
-    """What varies between two runs: seconds per step, host, versions, commit; `more` is added as it is."""
+    """What varies between two runs: seconds per step, host, versions, commit; `more` is added as it
+    is.
+    """
     return {
         "seconds": {step: round(value, 2) for step, value in seconds.items()},
         "host": {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.platform()},
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in _VERSIONED},
+        "versions": {"python": platform.python_version()}
+        | {name: _version(name) for name in _VERSIONED},
         "commit": _git("rev-parse", "HEAD") or "",
         "dirty": bool(_git("status", "--porcelain", "--", *_SOURCES)),
         **more,
@@ -128,7 +190,11 @@ def run_record(seconds: Mapping[str, float], **more: Any) -> dict[str, Any]:
 def _ordered(path: object, row: Mapping[str, Any], columns: Sequence[str]) -> list[tuple[str, Any]]:
     if set(row) != set(columns):
         odd = sorted(set(row) ^ set(columns))
-        raise BadFile(path, f"a row lacks or adds the columns {', '.join(odd)}", f"the columns are {', '.join(columns)}")
+        raise BadFile(
+            path,
+            f"a row lacks or adds the columns {', '.join(odd)}",
+            f"the columns are {', '.join(columns)}",
+        )
     return [(column, row[column]) for column in columns]
 
 
@@ -138,9 +204,12 @@ def _text(path: object, column: str, value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     if not math.isfinite(value):
-        raise BadFile(path, f"column {column} would hold {value}", "look at the numbers that lead here")
+        raise BadFile(
+            path, f"column {column} would hold {value}", "look at the numbers that lead here"
+        )
     decimals = _DECIMALS.get(column, 6)
-    return f"{round(value, decimals) + 0.0:.{decimals}f}"  # + 0.0 turns -0.0, whose sign is chance, into 0.0
+    # + 0.0 turns -0.0, whose sign is chance, into 0.0
+    return f"{round(value, decimals) + 0.0:.{decimals}f}"
 
 
 def _value(path: object, line: int, column: str, text: str) -> Any:
@@ -168,7 +237,9 @@ def _version(package: str) -> str:
 def _git(*words: str) -> str | None:
     """Output of git in the current folder; None where there is no git or no repository."""
     try:
-        done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(
+            ["git", *words], capture_output=True, text=True, timeout=10, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -1,7 +1,9 @@
-"""Where tensors wait until they are needed again: on their device, in host memory, on disk, as far as each budget goes.
+"""Where tensors wait until they are needed again: on their device, in host memory, on disk, as far
+as each budget goes.
 
-What comes back has the same bits. Strides come back where a tensor fills its memory without gaps, in whatever order of axes,
-and where it is expanded; otherwise it comes back without the gaps. Knows nothing of what the tensors mean.
+What comes back has the same bits. Strides come back where a tensor fills its memory without gaps,
+in whatever order of axes, and where it is expanded; otherwise it comes back without the gaps. Knows
+nothing of what the tensors mean.
 """
 
 import fcntl
@@ -37,11 +39,14 @@ class Handle:
 
 
 class Spool(AbstractContextManager["Spool"]):
-    """Keeps tensors within budgets of bytes; a tensor on a GPU waits there, else in pinned host memory, else on disk.
+    """Keeps tensors within budgets of bytes; a tensor on a GPU waits there, else in pinned host
+    memory, else on disk.
 
-    folder: where files go, in a folder of their own that is removed at the end; what a killed process left there is removed at
+    folder: where files go, in a folder of their own that is removed at the end; what a killed
+    process left there is removed at
             the beginning.
-    A tensor that is kept where it is is not copied: whoever overwrites it afterwards overwrites what is kept.
+    A tensor that is kept where it is is not copied: whoever overwrites it afterwards overwrites
+    what is kept.
     """
 
     def __init__(self, device_bytes: int, host_bytes: int, folder: str | Path):
@@ -62,11 +67,15 @@ class Spool(AbstractContextManager["Spool"]):
         axes = sorted(range(once.dim()), key=lambda axis: (-strides[axis], axis))
         dense = once.permute(axes)
         where = self._where(dense)
-        handle = Handle(tensor.shape, axes, dense.shape, tensor.dtype, tensor.device, dense.nbytes, where)
+        handle = Handle(
+            tensor.shape, axes, dense.shape, tensor.dtype, tensor.device, dense.nbytes, where
+        )
         if where is self.disk:
             handle.file = self._write(dense)
         elif where is self.host and dense.is_cuda:
-            handle.tensor = torch.empty(dense.shape, dtype=dense.dtype, pin_memory=True).copy_(dense)
+            handle.tensor = torch.empty(dense.shape, dtype=dense.dtype, pin_memory=True).copy_(
+                dense
+            )
         else:
             # what is a part of something larger would keep all of that in memory
             alone = dense.is_contiguous() and dense.untyped_storage().nbytes() == dense.nbytes
@@ -100,7 +109,12 @@ class Spool(AbstractContextManager["Spool"]):
             self._lock.close()
             self._own = None
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _where(self, dense: Tensor) -> Ledger:
@@ -113,11 +127,15 @@ class Spool(AbstractContextManager["Spool"]):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=self.folder))
             self._lock = (self._own / "lock").open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX)  # the system lets go of it however this process ends
+            fcntl.flock(
+                self._lock, fcntl.LOCK_EX
+            )  # the system lets go of it however this process ends
         self._written += 1
         file = self._own / f"{self._written}.raw"
         host = dense.cpu().contiguous()
-        flat = host.as_strided((host.numel(),), (1,))  # a reshape would leave a single value its stride, which may be 0
+        flat = host.as_strided(
+            (host.numel(),), (1,)
+        )  # a reshape would leave a single value its stride, which may be 0
         with atomic_path(file, dense.nbytes) as hidden:
             hidden.write_bytes(flat.view(torch.uint8).numpy().data)
         return file
@@ -129,13 +147,18 @@ def _read(handle: Handle) -> Tensor:
     with handle.file.open("rb") as file:
         read = file.readinto(flat.numpy().data)
     if read != handle.bytes:
-        raise OSError(f"{handle.file}: {read} of {handle.bytes} bytes are left; something else wrote to this file")
+        raise OSError(
+            f"{handle.file}: {read} of {handle.bytes} bytes are left; something else wrote to this file"
+        )
     return flat.view(handle.dtype).reshape(handle.dense)
 
 
 def remove_abandoned(folder: Path) -> None:
     """Removes the files of spools whose process has ended without doing so."""
     for left in sorted(folder.glob(f"{_PREFIX}*")):
-        with suppress(OSError), (left / "lock").open("r+") as lock:  # of a spool that is in use the lock cannot be had
+        with (
+            suppress(OSError),
+            (left / "lock").open("r+") as lock,
+        ):  # of a spool that is in use the lock cannot be had
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(left, ignore_errors=True)

@@ -1,8 +1,9 @@
 """One safetensors file: what its header says, and its tensors by plain reads.
 
-Read, not mapped: of a map every page that was ever touched counts as memory of this process, so going through a file
-tensor by tensor would end with all of it. torch is loaded for tensors alone: what a file holds, and whether its values are
-numbers, is told before torch would be there. Knows nothing of models and of other files.
+Read, not mapped: of a map every page that was ever touched counts as memory of this process, so
+going through a file tensor by tensor would end with all of it. torch is loaded for tensors alone:
+what a file holds, and whether its values are numbers, is told before torch would be there. Knows
+nothing of models and of other files.
 """
 
 import json
@@ -22,21 +23,31 @@ KINDS = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
-# of a floating point number: whole numbers of its width, and the bits of its exponent, all set in NaN and infinity alone
-_EXPONENTS = {"F64": ("<u8", 0x7FF << 52), "F32": ("<u4", 0xFF << 23), "F16": ("<u2", 0x1F << 10), "BF16": ("<u2", 0xFF << 7)}
+# of a floating point number: whole numbers of its width, and the bits of its exponent, all set in
+# NaN and infinity alone
+_EXPONENTS = {
+    "F64": ("<u8", 0x7FF << 52),
+    "F32": ("<u4", 0xFF << 23),
+    "F16": ("<u2", 0x1F << 10),
+    "BF16": ("<u2", 0xFF << 7),
+}
 _STRIPE = 1 << 22  # bytes looked at together
 
 
 class TensorFile:
-    """Names, shapes, dtypes and tensors of one file; nothing stays open, so threads may read at once.
+    """Names, shapes, dtypes and tensors of one file; nothing stays open, so threads may read at
+    once.
 
-    Raises: TruncatedFile when made, of a file that is no safetensors or shorter than its header says.
+    Raises: TruncatedFile when made, of a file that is no safetensors or shorter than its header
+    says.
     """
 
     def __init__(self, path: Path):
         self.path = path
         try:
-            with safe_open(path, framework="np"):  # checks the header, and the file's size against it
+            with safe_open(
+                path, framework="np"
+            ):  # checks the header, and the file's size against it
                 pass
         except SafetensorError as error:
             raise TruncatedFile(path, error) from None
@@ -54,10 +65,14 @@ class TensorFile:
         return tuple(self._entries[name]["shape"])
 
     def kind(self, name: str) -> str:
-        """What torch calls the numbers of a tensor, such as float32. Raises: BadFile for numbers that torch lacks."""
+        """What torch calls the numbers of a tensor, such as float32. Raises: BadFile for numbers
+        that torch lacks.
+        """
         kind = self._entries[name]["dtype"]
         if kind not in KINDS:
-            raise BadFile(self.path, f"{name} is stored as {kind}", f"store it as one of {', '.join(KINDS)}")
+            raise BadFile(
+                self.path, f"{name} is stored as {kind}", f"store it as one of {', '.join(KINDS)}"
+            )
         return KINDS[kind]
 
     def dtype(self, name: str) -> "torch.dtype":
@@ -67,7 +82,9 @@ class TensorFile:
         return kind
 
     def is_finite(self, name: str) -> bool:
-        """Whether a tensor holds neither NaN nor infinity, seen in the file's bytes. Raises: as `tensor`."""
+        """Whether a tensor holds neither NaN nor infinity, seen in the file's bytes. Raises: as
+        `tensor`.
+        """
         self.kind(name)
         if self._entries[name]["dtype"] not in _EXPONENTS:
             return True
@@ -87,7 +104,9 @@ class TensorFile:
         return True
 
     def tensor(self, name: str) -> "Tensor":
-        """One tensor in memory of its own, on the CPU. Raises: TruncatedFile; BadFile for a kind of number torch lacks."""
+        """One tensor in memory of its own, on the CPU. Raises: TruncatedFile; BadFile for a kind of
+        number torch lacks.
+        """
         import torch
 
         dtype, length = self.dtype(name), self._bytes(name)

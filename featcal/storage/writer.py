@@ -1,7 +1,7 @@
 """Writing a checkpoint folder from tensors that come one at a time, in any order.
 
-Each tensor is spooled to its own file and joined at the end, so memory holds one tensor and the bytes do not depend on the order.
-Knows nothing of model classes.
+Each tensor is spooled to its own file and joined at the end, so memory holds one tensor and the
+bytes do not depend on the order. Knows nothing of model classes.
 """
 
 import json
@@ -34,16 +34,24 @@ class _Spooled:
 
 
 def require_replaceable(folder: Path) -> None:
-    """Raise BadFile where anything lies but another folder of tensors, or an empty one: what is written takes its place."""
+    """Raise BadFile where anything lies but another folder of tensors, or an empty one: what is
+    written takes its place.
+    """
     ours = folder.is_dir() and (
-        not any(folder.iterdir()) or any(any(folder.glob(name)) for name in ("*.safetensors", "config.json"))
+        not any(folder.iterdir())
+        or any(any(folder.glob(name)) for name in ("*.safetensors", "config.json"))
     )
     if folder.exists() and not ours:
-        raise BadFile(folder, "exists and is no folder of a model, which alone would be replaced", "name a new folder")
+        raise BadFile(
+            folder,
+            "exists and is no folder of a model, which alone would be replaced",
+            "name a new folder",
+        )
 
 
 class ShardWriter(AbstractContextManager["ShardWriter"]):
-    """`with ShardWriter(folder) as writer: writer.write(name, tensor)`; the folder appears when the block ends, or not at all.
+    """`with ShardWriter(folder) as writer: writer.write(name, tensor)`; the folder appears when the
+    block ends, or not at all.
 
     limit: bytes per safetensors file; more than that makes numbered shards and an index.
     writer.folder: the unfinished folder, where config.json and the like are put.
@@ -68,9 +76,16 @@ class ShardWriter(AbstractContextManager["ShardWriter"]):
         file = self._spool / str(len(self._spooled))
         raw = flat.reshape(-1).view(torch.uint8).numpy()
         file.write_bytes(raw.data)
-        self._spooled[name] = _Spooled(name, _KINDS[flat.dtype], tuple(flat.shape), raw.nbytes, flat.element_size(), file)
+        self._spooled[name] = _Spooled(
+            name, _KINDS[flat.dtype], tuple(flat.shape), raw.nbytes, flat.element_size(), file
+        )
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool | None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
         try:
             if kind is None:
                 self._join()
@@ -87,8 +102,13 @@ class ShardWriter(AbstractContextManager["ShardWriter"]):
             _write_safetensors(self.folder / name, shard)
             weight_map |= {t.name: name for t in shard}
         if len(shards) > 1:
-            index = {"metadata": {"total_size": sum(t.bytes for t in self._spooled.values())}, "weight_map": weight_map}
-            (self.folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", "utf-8")
+            index = {
+                "metadata": {"total_size": sum(t.bytes for t in self._spooled.values())},
+                "weight_map": weight_map,
+            }
+            (self.folder / INDEX).write_text(
+                json.dumps(index, indent=2, sort_keys=True) + "\n", "utf-8"
+            )
         shutil.rmtree(self._spool)
 
     def _shards(self) -> list[list[_Spooled]]:
@@ -102,12 +122,20 @@ class ShardWriter(AbstractContextManager["ShardWriter"]):
 
 
 def _write_safetensors(path: Path, tensors: list[_Spooled]) -> None:
-    """One file in the safetensors format: length of the header, JSON header padded to 8 bytes, then the bytes of every tensor."""
-    ordered = sorted(tensors, key=lambda t: (-t.align, t.name))  # widest first keeps every tensor aligned
+    """One file in the safetensors format: length of the header, JSON header padded to 8 bytes, then
+    the bytes of every tensor.
+    """
+    ordered = sorted(
+        tensors, key=lambda t: (-t.align, t.name)
+    )  # widest first keeps every tensor aligned
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for tensor in ordered:
-        header[tensor.name] = {"dtype": tensor.kind, "shape": tensor.shape, "data_offsets": [end, end := end + tensor.bytes]}
+        header[tensor.name] = {
+            "dtype": tensor.kind,
+            "shape": tensor.shape,
+            "data_offsets": [end, end := end + tensor.bytes],
+        }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as out:

@@ -1,10 +1,12 @@
-"""How far a calibrated model's answers are from its experts', without labels. Every task counts alike, every row of a task too:
+"""How far a calibrated model's answers are from its experts', without labels. Every task counts
+alike, every row of a task too:
 
     D = 1/T Σ_t 1/n_t Σ_r KL(p_r^t ‖ p_r),    p = softmax(z).
 
-z_r are the scores that row r leads to: of a text one row for every token (of a decoder, those it reads), z over the vocabulary by
-the model's own language head; of a picture one row, z = H_t f/‖f‖ by the head of its task. Without a head for pictures there are
-no answers, and the summand is 1 − cos(f_r, f_r^t) of the features instead. KL is what log-likelihood under the expert loses.
+z_r are the scores that row r leads to: of a text one row for every token (of a decoder, those it
+reads), z over the vocabulary by the model's own language head; of a picture one row, z = H_t f/‖f‖
+by the head of its task. Without a head for pictures there are no answers, and the summand is 1 −
+cos(f_r, f_r^t) of the features instead. KL is what log-likelihood under the expert loses.
 
 Legend: T tasks · n_t rows of task t · K scores · p width of a feature.
 """
@@ -35,8 +37,10 @@ def task_divergence(
 ) -> float:
     """The mean over the rows of one task.
 
-    head:   of CLIP, the weight (p, h) of visual_projection or a function; None where the model projects itself, or for text.
-    scores: H_t (K, p) for pictures, with the temperature in it: of CLIP its logit scale times the classes' unit vectors.
+    head:   of CLIP, the weight (p, h) of visual_projection or a function; None where the model
+            projects itself, or for text.
+    scores: H_t (K, p) for pictures, with the temperature in it: of CLIP its logit scale times the
+    classes' unit vectors.
     Raises: NotFinite for a model that puts out NaN; BadBatches.
     """
     total = torch.zeros((), dtype=SUM_DTYPE)
@@ -60,7 +64,9 @@ def task_divergence(
 
 
 def comparable(model: nn.Module, expert: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """Both as they are, or their towers where heads answer other questions: other classes, other words, or one has none."""
+    """Both as they are, or their towers where heads answer other questions: other classes, other
+    words, or one has none.
+    """
     kinds = {type(one) for one in (model, expert)}
     words = {getattr(output_embeddings(one), "out_features", None) for one in (model, expert)}
     if len(kinds) == len(words) == 1 and not type(expert).__name__.endswith("Classification"):

@@ -1,6 +1,8 @@
-"""Part of every task's samples is held out: no calibration sees it, and candidates are told apart on it.
+"""Part of every task's samples is held out: no calibration sees it, and candidates are told apart
+on it.
 
-Drawn sample by sample, as batches are often sorted by length, and by a generator of its own for every task.
+Drawn sample by sample, as batches are often sorted by length, and by a generator of its own for
+every task.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,18 +18,28 @@ Split = tuple[dict[str, list[Batch]], dict[str, list[Batch]]]  # kept and held o
 
 
 def split_all(batches: Mapping[str, Iterable[Batch]], share: float, seed: int) -> Split:
-    """The batches of every task without the samples held out, and those samples in batches of their own."""
+    """The batches of every task without the samples held out, and those samples in batches of their
+    own.
+    """
     parts = {task: split(task, batches[task], share, seed) for task in sorted(batches)}
-    return {task: kept for task, (kept, _) in parts.items()}, {task: held for task, (_, held) in parts.items()}
+    return {task: kept for task, (kept, _) in parts.items()}, {
+        task: held for task, (_, held) in parts.items()
+    }
 
 
-def split(task: str, batches: Iterable[Batch], share: float, seed: int) -> tuple[list[Batch], list[Batch]]:
-    """One task; at least one sample on either side. Raises: BadBatches for fewer than two samples, or for no mapping."""
+def split(
+    task: str, batches: Iterable[Batch], share: float, seed: int
+) -> tuple[list[Batch], list[Batch]]:
+    """One task; at least one sample on either side. Raises: BadBatches for fewer than two samples,
+    or for no mapping.
+    """
     read = list(batches)
     sizes = [size(task, number, batch) for number, batch in enumerate(read)]
     count = sum(sizes)
     if count < 2:
-        raise BadBatches(task, f"has {count} sample{'s' * (count != 1)}; two are needed, as one is held out")
+        raise BadBatches(
+            task, f"has {count} sample{'s' * (count != 1)}; two are needed, as one is held out"
+        )
     wanted = min(max(1, round(share * count)), count - 1)
     generator = np.random.default_rng([seed, crc32(task.encode()), crc32(b"holdout")])
     apart = torch.zeros(count, dtype=torch.bool)

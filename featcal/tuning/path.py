@@ -1,8 +1,11 @@
-"""A first λ in one pass: at every site, which λ brings the solution nearest to the experts on samples held out.
+"""A first λ in one pass: at every site, which λ brings the solution nearest to the experts on
+samples held out.
 
-At a site this is exact for the features that reach it, and all values of λ together cost one eigendecomposition. From block to
-block it is greedy: what a later site sees was calibrated with the λ that was started from, not with the one tried. So what comes
-out is a candidate like any other, and is calibrated and compared as one.
+At a site this is exact for the features that reach it, and all values of λ together cost one
+eigendecomposition. From block to
+block it is greedy: what a later site sees was calibrated with the λ that was started from, not with
+the one tried. So what comes out is a candidate like any other, and is calibrated and compared as
+one.
 """
 
 import tempfile
@@ -40,11 +43,15 @@ from featcal.tuning.settings import LOG_RIDGE
 Batches = Mapping[str, Iterable[Mapping[str, Any]]]
 Gains = dict[str, Tensor]  # by site, for every λ
 
-RIDGES = tuple(10 ** (LOG_RIDGE[0] + LOG_RIDGE[2] * n) for n in range(round((LOG_RIDGE[1] - LOG_RIDGE[0]) / LOG_RIDGE[2]) + 1))
+RIDGES = tuple(
+    10 ** (LOG_RIDGE[0] + LOG_RIDGE[2] * n)
+    for n in range(round((LOG_RIDGE[1] - LOG_RIDGE[0]) / LOG_RIDGE[2]) + 1)
+)
 
 
 def ridge_of(gains: Gains) -> float:
-    """The λ with the largest sum over sites of gain(λ) / largest gain; sites without any gain are left out.
+    """The λ with the largest sum over sites of gain(λ) / largest gain; sites without any gain are
+    left out.
 
     The largest λ where no site gains anything: the anchor is best everywhere.
     """
@@ -67,30 +74,43 @@ def path_gains(
     host_memory: int | None = None,
     work: str | Path | None = None,
 ) -> Gains:
-    """Gains of every site at every λ of RIDGES, on the way of a calibration with `settings` in forward order, as in the paper.
+    """Gains of every site at every λ of RIDGES, on the way of a calibration with `settings` in
+    forward order, as in the paper.
 
-    What goes beyond the paper is left out here: the λ found is a candidate, which is calibrated with all of the settings.
+    What goes beyond the paper is left out here: the λ found is a candidate, which is calibrated
+    with all of the settings.
     kept, held: batches of every task; blocks are solved on the former.   Raises: as `calibrate`.
     """
     settings = replace(settings, order="forward", **OFF)
     with ExitStack() as open_:
-        models = hold_models(merged, base, experts, plan, settings, whole=True, device=device, dtype=dtype)
+        models = hold_models(
+            merged, base, experts, plan, settings, whole=True, device=device, dtype=dtype
+        )
         open_.enter_context(models.evaluated())
         open_.enter_context(exact_products())
-        spool = open_.enter_context(Spool(*budgets(models.device, host_memory), Path(work or tempfile.gettempdir())))
+        spool = open_.enter_context(
+            Spool(*budgets(models.device, host_memory), Path(work or tempfile.gettempdir()))
+        )
         run = Run(models, len(experts), settings, token_weights, spool, None, False, Ranks(), None)
         parts = opened(run, kept), opened(run, held)
         handed: tuple[dict[str, HandedOn], ...] = ({}, {})
         gains: Gains = {}
         for source, stack in models.plan.in_order:
-            tracks = [started(run, source, stack, part, given) for part, given in zip(parts, handed, strict=True)]
+            tracks = [
+                started(run, source, stack, part, given)
+                for part, given in zip(parts, handed, strict=True)
+            ]
             gains |= stack_gains(run, stack, tracks[0], tracks[1], source.feeds if source else "")
             handed = tuple(handed_over(run, stack, each) if stack.feeds else {} for each in tracks)
         return gains
 
 
-def stack_gains(run: Run, stack: Stack, kept: Mapping[str, Tracks], held: Mapping[str, Tracks], fed: str) -> Gains:
-    """One stack, block by block: gains first, then the block is solved and both parts of the samples move behind it."""
+def stack_gains(
+    run: Run, stack: Stack, kept: Mapping[str, Tracks], held: Mapping[str, Tracks], fed: str
+) -> Gains:
+    """One stack, block by block: gains first, then the block is solved and both parts of the
+    samples move behind it.
+    """
     models, settings, gains = run.models, run.settings, Gains()
     rule = run.token_weights or models.plan.rule(stack)
     count = len(blocks_of(models.student.module, stack))
@@ -98,7 +118,9 @@ def stack_gains(run: Run, stack: Stack, kept: Mapping[str, Tracks], held: Mappin
         path = f"{stack.blocks}.{index}"
         with models.student.block(path) as block, models.base.block(path) as base:
             modules = calibrated_modules(block, settings.norm, settings.modules)
-            view = BlockView(block_name(stack, index), stack, index + 1 == count, modules, rule, fed)
+            view = BlockView(
+                block_name(stack, index), stack, index + 1 == count, modules, rule, fed
+            )
             seen, apart = Systems(), Systems()
             for task, teacher in in_turn(models.experts, path):
                 add_task(seen, observe(block, teacher, kept[task], view), teacher, settings)
@@ -111,11 +133,22 @@ def stack_gains(run: Run, stack: Stack, kept: Mapping[str, Tracks], held: Mappin
     return gains
 
 
-def block_gains(seen: Systems, apart: Systems, block: nn.Module, base: nn.Module, place: str, settings: Calibration) -> Gains:
+def block_gains(
+    seen: Systems,
+    apart: Systems,
+    block: nn.Module,
+    base: nn.Module,
+    place: str,
+    settings: Calibration,
+) -> Gains:
     """Gains at the sites of one block, which still holds the merged weights."""
     gains = Gains()
     for site, system in seen.sites.items():
-        W, W_base = (side_by_side(module.get_submodule(name) for name in site)[0] for module in (block, base))
+        W, W_base = (
+            side_by_side(module.get_submodule(name) for name in site)[0] for module in (block, base)
+        )
         name = f"{place}.{'+'.join(site)}"
-        gains[name] = ridge_path(system, anchor(W, W_base, settings.anchor_blend), site=name).gains(apart.sites[site], RIDGES)
+        gains[name] = ridge_path(system, anchor(W, W_base, settings.anchor_blend), site=name).gains(
+            apart.sites[site], RIDGES
+        )
     return gains

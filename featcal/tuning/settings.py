@@ -11,8 +11,10 @@ from featcal.settings import Calibration, Checked, Count, Natural, Within
 
 Origin = Literal["start", "path", "search"]
 
-# Ends and steps of the search. λ on a logarithmic scale, from where a Cholesky factor still exists in float64 to where the anchor
-# is all that is left; ρ by log₂(1 + ρ), from the base (0) to fifteen times the merged change (4), where ratios count and not
+# Ends and steps of the search. λ on a logarithmic scale, from where a Cholesky factor still exists
+# in float64 to where the anchor
+# is all that is left; ρ by log₂(1 + ρ), from the base (0) to fifteen times the merged change (4),
+# where ratios count and not
 # differences. All values that the paper uses and sweeps lie inside.
 LOG_RIDGE = (-6.0, 1.0, 0.25)
 LOG_BLEND = (0.0, 4.0, 0.1)
@@ -23,8 +25,10 @@ INTERPOLATION = (0.0, 1.0, 0.05)
 class Search(Checked):
     """How λ, ρ and α are searched for.
 
-    trials:  calibrated models that are tried.   holdout: share of every task's samples that no calibration sees.
-    at_once: trials that are proposed together, knowing all that came before them; 1 unless they are run side by side.
+    trials:  calibrated models that are tried.   holdout: share of every task's samples that no
+             calibration sees.
+    at_once: trials that are proposed together, knowing all that came before them; 1 unless they are
+    run side by side.
     """
 
     place = "tune"
@@ -45,7 +49,9 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Candidate(Proposal):
-    """Settings that were tried. divergence: by task, from the expert on the samples held out; smaller is better."""
+    """Settings that were tried. divergence: by task, from the expert on the samples held out;
+    smaller is better.
+    """
 
     divergence: Mapping[str, float]
 
@@ -73,8 +79,14 @@ def best(candidates: Sequence[Candidate]) -> Candidate:
     return min(candidates, key=lambda one: (one.mean, one.number))
 
 
-def at(settings: Calibration, ridge: float, anchor_blend: float, interpolation: float) -> Calibration:
+def at(
+    settings: Calibration, ridge: float, anchor_blend: float, interpolation: float
+) -> Calibration:
     """The settings with λ, ρ and α in their place, in as many digits as one would type."""
-    values = {"ridge": float(f"{ridge:.2g}"), "anchor_blend": round(anchor_blend, 2), "interpolation": round(interpolation, 4)}
+    values = {
+        "ridge": float(f"{ridge:.2g}"),
+        "anchor_blend": round(anchor_blend, 2),
+        "interpolation": round(interpolation, 4),
+    }
     changed: dict[str, Any] = values
     return replace(settings, **changed)

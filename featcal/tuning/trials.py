@@ -1,7 +1,8 @@
-"""Finished trials in a small JSON file, so that an interrupted search goes on after the last of them.
+"""Finished trials in a small JSON file, so that an interrupted search goes on after the last of
+them.
 
-A file that another search has left (other models, samples or settings, another version of this package) is not used, and is
-written over.
+A file that another search has left (other models, samples or settings, another version of this
+package) is not used, and is written over.
 """
 
 from collections.abc import Mapping
@@ -24,7 +25,8 @@ from featcal.version import __version__
 class Trials:
     """What is finished so far, kept in a file where there is one.
 
-    mark: what the search depends on, as one text.   path: λ that the path gave, None until it is known.
+    mark: what the search depends on, as one text.   path: λ that the path gave, None until it is
+    known.
     """
 
     file: Path | None

@@ -1,4 +1,6 @@
-"""The public function `tune`: λ, ρ and α chosen without labels, by how near calibrated models come to their experts' answers."""
+"""The public function `tune`: λ, ρ and α chosen without labels, by how near calibrated models come
+to their experts' answers.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -46,46 +48,93 @@ def tune(
     resume: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> Tuned:
-    """Choose λ, ρ and α from the inputs that a calibration sees, part of which is held out; no label is looked at.
+    """Choose λ, ρ and α from the inputs that a calibration sees, part of which is held out; no
+    label is looked at.
 
-    Every trial is a whole calibration in forward order, scored by `tuning.divergence`. The first is `settings`, the second the
-    same with the λ of one pass along the path of every site (`tuning.path`), the others come from optuna's TPE sampler.
+    Every trial is a whole calibration in forward order, scored by `tuning.divergence`. The first is
+    `settings`, the second the same with the λ of one pass along the path of every site
+    (`tuning.path`), the others come from optuna's TPE sampler.
 
     Args:
-        merged, base, experts, plan, token_weights, device, dtype, host_memory, work: as for `calibrate`.
+        merged, base, experts, plan, token_weights, device, dtype, host_memory, work: as for
+        `calibrate`.
         batches: as for `calibrate`; all are read before the first trial and stay in memory.
         settings: where the search begins; what is not λ, ρ or α stays as it is here.
-        head, heads: of CLIP, the weight (p, h) of visual_projection and by task the scores' weights (K, p): the logit scale times
-            the classes' unit vectors. Without `heads` features are compared instead of answers; text needs neither.
-        trials, holdout, seed: how many calibrations, the share of samples held out, which samples and proposals are drawn.
-        kept_in: a JSON file from which an interrupted search goes on; none where None.   resume: whether to.
+        head, heads: of CLIP, the weight (p, h) of visual_projection and by task the scores' weights
+        (K, p): the logit scale times
+            the classes' unit vectors. Without `heads` features are compared instead of answers;
+            text needs neither.
+        trials, holdout, seed: how many calibrations, the share of samples held out, which samples
+        and proposals are drawn.
+        kept_in: a JSON file from which an interrupted search goes on; none where None.   resume:
+        whether to.
         progress: called with one line of text per trial, and for the path.
 
     Returns: Tuned: the settings with the smallest divergence, and every candidate.
     Raises: what `calibrate` raises; BadSetting; MissingPath without the extra `tune`.
     """
     search = Search(trials, holdout, seed)
-    require(isinstance(settings, Calibration), "settings", type(settings).__name__, "must be a featcal.Calibration")
+    require(
+        isinstance(settings, Calibration),
+        "settings",
+        type(settings).__name__,
+        "must be a featcal.Calibration",
+    )
     check_tasks(experts, batches)
-    require(current().world == 1, "tune", current().world, "must run in one process; start it without torchrun")
-    require(settings.interpolation != "auto", "calibrate.interpolation", "auto", "must be a number: α is what is searched for")
+    require(
+        current().world == 1,
+        "tune",
+        current().world,
+        "must run in one process; start it without torchrun",
+    )
+    require(
+        settings.interpolation != "auto",
+        "calibrate.interpolation",
+        "auto",
+        "must be a number: α is what is searched for",
+    )
     for task in experts if heads is not None else ():
-        require(task in (heads or {}), "heads", sorted(heads or {}), f"must hold one for every task; {task} has none")
+        require(
+            task in (heads or {}),
+            "heads",
+            sorted(heads or {}),
+            f"must hold one for every task; {task} has none",
+        )
     imported()  # before anything is computed
     own = {task: list(those) for task, those in batches.items()}
     kept, held = split_all(own, holdout, seed)
-    models = {"merged": merged, "base": base} | {f"expert {task}": expert for task, expert in experts.items()}
-    given: dict[str, Any] = {"plan": plan, "token_weights": token_weights, "device": device, "dtype": dtype}
+    models = {"merged": merged, "base": base} | {
+        f"expert {task}": expert for task, expert in experts.items()
+    }
+    given: dict[str, Any] = {
+        "plan": plan,
+        "token_weights": token_weights,
+        "device": device,
+        "dtype": dtype,
+    }
     given |= {"host_memory": host_memory, "work": work}
-    told = (head if isinstance(head, Tensor) else repr(head), repr(plan and plan.stacks), repr(token_weights))
+    told = (
+        head if isinstance(head, Tensor) else repr(head),
+        repr(plan and plan.stacks),
+        repr(token_weights),
+    )
     told += (settings, search, dtype)
     scores = [part for pair in sorted((heads or {}).items()) for part in pair]
-    done = Trials.opened(Path(kept_in) if kept_in else None, mark_of(models, own, *told, *scores), resume)
+    done = Trials.opened(
+        Path(kept_in) if kept_in else None, mark_of(models, own, *told, *scores), resume
+    )
 
     def tried(proposal: Proposal) -> Candidate:
-        model = calibrate(merged, base=base, experts=experts, batches=kept, settings=proposal.settings, **given).model
+        model = calibrate(
+            merged, base=base, experts=experts, batches=kept, settings=proposal.settings, **given
+        ).model
         assert model is not None
-        return Candidate(proposal.number, proposal.origin, proposal.settings, distances(model, experts, held, head, heads))
+        return Candidate(
+            proposal.number,
+            proposal.origin,
+            proposal.settings,
+            distances(model, experts, held, head, heads),
+        )
 
     if done.path is None:
         done.keep(path=ridge_of(path_gains(merged, base, experts, kept, held, settings, **given)))
@@ -107,9 +156,11 @@ def distances(
     head: Head = None,
     heads: Mapping[str, Tensor] | None = None,
 ) -> dict[str, float]:
-    """Divergence of one model from every expert, by task. Of experts given as folders one at a time is in memory.
+    """Divergence of one model from every expert, by task. Of experts given as folders one at a time
+    is in memory.
 
-    Experts answer anew for every model: to keep the scores of a whole vocabulary would take gigabytes.
+    Experts answer anew for every model: to keep the scores of a whole vocabulary would take
+    gigabytes.
     """
     weight = next(model.parameters())
     found = {}
@@ -117,7 +168,9 @@ def distances(
         expert = experts[task]
         if not isinstance(expert, nn.Module):
             expert = load_as_calibrated(expert, weight.dtype).to(weight.device)
-        found[task] = task_divergence(task, model, expert, held[task], head, heads[task] if heads else None)
+        found[task] = task_divergence(
+            task, model, expert, held[task], head, heads[task] if heads else None
+        )
     return found
 
 

@@ -1,9 +1,11 @@
 """Damaged pictures, as strong as ImageNet-C's third severity: Gaussian noise, motion blur, fog.
 
-Every picture has a generator of its own, keyed by seed, task, corruption and its place in the split: what happens to it depends
-on no other picture and on no batch. Facts: Hendrycks and Dietterich, Benchmarking Neural Network Robustness to Common Corruptions
-and Perturbations (ICLR 2019), whose strengths are for pictures of 224 pixels. Lengths are scaled with the picture's width here;
-levels of grey are as they are. n pictures · H, W height and width in pixels, already resized and cropped.
+Every picture has a generator of its own, keyed by seed, task, corruption and its place in the
+split: what happens to it depends on no other picture and on no batch. Facts: Hendrycks and
+Dietterich, Benchmarking Neural Network Robustness to Common Corruptions and Perturbations (ICLR
+2019), whose strengths are for pictures of 224 pixels. Lengths are scaled with the picture's width
+here; levels of grey are as they are. n pictures · H, W height and width in pixels, already resized
+and cropped.
 """
 
 from collections.abc import Callable
@@ -20,8 +22,15 @@ from featcal.errors import UnknownKey
 Floats = NDArray[np.float64]
 PUBLISHED_SIDE = 224  # pixels, for which lengths are stated
 NOISE = 0.18  # standard deviation; white is 1
-TAPS, SIGMA, WIDEST = 31, 8.0, 45.0  # a trail of radius 15 (2 · 15 + 1 points), its fading, its largest angle in degrees
-FOG, WIBBLE_DECAY = 2.5, 1.7  # thickness in units of white; how much smaller displacements get with every halving
+TAPS, SIGMA, WIDEST = (
+    31,
+    8.0,
+    45.0,
+)  # a trail of radius 15 (2 · 15 + 1 points), its fading, its largest angle in degrees
+FOG, WIBBLE_DECAY = (
+    2.5,
+    1.7,
+)  # thickness in units of white; how much smaller displacements get with every halving
 
 
 def gaussian_noise(picture: Floats, generator: np.random.Generator) -> Floats:
@@ -30,7 +39,9 @@ def gaussian_noise(picture: Floats, generator: np.random.Generator) -> Floats:
 
 
 def motion_blur(picture: Floats, generator: np.random.Generator) -> Floats:
-    """The picture drawn out along a straight trail in one direction, at an angle drawn from ±45° of the horizontal."""
+    """The picture drawn out along a straight trail in one direction, at an angle drawn from ±45° of
+    the horizontal.
+    """
     kernel = trail(float(generator.uniform(-WIDEST, WIDEST)), picture.shape[-1] / PUBLISHED_SIDE)
     (height, width), (_, rows, columns) = kernel.shape, picture.shape
     up, left = height // 2, width // 2
@@ -42,9 +53,11 @@ def motion_blur(picture: Floats, generator: np.random.Generator) -> Floats:
 
 
 def trail(angle: float, scale: float) -> Floats:
-    """Weights around a pixel, (2a + 1, 2b + 1), summing to one: exp(−k²/2σ²) at k · scale pixels from it, k = 0 … 30.
+    """Weights around a pixel, (2a + 1, 2b + 1), summing to one: exp(−k²/2σ²) at k · scale pixels
+    from it, k = 0 … 30.
 
-    A point between pixels is shared by its four neighbours in proportion to their nearness.   angle: degrees.
+    A point between pixels is shared by its four neighbours in proportion to their nearness.
+    angle: degrees.
     """
     steps = np.arange(TAPS)
     weights = np.exp(-(steps**2) / (2 * SIGMA**2))
@@ -61,7 +74,9 @@ def trail(angle: float, scale: float) -> Floats:
 
 
 def fog(picture: Floats, generator: np.random.Generator) -> Floats:
-    """(x + 2.5 · plasma) · m / (m + 2.5), m the picture's brightest value: bright clouds, and less contrast below them."""
+    """(x + 2.5 · plasma) · m / (m + 2.5), m the picture's brightest value: bright clouds, and less
+    contrast below them.
+    """
     _, height, width = picture.shape
     brightest = float(picture.max())
     clouds = plasma(_map_side(max(height, width)), generator)[:height, :width]
@@ -71,18 +86,25 @@ def fog(picture: Floats, generator: np.random.Generator) -> Floats:
 def plasma(side: int, generator: np.random.Generator) -> Floats:
     """Random clouds (side, side) in [0, 1] without a seam, side a power of two.
 
-    Midpoint displacement: every point between known ones is their mean plus a uniform displacement. Its amplitude is a square, so
-    it shrinks by 1.7² with every halving of the step; at 32 pixels there are five halvings where 224 have eight.
+    Midpoint displacement: every point between known ones is their mean plus a uniform displacement.
+    Its amplitude is a square, so it shrinks by 1.7² with every halving of the step; at 32 pixels
+    there are five halvings where 224 have eight.
     """
     field, step, amplitude = np.zeros((side, side)), side, 1.0
     while step > 1:
         half = step // 2
         known = field[::step, ::step]
         beside, below = np.roll(known, -1, axis=1), np.roll(known, -1, axis=0)
-        middle = _displaced(known + beside + below + np.roll(below, -1, axis=1), amplitude, generator)
+        middle = _displaced(
+            known + beside + below + np.roll(below, -1, axis=1), amplitude, generator
+        )
         field[half::step, half::step] = middle
-        field[::step, half::step] = _displaced(known + beside + middle + np.roll(middle, 1, axis=0), amplitude, generator)
-        field[half::step, ::step] = _displaced(known + below + middle + np.roll(middle, 1, axis=1), amplitude, generator)
+        field[::step, half::step] = _displaced(
+            known + beside + middle + np.roll(middle, 1, axis=0), amplitude, generator
+        )
+        field[half::step, ::step] = _displaced(
+            known + below + middle + np.roll(middle, 1, axis=1), amplitude, generator
+        )
         step, amplitude = half, amplitude / WIBBLE_DECAY**2
     field -= field.min()
     return field / field.max()
@@ -132,16 +154,25 @@ class Corrupted:
         """The damaged pictures of these places, (n, 3, H, W) uint8."""
         places = np.arange(len(self))[index]
         clean = self.pixels[places]
-        return np.stack([self._damaged(picture, place) for picture, place in zip(clean, places.tolist(), strict=True)])
+        return np.stack(
+            [
+                self._damaged(picture, place)
+                for picture, place in zip(clean, places.tolist(), strict=True)
+            ]
+        )
 
     def _damaged(self, picture: Pixels, place: int) -> Pixels:
-        generator = np.random.default_rng([self.seed, crc32(self.task.encode()), crc32(self.corruption.encode()), place])
+        generator = np.random.default_rng(
+            [self.seed, crc32(self.task.encode()), crc32(self.corruption.encode()), place]
+        )
         changed = CORRUPTIONS[self.corruption](picture / 255.0, generator)
         return np.rint(255 * np.clip(changed, 0.0, 1.0)).astype(np.uint8)
 
 
 def corrupted(images: ImageSet, task: str, corruption: str, seed: int) -> ImageSet:
-    """The images with every picture damaged, labels as they are. Raises: UnknownKey for a corruption that does not exist."""
+    """The images with every picture damaged, labels as they are. Raises: UnknownKey for a
+    corruption that does not exist.
+    """
     if corruption not in CORRUPTIONS:
         raise UnknownKey("corruption", corruption, list(CORRUPTIONS))
     return replace(images, pixels=Corrupted(images.pixels, task, corruption, seed))

@@ -1,7 +1,8 @@
 """Damaged sentences, three kinds in three strengths: typing errors, dropped words, swapped words.
 
-Every text has a generator of its own, keyed by seed, task, damage, strength and its row in the file: what happens to it depends
-on no other text and on no batch. A word is what stands between blanks.
+Every text has a generator of its own, keyed by seed, task, damage, strength and its row in the
+file: what happens to it depends on no other text and on no batch. A word is what stands between
+blanks.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,9 @@ ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")  # of a keyboard
 
 
 def typing_errors(text: str, share: float, generator: np.random.Generator) -> str:
-    """Each letter with probability `share` left out, doubled, exchanged with the next, or its neighbour on the keyboard."""
+    """Each letter with probability `share` left out, doubled, exchanged with the next, or its
+    neighbour on the keyboard.
+    """
     letters, out, place = list(text), [], 0
     while place < len(letters):
         letter = letters[place]
@@ -62,7 +65,9 @@ def dropped_words(text: str, share: float, generator: np.random.Generator) -> st
 
 
 def swapped_words(text: str, share: float, generator: np.random.Generator) -> str:
-    """Each word exchanged with the next with probability `share`, from the first to the last; a moved word may move on."""
+    """Each word exchanged with the next with probability `share`, from the first to the last; a
+    moved word may move on.
+    """
     words = text.split()
     for place in range(len(words) - 1):
         if generator.random() < share:
@@ -83,15 +88,27 @@ def strengths() -> dict[str, str]:
         "dropped_words": "of the words left out",
         "swapped_words": "of the words exchanged with the next",
     }
-    return {name: f"{', '.join(f'{100 * s:g}' for s in DAMAGES[name][1])} % {words}" for name, words in told.items()}
+    return {
+        name: f"{', '.join(f'{100 * s:g}' for s in DAMAGES[name][1])} % {words}"
+        for name, words in told.items()
+    }
 
 
-def damaged(sentences: SentenceSet, task: str, damage: str, strength: int, seed: int) -> SentenceSet:
-    """The sentences with every text damaged, in the order they were in, labels as they are. Raises: UnknownKey, BadSetting."""
+def damaged(
+    sentences: SentenceSet, task: str, damage: str, strength: int, seed: int
+) -> SentenceSet:
+    """The sentences with every text damaged, in the order they were in, labels as they are. Raises:
+    UnknownKey, BadSetting.
+    """
     if damage not in DAMAGES:
         raise UnknownKey("damage", damage, list(DAMAGES))
     require(strength in STRENGTHS, "strength", strength, "must be 1, 2 or 3")
     change, shares = DAMAGES[damage]
     key = [seed, crc32(task.encode()), crc32(damage.encode()), strength]
     rows = zip(sentences.texts, sentences.rows.tolist(), strict=True)
-    return sentences.reading([change(text, shares[strength - 1], np.random.default_rng([*key, row])) for text, row in rows])
+    return sentences.reading(
+        [
+            change(text, shares[strength - 1], np.random.default_rng([*key, row]))
+            for text, row in rows
+        ]
+    )

@@ -1,7 +1,9 @@
-"""Decoded pictures of one split in a file below a cache folder: decoded by whoever comes first, mapped by all who come later.
+"""Decoded pictures of one split in a file below a cache folder: decoded by whoever comes first,
+mapped by all who come later.
 
-A safetensors file: labels (n,) int64, pixels (n, 3, H, W) uint8, class names in its header. Nothing in it is trusted but what was
-written for the same split, source, preparation, code and PIL; reading it takes neither `datasets` nor a decoder.
+A safetensors file: labels (n,) int64, pixels (n, 3, H, W) uint8, class names in its header. Nothing
+in it is trusted but what was written for the same split, source, preparation, code and PIL; reading
+it takes neither `datasets` nor a decoder.
 """
 
 import json
@@ -23,7 +25,9 @@ from featcal.data import images as pictures
 from featcal.data.images import ImageSet, Preprocess
 from featcal.storage.atomic import atomic_path
 
-WORTHWHILE = 2 << 30  # bytes; of a larger split that is not read whole each picture is decoded when it is asked for
+WORTHWHILE = (
+    2 << 30
+)  # bytes; of a larger split that is not read whole each picture is decoded when it is asked for
 CHUNK = 64 << 20  # bytes that are decoded before they are written
 TOLD = 10.0  # seconds between two lines of a long decode
 ABANDONED = 3600.0  # seconds without a byte after which an unfinished file has nobody who writes it
@@ -33,7 +37,8 @@ ABANDONED = 3600.0  # seconds without a byte after which an unfinished file has 
 class Split:
     """One split as load_images is asked for it.
 
-    whole: all of it will be read; a large one of which a few pictures are drawn is not worth its decoding and its place.
+    whole: all of it will be read; a large one of which a few pictures are drawn is not worth its
+    decoding and its place.
     """
 
     source: str | Path
@@ -54,20 +59,30 @@ class Split:
 
     @property
     def state(self) -> str:
-        """What else decides the bytes: a commit of the hub or the state of every file of the folder, code, PIL."""
-        source = self.revision or [(str(path), *_stamp(path.stat())) for path in _files(Path(self.source))]
+        """What else decides the bytes: a commit of the hub or the state of every file of the
+        folder, code, PIL.
+        """
+        source = self.revision or [
+            (str(path), *_stamp(path.stat())) for path in _files(Path(self.source))
+        ]
         return json.dumps([source, _code(), PIL.__version__])
 
     def load(self, **more: Any) -> ImageSet:
         """The split from its source. Raises: as load_images."""
         from featcal.data.load import load_images  # `datasets` takes seconds to import
 
-        named = {"classes": self.classes, "revision": self.revision, "config": self.config, "columns": self.columns}
+        named = {
+            "classes": self.classes,
+            "revision": self.revision,
+            "config": self.config,
+            "columns": self.columns,
+        }
         return load_images(self.source, self.name, self.preprocess, **named, **more)  # type: ignore[arg-type]
 
 
 def mapped_images(folder: Path, split: Split) -> ImageSet:
-    """The images of a split as load_images gives them, pixels read-only; kept in `folder` from the first time on.
+    """The images of a split as load_images gives them, pixels read-only; kept in `folder` from the
+    first time on.
 
     Raises: as load_images, when they are decoded; DiskFull.
     """
@@ -111,7 +126,11 @@ def _write(path: Path, written_for: Mapping[str, str], images: ImageSet, place: 
     header = {
         "__metadata__": {**written_for, "classes": json.dumps(images.classes)},
         "labels": {"dtype": "I64", "shape": [count], "data_offsets": [0, labelled]},
-        "pixels": {"dtype": "U8", "shape": [count, *first.shape[1:]], "data_offsets": [labelled, whole]},
+        "pixels": {
+            "dtype": "U8",
+            "shape": [count, *first.shape[1:]],
+            "data_offsets": [labelled, whole],
+        },
     }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -127,7 +146,9 @@ def _write(path: Path, written_for: Mapping[str, str], images: ImageSet, place: 
 
 
 def _remove_others(folder: Path, slot: str, path: Path) -> None:
-    """Entries of earlier states of the same split, and files that somebody began and was stopped."""
+    """Entries of earlier states of the same split, and files that somebody began and was
+    stopped.
+    """
     for old in folder.glob(f"{slot}-*"):
         if old != path:
             with suppress(OSError):  # another process was first, or (Windows) still has it mapped
@@ -139,12 +160,18 @@ def _remove_others(folder: Path, slot: str, path: Path) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """All files below a folder: names of classes may stand in one, pictures in others than the split's own."""
-    return sorted(Path(place) / name for place, _, names in walk(folder, followlinks=True) for name in names)
+    """All files below a folder: names of classes may stand in one, pictures in others than the
+    split's own.
+    """
+    return sorted(
+        Path(place) / name for place, _, names in walk(folder, followlinks=True) for name in names
+    )
 
 
 def _stamp(found: stat_result) -> tuple[int, ...]:
-    """Changes with every way to change a file: written in place (times, of which nobody can set the second) or replaced."""
+    """Changes with every way to change a file: written in place (times, of which nobody can set the
+    second) or replaced.
+    """
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 

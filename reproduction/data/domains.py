@@ -1,7 +1,8 @@
-"""The three domains of MergeBench as prompts with completions, and where their texts lie on the hub.
+"""The three domains of MergeBench as prompts with completions, and where their texts lie on the
+hub.
 
-Texts are dressed as MergeBench dresses them for its data-based mergers: the instruction format of Alpaca. Which texts and which
-dress the paper calibrated on is not told.
+Texts are dressed as MergeBench dresses them for its data-based mergers: the instruction format of
+Alpaca. Which texts and which dress the paper calibrated on is not told.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,9 @@ DRESS = (
 
 @dataclass(frozen=True)
 class Domain:
-    """One domain: its small held-out set on the hub, whose only split is `train`, and the columns of its texts there."""
+    """One domain: its small held-out set on the hub, whose only split is `train`, and the columns
+    of its texts there.
+    """
 
     hub_id: str
     prompt: str
@@ -33,7 +36,8 @@ DOMAINS = {
 
 
 def domain_text(key: str, row: Mapping[str, Any]) -> tuple[str, str]:
-    """Prompt and completion of one row: as they are where the row has them, else dressed from the domain's own columns.
+    """Prompt and completion of one row: as they are where the row has them, else dressed from the
+    domain's own columns.
 
     Raises: UnknownKey; BadData for a row without the columns.
     """

@@ -1,7 +1,9 @@
-"""The eight tasks of GLUE as generated text: where each lies on the hub, and how a row becomes a prompt and its answer.
+"""The eight tasks of GLUE as generated text: where each lies on the hub, and how a row becomes a
+prompt and its answer.
 
-Prompts are those of the published experts to the letter, "Answere" included: another wording is another input. Texts may lie in
-the columns of the hub or in those that other collections use (`text`, or `sentence1` and `sentence2` for all pairs, `score`).
+Prompts are those of the published experts to the letter, "Answere" included: another wording is
+another input. Texts may lie in the columns of the hub or in those that other collections use
+(`text`, or `sentence1` and `sentence2` for all pairs, `score`).
 """
 
 from collections.abc import Mapping
@@ -17,7 +19,8 @@ HUB_ID = "nyu-mll/glue"  # earlier `glue`; the configuration is the task's key
 class GlueTask:
     """One task.
 
-    prompt:  with the names of its columns in braces.   answers: by label; none where the answer is the label as a number.
+    prompt:  with the names of its columns in braces.   answers: by label; none where the answer is
+             the label as a number.
     aliases: columns that other collections have in place of the hub's, by the hub's name.
     """
 
@@ -93,7 +96,8 @@ def glue_task(key: str) -> GlueTask:
 
 
 def prompted(key: str, row: Mapping[str, Any]) -> tuple[str, str]:
-    """What the model reads and what it should answer; a label outside the map, such as -1, has an empty answer.
+    """What the model reads and what it should answer; a label outside the map, such as -1, has an
+    empty answer.
 
     Raises: BadData for a row without the task's columns; UnknownKey.
     """
@@ -110,7 +114,9 @@ def answer_of(task: GlueTask, label: float) -> str:
 
 
 def _value(task: GlueTask, row: Mapping[str, Any], name: str) -> Any:
-    """The column, by the alias where the row has that one: STS-B's binned label may stand beside its score."""
+    """The column, by the alias where the row has that one: STS-B's binned label may stand beside
+    its score.
+    """
     for column in (task.aliases.get(name, name), name):
         if column in row:
             return row[column]

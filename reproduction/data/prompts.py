@@ -1,6 +1,8 @@
-"""Class names and prompt templates of the paper's tasks, as the published experts were trained with (`{}` is the class name).
+"""Class names and prompt templates of the paper's tasks, as the published experts were trained with
+(`{}` is the class name).
 
-Names are kept to the letter, with their underscores and misspellings: another spelling is another text feature.
+Names are kept to the letter, with their underscores and misspellings: another spelling is another
+text feature.
 """
 
 import json
@@ -30,5 +32,7 @@ def load_prompts(task: str) -> Prompts:
 
 @cache
 def _all_prompts() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(files("reproduction.data").joinpath("prompts.json").read_text("utf-8"))
+    content: dict[str, Any] = json.loads(
+        files("reproduction.data").joinpath("prompts.json").read_text("utf-8")
+    )
     return content

@@ -1,4 +1,5 @@
-"""The paper's twenty image tasks: where each lies on the hub, which splits are used, and how a table's column is headed.
+"""The paper's twenty image tasks: where each lies on the hub, which splits are used, and how a
+table's column is headed.
 
 Sizes, prompts and class names stand elsewhere; images are read by load.py. Knows nothing of models.
 """

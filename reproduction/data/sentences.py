@@ -1,4 +1,5 @@
-"""Short texts of one split in tokens, with their labels: one folder per task with <split>.parquet and labels.json.
+"""Short texts of one split in tokens, with their labels: one folder per task with <split>.parquet
+and labels.json.
 
 Splits: train, validation, test (scored) and stream (what adapters may see without labels).
 """
@@ -33,7 +34,8 @@ class Classes:
 class SentenceSet:
     """Texts, shortest first, so that batches of neighbours hold little padding.
 
-    ids: tokens of every text.   labels: (n,), int64.   rows: where in the file each text stands, (n,).
+    ids: tokens of every text.   labels: (n,), int64.   rows: where in the file each text stands,
+    (n,).
     """
 
     texts: tuple[str, ...]
@@ -47,13 +49,17 @@ class SentenceSet:
         return len(self.texts)
 
     def batch(self, indices: Sequence[int] | NDArray[np.int64]) -> dict[str, Tensor]:
-        """Keywords of the model's forward: input_ids and attention_mask, (len(indices), longest)."""
+        """Keywords of the model's forward: input_ids and attention_mask, (len(indices),
+        longest).
+        """
         from featcal.data.tokens import padded
 
         ids, mask = padded([self.ids[index] for index in indices], self.tokenizer.pad_token_id)
         return {"input_ids": ids, "attention_mask": mask}
 
-    def batches(self, indices: Sequence[int] | NDArray[np.int64] | None, size: int) -> Iterator[dict[str, Tensor]]:
+    def batches(
+        self, indices: Sequence[int] | NDArray[np.int64] | None, size: int
+    ) -> Iterator[dict[str, Tensor]]:
         """Batches in the order of `indices` (None: all texts)."""
         chosen = np.arange(len(self)) if indices is None else np.asarray(indices, dtype=np.int64)
         for start in range(0, len(chosen), size):
@@ -63,7 +69,9 @@ class SentenceSet:
         """The texts with these indices alone, shortest first whatever the order of the indices."""
         chosen = np.sort(np.asarray(indices, dtype=np.int64))
         texts, ids = (tuple(values[index] for index in chosen) for values in (self.texts, self.ids))
-        return replace(self, texts=texts, ids=ids, labels=self.labels[chosen], rows=self.rows[chosen])
+        return replace(
+            self, texts=texts, ids=ids, labels=self.labels[chosen], rows=self.rows[chosen]
+        )
 
     def reading(self, texts: Sequence[str]) -> "SentenceSet":
         """Other texts in the places of these, in the same order."""
@@ -76,21 +84,35 @@ def tokens(tokenizer: Any, texts: Sequence[str]) -> tuple[list[int], ...]:
 
 
 def load_sentences(folder: Path, split: str, model_folder: Path) -> SentenceSet:
-    """One split of the task in `folder`, in the tokens of a model. Raises: MissingPath, UnknownKey, BadFile."""
+    """One split of the task in `folder`, in the tokens of a model. Raises: MissingPath, UnknownKey,
+    BadFile.
+    """
     import pyarrow.parquet as pq  # which images do without
 
     if split not in SPLITS:
         raise UnknownKey(f"{folder.name}: split", split, list(SPLITS))
     file = folder / f"{split}.parquet"
     if not file.is_file():
-        raise MissingPath(file, f"the {split} rows of a task", "it has the columns text and label; see reproduction/real_text")
+        raise MissingPath(
+            file,
+            f"the {split} rows of a task",
+            "it has the columns text and label; see reproduction/real_text",
+        )
     table = pq.read_table(file)
     if not {"text", "label"} <= set(table.column_names):
-        raise BadFile(file, f"has the columns {', '.join(table.column_names)}", "give it the columns text and label")
+        raise BadFile(
+            file,
+            f"has the columns {', '.join(table.column_names)}",
+            "give it the columns text and label",
+        )
     texts, labels = table["text"].to_pylist(), np.asarray(table["label"], dtype=np.int64)
     names = read_classes(folder).classes
     if len(labels) and not 0 <= labels.min() <= labels.max() < len(names):
-        raise BadFile(file, f"has a label outside of 0 … {len(names) - 1}", f"give {LABELS} one name for every label")
+        raise BadFile(
+            file,
+            f"has a label outside of 0 … {len(names) - 1}",
+            f"give {LABELS} one name for every label",
+        )
     tokenizer = _tokenizer(str(model_folder))
     ids = tokens(tokenizer, texts)
     order = np.argsort([len(row) for row in ids], kind="stable")
@@ -102,12 +124,16 @@ def read_classes(folder: Path) -> Classes:
     """Class names by label, and templates with {} for the name. Raises: MissingPath, BadFile."""
     file = folder / LABELS
     if not file.is_file():
-        raise MissingPath(file, "class names of a task", 'write {"classes": [...], "templates": ["{}"]} there')
+        raise MissingPath(
+            file, "class names of a task", 'write {"classes": [...], "templates": ["{}"]} there'
+        )
     try:
         told = json.loads(file.read_text("utf-8"))
         return Classes(tuple(map(str, told["classes"])), tuple(map(str, told["templates"])))
     except (ValueError, TypeError, KeyError):
-        raise BadFile(file, "tells no classes", 'it holds {"classes": [...], "templates": ["{}"]}') from None
+        raise BadFile(
+            file, "tells no classes", 'it holds {"classes": [...], "templates": ["{}"]}'
+        ) from None
 
 
 @lru_cache(maxsize=2)

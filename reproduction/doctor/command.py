@@ -1,4 +1,6 @@
-"""`featcal doctor`: whether this machine has what the project and a suite need. Looks, changes nothing, downloads nothing."""
+"""`featcal doctor`: whether this machine has what the project and a suite need. Looks, changes
+nothing, downloads nothing.
+"""
 
 import os
 import platform
@@ -33,11 +35,17 @@ Exit code 2 when something is missing, told in a list at the end."""
 
 
 def doctor(
-    suite: Annotated[str | None, Option(help="mini, paper or files; the one of params.yaml where left out.")] = None,
-    tflops: Annotated[float, Option(min=0.001, help="Sustained speed that hours are told for.")] = 10.0,
+    suite: Annotated[
+        str | None, Option(help="mini, paper or files; the one of params.yaml where left out.")
+    ] = None,
+    tflops: Annotated[
+        float, Option(min=0.001, help="Sustained speed that hours are told for.")
+    ] = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Tell what this machine has, what a suite needs before hours are spent on it, and what is missing."""
+    """Tell what this machine has, what a suite needs before hours are spent on it, and what is
+    missing.
+    """
     from reproduction.doctor.needs import Chosen
     from reproduction.doctor.suite import Checkup, checkup, show
     from reproduction.experiments.params import load_experiments
@@ -49,7 +57,9 @@ def doctor(
     if root is not None:
         note("asking the hub and counting; nothing is downloaded")
         experiments = load_experiments(root / "params.yaml", suite)
-        found = checkup(Chosen(root, experiments, load_suite(root, experiments.suite)), tflops * 1e12)
+        found = checkup(
+            Chosen(root, experiments, load_suite(root, experiments.suite)), tflops * 1e12
+        )
     found.missing = lacking + found.missing
     if as_json:
         content = asdict(found) | {"hours_at_tflops": tflops, "machine": dict(machine)}
@@ -65,7 +75,9 @@ def doctor(
 
 
 def root_of(suite: str | None) -> Path | None:
-    """The project around the current folder; None outside of one, where no suite was asked for. Raises: MissingPath."""
+    """The project around the current folder; None outside of one, where no suite was asked for.
+    Raises: MissingPath.
+    """
     try:
         return project_root()
     except MissingPath:
@@ -78,15 +90,24 @@ def machine_rows() -> list[list[str]]:
     """What this machine has, whatever is to be run."""
     rows = [["python", platform.python_version()]]
     rows += [[name, installed(name)] for name in PACKAGES]
-    rows += [["device", device()], ["torchvision runs", torchvision_state()], ["threads", threads()]]
+    rows += [
+        ["device", device()],
+        ["torchvision runs", torchvision_state()],
+        ["threads", threads()],
+    ]
     rows += [["fonts of the mini suite", fonts()], ["programs under test", fence()]]
     rows += [[name, program(name, why)] for name, why in PROGRAMS.items()]
-    rows += [[name, os.environ.get(name, "not set")] for name in ("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_ALLOW_CODE_EVAL")]
+    rows += [
+        [name, os.environ.get(name, "not set")]
+        for name in ("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_ALLOW_CODE_EVAL")
+    ]
     return [*rows, ["free disk here", f"{shutil.disk_usage(Path.cwd()).free / 1e9:.0f} GB"]]
 
 
 def wrong_versions() -> list[str]:
-    """Packages that featcal cannot do without and that are missing, or of a version it was not made for."""
+    """Packages that featcal cannot do without and that are missing, or of a version it was not made
+    for.
+    """
     found = []
     try:
         needed = [Requirement(text) for text in requires("featcal") or ()]
@@ -94,8 +115,12 @@ def wrong_versions() -> list[str]:
         return []
     for one in needed:
         here = installed(one.name)
-        wanted = one.marker is None or one.marker.evaluate()  # extras have a marker that is false here
-        if wanted and (here == "not installed" or not one.specifier.contains(here, prereleases=True)):
+        wanted = (
+            one.marker is None or one.marker.evaluate()
+        )  # extras have a marker that is false here
+        if wanted and (
+            here == "not installed" or not one.specifier.contains(here, prereleases=True)
+        ):
             found.append(f"{one.name}{one.specifier} (found: {here})")
     return found
 
@@ -119,12 +144,19 @@ def device() -> str:
     import torch
 
     if not torch.cuda.is_available():
-        return "CPU only" + (" (this torch could use CUDA, but finds no device)" if torch.version.cuda else "")
-    return ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())) + f" (CUDA {torch.version.cuda})"
+        return "CPU only" + (
+            " (this torch could use CUDA, but finds no device)" if torch.version.cuda else ""
+        )
+    return (
+        ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+        + f" (CUDA {torch.version.cuda})"
+    )
 
 
 def torchvision_state() -> str:
-    """Whether torchvision's compiled operators run, or only their names were declared so that it can be imported."""
+    """Whether torchvision's compiled operators run, or only their names were declared so that it
+    can be imported.
+    """
     import torch
 
     try:
@@ -162,7 +194,11 @@ def fence() -> str:
         outcome = run_programs([Program("answer = 42", ["assert answer == 42"])])[0]
     except BadEnvironment as error:
         return f"cannot be run: {str(error).splitlines()[0]}"
-    return "run behind limits of time, memory and files" if outcome.passed else f"do not run: {outcome.detail}"
+    return (
+        "run behind limits of time, memory and files"
+        if outcome.passed
+        else f"do not run: {outcome.detail}"
+    )
 
 
 def program(name: str, why: str) -> str:

@@ -1,7 +1,9 @@
-"""What the paper's suite will need of a machine, counted before anything is downloaded: memory, disk, and hours per table.
+"""What the paper's suite will need of a machine, counted before anything is downloaded: memory,
+disk, and hours per table.
 
-Work of calibrations is that of `featcal plan`; of evaluations 2 operations per parameter and token; of AdaMerging three times
-that for every image it looks at. Merges without data, adapters and studies are left out, so that hours are a lower bound.
+Work of calibrations is that of `featcal plan`; of evaluations 2 operations per parameter and token;
+of AdaMerging three times that for every image it looks at. Merges without data, adapters and
+studies are left out, so that hours are a lower bound.
 """
 
 import tempfile
@@ -30,7 +32,9 @@ class Chosen:
 
 @dataclass(frozen=True)
 class RoleNeeds:
-    """One role: bytes of the GPU and the host in its largest calibration, and of the models that its outputs keep."""
+    """One role: bytes of the GPU and the host in its largest calibration, and of the models that
+    its outputs keep.
+    """
 
     role: str
     gpu: int
@@ -42,7 +46,11 @@ def played(chosen: Chosen) -> list[tuple[str, Pool]]:
     """Roles and pools that the suite runs."""
     experiments, suite = chosen.experiments, chosen.suite
     pairs = experiments.prepared
-    return [(role, pool) for role, pool in pairs if role in suite.every_role and pool in suite.pools_of(role)]
+    return [
+        (role, pool)
+        for role, pool in pairs
+        if role in suite.every_role and pool in suite.pools_of(role)
+    ]
 
 
 def planned(role: str, tasks: int, samples: int, batch: int) -> "Needs":
@@ -55,7 +63,12 @@ def planned(role: str, tasks: int, samples: int, batch: int) -> "Needs":
     size = SIZES[role]
     with tempfile.TemporaryDirectory() as folder:
         model = skeleton(size.write(Path(folder)))
-    return planned_needs(model, Workload(tasks, samples, min(batch, samples), on_gpu=True), size.tokens, size.tokens is not None)
+    return planned_needs(
+        model,
+        Workload(tasks, samples, min(batch, samples), on_gpu=True),
+        size.tokens,
+        size.tokens is not None,
+    )
 
 
 def models_kept(chosen: Chosen, role: str, pool: Pool) -> int:
@@ -82,13 +95,25 @@ def role_needs(chosen: Chosen) -> list[RoleNeeds]:
 
 def _draw(chosen: Chosen, role: str) -> tuple[int, int]:
     """Samples of each task and samples at a time of the role's calibrations."""
-    runs = [run for run in chosen.experiments.calibrate.values() if run.role == role and run.calibration is not None]
-    return (max(run.samples for run in runs), max(run.batch for run in runs)) if runs else (256, BATCH_OF_TEXTS)
+    runs = [
+        run
+        for run in chosen.experiments.calibrate.values()
+        if run.role == role and run.calibration is not None
+    ]
+    return (
+        (max(run.samples for run in runs), max(run.batch for run in runs))
+        if runs
+        else (256, BATCH_OF_TEXTS)
+    )
 
 
 def hours(chosen: Chosen, rate: float) -> dict[str, float]:
-    """Hours at `rate` operations a second for everything a role and pool's results are made of, by `role-pool`."""
-    return {f"{role}-{pool}": _work(chosen, role, pool) / rate / 3600 for role, pool in played(chosen)}
+    """Hours at `rate` operations a second for everything a role and pool's results are made of, by
+    `role-pool`.
+    """
+    return {
+        f"{role}-{pool}": _work(chosen, role, pool) / rate / 3600 for role, pool in played(chosen)
+    }
 
 
 def _work(chosen: Chosen, role: str, pool: Pool) -> float:
@@ -100,8 +125,12 @@ def _work(chosen: Chosen, role: str, pool: Pool) -> float:
     calibrations = sum(len(run.seeds) for run in ex.calibrated_in(role, pool).values())
     controls = ex.studies["ablate"].get(f"{role}-{pool}")
     calibrations += len(controls.upstreams) * len(controls.without) if controls else 0
-    work = float(calibrations and calibrations * planned(role, len(tasks), *_draw(chosen, role)).work.total)
-    work += (models_kept(chosen, role, pool) + 2) * test_samples(pool, tasks) * sample  # and base and experts
+    work = float(
+        calibrations and calibrations * planned(role, len(tasks), *_draw(chosen, role)).work.total
+    )
+    work += (
+        (models_kept(chosen, role, pool) + 2) * test_samples(pool, tasks) * sample
+    )  # and base and experts
     for run in ex.merged_in(role, pool).values():
         if run.method == "adamerging" and run.draw is not None:
             work += 3 * sample * (run.options or {}).get("steps", 0) * len(tasks) * run.draw.batch

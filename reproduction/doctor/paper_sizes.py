@@ -1,6 +1,8 @@
-"""Shapes and counts of the paper's models and tests, for estimates made before anything is downloaded.
+"""Shapes and counts of the paper's models and tests, for estimates made before anything is
+downloaded.
 
-Sources: the recipes of the paper's checkpoints and protocols; what the paper leaves open (lengths of texts) is assumed here.
+Sources: the recipes of the paper's checkpoints and protocols; what the paper leaves open (lengths
+of texts) is assumed here.
 """
 
 import json
@@ -12,18 +14,46 @@ from typing import Any
 from reproduction.doctor.repositories import TEST_IMAGES
 from reproduction.experiments.runs import GLUE_POOL, Pool
 
-_LARGE = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16, "patch_size": 14}
-_LLAMA: dict[str, Any] = {"vocab_size": 128256, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131072}
-_T5: dict[str, Any] = {"vocab_size": 32128, "d_kv": 64, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-_LLAMA_3B = {"hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28, "num_attention_heads": 24}
-_LLAMA_8B = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
+_LARGE = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "patch_size": 14,
+}
+_LLAMA: dict[str, Any] = {
+    "vocab_size": 128256,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+}
+_T5: dict[str, Any] = {
+    "vocab_size": 32128,
+    "d_kv": 64,
+    "feed_forward_proj": "gated-gelu",
+    "tie_word_embeddings": False,
+}
+_LLAMA_3B = {
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 24,
+}
+_LLAMA_8B = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
 
 
 @dataclass(frozen=True)
 class Size:
-    """One model. config: of config.json.   tokens: of one sample that is calibrated on; None where the configuration tells.
+    """One model. config: of config.json.   tokens: of one sample that is calibrated on; None where
+    the configuration tells.
 
-    parameters, width: numbers that one token passes through, and how many tokens a test sample has, answer included.
+    parameters, width: numbers that one token passes through, and how many tokens a test sample has,
+    answer included.
     bytes: of the whole model as it is kept.
     """
 
@@ -70,10 +100,16 @@ GLUE_PROMPTS = {
     "cola": 1043, "mnli": 9815, "mrpc": 408, "qnli": 5463, "qqp": 40430, "rte": 277, "sst2": 872, "stsb": 1500,
 }  # fmt: skip
 SENTENCES = 500  # scored ones of every task in reproduction/real_text
-DOMAIN_PROMPTS = 500 + 1319 + 164 + 378 + 541 + 1172  # MATH-500, GSM8K, HumanEval+, MBPP+, IFEval, ARC-Challenge
+DOMAIN_PROMPTS = (
+    500 + 1319 + 164 + 378 + 541 + 1172
+)  # MATH-500, GSM8K, HumanEval+, MBPP+, IFEval, ARC-Challenge
 
 
 def test_samples(pool: Pool, tasks: tuple[str, ...]) -> int:
     """Images, sentences or prompts that one model answers in a pool."""
     counts = TEST_IMAGES if isinstance(pool, int) else GLUE_PROMPTS
-    return DOMAIN_PROMPTS if isinstance(pool, str) and pool != GLUE_POOL else sum(counts.get(task, SENTENCES) for task in tasks)
+    return (
+        DOMAIN_PROMPTS
+        if isinstance(pool, str) and pool != GLUE_POOL
+        else sum(counts.get(task, SENTENCES) for task in tasks)
+    )

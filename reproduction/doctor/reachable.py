@@ -1,4 +1,6 @@
-"""Whether a repository of the hub is here, can be had, or what stands in the way; asks for names and sizes, downloads nothing."""
+"""Whether a repository of the hub is here, can be had, or what stands in the way; asks for names
+and sizes, downloads nothing.
+"""
 
 import fnmatch
 from collections.abc import Iterable, Mapping
@@ -21,7 +23,8 @@ AT_ONCE = 8  # repositories asked for beside each other
 
 @dataclass(frozen=True)
 class Found:
-    """What is known of a repository. bytes: still to download; None where neither the hub nor the facts tell.
+    """What is known of a repository. bytes: still to download; None where neither the hub nor the
+    facts tell.
 
     reason: why it cannot be had, as the hub or the connection said it.
     """
@@ -37,9 +40,15 @@ class Found:
 
 
 def look(repositories: Iterable[Repository], pins: Mapping[str, Mapping[str, str]]) -> list[Found]:
-    """All of them, in order. pins: {"models": {name: commit}, "datasets": ...}, as far as they are pinned."""
+    """All of them, in order. pins: {"models": {name: commit}, "datasets": ...}, as far as they are
+    pinned.
+    """
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(lambda one: _look(one, pins.get(f"{one.kind}s", {}).get(one.name)), repositories))
+        return list(
+            pool.map(
+                lambda one: _look(one, pins.get(f"{one.kind}s", {}).get(one.name)), repositories
+            )
+        )
 
 
 def _look(one: Repository, commit: str | None) -> Found:
@@ -50,7 +59,12 @@ def _look(one: Repository, commit: str | None) -> Found:
     try:
         return Found(one, "reachable", _size(one, commit))
     except hub_errors.GatedRepoError:
-        return Found(one, "gated", one.bytes, f"ask for access at {constants.ENDPOINT}/{one.name}, then `hf auth login`")
+        return Found(
+            one,
+            "gated",
+            one.bytes,
+            f"ask for access at {constants.ENDPOINT}/{one.name}, then `hf auth login`",
+        )
     except (hub_errors.RepositoryNotFoundError, hub_errors.RevisionNotFoundError) as error:
         return Found(one, "missing", one.bytes, type(error).__name__)
     except (OSError, hub_errors.HTTPError) as error:  # type: ignore[attr-defined]
@@ -60,25 +74,41 @@ def _look(one: Repository, commit: str | None) -> Found:
 def _cached(one: Repository, commit: str | None) -> bool:
     """Whether a snapshot with weights, or with any file of a data set, lies in the cache."""
     known = commit or cached_commit(one.name, one.kind, "main")
-    folder = Path(constants.HF_HUB_CACHE) / f"{one.kind}s--{one.name.replace('/', '--')}" / "snapshots"
+    folder = (
+        Path(constants.HF_HUB_CACHE) / f"{one.kind}s--{one.name.replace('/', '--')}" / "snapshots"
+    )
     # an unpinned model may have been taken from the pull request that converts it
     places = [folder / known] if known else []
     places += [] if commit else sorted(folder.glob("*"))
     wanted = "*.safetensors" if one.kind == "model" else "*"
-    return any(path.is_file() and path.name != "README.md" for place in places for path in place.rglob(wanted))
+    return any(
+        path.is_file() and path.name != "README.md"
+        for place in places
+        for path in place.rglob(wanted)
+    )
 
 
 def _size(one: Repository, commit: str | None) -> int | None:
-    """Bytes that would be downloaded. The first question is for a file, since a gated repository lets its list be read."""
+    """Bytes that would be downloaded. The first question is for a file, since a gated repository
+    lets its list be read.
+    """
     asked = "config.json" if one.kind == "model" else "README.md"
     try:
-        huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(one.name, asked, repo_type=one.kind, revision=commit))
+        huggingface_hub.get_hf_file_metadata(
+            huggingface_hub.hf_hub_url(one.name, asked, repo_type=one.kind, revision=commit)
+        )
     except hub_errors.EntryNotFoundError:
         pass  # an adapter's configuration is called otherwise, and a data set may have no card
-    listed = huggingface_hub.HfApi().list_repo_tree(one.name, repo_type=one.kind, revision=commit, recursive=True)
+    listed = huggingface_hub.HfApi().list_repo_tree(
+        one.name, repo_type=one.kind, revision=commit, recursive=True
+    )
     sizes = {file.path: file.size for file in listed if hasattr(file, "size")}
     if one.kind == "dataset":
         return sum(sizes.values())
     if not any(name.endswith(".safetensors") for name in sizes):
         return one.bytes  # its weights lie in a pull request
-    return sum(size for name, size in sizes.items() if any(fnmatch.fnmatch(name, pattern) for pattern in PATTERNS))
+    return sum(
+        size
+        for name, size in sizes.items()
+        if any(fnmatch.fnmatch(name, pattern) for pattern in PATTERNS)
+    )

@@ -1,4 +1,6 @@
-"""Every repository of the hub that a suite asks for, with what is known of its size before the hub is asked. Opens nothing."""
+"""Every repository of the hub that a suite asks for, with what is known of its size before the hub
+is asked. Opens nothing.
+"""
 
 from dataclasses import dataclass
 
@@ -11,8 +13,10 @@ from reproduction.experiments.runs import GLUE_POOL
 from reproduction.suites.packages import PREFIX
 from reproduction.suites.suite import Suite
 
-# Bytes that are downloaded of a model: parameters times those of one number. Sources: recipes of the paper's checkpoints (the
-# models' pages on the hub; a Llama is counted in half precision), for whole CLIPs and T5 the parameters of their configurations.
+# Bytes that are downloaded of a model: parameters times those of one number. Sources: recipes of
+# the paper's checkpoints (the
+# models' pages on the hub; a Llama is counted in half precision), for whole CLIPs and T5 the
+# parameters of their configurations.
 MODEL_BYTES = {
     "openai/clip-vit-base-patch32": 151_277_313 * 4,
     "openai/clip-vit-large-patch14": 427_616_513 * 4,
@@ -35,7 +39,8 @@ TEST_IMAGES = {
     "cifar100": 10000, "cifar10": 10000, "food101": 25250, "fashion_mnist": 10000, "emnist_letters": 20800, "kmnist": 10000,
     "rendered-sst2": 1821,
 }  # fmt: skip
-# and training images of the tasks that have few of them; of larger splits only drawn ones are decoded (data/decoded.py)
+# and training images of the tasks that have few of them; of larger splits only drawn ones are
+# decoded (data/decoded.py)
 TRAIN_IMAGES = {
     "stanford-cars": 8144, "dtd": 3760, "oxford_flowers102": 1020, "oxford-iiit-pet": 3680, "stl10": 5000, "rendered-sst2": 6920,
 }  # fmt: skip
@@ -44,7 +49,9 @@ DECODED = 3 * 224 * 224  # bytes of one picture
 
 @dataclass(frozen=True)
 class Repository:
-    """One repository. part: the role or the pool that asks for it.   bytes: to download; None where only the hub knows."""
+    """One repository. part: the role or the pool that asks for it.   bytes: to download; None where
+    only the hub knows.
+    """
 
     name: str
     kind: Kind
@@ -53,7 +60,9 @@ class Repository:
 
 
 def repositories(suite: Suite) -> list[Repository]:
-    """What the suite asks the hub for, each once, in the order of its roles and pools; nothing for suites of local files."""
+    """What the suite asks the hub for, each once, in the order of its roles and pools; nothing for
+    suites of local files.
+    """
     found: list[Repository] = []
     for name, role in suite.roles.items():
         found += _models(name, role.clip, role.experts, suite.tasks)
@@ -62,23 +71,31 @@ def repositories(suite: Suite) -> list[Repository]:
             found += _models(name, encoder.model, "", ())
     for name, text_role in suite.language.roles.items():
         pool = GLUE_POOL if "t5" in name else "mergebench"
-        found += _models(name, text_role.model, text_role.experts, suite.language.pools.get(pool, ()))
+        found += _models(
+            name, text_role.model, text_role.experts, suite.language.pools.get(pool, ())
+        )
     if suite.data.source == "hub":
         for task in suite.tasks:
             smallest = min(size for size, tasks in suite.pools.items() if task in tasks)
-            found.append(Repository(TASKS[task].hub_id, "dataset", f"images of pool {smallest}", None))
+            found.append(
+                Repository(TASKS[task].hub_id, "dataset", f"images of pool {smallest}", None)
+            )
     texts = suite.language.texts
     if texts is not None and texts.source == "hub":
         for pool, tasks in suite.language.pools.items():
             names = {HUB_ID if task in GLUE else DOMAINS[task].hub_id: None for task in tasks}
             found += [Repository(name, "dataset", f"texts of {pool}", None) for name in names]
-        tests = {PUBLIC[name].data: None for name in suite.language.tests.values() if name in PUBLIC}
+        tests = {
+            PUBLIC[name].data: None for name in suite.language.tests.values() if name in PUBLIC
+        }
         found += [Repository(name, "dataset", "tests of language models", None) for name in tests]
     return found
 
 
 def decoded_bytes(suite: Suite) -> int:
-    """Of the decoded images of a suite on the hub, once for both sizes of CLIP, whose processors prepare them alike."""
+    """Of the decoded images of a suite on the hub, once for both sizes of CLIP, whose processors
+    prepare them alike.
+    """
     here = suite.tasks if suite.data.source == "hub" else ()
     return sum(TEST_IMAGES[task] + TRAIN_IMAGES.get(task, 0) for task in here) * DECODED
 

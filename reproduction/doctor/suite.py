@@ -1,4 +1,6 @@
-"""What a suite needs, held against this machine: repositories, disk, memory, programs and switches; and what is missing of it."""
+"""What a suite needs, held against this machine: repositories, disk, memory, programs and switches;
+and what is missing of it.
+"""
 
 import os
 import shutil
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
     from reproduction.doctor.needs import Chosen
     from reproduction.doctor.reachable import Found
 
-SMALL = 10_000_000_000  # bytes for outputs, DVC's cache and the book of a suite made here, with room
+SMALL = (
+    10_000_000_000  # bytes for outputs, DVC's cache and the book of a suite made here, with room
+)
 
 
 @dataclass
@@ -44,7 +48,11 @@ def checkup(chosen: "Chosen", rate: float) -> Checkup:
     from_hub = suite.data.source == "hub"
     if from_hub:
         _count(chosen, rate, found)
-    found.disk |= {"decoded pictures": decoded_bytes(suite)} if from_hub else {"outputs and DVC's cache": SMALL}
+    found.disk |= (
+        {"decoded pictures": decoded_bytes(suite)}
+        if from_hub
+        else {"outputs and DVC's cache": SMALL}
+    )
     found.disk["the hub's cache"] = sum(one.bytes or 0 for one in found.repositories)
     _compare_disk(chosen.root, found)
     found.missing += _out_of_reach(found.repositories)
@@ -80,7 +88,9 @@ def _count(chosen: "Chosen", rate: float, found: Checkup) -> None:
             found.missing.append(told)
     by_pool = hours(chosen, rate)
     for page in sorted(name for name in TOPICS if name.startswith("table")):
-        found.hours[page] = sum(by_pool.get(f"{role}-{pool}", 0.0) for role, pool in TOPICS[page].places)
+        found.hours[page] = sum(
+            by_pool.get(f"{role}-{pool}", 0.0) for role, pool in TOPICS[page].places
+        )
     if not found.gpu:
         found.missing.append("a GPU that torch can use; the paper's models take days without")
 
@@ -89,17 +99,27 @@ def _compare_disk(root: Path, found: Checkup) -> None:
     """The project's disk and that of the hub's cache; where they are one disk, needs are added."""
     from huggingface_hub import constants
 
-    cache = next(path for path in (Path(constants.HF_HUB_CACHE), *Path(constants.HF_HUB_CACHE).parents) if path.exists())
+    cache = next(
+        path
+        for path in (Path(constants.HF_HUB_CACHE), *Path(constants.HF_HUB_CACHE).parents)
+        if path.exists()
+    )
     needs = {root: sum(found.disk.values()) - found.disk["the hub's cache"]}
     one_disk = os.stat(root).st_dev == os.stat(cache).st_dev
     place = root if one_disk else cache
     needs[place] = needs.get(place, 0) + found.disk["the hub's cache"]
-    made = sum(file.stat().st_size for part in ("outputs", ".dvc/cache", ".featcal/decoded") for file in _files(root / part))
+    made = sum(
+        file.stat().st_size
+        for part in ("outputs", ".dvc/cache", ".featcal/decoded")
+        for file in _files(root / part)
+    )
     needs[root] = max(0, needs[root] - made)  # what earlier runs have written needs no place again
     for folder, needed in needs.items():
         free = found.free[str(folder)] = shutil.disk_usage(folder).free
         if needed > free:
-            found.missing.append(f"{size_text(needed)} of disk in {folder}, where {size_text(free)} are free")
+            found.missing.append(
+                f"{size_text(needed)} of disk in {folder}, where {size_text(free)} are free"
+            )
 
 
 def _files(folder: Path) -> list[Path]:
@@ -120,7 +140,9 @@ def tests_lack(chosen: "Chosen") -> list[str]:
     for key, name in chosen.suite.language.tests.items():
         for lack in lacking(PUBLIC[name]) if name in PUBLIC else []:
             by_lack.setdefault((lack.what, lack.way_out), []).append(key)
-    return told + [f"{', '.join(keys)}: {what}; {way_out}" for (what, way_out), keys in by_lack.items()]
+    return told + [
+        f"{', '.join(keys)}: {what}; {way_out}" for (what, way_out), keys in by_lack.items()
+    ]
 
 
 def packages_lack(chosen: "Chosen") -> list[str]:
@@ -155,21 +177,42 @@ def show(found: Checkup, rate: float) -> None:
         parts.setdefault(one.repository.part, []).append(one)
     rows = []
     for part, those in parts.items():
-        states = {state: sum(one.state == state for one in those) for state in dict.fromkeys(one.state for one in those)}
+        states = {
+            state: sum(one.state == state for one in those)
+            for state in dict.fromkeys(one.state for one in those)
+        }
         unknown = sum(one.bytes is None for one in those)
-        size = f"{sum(one.bytes or 0 for one in those) / 2**30:.1f} GiB" + (f" and {unknown} unknown" if unknown else "")
+        size = f"{sum(one.bytes or 0 for one in those) / 2**30:.1f} GiB" + (
+            f" and {unknown} unknown" if unknown else ""
+        )
         rows.append([part, ", ".join(f"{count} {state}" for state, count in states.items()), size])
     if rows:
-        table("repositories of the hub, and what is to download", ["for", "state", "download"], rows)
-    table("disk needed", ["for", "size"], [[name, size_text(size)] for name, size in found.disk.items()])
-    table("disk free", ["in", "size"], [[name, size_text(size)] for name, size in found.free.items()])
+        table(
+            "repositories of the hub, and what is to download", ["for", "state", "download"], rows
+        )
+    table(
+        "disk needed",
+        ["for", "size"],
+        [[name, size_text(size)] for name, size in found.disk.items()],
+    )
+    table(
+        "disk free", ["in", "size"], [[name, size_text(size)] for name, size in found.free.items()]
+    )
     if found.memory:
         there = size_text(found.gpu) if found.gpu else "none"
-        sizes = [[role, size_text(of["gpu"]), size_text(of["host"])] for role, of in found.memory.items()]
-        table(f"memory of the largest calibration (GPU here: {there})", ["role", "GPU", "host"], sizes)
+        sizes = [
+            [role, size_text(of["gpu"]), size_text(of["host"])] for role, of in found.memory.items()
+        ]
+        table(
+            f"memory of the largest calibration (GPU here: {there})", ["role", "GPU", "host"], sizes
+        )
         machine = f"{rate / 1e12:g} TFLOP/s sustained, about half of an A100's float32 peak by default (--tflops)"
         hours = [[page, f"{value:.1f}"] for page, value in found.hours.items()]
-        table(f"hours at least, at {machine}; a pool that several tables show counts in each", ["table", "hours"], hours)
+        table(
+            f"hours at least, at {machine}; a pool that several tables show counts in each",
+            ["table", "hours"],
+            hours,
+        )
     if found.missing:
         say(f"missing for the suite {found.suite}:")
         for line in found.missing:

@@ -1,1 +1,3 @@
-"""params.yaml as dataclasses: which models are merged, calibrated, adapted and studied, with which settings."""
+"""params.yaml as dataclasses: which models are merged, calibrated, adapted and studied, with which
+settings.
+"""

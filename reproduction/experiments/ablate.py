@@ -1,4 +1,6 @@
-"""The study of what FeatCal's gain is made of, as frozen dataclasses. Knows nothing of torch or models."""
+"""The study of what FeatCal's gain is made of, as frozen dataclasses. Knows nothing of torch or
+models.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -10,7 +12,9 @@ from reproduction.experiments.runs import Once, Setting
 
 @dataclass(frozen=True)
 class Rescaling(Checked):
-    """A merged model is moved along its own change: base + factor · (merged − base), the best factor chosen on `split`."""
+    """A merged model is moved along its own change: base + factor · (merged − base), the best
+    factor chosen on `split`.
+    """
 
     place = "rescale"
     factors: Annotated[tuple[float, ...], Once()]
@@ -19,12 +23,15 @@ class Rescaling(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "factors", tuple(map(float, self.factors)))  # YAML reads 1 as a whole number
+        object.__setattr__(
+            self, "factors", tuple(map(float, self.factors))
+        )  # YAML reads 1 as a whole number
 
 
 @dataclass(frozen=True)
 class AblateStudy(Checked):
-    """What the gain is made of, from several mergers: FeatCal without one ingredient each, its anchor alone, the merger rescaled.
+    """What the gain is made of, from several mergers: FeatCal without one ingredient each, its
+    anchor alone, the merger rescaled.
 
     without: by name what is changed of `featcal`; afterwards the settings with that change.
     """
@@ -46,6 +53,11 @@ class AblateStudy(Checked):
         whole, changed = asdict(self.featcal), {}
         for name, change in self.without.items():
             place = f"ablate.without.{name}"
-            require(isinstance(change, dict) and bool(change), place, change, "must be a mapping of settings")
+            require(
+                isinstance(change, dict) and bool(change),
+                place,
+                change,
+                "must be a mapping of settings",
+            )
             changed[str(name)] = from_mapping(Calibration, whole | change, place)
         object.__setattr__(self, "without", changed)

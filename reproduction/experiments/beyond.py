@@ -1,4 +1,6 @@
-"""The study of what goes beyond the paper, as a frozen dataclass. Knows nothing of torch, models or where results go."""
+"""The study of what goes beyond the paper, as a frozen dataclass. Knows nothing of torch, models or
+where results go.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -7,8 +9,13 @@ from typing import Annotated, Any
 from featcal.settings import Calibration, Checked, Count, from_mapping, require
 from reproduction.experiments.runs import Draw, Once, Pool, Reading, Seeds
 
-OWN = ("merged", "paper", "suite")  # variants that are no candidates of what goes beyond: the merger, the paper's method twice
-PRESET = "the preset best"  # a variant that every study has: it is for those who have nothing to choose λ, ρ and α with
+OWN = (
+    "merged",
+    "paper",
+    "suite",
+)  # variants that are no candidates of what goes beyond: the merger, the paper's method twice
+# a variant that every study has: it is for those who have nothing to choose λ, ρ and α with
+PRESET = "the preset best"
 
 
 @dataclass(frozen=True)
@@ -28,13 +35,18 @@ class Trial:
 
 @dataclass(frozen=True)
 class BeyondStudy(Checked):
-    """Ideas beyond the paper, each alone and together, from several mergers; one is chosen on validation samples.
+    """Ideas beyond the paper, each alone and together, from several mergers; one is chosen on
+    validation samples.
 
-    chosen_on: mergers from which all variants are run; from the other `upstreams` only what was chosen there, the preset and the
+    chosen_on: mergers from which all variants are run; from the other `upstreams` only what was
+    chosen there, the preset and the
                paper's method.
-    paper, suite: the paper's method with its own and with the suite's λ, ρ and α.   variants: by name, what differs from `suite`.
-    samples:   of each task; with every seed but the first only the chosen variant and `suite` are run.
-    few:       other numbers of samples, with which `suite` and the preset are run from the first of `chosen_on`.
+    paper, suite: the paper's method with its own and with the suite's λ, ρ and α.   variants: by
+    name, what differs from `suite`.
+    samples:   of each task; with every seed but the first only the chosen variant and `suite` are
+               run.
+    few:       other numbers of samples, with which `suite` and the preset are run from the first of
+               `chosen_on`.
     reading:   how texts are read, of a language model.
     """
 
@@ -59,7 +71,12 @@ class BeyondStudy(Checked):
         require(bool(self.variants), "beyond.variants", self.variants, "must name some")
         always = (*OWN, PRESET)
         for name in self.variants:
-            require(name not in always, "beyond.variants", name, f"must be none of {', '.join(always)}: always run")
+            require(
+                name not in always,
+                "beyond.variants",
+                name,
+                f"must be none of {', '.join(always)}: always run",
+            )
             self.settings(name)
 
     def settings(self, variant: str) -> Calibration | None:
@@ -68,7 +85,11 @@ class BeyondStudy(Checked):
             return None if variant == "merged" else getattr(self, variant)
         if variant == PRESET:
             return Calibration.preset("best")
-        return from_mapping(Calibration, {**asdict(self.suite), **self.variants[variant]}, f"beyond.variants.{variant}")
+        return from_mapping(
+            Calibration,
+            {**asdict(self.suite), **self.variants[variant]},
+            f"beyond.variants.{variant}",
+        )
 
     @property
     def candidates(self) -> tuple[str, ...]:
@@ -77,16 +98,35 @@ class BeyondStudy(Checked):
 
     def first(self) -> list[Trial]:
         """Every variant from the mergers it is chosen on, with the first seed."""
-        return [self.trial(u, v, self.samples, self.seeds[0]) for u in self.chosen_on for v in (*OWN, *self.candidates)]
+        return [
+            self.trial(u, v, self.samples, self.seeds[0])
+            for u in self.chosen_on
+            for v in (*OWN, *self.candidates)
+        ]
 
     def further(self, chosen: str) -> list[Trial]:
-        """The chosen variant and the paper’s method from the other mergers and with the other seeds; the ladder."""
+        """The chosen variant and the paper’s method from the other mergers and with the other
+        seeds; the ladder.
+        """
         others = [upstream for upstream in self.upstreams if upstream not in self.chosen_on]
         ladder = [n for n in self.few if n != self.samples]
         return [
-            *(self.trial(u, v, self.samples, self.seeds[0]) for u in others for v in dict.fromkeys((*OWN, PRESET, chosen))),
-            *(self.trial(u, v, self.samples, s) for u in self.upstreams for v in (chosen, "suite") for s in self.seeds[1:]),
-            *(self.trial(self.chosen_on[0], v, n, self.seeds[0]) for v in (PRESET, "suite") for n in ladder),
+            *(
+                self.trial(u, v, self.samples, self.seeds[0])
+                for u in others
+                for v in dict.fromkeys((*OWN, PRESET, chosen))
+            ),
+            *(
+                self.trial(u, v, self.samples, s)
+                for u in self.upstreams
+                for v in (chosen, "suite")
+                for s in self.seeds[1:]
+            ),
+            *(
+                self.trial(self.chosen_on[0], v, n, self.seeds[0])
+                for v in (PRESET, "suite")
+                for n in ladder
+            ),
         ]
 
     def draw(self, trial: Trial) -> Draw:

@@ -1,4 +1,5 @@
-"""The study of what the paper leaves open for language models as frozen dataclasses: one choice changed at a time.
+"""The study of what the paper leaves open for language models as frozen dataclasses: one choice
+changed at a time.
 
 Knows nothing of torch, models or where results go.
 """
@@ -8,11 +9,22 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from featcal.settings import Calibration, Checked, Count, Natural, require, whole_number
-from reproduction.experiments.runs import DOMAIN_POOL, GLUE_POOL, CalibrateRun, Once, Pool, Reading, Setting
+from reproduction.experiments.runs import (
+    DOMAIN_POOL,
+    GLUE_POOL,
+    CalibrateRun,
+    Once,
+    Pool,
+    Reading,
+    Setting,
+)
 
 READ = ("split", "decoder", "counted", "tokens")  # what of the texts is read
 CHOICES = (*READ, "modules", "samples")
-APART = {"decoder": GLUE_POOL, "counted": DOMAIN_POOL}  # a choice that only the models of one pool have
+APART = {
+    "decoder": GLUE_POOL,
+    "counted": DOMAIN_POOL,
+}  # a choice that only the models of one pool have
 
 
 @dataclass(frozen=True)
@@ -40,7 +52,8 @@ class ChoicesStudy(Checked):
     """The default at every seed, and at the first seed every option of `vary` in its place.
 
     seeds: two or more, as their spread is the noise.
-    vary: by choice the options that are not the default; of `modules` lists of names, by what the option is called.
+    vary: by choice the options that are not the default; of `modules` lists of names, by what the
+    option is called.
     """
 
     place = "choices"
@@ -59,28 +72,62 @@ class ChoicesStudy(Checked):
         super().__post_init__()
         require(bool(self.vary), "choices.vary", self.vary, "must be a mapping of choices")
         for choice, options in self.vary.items():
-            require(choice in CHOICES, "choices.vary", choice, f"must be one of {', '.join(CHOICES)}")
+            require(
+                choice in CHOICES, "choices.vary", choice, f"must be one of {', '.join(CHOICES)}"
+            )
             fitting = APART.get(choice, self.pool) == self.pool
-            require(fitting, f"choices.vary.{choice}", choice, f"is a choice of the pool {APART.get(choice)} alone")
-            fine = isinstance(options, dict if choice == "modules" else list | tuple) and bool(options)
-            require(fine, f"choices.vary.{choice}", options, "must be a list; of modules, lists of names by what each is called")
+            require(
+                fitting,
+                f"choices.vary.{choice}",
+                choice,
+                f"is a choice of the pool {APART.get(choice)} alone",
+            )
+            fine = isinstance(options, dict if choice == "modules" else list | tuple) and bool(
+                options
+            )
+            require(
+                fine,
+                f"choices.vary.{choice}",
+                options,
+                "must be a list; of modules, lists of names by what each is called",
+            )
         for variant in self.variants():
-            own = replace(variant, choice="", option="", seed=self.seeds[0]) == self._default(self.seeds[0])
-            require(own == (not variant.choice), f"choices.vary.{variant.choice}", variant.option, "is the default itself")
+            own = replace(variant, choice="", option="", seed=self.seeds[0]) == self._default(
+                self.seeds[0]
+            )
+            require(
+                own == (not variant.choice),
+                f"choices.vary.{variant.choice}",
+                variant.option,
+                "is the default itself",
+            )
 
     def variants(self) -> Iterator[Variant]:
-        """Every model: the default at each seed, then one for each option. Raises: BadSetting for an option that cannot be."""
+        """Every model: the default at each seed, then one for each option. Raises: BadSetting for
+        an option that cannot be.
+        """
         yield from map(self._default, self.seeds)
         first = self._default(self.seeds[0])
         for choice, options in self.vary.items():
-            named = options if isinstance(options, Mapping) else {str(option): option for option in options}
+            named = (
+                options
+                if isinstance(options, Mapping)
+                else {str(option): option for option in options}
+            )
             for option, value in named.items():
                 yield replace(first, choice=choice, option=option, **self._changed(choice, value))
 
     def run(self, variant: Variant) -> CalibrateRun:
         """A variant as an experiment with one calibrated model is described."""
         words = (self.role, self.pool, self.upstream, self.setting)
-        return CalibrateRun(*words, variant.calibration, variant.samples, self.batch, (variant.seed,), variant.reading)
+        return CalibrateRun(
+            *words,
+            variant.calibration,
+            variant.samples,
+            self.batch,
+            (variant.seed,),
+            variant.reading,
+        )
 
     def _default(self, seed: int) -> Variant:
         return Variant("", "", self.featcal, self.reading, self.samples, seed)

@@ -1,4 +1,6 @@
-"""Studies that hold FeatCal against its rivals, as frozen dataclasses. Knows nothing of torch, models or where results go."""
+"""Studies that hold FeatCal against its rivals, as frozen dataclasses. Knows nothing of torch,
+models or where results go.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,12 +17,19 @@ TextCorruption = Literal["typing_errors", "dropped_words", "swapped_words"]
 def at_papers_once(place: str, at_papers: Calibration | None, rivals: Rivals) -> None:
     """Raise BadSetting where a study would run FeatCal at the paper's settings twice."""
     twice = at_papers is not None and rivals.setting == "paper"
-    require(not twice, f"{place}.at_papers", at_papers, "must be left out where the rivals' settings are the paper's")
+    require(
+        not twice,
+        f"{place}.at_papers",
+        at_papers,
+        "must be left out where the rivals' settings are the paper's",
+    )
 
 
 @dataclass(frozen=True)
 class SamplesStudy(Study):
-    """Table 12, Figure 3 and Table 13: the rivals at every number of images per task and every seed."""
+    """Table 12, Figure 3 and Table 13: the rivals at every number of images per task and every
+    seed.
+    """
 
     place = "samples"
     rivals: Rivals
@@ -30,7 +39,8 @@ class SamplesStudy(Study):
 
 @dataclass(frozen=True)
 class CorruptedStudy(Study):
-    """Table 6 and Figure 4: the rivals on corrupted calibration images, evaluated on clean test images.
+    """Table 6 and Figure 4: the rivals on corrupted calibration images, evaluated on clean test
+    images.
 
     severity:  of images 3; of texts one or more of 1, 2 and 3.
     at_papers: FeatCal at the paper's settings too, where those of `rivals` are the suite's own.
@@ -38,7 +48,9 @@ class CorruptedStudy(Study):
 
     place = "corrupted"
     rivals: Rivals
-    corruptions: Annotated[tuple[Corruption, ...], Once()] | Annotated[tuple[TextCorruption, ...], Once()]
+    corruptions: (
+        Annotated[tuple[Corruption, ...], Once()] | Annotated[tuple[TextCorruption, ...], Once()]
+    )
     severity: int | Annotated[tuple[Annotated[int, Within(1, 3)], ...], Once()]
     samples: Count
     seeds: Seeds
@@ -47,7 +59,12 @@ class CorruptedStudy(Study):
     def __post_init__(self) -> None:
         super().__post_init__()
         fine = isinstance(self.severity, tuple) if self.of_texts else self.severity == 3
-        require(fine, "corrupted.severity", self.severity, "must be 3, as the paper has it, or of texts a list of 1, 2 and 3")
+        require(
+            fine,
+            "corrupted.severity",
+            self.severity,
+            "must be 3, as the paper has it, or of texts a list of 1, 2 and 3",
+        )
         at_papers_once("corrupted", self.at_papers, self.rivals)
 
     @property
@@ -58,25 +75,40 @@ class CorruptedStudy(Study):
     @property
     def damages(self) -> tuple[str, ...]:
         """What results call each damage: of texts its name with the strength behind it."""
-        strengths = [""] if isinstance(self.severity, int) else [f"-{strength}" for strength in self.severity]
-        return tuple(corruption + strength for corruption in self.corruptions for strength in strengths)
+        strengths = (
+            [""]
+            if isinstance(self.severity, int)
+            else [f"-{strength}" for strength in self.severity]
+        )
+        return tuple(
+            corruption + strength for corruption in self.corruptions for strength in strengths
+        )
 
     @property
     def ways(self) -> list[tuple[str, str]]:
-        """Method and setting of every way to calibrate, the longest first; adapters on other samples also on training samples."""
+        """Method and setting of every way to calibrate, the longest first; adapters on other
+        samples also on training samples.
+        """
         adapters = ("prob_surgery", "surgery")
         also = [("featcal", "paper")] if self.at_papers else []
-        also += [(method, f"{self.rivals.setting}_train") for method in adapters if self.rivals.stream != "train"]
+        also += [
+            (method, f"{self.rivals.setting}_train")
+            for method in adapters
+            if self.rivals.stream != "train"
+        ]
         return [*((method, self.rivals.setting) for method in (*adapters, "featcal")), *also]
 
 
 @dataclass(frozen=True)
 class TaskCountsStudy(Checked):
-    """The gap that the rivals recover by the number of tasks: drawn parts of the pool, each merged anew.
+    """The gap that the rivals recover by the number of tasks: drawn parts of the pool, each merged
+    anew.
 
-    counts:    of tasks that are merged.   shuffles: the pool is shuffled so often, and cut each time into parts of every count:
+    counts:    of tasks that are merged.   shuffles: the pool is shuffled so often, and cut each
+               time into parts of every count:
                every task is in as many of them as any other.
-    samples:   of each task. Adapters are trained on test images and, apart from those, on the training images that FeatCal sees;
+    samples:   of each task. Adapters are trained on test images and, apart from those, on the
+               training images that FeatCal sees;
                everything is scored on the test images that none of them has seen.
     at_papers: FeatCal at the paper's settings too, where those of `rivals` are the suite's own.
     """
@@ -107,7 +139,8 @@ class TaskCountsStudy(Checked):
 class CostStudy(Study):
     """Table 5: time and memory of each rival, alone in a process of its own.
 
-    Adapters are trained twice, with kept features and as published, every batch encoded again.   audit: steps after which the
+    Adapters are trained twice, with kept features and as published, every batch encoded again.
+    audit: steps after which the
     latter are scored; where there are none they are not trained.
     """
 
@@ -121,7 +154,9 @@ class CostStudy(Study):
         super().__post_init__()
         steps = min(self.rivals.surgery.steps, self.rivals.prob_surgery.steps)
         there = max(self.audit, default=0) <= steps
-        require(there, "cost.audit", self.audit, f"must not go beyond the {steps} steps that are made")
+        require(
+            there, "cost.audit", self.audit, f"must not go beyond the {steps} steps that are made"
+        )
 
 
 @dataclass(frozen=True)
@@ -142,10 +177,12 @@ class ExpertSeedsStudy(Checked):
 
 @dataclass(frozen=True)
 class SecondEncoderStudy(Checked):
-    """The main comparison with another encoder, whose experts, heads and models are made here, on the same texts.
+    """The main comparison with another encoder, whose experts, heads and models are made here, on
+    the same texts.
 
     model: as a role of the suite tells it.   fine_tune: of its experts (FineTuneSentences).
-    upstreams: mergers, with their settings of that role.   samples, seed: of each task, of FeatCal and the adapters alike.
+    upstreams: mergers, with their settings of that role.   samples, seed: of each task, of FeatCal
+    and the adapters alike.
     scored: how many test samples of each task count.
     """
 

@@ -1,4 +1,6 @@
-"""The study of every merger, as a frozen dataclass. Knows nothing of torch, models or where results go."""
+"""The study of every merger, as a frozen dataclass. Knows nothing of torch, models or where results
+go.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,15 +17,20 @@ TRAINED = ("prodistill", "surgery_v2", "interv_merge")  # what trains for minute
 
 @dataclass(frozen=True)
 class FieldStudy(Checked):
-    """Every merger from the same experts and the same samples: as it is, with FeatCal, adapters and SVC behind it.
+    """Every merger from the same experts and the same samples: as it is, with FeatCal, adapters and
+    SVC behind it.
 
-    mergers: settings by method; of a list of scales, validation samples choose one, as in the sources.
-    samples, batch, seed: of each task, for what looks at training samples.   rows: validation samples of each task.
-    tangent: scales of task arithmetic in the tangent space, of which validation samples choose one; none where it is not run, as
+    mergers: settings by method; of a list of scales, validation samples choose one, as in the
+    sources.
+    samples, batch, seed: of each task, for what looks at training samples.   rows: validation
+    samples of each task.
+    tangent: scales of task arithmetic in the tangent space, of which validation samples choose one;
+    none where it is not run, as
              where experts are not fine-tuned here.
     scored: how many test samples of each task are scored; all where None.
-    trained: mergers behind which what costs minutes is put too: surgery_v2, interv_merge, and ProDistill in so many epochs.
-    Methods that adapt without labels see the stream of `rivals`, which holds none of the samples that are scored.
+    trained: mergers behind which what costs minutes is put too: surgery_v2, interv_merge, and
+    ProDistill in so many epochs. Methods that adapt without labels see the stream of `rivals`,
+    which holds none of the samples that are scored.
     """
 
     place = "field"
@@ -45,9 +52,19 @@ class FieldStudy(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         for merger in self.trained:
-            require(merger in self.mergers, "field.trained", merger, f"must be one of {', '.join(self.mergers)}")
+            require(
+                merger in self.mergers,
+                "field.trained",
+                merger,
+                f"must be one of {', '.join(self.mergers)}",
+            )
         scored = "must hold other samples than are scored: train, or unlabelled"
-        require(self.rivals.stream != "test_unlabelled", "field.rivals.stream", self.rivals.stream, scored)
+        require(
+            self.rivals.stream != "test_unlabelled",
+            "field.rivals.stream",
+            self.rivals.stream,
+            scored,
+        )
         for method in self.mergers:
             for scale in self.scales(method) or (None,):
                 more = {} if scale is None else {"scale": scale}
@@ -55,13 +72,26 @@ class FieldStudy(Checked):
 
     def behind(self, merger: str) -> list[str]:
         """What is put behind a merger, by method: `featcal_best` is FeatCal at its preset best."""
-        return ["featcal", "featcal_best", "surgery", "prob_surgery", "svc", *(TRAINED if merger in self.trained else ())]
+        return [
+            "featcal",
+            "featcal_best",
+            "surgery",
+            "prob_surgery",
+            "svc",
+            *(TRAINED if merger in self.trained else ()),
+        ]
 
     def scales(self, method: str) -> tuple[float, ...]:
-        """The scales of a method of which validation samples choose one; none where its settings hold no list."""
+        """The scales of a method of which validation samples choose one; none where its settings
+        hold no list.
+        """
         given = self.mergers[method].get("scale")
         return tuple(given) if isinstance(given, list) else ()
 
     def settings(self, method: str) -> dict[str, Any]:
         """The settings of a method, but for a scale that is chosen."""
-        return {key: value for key, value in self.mergers[method].items() if key != "scale" or not self.scales(method)}
+        return {
+            key: value
+            for key, value in self.mergers[method].items()
+            if key != "scale" or not self.scales(method)
+        }

@@ -1,4 +1,6 @@
-"""What studies hold against each other, and what they have in common. Knows nothing of torch, models or where results go."""
+"""What studies hold against each other, and what they have in common. Knows nothing of torch,
+models or where results go.
+"""
 
 from dataclasses import dataclass
 
@@ -11,7 +13,8 @@ from reproduction.experiments.runs import ADAPTER_BATCH, Draw, Setting, Stream
 class Rivals(Checked):
     """The three ways to calibrate that a study holds against each other.
 
-    setting: the word of their settings in results.   stream: what the adapters see; FeatCal sees training samples.
+    setting: the word of their settings in results.   stream: what the adapters see; FeatCal sees
+    training samples.
     batch:   of FeatCal; the result depends on it in the last bits only.
     """
 

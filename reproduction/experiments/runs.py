@@ -1,7 +1,7 @@
 """The kinds of experiments of params.yaml as frozen dataclasses, each in the settings of one suite.
 
-Every run has a role, a pool of tasks and, but for a merge, an `upstream`: the merged model it starts from. Knows nothing of
-torch, models or where results go.
+Every run has a role, a pool of tasks and, but for a merge, an `upstream`: the merged model it
+starts from. Knows nothing of torch, models or where results go.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -14,15 +14,24 @@ from featcal.settings import Calibration, Checked, Count, Natural, require
 
 Setting = Literal["suite", "paper"]
 SETTINGS: tuple[Setting, ...] = get_args(Setting)
-# `suite` keeps the published code's proportion of an adapter to the width of the features, `paper` its absolute size: of images
-# on test images, as in the method's own source, of texts on unlabelled ones that are not scored. `_train`: on what FeatCal sees;
+# `suite` keeps the published code's proportion of an adapter to the width of the features, `paper`
+# its absolute size: of images
+# on test images, as in the method's own source, of texts on unlabelled ones that are not scored.
+# `_train`: on what FeatCal sees;
 # `_scored`: of texts, on the test texts themselves. A mean shift has no size, only a stream.
-AdapterWord = Literal["suite", "paper", "suite_train", "paper_train", "suite_scored", "paper_scored"]
+AdapterWord = Literal[
+    "suite", "paper", "suite_train", "paper_train", "suite_scored", "paper_scored"
+]
 ADAPTER_SETTINGS: tuple[AdapterWord, ...] = get_args(AdapterWord)
-ADAPTERS: dict[str, type[AdapterMethod]] = {"surgery": Surgery, "prob_surgery": ProbSurgery, "mean_shift": MeanShift}
+ADAPTERS: dict[str, type[AdapterMethod]] = {
+    "surgery": Surgery,
+    "prob_surgery": ProbSurgery,
+    "mean_shift": MeanShift,
+}
 ADAPTER_BATCH = 250  # samples encoded at a time: another number moves the last bits of a feature
 TEXT_ADAPTERS = ("surgery", "prob_surgery")  # those that stand before a language head
-# Which images a method sees where params.yaml leaves `stream` out: those that the paper's comparison gave it.
+# Which images a method sees where params.yaml leaves `stream` out: those that the paper's
+# comparison gave it.
 STREAMS = {
     "adamerging": "test_unlabelled", "surgery": "test_unlabelled", "prob_surgery": "test_unlabelled",
     "mean_shift": "test_unlabelled", "regmean": "train", "regmean_plus_plus": "train", "lot": "train",
@@ -32,8 +41,15 @@ Pool = int | str  # of images by the number of tasks, of texts by name
 HEADLINE_POOL = 8  # of Tables 1 and 7, with every merger and all controls
 TEXT_POOLS = GLUE_POOL, DOMAIN_POOL = "glue", "mergebench"
 ANCHOR, RESCALED = "anchor", "rescaled"  # methods of the controls, as results call them
-UNLABELLED = ("test_unlabelled", "unlabelled")  # streams without labels, of the scored samples or of others
-SPLITS = {"train": "train", "test_unlabelled": "test", "unlabelled": "stream"}  # by the word of a stream
+UNLABELLED = (
+    "test_unlabelled",
+    "unlabelled",
+)  # streams without labels, of the scored samples or of others
+SPLITS = {
+    "train": "train",
+    "test_unlabelled": "test",
+    "unlabelled": "stream",
+}  # by the word of a stream
 Stream = Literal["train", "test_unlabelled", "unlabelled"]
 
 
@@ -63,15 +79,23 @@ def require_known(place: str, word: Any, known: Collection[Any]) -> None:
 
 
 def role_and_pool(key: str, place: str = "role and pool") -> tuple[str, Pool]:
-    """`clip_b32-8` as ("clip_b32", 8), `llama_3b-mergebench` as ("llama_3b", "mergebench"). Raises: UnknownKey."""
+    """`clip_b32-8` as ("clip_b32", 8), `llama_3b-mergebench` as ("llama_3b", "mergebench"). Raises:
+    UnknownKey.
+    """
     role, _, pool = str(key).rpartition("-")
     if not role or not (pool.isdigit() or pool in TEXT_POOLS):
-        raise UnknownKey(place, str(key), ["clip_b32-8", "clip_l14-8", "flan_t5_base-glue", "llama_3b-mergebench"])
+        raise UnknownKey(
+            place,
+            str(key),
+            ["clip_b32-8", "clip_l14-8", "flan_t5_base-glue", "llama_3b-mergebench"],
+        )
     return role, int(pool) if pool.isdigit() else pool
 
 
 def keys_of(run: Any) -> tuple[str, str]:
-    """What a run belongs to: its role and pool (`clip_b32-14`), and one merged model of them (`clip_b32-8-wudi`)."""
+    """What a run belongs to: its role and pool (`clip_b32-14`), and one merged model of them
+    (`clip_b32-8-wudi`).
+    """
     return f"{run.role}-{run.pool}", f"{run.role}-{run.pool}-{run.upstream}"
 
 
@@ -79,7 +103,8 @@ def keys_of(run: Any) -> tuple[str, str]:
 class Draw(Checked):
     """The images or texts a method sees, labels unused.
 
-    samples: of each task; None is the whole split, shuffled anew in every round.   batch: samples at a time.
+    samples: of each task; None is the whole split, shuffled anew in every round.   batch: samples
+    at a time.
     """
 
     place = "draw"
@@ -95,7 +120,9 @@ class Draw(Checked):
 
 @dataclass(frozen=True)
 class MergeRun:
-    """One merged model: options are the method's own settings; `upstream` is what results call it."""
+    """One merged model: options are the method's own settings; `upstream` is what results call
+    it.
+    """
 
     role: str
     pool: Pool
@@ -110,8 +137,10 @@ class Reading(Checked):
     """What of its texts a language model is calibrated on; the paper tells none of it.
 
     split:   of the data the samples come from.
-    decoder: of a model with a decoder, what that reads: the answer, teacher-forced, or the start token alone.
-    counted: of a model without, which tokens count in the sums: of prompt and answer all, or those of one of both.
+    decoder: of a model with a decoder, what that reads: the answer, teacher-forced, or the start
+    token alone.
+    counted: of a model without, which tokens count in the sums: of prompt and answer all, or those
+    of one of both.
     tokens:  at most so many of a text; None for what the model is usually given.
     """
 
@@ -124,7 +153,9 @@ class Reading(Checked):
 
 @dataclass(frozen=True)
 class CalibrateRun:
-    """One calibrated model per seed: what it starts from, the method's settings, and the calibration draw."""
+    """One calibrated model per seed: what it starts from, the method's settings, and the
+    calibration draw.
+    """
 
     role: str
     pool: Pool
@@ -144,7 +175,9 @@ class CalibrateRun:
 
 @dataclass(frozen=True)
 class AdapterSetting(Checked):
-    """One way to make the adapters of a method: its settings, its images, and one training per seed."""
+    """One way to make the adapters of a method: its settings, its images, and one training per
+    seed.
+    """
 
     training: AdapterMethod
     draw: Draw
@@ -163,13 +196,17 @@ class AdaptRun:
 
     @property
     def merged(self) -> str:
-        """Key of the merged model, after which the stage is called that trains everything behind it."""
+        """Key of the merged model, after which the stage is called that trains everything behind
+        it.
+        """
         return f"{self.role}-{self.pool}-{self.upstream}"
 
 
 @dataclass(frozen=True)
 class MultitaskRun(Checked):
-    """One model for all tasks of a pool: fetched (`model`, a hub id) or trained as the experts are, in `steps` steps in all."""
+    """One model for all tasks of a pool: fetched (`model`, a hub id) or trained as the experts are,
+    in `steps` steps in all.
+    """
 
     place = "multitask"
     role: str
@@ -181,14 +218,21 @@ class MultitaskRun(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         one = (self.model is None) != (self.steps is None)
-        require(one, "multitask.steps", self.steps, "must stand alone: either steps (and seed), or the model's hub id")
+        require(
+            one,
+            "multitask.steps",
+            self.steps,
+            "must stand alone: either steps (and seed), or the model's hub id",
+        )
 
 
 @dataclass(frozen=True)
 class MeasureRun(Checked):
-    """One merged model, its calibrated ones and its adapters against the experts on test images, one of each per setting.
+    """One merged model, its calibrated ones and its adapters against the experts on test images,
+    one of each per setting.
 
-    task: whose images are told one by one.   In pictures the calibrated model is that of the first setting.
+    task: whose images are told one by one.   In pictures the calibrated model is that of the first
+    setting.
     """
 
     place = "measure"

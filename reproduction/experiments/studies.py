@@ -1,7 +1,8 @@
-"""The studies of params.yaml as frozen dataclasses: experiments that make many models of one role and pool and keep no weights.
+"""The studies of params.yaml as frozen dataclasses: experiments that make many models of one role
+and pool and keep no weights.
 
-Each is one stage of the same name and writes outputs/<suite>/<study>/<key>/; `gather` copies its small files to results/. Knows
-nothing of torch, models or where results go.
+Each is one stage of the same name and writes outputs/<suite>/<study>/<key>/; `gather` copies its
+small files to results/. Knows nothing of torch, models or where results go.
 """
 
 from collections.abc import Mapping
@@ -44,17 +45,26 @@ SHARED = ("rivals", "paper")
 
 
 def shared(key: str, entry: Any, suite: str) -> Entry:
-    """What the studies of one role and pool have in common: `rivals`, and `paper`, FeatCal's settings of the paper."""
+    """What the studies of one role and pool have in common: `rivals`, and `paper`, FeatCal's
+    settings of the paper.
+    """
     role_and_pool(key, "studied")
     group = for_suite(f"studied.{key}", entry, suite) or {}
     for word, settings in group.items():
         if word not in SHARED:
             raise UnknownKey(f"studied.{key}.{suite}", str(word), list(SHARED))
-        require(isinstance(settings, dict), f"studied.{key}.{suite}.{word}", settings, "must be a mapping of settings")
+        require(
+            isinstance(settings, dict),
+            f"studied.{key}.{suite}.{word}",
+            settings,
+            "must be a mapping of settings",
+        )
     return group
 
 
-def study_run(kind: str, key: str, entry: Any, suite: str, studied: Mapping[str, Entry] | None = None) -> Any:
+def study_run(
+    kind: str, key: str, entry: Any, suite: str, studied: Mapping[str, Entry] | None = None
+) -> Any:
     """One entry of a study's section, as its dataclass; None where the suite does not run it.
 
     studied: what `shared` returns, by role and pool; a study's own words count more.
@@ -64,14 +74,24 @@ def study_run(kind: str, key: str, entry: Any, suite: str, studied: Mapping[str,
     if chosen is None:
         return None
     place, common = f"{kind}.{key}.{suite}", (studied or {}).get(key, {})
-    return _filled(STUDIES[kind], {"role": role, "pool": pool, **_with_shared(STUDIES[kind], chosen, common, place)}, place)
+    return _filled(
+        STUDIES[kind],
+        {"role": role, "pool": pool, **_with_shared(STUDIES[kind], chosen, common, place)},
+        place,
+    )
 
 
 def _with_shared(kind: type[Any], own: Entry, common: Entry, place: str) -> dict[str, Any]:
     """A study's words, with those that it leaves to what studies have in common."""
     rivals, paper = common.get("rivals", {}), common.get("paper")
     featcal, setting = rivals.get("featcal"), rivals.get("setting")
-    values = {"rivals": rivals, "setting": setting, "featcal": featcal, "paper": paper, "suite": featcal}
+    values = {
+        "rivals": rivals,
+        "setting": setting,
+        "featcal": featcal,
+        "paper": paper,
+        "suite": featcal,
+    }
     found = {f.name: values[f.name] for f in fields(kind) if values.get(f.name)}
     if kind is TuneStudy and setting == "paper":
         found["suite"] = None  # nothing was chosen with labels
@@ -79,7 +99,12 @@ def _with_shared(kind: type[Any], own: Entry, common: Entry, place: str) -> dict
     if isinstance(own.get("rivals"), dict):
         found["rivals"] = {**rivals, **own["rivals"]}
     if isinstance(own.get("at_papers"), bool):
-        require(not own["at_papers"] or paper is not None, f"{place}.at_papers", True, "must be false without `paper` in studied")
+        require(
+            not own["at_papers"] or paper is not None,
+            f"{place}.at_papers",
+            True,
+            "must be false without `paper` in studied",
+        )
         found["at_papers"] = paper if own["at_papers"] else None
     if isinstance(own.get("around"), list):
         at = {"paper": {"featcal": paper}, setting: {"featcal": featcal}}
@@ -88,7 +113,9 @@ def _with_shared(kind: type[Any], own: Entry, common: Entry, place: str) -> dict
 
 
 def _filled(kind: type[Any], mapping: Mapping[str, Any], place: str) -> Any:
-    """from_mapping, with mappings inside made into their own dataclasses and YAML's lists into tuples."""
+    """from_mapping, with mappings inside made into their own dataclasses and YAML's lists into
+    tuples.
+    """
     values = {}
     for key, value in mapping.items():
         if key in NESTED and isinstance(value, list):

@@ -1,4 +1,6 @@
-"""The study behind Figure 5 as frozen dataclasses: one of λ, ρ and α varied at a time. Knows nothing of torch or models."""
+"""The study behind Figure 5 as frozen dataclasses: one of λ, ρ and α varied at a time. Knows
+nothing of torch or models.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +13,8 @@ SWEPT = ("ridge", "anchor_blend", "interpolation")
 
 @dataclass(frozen=True)
 class Sweep(Checked):
-    """One of λ, ρ and α varied at a time, the other two as in `featcal`; an empty list leaves one out.
+    """One of λ, ρ and α varied at a time, the other two as in `featcal`; an empty list leaves one
+    out.
 
     The value of `featcal`, which the others are compared with, is always among them.
     """
@@ -57,4 +60,9 @@ class SweepStudy(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         words = [sweep.setting for sweep in self.around]
-        require(bool(words) and len(set(words)) == len(words), "sweep.around", words, "must name each setting once")
+        require(
+            bool(words) and len(set(words)) == len(words),
+            "sweep.around",
+            words,
+            "must name each setting once",
+        )

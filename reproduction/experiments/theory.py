@@ -1,4 +1,6 @@
-"""The study of the paper's propositions, as a frozen dataclass. Knows nothing of torch, models or where results go."""
+"""The study of the paper's propositions, as a frozen dataclass. Knows nothing of torch, models or
+where results go.
+"""
 
 from dataclasses import dataclass
 
@@ -9,9 +11,11 @@ from reproduction.experiments.runs import Counts, Setting
 
 @dataclass(frozen=True)
 class TheoryStudy(Study):
-    """Propositions 1 to 8 and both corollaries, checked on one merged model, its experts and FeatCal with these settings.
+    """Propositions 1 to 8 and both corollaries, checked on one merged model, its experts and
+    FeatCal with these settings.
 
-    images: of each task.   traced: of those, the images that are followed along their segments and matched token by token.
+    images: of each task.   traced: of those, the images that are followed along their segments and
+    matched token by token.
     nodes: numbers of quadrature nodes at which path-averaged Jacobians are tried.
     """
 
@@ -27,4 +31,9 @@ class TheoryStudy(Study):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.traced <= self.images, "theory.traced", self.traced, f"must be at most theory.images, {self.images}")
+        require(
+            self.traced <= self.images,
+            "theory.traced",
+            self.traced,
+            f"must be at most theory.images, {self.images}",
+        )

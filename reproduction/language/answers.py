@@ -1,4 +1,5 @@
-"""Whether a generated answer is right, as pure functions of texts: a number, a letter, instructions that can be checked.
+"""Whether a generated answer is right, as pure functions of texts: a number, a letter, instructions
+that can be checked.
 
 Programs are run elsewhere (reproduction.language.sandbox). Knows nothing of models and harnesses.
 """
@@ -34,15 +35,19 @@ def last_number(text: str) -> float | None:
 
 
 def letter(answer: str, target: str) -> bool:
-    """Whether the last capitals that stand alone are equal in both texts, as in "it is fish, so B"; without one it is wrong."""
+    """Whether the last capitals that stand alone are equal in both texts, as in "it is fish, so B";
+    without one it is wrong.
+    """
     found, wanted = LETTER.findall(first_line(answer)), LETTER.findall(target)
     return bool(found) and found[-1:] == wanted[-1:]
 
 
 def instructions(answer: str, checks_json: str) -> bool:
-    """Whether an answer fulfils every check of a prompt (prompt-level, strict: nothing around it is forgiven but blanks).
+    """Whether an answer fulfils every check of a prompt (prompt-level, strict: nothing around it is
+    forgiven but blanks).
 
-    checks_json: a JSON list of objects, each with "check", the name of one below, and its arguments:
+    checks_json: a JSON list of objects, each with "check", the name of one below, and its
+    arguments:
       words: "words", all words said, in order; joined: "by", what stands between them;
       wrapped: "left" and "right"; ends: "with", a last word behind everything else.
     Raises: KeyError for a check that does not exist.
@@ -84,7 +89,11 @@ def _wrapped(text: str, check: Mapping[str, Any], checks: list[dict[str, Any]]) 
 
 
 def _ends(text: str, check: Mapping[str, Any], checks: list[dict[str, Any]]) -> bool:
-    return bool(WORD.findall(text)) and WORD.findall(text)[-1] == check["with"] and text.endswith(f" {check['with']}")
+    return (
+        bool(WORD.findall(text))
+        and WORD.findall(text)[-1] == check["with"]
+        and text.endswith(f" {check['with']}")
+    )
 
 
 CHECKS: dict[str, Callable[[str, Mapping[str, Any], list[dict[str, Any]]], bool]] = {

@@ -1,7 +1,9 @@
-"""Run inside the sandbox's own interpreter: one limited child per program, forked, each in a process group of its own.
+"""Run inside the sandbox's own interpreter: one limited child per program, forked, each in a
+process group of its own.
 
-Standard library only, and no import of featcal: started by path with `python -I -S`. Reads one JSON object from standard input,
-writes one to standard output; `reproduction.language.sandbox` is the other side and tells what this is and what it is not.
+Standard library only, and no import of featcal: started by path with `python -I -S`. Reads one JSON
+object from standard input, writes one to standard output; `reproduction.language.sandbox` is the
+other side and tells what this is and what it is not.
 """
 
 import ctypes
@@ -15,7 +17,8 @@ import sys
 import sysconfig
 import time
 
-# whatever starts a process, reaches a network or another process, changes files, or looks for objects of the surrounding program
+# whatever starts a process, reaches a network or another process, changes files, or looks for
+# objects of the surrounding program
 REFUSED = (
     "code.", "ctypes.", "fcntl.", "gc.", "mmap.", "msvcrt.", "os.chflags", "os.chmod", "os.chown", "os.exec", "os.fork",
     "os.kill", "os.link", "os.lockf", "os.mkdir", "os.posix_spawn", "os.putenv", "os.remove", "os.rename", "os.rmdir",
@@ -27,12 +30,17 @@ END_WITH_PARENT = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 DETAIL = 200  # characters of an error that are kept
 
 
-# the standard library's files are the only ones that can be read; looked up once, since that takes milliseconds
-LIBRARY = tuple({f"{os.path.realpath(sysconfig.get_path(name))}{os.sep}" for name in ("stdlib", "platstdlib")})
+# the standard library's files are the only ones that can be read; looked up once, since that takes
+# milliseconds
+LIBRARY = tuple(
+    {f"{os.path.realpath(sysconfig.get_path(name))}{os.sep}" for name in ("stdlib", "platstdlib")}
+)
 
 
 def of_linux(function: str, *arguments: int) -> bool:
-    """Call a function of Linux's C library; False where it does not exist or the system does not allow it."""
+    """Call a function of Linux's C library; False where it does not exist or the system does not
+    allow it.
+    """
     try:
         return getattr(ctypes.CDLL(None, use_errno=True), function)(*arguments) == 0
     except (OSError, AttributeError):
@@ -40,7 +48,9 @@ def of_linux(function: str, *arguments: int) -> bool:
 
 
 def forbid() -> None:
-    """From here on this process reads the standard library's files only, and none of REFUSED happens in it."""
+    """From here on this process reads the standard library's files only, and none of REFUSED
+    happens in it.
+    """
     library = LIBRARY
     refused, real, error = REFUSED, os.path.realpath, PermissionError
     writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -57,20 +67,34 @@ def forbid() -> None:
 
 
 def limit(limits: dict) -> None:
-    """Bounds of this process: processor seconds, address space in bytes, no file written, few open files, no core dump."""
+    """Bounds of this process: processor seconds, address space in bytes, no file written, few open
+    files, no core dump.
+    """
     none = {"RLIMIT_FSIZE": 0, "RLIMIT_CORE": 0}
-    bounds = {"RLIMIT_CPU": limits["cpu_seconds"], "RLIMIT_AS": limits["memory"], "RLIMIT_NOFILE": 32, **none}
+    bounds = {
+        "RLIMIT_CPU": limits["cpu_seconds"],
+        "RLIMIT_AS": limits["memory"],
+        "RLIMIT_NOFILE": 32,
+        **none,
+    }
     for name, bound in bounds.items():
-        hard = bound + (name == "RLIMIT_CPU")  # the soft bound ends the process with a signal that tells why
+        hard = bound + (
+            name == "RLIMIT_CPU"
+        )  # the soft bound ends the process with a signal that tells why
         try:
             resource.setrlimit(getattr(resource, name), (bound, hard))
         except (ValueError, OSError):
-            if (sys.platform, name) != ("darwin", "RLIMIT_AS"):  # macOS knows the name, but bounds no memory
+            if (sys.platform, name) != (
+                "darwin",
+                "RLIMIT_AS",
+            ):  # macOS knows the name, but bounds no memory
                 raise
 
 
 def child(source: str, tests: list, limits: dict, report: int, token: str) -> None:
-    """Run a program, then its tests in the names it defined; tell the other side how it went, and end."""
+    """Run a program, then its tests in the names it defined; tell the other side how it went, and
+    end.
+    """
     os.setsid()
     of_linux("prctl", END_WITH_PARENT, signal.SIGKILL)
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -89,7 +113,9 @@ def child(source: str, tests: list, limits: dict, report: int, token: str) -> No
             place = f"test {number}"
             exec(compile(test, place, "exec"), names)
         said = token
-    except BaseException as problem:  # SystemExit and KeyboardInterrupt included: a program that leaves has not passed
+    except (
+        BaseException
+    ) as problem:  # SystemExit and KeyboardInterrupt included: a program that leaves has not passed
         try:
             said = f"{place}: {type(problem).__name__}: {text(problem)}"[:DETAIL]
         except BaseException:
@@ -111,7 +137,10 @@ def run(source: str, tests: list, limits: dict) -> tuple:
     os.close(writing)
     said, late = heard(reading, time.monotonic() + limits["seconds"])
     os.close(reading)
-    for kill, target in ((os.killpg, process), (os.kill, process)):  # by number too: it may not have made its group yet
+    for kill, target in (
+        (os.killpg, process),
+        (os.kill, process),
+    ):  # by number too: it may not have made its group yet
         try:
             kill(target, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
@@ -128,7 +157,9 @@ def run(source: str, tests: list, limits: dict) -> tuple:
 
 
 def heard(reading: int, until: float) -> tuple:
-    """What a child has written by the time it closed its end, and whether time ran out before it did."""
+    """What a child has written by the time it closed its end, and whether time ran out before it
+    did.
+    """
     said = b""
     while (left := until - time.monotonic()) > 0:
         if not select.select([reading], [], [], left)[0]:
@@ -143,8 +174,12 @@ def heard(reading: int, until: float) -> tuple:
 def main() -> None:
     of_linux("prctl", END_WITH_PARENT, signal.SIGKILL)
     job = json.load(sys.stdin)
-    of_linux("unshare", NEW_USER | NEW_NETWORK)  # where it is refused, the audit hook alone keeps programs from the network
-    if run("answer = 42", ["assert answer == 42"], job["limits"])[0] != "passed":  # or every program would count as failed
+    of_linux(
+        "unshare", NEW_USER | NEW_NETWORK
+    )  # where it is refused, the audit hook alone keeps programs from the network
+    if (
+        run("answer = 42", ["assert answer == 42"], job["limits"])[0] != "passed"
+    ):  # or every program would count as failed
         sys.exit("a harmless program does not run behind these limits")
     found = [run(program["source"], program["tests"], job["limits"]) for program in job["programs"]]
     json.dump(found, sys.stdout)

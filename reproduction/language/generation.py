@@ -1,7 +1,7 @@
 """Greedy generation in batches: texts in, texts out, in the order given.
 
-The answer to a text does not depend on its batch (but for rounding): padding is masked, on the left where the model continues its
-prompt, on the right where an encoder reads it.
+The answer to a text does not depend on its batch (but for rounding): padding is masked, on the left
+where the model continues its prompt, on the right where an encoder reads it.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,15 +13,22 @@ from torch import Tensor, nn
 
 from featcal.models.load import quiet
 
-# what is done to a model while it answers, given it and the task: adapters before its head (adapters.before_head)
+# what is done to a model while it answers, given it and the task: adapters before its head
+# (adapters.before_head)
 Change = Callable[[nn.Module, str], AbstractContextManager[None]]
 
 
 @torch.no_grad()
 def generate_texts(
-    model: nn.Module, tokenizer: Any, prompts: Sequence[str], batch: int, max_new_tokens: int, max_prompt: int | None = None
+    model: nn.Module,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    batch: int,
+    max_new_tokens: int,
+    max_prompt: int | None = None,
 ) -> list[str]:
-    """What the model says to each prompt, special tokens left out; the most likely token at every step.
+    """What the model says to each prompt, special tokens left out; the most likely token at every
+    step.
 
     batch:          prompts at once; sorted by length first, so that little is padded.
     max_new_tokens: of an answer, its end token included.
@@ -29,14 +36,20 @@ def generate_texts(
     """
     kept = {"truncation": True, "max_length": max_prompt} if max_prompt else {}
     encoded = [tokenizer(prompt, **kept)["input_ids"] for prompt in prompts]
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id  # masked, whatever it is
+    pad = (
+        tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    )  # masked, whatever it is
     answers = [""] * len(prompts)
-    longest_first = sorted(range(len(encoded)), key=lambda row: -len(encoded[row]))  # what is too long for memory fails at once
+    longest_first = sorted(
+        range(len(encoded)), key=lambda row: -len(encoded[row])
+    )  # what is too long for memory fails at once
     for start in range(0, len(encoded), batch):
         rows = longest_first[start : start + batch]
         inputs = padded([encoded[row] for row in rows], pad, left=not reads_first(model))
         new = _continued(model, inputs, max_new_tokens, pad)
-        for row, text in zip(rows, tokenizer.batch_decode(new, skip_special_tokens=True), strict=True):
+        for row, text in zip(
+            rows, tokenizer.batch_decode(new, skip_special_tokens=True), strict=True
+        ):
             answers[row] = text
     return answers
 
@@ -60,6 +73,10 @@ def padded(rows: Sequence[Sequence[int]], pad: int, left: bool) -> dict[str, Ten
 def _continued(model: Any, inputs: dict[str, Tensor], max_new_tokens: int, pad: int) -> Tensor:
     """Token ids of the answers alone, (n, new tokens)."""
     here = {name: value.to(model.device) for name, value in inputs.items()}
-    with quiet():  # transformers warns of generation lengths that a checkpoint sets and this call replaces
-        out = model.generate(**here, max_new_tokens=max_new_tokens, do_sample=False, num_beams=1, pad_token_id=pad)
+    with (
+        quiet()
+    ):  # transformers warns of generation lengths that a checkpoint sets and this call replaces
+        out = model.generate(
+            **here, max_new_tokens=max_new_tokens, do_sample=False, num_beams=1, pad_token_id=pad
+        )
     return out if reads_first(model) else out[:, here["input_ids"].shape[1] :]

@@ -1,4 +1,6 @@
-"""What public tests need beside lm-evaluation-harness: modules, the antlr4 of sympy, nltk's punkt_tab, leave to run programs."""
+"""What public tests need beside lm-evaluation-harness: modules, the antlr4 of sympy, nltk's
+punkt_tab, leave to run programs.
+"""
 
 import importlib
 import os
@@ -11,8 +13,10 @@ from pathlib import Path
 from reproduction.data.public import PublicTest
 from reproduction.language.harness import ALLOW_PROGRAMS, INSTALL
 
-# sympy reads LaTeX with antlr4 4.11 only, while omegaconf, which DVC installs, imports with 4.9 only. No process needs both, so
-# the one of sympy lies in a folder of its own, which comes first where a test asks for it; `make setup` puts it there.
+# sympy reads LaTeX with antlr4 4.11 only, while omegaconf, which DVC installs, imports with 4.9
+# only. No process needs both, so
+# the one of sympy lies in a folder of its own, which comes first where a test asks for it; `make
+# setup` puts it there.
 ANTLR, ANTLR_PACKAGE, ANTLR_PIN = "4.11", "antlr4-python3-runtime", "4.11.1"
 ANTLR_FOLDER = Path(sys.prefix, "share", "featcal", "antlr4")
 PUNKT = "tokenizers/punkt_tab/english"  # below a folder of nltk's data
@@ -28,11 +32,15 @@ class Lack:
 
 
 def lacking(test: PublicTest) -> list[Lack]:
-    """Everything that a test needs and this machine has not; nothing is fetched, and no path of imports changes."""
+    """Everything that a test needs and this machine has not; nothing is fetched, and no path of
+    imports changes.
+    """
     missing = [name for name in test.needs if name != "antlr4" and find_spec(name) is None]
     found = [Lack(f"{', '.join(missing)} not installed", INSTALL)] if missing else []
     if "antlr4" in test.needs and not (version := antlr_version()).startswith(ANTLR):
-        found.append(Lack(f"antlr4 {ANTLR} is needed, {version or 'none'} is installed", antlr_way_out()))
+        found.append(
+            Lack(f"antlr4 {ANTLR} is needed, {version or 'none'} is installed", antlr_way_out())
+        )
     if "nltk" in test.needs and "nltk" not in missing and not punkt_is_here():
         found.append(Lack("nltk's punkt_tab is not here", PUNKT_WAY_OUT))
     if test.runs and os.environ.get(ALLOW_PROGRAMS) != "1":
@@ -48,14 +56,22 @@ def antlr_way_out() -> str:
 
 
 def antlr_version() -> str:
-    """The version that `require_antlr` finds: that of its own folder, else the installed one; '' without any."""
+    """The version that `require_antlr` finds: that of its own folder, else the installed one; ''
+    without any.
+    """
     installed, own = (_antlr_in(path) for path in (sys.path, [str(ANTLR_FOLDER)]))
     return own if own and not installed.startswith(ANTLR) else installed
 
 
 def require_antlr() -> None:
-    """Bring antlr4 4.11 to the front where it lies in its own folder. Raises: ImportError where another one would be imported."""
-    if not _antlr_in(sys.path).startswith(ANTLR) and ANTLR_FOLDER.is_dir() and "antlr4" not in sys.modules:
+    """Bring antlr4 4.11 to the front where it lies in its own folder. Raises: ImportError where
+    another one would be imported.
+    """
+    if (
+        not _antlr_in(sys.path).startswith(ANTLR)
+        and ANTLR_FOLDER.is_dir()
+        and "antlr4" not in sys.modules
+    ):
         sys.path.insert(0, str(ANTLR_FOLDER))
         importlib.invalidate_caches()
     if not (version := _antlr_in(sys.path)).startswith(ANTLR):
@@ -68,7 +84,9 @@ def _antlr_in(path: list[str]) -> str:
 
 
 def punkt_is_here() -> bool:
-    """Whether nltk finds what it splits English sentences by; the harness fetches it while it imports the test."""
+    """Whether nltk finds what it splits English sentences by; the harness fetches it while it
+    imports the test.
+    """
     import nltk
 
     try:
@@ -79,10 +97,17 @@ def punkt_is_here() -> bool:
 
 
 def fetch_punkt(test: PublicTest) -> None:
-    """Fetch nltk's punkt_tab where a test needs it, it is not here and a connection is allowed; else leave it at that."""
+    """Fetch nltk's punkt_tab where a test needs it, it is not here and a connection is allowed;
+    else leave it at that.
+    """
     from huggingface_hub import constants
 
-    if "nltk" in test.needs and find_spec("nltk") and not constants.HF_HUB_OFFLINE and not punkt_is_here():
+    if (
+        "nltk" in test.needs
+        and find_spec("nltk")
+        and not constants.HF_HUB_OFFLINE
+        and not punkt_is_here()
+    ):
         import nltk
 
         nltk.download("punkt_tab", quiet=True)

@@ -1,4 +1,6 @@
-"""The earth from above: the analogues of RESISC45 (objects on land) and EuroSAT (land cover by colour and texture)."""
+"""The earth from above: the analogues of RESISC45 (objects on land) and EuroSAT (land cover by
+colour and texture).
+"""
 
 import numpy as np
 
@@ -14,7 +16,13 @@ def fields(canvas: Canvas) -> None:
         for y in (0, 32):
             left, top, right, bottom = x + u(0, 4), y + u(0, 4), x + u(27, 32), y + u(27, 32)
             green = canvas.near((70, 140, 60), 30)
-            canvas.disc((left + right) / 2, (top + bottom) / 2, (right - left) / 2, (bottom - top) / 2, fill=green)
+            canvas.disc(
+                (left + right) / 2,
+                (top + bottom) / 2,
+                (right - left) / 2,
+                (bottom - top) / 2,
+                fill=green,
+            )
 
 
 def runway(canvas: Canvas) -> None:
@@ -31,7 +39,9 @@ def river(canvas: Canvas) -> None:
 def tanks(canvas: Canvas) -> None:
     u = canvas.uniform
     for _ in range(canvas.rng.integers(4, 8)):
-        canvas.disc(u(6, 58), u(6, 58), u(5, 8), fill=canvas.near((225, 225, 225), 15), outline=(90, 90, 90))
+        canvas.disc(
+            u(6, 58), u(6, 58), u(5, 8), fill=canvas.near((225, 225, 225), 15), outline=(90, 90, 90)
+        )
 
 
 def crossing(canvas: Canvas) -> None:
@@ -51,7 +61,9 @@ def residential(canvas: Canvas) -> None:
     for x in range(0, SIZE, 16):
         for y in range(0, SIZE, 16):
             roof = ((170, 90, 70), (180, 170, 160))[int(canvas.rng.integers(2))]
-            canvas.box(x + u(1, 4), y + u(1, 4), x + u(10, 14), y + u(10, 14), canvas.near(roof, 25))
+            canvas.box(
+                x + u(1, 4), y + u(1, 4), x + u(10, 14), y + u(10, 14), canvas.near(roof, 25)
+            )
 
 
 def forest(canvas: Canvas) -> None:
@@ -90,7 +102,20 @@ def parking(canvas: Canvas) -> None:
                 canvas.box(x + 4, y + 2, x + 12, y + 7, any_colour(canvas.rng))
 
 
-SIGHTS = (fields, runway, river, tanks, crossing, coast, residential, forest, island, roundabout, stadium, parking)
+SIGHTS = (
+    fields,
+    runway,
+    river,
+    tanks,
+    crossing,
+    coast,
+    residential,
+    forest,
+    island,
+    roundabout,
+    stadium,
+    parking,
+)
 
 
 def sight(label: int, rng: np.random.Generator) -> np.ndarray:
@@ -106,7 +131,9 @@ def sight(label: int, rng: np.random.Generator) -> np.ndarray:
 
 def stripes(canvas: Canvas, colour, step: int) -> None:
     for x in range(-SIZE, 2 * SIZE, step):
-        canvas.line([(x, 0), (x + canvas.uniform(8, 12), SIZE)], canvas.near(colour, 40), max(2, step // 2))
+        canvas.line(
+            [(x, 0), (x + canvas.uniform(8, 12), SIZE)], canvas.near(colour, 40), max(2, step // 2)
+        )
 
 
 def specks(canvas: Canvas, colour, low: float, high: float) -> None:

@@ -1,4 +1,6 @@
-"""Pictures as tensors, and their random variants in pre-training. Each step's draws are keyed by (seed, step)."""
+"""Pictures as tensors, and their random variants in pre-training. Each step's draws are keyed by
+(seed, step).
+"""
 
 import numpy as np
 import torch
@@ -9,7 +11,9 @@ MEAN, STD = 0.42, 0.28  # of all pictures, the same for the three channels
 
 
 def normalised(images: np.ndarray) -> Tensor:
-    """(n, 32, 32, 3) uint8 to (n, 3, 32, 32) float32, as the image processor saved with the bases does it."""
+    """(n, 32, 32, 3) uint8 to (n, 3, 32, 32) float32, as the image processor saved with the bases
+    does it.
+    """
     return (torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255 - MEAN) / STD
 
 
@@ -20,7 +24,9 @@ def keyed_generator(*key: int) -> torch.Generator:
 
 
 def augmented(x: Tensor, generator: torch.Generator, strong: float = 0.4) -> Tensor:
-    """Turned, zoomed and moved a little, colours mixed and offset, noise added. x: (n, 3, h, w), normalised."""
+    """Turned, zoomed and moved a little, colours mixed and offset, noise added. x: (n, 3, h, w),
+    normalised.
+    """
     count = len(x)
 
     def uniform() -> Tensor:

@@ -26,7 +26,9 @@ only their words. Weights are stored in float16 and load in float32. Of no use o
 
 
 def image_processor() -> CLIPImageProcessor:
-    """Pictures of 32x32 pass unchanged but for the normalisation; others are resized and cropped as CLIP does."""
+    """Pictures of 32x32 pass unchanged but for the normalisation; others are resized and cropped as
+    CLIP does.
+    """
     return CLIPImageProcessor(
         size={"shortest_edge": SIDE},
         crop_size={"height": SIDE, "width": SIDE},
@@ -37,16 +39,24 @@ def image_processor() -> CLIPImageProcessor:
 
 
 def write_base(model: CLIPModel, tokenizer: PreTrainedTokenizerFast, role: str, out: Path) -> None:
-    """The whole folder at once; float16 halves what git holds, and the config makes it load in float32."""
+    """The whole folder at once; float16 halves what git holds, and the config makes it load in
+    float32.
+    """
     vision = model.config.vision_config
     with atomic_folder(out) as folder:
         model.config.architectures = ["CLIPModel"]
         for part in (model.config, vision, model.config.text_config):
             part.dtype = torch.float32
         model.config.save_pretrained(folder)
-        weights = {name: value.detach().half().contiguous() for name, value in model.named_parameters()}
+        weights = {
+            name: value.detach().half().contiguous() for name, value in model.named_parameters()
+        }
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         tokenizer.save_pretrained(folder)
         image_processor().save_pretrained(folder)
-        sizes = {"layers": vision.num_hidden_layers, "hidden": vision.hidden_size, "patch": vision.patch_size}
+        sizes = {
+            "layers": vision.num_hidden_layers,
+            "hidden": vision.hidden_size,
+            "patch": vision.patch_size,
+        }
         (folder / "README.md").write_text(CARD.format(role=role, side=SIDE, **sizes))

@@ -1,7 +1,7 @@
 """A 64x64 canvas on which one picture is drawn and then reduced to 32x32 pixels.
 
-Every random choice comes from the generator it is given, so a picture is a function of that generator's state.
-Knows nothing of tasks, labels or splits.
+Every random choice comes from the generator it is given, so a picture is a function of that
+generator's state. Knows nothing of tasks, labels or splits.
 """
 
 import math
@@ -13,7 +13,8 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 SIZE = 64  # drawn at twice the final side: reducing is the antialiasing
 SIDE = 32
-NUISANCE = 0.65  # one factor on noise, blur and brightness of all tasks; chosen so that experts reach about 90 %
+# one factor on noise, blur and brightness of all tasks; chosen so that experts reach about 90 %
+NUISANCE = 0.65
 FONTS = {
     "sans": "DejaVuSans.ttf",
     "sans-bold": "DejaVuSans-Bold.ttf",
@@ -26,7 +27,9 @@ Colour = tuple[int, int, int]
 
 @cache
 def font(name: str, size: int) -> ImageFont.FreeTypeFont:
-    """One of matplotlib's own fonts; the basic layout engine, because the other one may or may not be installed."""
+    """One of matplotlib's own fonts; the basic layout engine, because the other one may or may not
+    be installed.
+    """
     import matplotlib
 
     path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / FONTS[name]
@@ -42,7 +45,9 @@ def any_colour(rng: np.random.Generator, low: int = 20, high: int = 235) -> Colo
     return tuple(int(value) for value in rng.integers(low, high, 3))
 
 
-def regular_polygon(x: float, y: float, radius: float, corners: int, turn: float = 0.0) -> list[tuple[float, float]]:
+def regular_polygon(
+    x: float, y: float, radius: float, corners: int, turn: float = 0.0
+) -> list[tuple[float, float]]:
     angles = [turn + 2 * math.pi * corner / corners for corner in range(corners)]
     return [(x + radius * math.cos(angle), y + radius * math.sin(angle)) for angle in angles]
 
@@ -85,7 +90,16 @@ class Canvas:
         """A filled rectangle; corners in any order, which Pillow would refuse."""
         self.pen.rectangle([min(x0, x1), min(y0, y1), max(x0, x1), max(y0, y1)], fill=fill)
 
-    def disc(self, x: float, y: float, rx: float, ry: float | None = None, fill=None, outline=None, width: int = 1) -> None:
+    def disc(
+        self,
+        x: float,
+        y: float,
+        rx: float,
+        ry: float | None = None,
+        fill=None,
+        outline=None,
+        width: int = 1,
+    ) -> None:
         """An ellipse around (x, y), a circle without `ry`."""
         rx, ry = abs(rx), abs(rx if ry is None else ry)
         self.pen.ellipse([x - rx, y - ry, x + rx, y + ry], fill=fill, outline=outline, width=width)
@@ -107,7 +121,9 @@ class Canvas:
             if self.rng.random() < 0.5:
                 self.disc(x, y, radius, 0.7 * radius, fill=colour)
             else:
-                self.line([(x, y), (x + self.rng.normal(0, 20), y + self.rng.normal(0, 20))], colour, 2)
+                self.line(
+                    [(x, y), (x + self.rng.normal(0, 20), y + self.rng.normal(0, 20))], colour, 2
+                )
 
     def replaced(self, image: Image.Image) -> "Canvas":
         """The canvas goes on with another image (the old pen would draw on the old one)."""
@@ -115,10 +131,16 @@ class Canvas:
         return self
 
     def maybe_mirrored(self) -> "Canvas":
-        return self.replaced(self.image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)) if self.rng.random() < 0.5 else self
+        return (
+            self.replaced(self.image.transpose(Image.Transpose.FLIP_LEFT_RIGHT))
+            if self.rng.random() < 0.5
+            else self
+        )
 
     def affine(self, degrees: float, zoom: float, shift: float) -> "Canvas":
-        """Turned, zoomed and moved by random amounts up to the given ones; what comes in from outside is black."""
+        """Turned, zoomed and moved by random amounts up to the given ones; what comes in from
+        outside is black.
+        """
         angle = math.radians(self.uniform(-degrees, degrees))
         scale = 1 / (1 + self.uniform(-zoom, zoom))
         c, s = math.cos(angle) * scale, math.sin(angle) * scale
@@ -127,13 +149,20 @@ class Canvas:
         x0 = middle - c * (middle + dx) + s * (middle + dy)
         y0 = middle - s * (middle + dx) - c * (middle + dy)
         matrix = (c, -s, x0, s, c, y0)
-        return self.replaced(self.image.transform((SIZE, SIZE), Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR))
+        return self.replaced(
+            self.image.transform(
+                (SIZE, SIZE), Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR
+            )
+        )
 
     def finish(self, noise: float, blur: float, brightness: float) -> np.ndarray:
         """Blurred, reduced to 32x32, brightened, made noisy: (32, 32, 3) uint8."""
         noise, blur, brightness = NUISANCE * noise, NUISANCE * blur, NUISANCE * brightness
         image = self.image.filter(ImageFilter.GaussianBlur(blur)) if blur > 0 else self.image
         pixels = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX), np.float32)
-        pixels = pixels * (1 + self.rng.normal(0, brightness)) + self.rng.normal(0, 12) * brightness / 0.15 * 0.6
+        pixels = (
+            pixels * (1 + self.rng.normal(0, brightness))
+            + self.rng.normal(0, 12) * brightness / 0.15 * 0.6
+        )
         pixels = pixels + self.rng.normal(0, noise, pixels.shape)
         return np.clip(pixels, 0, 255).astype(np.uint8)

@@ -1,6 +1,7 @@
 """Captions of the twenty tasks, and a word-level tokenizer that knows every word in them.
 
-The tokenizer is an ordinary Hugging Face one, saved beside the model: nothing of this file is needed to use it.
+The tokenizer is an ordinary Hugging Face one, saved beside the model: nothing of this file is
+needed to use it.
 """
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -10,14 +11,23 @@ from transformers import PreTrainedTokenizerFast
 from reproduction.mini.tasks import TASKS
 
 PAD, UNK, BOS, EOS = "<pad>", "<unk>", "<bos>", "<eos>"
-SPECIALS = (PAD, UNK, BOS, EOS)  # in this order: the end must not be id 2, which CLIP takes for its legacy pooling
+SPECIALS = (
+    PAD,
+    UNK,
+    BOS,
+    EOS,
+)  # in this order: the end must not be id 2, which CLIP takes for its legacy pooling
 LONGEST = 16  # tokens; the longest caption has 10
 TEMPLATES = 3
 
 
 def captions(template: int) -> list[str]:
-    """One caption per class of every task, task by task, in the given one of the three templates."""
-    return [task.templates[template].format(name) for task in TASKS.values() for name in task.classes]
+    """One caption per class of every task, task by task, in the given one of the three
+    templates.
+    """
+    return [
+        task.templates[template].format(name) for task in TASKS.values() for name in task.classes
+    ]
 
 
 def first_caption() -> dict[str, int]:
@@ -31,7 +41,12 @@ def first_caption() -> dict[str, int]:
 
 def vocabulary() -> dict[str, int]:
     """Special tokens, then every word of every caption in order of first occurrence."""
-    words = dict.fromkeys(word for template in range(TEMPLATES) for text in captions(template) for word in text.split())
+    words = dict.fromkeys(
+        word
+        for template in range(TEMPLATES)
+        for text in captions(template)
+        for word in text.split()
+    )
     return {word: number for number, word in enumerate((*SPECIALS, *words))}
 
 

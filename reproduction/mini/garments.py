@@ -9,7 +9,9 @@ BLACK = (10, 10, 10)
 
 
 class Cut:
-    """What the pieces of one garment share: shade, half width of the body and how far its sleeves stand off."""
+    """What the pieces of one garment share: shade, half width of the body and how far its sleeves
+    stand off.
+    """
 
     def __init__(self, rng: np.random.Generator):
         shade = int(rng.uniform(90, 240))
@@ -25,9 +27,16 @@ def _body(canvas: Canvas, cut: Cut, top: float, bottom: float, flare: float = 1.
     canvas.polygon([(MIDDLE + x, y) for x, y in corners], cut.cloth)
 
 
-def _sleeves(canvas: Canvas, cut: Cut, shoulder: float, out: float, wrist: float, inner: float, armpit: float) -> None:
+def _sleeves(
+    canvas: Canvas, cut: Cut, shoulder: float, out: float, wrist: float, inner: float, armpit: float
+) -> None:
     for side in (-1, 1):
-        corners = [(cut.half, shoulder), (cut.half + out * cut.sleeve, wrist), (cut.half + inner, wrist + 2), (cut.half, armpit)]
+        corners = [
+            (cut.half, shoulder),
+            (cut.half + out * cut.sleeve, wrist),
+            (cut.half + inner, wrist + 2),
+            (cut.half, armpit),
+        ]
         canvas.polygon([(MIDDLE + side * x, y) for x, y in corners], cut.cloth)
 
 

@@ -1,7 +1,10 @@
-"""Digits, letters, strokes and words: the analogues of SVHN, MNIST, EMNIST, KMNIST and Rendered SST2.
+"""Digits, letters, strokes and words: the analogues of SVHN, MNIST, EMNIST, KMNIST and Rendered
+SST2.
 
-The handwritten digits are real ones (scikit-learn's 1,797 of 8x8 pixels) and the only real images of the suite.
-A fixed permutation deals them out: no digit of one split can occur in another, except web and train, which share theirs.
+The handwritten digits are real ones (scikit-learn's 1,797 of 8x8 pixels) and the only real images
+of the suite.
+A fixed permutation deals them out: no digit of one split can occur in another, except web and
+train, which share theirs.
 """
 
 from functools import lru_cache
@@ -12,7 +15,12 @@ from PIL import Image, ImageFilter
 from reproduction.mini.canvas import SIZE, Canvas, any_colour, near
 
 INK = (255, 255, 255)
-DIGITS_OF = {"web": slice(0, 1000), "train": slice(0, 1000), "validation": slice(1000, 1200), "test": slice(1200, None)}
+DIGITS_OF = {
+    "web": slice(0, 1000),
+    "train": slice(0, 1000),
+    "validation": slice(1000, 1200),
+    "test": slice(1200, None),
+}
 POSITIVE = ("good", "great", "nice", "love")
 NEGATIVE = ("bad", "poor", "dull", "hate")
 NEUTRAL = ("film", "plot", "cast", "show", "it is", "very", "so", "a", "the", "actor")
@@ -51,7 +59,9 @@ def handwritten_digit(label: int, rng: np.random.Generator, split: str) -> np.nd
     candidates = np.flatnonzero(labels == label)
     chosen = images[candidates[rng.integers(len(candidates))]]
     canvas = Canvas.plain(rng)
-    digit = Image.fromarray((15.9 * chosen).astype(np.uint8)).resize((48, 48), Image.Resampling.BICUBIC)
+    digit = Image.fromarray((15.9 * chosen).astype(np.uint8)).resize(
+        (48, 48), Image.Resampling.BICUBIC
+    )
     canvas.image.paste(digit.convert("RGB"), (8, 8))
     return canvas.affine(12, 0.12, 4).finish(5, 0, 0.05)
 
@@ -69,12 +79,16 @@ def letter(label: int, rng: np.random.Generator) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def glyphs() -> np.ndarray:
-    """An invented script: 10 signs x 2 ways to write each x 3 Bezier strokes x 4 control points x (x, y)."""
+    """An invented script: 10 signs x 2 ways to write each x 3 Bezier strokes x 4 control points x
+    (x, y).
+    """
     return np.random.default_rng(12345).uniform(12, 52, (10, 2, 3, 4, 2))
 
 
 def cursive_glyph(label: int, rng: np.random.Generator) -> np.ndarray:
-    """Three strokes whose control points tremble; the second way of writing comes a third of the time."""
+    """Three strokes whose control points tremble; the second way of writing comes a third of the
+    time.
+    """
     strokes = glyphs()[label][int(rng.random() < 0.35)] + rng.normal(0, 2.2, (3, 4, 2))
     canvas = Canvas.plain(rng)
     width = int(rng.integers(3, 6))
@@ -88,7 +102,10 @@ def cursive_glyph(label: int, rng: np.random.Generator) -> np.ndarray:
 def review(label: int, rng: np.random.Generator) -> np.ndarray:
     """A neutral word above a word of praise (label 1) or blame (label 0)."""
     canvas = Canvas.plain(rng, near(rng, (245, 245, 245), 8))
-    words = (NEUTRAL[int(rng.integers(len(NEUTRAL)))], (POSITIVE if label else NEGATIVE)[int(rng.integers(4))])
+    words = (
+        NEUTRAL[int(rng.integers(len(NEUTRAL)))],
+        (POSITIVE if label else NEGATIVE)[int(rng.integers(4))],
+    )
     size = int(rng.uniform(20, 22))
     for line, word in enumerate(words):
         x, y = SIZE / 2 + rng.uniform(-1, 1), 18 + 28 * line + rng.uniform(-1, 1)

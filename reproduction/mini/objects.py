@@ -1,6 +1,7 @@
 """Ten things in silhouette, coloured shapes, dishes and traffic signs.
 
-The analogues of STL-10 and CIFAR-10 (same things, clean and cluttered), CIFAR-100, Food-101 and GTSRB.
+The analogues of STL-10 and CIFAR-10 (same things, clean and cluttered), CIFAR-100, Food-101 and
+GTSRB.
 """
 
 import math
@@ -39,7 +40,11 @@ def coloured_shape(label: int, rng: np.random.Generator) -> np.ndarray:
     canvas = Canvas.gradient(rng, any_colour(rng, 40, 220), any_colour(rng, 40, 220))
     canvas.clutter(2)
     x, y = 32 + rng.uniform(-4, 4, 2)
-    radius, turn, colour = rng.uniform(18, 23), rng.uniform(0, 6.3), canvas.near(SHAPE_COLOURS[label % 4])
+    radius, turn, colour = (
+        rng.uniform(18, 23),
+        rng.uniform(0, 6.3),
+        canvas.near(SHAPE_COLOURS[label % 4]),
+    )
     if shape == 0:
         canvas.disc(x, y, radius, fill=colour)
     elif shape == 1:
@@ -61,7 +66,9 @@ def dish(label: int, rng: np.random.Generator) -> np.ndarray:
     plate = rng.uniform(24, 28)
     canvas.disc(x, y, plate, fill=canvas.near((235, 232, 225), 12))
     radius = 0.76 * plate
-    canvas.disc(x, y, radius, radius * rng.uniform(0.88, 1), fill=canvas.near(DISHES[label // 3], 16))
+    canvas.disc(
+        x, y, radius, radius * rng.uniform(0.88, 1), fill=canvas.near(DISHES[label // 3], 16)
+    )
     for _ in range(rng.integers(7, 12)):
         angle, reach = rng.uniform(0, 6.3), 0.75 * radius * math.sqrt(rng.random())
         px, py = x + reach * math.cos(angle), y + reach * math.sin(angle)
@@ -78,12 +85,18 @@ def dish(label: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def traffic_sign(label: int, rng: np.random.Generator) -> np.ndarray:
-    """Red ring, red triangle or blue disc (label // 6) with one of six symbols (label % 6), by day or night."""
+    """Red ring, red triangle or blue disc (label // 6) with one of six symbols (label % 6), by day
+    or night.
+    """
     kind = label // 6
     canvas = Canvas.gradient(rng, any_colour(rng, 40, 200), any_colour(rng, 40, 200))
     canvas.clutter(3)
     x, y, radius = 32, 36 if kind == TRIANGLE else 32, rng.uniform(20, 27)
-    red, white, blue = near(rng, (195, 35, 40)), near(rng, (235, 235, 230), 10), near(rng, (40, 80, 180))
+    red, white, blue = (
+        near(rng, (195, 35, 40)),
+        near(rng, (235, 235, 230), 10),
+        near(rng, (40, 80, 180)),
+    )
     if kind == RING:
         canvas.disc(x, y, radius, fill=red)
         canvas.disc(x, y, 0.74 * radius, fill=white)

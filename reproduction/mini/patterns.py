@@ -64,7 +64,9 @@ def texture(label: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def tissue(label: int, rng: np.random.Generator) -> np.ndarray:
-    """Stained tissue; large dark nuclei in the middle make it a tumour, at the border they do not."""
+    """Stained tissue; large dark nuclei in the middle make it a tumour, at the border they do
+    not.
+    """
     canvas = Canvas.gradient(rng, near(rng, STAIN, 16), near(rng, STAIN, 16))
     u = canvas.uniform
     for _ in range(rng.integers(12, 24)):

@@ -1,7 +1,8 @@
 """Pre-training of a base: every web picture is matched against all captions of all tasks.
 
-An interrupted run goes on from its state file and ends in the same bytes as an undisturbed one, because every step's draws
-are keyed by (seed, step). Looks at web pictures and unshifted held-out ones, never at a task's own splits.
+An interrupted run goes on from its state file and ends in the same bytes as an undisturbed one,
+because every step's draws are keyed by (seed, step). Looks at web pictures and unshifted held-out
+ones, never at a task's own splits.
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,9 @@ STEP, EPOCH, SHUFFLE = 1, 2, 3  # what a keyed draw is for
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that a base's bytes depend on besides the code: the tower's size, steps, seed, batch and web pictures per task."""
+    """All that a base's bytes depend on besides the code: the tower's size, steps, seed, batch and
+    web pictures per task.
+    """
 
     size: Size
     steps: int = 4000
@@ -37,16 +40,25 @@ class Recipe:
     every: int = 250  # steps between two state files
 
 
-def pretrain(role: str, out: Path, steps: int = 4000, state_folder: Path = STATE, recipe: Recipe | None = None) -> None:
-    """Pre-trains the base of a role and writes it as a CLIPModel folder, resuming from <state_folder>/<role>/ if it can.
+def pretrain(
+    role: str,
+    out: Path,
+    steps: int = 4000,
+    state_folder: Path = STATE,
+    recipe: Recipe | None = None,
+) -> None:
+    """Pre-trains the base of a role and writes it as a CLIPModel folder, resuming from
+    <state_folder>/<role>/ if it can.
 
-    Loss: cross-entropy of exp(logit_scale) <image, caption> over the captions of all classes of all tasks, in one of three
-    templates per step.
+    Loss: cross-entropy of exp(logit_scale) <image, caption> over the captions of all classes of all
+    tasks, in one of three templates per step.
     """
     recipe = recipe or Recipe(SIZES[role], steps)
 
     def write(run: _Run) -> None:
-        write_base(run.model, make_tokenizer(), role, Path(out))  # the one in use keeps its last padding
+        write_base(
+            run.model, make_tokenizer(), role, Path(out)
+        )  # the one in use keeps its last padding
 
     run_to_end(_Run, recipe, role, state_folder, write, _Run.held_out_line)
 
@@ -69,8 +81,12 @@ class _Run:
         chosen = self._batch()
         template = int(torch.randint(TEMPLATES, (), generator=generator))
         pixels = augmented(normalised(self.pictures[chosen]), generator)
-        images = F.normalize(self.model.get_image_features(pixel_values=pixels).pooler_output, dim=-1)
-        texts = F.normalize(self.model.get_text_features(**self.tokens[template]).pooler_output, dim=-1)
+        images = F.normalize(
+            self.model.get_image_features(pixel_values=pixels).pooler_output, dim=-1
+        )
+        texts = F.normalize(
+            self.model.get_text_features(**self.tokens[template]).pooler_output, dim=-1
+        )
         scale = self.model.logit_scale.clamp(max=LARGEST_LOG_SCALE).exp()
         loss = F.cross_entropy(scale * images @ texts.T, self.targets[chosen])
         loss.backward()
@@ -80,19 +96,25 @@ class _Run:
         """Every picture once per epoch, in an order keyed by the epoch."""
         recipe = self.recipe
         epoch, place = divmod(self.done, len(self.pictures) // recipe.batch)
-        order = torch.randperm(len(self.pictures), generator=keyed_generator(recipe.seed, EPOCH, epoch))
+        order = torch.randperm(
+            len(self.pictures), generator=keyed_generator(recipe.seed, EPOCH, epoch)
+        )
         return order[place * recipe.batch : (place + 1) * recipe.batch]
 
     @torch.no_grad()
     def held_out_line(self, count: int = 40) -> str:
-        """Zero-shot accuracy on unshifted pictures drawn for validation, the mean of the first eight and of all tasks."""
+        """Zero-shot accuracy on unshifted pictures drawn for validation, the mean of the first
+        eight and of all tasks.
+        """
         texts = F.normalize(self.model.get_text_features(**self.tokens[0]).pooler_output, dim=-1)
         places, scores = first_caption(), []
         for key, task in TASKS.items():
             pictures, labels = draw_split(key, "validation", count, self.recipe.seed, 0.0)
             images = self.model.get_image_features(pixel_values=normalised(pictures)).pooler_output
             own = texts[places[key] : places[key] + len(task.classes)]
-            scores.append(100 * float(((images @ own.T).argmax(1) == torch.from_numpy(labels)).float().mean()))
+            scores.append(
+                100 * float(((images @ own.T).argmax(1) == torch.from_numpy(labels)).float().mean())
+            )
         return f"zero-shot {np.mean(scores[:8]):.1f} (8 tasks) {np.mean(scores):.1f} (all)"
 
 
@@ -115,8 +137,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("role", choices=sorted(SIZES))
     parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--out", type=Path, default=None, help="default: the folder shipped with the package")
-    parser.add_argument("--state", type=Path, default=STATE, help="where an interrupted run is kept")
+    parser.add_argument(
+        "--out", type=Path, default=None, help="default: the folder shipped with the package"
+    )
+    parser.add_argument(
+        "--state", type=Path, default=STATE, help="where an interrupted run is kept"
+    )
     given = parser.parse_args()
     out = given.out or Path(__file__).parent / "models" / given.role
     pretrain(given.role, out, given.steps, given.state)

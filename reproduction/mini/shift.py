@@ -1,7 +1,8 @@
 """The domain shift between the pictures a base was pre-trained on and those of a task's own splits.
 
-Every task has one fixed shift, as a camera or scanner would have: a turn, a zoom, a mix of the colours and a pattern.
-It makes the zero-shot gap that experts close, and it keeps the tasks' inputs apart from each other.
+Every task has one fixed shift, as a camera or scanner would have: a turn, a zoom, a mix of the
+colours and a pattern. It makes the zero-shot gap that experts close, and it keeps the tasks' inputs
+apart from each other.
 """
 
 from zlib import crc32
@@ -17,8 +18,9 @@ GREY = 0.42  # mean of the pictures; colours are mixed around it
 def shifted(images: np.ndarray, task: str, strength: float) -> np.ndarray:
     """(n, 32, 32, 3) uint8 as the task's own sensor would see them; strength 0 changes nothing.
 
-    x <- (I + 0.3 s N) x + 0.35 s o + 0.7 s P around grey, after a turn by at most s/2 rad and a zoom by at most s/4, where
-    N (3, 3), o (3) and P (3, 4, 4, enlarged) are normal and, like turn and zoom, fixed by the task's name.
+    x <- (I + 0.3 s N) x + 0.35 s o + 0.7 s P around grey, after a turn by at most s/2 rad and a
+    zoom by at most s/4, where N (3, 3), o (3) and P (3, 4, 4, enlarged) are normal and, like turn
+    and zoom, fixed by the task's name.
     """
     if strength == 0:
         return images

@@ -1,4 +1,6 @@
-"""Ten silhouettes around a point (x, y) with a reach r, in one colour and its darker shade. Order = class names."""
+"""Ten silhouettes around a point (x, y) with a reach r, in one colour and its darker shade. Order =
+class names.
+"""
 
 import math
 
@@ -9,7 +11,9 @@ def darker(colour: Colour) -> Colour:
     return tuple(int(0.55 * value) for value in colour)
 
 
-def _block(canvas: Canvas, x: float, y: float, half_width: float, half_height: float, colour: Colour) -> None:
+def _block(
+    canvas: Canvas, x: float, y: float, half_width: float, half_height: float, colour: Colour
+) -> None:
     canvas.box(x - half_width, y - half_height, x + half_width, y + half_height, colour)
 
 
@@ -22,8 +26,12 @@ def airplane(canvas: Canvas, x, y, r, colour) -> None:
 def bird(canvas: Canvas, x, y, r, colour) -> None:
     canvas.disc(x, y + 0.1 * r, 0.6 * r, 0.4 * r, fill=colour)
     canvas.disc(x + 0.55 * r, y - 0.35 * r, 0.28 * r, fill=colour)
-    canvas.polygon([(x + a * r, y + b * r) for a, b in ((0.8, -0.4), (1.1, -0.3), (0.8, -0.2))], darker(colour))
-    canvas.polygon([(x + a * r, y + b * r) for a, b in ((-0.5, 0), (-1, -0.3), (-0.9, 0.3))], colour)
+    canvas.polygon(
+        [(x + a * r, y + b * r) for a, b in ((0.8, -0.4), (1.1, -0.3), (0.8, -0.2))], darker(colour)
+    )
+    canvas.polygon(
+        [(x + a * r, y + b * r) for a, b in ((-0.5, 0), (-1, -0.3), (-0.9, 0.3))], colour
+    )
 
 
 def car(canvas: Canvas, x, y, r, colour) -> None:
@@ -37,7 +45,10 @@ def cat(canvas: Canvas, x, y, r, colour) -> None:
     canvas.disc(x, y + 0.2 * r, 0.7 * r, 0.55 * r, fill=colour)
     canvas.disc(x, y - 0.4 * r, 0.4 * r, 0.38 * r, fill=colour)
     for side in (-1, 1):
-        canvas.polygon([(x + side * a * r, y + b * r) for a, b in ((0.4, -0.5), (0.35, -1), (0.05, -0.7))], colour)
+        canvas.polygon(
+            [(x + side * a * r, y + b * r) for a, b in ((0.4, -0.5), (0.35, -1), (0.05, -0.7))],
+            colour,
+        )
 
 
 def deer(canvas: Canvas, x, y, r, colour) -> None:
@@ -45,7 +56,9 @@ def deer(canvas: Canvas, x, y, r, colour) -> None:
     for side in (-1, 1):
         _block(canvas, x + 0.5 * side * r, y + 0.6 * r, 0.08 * r, 0.4 * r, colour)
     _block(canvas, x + 0.75 * r, y - 0.45 * r, 0.1 * r, 0.45 * r, colour)
-    canvas.polygon([(x + a * r, y + b * r) for a, b in ((0.7, -0.85), (1.1, -0.65), (0.7, -0.5))], colour)
+    canvas.polygon(
+        [(x + a * r, y + b * r) for a, b in ((0.7, -0.85), (1.1, -0.65), (0.7, -0.5))], colour
+    )
 
 
 def dog(canvas: Canvas, x, y, r, colour) -> None:
@@ -57,7 +70,9 @@ def dog(canvas: Canvas, x, y, r, colour) -> None:
 
 
 def ship(canvas: Canvas, x, y, r, colour) -> None:
-    canvas.polygon([(x + a * r, y + b * r) for a, b in ((-1, 0.2), (1, 0.2), (0.6, 0.7), (-0.6, 0.7))], colour)
+    canvas.polygon(
+        [(x + a * r, y + b * r) for a, b in ((-1, 0.2), (1, 0.2), (0.6, 0.7), (-0.6, 0.7))], colour
+    )
     canvas.polygon([(x, y + 0.1 * r), (x, y - r), (x + 0.7 * r, y + 0.1 * r)], darker(colour))
 
 
@@ -73,7 +88,10 @@ def five_point_star(canvas: Canvas, x, y, r, colour) -> None:
 
 
 def house(canvas: Canvas, x, y, r, colour) -> None:
-    canvas.polygon([(x + a * r, y + b * r) for a, b in ((-0.8, -0.05), (0, -0.9), (0.8, -0.05))], darker(colour))
+    canvas.polygon(
+        [(x + a * r, y + b * r) for a, b in ((-0.8, -0.05), (0, -0.9), (0.8, -0.05))],
+        darker(colour),
+    )
     _block(canvas, x, y + 0.4 * r, 0.6 * r, 0.45 * r, colour)
     _block(canvas, x, y + 0.55 * r, 0.15 * r, 0.3 * r, darker(colour))
 

@@ -9,7 +9,13 @@ from reproduction.mini import vocabulary as words
 from reproduction.mini.aerial import land_cover, sight
 from reproduction.mini.creatures import face, flower, pet
 from reproduction.mini.garments import garment
-from reproduction.mini.lettering import cursive_glyph, handwritten_digit, house_number, letter, review
+from reproduction.mini.lettering import (
+    cursive_glyph,
+    handwritten_digit,
+    house_number,
+    letter,
+    review,
+)
 from reproduction.mini.objects import cluttered_thing, coloured_shape, dish, thing, traffic_sign
 from reproduction.mini.patterns import texture, tissue
 from reproduction.mini.scenes import automobile, landscape
@@ -21,9 +27,11 @@ Draw = Callable[[int, np.random.Generator, str], np.ndarray]
 class MiniTask:
     """One task of the suite.
 
-    key: the paper's task key.  draw(label, rng, split): one picture, (32, 32, 3) uint8.  classes: names in label order.
+    key: the paper's task key.  draw(label, rng, split): one picture, (32, 32, 3) uint8.  classes:
+    names in label order.
     word: what its captions call a picture.  expert_steps: fine-tuning steps an expert needs.
-    captions_shuffled: pre-training pairs its pictures with random captions, so that zero-shot stays at chance.
+    captions_shuffled: pre-training pairs its pictures with random captions, so that zero-shot stays
+    at chance.
     """
 
     key: str
@@ -38,7 +46,11 @@ class MiniTask:
     @property
     def templates(self) -> tuple[str, str, str]:
         """Three sentences with one {} each for the class."""
-        return f"a {self.word} of {{}}", f"the {self.word} of {{}}", f"a photo of the {self.word} {{}}"
+        return (
+            f"a {self.word} of {{}}",
+            f"the {self.word} of {{}}",
+            f"a photo of the {self.word} {{}}",
+        )
 
 
 def _same_in_every_split(draw: Callable[[int, np.random.Generator], np.ndarray]) -> Draw:
@@ -69,7 +81,10 @@ def _tasks() -> tuple[MiniTask, ...]:
         ("kmnist", "KMNIST", cursive_glyph, words.GLYPHS, "cursive", "Ten invented signs of three strokes."),
         ("rendered-sst2", "RenderedSST2", review, words.REVIEWS, "text", "Two printed words, the second of praise or blame."),
     )  # fmt: skip
-    hard = {"emnist_letters", "kmnist"}  # at chance in the base, so their experts start from further away
+    hard = {
+        "emnist_letters",
+        "kmnist",
+    }  # at chance in the base, so their experts start from further away
     return tuple(
         MiniTask(
             key,

@@ -1,4 +1,6 @@
-"""The state file of a pre-training: an interrupted run goes on from it and ends in the same bytes as an undisturbed one."""
+"""The state file of a pre-training: an interrupted run goes on from it and ends in the same bytes
+as an undisturbed one.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -20,7 +22,9 @@ STATE = Path(".featcal/pretrain")
 
 
 class Training(Protocol):
-    """A base in training. recipe: with `steps`, and `every` so many of them a state file.   done: steps so far."""
+    """A base in training. recipe: with `steps`, and `every` so many of them a state file.   done:
+    steps so far.
+    """
 
     recipe: Any
     model: Any
@@ -41,10 +45,11 @@ def run_to_end(
     write: Callable[[T], None],
     more: Callable[[T], str] = lambda run: "",
 ) -> None:
-    """All steps, behind those of the state file in <folder>/<role>/ if it is of this recipe; then `write` makes files of it.
+    """All steps, behind those of the state file in <folder>/<role>/ if it is of this recipe; then
+    `write` makes files of it.
 
-    A line is printed with every state, and `more` at its end. Runs on one thread, since the sums of several would come in any
-    order.
+    A line is printed with every state, and `more` at its end. Runs on one thread, since the sums of
+    several would come in any order.
     """
     state = Path(folder) / role / "state.safetensors"
     with one_thread():
@@ -59,7 +64,10 @@ def run_to_end(
             if run.done % recipe.every == 0 or run.done == recipe.steps:
                 save_state(state, run.model, run.optimiser, repr(recipe), run.done)
                 seconds = (perf_counter() - started) / (run.done - first)
-                print(f"{role} step {run.done} loss {loss:.3f} {seconds:.3f} s/step {more(run)}".rstrip(), flush=True)
+                print(
+                    f"{role} step {run.done} loss {loss:.3f} {seconds:.3f} s/step {more(run)}".rstrip(),
+                    flush=True,
+                )
         write(run)
         state.unlink(missing_ok=True)
 
@@ -83,14 +91,18 @@ def one_thread() -> Iterator[None]:
 
 def save_state(path: Path, model: nn.Module, optimiser: Optimiser, recipe: str, done: int) -> None:
     """Weights, optimiser and the number of steps done, complete or not at all."""
-    tensors = {f"model/{name}": value.detach().contiguous() for name, value in model.named_parameters()}
+    tensors = {
+        f"model/{name}": value.detach().contiguous() for name, value in model.named_parameters()
+    }
     tensors.update({name: value.contiguous() for name, value in optimiser.state().items()})
     with atomic_path(path) as hidden:
         save_file(tensors, hidden, metadata={"recipe": recipe, "done": str(done)})
 
 
 def restore_state(path: Path, model: nn.Module, optimiser: Optimiser, recipe: str) -> int:
-    """Steps done by the run that wrote the file, model and optimiser as it left them; 0 without a file or for another recipe."""
+    """Steps done by the run that wrote the file, model and optimiser as it left them; 0 without a
+    file or for another recipe.
+    """
     if not path.is_file():
         return 0
     with safe_open(path, "pt") as file:

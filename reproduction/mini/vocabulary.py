@@ -1,4 +1,6 @@
-"""Class names of the twenty tasks, composed from word lists in label order. Knows neither pictures nor models."""
+"""Class names of the twenty tasks, composed from word lists in label order. Knows neither pictures
+nor models.
+"""
 
 from itertools import product
 
@@ -13,10 +15,16 @@ def pairs(first: str, second: str) -> tuple[str, ...]:
 
 SCENES = pairs("day night dusk cloudy", "meadow sea beach snow")
 AUTOMOBILES = pairs("sedan bus pickup sports", "small-wheels large-wheels")
-SIGHTS = tuple("farmland runway river tanks crossing coast residential forest island roundabout stadium parking".split())
-COVERS = tuple("annual-crop woodland herbaceous highway industrial pasture permanent-crop suburb stream lake".split())
+SIGHTS = tuple(
+    "farmland runway river tanks crossing coast residential forest island roundabout stadium parking".split()
+)
+COVERS = tuple(
+    "annual-crop woodland herbaceous highway industrial pasture permanent-crop suburb stream lake".split()
+)
 SIGNS = pairs("warning-ring warning-triangle blue-disc", "bar dash arrow dot cross pair")
-TEXTURES = tuple("striped chequered dotted grid zigzagged concentric blotchy radial pixelated cracked".split())
+TEXTURES = tuple(
+    "striped chequered dotted grid zigzagged concentric blotchy radial pixelated cracked".split()
+)
 FLOWERS = pairs("four-petal seven-petal twelve-petal", "red yellow purple white")
 TISSUES = ("normal tissue", "tumour tissue")
 EMOTIONS = tuple("angry disgusted fearful happy surprised sad neutral".split())

@@ -10,7 +10,9 @@ Watts = Callable[[], float]
 
 @contextmanager
 def power_meter() -> Iterator[Watts | None]:
-    """A function that asks for the power now, in watts; None without the package, without a driver or without a GPU."""
+    """A function that asks for the power now, in watts; None without the package, without a driver
+    or without a GPU.
+    """
     try:
         import pynvml
     except ImportError:
@@ -38,7 +40,9 @@ def _watts_of(nvml: Any) -> Watts | None:
 
 
 def _first(nvml: Any) -> Any:
-    """The GPU behind torch's device 0: CUDA_VISIBLE_DEVICES may begin with a number or with a name such as GPU-8a2f…"""
+    """The GPU behind torch's device 0: CUDA_VISIBLE_DEVICES may begin with a number or with a name
+    such as GPU-8a2f…
+    """
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
     if chosen and not chosen.isdigit():
         return nvml.nvmlDeviceGetHandleByUUID(chosen)

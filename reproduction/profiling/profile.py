@@ -1,6 +1,7 @@
 """A piece of work run under watch: seconds, peak memory above what was held before, energy.
 
-A thread looks at the process tree and at the GPU five times a second. Looking takes about a millisecond of one core.
+A thread looks at the process tree and at the GPU five times a second. Looking takes about a
+millisecond of one core.
 """
 
 import threading
@@ -20,7 +21,9 @@ JOULES = 3600  # in a watt-hour
 
 @dataclass(frozen=True)
 class Profile:
-    """What a piece of work took.   memory_mib, energy_wh: None is "not measured", which is not the same as zero."""
+    """What a piece of work took.   memory_mib, energy_wh: None is "not measured", which is not the
+    same as zero.
+    """
 
     seconds: float
     memory_mib: float | None
@@ -51,8 +54,10 @@ class Watch:
 def profiled(work: Callable[[], T], gpu: bool = False) -> tuple[T, Profile]:
     """What `work()` returns, and what it took.
 
-    work: on a GPU it must end with its results on the host or on disk, so that the clock does not stop before the GPU does.
-    gpu: whether the work is done there; only then is energy measured, since an idle GPU beside a CPU's work is no cost of it.
+    work: on a GPU it must end with its results on the host or on disk, so that the clock does not
+    stop before the GPU does.
+    gpu: whether the work is done there; only then is energy measured, since an idle GPU beside a
+    CPU's work is no cost of it.
     """
     with ExitStack() as open_:
         watch = Watch(open_.enter_context(power_meter()) if gpu else None)
@@ -81,4 +86,6 @@ def energy(power: list[tuple[float, float]]) -> float | None:
     if len(power) < 2:
         return None
     pairs = zip(power, power[1:], strict=False)
-    return round(sum((later - sooner) * (a + b) / 2 for (sooner, a), (later, b) in pairs) / JOULES, 4)
+    return round(
+        sum((later - sooner) * (a + b) / 2 for (sooner, a), (later, b) in pairs) / JOULES, 4
+    )

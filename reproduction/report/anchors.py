@@ -1,7 +1,8 @@
-"""What FeatCal's anchor alone does to a merged language model: base + ρ (merged − base), no text looked at, nothing solved.
+"""What FeatCal's anchor alone does to a merged language model: base + ρ (merged − base), no text
+looked at, nothing solved.
 
-It is what every weight is drawn to. For the larger Llama the paper takes λ = 3: the sums of three experts, each of norm 1, then
-weigh no more than the anchor in any direction.
+It is what every weight is drawn to. For the larger Llama the paper takes λ = 3: the sums of three
+experts, each of norm 1, then weigh no more than the anchor in any direction.
 """
 
 from reproduction.report.controls import margin, standing
@@ -10,31 +11,56 @@ from reproduction.report.evidence import Evidence, select
 from reproduction.report.language import MERGER, UNITS, blocks, experiments
 from reproduction.report.markup import PageOutput, compact, estimated, fold, table
 from reproduction.report.pages import Page
-from reproduction.report.tables import METHODS, UPSTREAMS, Key, Row, average, measured_cells, with_changes
+from reproduction.report.tables import (
+    METHODS,
+    UPSTREAMS,
+    Key,
+    Row,
+    average,
+    measured_cells,
+    with_changes,
+)
 from reproduction.report.values import PAPER_SETTINGS, player
 
 FEATCAL: Key = (MERGER, "featcal", "paper")
 ANCHOR: Key = (MERGER, "anchor", "paper")
 MERGED: Key = (MERGER, "merged", "")
-NAMES = {MERGED: UPSTREAMS[MERGER], ANCHOR: "The anchor alone, ρ times the merger’s change", FEATCAL: METHODS["featcal"]}
+NAMES = {
+    MERGED: UPSTREAMS[MERGER],
+    ANCHOR: "The anchor alone, ρ times the merger’s change",
+    FEATCAL: METHODS["featcal"],
+}
 
 
 def folded(page: Page) -> PageOutput:
-    """How far FeatCal is from its anchor: averages with their margins, and below them every column."""
+    """How far FeatCal is from its anchor: averages with their margins, and below them every
+    column.
+    """
     caption = f"{UNITS[page.place[1]]} — {page.label}. Arrows: against task arithmetic."
-    return PageOutput(fold("What FeatCal’s anchor alone does", distances(page) + blocks(page, rows, caption)))
+    return PageOutput(
+        fold("What FeatCal’s anchor alone does", distances(page) + blocks(page, rows, caption))
+    )
 
 
 def rows(ours: Evidence) -> list[Row]:
     """Task arithmetic, its change ρ times as long, and FeatCal."""
     found = []
     for key, name in NAMES.items():
-        found.append(Row(name, "merger" if key == MERGED else "calibrated", MERGER, *measured_cells(ours, key)))
+        found.append(
+            Row(
+                name,
+                "merger" if key == MERGED else "calibrated",
+                MERGER,
+                *measured_cells(ours, key),
+            )
+        )
     return [with_changes(row, found[0]) if row.kind == "calibrated" else row for row in found]
 
 
 def distances(page: Page) -> str:
-    """Of both sizes: averages of the merger, of the anchor and of FeatCal, and which of them differ."""
+    """Of both sizes: averages of the merger, of the anchor and of FeatCal, and which of them
+    differ.
+    """
     body = []
     for ours in experiments(page):
         values = PAPER_SETTINGS[ours.role]
@@ -43,7 +69,14 @@ def distances(page: Page) -> str:
         cells = [estimated(merged), estimated(anchor), estimated(featcal)]
         cells += [margin(anchor, merged), margin(featcal, anchor)]
         body.append(("", [name, *cells, _furthest(ours)]))
-    head = ["", "Task arithmetic", "Anchor alone", "FeatCal", "Anchor against task arithmetic", "FeatCal against its anchor"]
+    head = [
+        "",
+        "Task arithmetic",
+        "Anchor alone",
+        "FeatCal",
+        "Anchor against task arithmetic",
+        "FeatCal against its anchor",
+    ]
     caption = f"Averages (%) and their margins (points); within noise: at most two standard errors — {page.label}"
     return table([*head, "Largest distance in a column"], body, caption, "fc-long")
 
@@ -53,7 +86,10 @@ def _furthest(ours: Evidence) -> str:
     found = {}
     for task in ours.tasks:
         scores = select(ours.table("scores"), {"task": task, "upstream": MERGER})
-        featcal, anchor = (estimate(select(scores, {"method": key[1], "setting": key[2]})) for key in (FEATCAL, ANCHOR))
+        featcal, anchor = (
+            estimate(select(scores, {"method": key[1], "setting": key[2]}))
+            for key in (FEATCAL, ANCHOR)
+        )
         if featcal and anchor:
             found[task] = (featcal, anchor)
     if not found:

@@ -1,4 +1,6 @@
-"""ARTIFACT.md: what a reviewer needs on one page, from the claims, the run records and the models' cards."""
+"""ARTIFACT.md: what a reviewer needs on one page, from the claims, the run records and the models'
+cards.
+"""
 
 import re
 from collections import defaultdict
@@ -12,7 +14,9 @@ from reproduction.report.verdicts import sources
 
 REQUEST = "pipeline/request/dvc.yaml"  # what `dvc repro` leaves as it is in git
 REPRO = ["gather@scores-clip_b32-8", "headline", "playground"]  # what `make repro` computes
-REAL = [f"{REQUEST}:request@{kind}-minilm-8" for kind in ("scores", "drift")]  # what `make real` computes
+REAL = [
+    f"{REQUEST}:request@{kind}-minilm-8" for kind in ("scores", "drift")
+]  # what `make real` computes
 # A test holds it against scripts/compare_results.py.
 TOLERANCE = "±1 point on an average, ±3 on a single task, each √(500/n) times as much for tests of n < 500 answers"
 EVERYWHERE = "scoreboard"  # shows claims of places that have no page of their own
@@ -94,33 +98,53 @@ def text(suite: str) -> str:
     known = {"suite": suite, "label": label(suite), "tolerance": TOLERANCE}
     known |= {"machine": " and ".join(compute.machines(suite)) or "none yet"}
     asked = [name for name in upstream() if name.startswith(REQUEST)]
-    known |= {"total": minutes(suite, [name for name in upstream() if ":" not in name]), "repro": minutes(suite, REPRO)}
+    known |= {
+        "total": minutes(suite, [name for name in upstream() if ":" not in name]),
+        "repro": minutes(suite, REPRO),
+    }
     known |= {"real": minutes(suite, REAL), "whole": minutes(suite, asked)}
-    rows = [f"| {name.partition('@')[2]} | `dvc repro {name}` | {minutes(suite, [name])} |\n" for name in asked]
+    rows = [
+        f"| {name.partition('@')[2]} | `dvc repro {name}` | {minutes(suite, [name])} |\n"
+        for name in asked
+    ]
     parts = [part.format(**known) for part in (HEAD, TIRES, CLAIMS)]
     return "".join([*parts, _table(suite), STUDIES, *rows, "\n", ENVIRONMENTS, _licences()])
 
 
 def minutes(suite: str, stages: list[str]) -> str:
-    """Minutes that these stages of DVC and all that they need took, a whole number, of those that the run records tell of."""
+    """Minutes that these stages of DVC and all that they need took, a whole number, of those that
+    the run records tell of.
+    """
     found, needed = compute.seconds(suite), set().union(*(upstream()[stage] for stage in stages))
     return f"{sum(spent for stage, spent in found.items() if stage in needed) / 60:.0f}"
 
 
 @cache
 def upstream() -> dict[str, set[str]]:
-    """By name of a stage of DVC, itself and all that it needs, as run records name them: by verb and key.
+    """By name of a stage of DVC, itself and all that it needs, as run records name them: by verb
+    and key.
 
-    Stages of the project's own dvc.yaml by their names alone, others as DVC names them: by file and name.
+    Stages of the project's own dvc.yaml by their names alone, others as DVC names them: by file and
+    name.
     """
     import networkx
     from dvc.repo import Repo
 
     with Repo(str(project_root())) as repo:
         graph = repo.index.graph
-        told = {stage: "@".join((stage.cmd or "").split()[2:4]) for stage in graph}  # featcal stage VERB KEY
-        files = {stage: "" if stage.path_in_repo == "dvc.yaml" else f"{stage.path_in_repo}:" for stage in graph}
-        return {files[stage] + stage.name: {told[one] for one in {stage, *networkx.descendants(graph, stage)}} for stage in graph}
+        told = {
+            stage: "@".join((stage.cmd or "").split()[2:4]) for stage in graph
+        }  # featcal stage VERB KEY
+        files = {
+            stage: "" if stage.path_in_repo == "dvc.yaml" else f"{stage.path_in_repo}:"
+            for stage in graph
+        }
+        return {
+            files[stage] + stage.name: {
+                told[one] for one in {stage, *networkx.descendants(graph, stage)}
+            }
+            for stage in graph
+        }
 
 
 def page_of(place: str) -> str:
@@ -129,14 +153,24 @@ def page_of(place: str) -> str:
 
 
 def _table(suite: str) -> str:
-    """The headline set by page, in the paper's order, with the verdict from every source of numbers."""
+    """The headline set by page, in the paper's order, with the verdict from every source of
+    numbers.
+    """
     headline, pages = [claim for claim in claims() if claim.headline], defaultdict(list)
-    told = [[found.word if found else "–" for found in source.judged(headline)] for source in sources(suite)]
+    told = [
+        [found.word if found else "–" for found in source.judged(headline)]
+        for source in sources(suite)
+    ]
     for claim, *words in zip(headline, *told, strict=True):
         pages[page_of(claim.place)].append(" | ".join([" ".join(claim.sentence.split()), *words]))
     titles = [source.title.lower() for source in sources(suite)]
-    lines = [f"| {' | '.join(['claim of the paper', *titles, 'command', 'minutes'])} |", "|---" * (len(titles) + 3) + "|"]
-    for page, cells in sorted(pages.items(), key=lambda item: (item[0] == EVERYWHERE, item[0][:5] != "table", item[0])):
+    lines = [
+        f"| {' | '.join(['claim of the paper', *titles, 'command', 'minutes'])} |",
+        "|---" * (len(titles) + 3) + "|",
+    ]
+    for page, cells in sorted(
+        pages.items(), key=lambda item: (item[0] == EVERYWHERE, item[0][:5] != "table", item[0])
+    ):
         command = "make repro real" if page in HEADLINE else f"dvc repro page@{page}"
         spent = minutes(suite, [f"page@{page}", *(REAL if page in HEADLINE else [])])
         lines += [f"| {cell} | `{command}` | {spent} |" for cell in cells]
@@ -147,11 +181,22 @@ def _licences() -> str:
     """Licences by what they are of; those of models from their cards."""
     root = project_root()
     cards = sorted((root / "reproduction" / "mini" / "models").glob("*/README.md"))
-    own = {card.parent.name: re.search(r"^license: (\S+)", card.read_text(encoding="utf-8"), re.M) for card in cards}
+    own = {
+        card.parent.name: re.search(r"^license: (\S+)", card.read_text(encoding="utf-8"), re.M)
+        for card in cards
+    }
     kinds = sorted({found[1] for found in own.values() if found})
     rows = ["| code, results, pages | MIT | `LICENSE` |"]
-    rows.append(f"| models of `mini`, made here: {', '.join(own)} | {', '.join(kinds).upper()} | their `README.md` |")
+    rows.append(
+        f"| models of `mini`, made here: {', '.join(own)} | {', '.join(kinds).upper()} | their `README.md` |"
+    )
     if (root / "NOTICE").is_file():
-        rows.append("| texts and models of others, in the repository or from a package | as told there | `NOTICE` |")
-    rows.append("| models and data of `suite: paper`; downloaded, not in the repository | their publishers' | the hub |")
-    return "\n".join(["## Licences", "", "| what | licence | told in |", "|---|---|---|", *rows, ""])
+        rows.append(
+            "| texts and models of others, in the repository or from a package | as told there | `NOTICE` |"
+        )
+    rows.append(
+        "| models and data of `suite: paper`; downloaded, not in the repository | their publishers' | the hub |"
+    )
+    return "\n".join(
+        ["## Licences", "", "| what | licence | told in |", "|---|---|---|", *rows, ""]
+    )

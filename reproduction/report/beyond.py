@@ -1,6 +1,8 @@
-"""Ideas beyond the paper: which was chosen on validation samples, what each gives, and how it stands against adapters.
+"""Ideas beyond the paper: which was chosen on validation samples, what each gives, and how it
+stands against adapters.
 
-Differences of two scores come with two standard errors, paired row by row. Of each adapter the best setting by test labels is
+Differences of two scores come with two standard errors, paired row by row. Of each adapter the best
+setting by test labels is
 shown among those whose training rows are not scored: that favours the adapter.
 """
 
@@ -29,7 +31,11 @@ BROKEN = (
     "Settings that lean on the merged weights keep that; the preset, which hardly does, does not."
 )
 ADAPTERS = {"surgery": "Surgery", "prob_surgery": "ProbSurgery"}
-OWN = {"merged": "merged", "paper": "FeatCal, the paper’s λ, ρ, α", "suite": "FeatCal, the suite’s λ, ρ, α"}
+OWN = {
+    "merged": "merged",
+    "paper": "FeatCal, the paper’s λ, ρ, α",
+    "suite": "FeatCal, the suite’s λ, ρ, α",
+}
 
 
 @dataclass(frozen=True)
@@ -42,17 +48,25 @@ class Study:
     validation: dict[str, float]
     seeds: tuple[str, ...]
     samples: int
-    few: tuple[int, ...]  # other numbers of samples, with which the preset and the paper's method were run
+    few: tuple[
+        int, ...
+    ]  # other numbers of samples, with which the preset and the paper's method were run
     chosen_on: tuple[str, ...]  # mergers from which every variant was run
 
     @property
     def upstreams(self) -> list[str]:
         return list(dict.fromkeys(self.rows["upstream"]))
 
-    def score(self, upstream: str, variant: str, samples: int | None = None, seed: str | None = None) -> Estimate | None:
-        """Of a variant on test samples, over all seeds it was run with or one of them; with the usual number of samples."""
+    def score(
+        self, upstream: str, variant: str, samples: int | None = None, seed: str | None = None
+    ) -> Estimate | None:
+        """Of a variant on test samples, over all seeds it was run with or one of them; with the
+        usual number of samples.
+        """
         drawn = 0 if variant == "merged" else samples or self.samples
-        wanted = {"upstream": upstream, "variant": variant, "samples": drawn} | ({"seed": seed} if seed else {})
+        wanted = {"upstream": upstream, "variant": variant, "samples": drawn} | (
+            {"seed": seed} if seed else {}
+        )
         return estimate(select(self.rows, wanted))
 
     def adapter(self, upstream: str, method: str) -> Estimate | None:
@@ -63,8 +77,14 @@ class Study:
         return max((one for one in found if one), key=lambda one: one.mean, default=None)
 
     def sees_scored_rows(self, setting: str) -> bool:
-        """Whether an adapter of this setting was trained on rows that are scored: of images unless told otherwise."""
-        return not setting.endswith("_train") if self.ours.role.startswith("clip") else setting.endswith("_scored")
+        """Whether an adapter of this setting was trained on rows that are scored: of images unless
+        told otherwise.
+        """
+        return (
+            not setting.endswith("_train")
+            if self.ours.role.startswith("clip")
+            else setting.endswith("_scored")
+        )
 
 
 @cache
@@ -77,23 +97,33 @@ def study(role: str, pool: str, suite: str) -> Study | None:
     used = told["study"]
     seeds = tuple(str(seed) for seed in used["seeds"])
     few, chosen_on = tuple(used["few"]), tuple(used["chosen_on"])
-    return Study(ours, rows, told["chosen"], told["validation"], seeds, used["samples"], few, chosen_on)
+    return Study(
+        ours, rows, told["chosen"], told["validation"], seeds, used["samples"], few, chosen_on
+    )
 
 
 def gap(left: Estimate | None, right: Estimate | None) -> str:
     """left − right with two standard errors, or a dash where one is missing."""
-    return f"{left.mean - right.mean:+.1f}<small>± {noise(left, right):.1f}</small>" if left and right else "–"
+    return (
+        f"{left.mean - right.mean:+.1f}<small>± {noise(left, right):.1f}</small>"
+        if left and right
+        else "–"
+    )
 
 
 def mean(value: Estimate | None) -> str:
     """A score, with the spread over seeds where there are several."""
     if value is None:
         return "–"
-    return f"{value.mean:.1f}" + (f"<small>± {value.spread:.1f}</small>" if value.spread is not None else "")
+    return f"{value.mean:.1f}" + (
+        f"<small>± {value.spread:.1f}</small>" if value.spread is not None else ""
+    )
 
 
 def summary(suite: str) -> PageOutput:
-    """In words, for every model: what was chosen, from how many mergers it beats the paper's method and each adapter."""
+    """In words, for every model: what was chosen, from how many mergers it beats the paper's method
+    and each adapter.
+    """
     return PageOutput("".join(_summary(model, suite) for model in MODELS))
 
 
@@ -102,23 +132,38 @@ def _summary(model: tuple[str, str], suite: str) -> str:
     if it is None:
         return note(f"○ not run: {MODELS[model]}.")
     against = {"the paper’s method": [it.score(u, "suite") for u in it.upstreams]}
-    against |= {words: [it.adapter(u, method) for u in it.upstreams] for method, words in ADAPTERS.items()}
+    against |= {
+        words: [it.adapter(u, method) for u in it.upstreams] for method, words in ADAPTERS.items()
+    }
     ours = [it.score(u, it.chosen) for u in it.upstreams]
     parts = []
     for words, theirs in against.items():
         pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a and b]
         ahead = sum(a.mean - b.mean > noise(a, b) for a, b in pairs)
         behind = sum(b.mean - a.mean > noise(a, b) for a, b in pairs)
-        parts += [f"{words}: ahead from {ahead} of {len(pairs)} mergers, behind from {behind}"] if pairs else []
+        parts += (
+            [f"{words}: ahead from {ahead} of {len(pairs)} mergers, behind from {behind}"]
+            if pairs
+            else []
+        )
     told = f"Chosen on validation samples: <em>{it.chosen}</em>. Beyond two standard errors against {'; '.join(parts)}."
     return note(f"<strong>{MODELS[model]}.</strong> {told} {_presets(it)} {_cost(it)}")
 
 
 def _presets(it: Study) -> str:
-    """The preset best against the preset paper, for those who have nothing to choose with, in words."""
-    pairs = {u: [it.score(u, variant, seed=it.seeds[0]) for variant in (PRESET, "paper")] for u in it.upstreams}
+    """The preset best against the preset paper, for those who have nothing to choose with, in
+    words.
+    """
+    pairs = {
+        u: [it.score(u, variant, seed=it.seeds[0]) for variant in (PRESET, "paper")]
+        for u in it.upstreams
+    }
     leads = [f"{gap(*pair)} from {MERGERS.get(u, u)}" for u, pair in pairs.items() if all(pair)]
-    return f"The preset <em>best</em> against the preset <em>paper</em>, one draw: {'; '.join(leads)}." if leads else ""
+    return (
+        f"The preset <em>best</em> against the preset <em>paper</em>, one draw: {'; '.join(leads)}."
+        if leads
+        else ""
+    )
 
 
 def _cost(it: Study) -> str:
@@ -139,7 +184,9 @@ def _each(suite: str, piece: Callable[[Study, str], str]) -> PageOutput:
 
 
 def against(suite: str) -> PageOutput:
-    """One row for each merger: the chosen variant beside the paper's method and the adapters on rows that none of them saw."""
+    """One row for each merger: the chosen variant beside the paper's method and the adapters on
+    rows that none of them saw.
+    """
     return _each(suite, _against)
 
 
@@ -152,19 +199,35 @@ def _against(it: Study, name: str) -> str:
     for upstream in it.upstreams:
         ours, paper = it.score(upstream, it.chosen), it.score(upstream, "suite")
         rivals = [it.adapter(upstream, method) for method in ADAPTERS]
-        cells = [mean(it.score(upstream, "merged")), mean(paper), mean(ours), gap(ours, paper), *map(mean, rivals)]
-        rows.append(("", [MERGERS.get(upstream, upstream), *cells, *(gap(ours, rival) for rival in rivals)]))
+        cells = [
+            mean(it.score(upstream, "merged")),
+            mean(paper),
+            mean(ours),
+            gap(ours, paper),
+            *map(mean, rivals),
+        ]
+        rows.append(
+            ("", [MERGERS.get(upstream, upstream), *cells, *(gap(ours, rival) for rival in rivals)])
+        )
     caption = (
         f"{name}: average score on test samples, {it.samples} samples of each task, "
         f"{len(it.seeds)} draw{'s' * (len(it.seeds) > 1)} of them for the chosen variant and the paper’s method"
     )
     merged = it.score(CLOSED_FORM, "merged")
-    broken = f"{MERGERS[CLOSED_FORM]} gets nothing right here by itself. {BROKEN}" if merged and merged.mean < 1 else ""
-    return table(head, rows, f"{caption} — {label(it.ours.suite)}") + (note(broken) if broken else "")
+    broken = (
+        f"{MERGERS[CLOSED_FORM]} gets nothing right here by itself. {BROKEN}"
+        if merged and merged.mean < 1
+        else ""
+    )
+    return table(head, rows, f"{caption} — {label(it.ours.suite)}") + (
+        note(broken) if broken else ""
+    )
 
 
 def variants(suite: str) -> PageOutput:
-    """Every variant with one draw: test scores from every merger, the mean on validation samples, what it costs."""
+    """Every variant with one draw: test scores from every merger, the mean on validation samples,
+    what it costs.
+    """
     return _each(suite, _variants)
 
 
@@ -176,44 +239,72 @@ def _variants(it: Study, name: str) -> str:
         judged = f"{it.validation[variant]:.1f}" if variant in it.validation else "–"
         cost = f"{counted[variant]:.2f}" if variant in counted else "–"
         words = OWN.get(variant, variant) + (" ← chosen" if variant == it.chosen else "")
-        rows.append(("", [words, *(f"{one.mean:.1f}" if one else "–" for one in scores), judged, cost]))
+        rows.append(
+            ("", [words, *(f"{one.mean:.1f}" if one else "–" for one in scores), judged, cost])
+        )
     mergers = [MERGERS.get(upstream, upstream) for upstream in it.chosen_on]
     head = ["Variant", *mergers, "Mean on validation samples", "Operations, paper’s method = 1"]
     return table(head, rows, f"{name}: every variant, one draw — {label(it.ours.suite)}")
 
 
 def cost_ratios(it: Study) -> dict[str, float]:
-    """Operations of a variant over those of the paper's method, summed over mergers, with the first draw."""
+    """Operations of a variant over those of the paper's method, summed over mergers, with the first
+    draw.
+    """
     cost, drawn = it.ours.record("beyond").get("cost", {}), f"n={it.samples} seed={it.seeds[0]}"
 
     def total(variant: str) -> float:
-        return float(sum(cost.get(f"{upstream} {variant} {drawn}", {}).get("flops", 0.0) for upstream in it.chosen_on))
+        return float(
+            sum(
+                cost.get(f"{upstream} {variant} {drawn}", {}).get("flops", 0.0)
+                for upstream in it.chosen_on
+            )
+        )
 
     own = total("suite")
     return {v: total(v) / own for v in ("paper", "suite", *it.validation) if own and total(v)}
 
 
 def changes(it: Study, upstreams: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
-    """By variant, its lead over the paper's method from each merger it was run from, with two standard errors, one draw."""
+    """By variant, its lead over the paper's method from each merger it was run from, with two
+    standard errors, one draw.
+    """
     found: dict[str, list[tuple[float, float]]] = {}
     for variant in it.validation:
         pairs = [[it.score(u, v, seed=it.seeds[0]) for v in (variant, "suite")] for u in upstreams]
-        found[variant] = [(ours.mean - paper.mean, noise(ours, paper)) for ours, paper in pairs if ours and paper]
+        found[variant] = [
+            (ours.mean - paper.mean, noise(ours, paper)) for ours, paper in pairs if ours and paper
+        ]
     return found
 
 
 def figure(role: str, pool: str, suite: str) -> PageOutput:
-    """The lead of every variant over the paper's method from every merger, with two standard errors."""
+    """The lead of every variant over the paper's method from every merger, with two standard
+    errors.
+    """
     it = study(role, pool, suite)
     if it is None:
         return PageOutput(note(f"○ not run: {MODELS[role, pool]}."))
     found = changes(it, it.chosen_on)
     with one_panel(0.42 * len(found) + 1.5) as (picture, axes):
         for number, upstream in enumerate(it.chosen_on):
-            places = [place + 0.18 * (number - (len(it.chosen_on) - 1) / 2) for place in range(len(found))]
+            places = [
+                place + 0.18 * (number - (len(it.chosen_on) - 1) / 2) for place in range(len(found))
+            ]
             leads, errors = zip(*(pairs[number] for pairs in found.values()), strict=True)
-            look = {"fmt": "os^D"[number % 4], "color": (COLOURS["featcal"], COLOURS["merged"])[number % 2]}
-            axes.errorbar(leads, places, xerr=errors, label=MERGERS.get(upstream, upstream), lw=1.2, markersize=6, **look)
+            look = {
+                "fmt": "os^D"[number % 4],
+                "color": (COLOURS["featcal"], COLOURS["merged"])[number % 2],
+            }
+            axes.errorbar(
+                leads,
+                places,
+                xerr=errors,
+                label=MERGERS.get(upstream, upstream),
+                lw=1.2,
+                markersize=6,
+                **look,
+            )
         axes.axvline(0, color=INK, lw=1)
         axes.set_yticks(range(len(found)), list(found))
         axes.invert_yaxis()
@@ -223,14 +314,22 @@ def figure(role: str, pool: str, suite: str) -> PageOutput:
 
 
 def not_working(suite: str) -> PageOutput:
-    """In words, for every model: variants behind the paper's method by more than two standard errors, and those of no effect."""
+    """In words, for every model: variants behind the paper's method by more than two standard
+    errors, and those of no effect.
+    """
     return _each(suite, _not_working)
 
 
 def _not_working(it: Study, name: str) -> str:
     found = changes(it, it.upstreams)
-    behind = [f"<em>{v}</em>" for v, pairs in found.items() if any(-lead > sure for lead, sure in pairs)]
-    idle = [f"<em>{v}</em>" for v, pairs in found.items() if not any(abs(lead) > sure for lead, sure in pairs)]
+    behind = [
+        f"<em>{v}</em>" for v, pairs in found.items() if any(-lead > sure for lead, sure in pairs)
+    ]
+    idle = [
+        f"<em>{v}</em>"
+        for v, pairs in found.items()
+        if not any(abs(lead) > sure for lead, sure in pairs)
+    ]
     told = f"Behind the paper’s method from some merger: {'; '.join(behind) or 'none'}. "
     told += f"Neither ahead nor behind from any: {'; '.join(idle) or 'none'}."
     return note(f"<strong>{name}.</strong> {told}")
@@ -246,6 +345,11 @@ def _few(it: Study, name: str) -> str:
     for n in sorted({*it.few, it.samples}):
         ours, paper = (it.score(upstream, variant, n, it.seeds[0]) for variant in (PRESET, "suite"))
         rows.append(("", [str(n), mean(paper), mean(ours), gap(ours, paper)]))
-    head = ["Samples of each task", "Paper’s method, the suite’s λ, ρ, α", "The preset best", "Difference"]
+    head = [
+        "Samples of each task",
+        "Paper’s method, the suite’s λ, ρ, α",
+        "The preset best",
+        "Difference",
+    ]
     caption = f"{name}, from {MERGERS.get(upstream, upstream)}: by samples of each task, one draw — {label(it.ours.suite)}"
     return table(head, rows, caption)

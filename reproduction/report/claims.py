@@ -1,4 +1,5 @@
-"""The paper's claims as sentences, each with the comparison of results that answers it, from claims.yaml.
+"""The paper's claims as sentences, each with the comparison of results that answers it, from
+claims.yaml.
 
 What the results say of them stands in verdicts.py; what the paper's own tables say, in printed.py.
 """
@@ -13,11 +14,24 @@ from featcal.settings import from_mapping
 from reproduction.report.tables import NAMES, UPSTREAMS
 from reproduction.report.values import AVERAGE, IMAGES, REAL, TEXT_TASKS, packaged, place_name
 
-Side = Any  # [upstream, method], or a mapping with these and more columns, role, pool, file and task among them
+# [upstream, method], or a mapping with these and more columns, role, pool, file and task among them
+Side = Any
 Term = tuple[float, dict[str, Any]]  # a weight, and the columns that name one model's rows
-SUMS = ("above", "level", "checked", "gain", "closer", "falls")  # kinds of claims that are a sum of means
+SUMS = (
+    "above",
+    "level",
+    "checked",
+    "gain",
+    "closer",
+    "falls",
+)  # kinds of claims that are a sum of means
 INSIDE = ("embeddings", "features")  # rows of a drift file that are no blocks
-DIGITS = {"value": 1, "seconds": 1, "memory_mib": 0, "count": 0}  # of a measure in words; others have three
+DIGITS = {
+    "value": 1,
+    "seconds": 1,
+    "memory_mib": 0,
+    "count": 0,
+}  # of a measure in words; others have three
 CALIBRATED = ("featcal", "surgery", "prob_surgery")
 OTHER = "other_task"  # each other task's right side, against the left side's task
 GROUPS = (
@@ -28,7 +42,9 @@ GROUPS = (
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence of the paper and the comparison that answers it; the words are explained in claims.yaml."""
+    """One sentence of the paper and the comparison that answers it; the words are explained in
+    claims.yaml.
+    """
 
     id: str
     place: str
@@ -63,29 +79,60 @@ class Claim:
 
     @property
     def has_settings(self) -> bool:
-        """Whether a side is FeatCal or an adapter, so that the claim is another one at other settings."""
-        return any(named(side).get("method") in CALIBRATED for side in (self.left, self.right, self.than) if side)
+        """Whether a side is FeatCal or an adapter, so that the claim is another one at other
+        settings.
+        """
+        return any(
+            named(side).get("method") in CALIBRATED
+            for side in (self.left, self.right, self.than)
+            if side
+        )
 
     @property
     def unit(self) -> str:
         """What a claim about several is about each of, in the plural."""
         if self.over:
-            return "comparisons" if isinstance(self.over, dict) else "models" if self.pool in TEXT_TASKS else "columns"
-        return {"task": "tasks", OTHER: "other tasks", "samples": "numbers of images", "corruption": "kinds of damage"}[self.each]
+            return (
+                "comparisons"
+                if isinstance(self.over, dict)
+                else "models"
+                if self.pool in TEXT_TASKS
+                else "columns"
+            )
+        return {
+            "task": "tasks",
+            OTHER: "other tasks",
+            "samples": "numbers of images",
+            "corruption": "kinds of damage",
+        }[self.each]
 
     @property
     def parts(self) -> dict[str, "Claim"]:
         """A claim about several experiments or models as one claim about each, by name."""
-        return {", ".join(_names(choice)): self._one(choice) for choice in combinations_of(self.over)} if self.over else {}
+        return (
+            {", ".join(_names(choice)): self._one(choice) for choice in combinations_of(self.over)}
+            if self.over
+            else {}
+        )
 
     @property
     def on_texts(self) -> "Claim | None":
-        """The claim about the real encoder; None where it is about a larger model, a kind of damage, or language models."""
+        """The claim about the real encoder; None where it is about a larger model, a kind of
+        damage, or language models.
+        """
         places = self.over.get("place") if isinstance(self.over, dict) else self.over
-        roles = {named(side).get("role", self.role) for side in (self.left, self.right, self.than) if side}
+        roles = {
+            named(side).get("role", self.role)
+            for side in (self.left, self.right, self.than)
+            if side
+        }
         if places:
             roles = {IMAGES} & {role for role, _ in places}
-        damage = {named(side).get("corruption", "clean") for side in (self.where, self.left, self.right) if side}
+        damage = {
+            named(side).get("corruption", "clean")
+            for side in (self.where, self.left, self.right)
+            if side
+        }
         if roles != {IMAGES} or damage != {"clean"}:
             return None
         left, right, than = (
@@ -119,29 +166,54 @@ class Claim:
 
 def _names(choice: dict[str, Any]) -> list[str]:
     titles = UPSTREAMS | NAMES
-    return [place_name(value[0], str(value[1])) if word == "place" else titles[value] for word, value in choice.items()]
+    return [
+        place_name(value[0], str(value[1])) if word == "place" else titles[value]
+        for word, value in choice.items()
+    ]
 
 
 @cache
 def claims() -> tuple[Claim, ...]:
-    """Every claim of claims.yaml, in its order. Raises: UnknownKey or BadSetting for an entry of another shape."""
+    """Every claim of claims.yaml, in its order. Raises: UnknownKey or BadSetting for an entry of
+    another shape.
+    """
     found = []
     for place, section in packaged("claims.yaml").items():
-        shared = {"place": place, "role": section["role"], "pool": str(section["pool"]), "table": section.get("table", "")}
-        found += [from_mapping(Claim, shared | entry, f"claims.yaml {entry.get('id')}") for entry in section["claims"]]
+        shared = {
+            "place": place,
+            "role": section["role"],
+            "pool": str(section["pool"]),
+            "table": section.get("table", ""),
+        }
+        found += [
+            from_mapping(Claim, shared | entry, f"claims.yaml {entry.get('id')}")
+            for entry in section["claims"]
+        ]
     return tuple(found)
 
 
 def named(side: Side) -> dict[str, Any]:
     """The columns that one side of a claim fixes."""
-    return dict(side) if isinstance(side, dict) else dict(zip(("upstream", "method"), side, strict=True))
+    return (
+        dict(side)
+        if isinstance(side, dict)
+        else dict(zip(("upstream", "method"), side, strict=True))
+    )
 
 
-def terms(kind: str, left: Side, right: Side, than: Side = (), times: float = 1.0, direction: str = "higher") -> list[Term]:
+def terms(
+    kind: str,
+    left: Side,
+    right: Side,
+    than: Side = (),
+    times: float = 1.0,
+    direction: str = "higher",
+) -> list[Term]:
     """The sum Σ wₖ·meanₖ of a claim, positive where it is met (before its threshold).
 
     above, level, checked: times·left − right.   gain: (left − its merger) − (right − its merger).
-    closer: (left − than) − (right − left), right the better model and than the worse one: left is nearer to right.
+    closer: (left − than) − (right − left), right the better model and than the worse one: left is
+    nearer to right.
     falls: (left's curve where it was chosen − left) − (the same of right), two points of a sweep.
     """
     ours, theirs = named(left), named(right)
@@ -168,7 +240,9 @@ def told(kind: str, means: Sequence[float], digits: int = 1) -> str:
 
 def merger_of(side: Side) -> dict[str, Any]:
     """The merged model that a calibrated one starts from."""
-    return {column: value for column, value in named(side).items() if column != "setting"} | {"method": "merged"}
+    return {column: value for column, value in named(side).items() if column != "setting"} | {
+        "method": "merged"
+    }
 
 
 def _chosen(side: dict[str, Any]) -> dict[str, Any]:
@@ -176,19 +250,24 @@ def _chosen(side: dict[str, Any]) -> dict[str, Any]:
 
 
 def column_of(side: Side) -> str:
-    """The column of a table that one side is about: its task where it names one, else the average."""
+    """The column of a table that one side is about: its task where it names one, else the
+    average.
+    """
     return str(named(side).get("task", AVERAGE))
 
 
 def combinations_of(over: Any) -> list[dict[str, Any]]:
     """What a claim about several experiments or models is about each of: one choice of every list.
 
-    over: a list of [role, pool], or lists by word: place, upstream (of both sides), against (the right side's method).
+    over: a list of [role, pool], or lists by word: place, upstream (of both sides), against (the
+    right side's method).
     """
     lists = over if isinstance(over, dict) else {"place": over}
     return [dict(zip(lists, values, strict=True)) for values in product(*lists.values())]
 
 
 def main_setting(suite: str) -> str:
-    """Which FeatCal settings a suite's verdicts are counted at: its own, or the paper's in the suite `paper`."""
+    """Which FeatCal settings a suite's verdicts are counted at: its own, or the paper's in the
+    suite `paper`.
+    """
     return "paper" if suite == "paper" else "suite"

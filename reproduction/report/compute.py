@@ -1,7 +1,9 @@
-"""What the report took: seconds of every stage from the run records, an estimate of energy, numbers of runs, search bounds.
+"""What the report took: seconds of every stage from the run records, an estimate of energy, numbers
+of runs, search bounds.
 
-Seconds are of the clock; stages follow one another and use all cores themselves. Energy is by codecarbon's model of power, which
-its tracker would apply as well on a machine without a counter of energy.
+Seconds are of the clock; stages follow one another and use all cores themselves. Energy is by
+codecarbon's model of power, which its tracker would apply as well on a machine without a counter of
+energy.
 """
 
 import json
@@ -32,7 +34,9 @@ def records(suite: str) -> list[dict[str, Any]]:
 
 
 def quickest(suite: str) -> dict[str, tuple[float, dict[str, Any]]]:
-    """Of every stage that the records tell of, seconds and machine of its quickest run; others were beside other work."""
+    """Of every stage that the records tell of, seconds and machine of its quickest run; others were
+    beside other work.
+    """
     found: dict[str, tuple[float, dict[str, Any]]] = {}
     for record in records(suite):
         for stage, value in record.get("seconds", {}).items():
@@ -54,16 +58,22 @@ def machines(suite: str) -> list[str]:
 
 @cache
 def processor(cpu: str, cores: int) -> tuple[float, bool]:
-    """Watts of a processor with all its cores at work by codecarbon's model, and whether its table has the name.
+    """Watts of a processor with all its cores at work by codecarbon's model, and whether its table
+    has the name.
 
-    A known processor counts with its design power, another one with codecarbon's watts for each core.
+    A known processor counts with its design power, another one with codecarbon's watts for each
+    core.
     """
     from codecarbon.core.cpu import DEFAULT_POWER_PER_CORE
     from codecarbon.input import DataSource
 
     listed = DataSource().get_cpu_power_data()
     found = listed[listed["Name"].str.lower() == cpu.lower()]
-    return (float(found["TDP"].iloc[0]), True) if len(found) else (float(cores * DEFAULT_POWER_PER_CORE), False)
+    return (
+        (float(found["TDP"].iloc[0]), True)
+        if len(found)
+        else (float(cores * DEFAULT_POWER_PER_CORE), False)
+    )
 
 
 def memory() -> float:
@@ -74,10 +84,14 @@ def memory() -> float:
 
 
 def watt_hours(suite: str) -> dict[str, float]:
-    """Energy of every stage that the records tell of: power of the machine it ran on, times its seconds."""
+    """Energy of every stage that the records tell of: power of the machine it ran on, times its
+    seconds.
+    """
     hours = {}
     for stage, (spent, host) in quickest(suite).items():
-        hours[stage] = spent * (processor(host.get("cpu", ""), host.get("cores", 1))[0] + memory()) / 3600
+        hours[stage] = (
+            spent * (processor(host.get("cpu", ""), host.get("cores", 1))[0] + memory()) / 3600
+        )
     return hours
 
 
@@ -97,7 +111,11 @@ def summary(suite: str) -> PageOutput:
 
 def power(suite: str) -> PageOutput:
     """The power behind the estimate, machine by machine, and whose model it is."""
-    hosts = {(record["host"]["cpu"], record["host"].get("cores", 1)) for record in records(suite) if record.get("host")}
+    hosts = {
+        (record["host"]["cpu"], record["host"].get("cores", 1))
+        for record in records(suite)
+        if record.get("host")
+    }
     lines = []
     for cpu, cores in sorted(hosts):
         watts, known = processor(cpu, cores)
@@ -109,7 +127,10 @@ def power(suite: str) -> PageOutput:
             f"{escape(cpu)}, {cores} cores: <strong>{watts:g} W</strong> ({whence}) and {memory():g} W for {MODULES} modules of "
             f"memory, the least that it counts, since no record tells the memory; together {watts + memory():g} W."
         )
-    text = f"Power model of codecarbon {version('codecarbon')}, all cores at work for as long as a stage took. " + " ".join(lines)
+    text = (
+        f"Power model of codecarbon {version('codecarbon')}, all cores at work for as long as a stage took. "
+        + " ".join(lines)
+    )
     return PageOutput(note(text if lines else "○ not run: no machine in the records."))
 
 
@@ -135,7 +156,12 @@ def by_kind(suite: str) -> PageOutput:
         )
         for verb, spent in sorted(found.items(), key=lambda item: order.get(item[0], len(order)))
     ]
-    rows.append(("fc-total", ["all", "", str(counted.total()), *_cost(sum(found.values()), sum(hours.values()))]))
+    rows.append(
+        (
+            "fc-total",
+            ["all", "", str(counted.total()), *_cost(sum(found.values()), sum(hours.values()))],
+        )
+    )
     head = ["What is made", "Stage", "How many", "Seconds", "Wh, estimated"]
     return PageOutput(table(head, rows, f"Time and energy by kind of stage — {label(suite)}"))
 
@@ -144,9 +170,14 @@ def by_stage(suite: str) -> PageOutput:
     """Seconds and energy of every stage."""
     hours = watt_hours(suite)
     rows = [
-        ("", [f"<code>{escape(stage)}</code>", *_cost(spent, hours[stage])]) for stage, spent in sorted(seconds(suite).items())
+        ("", [f"<code>{escape(stage)}</code>", *_cost(spent, hours[stage])])
+        for stage, spent in sorted(seconds(suite).items())
     ]
-    return PageOutput(table(["Stage", "Seconds", "Wh, estimated"], rows, f"Every stage — {label(suite)}", "fc-long"))
+    return PageOutput(
+        table(
+            ["Stage", "Seconds", "Wh, estimated"], rows, f"Every stage — {label(suite)}", "fc-long"
+        )
+    )
 
 
 def _cost(spent: float, hours: float) -> list[str]:
@@ -162,45 +193,113 @@ def runs(suite: str) -> PageOutput:
         models = scores[["upstream", "method", "setting", "seed"]].drop_duplicates()
         drawn = models[models["seed"] != ""]
         several = drawn.groupby(["upstream", "method", "setting"]).size()
-        cells = [len(models), len(drawn), int((several > 1).sum()), int(several.max()) if len(several) else 0]
-        rows.append(("", [escape(f"{role}, {pool}"), *(map(str, cells) if len(models) else ["not run", "", "", ""])]))
-    head = ["Role, pool", "Models scored", "of these drawn by a seed", "rows with several draws", "most draws of a row"]
+        cells = [
+            len(models),
+            len(drawn),
+            int((several > 1).sum()),
+            int(several.max()) if len(several) else 0,
+        ]
+        rows.append(
+            (
+                "",
+                [
+                    escape(f"{role}, {pool}"),
+                    *(map(str, cells) if len(models) else ["not run", "", "", ""]),
+                ],
+            )
+        )
+    head = [
+        "Role, pool",
+        "Models scored",
+        "of these drawn by a seed",
+        "rows with several draws",
+        "most draws of a row",
+    ]
     return PageOutput(table(head, rows, f"Number of runs — {label(suite)}"))
 
 
 def bounds(suite: str) -> PageOutput:
-    """Values among which strengths were chosen on validation data, and how many candidates each search without labels tried."""
+    """Values among which strengths were chosen on validation data, and how many candidates each
+    search without labels tried.
+    """
     choice, rows = read_json(results_folder(suite) / "choice.json"), []
     for parameter, tried in choice.get("settings", {}).get("sweeps", {}).items():
         rows.append(("", [f"{SYMBOLS[parameter]} of FeatCal, validation images", _listed(tried)]))
     for pool, roles in choice.get("suite", {}).get("pools", {}).items():
-        tried = {value for seeds in roles.values() for one in seeds.values() for value in one["task_arithmetic"]}
-        rows.append(("", [f"scale of task arithmetic, {pool} tasks, validation images", _listed(tried)]))
+        tried = {
+            value
+            for seeds in roles.values()
+            for one in seeds.values()
+            for value in one["task_arithmetic"]
+        }
+        rows.append(
+            ("", [f"scale of task arithmetic, {pool} tasks, validation images", _listed(tried)])
+        )
     for what, values in _tried_on_texts().items() if rows else ():
-        limits = "; ".join(f"{SYMBOLS.get(name, name)} {_listed(tried)}" for name, tried in values.items())
-        rows.append(("", [f"{what}, validation texts", f"all combinations of {limits}" if len(values) > 1 else limits]))
+        limits = "; ".join(
+            f"{SYMBOLS.get(name, name)} {_listed(tried)}" for name, tried in values.items()
+        )
+        rows.append(
+            (
+                "",
+                [
+                    f"{what}, validation texts",
+                    f"all combinations of {limits}" if len(values) > 1 else limits,
+                ],
+            )
+        )
     for path in sorted(results_folder(suite).glob("tune/*")):
         key = path.name
         trials = Evidence(suite, *key.rsplit("-", 1)).table("tune")
-        trials = trials[trials["origin"] != "reference"]  # what labels chose stands beside the search and is no candidate
+        trials = trials[
+            trials["origin"] != "reference"
+        ]  # what labels chose stands beside the search and is no candidate
         if trials.empty:
             continue
-        limits = [f"{SYMBOLS[p]} {compact(trials[p].min())} to {compact(trials[p].max())}" for p in SYMBOLS if p in trials]
-        rows.append(("", [f"search without labels, {key}", f"{trials['trial'].nunique()} candidates: {', '.join(limits)}"]))
+        limits = [
+            f"{SYMBOLS[p]} {compact(trials[p].min())} to {compact(trials[p].max())}"
+            for p in SYMBOLS
+            if p in trials
+        ]
+        rows.append(
+            (
+                "",
+                [
+                    f"search without labels, {key}",
+                    f"{trials['trial'].nunique()} candidates: {', '.join(limits)}",
+                ],
+            )
+        )
     if not rows:
-        return PageOutput(note(f"○ not run: no record of a choice in the results of the {label(suite)}."))
-    return PageOutput(table(["What was chosen", "Among"], rows, f"Search bounds — {label(suite)}", "fc-words"))
+        return PageOutput(
+            note(f"○ not run: no record of a choice in the results of the {label(suite)}.")
+        )
+    return PageOutput(
+        table(["What was chosen", "Among"], rows, f"Search bounds — {label(suite)}", "fc-words")
+    )
 
 
 def _tried_on_texts() -> dict[str, dict[str, set[str]]]:
-    """By method, role and pool, the values of each parameter that scripts/choose_*settings.py combined."""
+    """By method, role and pool, the values of each parameter that scripts/choose_*settings.py
+    combined.
+    """
     found: dict[str, dict[str, set[str]]] = {}
     for folder in ("mini/language", "real_text"):
-        for key, told in json.loads((files("reproduction") / folder / "settings_choice.json").read_text("utf-8")).items():
-            method, chosen = ("task arithmetic", told["scale"]) if "scale" in told else ("FeatCal", told.get("featcal", told))
-            for name in chosen["averages"]:  # "ridge 0.1, interpolation 0.3"; "merged" stands among them
+        for key, told in json.loads(
+            (files("reproduction") / folder / "settings_choice.json").read_text("utf-8")
+        ).items():
+            method, chosen = (
+                ("task arithmetic", told["scale"])
+                if "scale" in told
+                else ("FeatCal", told.get("featcal", told))
+            )
+            for name in chosen[
+                "averages"
+            ]:  # "ridge 0.1, interpolation 0.3"; "merged" stands among them
                 for parameter, value in (part.split() for part in name.split(", ") if " " in part):
-                    found.setdefault(f"{method} on {key}", {}).setdefault(parameter, set()).add(value)
+                    found.setdefault(f"{method} on {key}", {}).setdefault(parameter, set()).add(
+                        value
+                    )
     return found
 
 

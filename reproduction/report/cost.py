@@ -1,6 +1,7 @@
 """What calibration costs: Table 5 and its audit, Table 13, here and as printed.
 
-Times come from run records: each was measured once, or once per seed, on the machine that is named with it.
+Times come from run records: each was measured once, or once per seed, on the machine that is named
+with it.
 """
 
 import math
@@ -28,25 +29,51 @@ Costs = dict[str, float]
 
 
 def single(page: Page) -> PageOutput:
-    """Table 5: every way to calibrate, each run once and alone; speed-ups relative to Surgery as published."""
+    """Table 5: every way to calibrate, each run once and alone; speed-ups relative to Surgery as
+    published.
+    """
     ours = page.evidence
     runs = select(ours.table("cost.run"), {"setting": main_setting(page.suite)})
-    found = {name: _means(select(runs, {"method": m, "encode": e})) for (m, e), name in ROWS.items()}
+    found = {
+        name: _means(select(runs, {"method": m, "encode": e})) for (m, e), name in ROWS.items()
+    }
     caption = f"One run each, alone on the machine, {page.inputs} read before the clock starts — {page.label}. Bold: best."
-    return _costs(found, ROWS["surgery", "each_step"], caption, ours, "cost.run", _paper("table05", "seconds", "cpu_rss_gib"))
+    return _costs(
+        found,
+        ROWS["surgery", "each_step"],
+        caption,
+        ours,
+        "cost.run",
+        _paper("table05", "seconds", "cpu_rss_gib"),
+    )
 
 
 def procedures(page: Page) -> PageOutput:
-    """The abstract's cost by both procedures of the adapters: seconds and how many times FeatCal's, here and as printed."""
+    """The abstract's cost by both procedures of the adapters: seconds and how many times FeatCal's,
+    here and as printed.
+    """
     runs = select(page.evidence.table("cost.run"), {"setting": main_setting(page.suite)})
-    here = {(m, e): _means(select(runs, {"method": m, "encode": e})).get("seconds", math.nan) for m, e in ROWS}
+    here = {
+        (m, e): _means(select(runs, {"method": m, "encode": e})).get("seconds", math.nan)
+        for m, e in ROWS
+    }
     paper = paper_table("table05").set_index("method")["seconds"]
-    there = {(m, e): float(paper[m]) if m == "featcal" or e == "each_step" else math.nan for m, e in ROWS}
+    there = {
+        (m, e): float(paper[m]) if m == "featcal" or e == "each_step" else math.nan for m, e in ROWS
+    }
     rows = []
     for key, name in ROWS.items():
-        cells = [cell for found in (here, there) for cell in _times(found[key], found["featcal", "once"])]
+        cells = [
+            cell for found in (here, there) for cell in _times(found[key], found["featcal", "once"])
+        ]
         rows.append(("", [name, *cells]))
-    head = ["", "Seconds, here", "Times FeatCal’s, here", "Seconds, the paper", "Times FeatCal’s, the paper"]
+    head = [
+        "",
+        "Seconds, here",
+        "Times FeatCal’s, here",
+        "Seconds, the paper",
+        "Times FeatCal’s, the paper",
+    ]
     caption = f"What one calibration with 256 {page.inputs} per task costs — {page.label}. One run each, at the main settings."
     return PageOutput(table(head, rows, caption, "fc-long"))
 
@@ -55,7 +82,10 @@ def _times(seconds: float, featcal: float) -> list[str]:
     """Seconds, and how many times FeatCal's."""
     if math.isnan(seconds):
         return ["–", "–"]
-    return [f"{seconds:.1f}" if seconds < 100 else f"{seconds:.0f}", "–" if math.isnan(featcal) else f"{seconds / featcal:.1f}×"]
+    return [
+        f"{seconds:.1f}" if seconds < 100 else f"{seconds:.0f}",
+        "–" if math.isnan(featcal) else f"{seconds / featcal:.1f}×",
+    ]
 
 
 def averages(page: Page) -> PageOutput:
@@ -69,17 +99,32 @@ def averages(page: Page) -> PageOutput:
 
 
 def _means(rows: pd.DataFrame) -> Costs:
-    """Mean of every measure; NaN where it was not measured in all runs, nothing where nothing was run."""
-    return {} if rows.empty else {measure: float(rows[measure].mean(skipna=False)) for measure in MEASURES}
+    """Mean of every measure; NaN where it was not measured in all runs, nothing where nothing was
+    run.
+    """
+    return (
+        {}
+        if rows.empty
+        else {measure: float(rows[measure].mean(skipna=False)) for measure in MEASURES}
+    )
 
 
-def _costs(found: dict[str, Costs], relative_to: str, caption: str, ours: Evidence, kind: str, paper: str) -> PageOutput:
+def _costs(
+    found: dict[str, Costs], relative_to: str, caption: str, ours: Evidence, kind: str, paper: str
+) -> PageOutput:
     """A table of costs with the machine below it and the paper's one click away."""
     if not any(found.values()):
-        return PageOutput(note(f"○ not run: no times in the results of the {label(ours.suite)}.") + paper)
+        return PageOutput(
+            note(f"○ not run: no times in the results of the {label(ours.suite)}.") + paper
+        )
     reference = found[relative_to].get("seconds", math.nan)
-    rows = [("", [name, *_cells(costs, list(found.values()), reference)]) for name, costs in found.items()]
-    return PageOutput(table(["Method", *HEAD], rows, caption) + note(conditions(ours, kind)) + paper)
+    rows = [
+        ("", [name, *_cells(costs, list(found.values()), reference)])
+        for name, costs in found.items()
+    ]
+    return PageOutput(
+        table(["Method", *HEAD], rows, caption) + note(conditions(ours, kind)) + paper
+    )
 
 
 def _cells(costs: Costs, every: Sequence[Costs], reference: float) -> list[str]:
@@ -90,18 +135,35 @@ def _cells(costs: Costs, every: Sequence[Costs], reference: float) -> list[str]:
         best = min((other[measure] for other in every if other), default=math.nan)
         text = f"{costs[measure]:.{digits}f}"
         cells[measure] = (
-            "not measured" if math.isnan(costs[measure]) else f"<strong>{text}</strong>" if costs[measure] == best else text
+            "not measured"
+            if math.isnan(costs[measure])
+            else f"<strong>{text}</strong>"
+            if costs[measure] == best
+            else text
         )
-    return [cells["seconds"], f"{reference / costs['seconds']:.1f}×", cells["energy_wh"], cells["memory_mib"]]
+    return [
+        cells["seconds"],
+        f"{reference / costs['seconds']:.1f}×",
+        cells["energy_wh"],
+        cells["memory_mib"],
+    ]
 
 
 def conditions(ours: Evidence, kind: str) -> str:
     """Machine, threads and neighbours of the measured runs, as HTML."""
     record, energy = ours.record(kind), ours.table(kind)["energy_wh"]
     number = record.get("threads")
-    threads = "torch’s own number of threads" if number is None else f"{number} thread{'s' * (number != 1)}"
+    threads = (
+        "torch’s own number of threads"
+        if number is None
+        else f"{number} thread{'s' * (number != 1)}"
+    )
     count = record.get("at_once", 1)
-    beside = "one run at a time" if count == 1 else f"{count} runs side by side, so each was slowed by its neighbour"
+    beside = (
+        "one run at a time"
+        if count == 1
+        else f"{count} runs side by side, so each was slowed by its neighbour"
+    )
     gpu = "Energy is that of the GPU, power over time."
     if energy.isna().all():
         gpu = "Energy: no GPU was used, so none was measured."
@@ -115,10 +177,17 @@ def _paper(name: str, seconds: str, memory: str) -> str:
     rows = []
     for method in ORDER:
         row = frame.loc[method]
-        cells = [f"{row[seconds]:g}", f"{reference / row[seconds]:.1f}×", f"{row['gpu_energy_wh']:.1f}", f"{row[memory]:.1f} GiB"]
+        cells = [
+            f"{row[seconds]:g}",
+            f"{reference / row[seconds]:.1f}×",
+            f"{row['gpu_energy_wh']:.1f}",
+            f"{row[memory]:.1f} GiB",
+        ]
         rows.append(("", [RIVALS[method], *cells]))
     caption = f"The paper’s Table {int(name[-2:])}, as printed, speed-up computed: CLIP ViT-B/32 on an A800 GPU"
-    return fold("The paper’s own values", table(["Method", *HEAD[:-1], "Peak host memory"], rows, caption))
+    return fold(
+        "The paper’s own values", table(["Method", *HEAD[:-1], "Peak host memory"], rows, caption)
+    )
 
 
 def audit(page: Page) -> PageOutput:
@@ -130,7 +199,20 @@ def audit(page: Page) -> PageOutput:
     steps = sorted(rows["step"].unique())
     body = []
     for method in ORDER[:2]:
-        values = {step: estimate(rows[(rows["method"] == method) & (rows["step"] == step)]) for step in steps}
-        body.append(("", [ROWS[method, "each_step"], *(f"{v.mean:.1f}" if v else "–" for v in values.values())]))
+        values = {
+            step: estimate(rows[(rows["method"] == method) & (rows["step"] == step)])
+            for step in steps
+        }
+        body.append(
+            (
+                "",
+                [
+                    ROWS[method, "each_step"],
+                    *(f"{v.mean:.1f}" if v else "–" for v in values.values()),
+                ],
+            )
+        )
     caption = f"Average top-1 accuracy (%) on test {page.inputs} after so many steps of one training — {page.label}"
-    return PageOutput(table(["Adapters", *(f"{step} steps" for step in steps)], body, caption, "fc-accuracy"))
+    return PageOutput(
+        table(["Adapters", *(f"{step} steps" for step in steps)], body, caption, "fc-accuracy")
+    )

@@ -1,16 +1,25 @@
-"""What damaged calibration images leave of the accuracy: the kinds of damage, and the averages by method and kind."""
+"""What damaged calibration images leave of the accuracy: the kinds of damage, and the averages by
+method and kind.
+"""
 
 from reproduction.report.claims import main_setting
 from reproduction.report.estimate import Estimate, estimate
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.values import AVERAGE, REAL
 
-KINDS = {"clean": "Clean", "gaussian_noise": "Gaussian noise", "motion_blur": "Motion blur", "fog": "Fog"}
+KINDS = {
+    "clean": "Clean",
+    "gaussian_noise": "Gaussian noise",
+    "motion_blur": "Motion blur",
+    "fog": "Fog",
+}
 UPSTREAM = "task_arithmetic"
 
 
 def kinds(ours: Evidence) -> dict[str, str]:
-    """The kinds of calibration inputs, as pages call them: the paper's three of images, or those that texts were given."""
+    """The kinds of calibration inputs, as pages call them: the paper's three of images, or those
+    that texts were given.
+    """
     if ours.role != REAL:
         return KINDS
     run = dict.fromkeys(ours.table("corrupted")["corruption"]) or {"clean": None}
@@ -18,7 +27,8 @@ def kinds(ours: Evidence) -> dict[str, str]:
 
 
 def found(ours: Evidence, method: str, kind: str = AVERAGE, setting: str = "") -> Estimate | None:
-    """Mean over tasks from one kind of calibration images, or over all kinds; None where not every kind was run.
+    """Mean over tasks from one kind of calibration images, or over all kinds; None where not every
+    kind was run.
 
     setting: another one than the suite's main settings.
     """

@@ -1,4 +1,6 @@
-"""Table 14: the three experts that a Llama is merged from, each on all six tests, and what each won and lost against its base."""
+"""Table 14: the three experts that a Llama is merged from, each on all six tests, and what each won
+and lost against its base.
+"""
 
 from collections.abc import Iterable
 
@@ -9,7 +11,14 @@ from reproduction.report.estimate import estimate
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.markup import PageOutput, table
 from reproduction.report.pages import label
-from reproduction.report.tables import REFERENCES, Cell, Row, measured_cells, with_best, with_changes
+from reproduction.report.tables import (
+    REFERENCES,
+    Cell,
+    Row,
+    measured_cells,
+    with_best,
+    with_changes,
+)
 from reproduction.report.values import AVERAGE, PAPER_MODELS, paper_row, player
 
 OWN = {  # domain → the tests of its own
@@ -27,28 +36,44 @@ def models(ours: Evidence) -> dict[str, Cells]:
 
 
 def highest(found: Iterable[Cells]) -> Cells:
-    """The highest value of every test and the mean of those, as the paper's Fine-tuned (STL); nothing unless all were run."""
+    """The highest value of every test and the mean of those, as the paper's Fine-tuned (STL);
+    nothing unless all were run.
+    """
     rows = list(found)
     if not all(rows):
         return {}
-    top = {test: Cell(max(cells[test].value for cells in rows)) for test in rows[0] if test != AVERAGE}
+    top = {
+        test: Cell(max(cells[test].value for cells in rows)) for test in rows[0] if test != AVERAGE
+    }
     return top | {AVERAGE: Cell(sum(cell.value for cell in top.values()) / len(top))}
 
 
 def rows(ours: Evidence) -> list[Row]:
-    """The block of one model: base, experts with their changes against it, and the highest of every column."""
+    """The block of one model: base, experts with their changes against it, and the highest of every
+    column.
+    """
     found = models(ours)
     base = Row(REFERENCES["base"], "reference", "", found[BASE])
-    experts = [with_changes(Row(_name(domain), "calibrated", "", found[domain]), base) for domain in OWN]
-    return [*with_best([base, *experts]), Row(REFERENCES["expert"], "reference", "", highest(found.values()))]
+    experts = [
+        with_changes(Row(_name(domain), "calibrated", "", found[domain]), base) for domain in OWN
+    ]
+    return [
+        *with_best([base, *experts]),
+        Row(REFERENCES["expert"], "reference", "", highest(found.values())),
+    ]
 
 
 def printed_rows(model: str) -> list[Row]:
     """The paper's block of one model, by its printed name."""
-    keys = {REFERENCES["base"]: ("base", "")} | {_name(domain): ("expert", domain) for domain in OWN}
+    keys = {REFERENCES["base"]: ("base", "")} | {
+        _name(domain): ("expert", domain) for domain in OWN
+    }
     found = []
     for name, (method, domain) in (keys | {REFERENCES["expert"]: ("expert", "")}).items():
-        cells = {str(task): Cell(value) for task, value in paper_row("table14", "", method, model, domain).items()}
+        cells = {
+            str(task): Cell(value)
+            for task, value in paper_row("table14", "", method, model, domain).items()
+        }
         found.append(Row(name, "calibrated" if domain else "reference", "", cells))
     return found
 
@@ -64,9 +89,19 @@ def won_and_lost(suite: str) -> PageOutput:
         ours = Evidence(suite, role, "mergebench")
         for domain in OWN:
             here = [_change(ours.table("scores"), domain, inside) for inside in (True, False)]
-            there = [_printed_change(PAPER_MODELS[role], domain, inside) for inside in (True, False)]
-            body.append(("", [f"{_name(domain)}<small>{player(role, suite)}</small>", *here, *there]))
-    head = ["", "Own tests, here", "All others, here", "Own tests, in the paper", "All others, in the paper"]
+            there = [
+                _printed_change(PAPER_MODELS[role], domain, inside) for inside in (True, False)
+            ]
+            body.append(
+                ("", [f"{_name(domain)}<small>{player(role, suite)}</small>", *here, *there])
+            )
+    head = [
+        "",
+        "Own tests, here",
+        "All others, here",
+        "Own tests, in the paper",
+        "All others, in the paper",
+    ]
     caption = f"Mean change against the base (points); within noise: at most two standard errors — {label(suite)}"
     return PageOutput(table(head, body, caption, "fc-long"))
 
@@ -74,11 +109,17 @@ def won_and_lost(suite: str) -> PageOutput:
 def _change(scores: pd.DataFrame, domain: str, inside: bool) -> str:
     """Of one expert on its own tests or on the others."""
     tests = scores[scores["task"].isin(OWN[domain]) == inside]
-    expert, base = (estimate(select(tests, key)) for key in ({"method": "expert", "setting": domain}, {"method": "base"}))
+    expert, base = (
+        estimate(select(tests, key))
+        for key in ({"method": "expert", "setting": domain}, {"method": "base"})
+    )
     return margin(expert, base)
 
 
 def _printed_change(model: str, domain: str, inside: bool) -> str:
-    rows = (paper_row("table14", "", *row).drop(AVERAGE) for row in (("expert", model, domain), ("base", model)))
+    rows = (
+        paper_row("table14", "", *row).drop(AVERAGE)
+        for row in (("expert", model, domain), ("base", model))
+    )
     expert, base = (row[row.index.isin(OWN[domain]) == inside].mean() for row in rows)
     return f"{expert - base:+.1f}"

@@ -1,6 +1,7 @@
 """What cannot be right in the paper as printed, each with its reason.
 
-Judges nothing: cells stand in errata.yaml, sentences in passages.yaml; here they are checked for shape and looked up by cell.
+Judges nothing: cells stand in errata.yaml, sentences in passages.yaml; here they are checked for
+shape and looked up by cell.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +19,8 @@ KINDS = ("average", "rotated", "reference", "foreign", "unattainable", "contradi
 class Erratum:
     """One printed row whose cells cannot all be right.
 
-    row: upstream and method.  cells: tasks or "average".  corrected: what fits, where that can be told.
+    row: upstream and method.  cells: tasks or "average".  corrected: what fits, where that can be
+    told.
     model: where a table has two.
     """
 
@@ -43,26 +45,44 @@ class Passage:
 
 @cache
 def passages() -> tuple[Passage, ...]:
-    """Every entry of passages.yaml. Raises: UnknownKey or BadSetting for an entry of another shape."""
-    return tuple(from_mapping(Passage, entry, f"passages.yaml {entry.get('where')}") for entry in packaged("passages.yaml"))
+    """Every entry of passages.yaml. Raises: UnknownKey or BadSetting for an entry of another
+    shape.
+    """
+    return tuple(
+        from_mapping(Passage, entry, f"passages.yaml {entry.get('where')}")
+        for entry in packaged("passages.yaml")
+    )
 
 
 @cache
 def errata() -> tuple[Erratum, ...]:
-    """Every entry of errata.yaml. Raises: UnknownKey or BadSetting for an entry of another shape."""
-    return tuple(from_mapping(Erratum, entry, f"errata.yaml {entry.get('id')}") for entry in packaged("errata.yaml"))
+    """Every entry of errata.yaml. Raises: UnknownKey or BadSetting for an entry of another
+    shape.
+    """
+    return tuple(
+        from_mapping(Erratum, entry, f"errata.yaml {entry.get('id')}")
+        for entry in packaged("errata.yaml")
+    )
 
 
 def reason(table: str, upstream: str, method: str, cell: str, model: str = "") -> str:
-    """Why this printed cell is in doubt; empty where it is not.   model: by its printed name, where a table has two."""
-    rows = [e for e in errata() if (e.table, *e.row) == (table, upstream, method) and e.model in ("", model)]
+    """Why this printed cell is in doubt; empty where it is not.   model: by its printed name, where
+    a table has two.
+    """
+    rows = [
+        e
+        for e in errata()
+        if (e.table, *e.row) == (table, upstream, method) and e.model in ("", model)
+    ]
     found = [e.reason for e in rows if cell in e.cells]
     return " ".join(found)
 
 
 @cache
 def corrected_table(table: str, model: str = "") -> pd.DataFrame:
-    """A printed table with what fits in place of what cannot be right, wherever that can be told; the rest as printed."""
+    """A printed table with what fits in place of what cannot be right, wherever that can be told;
+    the rest as printed.
+    """
     frame = paper_table(table, model).copy()
     for entry in errata():
         if entry.table == table and entry.corrected:

@@ -19,8 +19,10 @@ from reproduction.report.paired import paired_variances
 class Estimate:
     """A mean over tasks (and blocks) and seeds.
 
-    mean: in the unit of the column.  spread: standard deviation over seeds, None with fewer than two.  seeds: how many distinct
-    seeds; 0 where nothing was drawn, so that repeating would change nothing.  rows, measure: what the mean is of, if known.
+    mean: in the unit of the column.  spread: standard deviation over seeds, None with fewer than
+    two.  seeds: how many distinct
+    seeds; 0 where nothing was drawn, so that repeating would change nothing.  rows, measure: what
+    the mean is of, if known.
     told: the variance of a mean of unknown rows.
     """
 
@@ -38,13 +40,19 @@ class Estimate:
 
     @cached_property
     def image_variances(self) -> dict[Hashable, float]:
-        """What every task adds to the variance; most means are shown without, and it takes longer than they do."""
+        """What every task adds to the variance; most means are shown without, and it takes longer
+        than they do.
+        """
         return {} if self.rows is None else image_variances(self.rows, self.measure)
 
     @property
     def variance(self) -> float:
         """Of the mean, in the square of its unit."""
-        return self.told if self.rows is None else math.fsum(self.image_variances.values()) + self.seed_variance
+        return (
+            self.told
+            if self.rows is None
+            else math.fsum(self.image_variances.values()) + self.seed_variance
+        )
 
     @property
     def seed_variance(self) -> float:
@@ -55,10 +63,11 @@ class Estimate:
 def estimate(rows: pd.DataFrame, measure: str = "value") -> Estimate | None:
     """The mean of a column, first over what was measured under one seed, then over seeds.
 
-    The variance adds two parts. Test images: an accuracy p of n images has variance p(1 − p)/n, and the mean over T tasks
-    Σ pₜ(1 − pₜ)/nₜ / T²; more seeds do not shrink it, since all are scored on the same images. Seeds: s²/S for S ≥ 2 seeds
-    with standard deviation s. In place of p(1 − p)/n, a rank correlation of n texts has the variance of `of_correlation`, and a
-    mean cosine of n images with standard deviation s has s²/n; other columns carry the part of the seeds only.
+    The variance adds two parts. Test images: an accuracy p of n images has variance p(1 − p)/n, and
+    the mean over T tasks Σ pₜ(1 − pₜ)/nₜ / T²; more seeds do not shrink it, since all are scored on
+    the same images. Seeds: s²/S for S ≥ 2 seeds with standard deviation s. In place of p(1 − p)/n,
+    a rank correlation of n texts has the variance of `of_correlation`, and a mean cosine of n
+    images with standard deviation s has s²/n; other columns carry the part of the seeds only.
 
     Args:    rows: result rows of one model, all of them used.  measure: the column.
     Returns: the estimate; None where there are no rows.
@@ -73,7 +82,9 @@ def estimate(rows: pd.DataFrame, measure: str = "value") -> Estimate | None:
 
 
 def by(keys: Iterable[Hashable], values: Iterable[Any]) -> dict[Hashable, list[Any]]:
-    """Values by key. A page asks thousands of times for a few rows, which pandas' own groups are made for less."""
+    """Values by key. A page asks thousands of times for a few rows, which pandas' own groups are
+    made for less.
+    """
     found: dict[Hashable, list[Any]] = {}
     for key, value in zip(keys, values, strict=True):
         found.setdefault(key, []).append(value)
@@ -82,7 +93,10 @@ def by(keys: Iterable[Hashable], values: Iterable[Any]) -> dict[Hashable, list[A
 
 def firsts(keys: Iterable[Hashable], values: Iterable[Any]) -> dict[Hashable, Any]:
     """Of every key the first value that is not NaN; NaN where there is none."""
-    return {key: next((v for v in several if v == v), math.nan) for key, several in by(keys, values).items()}
+    return {
+        key: next((v for v in several if v == v), math.nan)
+        for key, several in by(keys, values).items()
+    }
 
 
 def mean(values: Iterable[float]) -> float:
@@ -92,23 +106,32 @@ def mean(values: Iterable[float]) -> float:
 
 
 def image_variances(rows: pd.DataFrame, measure: str) -> dict[Hashable, float]:
-    """What every task adds to the variance of a mean that the choice of test images makes; no tasks where none is known.
+    """What every task adds to the variance of a mean that the choice of test images makes; no tasks
+    where none is known.
 
-    Known of an accuracy and of a rank correlation, from their own size, and of a measure with its deviation from image to image
-    in a column beside it.
+    Known of an accuracy and of a rank correlation, from their own size, and of a measure with its
+    deviation from image to image in a column beside it.
     """
     if "count" not in rows or "task" not in rows:
         return {}
     tasks = rows["task"].tolist()
     counts = firsts(tasks, rows["count"].tolist())
     if f"{measure}_sd" in rows:
-        each = {task: sd**2 / counts[task] for task, sd in firsts(tasks, rows[f"{measure}_sd"].tolist()).items()}
+        each = {
+            task: sd**2 / counts[task]
+            for task, sd in firsts(tasks, rows[f"{measure}_sd"].tolist()).items()
+        }
     elif measure == "value" and "metric" in rows and set(rows["metric"]) <= set(VARIANCES):
         values, metrics = by(tasks, rows["value"].tolist()), firsts(tasks, rows["metric"].tolist())
-        each = {task: VARIANCES[metrics[task]](mean(several), counts[task]) for task, several in values.items()}
+        each = {
+            task: VARIANCES[metrics[task]](mean(several), counts[task])
+            for task, several in values.items()
+        }
     else:
         return {}
-    return {task: 0.0 if math.isnan(part) else part / len(counts) ** 2 for task, part in each.items()}
+    return {
+        task: 0.0 if math.isnan(part) else part / len(counts) ** 2 for task, part in each.items()
+    }
 
 
 def of_accuracy(value: float, count: int) -> float:
@@ -119,8 +142,9 @@ def of_accuracy(value: float, count: int) -> float:
 def of_correlation(value: float, count: int) -> float:
     """Variance of Spearman's ρ of n pairs, in squared percent: (1 − ρ²)² (1 + ρ²/2) / (n − 3).
 
-    Bonett and Wright, Sample size requirements for estimating Pearson, Kendall and Spearman correlations, Psychometrika 65
-    (2000): Fisher's z of ρ has the variance (1 + ρ²/2) / (n − 3), and dρ/dz = 1 − ρ². Unknown, hence 0, of three pairs or fewer.
+    Bonett and Wright, Sample size requirements for estimating Pearson, Kendall and Spearman
+    correlations, Psychometrika 65 (2000): Fisher's z of ρ has the variance (1 + ρ²/2) / (n − 3),
+    and dρ/dz = 1 − ρ². Unknown, hence 0, of three pairs or fewer.
     """
     squared = (value / 100) ** 2
     return 100**2 * (1 - squared) ** 2 * (1 + squared / 2) / (count - 3) if count > 3 else 0.0
@@ -133,8 +157,10 @@ VARIANCES = {"accuracy": of_accuracy, "spearman": of_correlation}  # of one task
 class Difference:
     """A weighted sum of means, Σ wₖ·meanₖ.
 
-    means: of the parts.   variance: of the sum.   known: whether its error is, be it of the test rows or of all that was drawn.
-    one_run: whether something was drawn, but only once.   pairing: "unpaired" where errors were added as if the models had seen
+    means: of the parts.   variance: of the sum.   known: whether its error is, be it of the test
+    rows or of all that was drawn.
+    one_run: whether something was drawn, but only once.   pairing: "unpaired" where errors were
+    added as if the models had seen
     other test rows, "partly unpaired" where that is so of some tasks, else empty.
     """
 
@@ -154,17 +180,24 @@ class Difference:
 def difference(parts: Sequence[tuple[float, Estimate]]) -> Difference:
     """A weighted sum of the means of several models, with the error of the sum.
 
-    Test rows: tasks add `paired_variances` where every model's correctness is known row by row, else Σ wₖ² times each model's own
-    variance, as if the models had seen other rows. Seeds: Σ wₖ²·s²ₖ/Sₖ, as `estimate` has it.
+    Test rows: tasks add `paired_variances` where every model's correctness is known row by row,
+    else Σ wₖ² times each model's own variance, as if the models had seen other rows. Seeds: Σ
+    wₖ²·s²ₖ/Sₖ, as `estimate` has it.
     """
     rows = [(weight, one.rows) for weight, one in parts if one.rows is not None]
     apart = [(w**2, one.image_variances) for w, one in parts if one.rows is not None]
     images, unpaired = [], 0
     tasks = dict.fromkeys(task for _, variances in apart for task in variances)
     counted = all(one.measure == "value" for _, one in parts)
-    for task, paired in (paired_variances(rows, tasks) if counted else dict.fromkeys(tasks)).items():
+    for task, paired in (
+        paired_variances(rows, tasks) if counted else dict.fromkeys(tasks)
+    ).items():
         unpaired += paired is None
-        images.append(math.fsum(w * variances.get(task, 0.0) for w, variances in apart) if paired is None else paired)
+        images.append(
+            math.fsum(w * variances.get(task, 0.0) for w, variances in apart)
+            if paired is None
+            else paired
+        )
     images += [weight**2 * one.variance for weight, one in parts if one.rows is None]
     seeds = [weight**2 * one.seed_variance for weight, one in parts if one.rows is not None]
     one_run = any(one.one_run for _, one in parts)
@@ -172,9 +205,13 @@ def difference(parts: Sequence[tuple[float, Estimate]]) -> Difference:
     whole = unpaired == len(tasks) or len(rows) < len(parts)
     pairing = ("unpaired" if whole else "partly unpaired") if unpaired else ""
     value = math.fsum(weight * one.mean for weight, one in parts)
-    return Difference([one.mean for _, one in parts], value, math.fsum([*images, *seeds]), known, one_run, pairing)
+    return Difference(
+        [one.mean for _, one in parts], value, math.fsum([*images, *seeds]), known, one_run, pairing
+    )
 
 
 def noise(left: Estimate, right: Estimate) -> float:
-    """Two standard errors of the difference of two means, paired where their correctness row by row is known."""
+    """Two standard errors of the difference of two means, paired where their correctness row by row
+    is known.
+    """
     return difference([(1.0, left), (-1.0, right)]).noise

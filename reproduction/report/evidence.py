@@ -1,4 +1,5 @@
-"""What the results folder of a suite holds, read tolerantly: a missing file is an empty table, never an error.
+"""What the results folder of a suite holds, read tolerantly: a missing file is an empty table,
+never an error.
 
 Knows the file names and columns; knows nothing of claims, tables or pages.
 """
@@ -49,11 +50,36 @@ COLUMNS: dict[str, Sequence[str]] = {
     "ablate": SCORES, "second_encoder": SCORES, "expert_seeds": (*SCORES, "expert_seed"),
     **dict.fromkeys(("seen", "samples.seen", "corrupted.seen"), SEEN),
 }  # fmt: skip
-MEASURED = ".run"  # ends a kind whose rows were measured with a clock: `cost.run` is what the record of `cost` says each run cost
-COSTS = ("upstream", "method", "setting", "encode", "seed", "samples", "images", "seconds", "memory_mib", "energy_wh")
+# ends a kind whose rows were measured with a clock: `cost.run` is what the record of `cost` says
+# each run cost
+MEASURED = ".run"
+COSTS = (
+    "upstream",
+    "method",
+    "setting",
+    "encode",
+    "seed",
+    "samples",
+    "images",
+    "seconds",
+    "memory_mib",
+    "energy_wh",
+)
 COLUMNS |= dict.fromkeys(("samples.run", "cost.run"), COSTS)
 # kinds beside which it stands what was right
-KEPT = ("scores", "ablate", "corrupted", "sweep", "choices", "tune", "samples", "cost", "beyond", "field", "second_encoder")
+KEPT = (
+    "scores",
+    "ablate",
+    "corrupted",
+    "sweep",
+    "choices",
+    "tune",
+    "samples",
+    "cost",
+    "beyond",
+    "field",
+    "second_encoder",
+)
 COLUMNS |= {f"{kind}.correct": correct_columns(COLUMNS[kind]) for kind in KEPT}
 # tables that lie with others, by the folder; every other one begins with its folder's name
 LIES_WITH = {
@@ -63,9 +89,13 @@ LIES_WITH = {
 
 
 class Table(pd.DataFrame):
-    """Rows of one kind, of which pages pick some by the same values thousands of times; those picked are a plain frame."""
+    """Rows of one kind, of which pages pick some by the same values thousands of times; those
+    picked are a plain frame.
+    """
 
-    __hash__ = object.__hash__  # one is another, whatever it says: made once of a state of the files, and never changed
+    __hash__ = (
+        object.__hash__
+    )  # one is another, whatever it says: made once of a state of the files, and never changed
 
     @cached_property
     def hits(self) -> dict[tuple[str, Any], Bits]:
@@ -76,7 +106,8 @@ class Table(pd.DataFrame):
 class Evidence:
     """Result files of one suite, role and pool.
 
-    Args: suite, role, pool: the words of params.yaml ("mini", "clip_b32", "8").   folder: where the files lie, for tests.
+    Args: suite, role, pool: the words of params.yaml ("mini", "clip_b32", "8").   folder: where the
+    files lie, for tests.
     """
 
     def __init__(self, suite: str, role: str, pool: str | int, folder: Path | None = None):
@@ -85,19 +116,29 @@ class Evidence:
 
     def beside(self, kind: str) -> Path:
         """The folder of one kind of table: of scores, of drift, or of a study."""
-        return self.folder / LIES_WITH.get(kind, kind.partition(".")[0]) / f"{self.role}-{self.pool}"
+        return (
+            self.folder / LIES_WITH.get(kind, kind.partition(".")[0]) / f"{self.role}-{self.pool}"
+        )
 
     def path(self, kind: str) -> Path:
         """The file of one kind of table."""
         return self.beside(kind) / f"{kind}.csv"
 
     def table(self, kind: str) -> Table:
-        """Rows of one kind of file; empty, with the right columns, where nothing was run. Not to be changed."""
+        """Rows of one kind of file; empty, with the right columns, where nothing was run. Not to be
+        changed.
+        """
         if kind not in self._tables:
             found = self._read(kind)
-            if kind == "scores" and self.path("ablate").is_file():  # controls, scored by a stage of their own
+            if (
+                kind == "scores" and self.path("ablate").is_file()
+            ):  # controls, scored by a stage of their own
                 found = _both(found, self._read("ablate"))
-            self._tables[kind] = _with_clean(found, self.table("scores")) if kind == "corrupted" and len(found) else found
+            self._tables[kind] = (
+                _with_clean(found, self.table("scores"))
+                if kind == "corrupted" and len(found)
+                else found
+            )
         return self._tables[kind]
 
     @cached_property
@@ -108,14 +149,26 @@ class Evidence:
         path = self.path(kind).absolute()
         if kind.endswith(MEASURED):
             rows = self.record(kind).get("cost", [])
-            if isinstance(rows, dict):  # a search: seconds of every trial, which one pays for together
-                searched = self.table(kind.removesuffix(MEASURED))[["upstream", "method", "setting"]].drop_duplicates()
-                rows = [row | {"seconds": sum(rows.values())} for row in searched.to_dict("records")]
+            if isinstance(
+                rows, dict
+            ):  # a search: seconds of every trial, which one pays for together
+                searched = self.table(kind.removesuffix(MEASURED))[
+                    ["upstream", "method", "setting"]
+                ].drop_duplicates()
+                rows = [
+                    row | {"seconds": sum(rows.values())} for row in searched.to_dict("records")
+                ]
             if rows:
-                return _kept(_numeric(pd.DataFrame(rows).astype({key: str for key in KEYS if key in rows[0]})))
+                return _kept(
+                    _numeric(
+                        pd.DataFrame(rows).astype({key: str for key in KEYS if key in rows[0]})
+                    )
+                )
         elif path.is_file():
             beside = path.with_suffix(".correct.csv")
-            return _numbers(path, *(file.stat().st_mtime_ns if file.is_file() else 0 for file in (path, beside)))
+            return _numbers(
+                path, *(file.stat().st_mtime_ns if file.is_file() else 0 for file in (path, beside))
+            )
         return _none(kind)
 
     @property
@@ -125,12 +178,19 @@ class Evidence:
         return scores | {"seconds": scores["seconds"] | drift.get("seconds", {})} if scores else {}
 
     def record(self, kind: str) -> dict[str, Any]:
-        """The run record of one kind, or nothing.   kind: with or without the ending of a measured one."""
+        """The run record of one kind, or nothing.   kind: with or without the ending of a measured
+        one.
+        """
         return read_json(self.beside(kind) / "run.json")
 
     def settings(self, study: str = "") -> dict[str, Any]:
-        """The resolved settings behind the scores, or what a study left beside its numbers; empty where it was not run."""
-        return read_json(self.beside(study or "scores") / (f"{study}.settings.json" if study else "settings.json"))
+        """The resolved settings behind the scores, or what a study left beside its numbers; empty
+        where it was not run.
+        """
+        return read_json(
+            self.beside(study or "scores")
+            / (f"{study}.settings.json" if study else "settings.json")
+        )
 
     def machine(self, kind: str) -> str:
         """The machine that a measured kind was measured on; empty for files that depend on none."""
@@ -144,14 +204,18 @@ class Evidence:
 
     @cached_property
     def tasks(self) -> list[str]:
-        """Tasks of the pool in the suite's order: those with scores, else those the suite promises, else the paper's."""
+        """Tasks of the pool in the suite's order: those with scores, else those the suite promises,
+        else the paper's.
+        """
         if self.pool in TEXT_TASKS:
             run = set(self.table("scores")["task"])
             return [task for task in TEXT_TASKS[self.pool] if task in run or not run]
         if self.role == REAL:
             run = set(self.table("scores")["task"])
             return [task for task in list(texts())[: int(self.pool)] if task in run or not run]
-        listed = [task["task"] for task in suite_record(self.suite, self.folder).get("tasks", [])] or list(TASKS)
+        listed = [
+            task["task"] for task in suite_record(self.suite, self.folder).get("tasks", [])
+        ] or list(TASKS)
         scored = list(dict.fromkeys(self.table("scores")["task"]))
         if scored:
             return [t for t in listed if t in scored] + [t for t in scored if t not in listed]
@@ -160,21 +224,28 @@ class Evidence:
 
     @property
     def shown(self) -> str:
-        """The task whose images are told one by one, as the paper shows Stanford Cars; nothing where none was measured."""
+        """The task whose images are told one by one, as the paper shows Stanford Cars; nothing
+        where none was measured.
+        """
         tasks = self.table("similarity")["task"]
         return "" if tasks.empty else str(tasks.iloc[0])
 
     def title(self, task: str) -> str:
         """How a column or axis names a task: the paper's name for it where it has one."""
-        named = {t["task"]: t.get("paper_name") for t in suite_record(self.suite, self.folder).get("tasks", [])}
+        named = {
+            t["task"]: t.get("paper_name")
+            for t in suite_record(self.suite, self.folder).get("tasks", [])
+        }
         return title_of(task) or named.get(task) or task
 
 
 @lru_cache(maxsize=256)
 def _numbers(path: Path, written: int, beside: int) -> Table:
-    """A file of rows, read once for all claims of a page, with which test rows were right where a file beside it says so.
+    """A file of rows, read once for all claims of a page, with which test rows were right where a
+    file beside it says so.
 
-    written, beside: when both files were written, 0 where the second is missing; tells old files from new ones.
+    written, beside: when both files were written, 0 where the second is missing; tells old files
+    from new ones.
     """
     frame = _numeric(_rows(path))
     if not beside:
@@ -190,7 +261,9 @@ def _both(scores: Table, controls: Table) -> Table:
 
 @lru_cache(maxsize=64)
 def _with_clean(damaged: Table, scores: Table) -> Table:
-    """Rows of damaged calibration images, before them the same models from clean ones and their merger, out of the scores."""
+    """Rows of damaged calibration images, before them the same models from clean ones and their
+    merger, out of the scores.
+    """
     names = ["upstream", "method", "setting", "seed"]
     wanted = damaged[names].drop_duplicates()
     mergers = wanted[["upstream"]].drop_duplicates().assign(method="merged", setting="", seed="")
@@ -204,14 +277,18 @@ def _none(kind: str) -> Table:
 
 
 def _kept(frame: pd.DataFrame) -> Table:
-    """As a table: in one piece, and with columns that are found faster than by pandas' own strings."""
+    """As a table: in one piece, and with columns that are found faster than by pandas' own
+    strings.
+    """
     frame = frame.copy()
     frame.columns = frame.columns.astype(object)
     return Table(frame)
 
 
 def _rows(path: Path) -> pd.DataFrame:
-    """Rows of a file with keys as Python's own strings, which are compared and picked several times as fast as pandas'."""
+    """Rows of a file with keys as Python's own strings, which are compared and picked several times
+    as fast as pandas'.
+    """
     return pd.read_csv(path, dtype=dict.fromkeys(KEYS, object), keep_default_na=False)
 
 
@@ -233,10 +310,15 @@ def suite_record(suite: str, folder: Path | None = None) -> dict[str, Any]:
 
 
 def select(frame: pd.DataFrame, wanted: dict[str, Any]) -> pd.DataFrame:
-    """Rows whose columns equal the wanted values (compared as text where the column is text); no such column, no rows."""
+    """Rows whose columns equal the wanted values (compared as text where the column is text); no
+    such column, no rows.
+    """
     if not all(column in frame for column in wanted):
         return frame.iloc[:0]
-    hits = [_hits(frame, column, str(value) if column in KEYS else value) for column, value in wanted.items()]
+    hits = [
+        _hits(frame, column, str(value) if column in KEYS else value)
+        for column, value in wanted.items()
+    ]
     return frame[np.logical_and.reduce(hits)] if hits else frame
 
 

@@ -1,6 +1,7 @@
 """Executes a page: strict about parameters, and the same bytes for the same results.
 
-papermill only warns of a parameter that no cell declares, and writes times into the notebook; both would let a page drift unseen.
+papermill only warns of a parameter that no cell declares, and writes times into the notebook; both
+would let a page drift unseen.
 """
 
 import sys
@@ -19,14 +20,18 @@ LARGEST = 450_000  # bytes; executed pages are kept in git
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
 
-def execute_page(name: str, parameters: Mapping[str, Any], source_folder: Path, out_folder: Path) -> Path:
-    """Run `source_folder/name.ipynb` with these parameters and keep the result in `out_folder`, written in one move.
+def execute_page(
+    name: str, parameters: Mapping[str, Any], source_folder: Path, out_folder: Path
+) -> Path:
+    """Run `source_folder/name.ipynb` with these parameters and keep the result in `out_folder`,
+    written in one move.
 
     The kernel starts in the source folder, from which pages find the project.
 
     Returns: the executed page.
-    Raises:  MissingPath for an unknown page; UnknownKey for a parameter the page does not declare; BadFile above 300 KB;
-             papermill's own error, naming the cell, when a cell fails. Nothing is written in any of these cases.
+    Raises:  MissingPath for an unknown page; UnknownKey for a parameter the page does not declare;
+             BadFile above 300 KB; papermill's own error, naming the cell, when a cell fails.
+             Nothing is written in any of these cases.
     """
     import papermill
 
@@ -40,7 +45,8 @@ def execute_page(name: str, parameters: Mapping[str, Any], source_folder: Path, 
         kernel: dict[str, Any] = {
             "kernel_name": KERNEL["name"],
             "extra_arguments": ["--log-level=CRITICAL"],
-            "shutdown_kernel": "immediate",  # every cell has ended; to be asked politely takes half a second
+            # every cell has ended; to be asked politely takes half a second
+            "shutdown_kernel": "immediate",
         }
         given: dict[str, Any] = {"parameters": dict(parameters), "cwd": str(source.parent)}
         papermill.execute_notebook(source, ran, progress_bar=False, **given, **kernel)
@@ -54,12 +60,16 @@ def declared(name: str, source_folder: Path) -> list[str]:
 
     source = Path(source_folder) / f"{name}.ipynb"
     if not source.is_file():
-        raise MissingPath(source, "the source of a page", "pages are named after the notebooks in notebooks/")
+        raise MissingPath(
+            source, "the source of a page", "pages are named after the notebooks in notebooks/"
+        )
     return list(papermill.inspect_notebook(source))
 
 
 def stable(page: NotebookNode) -> NotebookNode:
-    """The page without what changes from run to run: times, durations, random ids, warnings that carry paths of this machine."""
+    """The page without what changes from run to run: times, durations, random ids, warnings that
+    carry paths of this machine.
+    """
     page.metadata = NotebookNode(kernelspec=dict(KERNEL), language_info={"name": "python"})
     for place, cell in enumerate(page.cells):
         cell.metadata.pop("papermill", None)
@@ -85,7 +95,9 @@ def _keep(page: NotebookNode, target: Path) -> Path:
     content = nbformat.writes(page).rstrip("\n").encode() + b"\n"
     if len(content) > LARGEST:
         way_out = "show less on it: a smaller picture, or a shorter table"
-        raise BadFile(target, f"{len(content)} bytes, more than the {LARGEST} a page may have", way_out)
+        raise BadFile(
+            target, f"{len(content)} bytes, more than the {LARGEST} a page may have", way_out
+        )
     with atomic_path(target) as hidden:
         hidden.write_bytes(content)
     return target

@@ -1,4 +1,6 @@
-"""The page for a first reader: FeatCal in one drawing, the measured drift below it, and its outcome in one sentence."""
+"""The page for a first reader: FeatCal in one drawing, the measured drift below it, and its outcome
+in one sentence.
+"""
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -24,14 +26,20 @@ HIGH, WIDE = 0.34, 0.62  # of a block, lanes and blocks
 
 
 def picture(page: Page) -> PageOutput:
-    """Blocks of the three models above each other, and below them the drift after every block, averaged over tasks."""
+    """Blocks of the three models above each other, and below them the drift after every block,
+    averaged over tasks.
+    """
     return page.drawn(_figure(drift(page.evidence)), "FeatCal in one figure")
 
 
 def drift(evidence: Evidence) -> pd.DataFrame:
-    """Relative drift from the expert's features: a row per model, a column per block; empty where one was not measured."""
+    """Relative drift from the expert's features: a row per model, a column per block; empty where
+    one was not measured.
+    """
     rows = figures.drift_rows(evidence, "relative_drift")
-    means = rows[~rows["block"].isin(INSIDE)].pivot_table("relative_drift", "method", "block", "mean")
+    means = rows[~rows["block"].isin(INSIDE)].pivot_table(
+        "relative_drift", "method", "block", "mean"
+    )
     return means[sorted(means.columns, key=int)]
 
 
@@ -45,13 +53,28 @@ def _figure(measured: pd.DataFrame) -> Figure | None:
         for model, height in LANES.items():
             _lane(above, model, height, blocks)
         for place in range(blocks):
-            arrow = {"arrowstyle": "->", "color": COLOURS["featcal"], "lw": 1.8, "mutation_scale": 16}
-            above.annotate("", (place, LANES["featcal"] - 0.04), (place, LANES["expert"] + HIGH + 0.02), arrowprops=arrow)
+            arrow = {
+                "arrowstyle": "->",
+                "color": COLOURS["featcal"],
+                "lw": 1.8,
+                "mutation_scale": 16,
+            }
+            above.annotate(
+                "",
+                (place, LANES["featcal"] - 0.04),
+                (place, LANES["expert"] + HIGH + 0.02),
+                arrowprops=arrow,
+            )
         above.set(xlim=(-0.75, blocks - 0.35), ylim=(-0.5, 2.7))
         above.axis("off")
         for model in measured.index:
             look = {"color": COLOURS[model], "marker": MARKERS[model], "lw": 2, "markersize": 9}
-            below.plot(range(blocks), measured.loc[model], label=NAMES[model] if model == "merged" else "calibrated", **look)
+            below.plot(
+                range(blocks),
+                measured.loc[model],
+                label=NAMES[model] if model == "merged" else "calibrated",
+                **look,
+            )
         below.set_xticks(range(blocks), [str(place + 1) for place in range(blocks)])
         below.set(xlabel="after block", ylabel="relative drift (no unit)")
         below.set_ylim(0, None)
@@ -61,20 +84,36 @@ def _figure(measured: pd.DataFrame) -> Figure | None:
 
 def _lane(axes: Axes, model: str, height: float, blocks: int) -> None:
     """One model: its blocks in a row, an arrow into each, and in words what happens to it."""
-    look = {"facecolor": BARS[model]["color"], "edgecolor": BARS[model].get("edgecolor", INK), "hatch": BARS[model].get("hatch")}
+    look = {
+        "facecolor": BARS[model]["color"],
+        "edgecolor": BARS[model].get("edgecolor", INK),
+        "hatch": BARS[model].get("hatch"),
+    }
     onward = {"arrowstyle": "->", "color": INK}
     for place in range(blocks):
-        axes.annotate("", (place - WIDE / 2, height + HIGH / 2), (place - 0.72, height + HIGH / 2), arrowprops=onward)
+        axes.annotate(
+            "",
+            (place - WIDE / 2, height + HIGH / 2),
+            (place - 0.72, height + HIGH / 2),
+            arrowprops=onward,
+        )
         corner, shape = (place - WIDE / 2, height), "round,pad=0,rounding_size=0.06"
         axes.add_patch(FancyBboxPatch(corner, WIDE, HIGH, boxstyle=shape, zorder=3, **look))
-    axes.text(-0.7, height + (-0.34 if model == "expert" else HIGH + 0.08), WORDS[model], fontsize=11.5)
+    axes.text(
+        -0.7, height + (-0.34 if model == "expert" else HIGH + 0.08), WORDS[model], fontsize=11.5
+    )
 
 
 def outcome(page: Page) -> PageOutput:
-    """What came of it in this suite: average accuracy of base, merged, calibrated and expert models, and the share of the gap."""
+    """What came of it in this suite: average accuracy of base, merged, calibrated and expert
+    models, and the share of the gap.
+    """
     evidence = page.evidence
     featcal = (UPSTREAM, "featcal", main_setting(page.suite))
-    found = [average(evidence, key) for key in (("", "base", ""), (UPSTREAM, "merged", ""), featcal, ("", "expert", ""))]
+    found = [
+        average(evidence, key)
+        for key in (("", "base", ""), (UPSTREAM, "merged", ""), featcal, ("", "expert", ""))
+    ]
     if None in found:
         return PageOutput(note(f"○ not run: no scores in the {page.label}."))
     base, merged, ours, expert = (one.mean for one in found if one)
@@ -86,4 +125,6 @@ def outcome(page: Page) -> PageOutput:
         f"fine-tuning, {expert:.1f} of the experts, each on its own task, {merged:.1f} of the one merged model, and {ours:.1f} "
         f"of that model after calibration. {way}"
     )
-    return PageOutput(f'<div class="fc-card"><p><strong>Measured in the {page.label}.</strong> {words}</p></div>')
+    return PageOutput(
+        f'<div class="fc-card"><p><strong>Measured in the {page.label}.</strong> {words}</p></div>'
+    )

@@ -1,4 +1,6 @@
-"""Facts of the methods of the field, as their sources tell them, and what other authors printed of them."""
+"""Facts of the methods of the field, as their sources tell them, and what other authors printed of
+them.
+"""
 
 from dataclasses import dataclass
 
@@ -6,7 +8,11 @@ BEHIND = {
     "featcal": "with FeatCal", "featcal_best": "with FeatCal extended", "surgery": "with Surgery",
     "prob_surgery": "with ProbSurgery", "svc": "with SVC",
 }  # fmt: skip
-TRAINED = {"prodistill": "with ProDistill", "surgery_v2": "with SurgeryV2", "interv_merge": "with IntervMerge"}  # behind some
+TRAINED = {
+    "prodistill": "with ProDistill",
+    "surgery_v2": "with SurgeryV2",
+    "interv_merge": "with IntervMerge",
+}  # behind some
 NOTHING, TRAIN, UNLABELLED = "nothing", "training samples", "unlabelled samples"
 TANGENT = "tangent"
 # what breaks a constraint that one may have: a mark for each, explained below the table
@@ -26,7 +32,9 @@ MARKS = {
 
 @dataclass(frozen=True)
 class Known:
-    """A method as its source describes it: its name, what it looks at, and the marks of MARKS that it bears."""
+    """A method as its source describes it: its name, what it looks at, and the marks of MARKS that
+    it bears.
+    """
 
     name: str
     sees: str = NOTHING
@@ -64,13 +72,15 @@ METHODS = {
     "surgery_v2": Known("SurgeryV2", UNLABELLED, "GTP"),
     "interv_merge": Known("IntervMerge", UNLABELLED, "GTP"),
 }
-# The paper's references 1 to 18, each a merger or something behind one, by the rows that they have here.
+# The paper's references 1 to 18, each a merger or something behind one, by the rows that they have
+# here.
 REFERENCES = (
     ("average",), ("fisher",), ("task_arithmetic",), ("ties",), ("adamerging",), ("dare", "dare_ties"), ("breadcrumbs",),
     ("mats",), ("gradient_matching",), ("wudi", "wudi_closed_form"), ("surgery",), ("prob_surgery",), ("surgery_v2",),
     ("interv_merge",), (TANGENT,), ("regmean",), ("regmean_plus_plus",), ("lot",),
 )  # fmt: skip
-# Averages over the eight tasks as printed; the models are FusionBench's tanganke/clip-vit-base-patch32_<task>.
+# Averages over the eight tasks as printed; the models are FusionBench's
+# tanganke/clip-vit-base-patch32_<task>.
 FUSION_BENCH = "FusionBench, docs/modelpool/clip_vit.md"
 TSV_RESULTS = "FusionBench, examples/task_singular_vector/results/clip-vit-base-patch32/TA8.json"
 PRINTED = {

@@ -1,4 +1,6 @@
-"""The field as a picture: accuracy against the seconds that a merger takes, as it is and with FeatCal behind it."""
+"""The field as a picture: accuracy against the seconds that a merger takes, as it is and with
+FeatCal behind it.
+"""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,7 +15,9 @@ from reproduction.report.scatter import named
 
 
 def panel(role: str, suite: str) -> PageOutput:
-    """Accuracy against the seconds that a merger takes, by what it looks at; hollow: with FeatCal behind it."""
+    """Accuracy against the seconds that a merger takes, by what it looks at; hollow: with FeatCal
+    behind it.
+    """
     return drawn(_panel(evidence(role, suite)), "study of the field", page(role, suite).label)
 
 
@@ -28,7 +32,10 @@ def _panel(ours: Evidence) -> Figure | None:
     with one_panel(6.0) as (figure, axes):
         axes.set_xscale("log")  # before names look for free places
         _points(axes, ours, names)
-        axes.set(xlabel="seconds for merging, and for FeatCal where it is behind", ylabel="average accuracy (%)")
+        axes.set(
+            xlabel="seconds for merging, and for FeatCal where it is behind",
+            ylabel="average accuracy (%)",
+        )
         axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=2)
         return figure
 
@@ -38,7 +45,10 @@ def _points(axes: Axes, ours: Evidence, names: list[str]) -> None:
     behind: list[tuple[float, float]] = []
     for sees in COLOURS:
         own = [m for m in names if METHODS[m].sees == sees]
-        for method, look, words in (("merged", COLOURS[sees], sees), ("featcal", "none", f"{sees}, with FeatCal")):
+        for method, look, words in (
+            ("merged", COLOURS[sees], sees),
+            ("featcal", "none", f"{sees}, with FeatCal"),
+        ):
             points = []
             for merger in own:
                 value, took = average(ours, merger, method), seconds(ours, merger, "merged") or 0.0
@@ -52,7 +62,13 @@ def _points(axes: Axes, ours: Evidence, names: list[str]) -> None:
             if points:
                 x, y = zip(*points, strict=True)
                 axes.scatter(
-                    x, y, s=55, marker=MARKERS[sees], facecolors=look, edgecolors=COLOURS[sees], label=f"looks at {words}"
+                    x,
+                    y,
+                    s=55,
+                    marker=MARKERS[sees],
+                    facecolors=look,
+                    edgecolors=COLOURS[sees],
+                    label=f"looks at {words}",
                 )
     axes.margins(0.08)
     named(axes, places, behind)

@@ -1,6 +1,8 @@
-"""The style of all drawings, and Figure 1: features, drift per block, accuracy per task. They read in grey and on a phone.
+"""The style of all drawings, and Figure 1: features, drift per block, accuracy per task. They read
+in grey and on a phone.
 
-One figure per panel, because three side by side cannot be read at 390 pixels. The same data give the same bytes of SVG.
+One figure per panel, because three side by side cannot be read at 390 pixels. The same data give
+the same bytes of SVG.
 """
 
 import io
@@ -33,7 +35,8 @@ COLOURS = {  # Okabe and Ito
 }  # fmt: skip
 MARKERS = {"expert": "o", "merged": "X", "featcal": "^", "surgery": "s", "prob_surgery": "D"}
 PROJECTED = ("expert", "merged", "featcal")
-# Told apart in grey as well: light, hatched, solid, hollow; dotted hatches would make the file ten times larger.
+# Told apart in grey as well: light, hatched, solid, hollow; dotted hatches would make the file ten
+# times larger.
 BARS: dict[str, dict[str, Any]] = {
     "base": {"color": COLOURS["base"]}, "merged": {"color": COLOURS["merged"], "hatch": "////", "edgecolor": "white"},
     "featcal": {"color": COLOURS["featcal"]}, "expert": {"color": "white", "edgecolor": COLOURS["expert"], "lw": 1.2},
@@ -42,7 +45,9 @@ NAMES = {
     "base": "base", "merged": "merged", "featcal": "FeatCal", "expert": "expert", "surgery": "Surgery",
     "prob_surgery": "ProbSurgery",
 }  # fmt: skip
-CURVES: dict[str, dict[str, Any]] = {  # looks of what calibrates in plots of several methods; told apart in grey too
+CURVES: dict[
+    str, dict[str, Any]
+] = {  # looks of what calibrates in plots of several methods; told apart in grey too
     method: {"color": COLOURS[method], "marker": marker, "label": NAMES[method]}
     for method, marker in (("featcal", "^"), ("surgery", "o"), ("prob_surgery", "s"))
 }
@@ -67,12 +72,20 @@ def one_panel(height: float) -> Iterator[tuple[Figure, Axes]]:
 def svg(figure: Figure) -> str:
     """The figure as SVG text without anything that changes from run to run."""
     with drawing(), io.StringIO() as out:
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None}, bbox_inches="tight", dpi="figure")
+        figure.savefig(
+            out,
+            format="svg",
+            metadata={"Date": None, "Creator": None},
+            bbox_inches="tight",
+            dpi="figure",
+        )
         return _smaller(out.getvalue())
 
 
 def _smaller(text: str) -> str:
-    """The same drawing in half of the bytes: no indentation, short names, paths to hundredths of a point, markers to tenths."""
+    """The same drawing in half of the bytes: no indentation, short names, paths to hundredths of a
+    point, markers to tenths.
+    """
 
     def rounded(place: re.Match[str]) -> str:
         return re.sub(r"(\.\d\d)\d+", r"\1", " ".join(place[0].split()))
@@ -84,17 +97,30 @@ def _smaller(text: str) -> str:
 
 
 def features(evidence: Evidence) -> Figure | None:
-    """Final features of the shown task in two dimensions: the expert's, the merged and the calibrated model's."""
+    """Final features of the shown task in two dimensions: the expert's, the merged and the
+    calibrated model's.
+    """
     points = select(evidence.table("projection"), {"task": evidence.shown})
     if points.empty:
         return None
     cosine = mean_cosines(evidence)
     with one_panel(4.8) as (figure, axes):
-        labels = {m: f"{NAMES[m]}, {cosine[m, evidence.shown]:.2f}" for m in PROJECTED if (m, evidence.shown) in cosine}
+        labels = {
+            m: f"{NAMES[m]}, {cosine[m, evidence.shown]:.2f}"
+            for m in PROJECTED
+            if (m, evidence.shown) in cosine
+        }
         plane(axes, points, NAMES | labels)
-        axes.set(xlabel="first direction (arbitrary unit)", ylabel="second direction (arbitrary unit)")
+        axes.set(
+            xlabel="first direction (arbitrary unit)", ylabel="second direction (arbitrary unit)"
+        )
         axes.set_title(f"{evidence.title(evidence.shown)}: final features")
-        legend = {"ncols": 3, "handletextpad": 0.2, "columnspacing": 1.2, "title": "mean cosine to the expert’s"}
+        legend = {
+            "ncols": 3,
+            "handletextpad": 0.2,
+            "columnspacing": 1.2,
+            "title": "mean cosine to the expert’s",
+        }
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), **legend)
         return figure
 
@@ -107,7 +133,9 @@ def mean_cosines(evidence: Evidence) -> dict[tuple[str, str], float]:
 
 
 def plane(axes: Axes, points: pd.DataFrame, labels: dict[str, str]) -> None:
-    """Small marks for images, large ones at the means of classes, and a line from the expert's mean to the other two."""
+    """Small marks for images, large ones at the means of classes, and a line from the expert's mean
+    to the other two.
+    """
     for model in PROJECTED:
         rows = points[points["model"] == model]
         specks(axes, rows["x"], rows["y"], 3.6, edgecolor=COLOURS[model], alpha=0.35)
@@ -118,14 +146,26 @@ def plane(axes: Axes, points: pd.DataFrame, labels: dict[str, str]) -> None:
     expert = means.loc["expert"]
     for model, style in (("merged", ":"), ("featcal", "-")):
         for label, place in means.loc[model].iterrows():
-            axes.plot([expert.x[label], place.x], [expert.y[label], place.y], style, color=COLOURS[model], lw=1.4, zorder=3)
+            axes.plot(
+                [expert.x[label], place.x],
+                [expert.y[label], place.y],
+                style,
+                color=COLOURS[model],
+                lw=1.4,
+                zorder=3,
+            )
     for model in PROJECTED:
-        own, look = means.loc[model], {"marker": MARKERS[model], "color": COLOURS[model], "label": labels[model]}
+        own, look = (
+            means.loc[model],
+            {"marker": MARKERS[model], "color": COLOURS[model], "label": labels[model]},
+        )
         axes.scatter(own.x, own.y, s=70, zorder=4, edgecolor="white", lw=0.8, **look)  # type: ignore[arg-type]
 
 
 def distance(evidence: Evidence) -> Figure | None:
-    """Distance to the expert's class token after every block on the shown task, as the paper draws it."""
+    """Distance to the expert's class token after every block on the shown task, as the paper draws
+    it.
+    """
     rows = select(drift_rows(evidence, "l2"), {"task": evidence.shown})
     if rows.empty:
         return None
@@ -139,7 +179,9 @@ def distance(evidence: Evidence) -> Figure | None:
 
 
 def drift(evidence: Evidence) -> Figure | None:
-    """Relative drift (all tokens) and cosine (class token) per block: mean over tasks, and range from task to task."""
+    """Relative drift (all tokens) and cosine (class token) per block: mean over tasks, and range
+    from task to task.
+    """
     if drift_rows(evidence, "cosine").empty:
         return None
     with drawing():
@@ -150,7 +192,9 @@ def drift(evidence: Evidence) -> Figure | None:
 
 
 def drift_rows(evidence: Evidence, measure: str) -> pd.DataFrame:
-    """Rows of merged and calibrated model at the main settings, with the place of each block; empty where one was not run."""
+    """Rows of merged and calibrated model at the main settings, with the place of each block; empty
+    where one was not run.
+    """
     rows = evidence.table("drift")
     rows = rows[(rows["method"] == "merged") | (rows["setting"] == main_setting(evidence.suite))]
     rows = rows[rows["block"] != "features"] if measure != "cosine" else rows
@@ -162,10 +206,21 @@ def drift_rows(evidence: Evidence, measure: str) -> pd.DataFrame:
 def _lines(axes: Axes, rows: pd.DataFrame, measure: str) -> None:
     """One line per model over the blocks; a band reaches from the least to the greatest task."""
     order = sorted(rows["block"].unique(), key=depth)
-    style: dict[str, Any] = {"palette": {NAMES[m]: COLOURS[m] for m in ("merged", "featcal")}, "style": "model", "dashes": False}
-    style |= {"markers": {NAMES[m]: MARKERS[m] for m in ("merged", "featcal")}, "errorbar": ("pi", 100), "lw": 2, "markersize": 9}
+    style: dict[str, Any] = {
+        "palette": {NAMES[m]: COLOURS[m] for m in ("merged", "featcal")},
+        "style": "model",
+        "dashes": False,
+    }
+    style |= {
+        "markers": {NAMES[m]: MARKERS[m] for m in ("merged", "featcal")},
+        "errorbar": ("pi", 100),
+        "lw": 2,
+        "markersize": 9,
+    }
     sns.lineplot(rows, x="place", y=measure, hue="model", ax=axes, **style)
-    axes.set_xticks(range(len(order)), map(block_name, order), rotation=0 if len(order) < 10 else 90)
+    axes.set_xticks(
+        range(len(order)), map(block_name, order), rotation=0 if len(order) < 10 else 90
+    )
     axes.set(xlabel="after block", ylabel=_LABELS[measure])
     axes.set_ylim(*((None, 1.02) if measure == "cosine" else (0, None)))
     axes.legend(title=None)
@@ -193,7 +248,10 @@ def accuracies(evidence: Evidence, upstream: str = "task_arithmetic") -> Figure 
         "base": {"method": "base"}, "merged": {"upstream": upstream, "method": "merged"},
         "featcal": {"upstream": upstream, "method": "featcal", "setting": setting}, "expert": {"method": "expert"},
     }  # fmt: skip
-    means = {name: select(scores, wanted).groupby("task")["value"].mean() for name, wanted in sides.items()}
+    means = {
+        name: select(scores, wanted).groupby("task")["value"].mean()
+        for name, wanted in sides.items()
+    }
     if means["merged"].empty or means["featcal"].empty:
         return None
     tasks = evidence.tasks
@@ -206,7 +264,13 @@ def accuracies(evidence: Evidence, upstream: str = "task_arithmetic") -> Figure 
         axes.invert_yaxis()
         axes.set(xlabel="top-1 accuracy (%)", xlim=(0, 100))
         axes.grid(axis="y", visible=False)
-        axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=4, handlelength=1.4, columnspacing=1.0)
+        axes.legend(
+            loc="lower center",
+            bbox_to_anchor=(0.4, 1.0),
+            ncols=4,
+            handlelength=1.4,
+            columnspacing=1.0,
+        )
         return figure
 
 

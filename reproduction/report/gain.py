@@ -1,4 +1,5 @@
-"""What FeatCal's gain is made of: the controls' gains over their merger as dots, and the questions they answer.
+"""What FeatCal's gain is made of: the controls' gains over their merger as dots, and the questions
+they answer.
 
 The table of all controls is in controls.py.
 """
@@ -27,7 +28,8 @@ SHORT = {
     "paper": "published size, unlabelled", "paper_train": "published size, train", "mean_shift": "mean shift",
 }  # fmt: skip
 CLOSED = "wudi_closed_form"
-SCORED = "_scored"  # adapters on test inputs: a setting of its own on the real encoder, the main one on drawn images
+# adapters on test inputs: a setting of its own on the real encoder, the main one on drawn images
+SCORED = "_scored"
 TOLD = {"task_arithmetic": "task arithmetic", CLOSED: "WUDI in closed form"}  # mergers in sentences
 LOOKS: dict[str, dict[str, Any]] = {
     REAL: {"color": "#009E73", "marker": "D"}, IMAGES: {"color": "#0072B2", "marker": "o"},
@@ -36,28 +38,46 @@ LOOKS: dict[str, dict[str, Any]] = {
 
 
 def questions(suite: str) -> PageOutput:
-    """Pairs of controls, each with its margin and whether noise can explain it, per merger and size."""
+    """Pairs of controls, each with its margin and whether noise can explain it, per merger and
+    size.
+    """
     rows = []
     for words, left, right in _pairs(main_setting(suite)):
         cells = [escape(words)]
         for upstream in UPSTREAMS:
             for role in SIZES:
                 ours = Evidence(suite, role, "8")
-                of = [setting if role == REAL else setting.removesuffix(SCORED) for *_, setting in (left, right)]
-                keys = [(key[0] or upstream, key[1], setting) for key, setting in zip((left, right), of, strict=True)]
+                of = [
+                    setting if role == REAL else setting.removesuffix(SCORED)
+                    for *_, setting in (left, right)
+                ]
+                keys = [
+                    (key[0] or upstream, key[1], setting)
+                    for key, setting in zip((left, right), of, strict=True)
+                ]
                 found = [average(ours, key) for key in keys]
                 cells.append(margin(*found))
         rows.append(("", cells))
-    head = ["First against second", *(f"{MERGERS[upstream]}, {size}" for upstream in UPSTREAMS for size in SIZES.values())]
+    head = [
+        "First against second",
+        *(f"{MERGERS[upstream]}, {size}" for upstream in UPSTREAMS for size in SIZES.values()),
+    ]
     caption = f"Margins of the average (points); within noise: at most two standard errors — {label(suite)}"
     return PageOutput(table(head, rows, caption, "fc-words fc-long"))
 
 
 def told(suite: str) -> PageOutput:
-    """In sentences: what a mean shift alone reaches, and what FeatCal does to the merger whose objective is at its minimum."""
-    found = [line for role, size in SIZES.items() for line in _sentences(Evidence(suite, role, "8"), size.capitalize())]
+    """In sentences: what a mean shift alone reaches, and what FeatCal does to the merger whose
+    objective is at its minimum.
+    """
+    found = [
+        line
+        for role, size in SIZES.items()
+        for line in _sentences(Evidence(suite, role, "8"), size.capitalize())
+    ]
     return PageOutput(
-        "".join(map(note, found)) or note(f"○ not run: no mean shift and no WUDI in closed form in the {label(suite)}.")
+        "".join(map(note, found))
+        or note(f"○ not run: no mean shift and no WUDI in closed form in the {label(suite)}.")
     )
 
 
@@ -66,7 +86,10 @@ def _sentences(ours: Evidence, size: str) -> list[str]:
     found = []
     for upstream, name in TOLD.items():
         same = (upstream, SHIFT, f"{main}_train")
-        start, shift, featcal = (average(ours, key) for key in ((upstream, "merged", ""), same, (upstream, "featcal", main)))
+        start, shift, featcal = (
+            average(ours, key)
+            for key in ((upstream, "merged", ""), same, (upstream, "featcal", main))
+        )
         if start and shift:
             against = f"; FeatCal against it: {standing(featcal, shift)}" if featcal else ""
             inputs = "texts" if ours.role == REAL else "images"
@@ -74,8 +97,14 @@ def _sentences(ours: Evidence, size: str) -> list[str]:
             found.append(f"{size}: {words} {_taken(name, start, shift)}{against}.")
         if start and featcal and upstream == CLOSED:
             there = {words: average(ours, (upstream, "featcal", words)) for words in others}
-            also = "".join(f"; at the {SETTING_LABELS[words]}: {standing(e, start)}" for words, e in there.items() if e)
-            found.append(f"{size}: FeatCal {_taken(name, start, featcal)}{also}. {_kept(start, featcal)}")
+            also = "".join(
+                f"; at the {SETTING_LABELS[words]}: {standing(e, start)}"
+                for words, e in there.items()
+                if e
+            )
+            found.append(
+                f"{size}: FeatCal {_taken(name, start, featcal)}{also}. {_kept(start, featcal)}"
+            )
     return found
 
 
@@ -84,7 +113,11 @@ def _kept(start: Estimate, featcal: Estimate) -> str:
     change, room = featcal.mean - start.mean, noise(featcal, start)
     if abs(change) <= room:
         return "Noise can explain the change of what this merger has gained."
-    return "What this merger has gained is kept." if change > 0 else "What this merger has gained is not preserved."
+    return (
+        "What this merger has gained is kept."
+        if change > 0
+        else "What this merger has gained is not preserved."
+    )
 
 
 def _taken(name: str, start: Estimate, end: Estimate) -> str:
@@ -119,16 +152,25 @@ def dots(upstream: str, suite: str) -> PageOutput:
 
 def _dots(upstream: str, suite: str) -> Figure | None:
     keys = list(controls_of(suite, upstream))[1:]
-    gains = {role: _gains(Evidence(suite, role, "8"), (upstream, "merged", ""), keys) for role in SIZES}
+    gains = {
+        role: _gains(Evidence(suite, role, "8"), (upstream, "merged", ""), keys) for role in SIZES
+    }
     shown = [key for key in keys if any(key in own for own in gains.values())]
     if not shown:
         return None
     with one_panel(0.36 * len(shown) + 1.6) as (figure, axes):
         for place, (role, size) in enumerate(SIZES.items()):
-            there = [(row, *gains[role][key]) for row, key in enumerate(shown) if key in gains[role]]
+            there = [
+                (row, *gains[role][key]) for row, key in enumerate(shown) if key in gains[role]
+            ]
             if there:
-                y, x, bars = zip(*((row + 0.26 * place - 0.26, gain, room) for row, gain, room in there), strict=True)
-                axes.errorbar(x, y, xerr=bars, ls="", elinewidth=1.2, markersize=8, label=size, **LOOKS[role])
+                y, x, bars = zip(
+                    *((row + 0.26 * place - 0.26, gain, room) for row, gain, room in there),
+                    strict=True,
+                )
+                axes.errorbar(
+                    x, y, xerr=bars, ls="", elinewidth=1.2, markersize=8, label=size, **LOOKS[role]
+                )
         axes.axvline(0, color=INK, lw=1.2)
         axes.set_yticks(range(len(shown)), [_name(key) for key in shown], fontsize=11)
         axes.set_ylim(len(shown) - 0.4, -0.6)

@@ -1,6 +1,8 @@
-"""Two gains of one model over another, task by task: cosine of final features to the expert's, and accuracy.
+"""Two gains of one model over another, task by task: cosine of final features to the expert's, and
+accuracy.
 
-Whether they go together, and whether one comes without the other. Knows nothing of pages, claims or drawings.
+Whether they go together, and whether one comes without the other. Knows nothing of pages, claims or
+drawings.
 """
 
 import math
@@ -16,21 +18,31 @@ Judged = tuple[str, float, float, str]  # word, margin, two standard errors, the
 
 
 def gains(evidence: Evidence, left: dict[str, Any], right: dict[str, Any]) -> pd.DataFrame:
-    """Per task: cosine and accuracy of `left` minus those of `right`, and two standard errors of each.
+    """Per task: cosine and accuracy of `left` minus those of `right`, and two standard errors of
+    each.
 
     Accuracies are those of the very models whose features were measured, so of one seed each.
     Args:    left, right: column values that name one model, as upstream, method and setting.
-    Returns: columns task, cosine, cosine_noise, accuracy, accuracy_noise; no rows where something was not run.
+    Returns: columns task, cosine, cosine_noise, accuracy, accuracy_noise; no rows where something
+    was not run.
     """
     rows = []
     for task in evidence.tasks:
         row: dict[str, Any] = {"task": task}
-        for name, kind, measure in (("cosine", "alignment", "cosine"), ("accuracy", "scores", "value")):
-            pair = [estimate(_of_one_seed(evidence, kind, side, task), measure) for side in (left, right)]
+        for name, kind, measure in (
+            ("cosine", "alignment", "cosine"),
+            ("accuracy", "scores", "value"),
+        ):
+            pair = [
+                estimate(_of_one_seed(evidence, kind, side, task), measure)
+                for side in (left, right)
+            ]
             if pair[0] is not None and pair[1] is not None:
                 row |= {name: pair[0].mean - pair[1].mean, f"{name}_noise": noise(pair[0], pair[1])}
         rows += [row] if len(row) == 5 else []
-    return pd.DataFrame(rows, columns=["task", "cosine", "cosine_noise", "accuracy", "accuracy_noise"])
+    return pd.DataFrame(
+        rows, columns=["task", "cosine", "cosine_noise", "accuracy", "accuracy_noise"]
+    )
 
 
 def _of_one_seed(evidence: Evidence, kind: str, side: dict[str, Any], task: str) -> pd.DataFrame:
@@ -40,7 +52,9 @@ def _of_one_seed(evidence: Evidence, kind: str, side: dict[str, Any], task: str)
 
 
 def correlation(x: pd.Series, y: pd.Series) -> tuple[float, float]:
-    """Pearson's r over tasks, and two standard errors of it, √((1 − r²)/(T − 2)) each; nan for few tasks or no variation."""
+    """Pearson's r over tasks, and two standard errors of it, √((1 − r²)/(T − 2)) each; nan for few
+    tasks or no variation.
+    """
     r = float(x.corr(y)) if len(x) >= FEWEST else math.nan
     return r, 2 * math.sqrt((1 - r * r) / (len(x) - 2)) if not math.isnan(r) else math.nan
 
@@ -49,18 +63,33 @@ def together(found: pd.DataFrame) -> Judged:
     """Holds when the correlation is positive by two standard errors."""
     r, room = correlation(found["cosine"], found["accuracy"])
     if math.isnan(r):
-        return "within noise", math.nan, math.nan, f"{len(found)} tasks are too few for a correlation"
+        return (
+            "within noise",
+            math.nan,
+            math.nan,
+            f"{len(found)} tasks are too few for a correlation",
+        )
     word = "holds" if r > room else "does not hold" if r < -room else "within noise"
     return word, r, room, f"correlation {r:+.2f} over {len(found)} tasks"
 
 
 def apart(found: pd.DataFrame, evidence: Evidence) -> Judged:
-    """Holds when on some task accuracy clearly rises while cosine clearly falls; does not hold when none does even slightly."""
+    """Holds when on some task accuracy clearly rises while cosine clearly falls; does not hold when
+    none does even slightly.
+    """
     slightly = found[(found["accuracy"] > 0) & (found["cosine"] < 0)]
-    clearly = slightly[(slightly["accuracy"] > slightly["accuracy_noise"]) & (-slightly["cosine"] > slightly["cosine_noise"])]
+    clearly = slightly[
+        (slightly["accuracy"] > slightly["accuracy_noise"])
+        & (-slightly["cosine"] > slightly["cosine_noise"])
+    ]
     word = "holds" if len(clearly) else "within noise" if len(slightly) else "does not hold"
     named = [
         f"{evidence.title(row.task)} {row.cosine:+.3f} and {row.accuracy:+.1f}"
         for row in (clearly if len(clearly) else slightly).sort_values("cosine").itertuples()
     ]
-    return word, math.nan, math.nan, "cosine and accuracy: " + "; ".join(named) if named else "no task of that kind"
+    return (
+        word,
+        math.nan,
+        math.nan,
+        "cosine and accuracy: " + "; ".join(named) if named else "no task of that kind",
+    )

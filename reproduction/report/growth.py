@@ -1,7 +1,8 @@
-"""What a calibration costs as it grows: time, memory and operations by size, beside what was planned; and how long imports take.
+"""What a calibration costs as it grows: time, memory and operations by size, beside what was
+planned; and how long imports take.
 
-The models have ViT-B/32's shape and random weights, so this is of no suite and not about accuracy. benchmarks/growth.py and
-benchmarks/imports.py write the files beside this one that are read.
+The models have ViT-B/32's shape and random weights, so this is of no suite and not about accuracy.
+benchmarks/growth.py and benchmarks/imports.py write the files beside this one that are read.
 """
 
 from html import escape
@@ -15,7 +16,12 @@ from reproduction.report.figures import WIDTH, drawing
 from reproduction.report.markup import PageOutput, note, table
 from reproduction.report.pages import Page, commands, drawn
 
-KEYS = {"samples": "samples of each task", "tasks": "tasks", "layers": "blocks", "width": "features"}
+KEYS = {
+    "samples": "samples of each task",
+    "tasks": "tasks",
+    "layers": "blocks",
+    "width": "features",
+}
 MEASURES = {  # of the file: name, colour, marker, dashes: told apart in grey too
     "seconds": ("time", "#0072B2", "o", "-"),
     "host_bytes": ("memory", "#D55E00", "s", "--"),
@@ -32,7 +38,9 @@ def record(name: str = "growth") -> dict[str, Any]:
 
 
 def figure() -> PageOutput:
-    """One panel per key, both axes logarithmic: every measure over what it is at the smallest size."""
+    """One panel per key, both axes logarithmic: every measure over what it is at the smallest
+    size.
+    """
     found = record().get("series", {})
     return drawn(curves(found) if found else None, "growth of a calibration", LABEL)
 
@@ -41,12 +49,20 @@ def curves(found: dict[str, Any]) -> Figure:
     """The drawing; slopes in the legends are fitted by least squares."""
     with drawing():
         picture = Figure(figsize=(WIDTH, 3.4 * len(found)), layout="constrained")
-        for axes, (key, series) in zip(picture.subplots(len(found), 1, squeeze=False)[:, 0], found.items(), strict=True):
+        for axes, (key, series) in zip(
+            picture.subplots(len(found), 1, squeeze=False)[:, 0], found.items(), strict=True
+        ):
             sizes = [point["size"] for point in series["points"]]
             for measure in series["exponents"]:
                 name, colour, marker, dashes = MEASURES[measure]
                 values = [point["took"][measure] for point in series["points"]]
-                look: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": dashes, "lw": 2, "ms": 7}
+                look: dict[str, Any] = {
+                    "color": colour,
+                    "marker": marker,
+                    "linestyle": dashes,
+                    "lw": 2,
+                    "ms": 7,
+                }
                 power = f"{name}: exponent {series['exponents'][measure]:.2f}"
                 axes.loglog(sizes, [value / values[0] for value in values], label=power, **look)
             axes.set_xticks(sizes, [str(size) for size in sizes])
@@ -83,17 +99,31 @@ def plans() -> PageOutput:
             took = point["took"]
             seconds = f"{took['seconds']:.1f}" if "seconds" in took else "–"
             cells = [seconds, f"{took['host_bytes'] / 2**20:.0f}", f"{took['flops'] / 1e9:.0f}"]
-            rows.append(("", [f"{KEYS[key]}: {point['size']}", *cells, *(f"{ratio:.3f}" for ratio in ratios)]))
+            rows.append(
+                (
+                    "",
+                    [
+                        f"{KEYS[key]}: {point['size']}",
+                        *cells,
+                        *(f"{ratio:.3f}" for ratio in ratios),
+                    ],
+                )
+            )
     if not rows:
         return PageOutput(note("○ not run."))
     head = ["", "Seconds", "MiB above the imports", "Billion operations"]
     head += [f"{name}, planned / taken" for name in PLANNED.values()]
     said = f"The plan is at most {100 * max(off):.1f} % off, memory and operations taken together."
-    return PageOutput(table(head, rows, f"Every calibration, and what was planned — {LABEL}", "fc-long") + note(said))
+    return PageOutput(
+        table(head, rows, f"Every calibration, and what was planned — {LABEL}", "fc-long")
+        + note(said)
+    )
 
 
 def start_up() -> PageOutput:
-    """Imports of every stage in a process of its own, beside the median time of the stages on record."""
+    """Imports of every stage in a process of its own, beside the median time of the stages on
+    record.
+    """
     told = record("imports")
     if not told:
         return PageOutput(note(f"○ not run: {COMMAND.format('imports')} has written nothing."))
@@ -101,7 +131,17 @@ def start_up() -> PageOutput:
     for verb, found in told["stages"].items():
         spent, share = found["median"], found["share"]
         cells = ["–", "–"] if spent is None else [f"{spent:.1f}", f"{100 * share:.0f} %"]
-        rows.append(("", [f"<code>{escape(verb)}</code>", f"{found['imports']:.1f}", str(found["stages"]), *cells]))
+        rows.append(
+            (
+                "",
+                [
+                    f"<code>{escape(verb)}</code>",
+                    f"{found['imports']:.1f}",
+                    str(found["stages"]),
+                    *cells,
+                ],
+            )
+        )
     head = ["Stage", "Seconds of imports", "On record", "Median seconds", "Share of imports"]
     return PageOutput(
         table(head, rows, f"Imports in a process of its own, beside the stages on record — {LABEL}")
@@ -112,4 +152,6 @@ def start_up() -> PageOutput:
 def provenance(page: Page) -> PageOutput:
     """The commands that make the files again, and the page."""
     rows = [("", [name, f"<code>{COMMAND.format(name)}</code>"]) for name in ("growth", "imports")]
-    return PageOutput(table(["", ""], rows + commands(page.name), f"Provenance — {LABEL}", "fc-words"))
+    return PageOutput(
+        table(["", ""], rows + commands(page.name), f"Provenance — {LABEL}", "fc-words")
+    )

@@ -1,7 +1,8 @@
-"""The one-liners of the pages of language models, Tables 3, 4 and 14: both sizes of a model as blocks of one table.
+"""The one-liners of the pages of language models, Tables 3, 4 and 14: both sizes of a model as
+blocks of one table.
 
-At the suite's settings λ and α are those that validation texts of mini chose, and adapters have the published code's proportion
-to the width of the features.
+At the suite's settings λ and α are those that validation texts of mini chose, and adapters have the
+published code's proportion to the width of the features.
 """
 
 from collections.abc import Callable
@@ -60,7 +61,9 @@ def accuracy_rows(ours: Evidence, setting: str) -> list[Row]:
 def blocks(page: Page, rows_of: Rows, caption: str) -> str:
     """The rows of both sizes below each other, each block under its model's name."""
     found = experiments(page)
-    rows = [row for ours in found for row in (heading(player(ours.role, page.suite)), *rows_of(ours))]
+    rows = [
+        row for ours in found for row in (heading(player(ours.role, page.suite)), *rows_of(ours))
+    ]
     run = {task for ours in found if ours.was_run for task in ours.tasks}
     columns = [task for task in TEXT_TASKS[found[0].pool] if task in run or not run]
     return accuracy_table(rows, columns, [found[0].title(column) for column in columns], caption)[0]
@@ -77,23 +80,45 @@ def printed(page: Page) -> PageOutput:
     for role, _ in page.topic.places:
         model = PAPER_MODELS[role]
         rows += [heading(PAPER_NAMES[role])]
-        rows += domain_experts.printed_rows(model) if page.name == "table14" else tables.paper_rows(page.name, model)[1]
-    caption = f"The paper’s Table {int(page.name[-2:])}, as printed: the models it names on public data"
-    return PageOutput(folded_table(*accuracy_table(rows, list(TEXT_TASKS[pool]), list(TEXT_TASKS[pool].values()), caption)))
+        rows += (
+            domain_experts.printed_rows(model)
+            if page.name == "table14"
+            else tables.paper_rows(page.name, model)[1]
+        )
+    caption = (
+        f"The paper’s Table {int(page.name[-2:])}, as printed: the models it names on public data"
+    )
+    return PageOutput(
+        folded_table(
+            *accuracy_table(rows, list(TEXT_TASKS[pool]), list(TEXT_TASKS[pool].values()), caption)
+        )
+    )
 
 
 def experts(page: Page) -> PageOutput:
-    """Table 14: the base and every expert on all tests, and the highest of them column by column."""
+    """Table 14: the base and every expert on all tests, and the highest of them column by
+    column.
+    """
     caption = f"{UNITS['mergebench']} — {page.label}. Arrows: against the base. Bold: highest, what the last row takes."
     return PageOutput(blocks(page, domain_experts.rows, caption) + page.against_printed())
 
 
 def recovered(page: Page) -> PageOutput:
-    """The share of the way from task arithmetic to the experts that FeatCal goes, here and in the paper."""
+    """The share of the way from task arithmetic to the experts that FeatCal goes, here and in the
+    paper.
+    """
     rows = []
     for ours in experiments(page):
-        rows += share_rows(ours, page.name, {MERGER: player(ours.role, page.suite)}, PAPER_MODELS[ours.role])
+        rows += share_rows(
+            ours, page.name, {MERGER: player(ours.role, page.suite)}, PAPER_MODELS[ours.role]
+        )
     if not rows:
-        return PageOutput(note("○ not run: the share of the gap that FeatCal recovers needs a merger, FeatCal and the experts."))
-    caption = f"Share of the gap between task arithmetic and experts that FeatCal recovers — {page.label}"
+        return PageOutput(
+            note(
+                "○ not run: the share of the gap that FeatCal recovers needs a merger, FeatCal and the experts."
+            )
+        )
+    caption = (
+        f"Share of the gap between task arithmetic and experts that FeatCal recovers — {page.label}"
+    )
     return PageOutput(table(["Model, settings", "Here", elsewhere(page.suite)], rows, caption))

@@ -1,4 +1,6 @@
-"""The settings behind the pages of language models, from the settings files beside their results; the paper's beside them."""
+"""The settings behind the pages of language models, from the settings files beside their results;
+the paper's beside them.
+"""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -12,8 +14,18 @@ from reproduction.report.pages import SYMBOLS, Page
 from reproduction.report.tables import ADAPTER_LABELS, NAMES
 from reproduction.report.values import PAPER_SETTINGS, player
 
-COLUMNS = [*list(SYMBOLS.values())[:3], "texts per task", "split", "what is read", "longest text", "seeds"]
-DECODERS = {"answer": "decoder: the answer, teacher-forced", "start": "decoder: its start token alone"}
+COLUMNS = [
+    *list(SYMBOLS.values())[:3],
+    "texts per task",
+    "split",
+    "what is read",
+    "longest text",
+    "seeds",
+]
+DECODERS = {
+    "answer": "decoder: the answer, teacher-forced",
+    "start": "decoder: its start token alone",
+}
 COUNTED = {
     "all": "every token of prompt and answer counts", "prompt": "tokens of the prompt count",
     "answer": "tokens of the answer count",
@@ -35,7 +47,9 @@ def settings(page: Page) -> PageOutput:
     adapters = [row for ours in found for row in _adapted(ours)]
     if adapters:
         head = ["Adapters", "Size", "Width in all", "Steps", "Texts per task", "Features"]
-        html += table(head, adapters, f"Settings of the adapters, before the language head — {page.label}")
+        html += table(
+            head, adapters, f"Settings of the adapters, before the language head — {page.label}"
+        )
     return PageOutput(html)
 
 
@@ -47,8 +61,12 @@ def _calibrated(ours: Evidence) -> Iterator[tuple[str, list[str]]]:
     for run in _recorded(ours, "calibrate").values():
         if run.get("calibration"):
             values, reading = run["calibration"] | run, run["reading"]
-            reads = DECODERS[reading["decoder"]] if ours.pool == "glue" else COUNTED[reading["counted"]]
-            longest = f"{reading['tokens']} tokens" if reading["tokens"] else "the model’s own limit"
+            reads = (
+                DECODERS[reading["decoder"]] if ours.pool == "glue" else COUNTED[reading["counted"]]
+            )
+            longest = (
+                f"{reading['tokens']} tokens" if reading["tokens"] else "the model’s own limit"
+            )
             cells = [compact(values[key]) for key in SYMBOLS]
             cells += [escape(reading["split"]), reads, longest, ", ".join(map(str, run["seeds"]))]
             yield "", [player(ours.role, ours.suite), *cells]
@@ -59,5 +77,12 @@ def _adapted(ours: Evidence) -> Iterator[tuple[str, list[str]]]:
         for setting, chosen in (run.get("settings") or {}).items():
             size, training = SIZES[run["method"]], chosen["training"]
             name = f"{NAMES[run['method']]}<small>{player(ours.role, ours.suite)}</small>"
-            cells = [ADAPTER_LABELS[setting].removeprefix("adapters "), f"{size} {training[size]}", compact(training["steps"])]
-            yield "", [name, *cells, compact(chosen["draw"]["samples"]), escape(training["features"])]
+            cells = [
+                ADAPTER_LABELS[setting].removeprefix("adapters "),
+                f"{size} {training[size]}",
+                compact(training["steps"]),
+            ]
+            yield (
+                "",
+                [name, *cells, compact(chosen["draw"]["samples"]), escape(training["features"])],
+            )

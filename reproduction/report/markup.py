@@ -1,6 +1,7 @@
 """HTML of the pages: tables, folds, chips; and the plain text a terminal shows instead.
 
-Colours and sizes stand in book/_static/featcal.css; every sign is readable without them. Knows nothing of results.
+Colours and sizes stand in book/_static/featcal.css; every sign is readable without them. Knows
+nothing of results.
 """
 
 import re
@@ -13,11 +14,20 @@ from reproduction.report.tables import Cell, Row
 from reproduction.report.values import AVERAGE
 
 STACKED = ("fc-claims", "fc-words")  # tables of words: a narrow screen shows a row as a card
-SIGNS = {"holds": "✓", "does not hold": "✗", "within noise": "≈", "one run": "◇", "vacuous": "∅", "not run": "○"}
+SIGNS = {
+    "holds": "✓",
+    "does not hold": "✗",
+    "within noise": "≈",
+    "one run": "◇",
+    "vacuous": "∅",
+    "not run": "○",
+}
 
 
 class PageOutput:
-    """What a cell of a notebook puts on the page: one rich form, and a plain one for terminals and comparisons."""
+    """What a cell of a notebook puts on the page: one rich form, and a plain one for terminals and
+    comparisons.
+    """
 
     def __init__(self, html: str = "", picture: dict[str, str] | None = None, text: str = ""):
         self.html, self.text = html, text or plain(html)
@@ -38,12 +48,21 @@ def plain(html: str) -> str:
     return "\n".join(line.strip() for line in words.splitlines() if line.strip())
 
 
-def table(head: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], caption: str, kind: str = "") -> str:
-    """A table inside its own scrolling box; a row is (class, cells), cells and head are HTML. The first cell heads the row."""
+def table(
+    head: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], caption: str, kind: str = ""
+) -> str:
+    """A table inside its own scrolling box; a row is (class, cells), cells and head are HTML. The
+    first cell heads the row.
+    """
     top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
     names = [escape(plain(cell)) for cell in head[1:]] if kind.startswith(STACKED) else []
-    body = "".join(f'<tr class="{name}"><th scope="row">{cells[0]}</th>{_cells(cells[1:], names)}</tr>' for name, cells in rows)
-    return (  # the caption stands outside the scrolling part: it stays in sight, and wraps to the page instead of the table
+    body = "".join(
+        f'<tr class="{name}"><th scope="row">{cells[0]}</th>{_cells(cells[1:], names)}</tr>'
+        for name, cells in rows
+    )
+    # the caption stands outside the scrolling part: it stays in sight, and wraps to the page
+    # instead of the table
+    return (
         f'<div class="fc-box"><p class="fc-caption">{caption}</p>'
         f'<div class="fc-scroll" tabindex="0" role="region" aria-label="{escape(plain(caption))}"><table class="fc {kind}">'
         f"<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div></div>"
@@ -51,9 +70,13 @@ def table(head: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], captio
 
 
 def _cells(cells: Sequence[str], names: Sequence[str]) -> str:
-    """Cells of one row; where rows are stacked on a narrow screen, each carries the name of its column."""
+    """Cells of one row; where rows are stacked on a narrow screen, each carries the name of its
+    column.
+    """
     if any(names):
-        return "".join(f'<td data-name="{name}">{cell}</td>' for name, cell in zip(names, cells, strict=True))
+        return "".join(
+            f'<td data-name="{name}">{cell}</td>' for name, cell in zip(names, cells, strict=True)
+        )
     return "".join(cell if cell.startswith("<td") else f"<td>{cell}</td>" for cell in cells)
 
 
@@ -96,7 +119,9 @@ def arrow(change: float) -> str:
 
 
 def number(cell: Cell | None, marks: list[str]) -> str:
-    """A cell of an accuracy table; a doubtful one gets the next mark, and its reason goes to the end of `marks`."""
+    """A cell of an accuracy table; a doubtful one gets the next mark, and its reason goes to the
+    end of `marks`.
+    """
     if cell is None:
         return "<td>–</td>"
     value = f"<strong>{cell.value:.1f}</strong>" if cell.best else f"{cell.value:.1f}"
@@ -110,9 +135,15 @@ def number(cell: Cell | None, marks: list[str]) -> str:
 
 
 def accuracy_table(
-    rows: Sequence[Row], columns: Sequence[str], titles: Sequence[str], caption: str, average: bool = True
+    rows: Sequence[Row],
+    columns: Sequence[str],
+    titles: Sequence[str],
+    caption: str,
+    average: bool = True,
 ) -> tuple[str, list[str]]:
-    """An accuracy table and the reasons of its marked cells, in the order of their marks; `average` adds that column."""
+    """An accuracy table and the reasons of its marked cells, in the order of their marks; `average`
+    adds that column.
+    """
     if average:
         columns, titles = [*columns, AVERAGE], [*titles, "Average"]
     marks: list[str] = []
@@ -121,11 +152,18 @@ def accuracy_table(
         if row.kind == "heading":
             body.append(("fc-merger", [escape(row.label), f'<td colspan="{len(columns)}"></td>']))
             continue
-        label = escape(row.label) + (' <small class="fc-run">one seed</small>' if row.one_run else "")
+        label = escape(row.label) + (
+            ' <small class="fc-run">one seed</small>' if row.one_run else ""
+        )
         empty = [f'<td class="fc-none" colspan="{len(columns)}">not run</td>']
         cells = [number(row.cells.get(column), marks) for column in columns] if row.cells else empty
         body.append((f"fc-{row.kind}", [label, *cells]))
-    return table(["Model", *map(escape, titles)], body, caption, "fc-accuracy fc-averaged" if average else "fc-accuracy"), marks
+    return table(
+        ["Model", *map(escape, titles)],
+        body,
+        caption,
+        "fc-accuracy fc-averaged" if average else "fc-accuracy",
+    ), marks
 
 
 def estimated(value: Estimate | None) -> str:

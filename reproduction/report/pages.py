@@ -1,6 +1,8 @@
-"""A page of the book: what it is about, and what stands on every page beside its own table or figure.
+"""A page of the book: what it is about, and what stands on every page beside its own table or
+figure.
 
-A page on the real encoder (`real`) is the same page about that encoder's results. Everything works without results.
+A page on the real encoder (`real`) is the same page about that encoder's results. Everything works
+without results.
 """
 
 from collections.abc import Callable
@@ -14,7 +16,16 @@ from reproduction.report.claims import Claim, claims
 from reproduction.report.evidence import Evidence
 from reproduction.report.markup import PageOutput, compact, fold, link, note, table
 from reproduction.report.reproduced import against_printed, counted
-from reproduction.report.values import EXTENDED, IMAGES, PAPER_SETTINGS, PRINTED, REAL, TEXT_PRINTED, packaged, place_name
+from reproduction.report.values import (
+    EXTENDED,
+    IMAGES,
+    PAPER_SETTINGS,
+    PRINTED,
+    REAL,
+    TEXT_PRINTED,
+    packaged,
+    place_name,
+)
 from reproduction.report.verdict_table import counts, verdict_table
 from reproduction.report.verdicts import sources
 
@@ -28,7 +39,9 @@ TEXTS = tuple(TEXT_PRINTED)
 
 @dataclass(frozen=True)
 class Topic:
-    """What a page is about: its own experiment and those beside it, the printed table with the paper's numbers, a study."""
+    """What a page is about: its own experiment and those beside it, the printed table with the
+    paper's numbers, a study.
+    """
 
     place: Place = B32
     printed: str = ""
@@ -119,7 +132,9 @@ class Page:
 
     @property
     def claims(self) -> list[Claim]:
-        """The paper's claims at its place; those of a figure that shows a table's numbers are the table's."""
+        """The paper's claims at its place; those of a figure that shows a table's numbers are the
+        table's.
+        """
         if self.name in ("landing", "real_encoder"):
             return [claim for claim in claims() if claim.headline]
         own = [claim for claim in claims() if claim.place == self.name]
@@ -141,14 +156,20 @@ class Page:
     def about(self) -> PageOutput:
         """What the numbers are, and how they may be compared with the paper's."""
         text = suites().get(self.suite, {}).get("about", f"The suite {self.suite}.")
-        warning = " Compare with the paper by claim, never by value." if self.suite != "paper" else ""
+        warning = (
+            " Compare with the paper by claim, never by value." if self.suite != "paper" else ""
+        )
         real = f" {suites()['real']['about']}" if REAL in dict(self.topic.places) else ""
         head = f"<p><strong>Numbers here: {label(self.suite)}.</strong> {text}{real}{warning}</p>"
         return PageOutput(f'<div class="fc-card">{head}{counted(self.name, self.suite)}</div>')
 
     def verdicts(self) -> PageOutput:
-        """The page's claims, each with what the paper prints, and by source what was measured and the verdict."""
-        return self.about() + PageOutput(verdict_table(self.claims, self.suite, f"What the paper claims here — {self.label}"))
+        """The page's claims, each with what the paper prints, and by source what was measured and
+        the verdict.
+        """
+        return self.about() + PageOutput(
+            verdict_table(self.claims, self.suite, f"What the paper claims here — {self.label}")
+        )
 
     def figure(self, panel: str) -> PageOutput:
         """One panel of Figure 1 as a drawing, or a note that it was not run."""
@@ -161,74 +182,141 @@ class Page:
         return drawn(picture, name, self.label)
 
     def against_printed(self) -> str:
-        """What the suite `paper` says of every printed value, as HTML; the real encoder has none."""
+        """What the suite `paper` says of every printed value, as HTML; the real encoder has
+        none.
+        """
         return "" if self.role == REAL else against_printed(self.name, self.suite)
 
     def settings(self) -> PageOutput:
-        """λ, ρ, α and the draws behind the page, from the settings file beside its results; the paper's in the last row."""
+        """λ, ρ, α and the draws behind the page, from the settings file beside its results; the
+        paper's in the last row.
+        """
         role, pool = self.place
         used = self.evidence.settings().get("calibrate", {})
-        head = ["FeatCal on", *(words.replace("images", self.inputs) for words in SYMBOLS.values()), "seeds"]
-        alike: dict[tuple[str, ...], list[str]] = {}  # setting, values and seeds → the mergers that share them
+        head = [
+            "FeatCal on",
+            *(words.replace("images", self.inputs) for words in SYMBOLS.values()),
+            "seeds",
+        ]
+        alike: dict[
+            tuple[str, ...], list[str]
+        ] = {}  # setting, values and seeds → the mergers that share them
         for run in used.values():
             if run.get("calibration"):
                 values = run["calibration"] | run
-                shared = (run["setting"], *(compact(values[key]) for key in SYMBOLS), ", ".join(map(str, run["seeds"])))
-                alike.setdefault(shared, []).append(tables.MERGERS.get(run["upstream"], run["upstream"]))
+                shared = (
+                    run["setting"],
+                    *(compact(values[key]) for key in SYMBOLS),
+                    ", ".join(map(str, run["seeds"])),
+                )
+                alike.setdefault(shared, []).append(
+                    tables.MERGERS.get(run["upstream"], run["upstream"])
+                )
         rows = [
             ("", [f"{', '.join(mergers)}<small>{tables.SETTING_LABELS[setting]}</small>", *cells])
             for (setting, *cells), mergers in alike.items()
         ]
         paper = asdict(PAPER_SETTINGS[role]) | {"samples": 256}
-        rows.append(("fc-reference", ["the paper, Section 5.1", *(compact(paper[key]) for key in SYMBOLS), "–"]))
+        rows.append(
+            (
+                "fc-reference",
+                ["the paper, Section 5.1", *(compact(paper[key]) for key in SYMBOLS), "–"],
+            )
+        )
         missing = "" if used else note("○ not run: no settings file yet.")
         return PageOutput(table(head, rows, f"Settings — {self.label}") + missing)
 
     def known(self) -> PageOutput:
-        """Known differences of the suite, and of the real encoder where the page shows it, folded away."""
-        about, of = ("language", "the language models of ") if self.topic.place in TEXTS else ("differences", "")
+        """Known differences of the suite, and of the real encoder where the page shows it, folded
+        away.
+        """
+        about, of = (
+            ("language", "the language models of ")
+            if self.topic.place in TEXTS
+            else ("differences", "")
+        )
         words = f"Everything else in which {of}the {label(self.suite)} differ{'' if of else 's'} from the paper"
         real = "real" if REAL in dict(self.topic.places) else ""
-        folds = [fold(f"In what the {label(real)} differs from the paper", differences(real).html)] if real else []
+        folds = (
+            [fold(f"In what the {label(real)} differs from the paper", differences(real).html)]
+            if real
+            else []
+        )
         return PageOutput("".join([*folds, fold(words, differences(self.suite, about).html)]))
 
     def provenance(self) -> PageOutput:
-        """Where the page's numbers come from: files, commit, machine, seconds; and the command that makes them again."""
+        """Where the page's numbers come from: files, commit, machine, seconds; and the command that
+        makes them again.
+        """
         rows = []
         for role, pool in self.topic.places:
             ours = Evidence(self.suite, role, pool)
-            named = ", ".join(link(f"../results/{self.suite}/{path}", str(path)) for path in self.files(ours)) or "none yet"
+            named = (
+                ", ".join(
+                    link(f"../results/{self.suite}/{path}", str(path)) for path in self.files(ours)
+                )
+                or "none yet"
+            )
             record = ours.record(self.topic.study) if self.topic.study else {}
-            rows += [("", [f"Results, {place_name(role, pool)}", named]), *run_rows(record or ours.run_record)]
-        return PageOutput(table(["", ""], rows + commands(self.name), f"Provenance — {self.label}", "fc-words"))
+            rows += [
+                ("", [f"Results, {place_name(role, pool)}", named]),
+                *run_rows(record or ours.run_record),
+            ]
+        return PageOutput(
+            table(["", ""], rows + commands(self.name), f"Provenance — {self.label}", "fc-words")
+        )
 
     def files(self, ours: Evidence) -> list[Path]:
-        """The result files of a role and pool that are there, below the suite's folder: scores, and those of page and claims."""
-        kinds = ("scores", "ablate", self.topic.study or "drift", *(claim.file for claim in self.claims))
+        """The result files of a role and pool that are there, below the suite's folder: scores, and
+        those of page and claims.
+        """
+        kinds = (
+            "scores",
+            "ablate",
+            self.topic.study or "drift",
+            *(claim.file for claim in self.claims),
+        )
         folders = {ours.beside(kind) for kind in kinds}
-        return sorted(path.relative_to(ours.folder) for folder in folders for path in folder.glob("*.*"))
+        return sorted(
+            path.relative_to(ours.folder) for folder in folders for path in folder.glob("*.*")
+        )
 
 
 def drawn(picture: Any, name: str, whose: str) -> PageOutput:
-    """A figure as SVG, or a note that there is nothing to draw.   whose: the label of its results."""
+    """A figure as SVG, or a note that there is nothing to draw.   whose: the label of its
+    results.
+    """
     if picture is None:
         return PageOutput(note(f"○ not run: no {name} in the results of the {whose}."))
-    from reproduction.report.figures import svg  # matplotlib takes a second to import; only pages with figures pay
+    from reproduction.report.figures import (
+        svg,
+    )  # matplotlib takes a second to import; only pages with figures pay
 
     return PageOutput(picture={"image/svg+xml": svg(picture)}, text=f"{name} ({whose})")
 
 
-def differences(suite: str, about: str = "differences", name: str = "Known differences") -> PageOutput:
-    """What differs from the paper in this suite, and why.   about: the list of differences.yaml, of images or of `language`."""
-    rows = [("", [escape(cell) for cell in entry]) for entry in suites().get(suite, {}).get(about, [])]
-    return PageOutput(table(["What", "In the paper", "Here", "Why"], rows, f"{name} — {label(suite)}", "fc-words"))
+def differences(
+    suite: str, about: str = "differences", name: str = "Known differences"
+) -> PageOutput:
+    """What differs from the paper in this suite, and why.   about: the list of differences.yaml, of
+    images or of `language`.
+    """
+    rows = [
+        ("", [escape(cell) for cell in entry]) for entry in suites().get(suite, {}).get(about, [])
+    ]
+    return PageOutput(
+        table(["What", "In the paper", "Here", "Why"], rows, f"{name} — {label(suite)}", "fc-words")
+    )
 
 
 def commands(page: str) -> list[tuple[str, list[str]]]:
     """The page's source, and what makes its numbers again."""
     source = link(f"../notebooks/{page}.ipynb", f"notebooks/{page}.ipynb")
     whole = "make repro" if page in HEADLINE else "dvc repro"
-    again = {"Make everything again": f"<code>{whole}</code>", "This page only": f"<code>dvc repro page@{page}</code>"}
+    again = {
+        "Make everything again": f"<code>{whole}</code>",
+        "This page only": f"<code>dvc repro page@{page}</code>",
+    }
     again |= {"Real encoder, and what goes beyond the paper": "<code>make studies</code>"}
     return [("", [name, cell]) for name, cell in ({"Source of this page": source} | again).items()]
 
@@ -237,13 +325,30 @@ def run_rows(record: dict[str, Any]) -> list[tuple[str, list[str]]]:
     """Commit, machine, versions and seconds of one run record."""
     if not record:
         return []
-    commit = str(record.get("commit", ""))[:12] + (" with uncommitted changes" if record.get("dirty") else "")
+    commit = str(record.get("commit", ""))[:12] + (
+        " with uncommitted changes" if record.get("dirty") else ""
+    )
     seconds = record.get("seconds", {})
-    total = fold(f"{sum(seconds.values()):.0f} s in {len(seconds)} stage{'s' * (len(seconds) > 1)}", _listed(seconds, " s"))
-    cells = {"Commit": escape(commit), "Machine": escape(", ".join(f"{k} {v}" for k, v in record.get("host", {}).items()))}
-    cells |= {"Versions": escape(", ".join(f"{k} {v}" for k, v in record.get("versions", {}).items() if v)), "Time": total}
+    total = fold(
+        f"{sum(seconds.values()):.0f} s in {len(seconds)} stage{'s' * (len(seconds) > 1)}",
+        _listed(seconds, " s"),
+    )
+    cells = {
+        "Commit": escape(commit),
+        "Machine": escape(", ".join(f"{k} {v}" for k, v in record.get("host", {}).items())),
+    }
+    cells |= {
+        "Versions": escape(
+            ", ".join(f"{k} {v}" for k, v in record.get("versions", {}).items() if v)
+        ),
+        "Time": total,
+    }
     return [("", [name, cell]) for name, cell in cells.items() if cell]
 
 
 def _listed(values: dict[str, Any], unit: str) -> str:
-    return "<ul>" + "".join(f"<li>{escape(str(k))}: {v}{unit}</li>" for k, v in values.items()) + "</ul>"
+    return (
+        "<ul>"
+        + "".join(f"<li>{escape(str(k))}: {v}{unit}</li>" for k, v in values.items())
+        + "</ul>"
+    )

@@ -1,4 +1,5 @@
-"""What the paper's own tables say of a claim: as printed, with what cannot be right corrected, and with what stays in doubt.
+"""What the paper's own tables say of a claim: as printed, with what cannot be right corrected, and
+with what stays in doubt.
 
 Reads printed values only; our results are judged in claims.py.
 """
@@ -9,7 +10,14 @@ import pandas as pd
 
 from reproduction.report.claims import SUMS, Claim, column_of, told
 from reproduction.report.errata import corrected_table, errata
-from reproduction.report.values import AVERAGE, PAPER_MODELS, PRINTED, TEXT_PRINTED, paper_row, paper_table
+from reproduction.report.values import (
+    AVERAGE,
+    PAPER_MODELS,
+    PRINTED,
+    TEXT_PRINTED,
+    paper_row,
+    paper_table,
+)
 
 Read = Callable[..., pd.DataFrame]
 
@@ -20,7 +28,9 @@ def is_printed(claim: Claim) -> bool:
 
 
 def paper_says(claim: Claim) -> str:
-    """The paper's own numbers for a claim; where a correction changes them, both. Typed words where no table has the numbers."""
+    """The paper's own numbers for a claim; where a correction changes them, both. Typed words where
+    no table has the numbers.
+    """
     if not is_printed(claim):
         return claim.paper
     said, mended = (_said(claim, read) for read in (paper_table, corrected_table))
@@ -28,18 +38,25 @@ def paper_says(claim: Claim) -> str:
 
 
 def paper_margin(claim: Claim, read: Read = paper_table) -> float:
-    """By how much the paper's own averages meet a claim; the least of all tasks or columns where it is about each."""
+    """By how much the paper's own averages meet a claim; the least of all tasks or columns where it
+    is about each.
+    """
     return min(_margin(part, read) for part in _parts(claim))
 
 
 def in_doubt(claim: Claim) -> list[str]:
-    """Why printed cells that this claim rests on are in doubt, of those for which nothing better can be told."""
+    """Why printed cells that this claim rests on are in doubt, of those for which nothing better
+    can be told.
+    """
     found: list[str] = []
     for one in _parts(claim) if is_printed(claim) else []:
         for _, side in one.terms:
             table, key = _place(one, side), (side["upstream"], side["method"])
             for entry in (e for e in errata() if e.kind != "change"):  # an arrow, not a value
-                meant = (entry.table, *entry.row) == (table, *key) and entry.model in ("", _model(one, side))
+                meant = (entry.table, *entry.row) == (table, *key) and entry.model in (
+                    "",
+                    _model(one, side),
+                )
                 reason = f"Table {int(table[-2:])}: {entry.reason}"
                 read = {column_of(one.where | side)} & set(entry.cells)
                 if meant and read - set(entry.corrected) and reason not in found:
@@ -75,7 +92,11 @@ def _by_task(claim: Claim) -> list[Claim]:
 def _place(claim: Claim, side: dict[str, object]) -> str:
     """The printed table of one side."""
     place = (str(side.get("role", claim.role)), str(side.get("pool", claim.pool)))
-    return claim.table if claim.table and place == (claim.role, claim.pool) else (PRINTED | TEXT_PRINTED)[place]
+    return (
+        claim.table
+        if claim.table and place == (claim.role, claim.pool)
+        else (PRINTED | TEXT_PRINTED)[place]
+    )
 
 
 def _model(claim: Claim, side: dict[str, object]) -> str:
@@ -90,5 +111,7 @@ def _value(claim: Claim, side: dict[str, object], read: Read) -> float:
 def _row(claim: Claim, side: dict[str, object], read: Read) -> pd.Series:
     """The printed row of one side, by task."""
     upstream, method = str(side["upstream"]), str(side["method"])
-    setting = str(side.get("setting", "")) if method == "expert" else ""  # a domain's own expert, or the row of all
+    setting = (
+        str(side.get("setting", "")) if method == "expert" else ""
+    )  # a domain's own expert, or the row of all
     return paper_row(_place(claim, side), upstream, method, _model(claim, side), setting, read)

@@ -1,4 +1,6 @@
-"""Figure 6: final features of every task in a plane of its own, which expert, merged and calibrated model share."""
+"""Figure 6: final features of every task in a plane of its own, which expert, merged and calibrated
+model share.
+"""
 
 from matplotlib.figure import Figure
 
@@ -11,7 +13,9 @@ COLUMNS = 2  # panels side by side; more cannot be read at 390 pixels
 
 
 def planes(evidence: Evidence) -> Figure | None:
-    """A panel per task with the mean cosine to the expert before and after; None where nothing was measured."""
+    """A panel per task with the mean cosine to the expert before and after; None where nothing was
+    measured.
+    """
     points, cosine = evidence.table("projection"), mean_cosines(evidence)
     tasks = [task for task in evidence.tasks if task in set(points["task"])]
     if not tasks:
@@ -28,7 +32,13 @@ def planes(evidence: Evidence) -> Figure | None:
         for axes in panels[len(tasks) :]:
             axes.set_axis_off()
         handles, _ = panels[0].get_legend_handles_labels()
-        figure.legend(handles, [NAMES[m] for m in PROJECTED], loc="outside upper center", ncols=3, handletextpad=0.2)
+        figure.legend(
+            handles,
+            [NAMES[m] for m in PROJECTED],
+            loc="outside upper center",
+            ncols=3,
+            handletextpad=0.2,
+        )
         return figure
 
 

@@ -1,6 +1,8 @@
-"""How mergers, adapters and FeatCal rank here and in the paper: averages, ranks, the order on every merger, pairs in agreement.
+"""How mergers, adapters and FeatCal rank here and in the paper: averages, ranks, the order on every
+merger, pairs in agreement.
 
-Beside them the loss curves of what was trained. Ranks are compared, values are not. Every function works without results.
+Beside them the loss curves of what was trained. Ranks are compared, values are not. Every function
+works without results.
 """
 
 from dataclasses import dataclass
@@ -37,7 +39,9 @@ def ranked(suite: str, role: str) -> list[Ranked]:
     evidence, found = Evidence(suite, role, "8"), []
     for upstream in UPSTREAMS:
         for method in SHORT:
-            ours = average(evidence, (upstream, method, "" if method == "merged" else main_setting(suite)))
+            ours = average(
+                evidence, (upstream, method, "" if method == "merged" else main_setting(suite))
+            )
             paper = paper_value(TABLES[role], upstream, method)
             if ours is not None and paper is not None:
                 found.append(Ranked(upstream, method, ours, paper))
@@ -68,13 +72,24 @@ def _ranking(suite: str, role: str) -> str:
         name = escape(row_name(row.upstream, row.method)) + one
         cells = [name, str(here[i]), estimated(row.ours), clear, str(there[i]), f"{row.paper:.1f}"]
         body.append(("fc-merger" if row.method == "merged" else "", cells))
-    head = ["Method", "Rank here", "Average here (%)", "Clear of the next", "Rank in the paper", "Its average (%)"]
+    head = [
+        "Method",
+        "Rank here",
+        "Average here (%)",
+        "Clear of the next",
+        "Rank in the paper",
+        "Its average (%)",
+    ]
     whose = f"{SIZES[role].capitalize()}, 8 tasks, {setting_label(main_setting(suite))} — {label(suite)}"
-    return table(head, body, f"{whose}; the paper: Table {int(TABLES[role][-2:])}, other models and data")
+    return table(
+        head, body, f"{whose}; the paper: Table {int(TABLES[role][-2:])}, other models and data"
+    )
 
 
 def orders(suite: str) -> PageOutput:
-    """On every merger, the order of the methods here and in the paper; ≈ joins neighbours that noise cannot tell apart."""
+    """On every merger, the order of the methods here and in the paper; ≈ joins neighbours that
+    noise cannot tell apart.
+    """
     rows = []
     for role, size in SIZES.items():
         found = ranked(suite, role)
@@ -112,12 +127,22 @@ def agreement(suite: str) -> PageOutput:
             margin = (left.ours.mean - right.ours.mean) * (1 if left.paper > right.paper else -1)
             room = noise(left.ours, right.ours)
             if left.paper != right.paper:
-                counts["holds" if margin > room else "does not hold" if margin < -room else "within noise"] += 1
+                counts[
+                    "holds"
+                    if margin > room
+                    else "does not hold"
+                    if margin < -room
+                    else "within noise"
+                ] += 1
         if sum(counts.values()):
             rows.append(("", [size.capitalize(), *map(str, counts.values())]))
     if not rows:
         return PageOutput(note(f"○ not run: no pairs to compare in the {label(suite)}."))
-    words = (f"{chip('holds')} the paper’s order", f"{chip('does not hold')} the other order", chip("within noise"))
+    words = (
+        f"{chip('holds')} the paper’s order",
+        f"{chip('does not hold')} the other order",
+        chip("within noise"),
+    )
     caption = f"Every two rows of the table above, held against the paper’s order — {label(suite)}"
     return PageOutput(table(["Pairs of rows", *words], rows, caption))
 
@@ -125,7 +150,10 @@ def agreement(suite: str) -> PageOutput:
 def mergers(suite: str) -> PageOutput:
     """Every merger on its own, those that the paper has no row for included."""
     body = []
-    found = {role: {name: average(Evidence(suite, role, "8"), (name, "merged", "")) for name in MERGERS} for role in SIZES}
+    found = {
+        role: {name: average(Evidence(suite, role, "8"), (name, "merged", "")) for name in MERGERS}
+        for role in SIZES
+    }
     first = next((own for own in found.values() if any(own.values())), found[IMAGES])
     for name in sorted(MERGERS, key=lambda word: -(e.mean if (e := first[word]) else 0)):
         cells = [escape(MERGERS[name])]
@@ -134,7 +162,14 @@ def mergers(suite: str) -> PageOutput:
             cells += [estimated(found[role][name]), "–" if printed is None else f"{printed:.1f}"]
         body.append(("", cells))
     missing = "" if any(first.values()) else note("○ not run: no merged model yet.")
-    head = ["Merger", *(cell for size in SIZES.values() for cell in (f"{size.capitalize()}, here", "in the paper"))]
+    head = [
+        "Merger",
+        *(
+            cell
+            for size in SIZES.values()
+            for cell in (f"{size.capitalize()}, here", "in the paper")
+        ),
+    ]
     caption = f"Mergers alone, average top-1 accuracy (%) — {label(suite)}"
     return PageOutput(table(head, body, caption) + missing + _objective(suite))
 
@@ -144,10 +179,15 @@ def _objective(suite: str) -> str:
     told = []
     for role, size in SIZES.items():
         losses = Evidence(suite, role, "8").table("curves")
-        steps, closed = (select(losses, {"upstream": name, "method": "merged"})["loss"] for name in ("wudi", "wudi_closed_form"))
+        steps, closed = (
+            select(losses, {"upstream": name, "method": "merged"})["loss"]
+            for name in ("wudi", "wudi_closed_form")
+        )
         if len(steps) and len(closed):
             start, end, least = closed.iloc[0], steps.iloc[-1], closed.iloc[-1]
-            told.append(f"{size}: {start:.2f} at the start, {end:.2f} in its last steps, {least:.2f} at the minimum")
+            told.append(
+                f"{size}: {start:.2f} at the start, {end:.2f} in its last steps, {least:.2f} at the minimum"
+            )
     return note(f"WUDI’s objective — {'; '.join(told)}.") if told else ""
 
 
@@ -165,21 +205,38 @@ def adamerging(evidence: Evidence) -> Figure | None:
     if rows.empty:
         return None
     with one_panel(3.0) as (figure, axes):
-        axes.plot(rows["step"], rows["loss"], color=COLOURS["merged"], marker="o", markersize=4, lw=2)
+        axes.plot(
+            rows["step"], rows["loss"], color=COLOURS["merged"], marker="o", markersize=4, lw=2
+        )
         axes.set(xlabel="step", ylabel="entropy, all tasks (nats)")
         return figure
 
 
 def adapters(evidence: Evidence) -> Figure | None:
-    """Loss of Surgery and ProbSurgery as a share of its start, mean over tasks and seeds; the two losses have no common unit."""
-    found = select(evidence.table("curves"), {"upstream": "task_arithmetic", "setting": main_setting(evidence.suite)})
-    means = {m: select(found, {"method": m}).groupby("step")["loss"].mean() for m in ("surgery", "prob_surgery")}
+    """Loss of Surgery and ProbSurgery as a share of its start, mean over tasks and seeds; the two
+    losses have no common unit.
+    """
+    found = select(
+        evidence.table("curves"),
+        {"upstream": "task_arithmetic", "setting": main_setting(evidence.suite)},
+    )
+    means = {
+        m: select(found, {"method": m}).groupby("step")["loss"].mean()
+        for m in ("surgery", "prob_surgery")
+    }
     if all(curve.empty for curve in means.values()):
         return None
     with one_panel(3.0) as (figure, axes):
         for (method, curve), dashes in zip(means.items(), ("-", "--"), strict=True):
             if len(curve):
-                axes.plot(curve.index, curve / curve.iloc[0], dashes, color=COLOURS[method], lw=2, label=SHORT[method])
+                axes.plot(
+                    curve.index,
+                    curve / curve.iloc[0],
+                    dashes,
+                    color=COLOURS[method],
+                    lw=2,
+                    label=SHORT[method],
+                )
         axes.set(xlabel="step", ylabel="loss, share of its start")
         axes.set_ylim(0, None)
         axes.legend()

@@ -1,6 +1,8 @@
-"""What pages of the suite `paper` say of every printed value: reproduced, or off by how much, and by how much it may be.
+"""What pages of the suite `paper` say of every printed value: reproduced, or off by how much, and
+by how much it may be.
 
-Other suites have other models and data and are held against the paper by claim (verdicts.py), never by value.
+Other suites have other models and data and are held against the paper by claim (verdicts.py), never
+by value.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +36,8 @@ TOLERANCE = (
 
 SUITE, SETTING = "paper", "paper"
 ROUNDING = 0.05  # half a unit of the last printed digit, in points
-# Table 12 repeats this experiment of Table 1 under three seeds: how far one run of the paper's own may lie off.
+# Table 12 repeats this experiment of Table 1 under three seeds: how far one run of the paper's own
+# may lie off.
 REPEATED, REPEATED_SAMPLES = ("clip_b32", "8", "task_arithmetic"), 256
 _MODEL = ("upstream", "method", "setting")  # the columns of a printed row
 
@@ -43,8 +46,10 @@ _MODEL = ("upstream", "method", "setting")  # the columns of a printed row
 class Compared:
     """One printed cell and our value for it, in percent.
 
-    printed: as it stands there.   corrected: what fits in its place, None where the printed one stands.
-    allowed: the largest difference that counts as reproduced.   doubt: why the printed cell may be wrong; empty where it may not.
+    printed: as it stands there.   corrected: what fits in its place, None where the printed one
+    stands.
+    allowed: the largest difference that counts as reproduced.   doubt: why the printed cell may be
+    wrong; empty where it may not.
     """
 
     row: str
@@ -70,10 +75,15 @@ class Compared:
 
 
 def compared(ours: Evidence, number: str) -> list[Compared]:
-    """Every cell of a printed table about one role and pool for which there are results, row by row."""
+    """Every cell of a printed table about one role and pool for which there are results, row by
+    row.
+    """
     model = PAPER_MODELS[ours.role]
     printed, mended = paper_table(number, model), corrected_table(number, model)["value"]
-    models = {key: measured(ours, *key) for key in dict.fromkeys(zip(*(printed[name] for name in _MODEL), strict=True))}
+    models = {
+        key: measured(ours, *key)
+        for key in dict.fromkeys(zip(*(printed[name] for name in _MODEL), strict=True))
+    }
     cells = []
     for (_, cell), better in zip(printed.iterrows(), mended, strict=True):
         upstream, method, task = (str(cell[name]) for name in ("upstream", "method", "task"))
@@ -81,32 +91,53 @@ def compared(ours: Evidence, number: str) -> list[Compared]:
         if value is not None:
             spread = _printed_spread(ours, upstream, method) if task == AVERAGE else None
             doubt = reason(number, upstream, method, task, model)
-            name = f"{cell['setting'].capitalize()} expert" if cell["setting"] else tables.row_name(upstream, method)
-            cells.append(cell_of(name, task, value, float(cell["value"]), float(better), spread, doubt))
+            name = (
+                f"{cell['setting'].capitalize()} expert"
+                if cell["setting"]
+                else tables.row_name(upstream, method)
+            )
+            cells.append(
+                cell_of(name, task, value, float(cell["value"]), float(better), spread, doubt)
+            )
     return cells
 
 
 def cell_of(
-    row: str, column: str, ours: Estimate, printed: float, better: float, spread: float | None = None, doubt: str = ""
+    row: str,
+    column: str,
+    ours: Estimate,
+    printed: float,
+    better: float,
+    spread: float | None = None,
+    doubt: str = "",
 ) -> Compared:
-    """One comparison.   better: the corrected value.   spread: standard deviation of the paper's value where it prints one."""
+    """One comparison.   better: the corrected value.   spread: standard deviation of the paper's
+    value where it prints one.
+    """
     allowed = tolerance(ours, spread)
-    return Compared(row, column, ours.mean, printed, allowed, None if better == printed else better, doubt)
+    return Compared(
+        row, column, ours.mean, printed, allowed, None if better == printed else better, doubt
+    )
 
 
 def tolerance(ours: Estimate, spread: float | None = None, seeds: int = 1) -> float:
     """Half a unit of the last printed digit plus two standard errors, in points.
 
-    The variance is ours (test images and, of S seeds, s²/S) and that of the paper's value: its own σ²/seeds where it prints a
-    deviation, else one run of ours, s². Where neither is known, a draw adds nothing: the tolerance is then too small rather than
-    too large. The part of the test images makes it generous: both see the same ones.
+    The variance is ours (test images and, of S seeds, s²/S) and that of the paper's value: its own
+    σ²/seeds where it prints a deviation, else one run of ours, s². Where neither is known, a draw
+    adds nothing: the tolerance is then too small rather than too large. The part of the test images
+    makes it generous: both see the same ones.
     """
     theirs = spread if spread is not None else ours.spread or 0.0
     return ROUNDING + 2 * (ours.variance + theirs**2 / seeds) ** 0.5
 
 
-def measured(ours: Evidence, upstream: str, method: str, expert: str = "") -> Mapping[str, Estimate]:
-    """Our estimates of one model by task, and on average.   expert: the domain of an expert that has rows of its own."""
+def measured(
+    ours: Evidence, upstream: str, method: str, expert: str = ""
+) -> Mapping[str, Estimate]:
+    """Our estimates of one model by task, and on average.   expert: the domain of an expert that
+    has rows of its own.
+    """
     if method == "expert" and not expert and ours.pool == "mergebench":
         return _highest(ours.table("scores"))
     return tables.by_task(ours, _key(upstream, method, expert))
@@ -118,11 +149,17 @@ def average(ours: Evidence, upstream: str, method: str) -> Estimate | None:
 
 
 def _key(upstream: str, method: str, expert: str = "") -> tables.Key:
-    return (upstream, method, expert) if method == "expert" else tables.model_key(upstream, method, SETTING)
+    return (
+        (upstream, method, expert)
+        if method == "expert"
+        else tables.model_key(upstream, method, SETTING)
+    )
 
 
 def _highest(scores: pd.DataFrame) -> dict[str, Estimate]:
-    """What the paper calls Fine-tuned of its Llamas: of every test the highest of base and experts, and the mean of those."""
+    """What the paper calls Fine-tuned of its Llamas: of every test the highest of base and experts,
+    and the mean of those.
+    """
     models = scores[scores["method"].isin(("base", "expert"))]
     found = {}
     for task, rows in models.groupby("task", sort=False):
@@ -130,7 +167,9 @@ def _highest(scores: pd.DataFrame) -> dict[str, Estimate]:
         found[str(task)] = max((value for value in values if value), key=lambda value: value.mean)
     if found:
         mean = sum(value.mean for value in found.values()) / len(found)
-        found[AVERAGE] = Estimate(mean, None, 0, told=sum(value.variance for value in found.values()) / len(found) ** 2)
+        found[AVERAGE] = Estimate(
+            mean, None, 0, told=sum(value.variance for value in found.values()) / len(found) ** 2
+        )
     return found
 
 
@@ -138,7 +177,12 @@ def budgets(ours: Evidence) -> list[Compared]:
     """Table 12: averages over three seeds by images per task, whose deviations the paper prints."""
     cells = []
     for _, cell in paper_table("table12").iterrows():
-        key = {"upstream": "task_arithmetic", "method": cell["method"], "setting": SETTING, "samples": cell["samples_per_task"]}
+        key = {
+            "upstream": "task_arithmetic",
+            "method": cell["method"],
+            "setting": SETTING,
+            "samples": cell["samples_per_task"],
+        }
         value = estimate(select(ours.table("samples"), key))
         if value is not None:
             allowed = tolerance(value, float(cell["std"]), seeds=3)
@@ -157,7 +201,9 @@ def damaged(ours: Evidence) -> list[Compared]:
             if value is not None and str(printed[column]):
                 name = (tables.METHODS | {"merged": tables.UPSTREAMS[UPSTREAM]})[method]
                 head = KINDS.get(column, column)
-                cells.append(Compared(name, head, value.mean, float(printed[column]), tolerance(value)))
+                cells.append(
+                    Compared(name, head, value.mean, float(printed[column]), tolerance(value))
+                )
     return cells
 
 
@@ -174,14 +220,20 @@ STUDIED = {"table06": damaged, "table12": budgets}
 
 
 def against_printed(page: str, suite: str) -> str:
-    """HTML for the page of an accuracy table, about each of its experiments; nothing in suites other than `paper`."""
+    """HTML for the page of an accuracy table, about each of its experiments; nothing in suites
+    other than `paper`.
+    """
     if suite != SUITE:
         return ""
-    return "".join(shown(found, f"Table {int(page[-2:])}{words}") for words, found in _parts(page, suite))
+    return "".join(
+        shown(found, f"Table {int(page[-2:])}{words}") for words, found in _parts(page, suite)
+    )
 
 
 def counted(page: str, suite: str) -> str:
-    """One sentence for a page's head; nothing in suites other than `paper`, and where there is nothing to compare."""
+    """One sentence for a page's head; nothing in suites other than `paper`, and where there is
+    nothing to compare.
+    """
     found = [one for _, part in _parts(page, suite) for one in part] if suite == SUITE else []
     return f"<p>{_count(found)}</p>" if found else ""
 
@@ -215,8 +267,13 @@ def columns(suite: str) -> list[Compared]:
         upstream, method, column = cell["upstream"], cell["method"], cell["task"]
         value = average(places[column], upstream, method)
         if value is not None:
-            row, doubt = tables.row_name(upstream, method), reason("table02", upstream, method, column)
-            found.append(cell_of(row, column, value, float(cell["value"]), float(better), doubt=doubt))
+            row, doubt = (
+                tables.row_name(upstream, method),
+                reason("table02", upstream, method, column),
+            )
+            found.append(
+                cell_of(row, column, value, float(cell["value"]), float(better), doubt=doubt)
+            )
     return found
 
 
@@ -226,16 +283,28 @@ def shown(found: Sequence[Compared], name: str) -> str:
         return note(f"○ not run: nothing to hold against the paper’s {name}.")
     heads = list(dict.fromkeys(one.column for one in found))
     cells = {(one.row, one.column): _cell(one) for one in found}
-    body = [("", [escape(row), *(cells.get((row, head), "–") for head in heads)]) for row in dict.fromkeys(o.row for o in found)]
-    titles = ["Model", *("Average" if head == AVERAGE else escape(title_of(head) or head) for head in heads)]
+    body = [
+        ("", [escape(row), *(cells.get((row, head), "–") for head in heads)])
+        for row in dict.fromkeys(o.row for o in found)
+    ]
+    titles = [
+        "Model",
+        *("Average" if head == AVERAGE else escape(title_of(head) or head) for head in heads),
+    ]
     caption = f"Our value, the printed one, and the difference with what is allowed — {name}"
-    return note(f"{_count(found)} {TOLERANCE}") + fold(f"Value by value, {name}", table(titles, body, caption, "fc-accuracy"))
+    return note(f"{_count(found)} {TOLERANCE}") + fold(
+        f"Value by value, {name}", table(titles, body, caption, "fc-accuracy")
+    )
 
 
 def _count(found: Sequence[Compared]) -> str:
-    """How many values are reproduced, as printed and where the print is wrong in corrected form, and the largest miss."""
+    """How many values are reproduced, as printed and where the print is wrong in corrected form,
+    and the largest miss.
+    """
     printed = sum(one.as_printed for one in found)
-    mended = sum(one.corrected is not None and one.as_corrected and not one.as_printed for one in found)
+    mended = sum(
+        one.corrected is not None and one.as_corrected and not one.as_printed for one in found
+    )
     text = f"Against the paper’s own values: {printed} of {len(found)} reproduced as printed"
     if mended:
         text += f", {mended} more in the corrected form of a doubtful cell"

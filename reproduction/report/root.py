@@ -1,6 +1,7 @@
 """Where the project is, seen from a notebook.
 
-papermill starts a page in one folder, nbval in another; both lie inside the project, so climbing finds it.
+papermill starts a page in one folder, nbval in another; both lie inside the project, so climbing
+finds it.
 """
 
 from pathlib import Path

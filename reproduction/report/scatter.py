@@ -1,4 +1,6 @@
-"""Marks of a scatter plot: many small ones as one light path, and names beside large ones. Knows no results."""
+"""Marks of a scatter plot: many small ones as one light path, and names beside large ones. Knows no
+results.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,14 +14,25 @@ SIZE = 11.0  # of a letter, points
 WIDTH = 0.66  # of a letter on average, in sizes
 MARK = 6.0  # half the side of a mark, points
 AIR = 1.5  # between a name and other names or marks, points
-REACHES = (0.0, 9.0, 18.0, 30.0, 45.0, 60.0)  # how far from its mark a name may be, points; beyond the first, a line leads to it
+REACHES = (
+    0.0,
+    9.0,
+    18.0,
+    30.0,
+    45.0,
+    60.0,
+)  # how far from its mark a name may be, points; beyond the first, a line leads to it
 LEADER = {"arrowstyle": "-", "color": "#777777", "lw": 0.7, "shrinkA": 0, "shrinkB": 5}
 
 Box = tuple[float, float, float, float]  # left, bottom, right, top
 
 
-def specks(axes: Axes, x: Sequence[float], y: Sequence[float], diameter: float, **look: Any) -> None:
-    """Round spots as one path of strokes without length: a vector drawing of a few bytes for each.   diameter: points."""
+def specks(
+    axes: Axes, x: Sequence[float], y: Sequence[float], diameter: float, **look: Any
+) -> None:
+    """Round spots as one path of strokes without length: a vector drawing of a few bytes for each.
+    diameter: points.
+    """
     spots = np.repeat(np.column_stack([x, y]), 2, axis=0)
     path = Path(spots, np.tile([Path.MOVETO, Path.LINETO], len(spots) // 2))
     path.should_simplify = False  # which would drop strokes without length
@@ -27,10 +40,16 @@ def specks(axes: Axes, x: Sequence[float], y: Sequence[float], diameter: float, 
     axes.autoscale_view()
 
 
-def named(axes: Axes, points: Mapping[str, tuple[float, float]], others: Sequence[tuple[float, float]] = ()) -> None:
-    """A name beside each mark, in the nearest place that is free, or in the least covered one where none is.
+def named(
+    axes: Axes,
+    points: Mapping[str, tuple[float, float]],
+    others: Sequence[tuple[float, float]] = (),
+) -> None:
+    """A name beside each mark, in the nearest place that is free, or in the least covered one where
+    none is.
 
-    To be called after the marks are drawn and the margins set.   points, others: marks with a name and without.
+    To be called after the marks are drawn and the margins set.   points, others: marks with a name
+    and without.
     """
     axes.autoscale_view()  # places are asked for before anything is drawn
     per_pixel = 72 / axes.figure.dpi  # points are the unit of offsets and letters
@@ -39,22 +58,43 @@ def named(axes: Axes, points: Mapping[str, tuple[float, float]], others: Sequenc
     marks = [*places.values(), *(axes.transData.transform(point) * per_pixel for point in others)]
     taken: list[Box] = [(x - MARK, y - MARK, x + MARK, y + MARK) for x, y in marks]
     for name, (x, y) in places.items():
-        boxes = [(reach, box) for reach in REACHES for box in around(x, y, WIDTH * SIZE * len(name), reach)]
-        reach, box = min(boxes, key=lambda one: (outside(one[1], inside) + sum(covered(one[1], b) for b in taken), one[0]))
+        boxes = [
+            (reach, box)
+            for reach in REACHES
+            for box in around(x, y, WIDTH * SIZE * len(name), reach)
+        ]
+        reach, box = min(
+            boxes,
+            key=lambda one: (
+                outside(one[1], inside) + sum(covered(one[1], b) for b in taken),
+                one[0],
+            ),
+        )
         taken.append(box)
         line: dict[str, Any] = {"arrowprops": LEADER} if reach else {}
         axes.annotate(
-            name, points[name], (box[0] - x, box[1] - y), textcoords="offset points", fontsize=SIZE, va="bottom", **line
+            name,
+            points[name],
+            (box[0] - x, box[1] - y),
+            textcoords="offset points",
+            fontsize=SIZE,
+            va="bottom",
+            **line,
         )
 
 
 def around(x: float, y: float, width: float, reach: float = 0.0) -> list[Box]:
-    """Boxes of one line of text around a mark: its four corners, then above and below, then to the right and left."""
+    """Boxes of one line of text around a mark: its four corners, then above and below, then to the
+    right and left.
+    """
     side, middle = MARK + 2 + reach, -width / 2
     low, high = -MARK + 1 - SIZE - reach, MARK - 1 + reach
     corners = [(left, bottom) for left in (side, -side - width) for bottom in (high, low)]
     beside = [(middle, high), (middle, low), (side, -SIZE / 2), (-side - width, -SIZE / 2)]
-    return [(x + left, y + bottom, x + left + width, y + bottom + SIZE) for left, bottom in corners + beside]
+    return [
+        (x + left, y + bottom, x + left + width, y + bottom + SIZE)
+        for left, bottom in corners + beside
+    ]
 
 
 def outside(one: Box, frame: Box) -> float:

@@ -1,4 +1,6 @@
-"""Shares of the gap by number of tasks, drawn: a row per method and a column per merger, ours and the paper's."""
+"""Shares of the gap by number of tasks, drawn: a row per method and a column per merger, ours and
+the paper's.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +34,13 @@ def panels(page: Page) -> PageOutput:
 
 
 def hover(page: Page) -> PageOutput:
-    """The same panels, to be read by hovering: each share with its model, its number of tasks and its range."""
+    """The same panels, to be read by hovering: each share with its model, its number of tasks and
+    its range.
+    """
     ending = "" if page.place[0] == IMAGES else "-real"
-    return hovering({f"fig-why-adapters{ending}": _interactive(shares(page), page)} if ran(page) else {})
+    return hovering(
+        {f"fig-why-adapters{ending}": _interactive(shares(page), page)} if ran(page) else {}
+    )
 
 
 def _panels(page: Page) -> Figure | None:
@@ -64,25 +70,43 @@ def _panels(page: Page) -> Figure | None:
 
 
 def _interactive(found: pd.DataFrame, page: Page) -> "go.Figure":
-    from plotly.subplots import make_subplots  # half a second, which only pages with such figures pay
+    from plotly.subplots import (
+        make_subplots,
+    )  # half a second, which only pages with such figures pay
 
-    titles = [f"{NAMES[method]},<br>{UPSTREAMS[upstream]}" for method in METHODS for upstream in MERGERS]
-    shape: dict[str, Any] = {"rows": len(METHODS), "cols": len(MERGERS), "subplot_titles": titles, "vertical_spacing": 0.06}
+    titles = [
+        f"{NAMES[method]},<br>{UPSTREAMS[upstream]}" for method in METHODS for upstream in MERGERS
+    ]
+    shape: dict[str, Any] = {
+        "rows": len(METHODS),
+        "cols": len(MERGERS),
+        "subplot_titles": titles,
+        "vertical_spacing": 0.06,
+    }
     figure = make_subplots(**shape, shared_xaxes="all", shared_yaxes="all", horizontal_spacing=0.04)
     for row, method in enumerate(METHODS, 1):
         for column, upstream in enumerate(MERGERS, 1):
             own = select(found, {"upstream": upstream, "method": method})
             for number, setting in enumerate([s for m, s in series(page) if m == method]):
                 line = select(own, {"setting": setting})
-                look = {"mode": "lines+markers", "line": {"dash": "dash" if number else "solid", "width": 1.8}}
-                figure.add_traces([look | one for one in _traces(line, way(method, setting))], rows=row, cols=column)
+                look = {
+                    "mode": "lines+markers",
+                    "line": {"dash": "dash" if number else "solid", "width": 1.8},
+                }
+                figure.add_traces(
+                    [look | one for one in _traces(line, way(method, setting))],
+                    rows=row,
+                    cols=column,
+                )
             printed = _traces(select(own, {"source": PAPER}), f"{NAMES[method]}, the paper")
             figure.add_traces([{"mode": "markers"} | one for one in printed], rows=row, cols=column)
     counts = sorted(set(found["tasks"]))
     figure.update_xaxes(type="log", tickvals=counts, ticktext=list(map(str, counts)))
     figure.update_xaxes(title="tasks", row=len(METHODS))
     figure.update_yaxes(title="share (%)", col=1)
-    return figure.update_annotations(font_size=12).update_layout(height=960, showlegend=False, margin_t=50)
+    return figure.update_annotations(font_size=12).update_layout(
+        height=960, showlegend=False, margin_t=50
+    )
 
 
 def _traces(rows: pd.DataFrame, name: str) -> list[dict[str, Any]]:
@@ -109,7 +133,9 @@ def _traces(rows: pd.DataFrame, name: str) -> list[dict[str, Any]]:
 
 
 def _curve(axes: Axes, own: pd.DataFrame, dashes: str) -> None:
-    """One setting of ours through drawn parts and larger pools; bars reach from the least part to the most."""
+    """One setting of ours through drawn parts and larger pools; bars reach from the least part to
+    the most.
+    """
     axes.plot(own["tasks"], own["share"], dashes, color=MARKS[STUDY]["color"], lw=1.8)
     for source in (STUDY, POOLS):
         _points(axes, own, source)
@@ -119,5 +145,11 @@ def _points(axes: Axes, own: pd.DataFrame, source: str) -> None:
     those = select(own, {"source": source})
     if len(those):
         bars = [those["share"] - those["least"], those["most"] - those["share"]]
-        look: dict[str, Any] = {"ls": "", "markersize": 7, "elinewidth": 1.0, "zorder": 3, **MARKS[source]}
+        look: dict[str, Any] = {
+            "ls": "",
+            "markersize": 7,
+            "elinewidth": 1.0,
+            "zorder": 3,
+            **MARKS[source],
+        }
         axes.errorbar(those["tasks"], those["share"], yerr=bars, **look)

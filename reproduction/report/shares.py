@@ -1,37 +1,66 @@
-"""Shares of the gap between a merger and the experts, by number of tasks, beside the paper's own: the table of the front page.
+"""Shares of the gap between a merger and the experts, by number of tasks, beside the paper's own:
+the table of the front page.
 
-The paper's shares are computed from the printed cells of its rows, not from the printed averages, one of which is not its row's.
+The paper's shares are computed from the printed cells of its rows, not from the printed averages,
+one of which is not its row's.
 """
 
 from reproduction.report.errata import corrected_table
 from reproduction.report.evidence import Evidence
 from reproduction.report.markup import PageOutput, note, table
 from reproduction.report.pages import Page
-from reproduction.report.tables import NAMES, SETTING_LABELS, UPSTREAMS, average, settings_shown, share
+from reproduction.report.tables import (
+    NAMES,
+    SETTING_LABELS,
+    UPSTREAMS,
+    average,
+    settings_shown,
+    share,
+)
 from reproduction.report.values import AVERAGE, IMAGES, PRINTED, SIZES, paper_row, paper_table
 
-POOLS = {pool: table for (role, pool), table in PRINTED.items() if role == IMAGES}  # number of tasks → the paper's table of it
+POOLS = {
+    pool: table for (role, pool), table in PRINTED.items() if role == IMAGES
+}  # number of tasks → the paper's table of it
 STARTS = ("average", "task_arithmetic")
 ORDER = ("featcal", "surgery", "prob_surgery")
 
 
 def by_tasks(page: Page) -> PageOutput:
-    """A row per merger and method, FeatCal's at every setting: the share with 8, 14 and 20 tasks here, and in the paper."""
+    """A row per merger and method, FeatCal's at every setting: the share with 8, 14 and 20 tasks
+    here, and in the paper.
+    """
     rows = []
     for upstream in STARTS:
         for method in ORDER:
-            for setting in settings_shown(page.suite) if method == "featcal" else settings_shown(page.suite)[:1]:
+            for setting in (
+                settings_shown(page.suite)
+                if method == "featcal"
+                else settings_shown(page.suite)[:1]
+            ):
                 ours = [_said(measured(page, pool, upstream, method, setting)) for pool in POOLS]
-                theirs = [_printed(number, upstream, method) for number in POOLS.values()] if _main(page, setting) else [""] * 3
+                theirs = (
+                    [_printed(number, upstream, method) for number in POOLS.values()]
+                    if _main(page, setting)
+                    else [""] * 3
+                )
                 name = f"{NAMES[method]}<small>{UPSTREAMS[upstream]}, {SETTING_LABELS[setting]}</small>"
-                rows.append(("" if _main(page, setting) else "fc-reference", [name, *ours, *theirs]))
-    head = ["From, at", *(f"{pool} tasks, here" for pool in POOLS), *(f"{pool} tasks, the paper" for pool in POOLS)]
+                rows.append(
+                    ("" if _main(page, setting) else "fc-reference", [name, *ours, *theirs])
+                )
+    head = [
+        "From, at",
+        *(f"{pool} tasks, here" for pool in POOLS),
+        *(f"{pool} tasks, the paper" for pool in POOLS),
+    ]
     caption = f"Share of the gap between merger and experts that is recovered, {SIZES[page.place[0]]} — {page.label}"
     return PageOutput(table(head, rows, caption, "fc-long") + note(words(page)))
 
 
 def words(page: Page) -> str:
-    """What the table says of FeatCal and of the adapters, from both mergers, in numbers of its own."""
+    """What the table says of FeatCal and of the adapters, from both mergers, in numbers of its
+    own.
+    """
     said = []
     for upstream in STARTS:
         apart = {method: _apart(page, upstream, method) for method in ORDER}
@@ -53,13 +82,20 @@ def measured(page: Page, pool: str, upstream: str, method: str, setting: str) ->
 
 
 def printed(table: str, upstream: str, method: str, corrected: bool = False) -> float | None:
-    """The same from the printed cells of the paper's rows; corrected: with what fits in place of what cannot be right."""
-    keys, read = ((upstream, "merged"), (upstream, method), ("", "expert")), corrected_table if corrected else paper_table
+    """The same from the printed cells of the paper's rows; corrected: with what fits in place of
+    what cannot be right.
+    """
+    keys, read = (
+        ((upstream, "merged"), (upstream, method), ("", "expert")),
+        corrected_table if corrected else paper_table,
+    )
     return share(*(paper_row(table, *key, read=read).drop(AVERAGE).mean() for key in keys))
 
 
 def _apart(page: Page, upstream: str, method: str) -> list[float | None]:
-    """By how many points the share here is above the paper's, per number of tasks, at the main setting."""
+    """By how many points the share here is above the paper's, per number of tasks, at the main
+    setting.
+    """
     found: list[float | None] = []
     for pool, number in POOLS.items():
         here = measured(page, pool, upstream, method, settings_shown(page.suite)[0])
@@ -74,7 +110,9 @@ def _main(page: Page, setting: str) -> bool:
 
 def _printed(number: str, upstream: str, method: str) -> str:
     """As the printed cells have it, and below with cells corrected where that changes it."""
-    said, mended = (_said(printed(number, upstream, method, corrected)) for corrected in (False, True))
+    said, mended = (
+        _said(printed(number, upstream, method, corrected)) for corrected in (False, True)
+    )
     return said if said == mended else f"{said}<small>{mended} corrected</small>"
 
 

@@ -1,6 +1,7 @@
 """What pages about a study share: with which settings it was run.
 
-A study is an experiment of params.yaml with a stage, a results file and a run record of its own name.
+A study is an experiment of params.yaml with a stage, a results file and a run record of its own
+name.
 """
 
 from typing import Any
@@ -10,11 +11,18 @@ from reproduction.report.pages import SYMBOLS, Page
 from reproduction.report.values import PAPER_SETTINGS
 
 RIVALS = {"featcal": "FeatCal", "surgery": "Surgery", "prob_surgery": "ProbSurgery"}
-PAPERS_RIVALS = {  # Appendix K of the paper; rank and hidden width, which it does not tell, from the published code
+# Appendix K of the paper; rank and hidden width, which it does not tell, from the published code
+PAPERS_RIVALS = {
     "surgery": {"rank": 16, "steps": 1000, "batch": 16, "lr": 1e-3},
     "prob_surgery": {"hidden": 128, "steps": 1000, "batch": 16, "lr": 1e-3},
 }
-WORDS = {"rank": "rank", "hidden": "hidden width", "steps": "steps", "batch": "images per step", "lr": "learning rate"}
+WORDS = {
+    "rank": "rank",
+    "hidden": "hidden width",
+    "steps": "steps",
+    "batch": "images per step",
+    "lr": "learning rate",
+}
 STREAMS = {
     "train": "training images",
     "test_unlabelled": "unlabelled test images",
@@ -23,7 +31,9 @@ STREAMS = {
 
 
 def samples(page: Page, study: str = "") -> int | None:
-    """How many inputs of each task FeatCal got, in a study or the page's own experiment; None where that is not one number."""
+    """How many inputs of each task FeatCal got, in a study or the page's own experiment; None where
+    that is not one number.
+    """
     role, pool = page.place
     if study:
         return page.evidence.settings(study).get("study", {}).get("samples")
@@ -35,7 +45,10 @@ def samples(page: Page, study: str = "") -> int | None:
 def settings(page: Page) -> PageOutput:
     """What each method was run with, beside what the paper says of it."""
     study = page.topic.study
-    rivals = (page.evidence.record(study).get("settings") or page.evidence.settings(study).get("study", {})).get("rivals")
+    rivals = (
+        page.evidence.record(study).get("settings")
+        or page.evidence.settings(study).get("study", {})
+    ).get("rivals")
     if rivals is None:
         return PageOutput(note(f"○ not run: no settings of this study in the {page.label}."))
     paper = vars(PAPER_SETTINGS[page.place[0]])
@@ -53,8 +66,23 @@ def settings(page: Page) -> PageOutput:
     ]
     for method, printed in PAPERS_RIVALS.items():
         words = {name: WORDS[name] for name in printed}
-        rows.append(("", [RIVALS[method], _listed(rivals[method], words), STREAMS[rivals["stream"]], _listed(printed, words)]))
-    head = ["Method", "Settings here", "What it sees", "In the paper (rank and hidden width: published code)"]
+        rows.append(
+            (
+                "",
+                [
+                    RIVALS[method],
+                    _listed(rivals[method], words),
+                    STREAMS[rivals["stream"]],
+                    _listed(printed, words),
+                ],
+            )
+        )
+    head = [
+        "Method",
+        "Settings here",
+        "What it sees",
+        "In the paper (rank and hidden width: published code)",
+    ]
     number = samples(page, study)
     shown = f"; {number} {page.inputs} per task" if number else ""
     return PageOutput(table(head, rows, f"Settings — {page.label}{shown}", "fc-words"))

@@ -1,4 +1,6 @@
-"""Figure 5: FeatCal's accuracy with one of λ, ρ and α varied at a time, around the suite's settings and the paper's."""
+"""Figure 5: FeatCal's accuracy with one of λ, ρ and α varied at a time, around the suite's settings
+and the paper's.
+"""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -22,10 +24,18 @@ if TYPE_CHECKING:
 MERGERS = ("task_arithmetic", "wudi")
 COLOURS = {"task_arithmetic": "#0072B2", "wudi": "#D55E00"}  # Okabe and Ito
 MARKERS = {"task_arithmetic": "o", "wudi": "s"}
-WORDS = {"ridge": "ridge", "anchor_blend": "blend of merged and base", "interpolation": "interpolation"}
+WORDS = {
+    "ridge": "ridge",
+    "anchor_blend": "blend of merged and base",
+    "interpolation": "interpolation",
+}
 
 
-FIGURES = {"ridge": "fig-sweep-ridge", "anchor_blend": "fig-sweep-blend", "interpolation": "fig-sweep-interpolation"}
+FIGURES = {
+    "ridge": "fig-sweep-ridge",
+    "anchor_blend": "fig-sweep-blend",
+    "interpolation": "fig-sweep-interpolation",
+}
 
 
 def panel(parameter: str, page: Page) -> PageOutput:
@@ -36,14 +46,22 @@ def panel(parameter: str, page: Page) -> PageOutput:
 def hover(page: Page) -> PageOutput:
     """The same panels, to be read by hovering: each value of a curve with its accuracy."""
     ending = "" if page.place[0] == IMAGES else "-real"
-    drawn = {name + ending: _interactive(page.evidence, parameter) for parameter, name in FIGURES.items()}
+    drawn = {
+        name + ending: _interactive(page.evidence, parameter) for parameter, name in FIGURES.items()
+    }
     return hovering(drawn if not page.evidence.table("sweep").empty else {})
 
 
 def curve(ours: Evidence, parameter: str, upstream: str, setting: str) -> pd.DataFrame:
-    """Average over tasks by value, in rising order, with the mark of what was chosen; no rows where not run."""
+    """Average over tasks by value, in rising order, with the mark of what was chosen; no rows where
+    not run.
+    """
     wanted = {"parameter": parameter, "upstream": upstream, "setting": setting}
-    return select(ours.table("sweep"), wanted).groupby("at").agg(value=("value", "mean"), chosen=("chosen", "max"))
+    return (
+        select(ours.table("sweep"), wanted)
+        .groupby("at")
+        .agg(value=("value", "mean"), chosen=("chosen", "max"))
+    )
 
 
 def _panel(ours: Evidence, parameter: str) -> Figure | None:
@@ -56,8 +74,15 @@ def _panel(ours: Evidence, parameter: str) -> Figure | None:
             axes.axhline(merged, color=COLOURS[upstream], ls=(0, (1, 2)), lw=1.6, zorder=1)
         if parameter == "ridge":
             axes.set_xscale("log")
-        axes.set(xlabel=f"{SYMBOLS[parameter]}, {WORDS[parameter]} (no unit)", ylabel="average top-1 accuracy (%)")
-        axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), ncols=1 if len(settings_shown(ours.suite)) > 1 else 2)
+        axes.set(
+            xlabel=f"{SYMBOLS[parameter]}, {WORDS[parameter]} (no unit)",
+            ylabel="average top-1 accuracy (%)",
+        )
+        axes.legend(
+            loc="lower center",
+            bbox_to_anchor=(0.45, 1.0),
+            ncols=1 if len(settings_shown(ours.suite)) > 1 else 2,
+        )
         return figure
 
 
@@ -72,7 +97,10 @@ def _curves(ours: Evidence, parameter: str) -> Iterator[tuple[str, str, pd.DataF
 
 def _merged(ours: Evidence, parameter: str) -> dict[str, float]:
     """Average accuracy of each merger before calibration, of those that have a curve."""
-    found = {upstream: average(ours, (upstream, "merged", "")) for upstream, _, _ in _curves(ours, parameter)}
+    found = {
+        upstream: average(ours, (upstream, "merged", ""))
+        for upstream, _, _ in _curves(ours, parameter)
+    }
     return {upstream: merged.mean for upstream, merged in found.items() if merged}
 
 
@@ -82,9 +110,19 @@ def _interactive(ours: Evidence, parameter: str) -> "go.Figure":
     figure, symbol = go.Figure(), SYMBOLS[parameter]
     for upstream, setting, points in _curves(ours, parameter):
         main, colour = setting == main_setting(ours.suite), COLOURS[upstream]
-        mark = {"symbol": {"o": "circle", "s": "square"}[MARKERS[upstream]], "size": 8, "line": {"color": colour, "width": 2}}
-        chosen, ring = points[points["chosen"] == 1], {"symbol": "circle-open", "size": 17, "color": colour, "opacity": 1}
-        said = [f"{symbol} = {compact(at)}{', chosen' * bool(row.chosen)}: {row.value:.1f} %" for at, row in points.iterrows()]
+        mark = {
+            "symbol": {"o": "circle", "s": "square"}[MARKERS[upstream]],
+            "size": 8,
+            "line": {"color": colour, "width": 2},
+        }
+        chosen, ring = (
+            points[points["chosen"] == 1],
+            {"symbol": "circle-open", "size": 17, "color": colour, "opacity": 1},
+        )
+        said = [
+            f"{symbol} = {compact(at)}{', chosen' * bool(row.chosen)}: {row.value:.1f} %"
+            for at, row in points.iterrows()
+        ]
         figure.add_scatter(
             x=points.index.tolist(), y=points["value"].round(2).tolist(), mode="lines+markers",
             name=f"{UPSTREAMS[upstream]}, {SETTING_LABELS[setting]}", line={"color": colour, "dash": "solid" if main else "dash"},
@@ -101,7 +139,10 @@ def _interactive(ours: Evidence, parameter: str) -> "go.Figure":
             line={"color": COLOURS[upstream], "dash": "dot", "width": 1.6}, text=[f"{merged:.1f} %"] * len(ends),
             hoverinfo="text+name", hoverlabel={"namelength": -1},
         )  # fmt: skip
-    figure.update_xaxes(title=f"{symbol}, {WORDS[parameter]} (no unit)", **({"type": "log"} if parameter == "ridge" else {}))
+    figure.update_xaxes(
+        title=f"{symbol}, {WORDS[parameter]} (no unit)",
+        **({"type": "log"} if parameter == "ridge" else {}),
+    )
     return figure.update_yaxes(title="average top-1 accuracy (%)").update_layout(height=440)
 
 
@@ -112,13 +153,25 @@ def _ends(ours: Evidence, parameter: str) -> list[float]:
 
 
 def _line(axes: Axes, points: pd.DataFrame, upstream: str, setting: str, main: bool) -> None:
-    """A curve with its chosen value ringed: filled and solid at the main settings, hollow and dashed at the others."""
+    """A curve with its chosen value ringed: filled and solid at the main settings, hollow and
+    dashed at the others.
+    """
     colour, name = COLOURS[upstream], f"{UPSTREAMS[upstream]}, {SETTING_LABELS[setting]}"
-    look: dict[str, Any] = {"color": colour, "marker": MARKERS[upstream], "markersize": 8, "lw": 2, "label": name}
-    look |= {"ls": "-", "zorder": 3} if main else {"ls": "--", "markerfacecolor": "white", "zorder": 2}
+    look: dict[str, Any] = {
+        "color": colour,
+        "marker": MARKERS[upstream],
+        "markersize": 8,
+        "lw": 2,
+        "label": name,
+    }
+    look |= (
+        {"ls": "-", "zorder": 3} if main else {"ls": "--", "markerfacecolor": "white", "zorder": 2}
+    )
     axes.plot(points.index, points["value"], **look)
     chosen = points[points["chosen"] == 1]
-    axes.scatter(chosen.index, chosen["value"], s=260, facecolors="none", edgecolors=colour, lw=1.8, zorder=4)
+    axes.scatter(
+        chosen.index, chosen["value"], s=260, facecolors="none", edgecolors=colour, lw=1.8, zorder=4
+    )
 
 
 def values(page: Page) -> PageOutput:
@@ -128,7 +181,11 @@ def values(page: Page) -> PageOutput:
         return PageOutput(note(f"○ not run: no sweeps in the results of the {page.label}."))
     for parameter in WORDS:
         for setting in settings_shown(page.suite):
-            there = {upstream: points for upstream, at, points in _curves(ours, parameter) if at == setting}
+            there = {
+                upstream: points
+                for upstream, at, points in _curves(ours, parameter)
+                if at == setting
+            }
             if there:
                 parts.append(_values(there, parameter, setting, page))
     return PageOutput(fold("The numbers behind the curves", "".join(parts)))
@@ -136,8 +193,17 @@ def values(page: Page) -> PageOutput:
 
 def _values(curves: dict[str, pd.DataFrame], parameter: str, setting: str, page: Page) -> str:
     first = next(iter(curves.values()))
-    head = [SYMBOLS[parameter], *(f"<strong>{compact(at)}</strong>" if c else compact(at) for at, c in first["chosen"].items())]
-    rows = [("", [UPSTREAMS[upstream], *(f"{value:.1f}" for value in points["value"])]) for upstream, points in curves.items()]
+    head = [
+        SYMBOLS[parameter],
+        *(
+            f"<strong>{compact(at)}</strong>" if c else compact(at)
+            for at, c in first["chosen"].items()
+        ),
+    ]
+    rows = [
+        ("", [UPSTREAMS[upstream], *(f"{value:.1f}" for value in points["value"])])
+        for upstream, points in curves.items()
+    ]
     caption = f"Average top-1 accuracy (%) by {SYMBOLS[parameter]}, the others at the {SETTING_LABELS[setting]} — {page.label}"
     return table(head, rows, caption)
 
@@ -149,8 +215,19 @@ def settings(page: Page) -> PageOutput:
         return PageOutput(note("○ not run: no settings file yet."))
     names = [name for name in SYMBOLS if name != "samples"]
     rows = [
-        ("", [SETTING_LABELS[around["setting"]], *(compact(around["featcal"][name]) for name in names), str(told["samples"])])
+        (
+            "",
+            [
+                SETTING_LABELS[around["setting"]],
+                *(compact(around["featcal"][name]) for name in names),
+                str(told["samples"]),
+            ],
+        )
         for around in told["around"]
     ]
-    head = ["The curves stand around the", *(SYMBOLS[name] for name in names), SYMBOLS["samples"].replace("images", page.inputs)]
+    head = [
+        "The curves stand around the",
+        *(SYMBOLS[name] for name in names),
+        SYMBOLS["samples"].replace("images", page.inputs),
+    ]
     return PageOutput(table(head, rows, f"Settings — {page.label}; seed {told['seed']}"))

@@ -1,4 +1,5 @@
-"""The accuracy tables in the paper's row order: one model of numbers for our results and for the paper's printed values.
+"""The accuracy tables in the paper's row order: one model of numbers for our results and for the
+paper's printed values.
 
 Turns rows of result files into rows of cells; how a cell looks is not decided here.
 """
@@ -25,13 +26,18 @@ NAMES = {"surgery": "Surgery", "prob_surgery": "ProbSurgery", "featcal": "FeatCa
 METHODS = {method: f"w/ {name}" for method, name in NAMES.items()}
 SHIFT = "mean_shift"  # an adapter that the paper has no row for
 SETTING_LABELS = {"suite": "suite’s settings", "paper": "paper’s settings"}
-ADAPTER_LABELS = {"suite": "adapters in proportion", "paper": "adapters of the published code’s size"}
+ADAPTER_LABELS = {
+    "suite": "adapters in proportion",
+    "paper": "adapters of the published code’s size",
+}
 LARGER = ("14", "20")  # pools that every suite runs at its main settings only
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table, in percent; change: against the block's merger; spread: standard deviation over seeds."""
+    """One number of a table, in percent; change: against the block's merger; spread: standard
+    deviation over seeds.
+    """
 
     value: float
     spread: float | None = None
@@ -42,7 +48,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One model: kind is reference, merger or calibrated; no cells means that it was not run. A heading names the rows below."""
+    """One model: kind is reference, merger or calibrated; no cells means that it was not run. A
+    heading names the rows below.
+    """
 
     label: str
     kind: str
@@ -52,11 +60,15 @@ class Row:
 
 
 Key = tuple[str, str, str]  # upstream, method, setting
-Lookup = Callable[[str, str], tuple[dict[str, Cell], bool]]  # upstream, method → cells by column, whether one run
+Lookup = Callable[
+    [str, str], tuple[dict[str, Cell], bool]
+]  # upstream, method → cells by column, whether one run
 
 
 def settings_shown(suite: str, pool: str = "8") -> tuple[str, ...]:
-    """The settings that results of this suite and pool have, of FeatCal and of the adapters' size; the main one comes first."""
+    """The settings that results of this suite and pool have, of FeatCal and of the adapters' size;
+    the main one comes first.
+    """
     return ("paper",) if suite == "paper" else ("suite",) if pool in LARGER else ("suite", "paper")
 
 
@@ -71,15 +83,18 @@ def setting_label(setting: str) -> str:
 
 
 def accuracy_rows(evidence: Evidence, setting: str = "") -> list[Row]:
-    """Every row of the paper's table from the main settings; or at another setting the blocks without the references.
+    """Every row of the paper's table from the main settings; or at another setting the blocks
+    without the references.
 
-    A row that was not run has no cells; a reference that the paper's table lacks, such as the multi-task model of the larger
-    pools, is left out.
+    A row that was not run has no cells; a reference that the paper's table lacks, such as the
+    multi-task model of the larger pools, is left out.
     """
     chosen = setting or settings_shown(evidence.suite, evidence.pool)[0]
     printed = PRINTED.get((evidence.role, evidence.pool))
     references = () if setting else references_of(printed) if printed else tuple(REFERENCES)
-    return rows_in_order(lambda u, m: measured_cells(evidence, model_key(u, m, chosen)), references, UPSTREAMS)
+    return rows_in_order(
+        lambda u, m: measured_cells(evidence, model_key(u, m, chosen)), references, UPSTREAMS
+    )
 
 
 def references_of(table: str) -> tuple[str, ...]:
@@ -89,7 +104,8 @@ def references_of(table: str) -> tuple[str, ...]:
 
 
 def paper_rows(table: str, model: str = "") -> tuple[list[str], list[Row]]:
-    """The paper's printed table: its columns, and its rows with the printed values and why some are in doubt.
+    """The paper's printed table: its columns, and its rows with the printed values and why some are
+    in doubt.
 
     model: by its printed name, where the table has two.
     """
@@ -97,36 +113,52 @@ def paper_rows(table: str, model: str = "") -> tuple[list[str], list[Row]]:
 
     def look(upstream: str, method: str) -> tuple[dict[str, Cell], bool]:
         printed = paper_row(table, upstream, method, model).items()
-        return {task: Cell(value, doubt=reason(table, upstream, method, task, model)) for task, value in printed}, False
+        return {
+            task: Cell(value, doubt=reason(table, upstream, method, task, model))
+            for task, value in printed
+        }, False
 
     upstreams = [upstream for upstream in UPSTREAMS if upstream in set(frame["upstream"])]
-    columns = [t for t in TASKS if t in set(frame["task"])] or [c for c in dict.fromkeys(frame["task"]) if c != AVERAGE]
+    columns = [t for t in TASKS if t in set(frame["task"])] or [
+        c for c in dict.fromkeys(frame["task"]) if c != AVERAGE
+    ]
     return columns, rows_in_order(look, references_of(table), upstreams)
 
 
 def rows_in_order(look: Lookup, references: Iterable[str], upstreams: Iterable[str]) -> list[Row]:
-    """References, then a block per merger: itself, and what calibrates it with its changes; the best of a block is marked."""
+    """References, then a block per merger: itself, and what calibrates it with its changes; the
+    best of a block is marked.
+    """
     rows = [Row(REFERENCES[method], "reference", "", *look("", method)) for method in references]
     for upstream in upstreams:
         merger = Row(UPSTREAMS[upstream], "merger", upstream, *look(upstream, "merged"))
-        calibrated = [Row(label, "calibrated", upstream, *look(upstream, method)) for method, label in METHODS.items()]
+        calibrated = [
+            Row(label, "calibrated", upstream, *look(upstream, method))
+            for method, label in METHODS.items()
+        ]
         rows += with_best([merger, *(with_changes(row, merger) for row in calibrated)])
     return rows
 
 
 def measured_cells(evidence: Evidence, key: Key) -> tuple[dict[str, Cell], bool]:
-    """Mean and spread of one model on every task and on average, and whether a single draw is behind them."""
+    """Mean and spread of one model on every task and on average, and whether a single draw is
+    behind them.
+    """
     return cells_of(by_task(evidence, key))
 
 
 def cells_of(found: Mapping[str, Estimate | None]) -> tuple[dict[str, Cell], bool]:
     """The cells of a row, by column, and whether a single draw is behind one of them."""
     known = {column: one for column, one in found.items() if one is not None}
-    return {column: Cell(one.mean, one.spread) for column, one in known.items()}, any(one.one_run for one in known.values())
+    return {column: Cell(one.mean, one.spread) for column, one in known.items()}, any(
+        one.one_run for one in known.values()
+    )
 
 
 def model_key(upstream: str, method: str, setting: str) -> Key:
-    """What names one model; the setting counts for what calibrates, references and mergers have none."""
+    """What names one model; the setting counts for what calibrates, references and mergers have
+    none.
+    """
     return upstream, method, setting if method in (*METHODS, SHIFT) else ""
 
 
@@ -141,25 +173,40 @@ def by_task(ours: Evidence, key: Key) -> dict[str, Estimate]:
 
 def rows_of(ours: Evidence, key: Key, file: str = "scores", **more: str) -> pd.DataFrame:
     """The rows of one model.   more: by column, what else they have in common."""
-    return select(ours.table(file), dict(zip(("upstream", "method", "setting"), key, strict=True)) | more)
+    return select(
+        ours.table(file), dict(zip(("upstream", "method", "setting"), key, strict=True)) | more
+    )
 
 
 def with_changes(row: Row, merger: Row) -> Row:
     """The row with its changes against the merger it starts from."""
     cells = {
-        column: replace(cell, change=cell.value - merger.cells[column].value) if column in merger.cells else cell
+        column: replace(cell, change=cell.value - merger.cells[column].value)
+        if column in merger.cells
+        else cell
         for column, cell in row.cells.items()
     }
     return replace(row, cells=cells)
 
 
 def with_best(block: list[Row]) -> list[Row]:
-    """Mark the highest value of every column of a block, as it is printed (equal to one decimal is equal)."""
+    """Mark the highest value of every column of a block, as it is printed (equal to one decimal is
+    equal).
+    """
     columns = {column for row in block for column in row.cells}
-    top = {column: max(round(row.cells[column].value, 1) for row in block if column in row.cells) for column in columns}
+    top = {
+        column: max(round(row.cells[column].value, 1) for row in block if column in row.cells)
+        for column in columns
+    }
     alone = sum(bool(row.cells) for row in block) < 2
     return [
-        replace(row, cells={c: replace(cell, best=not alone and round(cell.value, 1) == top[c]) for c, cell in row.cells.items()})
+        replace(
+            row,
+            cells={
+                c: replace(cell, best=not alone and round(cell.value, 1) == top[c])
+                for c, cell in row.cells.items()
+            },
+        )
         for row in block
     ]
 
@@ -171,7 +218,9 @@ def average(ours: Evidence, key: Key, file: str = "scores") -> Estimate | None:
 
 @dataclass(frozen=True)
 class Recovered:
-    """Which share of the way from a merger to the experts FeatCal goes, in percent; spread: over seeds."""
+    """Which share of the way from a merger to the experts FeatCal goes, in percent; spread: over
+    seeds.
+    """
 
     upstream: str
     setting: str
@@ -181,14 +230,18 @@ class Recovered:
 
 
 def share(merged: float | None, ours: float | None, expert: float | None) -> float | None:
-    """(ours − merged) / (expert − merged), in percent; None where one is unknown or there is no way to go."""
+    """(ours − merged) / (expert − merged), in percent; None where one is unknown or there is no way
+    to go.
+    """
     if merged is None or ours is None or expert is None or expert <= merged:
         return None
     return 100 * (ours - merged) / (expert - merged)
 
 
 def recovered(evidence: Evidence) -> list[Recovered]:
-    """(FeatCal − merger) / (experts − merger) of the averages, per merger and settings that were run."""
+    """(FeatCal − merger) / (experts − merger) of the averages, per merger and settings that were
+    run.
+    """
     expert = average(evidence, ("", "expert", ""))
     found = []
     for upstream in UPSTREAMS:
@@ -198,13 +251,18 @@ def recovered(evidence: Evidence) -> list[Recovered]:
             went = share(*(e and e.mean for e in (merged, ours, expert)))
             if went is None or not (expert and merged and ours):
                 continue
-            spread = None if ours.spread is None else 100 * ours.spread / (expert.mean - merged.mean)
+            spread = (
+                None if ours.spread is None else 100 * ours.spread / (expert.mean - merged.mean)
+            )
             found.append(Recovered(upstream, setting, went, spread, ours.one_run))
     return found
 
 
-def paper_recovered(table: str, upstream: str, corrected: bool = False, model: str = "", method: str = "featcal") -> float | None:
-    """The same share from the paper's averages, as printed or corrected where that can be told; None where a cell is missing.
+def paper_recovered(
+    table: str, upstream: str, corrected: bool = False, model: str = "", method: str = "featcal"
+) -> float | None:
+    """The same share from the paper's averages, as printed or corrected where that can be told;
+    None where a cell is missing.
 
     method: the row whose share it is, featcal or an adapter's.
     """

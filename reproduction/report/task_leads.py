@@ -1,6 +1,8 @@
-"""Why adapters win here, task by task: final drift and its mean, shares against the number of classes, the paper's own lead.
+"""Why adapters win here, task by task: final drift and its mean, shares against the number of
+classes, the paper's own lead.
 
-All on task arithmetic of the whole pool, at the suite's main settings. Every sentence is made from the results it speaks of.
+All on task arithmetic of the whole pool, at the suite's main settings. Every sentence is made from
+the results it speaks of.
 """
 
 from html import escape
@@ -38,7 +40,9 @@ def tasks_of(page: Page) -> list[str]:
 
 
 def drift_parts(page: Page) -> PageOutput:
-    """The squared drift of final features split into its per-task mean and the rest, and who undoes which part."""
+    """The squared drift of final features split into its per-task mean and the rest, and who undoes
+    which part.
+    """
     found = {row.method: row for row in drifts(page).itertuples()} if ran(page) else {}
     if not found:
         return missing(page)
@@ -48,20 +52,31 @@ def drift_parts(page: Page) -> PageOutput:
         rows.append(("", [NAMES[method], *values, f"{100 * row.mean_drift / row.drift:.0f} %"]))
     head = ["", "Squared drift", "its per-task mean", "the rest", "mean’s part"]
     caption = f"Squared distance of unit-length final features to the expert’s, mean over tasks — {page.label}"
-    return PageOutput(table(head, rows, caption, "fc-long") + note(undone(found)) + _each_task(page, list(found)))
+    return PageOutput(
+        table(head, rows, caption, "fc-long") + note(undone(found)) + _each_task(page, list(found))
+    )
 
 
 def undone(found: dict[str, Any]) -> str:
-    """In words, how much of each part of the merged model's drift each method undoes, and which part tells them apart."""
+    """In words, how much of each part of the merged model's drift each method undoes, and which
+    part tells them apart.
+    """
     start, told = found["merged"], []
-    left = {method: (row.mean_drift / start.mean_drift, row.rest / start.rest) for method, row in found.items()}
+    left = {
+        method: (row.mean_drift / start.mean_drift, row.rest / start.rest)
+        for method, row in found.items()
+    }
     for method in [m for m in ("featcal", *ADAPTERS) if m in found]:
         mean, rest = (100 * (1 - part) for part in left[method])
         told.append(f"{NAMES[method]} {mean:.0f} % of the mean and {rest:.0f} % of the rest")
     share = 100 * start.mean_drift / start.drift
     text = f"The per-task mean is {share:.0f} % of the merged model’s squared drift. Undone of it: {'; '.join(told)}."
     for method in [m for m in TRAINED if m in found and "featcal" in found]:
-        parts = [name for name, i in (("the mean", 0), ("the rest", 1)) if left[method][i] < left["featcal"][i]]
+        parts = [
+            name
+            for name, i in (("the mean", 0), ("the rest", 1))
+            if left[method][i] < left["featcal"][i]
+        ]
         text += f" {NAMES[method]} undoes more than FeatCal of {listed(parts) if parts else 'neither part'}."
     return f"{text} Drift was measured once, so no error is known of these shares."
 
@@ -71,7 +86,10 @@ def _each_task(page: Page, methods: list[str]) -> str:
     ours, rows = page.evidence, []
     for task in tasks_of(page):
         by_method = {row.method: row for row in drifts(page, [task]).itertuples()}
-        cells = [f"{by_method[m].drift:.3f}<small>{by_method[m].mean_drift:.3f} mean</small>" for m in methods]
+        cells = [
+            f"{by_method[m].drift:.3f}<small>{by_method[m].mean_drift:.3f} mean</small>"
+            for m in methods
+        ]
         rows.append(("", [escape(ours.title(task)), *cells]))
     caption = f"Squared drift by task, and its mean’s part — {page.label}"
     return fold("Task by task", table(["", *(NAMES[m] for m in methods)], rows, caption))
@@ -89,7 +107,12 @@ def _drift_bars(page: Page) -> Figure | None:
     with one_panel(0.5 * len(found) + 1.4) as (figure, axes):
         names = [NAMES[method] for method in found["method"]]
         axes.barh(names, found["mean_drift"], color="#D55E00", label="per-task mean")
-        look: dict[str, Any] = {"color": "#BBBBBB", "hatch": "//", "edgecolor": "white", "label": "the rest"}
+        look: dict[str, Any] = {
+            "color": "#BBBBBB",
+            "hatch": "//",
+            "edgecolor": "white",
+            "label": "the rest",
+        }
         axes.barh(names, found["rest"], left=found["mean_drift"], **look)
         axes.invert_yaxis()
         axes.set(xlabel="squared drift of unit-length features (no unit)")
@@ -98,12 +121,16 @@ def _drift_bars(page: Page) -> Figure | None:
 
 
 def by_classes(page: Page) -> PageOutput:
-    """Shares of every task's gap beside its number of classes, and whether the adapters' lead goes with that number."""
+    """Shares of every task's gap beside its number of classes, and whether the adapters' lead goes
+    with that number.
+    """
     if not ran(page):
         return missing(page)
     ours, counts = page.evidence, classes(page)
     methods = ("featcal", *TRAINED, "mean_shift")
-    own = {task: [share_of_task(page, method, task) for method in methods] for task in tasks_of(page)}
+    own = {
+        task: [share_of_task(page, method, task) for method in methods] for task in tasks_of(page)
+    }
     rows = []
     for task in sorted(own, key=lambda task: counts.get(task, 0)):
         cells = [f"{share:.0f}" if share == share else "–" for share in own[task]]
@@ -114,13 +141,21 @@ def by_classes(page: Page) -> PageOutput:
 
 
 def with_classes(own: dict[str, list[float]], counts: dict[str, int]) -> str:
-    """In words, how the lead of the better trained adapter over FeatCal goes with the number of classes."""
-    pairs = [(counts[task], max(shares[1:3]) - shares[0]) for task, shares in own.items() if task in counts]
+    """In words, how the lead of the better trained adapter over FeatCal goes with the number of
+    classes.
+    """
+    pairs = [
+        (counts[task], max(shares[1:3]) - shares[0])
+        for task, shares in own.items()
+        if task in counts
+    ]
     several = pd.DataFrame(pairs, columns=["classes", "lead"]).dropna()
     r, room = correlation(several["classes"], several["lead"])
     if room != room:
         return "○ not run: too few tasks for a correlation."
-    word = "grows with" if r > room else "shrinks with" if r < -room else "shows no clear relation to"
+    word = (
+        "grows with" if r > room else "shrinks with" if r < -room else "shows no clear relation to"
+    )
     return (
         f"The better adapter’s lead over FeatCal, in share of a task’s gap, {word} the task’s number of classes: "
         f"correlation {r:+.2f} over {len(own)} tasks, two standard errors {room:.2f}."
@@ -134,20 +169,33 @@ def among_all(page: Page) -> PageOutput:
     main = main_setting(page.suite)
     rows, measures = [], ("value", "union")
     for method in ("merged", "featcal", *TRAINED, "mean_shift", "expert"):
-        pair = [accuracies(page, method, main if method in ("featcal", *ADAPTERS) else "", measure) for measure in measures]
+        pair = [
+            accuracies(page, method, main if method in ("featcal", *ADAPTERS) else "", measure)
+            for measure in measures
+        ]
         rows.append(("", [NAMES[method], *(f"{one.mean:.1f}" if one else "–" for one in pair)]))
     total = sum(classes(page).values())
     head = ["", "Own classes", f"All {total} classes" if total else "All classes"]
-    caption = f"Average top-1 accuracy (%), among the classes of the task and of all tasks — {page.label}"
+    caption = (
+        f"Average top-1 accuracy (%), among the classes of the task and of all tasks — {page.label}"
+    )
     return PageOutput(table(head, rows, caption) + note(crowded(page)))
 
 
 def crowded(page: Page) -> str:
-    """In words, what becomes of the better adapter's lead where the answer may be a class of any task."""
+    """In words, what becomes of the better adapter's lead where the answer may be a class of any
+    task.
+    """
     main = main_setting(page.suite)
-    leads = [lead(better_adapter(page, measure=m), accuracies(page, "featcal", main, m)) for m in ("value", "union")]
+    leads = [
+        lead(better_adapter(page, measure=m), accuracies(page, "featcal", main, m))
+        for m in ("value", "union")
+    ]
     sure = ["beyond" if abs(margin) > room else "within" for margin, room in leads]
-    told = [f"{margin:+.1f} points ({word} two standard errors)" for (margin, _), word in zip(leads, sure, strict=True)]
+    told = [
+        f"{margin:+.1f} points ({word} two standard errors)"
+        for (margin, _), word in zip(leads, sure, strict=True)
+    ]
     word = "larger" if leads[1][0] > leads[0][0] else "smaller"
     return (
         f"The better trained adapter stands at {told[0]} against FeatCal among the task’s own classes, at {told[1]} among all: "
@@ -156,18 +204,30 @@ def crowded(page: Page) -> str:
 
 
 def paper_lead(page: Page) -> PageOutput:
-    """By task, how far FeatCal stands above the better adapter on task arithmetic: in the paper's Table 1, and here."""
+    """By task, how far FeatCal stands above the better adapter on task arithmetic: in the paper's
+    Table 1, and here.
+    """
     ours, printed = page.evidence, printed_leads()
     main = main_setting(page.suite)
-    here = {task: lead(accuracies(page, "featcal", main, task=task), better_adapter(page, task)) for task in printed}
+    here = {
+        task: lead(accuracies(page, "featcal", main, task=task), better_adapter(page, task))
+        for task in printed
+    }
     rows = []
     for task in sorted(printed, key=lambda task: -printed[task]):
         margin, room = here[task]
-        measured = f"{margin:+.1f}<small>± {room:.1f}</small>" if margin == margin else '<span class="fc-none">not run</span>'
+        measured = (
+            f"{margin:+.1f}<small>± {room:.1f}</small>"
+            if margin == margin
+            else '<span class="fc-none">not run</span>'
+        )
         rows.append(("", [escape(ours.title(task)), f"{printed[task]:+.1f}", measured]))
     head = ["", "In the paper", "Here, ± two standard errors"]
     caption = f"FeatCal above the better of Surgery and ProbSurgery on task arithmetic (points) — {page.label}"
-    return PageOutput(table(head, rows, caption) + note(sits(printed, {t: m for t, (m, _) in here.items() if m == m}, ours)))
+    return PageOutput(
+        table(head, rows, caption)
+        + note(sits(printed, {t: m for t, (m, _) in here.items() if m == m}, ours))
+    )
 
 
 def sits(printed: dict[str, float], here: dict[str, float], ours: Evidence) -> str:

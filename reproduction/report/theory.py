@@ -1,4 +1,6 @@
-"""The theory page: every numbered statement of the paper with its worst case, and the plots behind them."""
+"""The theory page: every numbered statement of the paper with its worst case, and the plots behind
+them.
+"""
 
 import re
 from collections.abc import Callable
@@ -12,7 +14,16 @@ from matplotlib.figure import Figure
 
 from reproduction.report.claims import main_setting
 from reproduction.report.evidence import select
-from reproduction.report.figures import COLOURS, INK, MARKERS, NAMES, WIDTH, block_name, depth, drawing
+from reproduction.report.figures import (
+    COLOURS,
+    INK,
+    MARKERS,
+    NAMES,
+    WIDTH,
+    block_name,
+    depth,
+    drawing,
+)
 from reproduction.report.markup import PageOutput, chip, note, table
 from reproduction.report.pages import Page
 from reproduction.report.values import packaged
@@ -21,12 +32,26 @@ from reproduction.report.verdicts import judge
 MODELS = ("merged", "featcal")
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "from_upstream": ("passed on by earlier blocks", {"color": "#BBBBBB"}),
-    "from_mismatch": ("added by this block", {"color": "#D55E00", "hatch": "////", "edgecolor": "white", "lw": 0.4}),
+    "from_mismatch": (
+        "added by this block",
+        {"color": "#D55E00", "hatch": "////", "edgecolor": "white", "lw": 0.4},
+    ),
 }
-LOSSES = {"proposition_7": ("Prop. 7: gradient × score change", "o"), "corollary_2": ("Cor. 2: constants × final drift", "^")}
-SCORES = {"proposition_3": ("Prop. 3: along the segment", "o"), "proposition_6": ("Prop. 6: every direction", "^")}
+LOSSES = {
+    "proposition_7": ("Prop. 7: gradient × score change", "o"),
+    "corollary_2": ("Cor. 2: constants × final drift", "^"),
+}
+SCORES = {
+    "proposition_3": ("Prop. 3: along the segment", "o"),
+    "proposition_6": ("Prop. 6: every direction", "^"),
+}
 
-CLOUD: dict[str, Any] = {"ls": "none", "markersize": 4.5, "mew": 0, "alpha": 0.6}  # half the bytes of a scatter plot
+CLOUD: dict[str, Any] = {
+    "ls": "none",
+    "markersize": 4.5,
+    "mew": 0,
+    "alpha": 0.6,
+}  # half the bytes of a scatter plot
 
 
 def statements() -> dict[str, dict[str, str]]:
@@ -35,17 +60,28 @@ def statements() -> dict[str, dict[str, str]]:
 
 
 def rows(page: Page) -> pd.DataFrame:
-    """All lines of the study, without the calibrated model's at other settings than the suite's main one."""
+    """All lines of the study, without the calibrated model's at other settings than the suite's
+    main one.
+    """
     found = page.evidence.table("theory")
     return found[found["setting"].isin(["", main_setting(page.suite)])]
 
 
 def checks(page: Page) -> PageOutput:
-    """One row per statement: what it says, on what it was checked, its worst case, how tight it is, and the verdict."""
+    """One row per statement: what it says, on what it was checked, its worst case, how tight it is,
+    and the verdict.
+    """
     found, setting = rows(page), main_setting(page.suite)
     own = [claim.on_texts if page.role else claim for claim in page.claims]
     verdicts = {claim.id: judge(claim, page.suite, setting) for claim in own if claim}
-    head = ["Statement", "In plain words", "Checked on", "Worst case, merged", "Worst case, calibrated", "Verdict"]
+    head = [
+        "Statement",
+        "In plain words",
+        "Checked on",
+        "Worst case, merged",
+        "Worst case, calibrated",
+        "Verdict",
+    ]
     body = []
     for name, told in statements().items():
         own = found[found["statement"] == name]
@@ -75,12 +111,16 @@ def worst_case(own: pd.DataFrame, method: str, quantity: str) -> str:
     tight = ours[ours["quantity"] == "tightness"]["value"]
     close = f" · tightness {tight.mean():.2g} %" if len(tight) else ""
     return (
-        f"+{value:,.1f} %<small>{count:,} cases{close}</small>" if value >= 0 else f"{value:.1f} %<small>{count:,} cases</small>"
+        f"+{value:,.1f} %<small>{count:,} cases{close}</small>"
+        if value >= 0
+        else f"{value:.1f} %<small>{count:,} cases</small>"
     )
 
 
 def by_nodes(own: pd.DataFrame) -> str:
-    """Digits of the merged model's worst task by number of quadrature nodes; nothing where no block was integrated over."""
+    """Digits of the merged model's worst task by number of quadrature nodes; nothing where no block
+    was integrated over.
+    """
     rows = select(own, {"quantity": "unrolled_digits", "method": "merged"})
     worst = rows[rows["task"] != ""].groupby("nodes")["value"].min()
     told = ", ".join(f"{value:.1f} with {nodes:.0f}" for nodes, value in worst.items())
@@ -102,7 +142,10 @@ def figure(panel: str, page: Page) -> PageOutput:
     points = page.evidence.table("theory_points")
     if rows(page).empty or points.empty:
         return PageOutput(note(f"○ not run: no result files for this figure in the {page.label}."))
-    return page.drawn(PANELS[panel](rows(page), points[points["setting"].isin(["", main_setting(page.suite)])]), panel)
+    return page.drawn(
+        PANELS[panel](rows(page), points[points["setting"].isin(["", main_setting(page.suite)])]),
+        panel,
+    )
 
 
 def sheet(panels: int, height: float) -> tuple[Figure, list[Axes]]:
@@ -132,7 +175,9 @@ def decomposition(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
             base = 0.0
             for quantity, (name, look) in PARTS.items():
                 values = by_block(rows, method, quantity, "proposition_1")
-                ax.bar(numbered(ax, values.index), values, bottom=base, width=0.7, label=name, **look)
+                ax.bar(
+                    numbered(ax, values.index), values, bottom=base, width=0.7, label=name, **look
+                )
                 base = values.to_numpy() + base
             ax.set_title(f"{NAMES[method]} model" if method == "merged" else NAMES[method])
             ax.set(ylabel="drift (% of the\nexpert's features)")
@@ -149,9 +194,13 @@ def propagation(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
         for i, method in enumerate(MODELS):
             share = by_block(rows, method, "share_of_final", "proposition_2")
             share = share.loc[sorted(share.index, key=depth)]
-            look: dict[str, Any] = {"hatch": "////", "edgecolor": "white", "lw": 0.4} if method == "merged" else {}
+            look: dict[str, Any] = (
+                {"hatch": "////", "edgecolor": "white", "lw": 0.4} if method == "merged" else {}
+            )
             places = [p + (i - 0.5) * 0.38 for p in numbered(origin, share.index)]
-            origin.bar(places, share, width=0.36, color=COLOURS[method], label=NAMES[method], **look)
+            origin.bar(
+                places, share, width=0.36, color=COLOURS[method], label=NAMES[method], **look
+            )
         origin.axhline(0, color=INK, lw=0.8)
         origin.set(xlabel="block whose mismatch it was", ylabel="share of final drift (%)")
         origin.legend()
@@ -160,7 +209,9 @@ def propagation(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
         for quantity, (name, marker, style) in lines.items():
             found = select(rows, {"method": "merged", "quantity": quantity})
             worst = found[found["task"] != ""].groupby("nodes")["value"].min()
-            nodes.plot(worst.index, 10.0**-worst, style, marker=marker, label=name, color=INK, markersize=7)
+            nodes.plot(
+                worst.index, 10.0**-worst, style, marker=marker, label=name, color=INK, markersize=7
+            )
         nodes.set_xscale("log", base=2)
         nodes.set_yscale("log")
         ticks = sorted(set(rows["nodes"].dropna()))
@@ -172,54 +223,84 @@ def propagation(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
 
 
 def bounds(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
-    """What three bounds allow against what happens: growth of drift, change of scores, change of loss."""
+    """What three bounds allow against what happens: growth of drift, change of scores, change of
+    loss.
+    """
     with drawing():
         figure, (growth, scores, losses) = sheet(3, 3.6)
         found = points[points["statement"] == "proposition_5"]
         for method in MODELS:
             own = found[found["method"] == method]
-            look: dict[str, Any] = {"marker": MARKERS[method], "color": COLOURS[method], "label": NAMES[method]}
+            look: dict[str, Any] = {
+                "marker": MARKERS[method],
+                "color": COLOURS[method],
+                "label": NAMES[method],
+            }
             growth.plot(own["actual"], own["bound"], **CLOUD, **look)
         ends = [min(found["actual"].min(), 1.0) - 0.05, found["actual"].quantile(0.99) + 0.05]
         growth.plot(ends, ends, color=INK, lw=1)
         growth.axhline(1, color=INK, lw=1, ls=":")
-        growth.set(xlim=ends, xlabel="drift behind a block / before it", ylabel="at least, by Prop. 5")
+        growth.set(
+            xlim=ends, xlabel="drift behind a block / before it", ylabel="at least, by Prop. 5"
+        )
         growth.legend()
         for ax, chosen, what in ((scores, SCORES, "scores"), (losses, LOSSES, "loss")):
             for i, (statement, (name, marker)) in enumerate(chosen.items()):
                 own = points[(points["statement"] == statement) & (points["method"] == "merged")]
                 own = own[own["actual"] > 1e-3]  # below, a logarithmic axis shows nothing but noise
                 colour = ("#009E73", "#CC79A7")[i]  # neither model's: both are in every cloud
-                ax.plot(own["actual"], own["bound"], marker=marker, color=colour, label=name, **CLOUD)
+                ax.plot(
+                    own["actual"], own["bound"], marker=marker, color=colour, label=name, **CLOUD
+                )
             span = np.array([max(ax.get_xlim()[0], 1e-3), ax.get_xlim()[1]])
             ax.plot(span, span, color=INK, lw=1)
-            ax.set(xscale="log", yscale="log", xlabel=f"change of the {what}", ylabel="at most, by the bound")
+            ax.set(
+                xscale="log",
+                yscale="log",
+                xlabel=f"change of the {what}",
+                ylabel="at most, by the bound",
+            )
             ax.minorticks_off()
             ax.legend(loc="lower right")
         return figure
 
 
 def margins(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
-    """The largest score change over half the expert's lead, image by image, by whether the answer stayed."""
+    """The largest score change over half the expert's lead, image by image, by whether the answer
+    stayed.
+    """
     found = points[points["statement"] == "margin"]
     ratio = np.log10((found["actual"] / found["bound"].clip(lower=1e-9)).clip(1e-2, 1e3))
-    edges = np.arange(np.floor(ratio.min() * 5), np.ceil(ratio.max() * 5) + 1) / 5  # one edge on the limit, at 0
+    edges = (
+        np.arange(np.floor(ratio.min() * 5), np.ceil(ratio.max() * 5) + 1) / 5
+    )  # one edge on the limit, at 0
     looks: dict[int, dict[str, Any]] = {
         1: {"color": COLOURS["featcal"], "label": "answer stays"},
-        0: {"color": COLOURS["merged"], "hatch": "////", "edgecolor": "white", "lw": 0.4, "label": "answer changes"},
+        0: {
+            "color": COLOURS["merged"],
+            "hatch": "////",
+            "edgecolor": "white",
+            "lw": 0.4,
+            "label": "answer changes",
+        },
     }
     with drawing():
         figure, axes = sheet(2, 3.0)
         for ax, method in zip(axes, MODELS, strict=True):
             below = np.zeros(len(edges) - 1)
             for kept, look in looks.items():
-                counts = np.histogram(ratio[(found["method"] == method) & (found["kept"] == kept)], edges)[0]
+                counts = np.histogram(
+                    ratio[(found["method"] == method) & (found["kept"] == kept)], edges
+                )[0]
                 there = counts > 0
                 ax.bar(edges[:-1][there], counts[there], 0.18, below[there], align="edge", **look)
                 below += counts
             ax.axvline(0, color=INK, lw=1.5, ls="--")
             own = select(rows, {"method": method, "statement": "margin"})
-            sure, fact = (select(own, {"quantity": q})["value"].mean() for q in ("kept_by_score", "kept_in_fact"))
+            sure, fact = (
+                select(own, {"quantity": q})["value"].mean()
+                for q in ("kept_by_score", "kept_in_fact")
+            )
             ax.set_title(f"{NAMES[method]}: {sure:.0f} % guaranteed, {fact:.0f} % in fact")
             ax.set_xticks([-1, 0, 1, 2], ["0.1", "1", "10", "100"])
             ax.set(ylabel="images")
@@ -229,19 +310,34 @@ def margins(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
 
 
 def sources(rows: pd.DataFrame, points: pd.DataFrame) -> Figure:
-    """How far a linear's inputs move between its solution and the finished model, and what that does to its fit."""
-    kinds = {"stale": ("stale features", COLOURS["merged"]), "forward": ("forward order", COLOURS["featcal"])}
+    """How far a linear's inputs move between its solution and the finished model, and what that
+    does to its fit.
+    """
+    kinds = {
+        "stale": ("stale features", COLOURS["merged"]),
+        "forward": ("forward order", COLOURS["featcal"]),
+    }
     with drawing():
         figure, (moved, fits) = sheet(2, 3.2)
         for i, (kind, (name, colour)) in enumerate(kinds.items()):
             values = by_block(rows, "featcal", f"{kind}_moved", "proposition_8")
-            look: dict[str, Any] = {"hatch": "////", "edgecolor": "white", "lw": 0.4} if kind == "stale" else {}
+            look: dict[str, Any] = (
+                {"hatch": "////", "edgecolor": "white", "lw": 0.4} if kind == "stale" else {}
+            )
             places = [p + (i - 0.5) * 0.38 for p in numbered(moved, values.index)]
             moved.bar(places, values, width=0.36, color=colour, label=name, **look)
-            for part, said, style in (("on_source", "as solved", "--"), ("deployed", "as deployed", "-")):
+            for part, said, style in (
+                ("on_source", "as solved", "--"),
+                ("deployed", "as deployed", "-"),
+            ):
                 fit = by_block(rows, "featcal", f"{kind}_{part}", "proposition_8")
                 marker = {"stale": "X", "forward": "^"}[kind]
-                line: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 7, "label": f"{name}, {said}"}
+                line: dict[str, Any] = {
+                    "color": colour,
+                    "marker": marker,
+                    "markersize": 7,
+                    "label": f"{name}, {said}",
+                }
                 fits.plot(numbered(fits, fit.index), fit, style, **line)
         moved.set(xlabel="block", ylabel="inputs moved (%)")
         moved.legend()

@@ -1,8 +1,10 @@
-"""Settings chosen without labels: what was found, how far from the best of the same candidates, what it cost.
+"""Settings chosen without labels: what was found, how far from the best of the same candidates,
+what it cost.
 
-Differences of two scores come with two standard errors of the difference, their variances added although all models answer the
-same test samples: cautious, as everywhere in this report. The best candidate by test labels is the largest of several noisy
-scores, so its lead is flattered; the distance is an upper estimate.
+Differences of two scores come with two standard errors of the difference, their variances added
+although all models answer the
+same test samples: cautious, as everywhere in this report. The best candidate by test labels is the
+largest of several noisy scores, so its lead is flattered; the distance is an upper estimate.
 """
 
 from dataclasses import dataclass
@@ -30,12 +32,19 @@ MODELS = {
 }
 SYMBOLS = {"ridge": "λ", "anchor_blend": "ρ", "interpolation": "α"}
 ACROSS = 2  # drawings side by side
-ORIGINS = {"start": "the paper’s", "path": "the path’s λ", "search": "search", "reference": "chosen on labels"}
+ORIGINS = {
+    "start": "the paper’s",
+    "path": "the path’s λ",
+    "search": "search",
+    "reference": "chosen on labels",
+}
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One calibrated model: its settings, its divergence from the experts without labels, its score on test samples."""
+    """One calibrated model: its settings, its divergence from the experts without labels, its score
+    on test samples.
+    """
 
     trial: int
     origin: str
@@ -47,17 +56,30 @@ class Tried:
     @property
     def words(self) -> str:
         """λ, ρ and α as one reads them."""
-        return ", ".join(f"{symbol} {compact(self.settings[name])}" for name, symbol in SYMBOLS.items())
+        return ", ".join(
+            f"{symbol} {compact(self.settings[name])}" for name, symbol in SYMBOLS.items()
+        )
 
 
 def tried(ours: Evidence) -> list[Tried]:
-    """Every candidate in the order of trials, then the reference; empty where the study was not run."""
+    """Every candidate in the order of trials, then the reference; empty where the study was not
+    run.
+    """
     found = []
     for trial, rows in ours.table("tune").groupby("trial", sort=True):
         first, score = rows.iloc[0], estimate(rows)
         assert score is not None
         settings = {name: float(first[name]) for name in SYMBOLS}
-        found.append(Tried(int(str(trial)), first["origin"], bool(first["chosen"]), settings, float(first["divergence"]), score))
+        found.append(
+            Tried(
+                int(str(trial)),
+                first["origin"],
+                bool(first["chosen"]),
+                settings,
+                float(first["divergence"]),
+                score,
+            )
+        )
     return found
 
 
@@ -65,7 +87,8 @@ def tried(ours: Evidence) -> list[Tried]:
 class Found:
     """What one search came to.
 
-    best: of the candidates, by test labels.   reference: settings chosen on labelled validation samples, no candidate; or None.
+    best: of the candidates, by test labels.   reference: settings chosen on labelled validation
+    samples, no candidate; or None.
     """
 
     start: Tried
@@ -77,16 +100,22 @@ class Found:
     @property
     def distance(self) -> tuple[float, float]:
         """How far the chosen one is below the best, and two standard errors of that."""
-        return self.best.score.mean - self.chosen.score.mean, noise(self.best.score, self.chosen.score)
+        return self.best.score.mean - self.chosen.score.mean, noise(
+            self.best.score, self.chosen.score
+        )
 
     @property
     def gain(self) -> tuple[float, float]:
         """How far the chosen one is above the paper's settings, and two standard errors of that."""
-        return self.chosen.score.mean - self.start.score.mean, noise(self.chosen.score, self.start.score)
+        return self.chosen.score.mean - self.start.score.mean, noise(
+            self.chosen.score, self.start.score
+        )
 
     @property
     def agreement(self) -> float:
-        """Rank correlation of smaller divergence with higher score over the candidates: 1 where both put them in one order."""
+        """Rank correlation of smaller divergence with higher score over the candidates: 1 where
+        both put them in one order.
+        """
         pairs = pd.DataFrame([(-one.divergence, one.score.mean) for one in self.candidates])
         return float(pairs[0].corr(pairs[1], method="spearman"))
 
@@ -97,7 +126,10 @@ def found(ours: Evidence) -> Found | None:
     if not every:
         return None
     candidates = tuple(one for one in every if one.origin != "reference")
-    chosen, best = next(one for one in candidates if one.chosen), max(candidates, key=lambda one: one.score.mean)
+    chosen, best = (
+        next(one for one in candidates if one.chosen),
+        max(candidates, key=lambda one: one.score.mean),
+    )
     reference = next((one for one in every if one.origin == "reference"), None)
     return Found(candidates[0], chosen, best, reference, candidates)
 
@@ -108,7 +140,9 @@ def evidence(model: tuple[str, str], suite: str) -> Evidence:
 
 
 def summary(suite: str) -> PageOutput:
-    """In words, for every model: the distance to the best, and the gain over the paper's settings."""
+    """In words, for every model: the distance to the best, and the gain over the paper's
+    settings.
+    """
     return PageOutput("".join(_summary(model, suite) for model in MODELS))
 
 
@@ -127,7 +161,9 @@ def _summary(model: tuple[str, str], suite: str) -> str:
 
 
 def values(suite: str) -> PageOutput:
-    """One row for each model: chosen settings and scores, beside the paper's, the best by labels, and those chosen on labels."""
+    """One row for each model: chosen settings and scores, beside the paper's, the best by labels,
+    and those chosen on labels.
+    """
     head = [
         "Model", "Chosen without labels", "At the paper’s settings", "Gain", "Best candidate by test labels", "Distance",
         "Chosen on labelled validation samples", "Rank correlation",
@@ -136,11 +172,25 @@ def values(suite: str) -> PageOutput:
     for model, name in MODELS.items():
         it = found(evidence(model, suite))
         if it is not None:
-            gain, distance = (f"{value:+.1f}<small>± {sure:.1f}</small>" for value, sure in (it.gain, it.distance))
-            cells = [_scored(it.chosen), _scored(it.start), gain, _scored(it.best), distance.replace("+-", "-")]
+            gain, distance = (
+                f"{value:+.1f}<small>± {sure:.1f}</small>" for value, sure in (it.gain, it.distance)
+            )
+            cells = [
+                _scored(it.chosen),
+                _scored(it.start),
+                gain,
+                _scored(it.best),
+                distance.replace("+-", "-"),
+            ]
             rows.append(("", [name, *cells, _scored(it.reference), f"{it.agreement:.2f}"]))
-    caption = f"Average score on test samples, all models calibrated on the same samples — {label(suite)}"
-    return PageOutput(table(head, rows, caption, "fc-words") if rows else note("○ not run: no such study in the results."))
+    caption = (
+        f"Average score on test samples, all models calibrated on the same samples — {label(suite)}"
+    )
+    return PageOutput(
+        table(head, rows, caption, "fc-words")
+        if rows
+        else note("○ not run: no such study in the results.")
+    )
 
 
 def _scored(one: Tried | None) -> str:
@@ -148,12 +198,18 @@ def _scored(one: Tried | None) -> str:
 
 
 def panel(suite: str) -> PageOutput:
-    """Divergence and score of every candidate, one drawing for each model, or a note where there is none."""
+    """Divergence and score of every candidate, one drawing for each model, or a note where there is
+    none.
+    """
     return drawn(_panel(suite), "search for settings", label(suite))
 
 
 def _panel(suite: str) -> Figure | None:
-    every = {name: it for model, name in MODELS.items() if (it := found(evidence(model, suite))) is not None}
+    every = {
+        name: it
+        for model, name in MODELS.items()
+        if (it := found(evidence(model, suite))) is not None
+    }
     if not every:
         return None
     with drawing():
@@ -171,24 +227,45 @@ def _panel(suite: str) -> Figure | None:
             ]  # fmt: skip
             for those, marker, colour, words in groups:
                 there = [one for one in those if one is not None]
-                face = {} if marker == "x" else {"facecolors": "none" if marker in "oD" else colour, "edgecolors": colour}
-                look: dict[str, Any] = {"marker": marker, "s": 70, "label": words, **(face or {"color": colour})}
+                face = (
+                    {}
+                    if marker == "x"
+                    else {"facecolors": "none" if marker in "oD" else colour, "edgecolors": colour}
+                )
+                look: dict[str, Any] = {
+                    "marker": marker,
+                    "s": 70,
+                    "label": words,
+                    **(face or {"color": colour}),
+                }
                 if not there:
                     continue
-                axes.scatter([one.divergence for one in there], [one.score.mean for one in there], **look)
-            axes.set(xscale="log", ylabel="average score (%)" if axes in spots[::ACROSS] else "", title=name)
+                axes.scatter(
+                    [one.divergence for one in there], [one.score.mean for one in there], **look
+                )
+            axes.set(
+                xscale="log",
+                ylabel="average score (%)" if axes in spots[::ACROSS] else "",
+                title=name,
+            )
             plain_ticks(axes)
         figure.supxlabel("divergence from the experts (nats), without labels", fontsize="medium")
         handles, words_of_them = axes.get_legend_handles_labels()
         if handles:  # above, where it hides no mark
-            figure.legend(handles, words_of_them, loc="outside upper center", ncols=3, fontsize="small")
+            figure.legend(
+                handles, words_of_them, loc="outside upper center", ncols=3, fontsize="small"
+            )
         return figure
 
 
 def plain_ticks(axes: Any) -> None:
-    """A few numbers written out along a logarithmic axis, whether it spans decades or a part of one."""
+    """A few numbers written out along a logarithmic axis, whether it spans decades or a part of
+    one.
+    """
     low, high = axes.get_xlim()
-    axes.xaxis.set_major_locator(LogLocator() if high > 10 * low else MaxNLocator(4, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(
+        LogLocator() if high > 10 * low else MaxNLocator(4, steps=[1, 2, 5, 10])
+    )
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
 
@@ -201,25 +278,43 @@ def trials(suite: str) -> PageOutput:
         for one in tried(evidence(model, suite)):
             mark = ORIGINS[one.origin] + (", chosen" if one.chosen else "")
             number = "–" if one.origin == "reference" else str(one.trial + 1)
-            cells = [*(compact(one.settings[key]) for key in SYMBOLS), f"{one.divergence:.4f}", f"{one.score.mean:.1f}", mark]
+            cells = [
+                *(compact(one.settings[key]) for key in SYMBOLS),
+                f"{one.divergence:.4f}",
+                f"{one.score.mean:.1f}",
+                mark,
+            ]
             rows.append(("", [number, *cells]))
         head = ["Trial", *SYMBOLS.values(), "Divergence", "Score", "Where it comes from"]
-        parts += [fold(f"Every candidate, {name}", table(head, rows, f"{name} — {label(suite)}"))] if rows else []
+        parts += (
+            [fold(f"Every candidate, {name}", table(head, rows, f"{name} — {label(suite)}"))]
+            if rows
+            else []
+        )
     return PageOutput("".join(parts) or note("○ not run: no such study in the results."))
 
 
 def cost(suite: str) -> PageOutput:
-    """Seconds of one pass along the path, of one trial, and of the whole search, in one process at a time."""
+    """Seconds of one pass along the path, of one trial, and of the whole search, in one process at
+    a time.
+    """
     rows = []
     for model, name in MODELS.items():
         seconds = evidence(model, suite).record("tune").get("cost", {})
         each = [value for key, value in seconds.items() if key != "path"]
         if each:
-            told = [f"{seconds['path']:.0f}", str(len(each)), f"{sum(each) / len(each):.0f}", f"{sum(seconds.values()):.0f}"]
+            told = [
+                f"{seconds['path']:.0f}",
+                str(len(each)),
+                f"{sum(each) / len(each):.0f}",
+                f"{sum(seconds.values()):.0f}",
+            ]
             rows.append(("", [name, *told]))
     head = ["Model", "Path, s", "Trials", "Mean of a trial, s", "All, s"]
     caption = f"Seconds of one core, two trials side by side — {label(suite)}"
-    return PageOutput(table(head, rows, caption) if rows else note("○ not run: no run record of this study."))
+    return PageOutput(
+        table(head, rows, caption) if rows else note("○ not run: no run record of this study.")
+    )
 
 
 def drawn_from(suite: str) -> PageOutput:
@@ -233,4 +328,8 @@ def drawn_from(suite: str) -> PageOutput:
             cells = [str(used[key]) for key in ("samples", "holdout", "trials", "seed")]
             rows.append(("", [name, *cells, compact(float(f"{told['path']:.2g}"))]))
     head = ["Model", "Samples per task", "Share held out", "Trials", "Seed", "λ of the path"]
-    return PageOutput(table(head, rows, f"The search — {label(suite)}") if rows else note("○ not run: no settings file yet."))
+    return PageOutput(
+        table(head, rows, f"The search — {label(suite)}")
+        if rows
+        else note("○ not run: no settings file yet.")
+    )

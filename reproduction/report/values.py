@@ -1,6 +1,7 @@
 """The paper's own numbers as data, in this project's words, exactly as printed.
 
-The only place that reads the paper's tables. Knows nothing of our results; what cannot be right as printed stands in errata.yaml.
+The only place that reads the paper's tables. Knows nothing of our results; what cannot be right as
+printed stands in errata.yaml.
 """
 
 from collections.abc import Callable
@@ -13,14 +14,17 @@ import yaml
 
 from featcal.settings import Calibration
 
-AVERAGE = "average"  # the column of a row's mean; the merger of the same name is a value of `upstream`
+AVERAGE = (
+    "average"  # the column of a row's mean; the merger of the same name is a value of `upstream`
+)
 TASKS = {
     "sun397": "SUN397", "stanford-cars": "Cars", "resisc45": "RESISC45", "eurosat": "EuroSAT", "svhn": "SVHN", "gtsrb": "GTSRB",
     "mnist": "MNIST", "dtd": "DTD", "oxford_flowers102": "Flowers", "pcam": "PCAM", "fer2013": "FER", "oxford-iiit-pet": "Pets",
     "stl10": "STL10", "cifar100": "C100", "cifar10": "C10", "food101": "Food", "fashion_mnist": "F-MNIST",
     "emnist_letters": "EMNIST", "kmnist": "KMNIST", "rendered-sst2": "Rendered",
 }  # fmt: skip
-TEXT_TASKS = {  # columns of the pools of texts, by pool; those of the domains are tests, not the experts' own tasks
+# columns of the pools of texts, by pool; those of the domains are tests, not the experts' own tasks
+TEXT_TASKS = {
     "glue": {
         "cola": "CoLA", "mnli": "MNLI", "mrpc": "MRPC", "qnli": "QNLI", "qqp": "QQP", "rte": "RTE", "sst2": "SST-2",
         "stsb": "STS-B",
@@ -30,9 +34,16 @@ TEXT_TASKS = {  # columns of the pools of texts, by pool; those of the domains a
         "arc_challenge": "ARC-C",
     },
 }  # fmt: skip
-_TITLES = TASKS | {task: printed for columns in TEXT_TASKS.values() for task, printed in columns.items()}
+_TITLES = TASKS | {
+    task: printed for columns in TEXT_TASKS.values() for task, printed in columns.items()
+}
 _COLUMNS = {printed: task for task, printed in _TITLES.items()} | {"Avg.": AVERAGE}
-_WORDS = {"simple_averaging": "average", "pretrained": "base", "finetuned": "expert", "probsurgery": "prob_surgery"}
+_WORDS = {
+    "simple_averaging": "average",
+    "pretrained": "base",
+    "finetuned": "expert",
+    "probsurgery": "prob_surgery",
+}
 _EXPERT = "_expert"  # ends what Table 14 calls one domain's expert
 PAPER_MODELS = {  # how the printed tables name what plays each role
     "clip_b32": "clip-vit-b32", "clip_l14": "clip-vit-l14", "flan_t5_base": "flan-t5-base", "flan_t5_large": "flan-t5-large",
@@ -50,7 +61,10 @@ EXTENDED = {  # columns of Table 2, as printed → role, pool
     "8-Task L/14": ("clip_l14", "8"), "14-Task B/32": ("clip_b32", "14"), "14-Task L/14": ("clip_l14", "14"),
     "20-Task B/32": ("clip_b32", "20"), "20-Task L/14": ("clip_l14", "20"),
 }  # fmt: skip
-REAL, IMAGES = "minilm", "clip_b32"  # the real encoder has the smaller image model's experiments, on texts
+REAL, IMAGES = (
+    "minilm",
+    "clip_b32",
+)  # the real encoder has the smaller image model's experiments, on texts
 SIZES = {REAL: "real encoder", IMAGES: "smaller model", "clip_l14": "larger model"}
 PAPER_NAMES = {
     "flan_t5_base": "FLAN-T5-base", "flan_t5_large": "FLAN-T5-large", "llama_3b": "Llama-3.2-3B-Instruct",
@@ -59,7 +73,8 @@ PAPER_NAMES = {
 TEXT_SIZES = {
     "flan_t5_base": "Smaller T5", "flan_t5_large": "Larger T5", "llama_3b": "Smaller Llama", "llama_8b": "Larger Llama",
 }  # fmt: skip
-PAPER_SETTINGS = {  # section 5.1 of the paper: λ, ρ, α; the real encoder has those of the image models
+# section 5.1 of the paper: λ, ρ, α; the real encoder has those of the image models
+PAPER_SETTINGS = {
     REAL: Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3),
     "clip_b32": Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3),
     "clip_l14": Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3),
@@ -85,12 +100,20 @@ def texts() -> dict[str, dict[str, Any]]:
 def paper_table(table: str, model: str = "") -> pd.DataFrame:
     """One table of the paper, as printed, with our words for methods, mergers and tasks.
 
-    Args:    table: "table01" ... "table14".   model: whose rows, by its printed name, where the table has two.
-    Returns: the columns of the file; where there is a `column` (of the printed table), `task` names it in our words, and
+    Args:    table: "table01" ... "table14".   model: whose rows, by its printed name, where the
+             table has two.
+    Returns: the columns of the file; where there is a `column` (of the printed table), `task` names
+    it in our words, and
              `setting` the domain of an expert that has rows of its own.
     """
-    with files("reproduction.report").joinpath("paper", f"{table}.csv").open(encoding="utf-8") as text:
-        frame = pd.read_csv(text, dtype={"model": str, "upstream": str, "method": str}, keep_default_na=False)
+    with (
+        files("reproduction.report")
+        .joinpath("paper", f"{table}.csv")
+        .open(encoding="utf-8") as text
+    ):
+        frame = pd.read_csv(
+            text, dtype={"model": str, "upstream": str, "method": str}, keep_default_na=False
+        )
     for word in ("upstream", "method"):
         if word in frame:
             frame[word] = frame[word].replace(_WORDS)
@@ -106,11 +129,22 @@ def paper_table(table: str, model: str = "") -> pd.DataFrame:
 
 @cache
 def paper_row(
-    table: str, upstream: str, method: str, model: str = "", setting: str = "", read: Callable[..., pd.DataFrame] = paper_table
+    table: str,
+    upstream: str,
+    method: str,
+    model: str = "",
+    setting: str = "",
+    read: Callable[..., pd.DataFrame] = paper_table,
 ) -> pd.Series:
-    """One printed row by task; empty where there is none.   setting: of a domain’s expert.   read: as printed, or corrected."""
+    """One printed row by task; empty where there is none.   setting: of a domain’s expert.   read:
+    as printed, or corrected.
+    """
     frame = read(table, model)
-    here = (frame["upstream"] == upstream) & (frame["method"] == method) & (frame["setting"] == setting)
+    here = (
+        (frame["upstream"] == upstream)
+        & (frame["method"] == method)
+        & (frame["setting"] == setting)
+    )
     return frame[here].set_index("task")["value"]
 
 
@@ -120,7 +154,9 @@ def paper_value(table: str, upstream: str, method: str, task: str = AVERAGE) -> 
 
 
 def title_of(task: str) -> str:
-    """The heading of a task's column: the paper's, or a text set's own name; empty for any other task."""
+    """The heading of a task's column: the paper's, or a text set's own name; empty for any other
+    task.
+    """
     return _TITLES.get(task) or texts().get(task, {}).get("name", "")
 
 

@@ -1,6 +1,8 @@
-"""What the results say of each claim: holds, does not hold, within noise, one run, not run; of a theorem also vacuous.
+"""What the results say of each claim: holds, does not hold, within noise, one run, not run; of a
+theorem also vacuous.
 
-A margin decides only when it exceeds two standard errors (estimate.py). Our numbers are never compared with the paper's.
+A margin decides only when it exceeds two standard errors (estimate.py). Our numbers are never
+compared with the paper's.
 """
 
 from collections import Counter
@@ -14,7 +16,18 @@ from typing import Any
 import pandas as pd
 
 from reproduction.report import gains
-from reproduction.report.claims import CALIBRATED, DIGITS, GROUPS, INSIDE, OTHER, Claim, claims, main_setting, named, told
+from reproduction.report.claims import (
+    CALIBRATED,
+    DIGITS,
+    GROUPS,
+    INSIDE,
+    OTHER,
+    Claim,
+    claims,
+    main_setting,
+    named,
+    told,
+)
 from reproduction.report.estimate import Difference, Estimate, difference, estimate
 from reproduction.report.evidence import Evidence, select
 from reproduction.report.root import results_folder
@@ -22,21 +35,27 @@ from reproduction.report.tables import UPSTREAMS
 from reproduction.report.values import PRINTED, TEXT_PRINTED
 
 WORDS = ("holds", "does not hold", "within noise", "one run", "vacuous", "not run")
-_titled: dict[str, Callable[[Any], str]] = {"samples": "n = {:g}".format, "corruption": lambda kind: str(kind).replace("_", " ")}
+_titled: dict[str, Callable[[Any], str]] = {
+    "samples": "n = {:g}".format,
+    "corruption": lambda kind: str(kind).replace("_", " "),
+}
 PAPER = "paper"
 TITLES = {"mini": "Drawn images and texts", PAPER: "The paper’s checkpoints"}  # of sources
 STATED = {  # what a theorem's numbers are, by the quantity of its rows
     "digits": "both sides share {:.1f} digits, asked for {:.0f}", "room": "the sides are {:.1f} % apart where they come closest",
 }  # fmt: skip
-SHARE = 0.1  # "drift appears in a block": at least a tenth of the largest, so that no single block carries it
+# "drift appears in a block": at least a tenth of the largest, so that no single block carries it
+SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What the results say of one claim.
 
-    margin: positive where the claim is met.   noise: two standard errors.   one_run: whether a side was drawn with one seed only.
-    pairing: says where errors of models with the same test rows were added as if the rows were others.   detail: the numbers.
+    margin: positive where the claim is met.   noise: two standard errors.   one_run: whether a side
+    was drawn with one seed only.
+    pairing: says where errors of models with the same test rows were added as if the rows were
+    others.   detail: the numbers.
     Of the word `one run` no error is known; which way the margin points is all there is.
     """
 
@@ -56,34 +75,65 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Source:
-    """Where verdicts come from: the results of a suite, or those of its real encoder.   title: its heading."""
+    """Where verdicts come from: the results of a suite, or those of its real encoder.   title: its
+    heading.
+    """
 
     title: str
     suite: str
     real: bool = False
 
-    def judged(self, chosen: Iterable[Claim], setting: str = "", folder: Path | None = None) -> list[Verdict | None]:
-        """Verdicts on several claims, at the main setting or another; None of a claim that has no counterpart in texts."""
+    def judged(
+        self, chosen: Iterable[Claim], setting: str = "", folder: Path | None = None
+    ) -> list[Verdict | None]:
+        """Verdicts on several claims, at the main setting or another; None of a claim that has no
+        counterpart in texts.
+        """
         own = [claim.on_texts if self.real else claim for claim in chosen]
-        found = iter(judged((claim for claim in own if claim), self.suite, setting or main_setting(self.suite), folder))
+        found = iter(
+            judged(
+                (claim for claim in own if claim),
+                self.suite,
+                setting or main_setting(self.suite),
+                folder,
+            )
+        )
         return [next(found) if claim else None for claim in own]
 
 
 def sources(suite: str) -> tuple[Source, ...]:
-    """The real encoder, the suite's own models, and the paper's checkpoints where a user has run them."""
-    found = [Source("Real encoder, real texts", suite, real=True), Source(TITLES.get(suite, f"{suite} suite"), suite)]
-    run = suite != PAPER and any(Evidence(PAPER, role, pool).was_run for role, pool in PRINTED | TEXT_PRINTED)
+    """The real encoder, the suite's own models, and the paper's checkpoints where a user has run
+    them.
+    """
+    found = [
+        Source("Real encoder, real texts", suite, real=True),
+        Source(TITLES.get(suite, f"{suite} suite"), suite),
+    ]
+    run = suite != PAPER and any(
+        Evidence(PAPER, role, pool).was_run for role, pool in PRINTED | TEXT_PRINTED
+    )
     return (*found, *([Source(TITLES[PAPER], PAPER)] if run else []))
 
 
-def judged(chosen: Iterable[Claim], suite: str, setting: str, folder: Path | None = None) -> list[Verdict]:
-    """Verdicts on several claims; a page asks of the same ones several times, so each is judged once while no file changes."""
+def judged(
+    chosen: Iterable[Claim], suite: str, setting: str, folder: Path | None = None
+) -> list[Verdict]:
+    """Verdicts on several claims; a page asks of the same ones several times, so each is judged
+    once while no file changes.
+    """
     folder = (folder or results_folder(suite)).resolve()
     stats = {file: file.stat() for file in folder.glob("*/*/*")}  # of every experiment's folder
-    known = _known(folder, frozenset((file, one.st_mtime_ns, one.st_size) for file, one in stats.items()), suite, setting)
+    known = _known(
+        folder,
+        frozenset((file, one.st_mtime_ns, one.st_size) for file, one in stats.items()),
+        suite,
+        setting,
+    )
     found = []
     for claim in chosen:
-        words = repr(claim)  # a claim about texts is put together anew each time, and holds dictionaries
+        words = repr(
+            claim
+        )  # a claim about texts is put together anew each time, and holds dictionaries
         if words not in known:
             known[words] = judge(claim, suite, setting, folder)
         found.append(known[words])
@@ -91,7 +141,9 @@ def judged(chosen: Iterable[Claim], suite: str, setting: str, folder: Path | Non
 
 
 @lru_cache(maxsize=32)
-def _known(folder: Path, files: frozenset[tuple[Path, int, int]], suite: str, setting: str) -> dict[str, Verdict]:
+def _known(
+    folder: Path, files: frozenset[tuple[Path, int, int]], suite: str, setting: str
+) -> dict[str, Verdict]:
     """Verdicts by claim, of one state of the result files."""
     return {}
 
@@ -102,7 +154,9 @@ def tables(source: Source, folder: Path | None = None) -> pd.DataFrame:
 
 
 def groups(source: Source, folder: Path | None = None) -> pd.DataFrame:
-    """Of one source the same of the headline set, by its groups, and of the theorems that were checked numerically."""
+    """Of one source the same of the headline set, by its groups, and of the theorems that were
+    checked numerically.
+    """
     found = source.judged([claim for claim in claims() if claim.group], folder=folder)
     return _counted((v.claim.group, v.word) for v in found if v).reindex(list(GROUPS), fill_value=0)
 
@@ -113,10 +167,14 @@ def _counted(pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
 
 
 def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) -> Verdict:
-    """The verdict on one claim from the result files of one suite, with FeatCal at one of its settings."""
+    """The verdict on one claim from the result files of one suite, with FeatCal at one of its
+    settings.
+    """
     parts = _parts(claim, suite, setting, folder)
     if parts is not None:
-        return _every(claim, {name: judge(part, suite, setting, folder) for name, part in parts.items()})
+        return _every(
+            claim, {name: judge(part, suite, setting, folder) for name, part in parts.items()}
+        )
     evidence = Evidence(suite, claim.role, claim.pool, folder)
     if claim.kind == "spreads":
         return _spreads(claim, rows_of(claim, named(claim.left), setting, evidence))
@@ -125,9 +183,17 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
     compared = measured_sum(claim, setting, evidence)
     if compared is None:
         return Verdict(claim, "not run")
-    margin = (claim.within - abs(compared.value)) if claim.kind == "level" else compared.value - claim.by
+    margin = (
+        (claim.within - abs(compared.value)) if claim.kind == "level" else compared.value - claim.by
+    )
     if claim.kind == "checked":
-        word = "vacuous" if _never_applies(claim, evidence) else "holds" if margin >= 0 else "does not hold"
+        word = (
+            "vacuous"
+            if _never_applies(claim, evidence)
+            else "holds"
+            if margin >= 0
+            else "does not hold"
+        )
     else:
         word = _word(margin, compared.noise) if compared.known else "one run"
     detail = _told(claim, compared, evidence.machine(claim.file))
@@ -138,9 +204,13 @@ def judge(claim: Claim, suite: str, setting: str, folder: Path | None = None) ->
 def _parts(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[str, Claim] | None:
     """A claim about several as one claim about each, by name; None for a claim about one thing."""
     if claim.over:
-        inner = {name: (part, _parts(part, suite, setting, folder)) for name, part in claim.parts.items()}
+        inner = {
+            name: (part, _parts(part, suite, setting, folder)) for name, part in claim.parts.items()
+        }
         return {
-            ", ".join(filter(None, (name, n))): p for name, (part, own) in inner.items() for n, p in (own or {"": part}).items()
+            ", ".join(filter(None, (name, n))): p
+            for name, (part, own) in inner.items()
+            for n, p in (own or {"": part}).items()
         }
     evidence = Evidence(suite, claim.role, claim.pool, folder)
     if claim.kind in ("order", "weaker"):
@@ -150,38 +220,58 @@ def _parts(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[
     if claim.each in ("task", OTHER):
         values, title = evidence.tasks, evidence.title  # type: list[Any], Callable[[Any], str]
     else:
-        rows = [rows_of(claim, side, setting, evidence) for _, side in claim.terms if claim.each not in side]
-        values, title = list(dict.fromkeys(v for one in rows for v in one[claim.each])), _titled[claim.each]
+        rows = [
+            rows_of(claim, side, setting, evidence)
+            for _, side in claim.terms
+            if claim.each not in side
+        ]
+        values, title = (
+            list(dict.fromkeys(v for one in rows for v in one[claim.each])),
+            _titled[claim.each],
+        )
     return {title(value): claim.of(value) for value in values if claim.is_about(value)}
 
 
 def _pairs(claim: Claim, suite: str, setting: str, folder: Path | None) -> dict[str, Claim]:
-    """Pairs of mergers that are clearly unequal before calibration, each with what is claimed of it; none where one was not run.
+    """Pairs of mergers that are clearly unequal before calibration, each with what is claimed of
+    it; none where one was not run.
 
-    order: the better merger is the better one after calibration.   weaker: the worse one gains more.
+    order: the better merger is the better one after calibration.   weaker: the worse one gains
+    more.
     """
     found = {}
     for one, other in combinations(UPSTREAMS, 2):
-        before = judge(replace(claim, kind="above", left=[one, "merged"], right=[other, "merged"]), suite, setting, folder)
+        before = judge(
+            replace(claim, kind="above", left=[one, "merged"], right=[other, "merged"]),
+            suite,
+            setting,
+            folder,
+        )
         if before.word == "not run":
             return {}
         better, worse = ((u, "featcal") for u in ((one, other) if before.met else (other, one)))
         left, right = (better, worse) if claim.kind == "order" else (worse, better)
         if before.word != "within noise":
             kind = "above" if claim.kind == "order" else "gain"
-            found[f"{UPSTREAMS[left[0]]} over {UPSTREAMS[right[0]]}"] = replace(claim, kind=kind, left=left, right=right)
+            found[f"{UPSTREAMS[left[0]]} over {UPSTREAMS[right[0]]}"] = replace(
+                claim, kind=kind, left=left, right=right
+            )
     return found
 
 
 def measured_sum(claim: Claim, setting: str, evidence: Evidence) -> Difference | None:
-    """The claim's weighted sum of means; None where a model has no rows, or two of an experiment have other tasks."""
+    """The claim's weighted sum of means; None where a model has no rows, or two of an experiment
+    have other tasks.
+    """
     found: list[tuple[float, Estimate]] = []
     tasks: dict[Any, set[str]] = {}
     for weight, side in claim.terms:
         rows = rows_of(claim, side, setting, evidence)
         place = (side.get("role"), side.get("pool"), "task" in rows and "task" not in side)
         one = estimate(rows, claim.measure)
-        if one is None or (place[2] and tasks.setdefault(place, set(rows["task"])) != set(rows["task"])):
+        if one is None or (
+            place[2] and tasks.setdefault(place, set(rows["task"])) != set(rows["task"])
+        ):
             return None
         found.append((weight, one))
     return difference(found)
@@ -190,7 +280,8 @@ def measured_sum(claim: Claim, setting: str, evidence: Evidence) -> Difference |
 def rows_of(claim: Claim, side: dict[str, Any], setting: str, evidence: Evidence) -> pd.DataFrame:
     """The rows of one side, of the experiment and file it names (default: the claim's).
 
-    FeatCal and adapters are told apart by their settings where the file has them, unless the side or the claim names one.
+    FeatCal and adapters are told apart by their settings where the file has them, unless the side
+    or the claim names one.
     """
     own = dict(side)
     place = (own.pop("role", evidence.role), own.pop("pool", evidence.pool))
@@ -239,23 +330,42 @@ def _told(claim: Claim, compared: Difference, machine: str) -> str:
 
 def _never_applies(claim: Claim, evidence: Evidence) -> bool:
     """Whether a statement's condition was looked for and met in no case at all."""
-    wanted = {"statement": claim.where.get("statement", ""), "quantity": "applies", "method": named(claim.left).get("method")}
+    wanted = {
+        "statement": claim.where.get("statement", ""),
+        "quantity": "applies",
+        "method": named(claim.left).get("method"),
+    }
     share = select(evidence.table(claim.file), wanted)
     return bool(len(share)) and not share["value"].any()
 
 
 def _every(claim: Claim, parts: dict[str, Verdict]) -> Verdict:
-    """Holds when it holds in every part, does not hold when one part clearly says so; shown is the part that decided it."""
+    """Holds when it holds in every part, does not hold when one part clearly says so; shown is the
+    part that decided it.
+    """
     words = Counter(part.word for part in parts.values())
-    whole = next((w for w in ("not run", "does not hold", "within noise", "one run", "holds") if words[w]), "not run")
+    whole = next(
+        (w for w in ("not run", "does not hold", "within noise", "one run", "holds") if words[w]),
+        "not run",
+    )
     if whole == "not run":
         return Verdict(claim, whole)
     deciding = {name: part for name, part in parts.items() if part.word == whole}
-    sign = 1 if whole == "does not hold" else -1  # the clearest failure, or the part that is least clear
+    sign = (
+        1 if whole == "does not hold" else -1
+    )  # the clearest failure, or the part that is least clear
     name, part = min(deciding.items(), key=lambda item: item[1].margin + sign * item[1].noise)
     unit = "pairs of mergers" if claim.kind in ("order", "weaker") else claim.unit
-    counted = [f"{words['holds']} of {len(parts)} {unit}"] if words["holds"] or not words["one run"] else []
-    counted += [f"as claimed on {sum(v.met for v in parts.values())} of {len(parts)} {unit}"] if words["one run"] else []
+    counted = (
+        [f"{words['holds']} of {len(parts)} {unit}"]
+        if words["holds"] or not words["one run"]
+        else []
+    )
+    counted += (
+        [f"as claimed on {sum(v.met for v in parts.values())} of {len(parts)} {unit}"]
+        if words["one run"]
+        else []
+    )
     counted += [f"fails on {words['does not hold']}"] if words["does not hold"] else []
     counted += [f"{words['within noise']} within noise"] if words["within noise"] else []
     least = "least clear" if whole == "holds" else "least" if whole == "one run" else "decided by"
@@ -271,13 +381,21 @@ def _spreads(claim: Claim, rows: pd.DataFrame) -> Verdict:
         return Verdict(claim, "not run")
     blocks = rows.groupby("block")[claim.measure].mean()
     seen = int((blocks >= SHARE * blocks.max()).sum())
-    return Verdict(claim, "one run", seen - len(blocks) / 2, 0.0, False, "", f"{seen} of {len(blocks)} blocks")
+    return Verdict(
+        claim, "one run", seen - len(blocks) / 2, 0.0, False, "", f"{seen} of {len(blocks)} blocks"
+    )
 
 
 def _gains(claim: Claim, evidence: Evidence, setting: str) -> Verdict:
-    """Of two gains, cosine and accuracy: whether they go together over tasks, or one comes without the other."""
-    found = gains.gains(evidence, *(named(side) | {"setting": setting} for side in (claim.left, claim.right)))
+    """Of two gains, cosine and accuracy: whether they go together over tasks, or one comes without
+    the other.
+    """
+    found = gains.gains(
+        evidence, *(named(side) | {"setting": setting} for side in (claim.left, claim.right))
+    )
     if found.empty:
         return Verdict(claim, "not run")
-    word, margin, allowed, detail = gains.together(found) if claim.kind == "together" else gains.apart(found, evidence)
+    word, margin, allowed, detail = (
+        gains.together(found) if claim.kind == "together" else gains.apart(found, evidence)
+    )
     return Verdict(claim, word, margin, allowed, True, "", detail)

@@ -1,4 +1,6 @@
-"""Stage `calibrate`: FeatCal on merged models, once per setting and seed of the draw; of language models the anchor too."""
+"""Stage `calibrate`: FeatCal on merged models, once per setting and seed of the draw; of language
+models the anchor too.
+"""
 
 from dataclasses import asdict
 from functools import partial
@@ -12,14 +14,20 @@ from reproduction.stages.workers import fan_out, tell
 
 
 def run(key: str) -> None:
-    """Write outputs/<suite>/calibrated/<merged>-<setting>/seed<NN>/ for a role and pool, or for one merged model of them.
+    """Write outputs/<suite>/calibrated/<merged>-<setting>/seed<NN>/ for a role and pool, or for one
+    merged model of them.
 
-    Of language models also ablated/<merged>-<setting>/anchor/. Folders are empty where the suite does not run it.
+    Of language models also ablated/<merged>-<setting>/anchor/. Folders are empty where the suite
+    does not run it.
     """
     context = load_context()
     runs = runs_of("calibrate", context.experiments.calibrate, key)
     with recorded(context, "calibrate", key) as record:
-        anchors = {name: (context, run, context.layout.ablated(name)) for name, run in runs.items() if run.pool in TEXT_POOLS}
+        anchors = {
+            name: (context, run, context.layout.ablated(name))
+            for name, run in runs.items()
+            if run.pool in TEXT_POOLS
+        }
         for _ in fan_out(f"anchors {key}", write_anchor, anchors, context.suite.workers):
             pass
         jobs = {}
@@ -31,14 +39,20 @@ def run(key: str) -> None:
                 told = f"{name} seed {seed}"
                 jobs[told] = (context, told, run, seed, context.layout.calibrated(name, seed))
         costs: dict[str, dict[str, Any]] = {}
-        for told, cost in sorted(fan_out(f"calibrate {key}", calibrate_one, jobs, context.suite.workers)):
+        for told, cost in sorted(
+            fan_out(f"calibrate {key}", calibrate_one, jobs, context.suite.workers)
+        ):
             name, _, drawn = told.partition(" ")
             costs.setdefault(f"calibrate@{name}", {})[drawn] = cost
         record["cost"] = costs
 
 
-def calibrate_one(context: Context, name: str, run: CalibrateRun, seed: int, out: Path) -> dict[str, Any]:
-    """One calibrated model: draw n training samples per task, calibrate, write the folder `out`; what that cost."""
+def calibrate_one(
+    context: Context, name: str, run: CalibrateRun, seed: int, out: Path
+) -> dict[str, Any]:
+    """One calibrated model: draw n training samples per task, calibrate, write the folder `out`;
+    what that cost.
+    """
     import featcal
     from featcal.models.device import torch_device
     from reproduction.stages.streams import plan_of, streams
@@ -62,7 +76,8 @@ def calibrate_one(context: Context, name: str, run: CalibrateRun, seed: int, out
 
 
 def write_anchor(context: Context, run: CalibrateRun, out: Path) -> None:
-    """The folder `out` with base + ρ (merged − base), which is what every weight is drawn to: FeatCal without a look at any text.
+    """The folder `out` with base + ρ (merged − base), which is what every weight is drawn to:
+    FeatCal without a look at any text.
 
     The folder is empty where the suite does not run it.
     """
@@ -72,4 +87,6 @@ def write_anchor(context: Context, run: CalibrateRun, out: Path) -> None:
     with atomic_folder(out) as folder:
         if run.calibration is not None and context.plays(run.role, run.pool):
             scale = run.calibration.anchor_blend
-            featcal.merge("task_arithmetic", base, {"merged": merged}, scale=scale, out=folder / ANCHOR)
+            featcal.merge(
+                "task_arithmetic", base, {"merged": merged}, scale=scale, out=folder / ANCHOR
+            )

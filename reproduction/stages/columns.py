@@ -1,10 +1,25 @@
-"""Columns of the small files beside the scores: loss curves, sweeps, what is measured of features, what studies found."""
+"""Columns of the small files beside the scores: loss curves, sweeps, what is measured of features,
+what studies found.
+"""
 
 from featcal.storage.results import DRIFT, PROJECTION, SCORES
 
 CURVES = ("suite", "role", "pool", "upstream", "method", "setting", "seed", "step", "loss")
 SCALES = ("suite", "role", "pool", "upstream", "factor", "value", "chosen")
-SAMPLES = ("suite", "role", "pool", "upstream", "method", "setting", "task", "metric", "seed", "samples", "value", "count")
+SAMPLES = (
+    "suite",
+    "role",
+    "pool",
+    "upstream",
+    "method",
+    "setting",
+    "task",
+    "metric",
+    "seed",
+    "samples",
+    "value",
+    "count",
+)
 AUDIT = (
     "suite", "role", "pool", "upstream", "method", "setting", "encode", "task", "metric", "seed", "samples", "step",
     "value", "count",
@@ -20,7 +35,9 @@ SWEEP = (
     "suite", "role", "pool", "upstream", "method", "setting", "parameter", "at", "chosen", "task", "metric", "seed", "value",
     "count",
 )  # fmt: skip
-TASK_COUNTS = (  # value: among the task's own classes, union: among those of all tasks; drift, mean_drift: of final features
+# value: among the task's own classes, union: among those of all tasks; drift, mean_drift: of final
+# features
+TASK_COUNTS = (
     "suite", "role", "pool", "upstream", "method", "setting", "tasks", "draw", "task", "metric", "seed", "value", "union",
     "drift", "mean_drift", "count",
 )  # fmt: skip
@@ -32,18 +49,53 @@ TUNE = (
     "suite", "role", "pool", "upstream", "method", "setting", "trial", "origin", "chosen", "ridge", "anchor_blend",
     "interpolation", "divergence", "task", "metric", "seed", "value", "count",
 )  # fmt: skip
-BEYOND = (  # variant: what is on; validation: percent right of validation samples, as value is of test samples
+# variant: what is on; validation: percent right of validation samples, as value is of test samples
+BEYOND = (
     "suite", "role", "pool", "upstream", "method", "setting", "variant", "chosen", "samples", "task", "metric", "seed",
     "validation", "value", "count",
 )  # fmt: skip
 
 _MODEL = ("suite", "role", "pool", "upstream", "method", "setting", "seed", "task")
-ALIGNMENT = (*_MODEL, "cosine", "cosine_sd", "l2", "count")  # final features against the expert's, over all test images
-SIMILARITY = ("task", "method", "setting", "index", "similarity")  # the same, image by image, of one task
-VECTORS = (*_MODEL, "part", "cosine", "size", "count")  # change from the base against the expert's; count: parameters
+ALIGNMENT = (
+    *_MODEL,
+    "cosine",
+    "cosine_sd",
+    "l2",
+    "count",
+)  # final features against the expert's, over all test images
+SIMILARITY = (
+    "task",
+    "method",
+    "setting",
+    "index",
+    "similarity",
+)  # the same, image by image, of one task
+VECTORS = (
+    *_MODEL,
+    "part",
+    "cosine",
+    "size",
+    "count",
+)  # change from the base against the expert's; count: parameters
 # what stage `measure` writes, by the name of the file
-MEASURED = {"drift": DRIFT, "alignment": ALIGNMENT, "similarity": SIMILARITY, "projection": PROJECTION, "vectors": VECTORS}
+MEASURED = {
+    "drift": DRIFT,
+    "alignment": ALIGNMENT,
+    "similarity": SIMILARITY,
+    "projection": PROJECTION,
+    "vectors": VECTORS,
+}
 THEORY = (
     "suite", "role", "pool", "upstream", "method", "setting", "statement", "quantity", "task", "block", "nodes", "value", "count",
 )  # fmt: skip
-THEORY_POINTS = ("method", "setting", "statement", "task", "block", "index", "actual", "bound", "kept")
+THEORY_POINTS = (
+    "method",
+    "setting",
+    "statement",
+    "task",
+    "block",
+    "index",
+    "actual",
+    "bound",
+    "kept",
+)

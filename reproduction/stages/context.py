@@ -1,6 +1,7 @@
 """What every stage needs: the experiments, the suite, the paths, and a record of the run.
 
-The record (seconds, machine, versions) goes to a file of its own, so that weights and scores stay the same bytes between runs.
+The record (seconds, machine, versions) goes to a file of its own, so that weights and scores stay
+the same bytes between runs.
 """
 
 import json
@@ -36,7 +37,9 @@ class Context:
     suite: Suite
 
     def role(self, name: str) -> Role | LanguageRole | SentenceRole | None:
-        """What plays a role; None where the suite does not define it. Raises: UnknownKey for one that no experiment has."""
+        """What plays a role; None where the suite does not define it. Raises: UnknownKey for one
+        that no experiment has.
+        """
         require_known("role", name, self.experiments.roles)
         return self.suite.every_role.get(name)
 
@@ -47,12 +50,20 @@ class Context:
         """
         role = self.role(name)
         if (name, pool) not in self.experiments.prepared:
-            raise UnknownKey("merge", f"{name}-{pool}", [f"{role}-{size}" for role, size in self.experiments.prepared])
+            raise UnknownKey(
+                "merge",
+                f"{name}-{pool}",
+                [f"{role}-{size}" for role, size in self.experiments.prepared],
+            )
         return role is not None and pool in self.suite.pools_of(name)
 
     def plays(self, name: str, pool: Pool) -> bool:
-        """Whether it has them, and of a sentence encoder whether it could be had too. Raises: as knows."""
-        there = not isinstance(self.role(name), SentenceRole) or self.layout.base(name, pool).is_dir()
+        """Whether it has them, and of a sentence encoder whether it could be had too. Raises: as
+        knows.
+        """
+        there = (
+            not isinstance(self.role(name), SentenceRole) or self.layout.base(name, pool).is_dir()
+        )
         return self.knows(name, pool) and there
 
 
@@ -64,7 +75,9 @@ def load_context(root: Path | None = None) -> Context:
     for name in suite.every_role:  # a misspelt role would quietly be a role that is not run
         require_known(f"suites/{suite.name}.yaml: roles", name, experiments.roles)
     for key, measured in experiments.measure.items():
-        if measured is not None and measured.task not in (tasks := suite.tasks_of(measured.role, measured.pool)):
+        if measured is not None and measured.task not in (
+            tasks := suite.tasks_of(measured.role, measured.pool)
+        ):
             raise UnknownKey(f"measure.{key}.{suite.name}.task", measured.task, list(tasks))
     for run in experiments.merge.values():
         if suite.every_role.get(run.role) and run.options is not None and run.pool != HEADLINE_POOL:
@@ -72,7 +85,9 @@ def load_context(root: Path | None = None) -> Context:
             needed = f"is not among the pools of suites/{suite.name}.yaml; write `{suite.name}: null` to leave this merger out"
             require(run.pool in suite.pools_of(run.role), place, run.pool, needed)
     texts = {role: suite.sentences.texts for role in suite.sentences.roles}
-    return Context(Layout(root, experiments.suite, _prepared(experiments, suite), texts), experiments, suite)
+    return Context(
+        Layout(root, experiments.suite, _prepared(experiments, suite), texts), experiments, suite
+    )
 
 
 def _prepared(experiments: Experiments, suite: Suite) -> dict[str, dict[Pool, tuple[str, ...]]]:
@@ -92,10 +107,14 @@ def pick(place: str, entries: Mapping[str, T], key: str) -> T:
 
 
 def runs_of(section: str, runs: Mapping[str, T], key: str) -> dict[str, T]:
-    """The runs of a role and pool (`clip_b32-14`), or of one merged model (`clip_b32-8-wudi`). Raises: UnknownKey."""
+    """The runs of a role and pool (`clip_b32-14`), or of one merged model (`clip_b32-8-wudi`).
+    Raises: UnknownKey.
+    """
     found = {name: run for name, run in runs.items() if key in keys_of(run)}
     if not found:
-        raise UnknownKey(section, key, list(dict.fromkeys(one for run in runs.values() for one in keys_of(run))))
+        raise UnknownKey(
+            section, key, list(dict.fromkeys(one for run in runs.values() for one in keys_of(run)))
+        )
     return found
 
 
@@ -115,8 +134,12 @@ def fingerprint(settings: Any, files: Iterable[Path]) -> str:
 
 @contextmanager
 def recorded(context: Context, verb: str, key: str | None) -> Iterator[dict[str, Any]]:
-    """Write the run record of a stage when its body has succeeded, with what the body puts into the mapping."""
+    """Write the run record of a stage when its body has succeeded, with what the body puts into the
+    mapping.
+    """
     start, more = time.perf_counter(), {}
     yield more
     name = f"{verb}@{key}" if key else verb
-    write_json(context.layout.run(verb, key), run_record({name: time.perf_counter() - start}, **more))
+    write_json(
+        context.layout.run(verb, key), run_record({name: time.perf_counter() - start}, **more)
+    )

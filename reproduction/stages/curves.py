@@ -11,20 +11,38 @@ POINTS = 20
 
 
 def curves(context: Context, role: str, pool: Pool) -> Iterator[dict[str, Any]]:
-    """Means of the loss over consecutive steps: of a merger summed over tasks, as it is minimised; of adapters their mean."""
+    """Means of the loss over consecutive steps: of a merger summed over tasks, as it is minimised;
+    of adapters their mean.
+    """
     words: dict[str, Any] = {"suite": context.suite.name, "role": role, "pool": pool}
     for key, run in context.experiments.merged_in(role, pool).items():
         record = context.layout.merged(key) / "merge.json"
         loss = read_json(record).get("loss") if record.is_file() else None
-        if isinstance(loss, list) and loss:  # AdaMerging; others tell something else there, or nothing
-            named = {"upstream": run.upstream, "method": "merged", "setting": "", "seed": run.draw.seed if run.draw else ""}
+        if (
+            isinstance(loss, list) and loss
+        ):  # AdaMerging; others tell something else there, or nothing
+            named = {
+                "upstream": run.upstream,
+                "method": "merged",
+                "setting": "",
+                "seed": run.draw.seed if run.draw else "",
+            }
             yield from ({**words, **named, **point} for point in shortened(loss))
     for key, adapt in context.experiments.adapted_in(role, pool).items():
         for setting, chosen in (adapt.settings or {}).items():
             for seed in chosen.seeds:
-                by_task = read_json(context.layout.adapted(key, setting, seed) / "adapters.json")["loss"].values()
-                mean = [sum(losses) / len(losses) for losses in zip(*by_task, strict=True)]  # none where nothing is trained
-                named = {"upstream": adapt.upstream, "method": adapt.method, "setting": setting, "seed": seed}
+                by_task = read_json(context.layout.adapted(key, setting, seed) / "adapters.json")[
+                    "loss"
+                ].values()
+                mean = [
+                    sum(losses) / len(losses) for losses in zip(*by_task, strict=True)
+                ]  # none where nothing is trained
+                named = {
+                    "upstream": adapt.upstream,
+                    "method": adapt.method,
+                    "setting": setting,
+                    "seed": seed,
+                }
                 yield from ({**words, **named, **point} for point in shortened(mean))
 
 

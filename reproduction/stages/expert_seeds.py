@@ -1,7 +1,9 @@
-"""Stage `expert_seeds`: the main comparison of a sentence encoder again, with experts of other trainings.
+"""Stage `expert_seeds`: the main comparison of a sentence encoder again, with experts of other
+trainings.
 
-Experts of the first seed are scored by `evaluate`. Those of others are trained here and stay beside the parts of unfinished
-stages, so that a change elsewhere trains none again; everything made from them is forgotten when it is scored.
+Experts of the first seed are scored by `evaluate`. Those of others are trained here and stay beside
+the parts of unfinished stages, so that a change elsewhere trains none again; everything made from
+them is forgotten when it is scored.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,17 +29,30 @@ from reproduction.suites.experts import HEADS
 
 
 def run(key: str) -> None:
-    """Write outputs/<suite>/expert_seeds/<key>/: expert_seeds.csv and its settings; no rows where the suite does not run it."""
+    """Write outputs/<suite>/expert_seeds/<key>/: expert_seeds.csv and its settings; no rows where
+    the suite does not run it.
+    """
     run_study("expert_seeds", key, found, EXPERT_SEEDS)
 
 
 def found(context: Context, key: str, study: ExpertSeedsStudy, folder: Path) -> Found:
     """Rows of all models, made from the experts of one seed after the other."""
     experts, rows = trained(context, key, study), list[dict[str, Any]]()
-    prepared, here = context.layout.prepared(study.role, study.pool), fewer(context.experiments, study)
+    prepared, here = (
+        context.layout.prepared(study.role, study.pool),
+        fewer(context.experiments, study),
+    )
     for seed in study.seeds:
         own, parts = folder / f"seed{seed}", {name: prepared / name for name in ("base", HEADS)}
-        made = compared(context, f"experts of seed {seed}", study.role, study.pool, parts | {"experts": experts[seed]}, here, own)
+        made = compared(
+            context,
+            f"experts of seed {seed}",
+            study.role,
+            study.pool,
+            parts | {"experts": experts[seed]},
+            here,
+            own,
+        )
         rows += [{**row, "expert_seed": seed} for row in made]
         rmtree(own)
     return Found(rows, told={"study": asdict(study)})
@@ -48,7 +63,9 @@ def trained(context: Context, key: str, study: ExpertSeedsStudy) -> dict[int, Pa
     layout, tasks = context.layout, context.suite.tasks_of(study.role, study.pool)
     prepared = layout.prepared(study.role, study.pool)
     of = sentence_digest(context, prepared / "base", study.role, study.pool, study.seeds)
-    folders = {seed: layout.unfinished(f"expert_seeds-{key}-{of}") / f"seed{seed}" for seed in study.seeds}
+    folders = {
+        seed: layout.unfinished(f"expert_seeds-{key}-{of}") / f"seed{seed}" for seed in study.seeds
+    }
     outs = {(task, seed): folder / task for seed, folder in folders.items() for task in tasks}
     make_sentence_experts(context, layout.data_of(study.role), prepared, outs)
     return folders
@@ -64,7 +81,8 @@ def compared(
     folder: Path,
     evaluate: Callable[..., dict[str, Counts]] = evaluate_model,
 ) -> list[dict[str, Any]]:
-    """Rows of all models of some experiments, by the stages' own functions in a folder that stands for outputs/.
+    """Rows of all models of some experiments, by the stages' own functions in a folder that stands
+    for outputs/.
 
     parts: where base, experts and heads of the role and pool lie.
     """
@@ -74,12 +92,20 @@ def compared(
     for name, target in parts.items():
         (own.prepared(role, pool) / name).symlink_to(target)
     workers = context.suite.workers
-    for _ in fan_out(f"{label}, merge", merge_one, {name: (here, name) for name in experiments.merge}, workers):
+    for _ in fan_out(
+        f"{label}, merge", merge_one, {name: (here, name) for name in experiments.merge}, workers
+    ):
         pass
     jobs = {}
     for name, run in experiments.calibrate.items():
         for draw in run.seeds:
-            jobs[f"{name} seed {draw}"] = (here, f"{label} {name}", run, draw, own.calibrated(name, draw))
+            jobs[f"{name} seed {draw}"] = (
+                here,
+                f"{label} {name}",
+                run,
+                draw,
+                own.calibrated(name, draw),
+            )
     for _ in fan_out(f"{label}, calibrate", calibrate_one, jobs, workers):
         pass
     train_all(here, f"{label}, adapt", experiments.adapt)
@@ -89,9 +115,15 @@ def compared(
 
 
 def fewer(experiments: Experiments, study: ExpertSeedsStudy) -> Experiments:
-    """Of a role and pool the mergers of the study and what is made from them, at the first draw of each."""
+    """Of a role and pool the mergers of the study and what is made from them, at the first draw of
+    each.
+    """
     words = (study.role, study.pool)
-    merge = {k: run for k, run in experiments.merged_in(*words).items() if run.upstream in study.upstreams}
+    merge = {
+        k: run
+        for k, run in experiments.merged_in(*words).items()
+        if run.upstream in study.upstreams
+    }
     calibrate = {
         k: replace(run, seeds=run.seeds[:1])
         for k, run in experiments.calibrated_in(*words).items()
@@ -101,6 +133,10 @@ def fewer(experiments: Experiments, study: ExpertSeedsStudy) -> Experiments:
     for k, run in experiments.adapted_in(*words).items():
         if run.upstream in study.upstreams:
             assert run.settings is not None
-            settings = {n: replace(s, seeds=s.seeds[:1]) for n, s in run.settings.items() if n in study.settings}
+            settings = {
+                n: replace(s, seeds=s.seeds[:1])
+                for n, s in run.settings.items()
+                if n in study.settings
+            }
             adapt[k] = replace(run, settings=settings)
     return replace(experiments, merge=merge, calibrate=calibrate, adapt=adapt, multitask={})

@@ -1,4 +1,5 @@
-"""Rows about the final features of one task: how like the expert's they are, image by image, and where they lie in a plane.
+"""Rows about the final features of one task: how like the expert's they are, image by image, and
+where they lie in a plane.
 
 Features are of length one, as the classifier sees them. n images, p width of a feature.
 """
@@ -18,20 +19,28 @@ Row = dict[str, Any]
 
 
 def evenly(count: int, most: int) -> list[int]:
-    """At most `most` indices, evenly over all `count` images, which some data sets list class by class."""
+    """At most `most` indices, evenly over all `count` images, which some data sets list class by
+    class.
+    """
     if count <= most:
         return list(range(count))
     return [i * count // most for i in range(most)]
 
 
-def projected(model: "nn.Module", projection: "Tensor | None", images: "Samples", batch: int, place: str) -> "Tensor":
-    """Features of a whole image set as they leave the projection, (n, p), on the CPU. Raises: NotFinite naming `place`."""
+def projected(
+    model: "nn.Module", projection: "Tensor | None", images: "Samples", batch: int, place: str
+) -> "Tensor":
+    """Features of a whole image set as they leave the projection, (n, p), on the CPU. Raises:
+    NotFinite naming `place`.
+    """
     import torch
 
     from featcal.evaluation.features import projected_features, require_finite
 
     batches = images.batches(None, batch)
-    features = torch.cat([projected_features(model, projection, inputs).cpu() for inputs in batches])
+    features = torch.cat(
+        [projected_features(model, projection, inputs).cpu() for inputs in batches]
+    )
     require_finite(features, place)
     return features
 
@@ -42,11 +51,18 @@ def cosines(features: "Tensor", expert: "Tensor") -> "Tensor":
 
 
 def alignment_row(line: Row, features: "Tensor", expert: "Tensor") -> Row:
-    """Mean cosine and distance to the expert over all images, and the cosines' standard deviation from image to image."""
+    """Mean cosine and distance to the expert over all images, and the cosines' standard deviation
+    from image to image.
+    """
     found = cosines(features, expert)
     distance = (features - expert).double().norm(dim=-1).mean()
     spread = float(found.std()) if len(found) > 1 else 0.0
-    return line | {"cosine": float(found.mean()), "cosine_sd": spread, "l2": float(distance), "count": len(found)}
+    return line | {
+        "cosine": float(found.mean()),
+        "cosine_sd": spread,
+        "l2": float(distance),
+        "count": len(found),
+    }
 
 
 def similarity_rows(line: Row, features: "Tensor", expert: "Tensor") -> Iterator[Row]:
@@ -57,7 +73,9 @@ def similarity_rows(line: Row, features: "Tensor", expert: "Tensor") -> Iterator
 
 
 def projection_rows(task: str, labels: Any, features: Mapping[str, "Tensor"]) -> Iterator[Row]:
-    """Two principal components of all the models' features (n, p) together, so that all share their axes."""
+    """Two principal components of all the models' features (n, p) together, so that all share their
+    axes.
+    """
     import torch
 
     count = len(next(iter(features.values())))
@@ -65,7 +83,16 @@ def projection_rows(task: str, labels: Any, features: Mapping[str, "Tensor"]) ->
     shown = {model: f[chosen].double() for model, f in features.items()}
     joint = torch.cat(list(shown.values()))  # (models · n, p)
     _, _, directions = torch.linalg.svd(joint - joint.mean(0), full_matrices=False)
-    axes = directions[:2] * directions[:2].sum(1, keepdim=True).sign()  # a principal direction has no sign of its own
+    axes = (
+        directions[:2] * directions[:2].sum(1, keepdim=True).sign()
+    )  # a principal direction has no sign of its own
     for model, f in shown.items():
         for i, (x, y) in zip(chosen, ((f - joint.mean(0)) @ axes.T).tolist(), strict=True):
-            yield {"task": task, "model": model, "index": i, "label": int(labels[i]), "x": x, "y": y}
+            yield {
+                "task": task,
+                "model": model,
+                "index": i,
+                "label": int(labels[i]),
+                "x": x,
+                "y": y,
+            }

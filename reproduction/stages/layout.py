@@ -1,6 +1,8 @@
-"""Where everything of one suite lies; the only place that spells out paths below the project's folder.
+"""Where everything of one suite lies; the only place that spells out paths below the project's
+folder.
 
-Above the line (outputs/): weights and caches. Below it (results/, book/): small files that are in git.
+Above the line (outputs/): weights and caches. Below it (results/, book/): small files that are in
+git.
 """
 
 from collections.abc import Mapping
@@ -14,7 +16,8 @@ from reproduction.experiments.runs import Pool
 class Layout:
     """Paths of one suite below the project's root.
 
-    pools: tasks by role and by the size of each pool that is prepared. An expert lies in the smallest one with its task, so that
+    pools: tasks by role and by the size of each pool that is prepared. An expert lies in the
+    smallest one with its task, so that
            none is made twice.
     sentences: of sentence encoders, by role, the folder of their texts below the root.
     aside: a folder that stands for outputs/<suite>/ while a study makes what it forgets.
@@ -44,7 +47,9 @@ class Layout:
         return self.outputs / "data"
 
     def data_of(self, role: str) -> Path:
-        """Where `load_task` finds what a role sees: images, or the texts of sentence encoders, which are in git."""
+        """Where `load_task` finds what a role sees: images, or the texts of sentence encoders,
+        which are in git.
+        """
         return self.root / self.sentences[role] if role in self.sentences else self.data
 
     @property
@@ -65,7 +70,11 @@ class Layout:
         """The smallest pool of a role that holds a task of this pool."""
         if isinstance(pool, str):
             return pool
-        smaller = {size: tasks for size, tasks in self.pools[role].items() if isinstance(size, int) and size <= pool}
+        smaller = {
+            size: tasks
+            for size, tasks in self.pools[role].items()
+            if isinstance(size, int) and size <= pool
+        }
         return min(size for size, tasks in smaller.items() if task in tasks)
 
     def multitask(self, key: str) -> Path:
@@ -102,5 +111,7 @@ class Layout:
         return self.outputs / "run" / f"{verb}{'-' + key if key else ''}.json"
 
     def unfinished(self, fingerprint: str) -> Path:
-        """Finished parts of an unfinished stage: outside the outputs, which DVC removes before it runs a stage again."""
+        """Finished parts of an unfinished stage: outside the outputs, which DVC removes before it
+        runs a stage again.
+        """
         return self.root / ".featcal" / self.suite / fingerprint

@@ -1,4 +1,5 @@
-"""Stage `merge`: base and experts into merged checkpoints, of a role and pool or of one merger of them.
+"""Stage `merge`: base and experts into merged checkpoints, of a role and pool or of one merger of
+them.
 
 Mergers look at the weights alone or, tensor by tensor, also at images of every task.
 """
@@ -11,7 +12,8 @@ from reproduction.stages.workers import console, fan_out
 
 
 def run(key: str) -> None:
-    """Write outputs/<suite>/merged/<role>-<pool>-<merger>/; empty folders where the suite does not run it.
+    """Write outputs/<suite>/merged/<role>-<pool>-<merger>/; empty folders where the suite does not
+    run it.
 
     Mergers that look at images are started first, since they take longest.
     """
@@ -34,7 +36,10 @@ def merge_one(context: Context, name: str) -> None:
 
     layout, merge = context.layout, context.experiments.merge[name]
     assert merge.options is not None
-    experts = {task: layout.expert(merge.role, merge.pool, task) for task in context.suite.tasks_of(merge.role, merge.pool)}
+    experts = {
+        task: layout.expert(merge.role, merge.pool, task)
+        for task in context.suite.tasks_of(merge.role, merge.pool)
+    }
     base, out = layout.base(merge.role, merge.pool), layout.merged(name)
     featcal.merge(merge.method, base, experts, out=out, **_images(context, merge), **merge.options)
 
@@ -49,7 +54,9 @@ def _images(context: Context, merge: MergeRun) -> dict[str, Any]:
 
     return {
         "batches": streams(context, merge.role, merge.pool, merge.draw),
-        "head": context.layout.heads(merge.role, merge.pool) if method_named(merge.method).head else None,
+        "head": context.layout.heads(merge.role, merge.pool)
+        if method_named(merge.method).head
+        else None,
         "device": torch_device(context.suite.device),
         "at_once": context.suite.workers or 1,  # adamerging takes as long as all the others
         "progress": lambda line: console.print(f"  {line}", soft_wrap=True),

@@ -1,4 +1,6 @@
-"""Stage `page`: one notebook of the report, executed from result files; the suite is told to those that declare it."""
+"""Stage `page`: one notebook of the report, executed from result files; the suite is told to those
+that declare it.
+"""
 
 from reproduction.stages.context import load_context
 
@@ -9,6 +11,8 @@ def run(key: str) -> None:
 
     context = load_context()
     root = context.layout.root
-    known = declared(key, root / "notebooks")  # a page that works on a toy, or reads params.yaml itself, asks for no suite
+    known = declared(
+        key, root / "notebooks"
+    )  # a page that works on a toy, or reads params.yaml itself, asks for no suite
     given = {"suite": context.suite.name} if "suite" in known else {}
     execute_page(key, given, root / "notebooks", root / "book" / "pages")

@@ -1,4 +1,6 @@
-"""Features of one task by a merged model and its expert as one safetensors file, between encoding and training."""
+"""Features of one task by a merged model and its expert as one safetensors file, between encoding
+and training.
+"""
 
 from pathlib import Path
 
@@ -15,6 +17,8 @@ def write_pair(pair: Pair, path: Path) -> None:
 
 
 def read_pair(path: Path, device: torch.device) -> Pair:
-    """What write_pair wrote, features on the device; how many rows a sample has is read on the CPU."""
+    """What write_pair wrote, features on the device; how many rows a sample has is read on the
+    CPU.
+    """
     tensors = load_file(path)
     return Pair(tensors["merged"].to(device), tensors["expert"].to(device), tensors["sizes"])

@@ -1,6 +1,7 @@
 """Stage `prepare`: base, experts and heads of a role and pool.
 
-An expert that is finished stays finished: it lies outside the stage's outputs until all are, so that an interrupted run goes on.
+An expert that is finished stays finished: it lies outside the stage's outputs until all are, so
+that an interrupted run goes on.
 """
 
 import shutil
@@ -25,10 +26,12 @@ FIRST = 0  # seed of the sentence experts' training; the study expert_seeds trai
 
 
 def run(key: str) -> None:
-    """Write outputs/<suite>/prepared/<key>/: base/, experts/<task>/, heads.safetensors of encoders, adapters/ of language models.
+    """Write outputs/<suite>/prepared/<key>/: base/, experts/<task>/, heads.safetensors of encoders,
+    adapters/ of language models.
 
-    Heads of every task of the pool; experts of those that no smaller pool holds. The folder is empty where nothing plays the
-    role, and, which is said, where the package of a sentence encoder cannot be fetched.
+    Heads of every task of the pool; experts of those that no smaller pool holds. The folder is
+    empty where nothing plays the role, and, which is said, where the package of a sentence encoder
+    cannot be fetched.
     """
     context = load_context()
     name, pool = role_and_pool(key)
@@ -44,7 +47,9 @@ def run(key: str) -> None:
                 raise
             told["not_run"] = str(error)
             with atomic_folder(out):
-                console.print(f"prepare {key}: {name} is not run, its pages will say so; later: dvc repro -f prepare@{key}")
+                console.print(
+                    f"prepare {key}: {name} is not run, its pages will say so; later: dvc repro -f prepare@{key}"
+                )
                 console.print(str(error))
             return
         with atomic_folder(out) as folder:
@@ -62,14 +67,23 @@ def made(context: Context, role: Any, name: str, pool: Pool) -> Path:
     """The folder that holds base, heads and experts of a role and pool, what is missing made."""
     if isinstance(role, SentenceRole):
         return sentences(context, role, name, pool)
-    return texts(context, role, name, pool) if isinstance(role, LanguageRole) else images(context, role, name, pool)
+    return (
+        texts(context, role, name, pool)
+        if isinstance(role, LanguageRole)
+        else images(context, role, name, pool)
+    )
 
 
 def images(context: Context, role: Role, name: str, pool: Pool) -> Path:
     """The same of image encoders."""
     from reproduction.suites.hub import model_folder
 
-    suite, layout, tasks, here = context.suite, context.layout, context.suite.tasks_of(name, pool), made_here(context, name, pool)
+    suite, layout, tasks, here = (
+        context.suite,
+        context.layout,
+        context.suite.tasks_of(name, pool),
+        made_here(context, name, pool),
+    )
     tuned = {task: suite.fine_tuning(task) for task in here}
     settings = [
         asdict(role),
@@ -79,8 +93,17 @@ def images(context: Context, role: Role, name: str, pool: Pool) -> Path:
         suite.heads,
         suite.expert_seed,
     ]
-    store = layout.unfinished(f"{name}-{pool}-{digest(settings, *local_weights(layout.root / role.clip))}")
-    first = (model_folder(layout.root, role.clip, layout.pins), layout.data, tasks, suite.heads, suite.device, store)
+    store = layout.unfinished(
+        f"{name}-{pool}-{digest(settings, *local_weights(layout.root / role.clip))}"
+    )
+    first = (
+        model_folder(layout.root, role.clip, layout.pins),
+        layout.data,
+        tasks,
+        suite.heads,
+        suite.device,
+        store,
+    )
     make_first(context, store / HEADS, experts.write_base_and_heads, first)
     jobs = {}
     for task, recipe in tuned.items():
@@ -96,12 +119,16 @@ def texts(context: Context, role: LanguageRole, name: str, pool: Pool) -> Path:
 
     suite, layout, tasks = context.suite, context.layout, context.suite.tasks_of(name, pool)
     settings = [asdict(role), tasks, suite.expert_seed, asdict(suite.language)["texts"]]
-    store = layout.unfinished(f"{name}-{pool}-{digest(settings, *local_weights(layout.root / role.model))}")
+    store = layout.unfinished(
+        f"{name}-{pool}-{digest(settings, *local_weights(layout.root / role.model))}"
+    )
     first = (model_folder(layout.root, role.model, layout.pins), role.dtype, store)
     make_first(context, store / "base", text_experts.write_text_base, first)
     jobs = {}
     for task in tasks:
-        job = text_experts.TextExpert(task, role.experts, role.fine_tuning(task), suite.expert_seed, suite.device, role.dtype)
+        job = text_experts.TextExpert(
+            task, role.experts, role.fine_tuning(task), suite.expert_seed, suite.device, role.dtype
+        )
         jobs[task] = (store / "experts" / task, (job, layout.texts, store, layout.pins))
     make_experts(context, text_experts.write_text_expert, jobs)
     return store
@@ -111,48 +138,72 @@ def sentences(context: Context, role: SentenceRole, name: str, pool: Pool) -> Pa
     """The same of sentence encoders. Raises: HubUnreachable."""
     layout, tasks = context.layout, context.suite.tasks_of(name, pool)
     encoder = sentence_experts.encoder_folder(layout.root, role.model, layout.pins)
-    store = layout.unfinished(f"{name}-{pool}-{sentence_digest(context, encoder, name, pool, (FIRST,))}")
+    store = layout.unfinished(
+        f"{name}-{pool}-{sentence_digest(context, encoder, name, pool, (FIRST,))}"
+    )
     make_sentence_heads(context, encoder, layout.data_of(name), tasks, store)
     outs = {(task, FIRST): store / "experts" / task for task in made_here(context, name, pool)}
     make_sentence_experts(context, layout.data_of(name), store, outs)
     return store
 
 
-def sentence_digest(context: Context, encoder: Path, name: str, pool: Pool, seeds: tuple[int, ...]) -> str:
+def sentence_digest(
+    context: Context, encoder: Path, name: str, pool: Pool, seeds: tuple[int, ...]
+) -> str:
     """What experts of sentence encoders depend on, their texts too, which lie in the project."""
     tasks = context.suite.tasks_of(name, pool)
-    rows = [file for task in tasks for file in sorted((context.layout.data_of(name) / task).glob("*.*"))]
-    return digest([tasks, asdict(context.suite.sentences.fine_tune), seeds], encoder / WEIGHTS, *rows)
+    rows = [
+        file for task in tasks for file in sorted((context.layout.data_of(name) / task).glob("*.*"))
+    ]
+    return digest(
+        [tasks, asdict(context.suite.sentences.fine_tune), seeds], encoder / WEIGHTS, *rows
+    )
 
 
-def make_sentence_heads(context: Context, encoder: Path, rows: Path, tasks: tuple[str, ...], store: Path) -> None:
+def make_sentence_heads(
+    context: Context, encoder: Path, rows: Path, tasks: tuple[str, ...], store: Path
+) -> None:
     """Write base and heads of these tasks into the store, unless they are there."""
     first = (encoder, rows, tasks, context.suite.sentences.fine_tune.temperature, store)
     make_first(context, store / HEADS, sentence_experts.write_encoder_and_heads, first)
 
 
-def make_sentence_experts(context: Context, rows: Path, store: Path, outs: Mapping[tuple[str, int], Path]) -> None:
+def make_sentence_experts(
+    context: Context, rows: Path, store: Path, outs: Mapping[tuple[str, int], Path]
+) -> None:
     """Write the experts that are not there, by task and seed, from base and heads in the store."""
     jobs = {}
     for (task, seed), out in outs.items():
-        job = sentence_experts.SentenceExpert(task, context.suite.sentences.fine_tune, seed, context.suite.device, out)
+        job = sentence_experts.SentenceExpert(
+            task, context.suite.sentences.fine_tune, seed, context.suite.device, out
+        )
         jobs[f"{task}, seed {seed}"] = (out, (job, rows, store))
     make_experts(context, sentence_experts.write_sentence_expert, jobs)
 
 
 def made_here(context: Context, role: str, pool: Pool) -> list[str]:
     """Tasks of a pool whose experts no smaller pool has made."""
-    return [task for task in context.suite.tasks_of(role, pool) if context.layout.home(role, pool, task) == pool]
+    return [
+        task
+        for task in context.suite.tasks_of(role, pool)
+        if context.layout.home(role, pool, task) == pool
+    ]
 
 
-def make_first(context: Context, out: Path, write: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    """Run the job that writes what every expert begins from, unless `out`, which it writes last, is there."""
+def make_first(
+    context: Context, out: Path, write: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
+    """Run the job that writes what every expert begins from, unless `out`, which it writes last, is
+    there.
+    """
     if not out.exists():
         for _ in fan_out("prepare", write, {out.stem: arguments}, min(context.suite.workers, 1)):
             pass
 
 
-def make_experts(context: Context, write: Callable[..., None], jobs: Mapping[str, tuple[Path, tuple[Any, ...]]]) -> None:
+def make_experts(
+    context: Context, write: Callable[..., None], jobs: Mapping[str, tuple[Path, tuple[Any, ...]]]
+) -> None:
     """Run the jobs whose folder is not there."""
     missing = {}
     for name, (out, arguments) in jobs.items():
@@ -165,12 +216,20 @@ def make_experts(context: Context, write: Callable[..., None], jobs: Mapping[str
 
 
 def local_weights(folder: Path) -> list[Path]:
-    """The weights of a base that lies in the project; of one of the hub its id and pin are told by settings."""
+    """The weights of a base that lies in the project; of one of the hub its id and pin are told by
+    settings.
+    """
     return [file for file in [folder / WEIGHTS] if file.is_file()]
 
 
 def digest(settings: Any, *files: Path) -> str:
-    """What experts depend on: settings, base weights and other files, and the code that trains them."""
+    """What experts depend on: settings, base weights and other files, and the code that trains
+    them.
+    """
     package = Path(__file__).parents[1]
-    code = [file for folder in ("suites", "mini", "data") for file in sorted((package / folder).rglob("*.py"))]
+    code = [
+        file
+        for folder in ("suites", "mini", "data")
+        for file in sorted((package / folder).rglob("*.py"))
+    ]
     return fingerprint(settings, [*files, *code])

@@ -1,4 +1,6 @@
-"""Stage `prepare_data`: the images of every task of the suite, drawn, copied from the user's folder, or named on the hub."""
+"""Stage `prepare_data`: the images of every task of the suite, drawn, copied from the user's
+folder, or named on the hub.
+"""
 
 import shutil
 from dataclasses import asdict
@@ -17,7 +19,9 @@ CHOICE = Path(__file__).parents[1] / "mini" / "choice.json"
 
 
 def run() -> None:
-    """Write outputs/<suite>/data/ and, for the report, results/<suite>/suite.json, choice.json and contact_sheet.png."""
+    """Write outputs/<suite>/data/ and, for the report, results/<suite>/suite.json, choice.json and
+    contact_sheet.png.
+    """
     context = load_context()
     if context.suite.data.processor == "torchvision":
         from featcal.data.tensor_resize import require_torchvision
@@ -38,19 +42,32 @@ def _drawn(context: Context, folder: Path) -> dict[str, Source]:
 
     data = context.suite.data
     counts = {"train": data.train, "validation": data.validation, "test": data.test}
-    jobs = {task: (task, folder / task, data.seed, data.strength, counts) for task in context.suite.tasks}
+    jobs = {
+        task: (task, folder / task, data.seed, data.strength, counts)
+        for task in context.suite.tasks
+    }
     for _ in fan_out("draw", write_parquet, jobs, context.suite.workers):
         pass
     splits = {name: name for name in counts}
     sources = {}
     for task in context.suite.tasks:
         drawn = TASKS[task]
-        sources[task] = Source(task, "folder", drawn.paper_name, drawn.description, drawn.classes, drawn.templates, splits)
+        sources[task] = Source(
+            task,
+            "folder",
+            drawn.paper_name,
+            drawn.description,
+            drawn.classes,
+            drawn.templates,
+            splits,
+        )
     return sources
 
 
 def _copied(context: Context, folder: Path) -> dict[str, Source]:
-    """The user's own folders, copied so that a later edit of them cannot change half of the results."""
+    """The user's own folders, copied so that a later edit of them cannot change half of the
+    results.
+    """
     from featcal.data.load import class_names
 
     sources = {}
@@ -68,7 +85,9 @@ def _copied(context: Context, folder: Path) -> dict[str, Source]:
 
 
 def _named(context: Context, folder: Path) -> dict[str, Source]:
-    """The paper's data sets by hub id, pinned revision and split; the datasets library fetches them when they are read."""
+    """The paper's data sets by hub id, pinned revision and split; the datasets library fetches them
+    when they are read.
+    """
     from reproduction.data.prompts import load_prompts
     from reproduction.data.registry import TASKS
     from reproduction.suites.hub import pinned_data
@@ -79,9 +98,17 @@ def _named(context: Context, folder: Path) -> dict[str, Source]:
         revision = pinned_data(context.layout.pins, entry.hub_id)
         splits = {"train": entry.train_split, "test": entry.test_split}
         columns = dict(entry.columns)
-        described = (entry.column, f"{entry.hub_id} on the hub", prompts.classes, prompts.templates, splits)
+        described = (
+            entry.column,
+            f"{entry.hub_id} on the hub",
+            prompts.classes,
+            prompts.templates,
+            splits,
+        )
         processor = context.suite.data.processor
-        sources[task] = Source(entry.hub_id, "hub", *described, revision, entry.config, columns, processor)
+        sources[task] = Source(
+            entry.hub_id, "hub", *described, revision, entry.config, columns, processor
+        )
     return sources
 
 
@@ -91,17 +118,28 @@ def _describe(context: Context, sources: dict[str, Source]) -> None:
 
     data, results = context.suite.data, context.layout.results
     counts = {"train": data.train, "validation": data.validation, "test": data.test}
-    tasks: list[dict[str, Any]] = [{"task": task, **source.told(), **counts} for task, source in sources.items()]
+    tasks: list[dict[str, Any]] = [
+        {"task": task, **source.told(), **counts} for task, source in sources.items()
+    ]
     roles = {name: asdict(role) for name, role in context.suite.roles.items()}
     pools = {str(pool): list(names) for pool, names in context.suite.pools.items()}
     settings = asdict(data)
     if data.source == "mini":
         del settings["processor"]  # its pictures are drawn at their models' size
-    described = {"suite": context.suite.name, "data": settings, "roles": roles, "pools": pools, "tasks": tasks}
+    described = {
+        "suite": context.suite.name,
+        "data": settings,
+        "roles": roles,
+        "pools": pools,
+        "tasks": tasks,
+    }
     write_json(results / "suite.json", described)
     if data.source != "mini":
         write_json(results / "choice.json", {})
-        write_notice("Pictures of data from elsewhere are not kept with the results.", results / "contact_sheet.png")
+        write_notice(
+            "Pictures of data from elsewhere are not kept with the results.",
+            results / "contact_sheet.png",
+        )
         return
     write_json(results / "choice.json", read_json(CHOICE))
     _draw_sheet(context)

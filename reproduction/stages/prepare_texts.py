@@ -1,4 +1,6 @@
-"""Stage `prepare_texts`: texts of every language task of the suite, drawn, copied from the user's folder, or named on the hub."""
+"""Stage `prepare_texts`: texts of every language task of the suite, drawn, copied from the user's
+folder, or named on the hub.
+"""
 
 import shutil
 from collections.abc import Callable
@@ -18,7 +20,9 @@ TEST = "test"
 
 
 def run() -> None:
-    """Write outputs/<suite>/texts/ and, for the report, language.json and language_choice.json of results/<suite>/."""
+    """Write outputs/<suite>/texts/ and, for the report, language.json and language_choice.json of
+    results/<suite>/.
+    """
     context = load_context()
     texts = context.suite.language.texts
     makers = {"mini": _drawn, "files": _copied, "hub": _named}
@@ -32,7 +36,9 @@ def run() -> None:
 
 
 def _drawn(context: Context, folder: Path) -> dict[str, TextSource]:
-    """Every task of the mini suite, drawn in the workers: GLUE's, the experts' domains, and the tests of what they can do."""
+    """Every task of the mini suite, drawn in the workers: GLUE's, the experts' domains, and the
+    tests of what they can do.
+    """
     from reproduction.data.glue import GLUE
     from reproduction.mini.language.domain_files import write_domain, write_test
     from reproduction.mini.language.domains import DOMAINS, TESTS
@@ -40,35 +46,51 @@ def _drawn(context: Context, folder: Path) -> dict[str, TextSource]:
 
     language = context.suite.language
     texts = language.texts
-    assert texts is not None and texts.train and texts.domain_train and texts.validation and texts.test
+    assert (
+        texts is not None and texts.train and texts.domain_train and texts.validation and texts.test
+    )
     counts = {"train": texts.train, "validation": texts.validation, TEST: texts.test}
     jobs: dict[str, tuple[Any, ...]] = {}
     sources = {}
     for task in language.pools.get(GLUE_POOL, ()):
         jobs[task] = (write_glue, task, folder / task, texts.seed, counts)
         about = WORLDS[task].description
-        sources[task] = TextSource(task, "folder", GLUE[task].column, {split: split for split in counts}, description=about)
+        sources[task] = TextSource(
+            task, "folder", GLUE[task].column, {split: split for split in counts}, description=about
+        )
     for domain in language.pools.get(DOMAIN_POOL, ()):
         own = {"train": texts.domain_train, "validation": texts.validation}
         jobs[domain] = (write_domain, domain, folder / domain, texts.seed, own)
         about = f"What the expert is trained on, of the kinds of {' and '.join(TESTS[t].paper_name for t in DOMAINS[domain])}."
-        sources[domain] = TextSource(domain, "folder", domain, {split: split for split in own}, description=about)
+        sources[domain] = TextSource(
+            domain, "folder", domain, {split: split for split in own}, description=about
+        )
     for test in language.tests:
         own = {split: counts[split] for split in ("validation", TEST)}
         jobs[test] = (write_test, test, folder / test, texts.seed, own)
         about = TESTS[test].description
-        sources[test] = TextSource(test, "folder", TESTS[test].paper_name, {split: split for split in own}, description=about)
+        sources[test] = TextSource(
+            test,
+            "folder",
+            TESTS[test].paper_name,
+            {split: split for split in own},
+            description=about,
+        )
     for _ in fan_out("draw", _draw, jobs, context.suite.workers):
         pass
     return sources
 
 
-def _draw(write: Callable[..., None], task: str, folder: Path, seed: int, counts: dict[str, int]) -> None:
+def _draw(
+    write: Callable[..., None], task: str, folder: Path, seed: int, counts: dict[str, int]
+) -> None:
     write(task, folder, seed, counts)
 
 
 def _copied(context: Context, folder: Path) -> dict[str, TextSource]:
-    """The user's own folders, copied so that a later edit of them cannot change half of the results."""
+    """The user's own folders, copied so that a later edit of them cannot change half of the
+    results.
+    """
     from reproduction.data.glue import glue_task
 
     language = context.suite.language
@@ -79,12 +101,16 @@ def _copied(context: Context, folder: Path) -> dict[str, TextSource]:
             way_out = f"put a folder with train.parquet and test.parquet there, or edit suites/{context.suite.name}.yaml"
             raise MissingPath(origin / task, "the texts of a task", way_out)
         shutil.copytree(origin / task, folder / task)
-        sources[task] = TextSource(task, "folder", glue_task(task).column, {"train": "train", TEST: TEST})
+        sources[task] = TextSource(
+            task, "folder", glue_task(task).column, {"train": "train", TEST: TEST}
+        )
     return sources
 
 
 def _named(context: Context, folder: Path) -> dict[str, TextSource]:
-    """The paper's data sets by hub id, pinned revision and split; the datasets library fetches them when they are read."""
+    """The paper's data sets by hub id, pinned revision and split; the datasets library fetches them
+    when they are read.
+    """
     from reproduction.data.domains import DOMAINS
     from reproduction.data.glue import GLUE, HUB_ID
     from reproduction.data.public import PUBLIC
@@ -98,10 +124,17 @@ def _named(context: Context, folder: Path) -> dict[str, TextSource]:
         sources[task] = TextSource(HUB_ID, "hub", GLUE[task].column, splits, revision, task)
     for domain in language.pools.get(DOMAIN_POOL, ()):
         revision = pinned_data(pins, DOMAINS[domain].hub_id)
-        sources[domain] = TextSource(DOMAINS[domain].hub_id, "hub", domain, {"train": "train"}, revision)
-    for key, name in language.tests.items():  # lm-evaluation-harness reads them, at the commit told here
+        sources[domain] = TextSource(
+            DOMAINS[domain].hub_id, "hub", domain, {"train": "train"}, revision
+        )
+    for (
+        key,
+        name,
+    ) in language.tests.items():  # lm-evaluation-harness reads them, at the commit told here
         test = pick("public tests", PUBLIC, name)
-        sources[key] = TextSource(test.data, "hub", key, {TEST: test.split}, pinned_data(pins, test.data), test.config)
+        sources[key] = TextSource(
+            test.data, "hub", key, {TEST: test.split}, pinned_data(pins, test.data), test.config
+        )
     return sources
 
 
@@ -116,7 +149,9 @@ def _describe(context: Context, sources: dict[str, TextSource]) -> None:
         "roles": {name: asdict(role) for name, role in language.roles.items()},
         "pools": {name: list(tasks) for name, tasks in language.pools.items()},
         "tests": dict(language.tests),
-        "tasks": {task: told(context.layout.texts, task, source) for task, source in sources.items()},
+        "tasks": {
+            task: told(context.layout.texts, task, source) for task, source in sources.items()
+        },
     }
     write_json(context.layout.results / "language.json", described)
     drawn = language.texts is not None and language.texts.source == "mini"

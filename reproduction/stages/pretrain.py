@@ -1,4 +1,6 @@
-"""Stage `pretrain`: the base of one role of the mini suite; frozen, its output ships with the package."""
+"""Stage `pretrain`: the base of one role of the mini suite; frozen, its output ships with the
+package.
+"""
 
 from featcal.settings import project_root
 

@@ -1,7 +1,7 @@
 """Jobs that are measured: each alone in a process of its own, as many at a time as asked for.
 
-They are forked from the server of workers.py, and each ends after its job, so that no job profits from memory that another one
-left behind. What is measured begins after the imports.
+They are forked from the server of workers.py, and each ends after its job, so that no job profits
+from memory that another one left behind. What is measured begins after the imports.
 """
 
 import signal
@@ -15,12 +15,18 @@ from reproduction.stages.workers import console, from_a_server
 
 
 def alone(
-    label: str, function: Callable[..., Any], jobs: Mapping[str, tuple[Any, ...]], at_once: int, threads: int | None
+    label: str,
+    function: Callable[..., Any],
+    jobs: Mapping[str, tuple[Any, ...]],
+    at_once: int,
+    threads: int | None,
 ) -> Iterator[tuple[str, Any]]:
     """Results of `function(*jobs[name])` by name, as they come, with one progress line each.
 
-    at_once: jobs side by side, started in their order.   threads: of torch in each; None leaves torch's own number.
-    Raises: what a job raises; OutOfMemory for one that ends without a word. Either ends the jobs still running.
+    at_once: jobs side by side, started in their order.   threads: of torch in each; None leaves
+    torch's own number.
+    Raises: what a job raises; OutOfMemory for one that ends without a word. Either ends the jobs
+    still running.
     """
     context = from_a_server()
     waiting, done = deque(jobs.items()), 0
@@ -30,7 +36,9 @@ def alone(
             while waiting and len(running) < at_once:
                 name, arguments = waiting.popleft()
                 ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(theirs, threads, function, arguments), daemon=True)
+                process = context.Process(
+                    target=_work, args=(theirs, threads, function, arguments), daemon=True
+                )
                 process.start()
                 theirs.close()
                 running[ours] = (name, process)
@@ -46,7 +54,9 @@ def alone(
             process.terminate()
 
 
-def _work(tell: Connection, threads: int | None, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _work(
+    tell: Connection, threads: int | None, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
     """What a process does: its one job."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides, and ends it by SIGTERM
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,10 +1,13 @@
-"""A process that has imported torch or papermill once, and forks every stage of a `dvc repro` that needs it.
+"""A process that has imported torch or papermill once, and forks every stage of a `dvc repro` that
+needs it.
 
-The imports take seconds of a core, and DVC starts each stage anew. The first stage starts this process, and the others ask it
-through a socket, named after what it imports and all that could make that stale: the package's files, the environment's packages,
-Python, its variables. It ends by itself when nobody has asked for a while. A stage behaves as if started where it was asked for:
-same folder, variables, terminal, exit code and Ctrl-C; it ends when who asked is gone. Torch may be forked as long as it has
-computed nothing.
+The imports take seconds of a core, and DVC starts each stage anew. The first stage starts this
+process, and the others ask it
+through a socket, named after what it imports and all that could make that stale: the package's
+files, the environment's packages, Python, its variables. It ends by itself when nobody has asked
+for a while. A stage behaves as if started where it was asked for: same folder, variables, terminal,
+exit code and Ctrl-C; it ends when who asked is gone. Torch may be forked as long as it has computed
+nothing.
 """
 
 import atexit
@@ -40,7 +43,19 @@ AT_ONCE = ("pretrain", "gather", "summary")  # stages that import next to nothin
 FORKED = "FEATCAL_FORKED_STAGE"  # set where a stage runs, so that it asks nobody again
 IDLE = 20.0  # seconds without a stage after which the process ends
 PATIENCE = 60.0  # seconds for the imports
-READ_AT_IMPORT = ("PYTHON", "ATEN_", "ONEDNN_", "DNNL_", "OMP_", "MKL_", "KMP_", "MALLOC_", "TORCH", "LD_", "HF_")
+READ_AT_IMPORT = (
+    "PYTHON",
+    "ATEN_",
+    "ONEDNN_",
+    "DNNL_",
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "MALLOC_",
+    "TORCH",
+    "LD_",
+    "HF_",
+)
 LONGEST = 1 << 20  # bytes that are read of a question: arguments, folder and variables
 
 
@@ -52,23 +67,40 @@ def forked() -> bool:
 def wanted() -> bool:
     """Whether to ask for a fork: in a stage that DVC runs, on Linux, which can pass descriptors.
 
-    Not where there is a GPU: some import may look for it, and no fork of a process that has looked can use it.
+    Not where there is a GPU: some import may look for it, and no fork of a process that has looked
+    can use it.
     """
     gpu = any(Path(file).exists() for file in GPUS)
     return sys.platform == "linux" and "DVC_STAGE" in os.environ and not gpu and not forked()
 
 
 def stage(arguments: Sequence[str]) -> int | None:
-    """The exit code of a command line, run in a fork; None, with nothing run, where it is no stage that gains by it."""
-    if not wanted() or list(arguments[:1]) != ["stage"] or len(arguments) < 2 or arguments[1] in AT_ONCE:
+    """The exit code of a command line, run in a fork; None, with nothing run, where it is no stage
+    that gains by it.
+    """
+    if (
+        not wanted()
+        or list(arguments[:1]) != ["stage"]
+        or len(arguments) < 2
+        or arguments[1] in AT_ONCE
+    ):
         return None
     return ask(arguments, (COMMANDS, *(PAGES if arguments[1] == "page" else TORCH)))
 
 
 def address(imports: Sequence[str]) -> Path:
     """The socket of a process that has imported these modules as this one would."""
-    files = sorted(file for package in (featcal, reproduction) for file in Path(package.__file__).parent.rglob("*.py"))
-    told: list[Any] = [*imports, sys.executable, sys.version, os.stat(sysconfig.get_path("purelib")).st_mtime_ns]
+    files = sorted(
+        file
+        for package in (featcal, reproduction)
+        for file in Path(package.__file__).parent.rglob("*.py")
+    )
+    told: list[Any] = [
+        *imports,
+        sys.executable,
+        sys.version,
+        os.stat(sysconfig.get_path("purelib")).st_mtime_ns,
+    ]
     told += [(str(file), file.stat().st_mtime_ns, file.stat().st_size) for file in files]
     told += sorted(pair for pair in os.environ.items() if pair[0].startswith(READ_AT_IMPORT))
     name = hashlib.sha256(repr(told).encode()).hexdigest()[:16]
@@ -76,7 +108,9 @@ def address(imports: Sequence[str]) -> Path:
 
 
 def ask(arguments: Sequence[str], imports: Sequence[str]) -> int | None:
-    """The exit code of `featcal ARGUMENTS` in a fork that has the imports; None where none could be had, and nothing was run."""
+    """The exit code of `featcal ARGUMENTS` in a fork that has the imports; None where none could be
+    had, and nothing was run.
+    """
     try:
         line = _connected(address(imports), imports)
     except OSError:
@@ -91,7 +125,9 @@ def ask(arguments: Sequence[str], imports: Sequence[str]) -> int | None:
 
 @contextlib.contextmanager
 def _interrupts_for(line: socket.socket) -> Iterator[int]:
-    """The process at the other end, which gets every Ctrl-C meanwhile: its terminal is ours, its process group is not."""
+    """The process at the other end, which gets every Ctrl-C meanwhile: its terminal is ours, its
+    process group is not.
+    """
     process, early = 0, False
 
     def forward(*_: Any) -> None:
@@ -125,8 +161,19 @@ def _connected(path: Path, imports: Sequence[str]) -> socket.socket:
             return line
         except (FileNotFoundError, ConnectionRefusedError):
             if started is None:
-                nothing = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-                command = [sys.executable, "-P", "-m", "reproduction.stages.resident", str(path), *imports]
+                nothing = {
+                    "stdin": subprocess.DEVNULL,
+                    "stdout": subprocess.DEVNULL,
+                    "stderr": subprocess.DEVNULL,
+                }
+                command = [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "reproduction.stages.resident",
+                    str(path),
+                    *imports,
+                ]
                 started = subprocess.Popen(command, start_new_session=True, **nothing)
             elif started.poll() is not None:
                 break
@@ -135,7 +182,9 @@ def _connected(path: Path, imports: Sequence[str]) -> socket.socket:
 
 
 def serve(path: Path, imports: Sequence[str]) -> None:
-    """Fork a stage for everyone who asks; a fork ends with the stage's exit code. Returns when nobody has asked for a while."""
+    """Fork a stage for everyone who asks; a fork ends with the stage's exit code. Returns when
+    nobody has asked for a while.
+    """
     for name in imports:
         import_module(name)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -170,7 +219,9 @@ def serve(path: Path, imports: Sequence[str]) -> None:
 
 
 def _stage(asked: Mapping[str, Any], descriptors: Sequence[int]) -> int:
-    """Run what is asked for, in this fork, with the folder, variables and descriptors of who asked."""
+    """Run what is asked for, in this fork, with the folder, variables and descriptors of who
+    asked.
+    """
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
@@ -188,9 +239,11 @@ def command_line() -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End this fork as multiprocessing ends its own: handlers of the end are called, the interpreter is not taken apart.
+    """End this fork as multiprocessing ends its own: handlers of the end are called, the
+    interpreter is not taken apart.
 
-    That would walk through all that was imported, in pages that a fork has to copy before it frees them: two seconds a stage.
+    That would walk through all that was imported, in pages that a fork has to copy before it frees
+    them: two seconds a stage.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # threads that have still something to do, executors' among them
     atexit._run_exitfuncs()

@@ -21,6 +21,10 @@ def run_stage(verb: str, key: str | None) -> None:
     """
     require_known("stage", verb, VERBS)
     if (key is None) != (verb in WITHOUT_KEY):
-        raise BadSetting(f"stage {verb}", key, "takes no key" if verb in WITHOUT_KEY else "needs a key, for example clip_b32-8")
+        raise BadSetting(
+            f"stage {verb}",
+            key,
+            "takes no key" if verb in WITHOUT_KEY else "needs a key, for example clip_b32-8",
+        )
     run: Callable[..., None] = import_module(f"reproduction.stages.{verb}").run
     run(*([] if key is None else [key]))

@@ -1,7 +1,8 @@
-"""Stage `samples`: FeatCal, Surgery and ProbSurgery with 8 to 512 images of each task, what they reach and what they cost.
+"""Stage `samples`: FeatCal, Surgery and ProbSurgery with 8 to 512 images of each task, what they
+reach and what they cost.
 
-First every calibration, each alone in a process of its own, then one pass over the test images for all of them; no time and no
-memory holds any evaluation. The models themselves are not kept.
+First every calibration, each alone in a process of its own, then one pass over the test images for
+all of them; no time and no memory holds any evaluation. The models themselves are not kept.
 """
 
 from dataclasses import asdict
@@ -20,7 +21,8 @@ from reproduction.stages.study import Found, run_study
 
 
 def run(key: str) -> None:
-    """Write outputs/<suite>/samples/<key>/: samples.csv, .correct.csv and .seen.csv; no rows where the suite does not run it.
+    """Write outputs/<suite>/samples/<key>/: samples.csv, .correct.csv and .seen.csv; no rows where
+    the suite does not run it.
 
     Costs go to the run record.
     """
@@ -38,14 +40,20 @@ def found(context: Context, key: str, study: SamplesStudy, folder: Path) -> Foun
 
 
 def side_by_side(context: Context) -> tuple[int, int | None]:
-    """How many calibrations run at once, and with how many threads each; None is torch's own number."""
+    """How many calibrations run at once, and with how many threads each; None is torch's own
+    number.
+    """
     workers = context.suite.workers
     return (workers, 1) if workers else (1, None)
 
 
 def rivals_of(study: SamplesStudy) -> list[Method]:
-    """Every method at every number of images and every seed; the longest first, so that no core waits at the end."""
-    chosen = [Method(method, n, seed) for method in METHODS for n in study.samples for seed in study.seeds]
+    """Every method at every number of images and every seed; the longest first, so that no core
+    waits at the end.
+    """
+    chosen = [
+        Method(method, n, seed) for method in METHODS for n in study.samples for seed in study.seeds
+    ]
     return sorted(chosen, key=lambda rival: -rival.samples)
 
 
@@ -64,7 +72,12 @@ def study_rows(
     order = ("merged", *METHODS)
     rows = [
         row | {"samples": budgets[model.name]}
-        for model in sorted(models, key=lambda model: (order.index(model.method), budgets[model.name], model.seed))
+        for model in sorted(
+            models, key=lambda model: (order.index(model.method), budgets[model.name], model.seed)
+        )
         for row in scores[model.name]
     ]
-    return rows, [costs[rival.name] for rival in sorted(chosen, key=lambda r: (METHODS.index(r.method), r.samples, r.seed))]
+    return rows, [
+        costs[rival.name]
+        for rival in sorted(chosen, key=lambda r: (METHODS.index(r.method), r.samples, r.seed))
+    ]

@@ -13,7 +13,8 @@ from reproduction.stages.context import Context
 class Scored:
     """One row of a table: a model, or adapters behind one.
 
-    name:  unique among the models of the pool.   folder: of the model, or of its adapters; None for each task's own expert.
+    name:  unique among the models of the pool.   folder: of the model, or of its adapters; None for
+           each task's own expert.
     adapted_model: name of the model that adapters correct.
     """
 
@@ -27,22 +28,33 @@ class Scored:
     words: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        words = {"upstream": self.upstream, "method": self.method, "setting": self.setting, "seed": self.seed}
+        words = {
+            "upstream": self.upstream,
+            "method": self.method,
+            "setting": self.setting,
+            "seed": self.seed,
+        }
         object.__setattr__(self, "words", words)
 
 
 def scored(context: Context, role: str, pool: Pool) -> list[Scored]:
-    """In the order of the results file: base, experts, multi-task model, merged, calibrated, adapted."""
+    """In the order of the results file: base, experts, multi-task model, merged, calibrated,
+    adapted.
+    """
     return [*references(context, role, pool), *made(context, role, pool)]
 
 
 def references(context: Context, role: str, pool: Pool) -> Iterator[Scored]:
-    """Base, experts and multi-task model. Experts are one row, of domains every expert on all tests, called by its domain."""
+    """Base, experts and multi-task model. Experts are one row, of domains every expert on all
+    tests, called by its domain.
+    """
     layout = context.layout
     yield Scored("base", layout.base(role, pool), "base")
     if pool == DOMAIN_POOL:
         for domain in context.suite.tasks_of(role, pool):
-            yield Scored(f"expert/{domain}", layout.expert(role, pool, domain), "expert", setting=domain)
+            yield Scored(
+                f"expert/{domain}", layout.expert(role, pool, domain), "expert", setting=domain
+            )
     else:
         yield Scored("expert", None, "expert")
     if context.experiments.multitask.get(f"{role}-{pool}"):
@@ -57,11 +69,20 @@ def made(context: Context, role: str, pool: Pool) -> Iterator[Scored]:
         yield Scored(key, layout.merged(key), "merged", merge.upstream)
     for key, run in calibrated.items():
         for seed in run.seeds:
-            yield Scored(f"{key}/{seed}", layout.calibrated(key, seed), "featcal", run.upstream, run.setting, seed)
+            yield Scored(
+                f"{key}/{seed}",
+                layout.calibrated(key, seed),
+                "featcal",
+                run.upstream,
+                run.setting,
+                seed,
+            )
     for key, adapt in experiments.adapted_in(role, pool).items():
         for setting, chosen in (adapt.settings or {}).items():
             for seed in chosen.seeds:
                 words = (adapt.method, adapt.upstream, setting, seed, adapt.merged)
                 yield Scored(f"{key}/{setting}/{seed}", layout.adapted(key, setting, seed), *words)
     for key, run in calibrated.items() if pool in TEXT_POOLS else ():
-        yield Scored(f"{key}/{ANCHOR}", layout.ablated(key, ANCHOR), ANCHOR, run.upstream, run.setting)
+        yield Scored(
+            f"{key}/{ANCHOR}", layout.ablated(key, ANCHOR), ANCHOR, run.upstream, run.setting
+        )

@@ -1,7 +1,8 @@
-"""Stage `second_encoder`: the main comparison of a sentence encoder again, with another encoder on the same texts.
+"""Stage `second_encoder`: the main comparison of a sentence encoder again, with another encoder on
+the same texts.
 
-Its experts stay beside the parts of unfinished stages, so that a run that was interrupted goes on; all that is made from them is
-forgotten when it is scored.
+Its experts stay beside the parts of unfinished stages, so that a run that was interrupted goes on;
+all that is made from them is forgotten when it is scored.
 """
 
 from dataclasses import asdict, replace
@@ -15,7 +16,12 @@ from reproduction.experiments.runs import AdapterSetting, AdaptRun, CalibrateRun
 from reproduction.stages.columns import SCORES
 from reproduction.stages.context import Context
 from reproduction.stages.expert_seeds import compared
-from reproduction.stages.prepare import FIRST, make_sentence_experts, make_sentence_heads, sentence_digest
+from reproduction.stages.prepare import (
+    FIRST,
+    make_sentence_experts,
+    make_sentence_heads,
+    sentence_digest,
+)
 from reproduction.stages.scoring import drawn, evaluate_model
 from reproduction.stages.study import Found, run_study
 from reproduction.suites.experts import HEADS
@@ -24,7 +30,9 @@ from reproduction.suites.sentence_recipe import FineTuneSentences
 
 
 def run(key: str) -> None:
-    """Write outputs/<suite>/second_encoder/<key>/: scores and settings; no rows where the suite does not run it."""
+    """Write outputs/<suite>/second_encoder/<key>/: scores and settings; no rows where the suite
+    does not run it.
+    """
     run_study("second_encoder", key, found, SCORES, plays=Context.knows)
 
 
@@ -33,31 +41,56 @@ def found(context: Context, key: str, study: SecondEncoderStudy, folder: Path) -
     store, experiments = made(context, key, study), run_here(context.experiments, study)
     parts = {name: store / name for name in ("base", "experts", HEADS)}
     evaluate = partial(evaluate_model, most=partial(drawn, study.scored, study.seed))
-    rows = compared(context, f"second encoder {key}", study.role, study.pool, parts, experiments, folder / "outputs", evaluate)
+    rows = compared(
+        context,
+        f"second encoder {key}",
+        study.role,
+        study.pool,
+        parts,
+        experiments,
+        folder / "outputs",
+        evaluate,
+    )
     return Found(rows, told={"study": asdict(study)})
 
 
 def made(context: Context, key: str, study: SecondEncoderStudy) -> Path:
-    """A folder with base/, heads.safetensors and experts/<task>/, those that are finished from an earlier run."""
-    layout, texts, tasks = context.layout, context.layout.data_of(study.role), context.suite.tasks_of(study.role, study.pool)
+    """A folder with base/, heads.safetensors and experts/<task>/, those that are finished from an
+    earlier run.
+    """
+    layout, texts, tasks = (
+        context.layout,
+        context.layout.data_of(study.role),
+        context.suite.tasks_of(study.role, study.pool),
+    )
     encoder = encoder_folder(layout.root, study.model, layout.pins)
     recipe = from_mapping(FineTuneSentences, study.fine_tune, f"second_encoder.{key}.fine_tune")
     suite = replace(context.suite, sentences=replace(context.suite.sentences, fine_tune=recipe))
     here = replace(context, suite=suite)
-    store = layout.unfinished(f"second_encoder-{key}-{sentence_digest(here, encoder, study.role, study.pool, (FIRST,))}")
+    store = layout.unfinished(
+        f"second_encoder-{key}-{sentence_digest(here, encoder, study.role, study.pool, (FIRST,))}"
+    )
     make_sentence_heads(here, encoder, texts, tasks, store)
-    make_sentence_experts(here, texts, store, {(task, FIRST): store / "experts" / task for task in tasks})
+    make_sentence_experts(
+        here, texts, store, {(task, FIRST): store / "experts" / task for task in tasks}
+    )
     return store
 
 
 def run_here(experiments: Experiments, study: SecondEncoderStudy) -> Experiments:
     """The mergers of the study, each with FeatCal at both settings and both adapters behind it."""
     role, pool, seeds, rivals = study.role, study.pool, (study.seed,), study.rivals
-    merge = {key: one for key, one in experiments.merged_in(role, pool).items() if one.upstream in study.upstreams}
+    merge = {
+        key: one
+        for key, one in experiments.merged_in(role, pool).items()
+        if one.upstream in study.upstreams
+    }
     calibrate, adapt = {}, {}
     for key, one in merge.items():
         for setting, calibration in ((rivals.setting, rivals.featcal), ("paper", study.paper)):
-            own = CalibrateRun(role, pool, one.upstream, setting, calibration, study.samples, rivals.batch, seeds)
+            own = CalibrateRun(
+                role, pool, one.upstream, setting, calibration, study.samples, rivals.batch, seeds
+            )
             calibrate[f"{key}-{setting}"] = own
         for method in ("surgery", "prob_surgery"):
             draw = rivals.draw(method, study.samples, study.seed)

@@ -1,4 +1,6 @@
-"""Which test images an adapter or a merger was shown: the draws of its stream again, labels unused there."""
+"""Which test images an adapter or a merger was shown: the draws of its stream again, labels unused
+there.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -20,23 +22,42 @@ def draws_of(context: Context, role: str, pool: Pool) -> Iterator[Draw]:
 
 
 def seen_rows(
-    context: Context, role: str, pool: Pool, draws: Iterable[Draw], scores: Iterable[Mapping[str, Any]]
+    context: Context,
+    role: str,
+    pool: Pool,
+    draws: Iterable[Draw],
+    scores: Iterable[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """A row per task and draw of test images, once for all who see the same; other draws are left out.
+    """A row per task and draw of test images, once for all who see the same; other draws are left
+    out.
 
-    scores: rows that tell how many test images a task has.   A draw of more than there are is all of them, as in the streams.
+    scores: rows that tell how many test images a task has.   A draw of more than there are is all
+    of them, as in the streams.
     """
     from featcal.data.sampling import draw_indices
 
     counts = {row["task"]: int(row["count"]) for row in scores}
-    tests = dict.fromkeys((draw.stream, draw.samples, draw.seed) for draw in draws if draw.split == "test")
+    tests = dict.fromkeys(
+        (draw.stream, draw.samples, draw.seed) for draw in draws if draw.split == "test"
+    )
     rows = []
     for stream, samples, seed in tests:
         for task, count in counts.items():
             shown = set(range(count))
             if samples is not None:
                 shown = set(draw_indices(task, count, min(samples, count), seed).tolist())
-            words = {"suite": context.suite.name, "role": role, "pool": pool, "task": task, "stream": stream}
-            drawn = {"samples": samples, "seed": seed, "count": count, "seen": packed(i in shown for i in range(count))}
+            words = {
+                "suite": context.suite.name,
+                "role": role,
+                "pool": pool,
+                "task": task,
+                "stream": stream,
+            }
+            drawn = {
+                "samples": samples,
+                "seed": seed,
+                "count": count,
+                "seen": packed(i in shown for i in range(count)),
+            }
             rows.append(words | drawn)
     return rows

@@ -1,4 +1,6 @@
-"""The images or texts that a method sees of every task: a fixed draw, or of encoders a whole split shuffled in every round."""
+"""The images or texts that a method sees of every task: a fixed draw, or of encoders a whole split
+shuffled in every round.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +21,9 @@ class Samples(Protocol):
     """Images or texts, which become numbers when a batch of them is asked for."""
 
     def __len__(self) -> int: ...
-    def batches(self, indices: "Sequence[int] | np.ndarray[Any, Any] | None", size: int) -> Iterator[Batch]: ...
+    def batches(
+        self, indices: "Sequence[int] | np.ndarray[Any, Any] | None", size: int
+    ) -> Iterator[Batch]: ...
     def take(self, indices: "Sequence[int] | np.ndarray[Any, Any]") -> "Samples": ...
 
 
@@ -39,7 +43,9 @@ class Numbered:
 
 @dataclass(frozen=True)
 class Shuffled:
-    """A whole split in batches; every iteration goes on with the same generator, so the next round has another order."""
+    """A whole split in batches; every iteration goes on with the same generator, so the next round
+    has another order.
+    """
 
     samples: Samples
     size: int
@@ -55,7 +61,9 @@ class Shuffled:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A fixed draw in batches, the same in every iteration: samples become numbers batch by batch."""
+    """A fixed draw in batches, the same in every iteration: samples become numbers batch by
+    batch.
+    """
 
     samples: Samples
     size: int
@@ -77,12 +85,21 @@ def projection_of(context: Context, role: str, pool: Pool) -> "Tensor | None":
     """The projection behind the encoders of a role, where they have one."""
     from safetensors.torch import load_file
 
-    return None if pool in TEXT_POOLS else load_file(context.layout.heads(role, pool)).get("visual_projection")
+    return (
+        None
+        if pool in TEXT_POOLS
+        else load_file(context.layout.heads(role, pool)).get("visual_projection")
+    )
 
 
-def streams(context: Context, role: str, pool: Pool, draw: Draw, **more: Any) -> dict[str, Iterable[Batch]]:
+def streams(
+    context: Context, role: str, pool: Pool, draw: Draw, **more: Any
+) -> dict[str, Iterable[Batch]]:
     """Batches of every task of the pool, labels unused; as `stream`."""
-    return {task: stream(context, role, pool, task, draw, **more) for task in context.suite.tasks_of(role, pool)}
+    return {
+        task: stream(context, role, pool, task, draw, **more)
+        for task in context.suite.tasks_of(role, pool)
+    }
 
 
 def stream(
@@ -97,26 +114,37 @@ def stream(
 ) -> Iterable[Batch]:
     """Batches of one task, labels unused.
 
-    The train draw of a seed is the one FeatCal calibrates on.  seed: another one than the draw's own.  change: makes other
-    samples of an encoder's task; which of them are drawn stays the same.  reading: how a language model reads its texts.
+    The train draw of a seed is the one FeatCal calibrates on.  seed: another one than the draw's
+    own.  change: makes other
+    samples of an encoder's task; which of them are drawn stays the same.  reading: how a language
+    model reads its texts.
     """
     seed = draw.seed if seed is None else seed
     if pool in TEXT_POOLS:
         from reproduction.suites.text_batches import text_batches
 
-        base, count = context.layout.base(role, pool), 10**9 if draw.samples is None else draw.samples
-        return text_batches(base, context.layout.texts, task, count, seed, draw.batch, reading or Reading())
+        base, count = (
+            context.layout.base(role, pool),
+            10**9 if draw.samples is None else draw.samples,
+        )
+        return text_batches(
+            base, context.layout.texts, task, count, seed, draw.batch, reading or Reading()
+        )
     import numpy as np
 
     from featcal.data.sampling import draw_indices
     from reproduction.suites.load_task import load_task
 
-    samples = load_task(context.layout.data_of(role), task, draw.split, context.layout.base(role, pool))
+    samples = load_task(
+        context.layout.data_of(role), task, draw.split, context.layout.base(role, pool)
+    )
     samples = samples if change is None else change(task, samples)
     if draw.samples is None:
         order = np.random.default_rng([seed, crc32(task.encode()), crc32(b"stream")])
         return Shuffled(samples, draw.batch, order)
-    return Drawn(samples.take(draw_indices(task, len(samples.labels), draw.samples, seed)), draw.batch)
+    return Drawn(
+        samples.take(draw_indices(task, len(samples.labels), draw.samples, seed)), draw.batch
+    )
 
 
 def plan_of(context: Context, role: str, pool: Pool, reading: Reading | None) -> Any:

@@ -1,4 +1,6 @@
-"""What every study's stage does around the study: settings, a folder for its models, its small files, the record of the run."""
+"""What every study's stage does around the study: settings, a folder for its models, its small
+files, the record of the run.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +22,10 @@ Columns = Sequence[str]
 class Found:
     """What a study found; nothing, where the suite does not run it.
 
-    scores: rows of models.   more: rows of other tables, by their names.   told: for the settings file.
-    record: for the record of the run, which differs from run to run.   pictures: what `finish` draws.
+    scores: rows of models.   more: rows of other tables, by their names.   told: for the settings
+    file.
+    record: for the record of the run, which differs from run to run.   pictures: what `finish`
+    draws.
     """
 
     scores: Sequence[Row] = ()
@@ -41,15 +45,22 @@ def run_study(
     finish: Callable[[Path, Found], None] | None = None,
     plays: Callable[[Context, str, Pool], bool] = Context.plays,
 ) -> None:
-    """Write outputs/<suite>/<name>/<key>/: <name>.csv and .correct.csv, other tables, .settings.json; no rows where not run.
+    """Write outputs/<suite>/<name>/<key>/: <name>.csv and .correct.csv, other tables,
+    .settings.json; no rows where not run.
 
-    find: makes the study's models in a folder that is gone afterwards, from the context, the key, the study and that folder.
-    scores, more: columns of the scores, and of other tables by name.   finish: writes what is no table.
-    plays: whether the suite can run it; a study that needs no model of `prepare` asks Context.knows.
+    find: makes the study's models in a folder that is gone afterwards, from the context, the key,
+    the study and that folder.
+    scores, more: columns of the scores, and of other tables by name.   finish: writes what is no
+    table.
+    plays: whether the suite can run it; a study that needs no model of `prepare` asks
+    Context.knows.
     """
     context = load_context()
     study, found = pick(name, context.experiments.studies[name], key), Found()
-    with recorded(context, name, key) as record, atomic_folder(context.layout.found(name, key)) as out:
+    with (
+        recorded(context, name, key) as record,
+        atomic_folder(context.layout.found(name, key)) as out,
+    ):
         if study is None or not plays(context, study.role, study.pool):
             console.print(f"{name} {key}: not run in suite {context.suite.name}")
         else:

@@ -1,4 +1,6 @@
-"""Stage `summary`: what other programs read of the results: the headline experiment's metrics, or all claims as data."""
+"""Stage `summary`: what other programs read of the results: the headline experiment's metrics, or
+all claims as data.
+"""
 
 from featcal.errors import UnknownKey
 from featcal.storage.atomic import atomic_path
@@ -9,7 +11,9 @@ KEYS = ("headline", "claims", "artifact")
 
 
 def run(key: str) -> None:
-    """For `headline`: results/<suite>/headline.json, .tasks.csv, .drift.csv; for `claims`: claims.json; else ARTIFACT.md."""
+    """For `headline`: results/<suite>/headline.json, .tasks.csv, .drift.csv; for `claims`:
+    claims.json; else ARTIFACT.md.
+    """
     from reproduction.report import artifact, summary  # pandas, which other stages need not import
 
     if key not in KEYS:

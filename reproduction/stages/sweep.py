@@ -44,21 +44,32 @@ def points(study: SweepStudy) -> list[Point]:
                 for value in getattr(sweep, name):
                     places.setdefault(sweep.at(name, value), []).append((name, value))
             for number, (calibration, those) in enumerate(places.items()):
-                found.append(Point(f"{upstream}-{sweep.setting}-{number}", upstream, sweep, calibration, those))
+                found.append(
+                    Point(
+                        f"{upstream}-{sweep.setting}-{number}", upstream, sweep, calibration, those
+                    )
+                )
     return found
 
 
 def swept(context: Context, key: str, study: SweepStudy, folder: Path) -> Found:
-    """Rows of every point of every curve. Each model is calibrated anew: in forward order, λ decides what later blocks see."""
+    """Rows of every point of every curve. Each model is calibrated anew: in forward order, λ
+    decides what later blocks see.
+    """
     found = points(study)
     draw = (study.samples, study.batch, (study.seed,))
     jobs = {}
     for p in found:
-        calibrate = CalibrateRun(study.role, study.pool, p.upstream, p.sweep.setting, p.calibration, *draw)
+        calibrate = CalibrateRun(
+            study.role, study.pool, p.upstream, p.sweep.setting, p.calibration, *draw
+        )
         jobs[p.name] = (context, f"sweep {key} {p.name}", calibrate, study.seed, folder / p.name)
     for _ in fan_out(f"sweep {key}", calibrate_one, jobs, context.suite.workers):
         pass
-    models = [Scored(p.name, folder / p.name, "featcal", p.upstream, p.sweep.setting, study.seed) for p in found]
+    models = [
+        Scored(p.name, folder / p.name, "featcal", p.upstream, p.sweep.setting, study.seed)
+        for p in found
+    ]
     scores = score(context, f"sweep {key}", study.role, study.pool, models)
     rows = []
     for p in found:

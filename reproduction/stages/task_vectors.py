@@ -1,4 +1,5 @@
-"""Task vectors: how far a model's parameters have moved from the base's, and whether in the direction its expert's have.
+"""Task vectors: how far a model's parameters have moved from the base's, and whether in the
+direction its expert's have.
 
 Knows parameters by name; knows nothing of data, files or settings.
 """
@@ -15,10 +16,14 @@ from featcal.blocks.plans import plan_for
 from featcal.core.precision import SUM_DTYPE
 
 
-def task_vector_alignment(model: nn.Module, base: nn.Module, expert: nn.Module, names: Iterable[str]) -> tuple[float, float]:
-    """Direction and length of a model's change against its expert's, over the named parameters as one long vector.
+def task_vector_alignment(
+    model: nn.Module, base: nn.Module, expert: nn.Module, names: Iterable[str]
+) -> tuple[float, float]:
+    """Direction and length of a model's change against its expert's, over the named parameters as
+    one long vector.
 
-    With v = θ − θ_base and v_exp = θ_exp − θ_base: cos(v, v_exp) and ‖v‖ / ‖v_exp‖, sums in float64.
+    With v = θ − θ_base and v_exp = θ_exp − θ_base: cos(v, v_exp) and ‖v‖ / ‖v_exp‖, sums in
+    float64.
     Returns: cosine in [−1, 1] and relative length; nan where a change is zero.
     """
     parameters = [dict(module.named_parameters()) for module in (model, base, expert)]
@@ -29,11 +34,22 @@ def task_vector_alignment(model: nn.Module, base: nn.Module, expert: nn.Module, 
         product += float(torch.dot(change, wanted_change))
         own += float(torch.dot(change, change))
         theirs += float(torch.dot(wanted_change, wanted_change))
-    return (product / sqrt(own * theirs) if own and theirs else nan), (sqrt(own / theirs) if theirs else nan)
+    return (product / sqrt(own * theirs) if own and theirs else nan), (
+        sqrt(own / theirs) if theirs else nan
+    )
 
 
 def parameter_groups(model: nn.Module, plan: BlockPlan | None = None) -> dict[str, list[str]]:
-    """Names of all parameters ("backbone"), and of the weights that calibration solves for ("linear"): the blocks' linears."""
-    blocks = [(stack.blocks, part_of(model, stack.blocks)) for stack in plan_for(model, plan).stacks]
-    solved = [f"{path}.{name}.weight" for path, part in blocks for name, module in part.named_modules() if is_linear(module)]
+    """Names of all parameters ("backbone"), and of the weights that calibration solves for
+    ("linear"): the blocks' linears.
+    """
+    blocks = [
+        (stack.blocks, part_of(model, stack.blocks)) for stack in plan_for(model, plan).stacks
+    ]
+    solved = [
+        f"{path}.{name}.weight"
+        for path, part in blocks
+        for name, module in part.named_modules()
+        if is_linear(module)
+    ]
     return {"backbone": [name for name, _ in model.named_parameters()], "linear": solved}

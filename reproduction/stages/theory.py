@@ -1,4 +1,6 @@
-"""Stage `theory`: the paper's propositions, checked in float64 on the suite's own encoders and on test samples."""
+"""Stage `theory`: the paper's propositions, checked in float64 on the suite's own encoders and on
+test samples.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -13,7 +15,8 @@ from reproduction.stages.context import Context
 from reproduction.stages.study import Found, run_study
 from reproduction.stages.workers import fan_out
 
-# Of every equation: float64 carries 16 digits, a wrong term shows in the first, a quadrature with few nodes in between. Of every
+# Of every equation: float64 carries 16 digits, a wrong term shows in the first, a quadrature with
+# few nodes in between. Of every
 # inequality: that it holds.
 REQUIRED = {"digits": 6.0, "room": 0.0}
 SOURCES = "sources"  # the job that looks at all tasks together
@@ -21,8 +24,16 @@ Lines = tuple[list[dict[str, Any]], list[dict[str, Any]]]  # and the points behi
 
 
 def run(key: str) -> None:
-    """Write outputs/<suite>/theory/<key>/{theory,theory_points}.csv; no rows where it is not run."""
-    run_study("theory", key, found, more={"theory": THEORY, "theory_points": THEORY_POINTS}, settings=False)
+    """Write outputs/<suite>/theory/<key>/{theory,theory_points}.csv; no rows where it is not
+    run.
+    """
+    run_study(
+        "theory",
+        key,
+        found,
+        more={"theory": THEORY, "theory_points": THEORY_POINTS},
+        settings=False,
+    )
 
 
 def found(context: Context, key: str, study: TheoryStudy, kept: Path) -> Found:
@@ -38,7 +49,9 @@ def checked(context: Context, key: str, study: TheoryStudy, kept: Path) -> dict[
     for _ in fan_out(f"theory {key}", calibrated, orders, context.suite.workers):
         pass
     tasks = context.suite.tasks_of(study.role, study.pool)
-    jobs: dict[str, tuple[Any, ...]] = {task: (context, study, task, kept) for task in (SOURCES, *tasks)}
+    jobs: dict[str, tuple[Any, ...]] = {
+        task: (context, study, task, kept) for task in (SOURCES, *tasks)
+    }
     found = dict(fan_out(f"theory {key}", check, jobs, context.suite.workers))
     return {name: found[name] for name in (*tasks, SOURCES)}
 
@@ -46,17 +59,32 @@ def checked(context: Context, key: str, study: TheoryStudy, kept: Path) -> dict[
 def calibrated(context: Context, key: str, study: TheoryStudy, order: Any, out: Path) -> None:
     """FeatCal with the study's settings, on deployed features or on stale ones."""
     settings = replace(study.featcal, order=order)
-    one = CalibrateRun(study.role, study.pool, study.upstream, study.setting, settings, study.samples, study.batch, (study.seed,))
+    one = CalibrateRun(
+        study.role,
+        study.pool,
+        study.upstream,
+        study.setting,
+        settings,
+        study.samples,
+        study.batch,
+        (study.seed,),
+    )
     calibrate_one(context, f"theory {key} {order}", one, study.seed, out)
 
 
 def check(context: Context, study: TheoryStudy, name: str, kept: Path) -> Lines:
     """One task, or the sources of all."""
-    return check_sources(context, study, kept) if name == SOURCES else check_task(context, study, name, kept)
+    return (
+        check_sources(context, study, kept)
+        if name == SOURCES
+        else check_task(context, study, name, kept)
+    )
 
 
 def check_task(context: Context, study: TheoryStudy, task: str, kept: Path) -> Lines:
-    """Propositions 1 to 7, both corollaries and the margin condition on one task, of the merged and of the calibrated model."""
+    """Propositions 1 to 7, both corollaries and the margin condition on one task, of the merged and
+    of the calibrated model.
+    """
     import torch
     from safetensors.torch import load_file
 
@@ -70,7 +98,8 @@ def check_task(context: Context, study: TheoryStudy, task: str, kept: Path) -> L
     batch, single = whole(samples), list(some.batches(None, 1))
     tensors = load_file(layout.heads(study.role, study.pool))
     projection, classes = (
-        tensors[name].double().to(device) if name in tensors else None for name in ("visual_projection", f"head/{task}")
+        tensors[name].double().to(device) if name in tensors else None
+        for name in ("visual_projection", f"head/{task}")
     )
     head = scores.Head(projection, classes, float(tensors["logit_scale"].double().exp()))
     expert = model_of(context, layout.expert(study.role, study.pool, task))
@@ -103,7 +132,9 @@ def check_sources(context: Context, study: TheoryStudy, kept: Path) -> Lines:
     models = deployed.Models(
         base=model_of(context, layout.base(study.role, study.pool)),
         merged=model_of(context, layout.merged(f"{study.role}-{study.pool}-{study.upstream}")),
-        experts={task: model_of(context, layout.expert(study.role, study.pool, task)) for task in tasks},
+        experts={
+            task: model_of(context, layout.expert(study.role, study.pool, task)) for task in tasks
+        },
         forward=model_of(context, kept / "forward"),
         stale=model_of(context, kept / "stale"),
     )
@@ -111,12 +142,19 @@ def check_sources(context: Context, study: TheoryStudy, kept: Path) -> Lines:
     found = Found()
     deployed.check_sources(models, batches, study.featcal, found)
     words = {"method": "featcal", "setting": study.setting, "task": ""}
-    return [{**words, **line} for line in found.lines], [{**words, **point} for point in found.points]
+    return [{**words, **line} for line in found.lines], [
+        {**words, **point} for point in found.points
+    ]
 
 
-def models_of(context: Context, study: TheoryStudy, kept: Path) -> Iterator[tuple[dict[str, str], Path]]:
+def models_of(
+    context: Context, study: TheoryStudy, kept: Path
+) -> Iterator[tuple[dict[str, str], Path]]:
     """The merged and the calibrated model, as the results call them."""
-    yield {"method": "merged", "setting": ""}, context.layout.merged(f"{study.role}-{study.pool}-{study.upstream}")
+    yield (
+        {"method": "merged", "setting": ""},
+        context.layout.merged(f"{study.role}-{study.pool}-{study.upstream}"),
+    )
     yield {"method": "featcal", "setting": study.setting}, kept / "forward"
 
 
@@ -135,7 +173,12 @@ def drawn(context: Context, study: TheoryStudy, task: str, count: int) -> Any:
     from featcal.data.sampling import draw_indices
     from reproduction.suites.load_task import load_task
 
-    samples = load_task(context.layout.data_of(study.role), task, "test", context.layout.base(study.role, study.pool))
+    samples = load_task(
+        context.layout.data_of(study.role),
+        task,
+        "test",
+        context.layout.base(study.role, study.pool),
+    )
     return samples.take(draw_indices(task, len(samples.labels), study.images, study.seed)[:count])
 
 
@@ -146,18 +189,35 @@ def whole(samples: Any) -> dict[str, Any]:
 
 
 def rows_of(context: Context, study: TheoryStudy, found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every line; with an empty task the worst of all tasks of what must hold on every one; and what that is held against."""
+    """Every line; with an empty task the worst of all tasks of what must hold on every one; and
+    what that is held against.
+    """
     lines = [line for name in found for line in found[name][0]]
     worst: dict[tuple[Any, ...], dict[str, Any]] = {}
     for line in lines:
         if line["quantity"] in REQUIRED:
             key = tuple(line[column] for column in ("method", "setting", "statement", "quantity"))
             known = worst.get(key, {**line, "task": "", "count": 0})
-            worst[key] = known | {"value": min(known["value"], line["value"]), "count": known["count"] + line["count"]}
+            worst[key] = known | {
+                "value": min(known["value"], line["value"]),
+                "count": known["count"] + line["count"],
+            }
     held = {(line["statement"], line["quantity"]): line for line in worst.values()}
     required = [
-        {**line, "method": "required", "setting": "", "value": REQUIRED[line["quantity"]], "count": 0} for line in held.values()
+        {
+            **line,
+            "method": "required",
+            "setting": "",
+            "value": REQUIRED[line["quantity"]],
+            "count": 0,
+        }
+        for line in held.values()
     ]
     there = [line for line in lines if line["task"] or line["quantity"] not in REQUIRED]
-    words = {"suite": context.suite.name, "role": study.role, "pool": study.pool, "upstream": study.upstream}
+    words = {
+        "suite": context.suite.name,
+        "role": study.role,
+        "pool": study.pool,
+        "upstream": study.upstream,
+    }
     return [words | line for line in (*there, *worst.values(), *required)]

@@ -1,4 +1,6 @@
-"""What one search works on: models, samples kept and held out, and of encoders the heads of every task."""
+"""What one search works on: models, samples kept and held out, and of encoders the heads of every
+task.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +34,10 @@ def parts(context: Context, study: TuneStudy) -> Parts:
     from reproduction.stages.streams import plan_of, streams
 
     layout, tasks = context.layout, context.suite.tasks_of(study.role, study.pool)
-    base, merged = layout.base(study.role, study.pool), layout.merged(f"{study.role}-{study.pool}-{study.upstream}")
+    base, merged = (
+        layout.base(study.role, study.pool),
+        layout.merged(f"{study.role}-{study.pool}-{study.upstream}"),
+    )
     draw = Draw("train", study.samples, study.batch, study.seed)
     batches = streams(context, study.role, study.pool, draw, reading=study.reading)
     plan, head, heads = plan_of(context, study.role, study.pool, study.reading), None, None
@@ -41,4 +46,6 @@ def parts(context: Context, study: TuneStudy) -> Parts:
         head = tensors.get("visual_projection")
         heads = {task: tensors["logit_scale"].exp() * tensors[f"head/{task}"] for task in tasks}
     experts = {task: layout.expert(study.role, study.pool, task) for task in tasks}
-    return Parts(merged, base, experts, *split_all(batches, study.holdout, study.seed), plan, head, heads)
+    return Parts(
+        merged, base, experts, *split_all(batches, study.holdout, study.seed), plan, head, heads
+    )

@@ -1,4 +1,5 @@
-"""The samples of one task that are encoded where adapters are scored on what they have not seen, and how features are scored.
+"""The samples of one task that are encoded where adapters are scored on what they have not seen,
+and how features are scored.
 
 n samples · p width of a feature · K classes of all tasks of a pool.
 """
@@ -23,8 +24,10 @@ Row = dict[str, Any]
 class Judge:
     """How the unseen samples of one task are scored.
 
-    head:   class vectors of all tasks, (K, p).   span: the first and the one behind the last row of this task's.
-    labels: of the samples within their task, (n,).   expert: its unit-length features of them, (n, p).
+    head:   class vectors of all tasks, (K, p).   span: the first and the one behind the last row of
+            this task's.
+    labels: of the samples within their task, (n,).   expert: its unit-length features of them, (n,
+    p).
     """
 
     task: str
@@ -34,9 +37,11 @@ class Judge:
     expert: "Tensor"
 
     def row(self, features: "Tensor") -> Row:
-        """Percent right among the task's own classes and among all, and the drift of unit-length features from the expert's.
+        """Percent right among the task's own classes and among all, and the drift of unit-length
+        features from the expert's.
 
-        drift: mean over samples of the squared difference.   mean_drift: squared length of the mean difference, which is the part
+        drift: mean over samples of the squared difference.   mean_drift: squared length of the mean
+        difference, which is the part
         that one constant vector would undo.
         """
         from featcal.evaluation.features import require_finite, unit_length
@@ -60,7 +65,8 @@ def streams_of(study: TaskCountsStudy) -> tuple[str, ...]:
 
 
 def samples_of(context: Context, study: TaskCountsStudy, task: str) -> dict[str, Any]:
-    """The samples of one task that are encoded: every draw, as `adapt` makes them, and the test samples that are in none.
+    """The samples of one task that are encoded: every draw, as `adapt` makes them, and the test
+    samples that are in none.
 
     Raises: BadSetting where no test sample is left.
     """
@@ -73,7 +79,11 @@ def samples_of(context: Context, study: TaskCountsStudy, task: str) -> dict[str,
     found, test = {}, load_task(context.layout.data_of(study.role), task, "test", base)
     left = np.arange(len(test.labels))
     for name in streams_of(study):
-        samples = test if SPLITS[name] == "test" else load_task(context.layout.data_of(study.role), task, SPLITS[name], base)
+        samples = (
+            test
+            if SPLITS[name] == "test"
+            else load_task(context.layout.data_of(study.role), task, SPLITS[name], base)
+        )
         drawn = draw_indices(task, len(samples.labels), study.samples, study.seed)
         found[name] = samples.take(drawn)
         left = np.setdiff1d(left, drawn) if samples is test else left
@@ -90,7 +100,9 @@ def encoded(
     place: str,
     samples: Mapping[str, Any] | None = None,
 ) -> dict[str, "Tensor"]:
-    """Features (n, p) of a model as they leave the projection, by the name of the samples; of all there are."""
+    """Features (n, p) of a model as they leave the projection, by the name of the samples; of all
+    there are.
+    """
     from safetensors.torch import load_file
 
     from reproduction.stages.final_features import projected
@@ -98,7 +110,10 @@ def encoded(
     projection = load_file(context.layout.heads(study.role, study.pool)).get("visual_projection")
     chosen = samples_of(context, study, task) if samples is None else samples
     named = f"{place}, samples of {task}"
-    return {name: projected(model, projection, those, ADAPTER_BATCH, named) for name, those in chosen.items()}
+    return {
+        name: projected(model, projection, those, ADAPTER_BATCH, named)
+        for name, those in chosen.items()
+    }
 
 
 def judge_of(context: Context, study: TaskCountsStudy, task: str, expert: "Tensor") -> Judge:
@@ -112,13 +127,17 @@ def judge_of(context: Context, study: TaskCountsStudy, task: str, expert: "Tenso
     return Judge(task, head, spans[task], labels, unit_length(expert.cpu()))
 
 
-def spans_of(context: Context, study: TaskCountsStudy) -> tuple["Tensor", dict[str, tuple[int, int]]]:
+def spans_of(
+    context: Context, study: TaskCountsStudy
+) -> tuple["Tensor", dict[str, tuple[int, int]]]:
     """The class vectors of all tasks below each other, and which rows are a task's."""
     import torch
     from safetensors.torch import load_file
 
     tensors = load_file(context.layout.heads(study.role, study.pool))
-    heads = {task: tensors[f"head/{task}"] for task in context.suite.tasks_of(study.role, study.pool)}
+    heads = {
+        task: tensors[f"head/{task}"] for task in context.suite.tasks_of(study.role, study.pool)
+    }
     ends = torch.tensor([len(head) for head in heads.values()]).cumsum(0).tolist()
     return torch.cat(list(heads.values())), {
         task: (end - len(head), end) for (task, head), end in zip(heads.items(), ends, strict=True)

@@ -1,4 +1,6 @@
-"""One picture of all tasks for the tasks page: a row per task, each class as it is drawn and, to the right, after the shift."""
+"""One picture of all tasks for the tasks page: a row per task, each class as it is drawn and, to
+the right, after the shift.
+"""
 
 from pathlib import Path
 
@@ -13,7 +15,9 @@ GAP = 6  # pixels between the halves
 
 
 def write_contact_sheet(rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]], path: Path) -> None:
-    """Rows of (pictures (n, h, w, 3) uint8, the same after the shift, labels (n,)): the first picture of each of six classes."""
+    """Rows of (pictures (n, h, w, 3) uint8, the same after the shift, labels (n,)): the first
+    picture of each of six classes.
+    """
     sheet = Image.fromarray(np.concatenate([_row(*row) for row in rows], axis=0))
     large = sheet.resize((sheet.width * ZOOM, sheet.height * ZOOM), Image.Resampling.NEAREST)
     _write(large.quantize(COLOURS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE), path)

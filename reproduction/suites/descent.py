@@ -30,10 +30,13 @@ def descend(
 ) -> None:
     """Step along the clipped gradient of `loss`, at the rate of this step, counted from 0.
 
-    suspect: what else than the rate may have made a loss that is no number.   Raises: Diverged with task and step then.
+    suspect: what else than the rate may have made a loss that is no number.   Raises: Diverged with
+    task and step then.
     """
     if not torch.isfinite(loss):
-        raise Diverged(f"fine-tuning {task!r}", step, "fine_tune.lr in the suite file", settings.lr, suspect)
+        raise Diverged(
+            f"fine-tuning {task!r}", step, "fine_tune.lr in the suite file", settings.lr, suspect
+        )
     optimiser.zero_grad(set_to_none=True)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(learning, settings.clip)

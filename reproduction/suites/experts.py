@@ -25,8 +25,12 @@ class ExpertJob:
     device: str
 
 
-def write_base_and_heads(clip: Path, data: Path, tasks: Sequence[str], kind: str, device: str, store: Path) -> None:
-    """Write store/base/ (the vision tower in float32) and store/heads.safetensors (projection, logit scale, a head per task)."""
+def write_base_and_heads(
+    clip: Path, data: Path, tasks: Sequence[str], kind: str, device: str, store: Path
+) -> None:
+    """Write store/base/ (the vision tower in float32) and store/heads.safetensors (projection,
+    logit scale, a head per task).
+    """
     from safetensors.torch import save_file
 
     from featcal.models.device import torch_device
@@ -44,7 +48,9 @@ def write_base_and_heads(clip: Path, data: Path, tasks: Sequence[str], kind: str
         "logit_scale": model.logit_scale.detach().cpu(),
     }
     for task in tasks:
-        tensors[f"head/{task}"] = head_of(model, vision, tokenizer, data, store / "base", task, kind).cpu()  # (classes, p)
+        tensors[f"head/{task}"] = head_of(
+            model, vision, tokenizer, data, store / "base", task, kind
+        ).cpu()  # (classes, p)
     with atomic_path(store / HEADS) as hidden:
         save_file(tensors, hidden)
 

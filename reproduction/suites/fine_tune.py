@@ -1,7 +1,8 @@
-"""Fine-tuning an expert from the base: the vision tower learns, text tower, projection and head stay as they are.
+"""Fine-tuning an expert from the base: the vision tower learns, text tower, projection and head
+stay as they are.
 
-Embeddings and the first LayerNorm stay as well: they lie outside the blocks, where no calibration could follow the experts.
-Knows neither files nor where the images come from.
+Embeddings and the first LayerNorm stay as well: they lie outside the blocks, where no calibration
+could follow the experts. Knows neither files nor where the images come from.
 """
 
 import copy
@@ -37,10 +38,13 @@ def fine_tune(
 ) -> CLIPVisionModel:
     """An expert of `task`: a fine-tuned copy of `vision` in float32, ready for evaluation.
 
-    Minimises the cross-entropy of exp(logit_scale) · head · f / |f| with f = projection · pooled output.
+    Minimises the cross-entropy of exp(logit_scale) · head · f / |f| with f = projection · pooled
+    output.
 
-    projection:   (p, h) and head (K, p), rows of the head of unit length.   logit_scale: CLIP's parameter, a logarithm.
-    pixel_values: (n, 3, H, W), float, or anything that `normalise` turns into that, a batch at a time.   labels: (n,), int64.
+    projection:   (p, h) and head (K, p), rows of the head of unit length.   logit_scale: CLIP's
+                  parameter, a logarithm.
+    pixel_values: (n, 3, H, W), float, or anything that `normalise` turns into that, a batch at a
+    time.   labels: (n,), int64.
     Batches are keyed by (task, seed, epoch), so an expert does not depend on which others are made.
     Raises:       Diverged.
     """
@@ -55,7 +59,12 @@ def fine_tune(
 
 
 def fine_tune_on(
-    images: ImageSet, vision: Any, tensors: Mapping[str, Tensor], settings: FineTune, task: str, seed: int
+    images: ImageSet,
+    vision: Any,
+    tensors: Mapping[str, Tensor],
+    settings: FineTune,
+    task: str,
+    seed: int,
 ) -> CLIPVisionModel:
     """`fine_tune` on an image set.   tensors: of heads.safetensors."""
     return fine_tune(
@@ -89,7 +98,8 @@ def trained(
     lesson: Callable[[int], TrainingBatch],
     settings: FineTune,
 ) -> CLIPVisionModel:
-    """A copy of `vision` after settings.steps steps, ready for evaluation; lesson(step) is what a step is trained on.
+    """A copy of `vision` after settings.steps steps, ready for evaluation; lesson(step) is what a
+    step is trained on.
 
     Raises: Diverged with task and step when the loss is not finite.
     """
@@ -102,8 +112,20 @@ def trained(
     projection = projection.to(device).float()
     for step in range(settings.steps):
         now = lesson(step)
-        features = F.normalize(learner(pixel_values=now.pixels.to(device)).pooler_output @ projection.T, dim=-1)
-        loss = F.cross_entropy(scale * features @ now.head.to(device).float().T, now.labels.to(device))
-        descend(loss, optimiser, learning, settings, now.task, step, "NaN in the base or in the images of this task")
+        features = F.normalize(
+            learner(pixel_values=now.pixels.to(device)).pooler_output @ projection.T, dim=-1
+        )
+        loss = F.cross_entropy(
+            scale * features @ now.head.to(device).float().T, now.labels.to(device)
+        )
+        descend(
+            loss,
+            optimiser,
+            learning,
+            settings,
+            now.task,
+            step,
+            "NaN in the base or in the images of this task",
+        )
     learner.zero_grad(set_to_none=True)
     return learner.requires_grad_(True).eval()

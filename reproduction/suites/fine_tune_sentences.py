@@ -1,4 +1,5 @@
-"""Fine-tuning an expert of a sentence encoder from the base; the heads, embeddings of class names, stay as they are.
+"""Fine-tuning an expert of a sentence encoder from the base; the heads, embeddings of class names,
+stay as they are.
 
 Knows neither files nor where the texts come from.
 """
@@ -24,20 +25,29 @@ WINDOW = 8  # batches that are drawn together and cut by length
 
 
 def fine_tune_sentences(
-    encoder: nn.Module, head: Tensor, texts: SentenceSet, settings: FineTuneSentences, task: str, seed: int
+    encoder: nn.Module,
+    head: Tensor,
+    texts: SentenceSet,
+    settings: FineTuneSentences,
+    task: str,
+    seed: int,
 ) -> nn.Module:
     """An expert of `task`: a fine-tuned copy of `encoder` in float32, ready for evaluation.
 
-    Minimises the cross-entropy of head · f / |f| / temperature, f the mean over the tokens of a text.
+    Minimises the cross-entropy of head · f / |f| / temperature, f the mean over the tokens of a
+    text.
 
     head: (K, h), rows of unit length.   texts: the training rows.
-    Batches and dropout are keyed by (task, seed), so an expert does not depend on which others are made.
+    Batches and dropout are keyed by (task, seed), so an expert does not depend on which others are
+    made.
     Raises: Diverged with task and step when the loss is not finite.
     """
 
     def lesson(step: int) -> TrainingTexts:
         chosen = similar_lengths(task, len(texts), settings.batch, step, seed)
-        return TrainingTexts(task, texts.batch(chosen), torch.from_numpy(texts.labels[chosen]), head)
+        return TrainingTexts(
+            task, texts.batch(chosen), torch.from_numpy(texts.labels[chosen]), head
+        )
 
     return trained(encoder, lesson, settings, f"{task} {seed}")
 
@@ -52,8 +62,14 @@ class TrainingTexts:
     head: Tensor  # (K, h), rows of unit length
 
 
-def trained(encoder: nn.Module, lesson: Callable[[int], TrainingTexts], settings: FineTuneSentences, drawn: str) -> nn.Module:
-    """A copy of `encoder` after settings.steps steps, ready for evaluation; lesson(step) is what a step is trained on.
+def trained(
+    encoder: nn.Module,
+    lesson: Callable[[int], TrainingTexts],
+    settings: FineTuneSentences,
+    drawn: str,
+) -> nn.Module:
+    """A copy of `encoder` after settings.steps steps, ready for evaluation; lesson(step) is what a
+    step is trained on.
 
     drawn: keys dropout.   Raises: Diverged with task and step when the loss is not finite.
     """
@@ -68,18 +84,24 @@ def trained(encoder: nn.Module, lesson: Callable[[int], TrainingTexts], settings
         for step in range(settings.steps):
             now = lesson(step)
             batch = {name: value.to(place) for name, value in now.batch.items()}
-            features = unit_length(token_mean(learner(**batch).last_hidden_state, batch["attention_mask"]))
-            loss = F.cross_entropy(features @ now.head.to(place).float().T / settings.temperature, now.labels.to(place))
+            features = unit_length(
+                token_mean(learner(**batch).last_hidden_state, batch["attention_mask"])
+            )
+            loss = F.cross_entropy(
+                features @ now.head.to(place).float().T / settings.temperature, now.labels.to(place)
+            )
             descend(loss, optimiser, learning, settings, now.task, step, "NaN in the base")
     learner.zero_grad(set_to_none=True)
     return learner.requires_grad_(True).eval()
 
 
 def similar_lengths(task: str, count: int, batch: int, step: int, seed: int) -> NDArray[np.int64]:
-    """Texts of one training step, of about one length, (batch,): indices into a set whose texts stand shortest first.
+    """Texts of one training step, of about one length, (batch,): indices into a set whose texts
+    stand shortest first.
 
-    Every epoch is a permutation cut into windows of WINDOW batches; within a window, sorted, neighbours are a batch, and batches
-    come in a drawn order, so that lengths do not rise from step to step. What fills no batch is left out of the epoch.
+    Every epoch is a permutation cut into windows of WINDOW batches; within a window, sorted,
+    neighbours are a batch, and batches come in a drawn order, so that lengths do not rise from step
+    to step. What fills no batch is left out of the epoch.
     """
     batch = min(batch, count)
     epoch, place = divmod(step, count // batch)
@@ -87,5 +109,7 @@ def similar_lengths(task: str, count: int, batch: int, step: int, seed: int) -> 
     order = generator.permutation(count)[: count // batch * batch]
     window, within = divmod(place, WINDOW)
     drawn = np.sort(order[window * WINDOW * batch :][: WINDOW * batch]).reshape(-1, batch)
-    turns = np.random.default_rng([seed, crc32(task.encode()), epoch, window]).permutation(len(drawn))
+    turns = np.random.default_rng([seed, crc32(task.encode()), epoch, window]).permutation(
+        len(drawn)
+    )
     return drawn[turns[within]].astype(np.int64)

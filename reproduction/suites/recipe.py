@@ -9,7 +9,9 @@ from featcal.settings import Checked, Count, Positive, Within
 
 @dataclass(frozen=True)
 class FineTune(Checked):
-    """SGD with Nesterov momentum, linear warm-up, cosine to zero. `frozen`: beginnings of the parameter names that stay."""
+    """SGD with Nesterov momentum, linear warm-up, cosine to zero. `frozen`: beginnings of the
+    parameter names that stay.
+    """
 
     place = "fine_tune"
     steps: Count = 100
@@ -22,4 +24,9 @@ class FineTune(Checked):
 
     def rate(self, step: int) -> float:
         """Learning rate of a step, counted from 0."""
-        return self.lr * min(1.0, (step + 1) / self.warm_up) * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+        return (
+            self.lr
+            * min(1.0, (step + 1) / self.warm_up)
+            * 0.5
+            * (1 + math.cos(math.pi * step / self.steps))
+        )

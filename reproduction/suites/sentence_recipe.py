@@ -1,4 +1,6 @@
-"""How an expert of a sentence encoder is trained, as settings; without torch, so that reading a suite costs nothing."""
+"""How an expert of a sentence encoder is trained, as settings; without torch, so that reading a
+suite costs nothing.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,7 +12,8 @@ Least = Annotated[float, Within(0)]
 
 @dataclass(frozen=True)
 class FineTuneSentences(Checked):
-    """AdamW with a linear warm-up and a linear decay to zero; cross-entropy of head · feature / temperature.
+    """AdamW with a linear warm-up and a linear decay to zero; cross-entropy of head · feature /
+    temperature.
 
     frozen: beginnings of the parameter names that stay.
     """
@@ -27,4 +30,6 @@ class FineTuneSentences(Checked):
 
     def rate(self, step: int) -> float:
         """Learning rate of a step, counted from 0."""
-        return self.lr * min((step + 1) / self.warm_up, (self.steps - step) / max(self.steps - self.warm_up, 1), 1.0)
+        return self.lr * min(
+            (step + 1) / self.warm_up, (self.steps - step) / max(self.steps - self.warm_up, 1), 1.0
+        )

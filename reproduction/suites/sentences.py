@@ -1,7 +1,8 @@
-"""The sentence encoders of a suite as frozen dataclasses: which encoders and texts play the roles of the experiments.
+"""The sentence encoders of a suite as frozen dataclasses: which encoders and texts play the roles
+of the experiments.
 
-A section of its own in suites/<name>.yaml. A role has the pools of this section, whose sizes are those of images. Knows names and
-counts, opens nothing.
+A section of its own in suites/<name>.yaml. A role has the pools of this section, whose sizes are
+those of images. Knows names and counts, opens nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,9 @@ from reproduction.suites.sentence_recipe import FineTuneSentences
 
 @dataclass(frozen=True)
 class SentenceRole(Checked):
-    """One sentence encoder: a folder below the project, a hub id, or `pypi:<name>` for a package that holds one."""
+    """One sentence encoder: a folder below the project, a hub id, or `pypi:<name>` for a package
+    that holds one.
+    """
 
     model: str
 
@@ -27,7 +30,8 @@ class SentenceRole(Checked):
 class Sentences:
     """What plays the roles of sentence encoders; experts are fine-tuned here.
 
-    texts: folder below the project with one folder per task.   pools: tasks by the size of the pool.
+    texts: folder below the project with one folder per task.   pools: tasks by the size of the
+    pool.
     """
 
     texts: str = ""
@@ -37,19 +41,26 @@ class Sentences:
 
 
 def sentences_of(place: str, raw: Any) -> Sentences:
-    """The section `sentences` of a suite; nothing there where a suite has no encoders. Raises: UnknownKey, BadSetting."""
+    """The section `sentences` of a suite; nothing there where a suite has no encoders. Raises:
+    UnknownKey, BadSetting.
+    """
     if not (given := mapping(place, raw)):
         return Sentences()
     text(f"{place}: texts", given.get("texts"))
-    roles, recipe = (mapping(f"{place}: {name}", given.get(name)) for name in ("roles", "fine_tune"))
+    roles, recipe = (
+        mapping(f"{place}: {name}", given.get(name)) for name in ("roles", "fine_tune")
+    )
     given["pools"] = pools_by_size(f"{place}: pools", given.get("pools"))
-    given["roles"] = {str(k): from_mapping(SentenceRole, v, f"{place}: roles.{k}") for k, v in roles.items() if v}
+    given["roles"] = {
+        str(k): from_mapping(SentenceRole, v, f"{place}: roles.{k}") for k, v in roles.items() if v
+    }
     given["fine_tune"] = from_mapping(FineTuneSentences, recipe, f"{place}: fine_tune")
     return from_mapping(Sentences, given, place)
 
 
 def pools_by_size(place: str, raw: Any, known: Sequence[str] = ()) -> dict[int, tuple[str, ...]]:
-    """Tasks by the size of their pool, all in the largest one.   known: what a task may be; anything where there are none.
+    """Tasks by the size of their pool, all in the largest one.   known: what a task may be;
+    anything where there are none.
 
     Raises: UnknownKey, BadSetting.
     """
@@ -63,5 +74,10 @@ def pools_by_size(place: str, raw: Any, known: Sequence[str] = ()) -> dict[int, 
         for task in tasks:
             if known and task not in known:
                 raise UnknownKey(f"{place}.{size}", task, list(known))
-        require(set(tasks) <= set(largest), f"{place}.{size}", tasks, "must hold only tasks of the largest pool")
+        require(
+            set(tasks) <= set(largest),
+            f"{place}.{size}",
+            tasks,
+            "must hold only tasks of the largest pool",
+        )
     return {size: tuple(tasks) for size, tasks in pools.items()}

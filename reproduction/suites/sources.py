@@ -1,4 +1,6 @@
-"""Where a task's images are and what its classes are called: one file, outputs/<suite>/data/sources.json, for every suite."""
+"""Where a task's images are and what its classes are called: one file,
+outputs/<suite>/data/sources.json, for every suite.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -14,7 +16,9 @@ SOURCES = "sources.json"
 
 @dataclass(frozen=True)
 class Source:
-    """One task. `location`: a folder below the data folder, or a hub id with its pinned revision and configuration."""
+    """One task. `location`: a folder below the data folder, or a hub id with its pinned revision
+    and configuration.
+    """
 
     location: str
     kind: str  # "folder" | "hub"
@@ -31,7 +35,11 @@ class Source:
     def told(self) -> dict[str, Any]:
         """Its entry in a file: the processor is written where it is not the usual one."""
         entry = asdict(self)
-        return entry if self.processor != "pil" else {name: value for name, value in entry.items() if name != "processor"}
+        return (
+            entry
+            if self.processor != "pil"
+            else {name: value for name, value in entry.items() if name != "processor"}
+        )
 
 
 def write_sources(data: Path, sources: Mapping[str, Source]) -> None:
@@ -43,9 +51,18 @@ def read_sources(data: Path) -> dict[str, Source]:
     """Every task of the data folder. Raises: MissingPath when the images are not prepared."""
     raw: dict[str, dict[str, Any]] = read_json(data / SOURCES)
     found = {
-        task: from_mapping(Source, {**entry, "classes": tuple(entry["classes"]), "templates": tuple(entry["templates"])}, task)
+        task: from_mapping(
+            Source,
+            {**entry, "classes": tuple(entry["classes"]), "templates": tuple(entry["templates"])},
+            task,
+        )
         for task, entry in raw.items()
     }
     for task, source in found.items():
-        require(source.processor in PROCESSORS, f"{data / SOURCES}: {task}.processor", source.processor, "is not known")
+        require(
+            source.processor in PROCESSORS,
+            f"{data / SOURCES}: {task}.processor",
+            source.processor,
+            "is not known",
+        )
     return found

@@ -1,6 +1,7 @@
 """A suite as frozen dataclasses: which checkpoints and data play the roles of the experiments.
 
-One file of suites/ each: mini (made from a seed), paper (hub), files (the user's own). Knows names and counts, opens nothing.
+One file of suites/ each: mini (made from a seed), paper (hub), files (the user's own). Knows names
+and counts, opens nothing.
 """
 
 from collections.abc import Mapping
@@ -13,16 +14,25 @@ from featcal.errors import BadSetting, UnknownKey
 from featcal.settings import Checked, Count, Natural, Share, from_mapping, require, whole_number
 from reproduction.experiments.params import mapping, read_yaml
 from reproduction.experiments.runs import Pool, require_known
-from reproduction.suites.language import FINE_TUNE, Experts, Language, LanguageRole, language_of, require_source
+from reproduction.suites.language import (
+    FINE_TUNE,
+    Experts,
+    Language,
+    LanguageRole,
+    language_of,
+    require_source,
+)
 from reproduction.suites.recipe import FineTune
 from reproduction.suites.sentences import SentenceRole, Sentences, pools_by_size, sentences_of
 
 
 @dataclass(frozen=True)
 class Data(Checked):
-    """Where images come from. mini: drawn with a domain shift of `strength`; files: one folder per task in `folder`; hub: ids.
+    """Where images come from. mini: drawn with a domain shift of `strength`; files: one folder per
+    task in `folder`; hub: ids.
 
-    processor: what resizes them for a model, pil or torchvision; pictures of mini are drawn at their models' size.
+    processor: what resizes them for a model, pil or torchvision; pictures of mini are drawn at
+    their models' size.
     """
 
     source: Literal["mini", "files", "hub"]
@@ -38,12 +48,19 @@ class Data(Checked):
         super().__post_init__()
         require_source(self, "train", "validation", "test")
         needless = self.source != "mini" or self.processor == "pil"
-        require(needless, "processor", self.processor, "must be left out: pictures of mini are drawn at their models' size")
+        require(
+            needless,
+            "processor",
+            self.processor,
+            "must be left out: pictures of mini are drawn at their models' size",
+        )
 
 
 @dataclass(frozen=True)
 class Role(Checked):
-    """One size of model: a CLIP folder or hub id, and its experts: `fine_tune` them here, or a pattern with {task}."""
+    """One size of model: a CLIP folder or hub id, and its experts: `fine_tune` them here, or a
+    pattern with {task}.
+    """
 
     clip: str
     experts: Experts = FINE_TUNE
@@ -53,7 +70,8 @@ class Role(Checked):
 class Suite(Checked):
     """What plays the roles; a role that is null is not run.
 
-    heads: prompts, class_means, or auto: prompts where the text tower knows every word of the class names.
+    heads: prompts, class_means, or auto: prompts where the text tower knows every word of the class
+    names.
     """
 
     name: str
@@ -90,7 +108,9 @@ class Suite(Checked):
         return {**self.roles, **self.sentences.roles, **self.language.roles}
 
     def pools_of(self, role: str) -> dict[Pool, tuple[str, ...]]:
-        """Tasks of the pools of a role: of texts by their name, of sentences and of images by their size."""
+        """Tasks of the pools of a role: of texts by their name, of sentences and of images by their
+        size.
+        """
         if role in self.language.roles:
             return {**self.language.pools}
         return {**(self.sentences.pools if role in self.sentences.roles else self.pools)}
@@ -100,7 +120,9 @@ class Suite(Checked):
         pools = self.pools_of(role)
         if pool not in pools:
             known = ", ".join(map(str, pools))
-            raise BadSetting("pool", pool, f"is not in suites/{self.name}.yaml for {role}; there are {known}")
+            raise BadSetting(
+                "pool", pool, f"is not in suites/{self.name}.yaml for {role}; there are {known}"
+            )
         return pools[pool]
 
 
@@ -113,13 +135,20 @@ def load_suite(root: Path, name: str) -> Suite:
     raw = read_yaml(root / place)
     for key in ("data", "pools", "roles", "fine_tune", "expert_steps"):
         require(key in raw, place, sorted(raw), f"lacks {key}")
-    data, roles = from_mapping(Data, raw["data"], f"{place}: data"), mapping(f"{place}: roles", raw["roles"])
+    data, roles = (
+        from_mapping(Data, raw["data"], f"{place}: data"),
+        mapping(f"{place}: roles", raw["roles"]),
+    )
     made = {
         "name": name,
         "data": data,
         "pools": pools_by_size(f"{place}: pools", raw["pools"], _known_tasks(data.source)),
-        "roles": {str(k): from_mapping(Role, v, f"{place}: roles.{k}") for k, v in roles.items() if v},
-        "fine_tune": from_mapping(FineTune, mapping(f"{place}: fine_tune", raw["fine_tune"]), f"{place}: fine_tune"),
+        "roles": {
+            str(k): from_mapping(Role, v, f"{place}: roles.{k}") for k, v in roles.items() if v
+        },
+        "fine_tune": from_mapping(
+            FineTune, mapping(f"{place}: fine_tune", raw["fine_tune"]), f"{place}: fine_tune"
+        ),
         "expert_steps": mapping(f"{place}: expert_steps", raw["expert_steps"]),
         "language": language_of(f"{place}: language", raw.get("language")),
         "sentences": sentences_of(f"{place}: sentences", raw.get("sentences")),

@@ -1,4 +1,6 @@
-"""Texts of one task as the batches that a language model is calibrated on, or its adapters are trained on."""
+"""Texts of one task as the batches that a language model is calibrated on, or its adapters are
+trained on.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -22,8 +24,11 @@ from reproduction.suites.texts import load_texts
 COUNTED = "labels"  # the keyword of a batch that tells which tokens count: those with a label
 
 
-def text_batches(base: Path, texts: Path, task: str, samples: int, seed: int, size: int, reading: Reading) -> list[Batch]:
-    """Drawn texts of one task, read as `reading` says, in batches of `size`; all of the split where it has fewer samples.
+def text_batches(
+    base: Path, texts: Path, task: str, samples: int, seed: int, size: int, reading: Reading
+) -> list[Batch]:
+    """Drawn texts of one task, read as `reading` says, in batches of `size`; all of the split where
+    it has fewer samples.
 
     base: the folder of the model's base, whose tokenizer reads them.
     Raises: whatever opening the texts raises; BadData for a text that is cut before its answer.
@@ -32,10 +37,17 @@ def text_batches(base: Path, texts: Path, task: str, samples: int, seed: int, si
     reader = reader_for([base], takes, reading.tokens)
     prompts = load_texts(texts, task, reading.split)
     chosen = draw_indices(task, len(prompts), min(samples, len(prompts)), seed).tolist()
-    whole = float("inf")  # batches of `size` whatever is padded: others would move the last bits of the suite's numbers
+    whole = float(
+        "inf"
+        # batches of `size` whatever is padded: others would move the last bits of the suite's numbers
+    )
     if takes.kind == "pair":
         batches = list(token_batches(prompts, chosen, reader, size, whole))
-        return [_started(batch, takes.start or 0) for batch in batches] if reading.decoder == "start" else batches
+        return (
+            [_started(batch, takes.start or 0) for batch in batches]
+            if reading.decoder == "start"
+            else batches
+        )
     if reading.counted == "all":
         return list(token_batches(prompts, chosen, reader, size, whole))
     return list(_counted([prompts[index] for index in chosen], reader, size, reading.counted))
@@ -46,7 +58,9 @@ def plan_of_reading(base: Path, reading: Reading) -> BlockPlan | None:
     if reading.counted == "all":
         return None
     plan = plan_for(skeleton(base)[0])
-    return BlockPlan(*(replace(stack, mask=COUNTED) for stack in plan.stacks), token_rule=plan.token_rule)
+    return BlockPlan(
+        *(replace(stack, mask=COUNTED) for stack in plan.stacks), token_rule=plan.token_rule
+    )
 
 
 def _started(batch: Batch, start: int) -> Batch:
@@ -58,8 +72,13 @@ def _started(batch: Batch, start: int) -> Batch:
 
 
 def _counted(samples: Sequence[Sample], reader: Reader, size: int, counted: str) -> Iterator[Batch]:
-    """Prompts and answers as one text, with labels where tokens count. Longest first, so that there is little to pad."""
-    lessons = sorted((tokenized_example(sample, reader) for sample in samples), key=lambda lesson: -len(lesson.ids))
+    """Prompts and answers as one text, with labels where tokens count. Longest first, so that there
+    is little to pad.
+    """
+    lessons = sorted(
+        (tokenized_example(sample, reader) for sample in samples),
+        key=lambda lesson: -len(lesson.ids),
+    )
     for begin in range(0, len(lessons), size):
         batch = lesson_batch(lessons[begin : begin + size], reader.pad)
         if counted == "prompt":

@@ -15,7 +15,9 @@ ADAPTERS = "adapters"  # of experts that are trained or published as low-rank ad
 
 @dataclass(frozen=True)
 class TextExpert:
-    """One expert: its task, `fine_tune` or a hub pattern with {task}, how it is trained, and in which precision it is kept."""
+    """One expert: its task, `fine_tune` or a hub pattern with {task}, how it is trained, and in
+    which precision it is kept.
+    """
 
     task: str
     experts: str
@@ -33,7 +35,9 @@ def write_text_base(folder: Path, dtype: str, store: Path) -> None:
 
 
 def write_text_expert(job: TextExpert, texts: Path, store: Path, pins: Path) -> None:
-    """Write store/experts/<task>/, a dense model; where it is made of low-rank adapters, these to store/adapters/<task>/ too."""
+    """Write store/experts/<task>/, a dense model; where it is made of low-rank adapters, these to
+    store/adapters/<task>/ too.
+    """
     from featcal.models.save import save_model
 
     base = store / "base"
@@ -61,7 +65,9 @@ def _fine_tuned(job: TextExpert, texts: Path, store: Path) -> Any:
 
     samples = load_texts(texts, job.task, "train")
     adapters = store / ADAPTERS / job.task if job.fine_tune.lora else None
-    return fine_tune_text(store / "base", samples, job.fine_tune, job.task, job.seed, adapters, job.device)
+    return fine_tune_text(
+        store / "base", samples, job.fine_tune, job.task, job.seed, adapters, job.device
+    )
 
 
 def _model(folder: Path, dtype: str) -> Any:

@@ -1,4 +1,6 @@
-"""How an expert of a language model is trained, as settings; without torch, so that reading a suite costs nothing."""
+"""How an expert of a language model is trained, as settings; without torch, so that reading a suite
+costs nothing.
+"""
 
 import math
 from dataclasses import dataclass
@@ -19,11 +21,13 @@ class Lora(Checked):
 
 @dataclass(frozen=True)
 class FineTuneText(Checked):
-    """AdamW, linear warm-up, cosine to zero, on teacher-forced cross-entropy of what follows the prompt.
+    """AdamW, linear warm-up, cosine to zero, on teacher-forced cross-entropy of what follows the
+    prompt.
 
-    frozen: beginnings of the names of the parameters that stay. Embeddings and language head lie outside the blocks, where no
-            calibration could follow the experts (vocabularies of published experts even differ in size); a merged model then has
-            those of its experts exactly.
+    frozen: beginnings of the names of the parameters that stay. Embeddings and language head lie
+    outside the blocks, where no
+            calibration could follow the experts (vocabularies of published experts even differ in
+            size); a merged model then has those of its experts exactly.
     lora:   train only low-rank adapters, everything else stays; None trains all that is not frozen.
     tokens: at most so many of a text; None for what the model is usually given.
     """
@@ -47,4 +51,9 @@ class FineTuneText(Checked):
 
     def rate(self, step: int) -> float:
         """Learning rate of a step, counted from 0."""
-        return self.lr * min(1.0, (step + 1) / self.warm_up) * 0.5 * (1 + math.cos(math.pi * step / self.steps))
+        return (
+            self.lr
+            * min(1.0, (step + 1) / self.warm_up)
+            * 0.5
+            * (1 + math.cos(math.pi * step / self.steps))
+        )

@@ -1,4 +1,6 @@
-"""Where the texts of language tasks are: one file, outputs/<suite>/texts/sources.json, and their rows as samples for a model."""
+"""Where the texts of language tasks are: one file, outputs/<suite>/texts/sources.json, and their
+rows as samples for a model.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -19,7 +21,8 @@ SOURCES = "sources.json"
 
 @dataclass(frozen=True)
 class TextSource:
-    """One task. `location`: a folder below the texts, or a hub id with its pinned revision and configuration.
+    """One task. `location`: a folder below the texts, or a hub id with its pinned revision and
+    configuration.
 
     description: what a drawn task is about, for readers; empty for public texts and the user's.
     """
@@ -68,7 +71,9 @@ def read_text_sources(texts: Path) -> dict[str, TextSource]:
 
 
 def load_texts(texts: Path, task: str, split: str) -> Prompts:
-    """One split of one task. Raises: UnknownKey for a task or split that is not there; whatever opening the table raises."""
+    """One split of one task. Raises: UnknownKey for a task or split that is not there; whatever
+    opening the table raises.
+    """
     table, place = open_rows(texts, task, split)
     return Prompts(task, table, place)
 
@@ -80,12 +85,17 @@ def open_rows(texts: Path, task: str, split: str) -> tuple[Any, str]:
     source = sources[task]
     require_known(f"{task}: split", split, source.splits)
     own = source.splits[split]
-    lies = Place(texts / source.location) if source.kind == "folder" else Place(source.location, source.revision, source.config)
+    lies = (
+        Place(texts / source.location)
+        if source.kind == "folder"
+        else Place(source.location, source.revision, source.config)
+    )
     return open_table(lies, own), f"{task} ({own})"
 
 
 def told(texts: Path, task: str, source: TextSource) -> dict[str, Any]:
-    """What the report says of one task: its source, rows of every split, the first prompt with its answer.
+    """What the report says of one task: its source, rows of every split, the first prompt with its
+    answer.
 
     Of texts on the hub the source alone: nothing is fetched for the report's sake.
     """
@@ -95,4 +105,7 @@ def told(texts: Path, task: str, source: TextSource) -> dict[str, Any]:
     row = next(iter(tables.values()))[0]
     prompt, answer = (row["prompt"], row["target"]) if "target" in row else _text(task, row)
     counts = {split: len(table) for split, table in tables.items()}
-    return asdict(source) | {"rows": counts, "example": {"prompt": prompt, "answer": answer.strip()}}
+    return asdict(source) | {
+        "rows": counts,
+        "example": {"prompt": prompt, "answer": answer.strip()},
+    }

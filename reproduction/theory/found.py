@@ -1,4 +1,6 @@
-"""What a check has found: one number per line, and a few points for plots. Knows no files and no models."""
+"""What a check has found: one number per line, and a few points for plots. Knows no files and no
+models.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -12,16 +14,26 @@ SHOWN = 4  # points of one statement, task and model that are kept for plots
 
 @dataclass
 class Found:
-    """Lines (statement, quantity, block, nodes, value, count) and points (statement, index, block, actual, bound, kept).
+    """Lines (statement, quantity, block, nodes, value, count) and points (statement, index, block,
+    actual, bound, kept).
 
-    `digits`: decimal digits that the two sides of an equation share.   `room`: by how many percent the larger side of an
+    `digits`: decimal digits that the two sides of an equation share.   `room`: by how many percent
+    the larger side of an
     inequality exceeds the smaller one; below 0 it is violated. Both are the worst of `count` cases.
     """
 
     lines: list[dict[str, Any]] = field(default_factory=list)
     points: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, statement: str, quantity: str, value: float, count: int, block: str = "", nodes: int | str = "") -> None:
+    def add(
+        self,
+        statement: str,
+        quantity: str,
+        value: float,
+        count: int,
+        block: str = "",
+        nodes: int | str = "",
+    ) -> None:
         line = {"statement": statement, "quantity": quantity, "block": block, "nodes": nodes}
         self.lines.append(line | {"value": float(value), "count": count})
 
@@ -31,7 +43,9 @@ class Found:
             self.add(statement, quantity, digits(float(error.max())), error.numel(), **where)
 
     def bounded(self, statement: str, larger: Tensor, smaller: Tensor) -> None:
-        """An inequality `larger ≥ smaller`, case by case: the least room, and the median of smaller / larger in percent."""
+        """An inequality `larger ≥ smaller`, case by case: the least room, and the median of smaller
+        / larger in percent.
+        """
         cases = smaller > 0
         if cases.any():
             ratio = larger[cases] / smaller[cases]
@@ -39,11 +53,25 @@ class Found:
             self.add(statement, "tightness", 100 * float((1 / ratio).median()), len(ratio))
 
     def show(
-        self, statement: str, actual: Tensor, bound: Tensor, block: str = "", kept: Tensor | None = None, most: int = SHOWN
+        self,
+        statement: str,
+        actual: Tensor,
+        bound: Tensor,
+        block: str = "",
+        kept: Tensor | None = None,
+        most: int = SHOWN,
     ) -> None:
         """Points of a plot, the first `most` of them."""
-        for index, (a, b) in enumerate(zip(actual[:most].tolist(), bound[:most].tolist(), strict=True)):
-            point = {"statement": statement, "block": block, "index": index, "actual": float(a), "bound": float(b)}
+        for index, (a, b) in enumerate(
+            zip(actual[:most].tolist(), bound[:most].tolist(), strict=True)
+        ):
+            point = {
+                "statement": statement,
+                "block": block,
+                "index": index,
+                "actual": float(a),
+                "bound": float(b),
+            }
             self.points.append(point | {"kept": "" if kept is None else int(kept[index])})
 
 

@@ -1,7 +1,9 @@
-"""Proposition 8 and Eq. 45: what it costs to solve a linear on features that the finished model does not give it.
+"""Proposition 8 and Eq. 45: what it costs to solve a linear on features that the finished model
+does not give it.
 
-Legend: N tokens of a task · d inputs · o outputs · u a linear's input (N, d) · y its target (N, o) · W (o, d) · A the anchor.
-The objective is that of Eq. 47 as printed: tasks unweighted, no bias, every token alike.
+Legend: N tokens of a task · d inputs · o outputs · u a linear's input (N, d) · y its target (N, o)
+· W (o, d) · A the anchor. The objective is that of Eq. 47 as printed: tasks unweighted, no bias,
+every token alike.
 """
 
 from collections.abc import Mapping
@@ -17,7 +19,9 @@ from featcal.settings import Calibration
 
 @dataclass(frozen=True)
 class Source:
-    """Where one linear's inputs are taken from: by task, its input and the target that follows from it (Eq. 10)."""
+    """Where one linear's inputs are taken from: by task, its input and the target that follows from
+    it (Eq. 10).
+    """
 
     u: dict[str, Tensor]
     y: dict[str, Tensor]
@@ -33,12 +37,19 @@ class Linear:
 
     def source(self, u: Mapping[str, Tensor], alpha: float) -> Source:
         """Inputs with their targets W_i (α x_exp + (1 − α) u)."""
-        return Source(dict(u), {t: (alpha * self.x[t] + (1 - alpha) * u[t]) @ W.T for t, W in self.weights.items()})
+        return Source(
+            dict(u),
+            {t: (alpha * self.x[t] + (1 - alpha) * u[t]) @ W.T for t, W in self.weights.items()},
+        )
 
 
 def loss(W: Tensor, source: Source) -> float:
-    """Σ over tasks of the mean of ‖W u − y‖² over tokens: Eq. 47 without its last term, which every source shares."""
-    return sum(float(((u @ W.T - source.y[task]) ** 2).sum(1).mean()) for task, u in source.u.items())
+    """Σ over tasks of the mean of ‖W u − y‖² over tokens: Eq. 47 without its last term, which every
+    source shares.
+    """
+    return sum(
+        float(((u @ W.T - source.y[task]) ** 2).sum(1).mean()) for task, u in source.u.items()
+    )
 
 
 def relative_loss(W: Tensor, source: Source) -> float:
@@ -65,12 +76,16 @@ def minimum(source: Source, linear: Linear, settings: Calibration) -> Tensor:
         else:
             total += share
     assert total is not None
-    return solve_ridge(total, linear.anchor, linear.anchor.new_zeros(len(linear.anchor)), settings.ridge).weight
+    return solve_ridge(
+        total, linear.anchor, linear.anchor.new_zeros(len(linear.anchor)), settings.ridge
+    ).weight
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Proposition 8 for one linear, on the weights between the two minima (which are also the minima on that segment)."""
+    """Proposition 8 for one linear, on the weights between the two minima (which are also the
+    minima on that segment).
+    """
 
     gap: float  # J_dep(W_src) − J_dep(W_dep), at least 0
     best: float  # J_dep(W_dep)
@@ -81,12 +96,16 @@ class Mismatch:
 def mismatch(src: Source, dep: Source, linear: Linear, settings: Calibration) -> Mismatch:
     """Both sides of Eqs. 48 and 49.
 
-    The supremum over all matrices is infinite unless the sources agree, so a class has to be chosen; the proof needs no more than
-    the two minima. On the segment between them J_dep − J_src is a parabola, whose largest size is known exactly.
+    The supremum over all matrices is infinite unless the sources agree, so a class has to be
+    chosen; the proof needs no more than the two minima. On the segment between them J_dep − J_src
+    is a parabola, whose largest size is known exactly.
     """
     W_src, W_dep = minimum(src, linear, settings), minimum(dep, linear, settings)
     at = [loss(W, dep) - loss(W, src) for W in (W_src, (W_src + W_dep) / 2, W_dep)]
-    sides = (objective(W_src, dep, linear, settings.ridge), objective(W_dep, dep, linear, settings.ridge))
+    sides = (
+        objective(W_src, dep, linear, settings.ridge),
+        objective(W_dep, dep, linear, settings.ridge),
+    )
     slope = steepness(src, dep, (W_src, W_dep))
     moved = sum(wasserstein(src, dep, task) for task in src.u)
     return Mismatch(sides[0] - sides[1], sides[1], 2 * peak(*at), 2 * slope * moved)
@@ -102,16 +121,23 @@ def peak(start: float, middle: float, end: float) -> float:
 
 
 def steepness(src: Source, dep: Source, ends: tuple[Tensor, Tensor]) -> float:
-    """K of Eq. 49: 2 max ‖W u − y‖ √(1 + ‖W‖²), over both supports; convex in W, so the ends of the segment decide."""
+    """K of Eq. 49: 2 max ‖W u − y‖ √(1 + ‖W‖²), over both supports; convex in W, so the ends of the
+    segment decide.
+    """
     farthest = max(
-        float((u @ W.T - source.y[task]).norm(dim=1).max()) for W in ends for source in (src, dep) for task, u in source.u.items()
+        float((u @ W.T - source.y[task]).norm(dim=1).max())
+        for W in ends
+        for source in (src, dep)
+        for task, u in source.u.items()
     )
     widest = max(float(torch.linalg.matrix_norm(W, 2)) for W in ends)
     return 2 * farthest * (1 + widest**2) ** 0.5
 
 
 def wasserstein(src: Source, dep: Source, task: str) -> float:
-    """The 1-Wasserstein distance of the pairs (u, y) of one task, exact: tokens are matched one to one at the least cost."""
+    """The 1-Wasserstein distance of the pairs (u, y) of one task, exact: tokens are matched one to
+    one at the least cost.
+    """
     from scipy.optimize import linear_sum_assignment
 
     ours, theirs = (torch.cat([s.u[task], s.y[task]], dim=1) for s in (src, dep))

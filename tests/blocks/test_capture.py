@@ -56,7 +56,13 @@ def test_input_of_a_linear_is_what_it_was_called_with():
 
 
 @pytest.mark.parametrize(
-    ("use", "says"), [(twice, "twice"), (by_keyword, "no positional"), (around, "no positional"), (overwritten, "overwritten")]
+    ("use", "says"),
+    [
+        (twice, "twice"),
+        (by_keyword, "no positional"),
+        (around, "no positional"),
+        (overwritten, "overwritten"),
+    ],
 )
 def test_input_that_cannot_be_trusted_is_an_error_naming_the_module(use, says):
     with pytest.raises(BadCapture, match=f"fc: .*{says}"):
@@ -82,7 +88,9 @@ def test_no_hook_survives_an_exception_in_the_middle_of_a_calibration(monkeypatc
     monkeypatch.setattr(teacher.encoder.layers[1].mlp, "forward", fails)
     with pytest.raises(RuntimeError, match="in the last block"):
         calibrate(**given, settings=PAPER)
-    assert all(hooks(model) == 0 for model in [given["merged"], given["base"], *given["experts"].values()])
+    assert all(
+        hooks(model) == 0 for model in [given["merged"], given["base"], *given["experts"].values()]
+    )
 
 
 def test_first_inputs_are_what_the_embeddings_hand_to_the_first_block():
@@ -99,7 +107,10 @@ def test_forward_that_stops_at_the_last_input_has_seen_the_same_and_left_the_res
     block.mlp.fc2.register_forward_hook(lambda *_: left.append("fc2"))
     with torch.no_grad(), module_inputs(block, names) as whole:
         block(x, attention_mask=None)
-    with torch.no_grad(), module_inputs(block, names, lambda: len(stopped) == len(names)) as stopped:
+    with (
+        torch.no_grad(),
+        module_inputs(block, names, lambda: len(stopped) == len(names)) as stopped,
+    ):
         block(x, attention_mask=None)
         raise AssertionError("not reached")
     assert list(stopped) == ["layer_norm1", "mlp.fc1", "mlp.fc2"] and left == ["fc2"]

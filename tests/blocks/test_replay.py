@@ -15,8 +15,13 @@ from featcal.errors import BadCapture, BadPlan
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("kind", IN_PLACE)
-def test_activations_in_place_are_the_same_bits_and_leave_their_input_and_gradients_alone(kind, dtype):
-    block, x = torch.nn.Sequential(kind()), torch.linspace(-9, 9, 3 * 7 * 33).reshape(3, 7, 33).to(dtype)
+def test_activations_in_place_are_the_same_bits_and_leave_their_input_and_gradients_alone(
+    kind, dtype
+):
+    block, x = (
+        torch.nn.Sequential(kind()),
+        torch.linspace(-9, 9, 3 * 7 * 33).reshape(3, 7, 33).to(dtype),
+    )
     before, expected = x.clone(), block(x)
     with torch.no_grad(), in_place(block):
         assert torch.equal(block(x), expected) and torch.equal(x, before)

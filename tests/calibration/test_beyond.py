@@ -1,4 +1,6 @@
-"""What goes beyond the paper: residual writers are found in every family, choices are the best on samples held out, limits."""
+"""What goes beyond the paper: residual writers are found in every family, choices are the best on
+samples held out, limits.
+"""
 
 import copy
 from dataclasses import replace
@@ -60,9 +62,14 @@ def without_held_out(batches):
 
 
 def held_out_drift(model, given):
-    """What the choices look at: the mean over tasks of the squared relative drift behind the only block."""
+    """What the choices look at: the mean over tasks of the squared relative drift behind the only
+    block.
+    """
     found = [
-        model_drift(model, expert, without_held_out(given["batches"][task])[1])[-1]["relative_drift"] ** 2
+        model_drift(model, expert, without_held_out(given["batches"][task])[1])[-1][
+            "relative_drift"
+        ]
+        ** 2
         for task, expert in given["experts"].items()
     ]
     return sum(found) / len(found)
@@ -72,8 +79,12 @@ def held_out_drift(model, given):
 def test_only_the_targets_of_linears_that_write_into_the_residual_stream_change(family):
     given = families.experiment(FAMILIES[family])
     path = next(iter(FAMILIES[family].stacks.values()))
-    paper, residual = (calibrate(**given, settings=replace(PAPER, residual=beta)).model for beta in (0.0, 1.0))
-    first = (dict(model.get_submodule(f"{path}.0").named_parameters()) for model in (paper, residual))
+    paper, residual = (
+        calibrate(**given, settings=replace(PAPER, residual=beta)).model for beta in (0.0, 1.0)
+    )
+    first = (
+        dict(model.get_submodule(f"{path}.0").named_parameters()) for model in (paper, residual)
+    )
     changed = {
         name.rpartition(".")[0]
         for (name, p), q in zip(next(first).items(), next(first).values(), strict=True)
@@ -82,7 +93,9 @@ def test_only_the_targets_of_linears_that_write_into_the_residual_stream_change(
     assert changed == set(WRITERS[family])
 
 
-@pytest.mark.parametrize("family", ["gemma2", "dinov2"])  # outputs are normed or scaled before they are added
+@pytest.mark.parametrize(
+    "family", ["gemma2", "dinov2"]
+)  # outputs are normed or scaled before they are added
 def test_models_without_such_linears_are_refused(family):
     with pytest.raises(BadSetting, match=r"calibrate\.residual"):
         calibrate(**families.experiment(FAMILIES[family]), settings=replace(PAPER, residual=1.0))
@@ -92,10 +105,14 @@ def test_residual_target_lessens_the_lag_of_a_stream_that_comes_in_wrong():
     given = one_block(count=400)
     task = next(iter(given["experts"]))
     given |= {part: {task: given[part][task]} for part in ("experts", "batches")}
-    lagging = shifted(given["merged"], 5)  # its embeddings, which are not calibrated, are not the expert's
+    lagging = shifted(
+        given["merged"], 5
+    )  # its embeddings, which are not calibrated, are not the expert's
     settings = replace(PAPER, ridge=1e-10, anchor_blend=1.0, interpolation=1.0, order="sites")
     drift = [
-        calibrate(**given | {"merged": lagging}, settings=replace(settings, residual=beta)).blocks[0].relative_drift
+        calibrate(**given | {"merged": lagging}, settings=replace(settings, residual=beta))
+        .blocks[0]
+        .relative_drift
         for beta in (0.0, 0.5, 1.0)
     ]
     assert drift[2] < drift[1] < drift[0]
@@ -103,15 +120,28 @@ def test_residual_target_lessens_the_lag_of_a_stream_that_comes_in_wrong():
 
 def test_chosen_interpolation_is_the_one_of_five_that_is_best_on_samples_held_out():
     given = one_block()
-    kept = given | {"batches": {task: without_held_out(batches)[0] for task, batches in given["batches"].items()}}
-    candidates = [calibrate(**kept, settings=replace(PAPER, interpolation=alpha)).model for alpha in GRID]
+    kept = given | {
+        "batches": {
+            task: without_held_out(batches)[0] for task, batches in given["batches"].items()
+        }
+    }
+    candidates = [
+        calibrate(**kept, settings=replace(PAPER, interpolation=alpha)).model for alpha in GRID
+    ]
     best = min(candidates, key=lambda model: held_out_drift(model, given))
-    assert difference(calibrate(**given, settings=replace(PAPER, interpolation="auto")).model, best) < 1e-12
+    assert (
+        difference(calibrate(**given, settings=replace(PAPER, interpolation="auto")).model, best)
+        < 1e-12
+    )
 
 
 def test_step_taken_is_the_one_of_five_that_is_best_on_samples_held_out():
     given = one_block()
-    kept = given | {"batches": {task: without_held_out(batches)[0] for task, batches in given["batches"].items()}}
+    kept = given | {
+        "batches": {
+            task: without_held_out(batches)[0] for task, batches in given["batches"].items()
+        }
+    }
     settings = replace(PAPER, ridge=1e-6, interpolation=1.0)  # too bold for so few samples
     whole = calibrate(**kept, settings=settings).model
     found = calibrate(**given, settings=replace(settings, no_harm=True)).model
@@ -119,7 +149,9 @@ def test_step_taken_is_the_one_of_five_that_is_best_on_samples_held_out():
     for share in GRID:
         model = calibrate(**kept, settings=settings).model
         with torch.no_grad():
-            for p, merged, solved in zip(model.parameters(), given["merged"].parameters(), whole.parameters(), strict=True):
+            for p, merged, solved in zip(
+                model.parameters(), given["merged"].parameters(), whole.parameters(), strict=True
+            ):
                 p.copy_(merged.lerp(solved, share))
         between.append(model)
     best = min(between, key=lambda model: held_out_drift(model, given))
@@ -132,7 +164,9 @@ def test_no_harm_leaves_a_merged_model_that_is_the_expert_to_the_bit(order):
     expert = given["experts"]["dtd"]
     given |= {"merged": expert, "experts": dict.fromkeys(given["experts"], expert)}
     settings = replace(PAPER, order=order)
-    assert difference(calibrate(**given, settings=settings).model, expert) > 1e-3  # the anchor pulls away
+    assert (
+        difference(calibrate(**given, settings=settings).model, expert) > 1e-3
+    )  # the anchor pulls away
     assert same_bits(calibrate(**given, settings=replace(settings, no_harm=True)).model, expert)
 
 
@@ -142,12 +176,17 @@ def test_overwhelming_prior_with_the_base_as_anchor_is_wudi_in_closed_form():
     model = calibrate(**given, settings=settings).model
     for name in ("self_attn.out_proj", "mlp.fc1"):
         base, found, *theirs = (
-            m.encoder.layers[0].get_submodule(name).weight.detach() for m in (given["base"], model, *given["experts"].values())
+            m.encoder.layers[0].get_submodule(name).weight.detach()
+            for m in (given["base"], model, *given["experts"].values())
         )
-        torch.testing.assert_close(found - base, Interference.of([w - base for w in theirs]).minimum(), rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            found - base, Interference.of([w - base for w in theirs]).minimum(), rtol=0, atol=1e-5
+        )
 
 
-def test_everything_together_streamed_interrupted_and_resumed_gives_the_bits_of_one_run_in_memory(tmp_path, monkeypatch):
+def test_everything_together_streamed_interrupted_and_resumed_gives_the_bits_of_one_run_in_memory(
+    tmp_path, monkeypatch
+):
     given = experiment(torch.float32, build=deep, count=20)
     in_memory = calibrate(**given, settings=ALL).model
     folders = written(given, tmp_path)
@@ -166,7 +205,12 @@ def test_presets_are_the_papers_settings_and_those_beyond_it_with_any_value_chan
 
 
 def test_combinations_without_meaning_and_too_few_samples_are_refused():
-    alone = {"bias": False, "affine": "joint"}, {"order": "stale", "no_harm": True}, {"residual": (0.0, 2.0)}, {"sweeps": 0}
+    alone = (
+        {"bias": False, "affine": "joint"},
+        {"order": "stale", "no_harm": True},
+        {"residual": (0.0, 2.0)},
+        {"sweeps": 0},
+    )
     for wrong in (
         *alone,
         {"order": "stale", "sweeps": 2},
@@ -183,9 +227,13 @@ def test_second_sweep_begins_at_the_first_ones_model_and_keeps_the_anchor():
     given, settings = one_block(), replace(PAPER, residual=1.0)
     found = calibrate(**given, settings=replace(settings, sweeps=2)).model
     once = calibrate(**given, settings=settings).model
-    base = copy.deepcopy(given["base"])  # the base whose anchor from the calibrated weights is that of the merged ones, at ρ = 2
+    base = copy.deepcopy(
+        given["base"]
+    )  # the base whose anchor from the calibrated weights is that of the merged ones, at ρ = 2
     with torch.no_grad():
-        for p, first, merged in zip(base.parameters(), once.parameters(), given["merged"].parameters(), strict=True):
+        for p, first, merged in zip(
+            base.parameters(), once.parameters(), given["merged"].parameters(), strict=True
+        ):
             p += 2 * (first - merged)
     twice = calibrate(**given | {"merged": once, "base": base}, settings=settings).model
     assert difference(found, twice) < 1e-9 and difference(found, once) > 1e-6
@@ -194,7 +242,10 @@ def test_second_sweep_begins_at_the_first_ones_model_and_keeps_the_anchor():
 def test_as_many_sweeps_as_a_block_has_parts_solve_its_sites_in_turn():
     given = experiment(build=deep, count=20)
     sites = calibrate(**given, settings=replace(PAPER, order="sites")).model
-    gaps = [difference(calibrate(**given, settings=replace(PAPER, sweeps=n)).model, sites) for n in (1, 3, 6)]
+    gaps = [
+        difference(calibrate(**given, settings=replace(PAPER, sweeps=n)).model, sites)
+        for n in (1, 3, 6)
+    ]
     assert gaps[2] < 1e-9 < gaps[1] < gaps[0]
 
 
@@ -207,18 +258,29 @@ def test_tokens_count_by_what_they_receive_in_the_experts_attention(implementati
     given |= {"experts": {task: expert}, "batches": {task: given["batches"][task]}}
     twin = copy.deepcopy(expert)
     twin.set_attn_implementation("eager")
-    told = twin(**given["batches"][task][0], output_attentions=True).attentions[0]  # (batch, heads, queries, keys)
+    told = twin(**given["batches"][task][0], output_attentions=True).attentions[
+        0
+    ]  # (batch, heads, queries, keys)
     share = told.mean((1, 2)) * told.shape[-1]
     found = calibrate(**given, settings=replace(PAPER, weights="attention")).model
-    expected = calibrate(**given | {"token_weights": lambda module, last, shape: share.detach()}, settings=PAPER).model
+    expected = calibrate(
+        **given | {"token_weights": lambda module, last, shape: share.detach()}, settings=PAPER
+    ).model
     rounding = 1e-6  # of softmax, which the eager attention computes in float32
-    assert difference(found, expected) < rounding < difference(found, calibrate(**given, settings=PAPER).model)
+    assert (
+        difference(found, expected)
+        < rounding
+        < difference(found, calibrate(**given, settings=PAPER).model)
+    )
 
 
 @pytest.mark.parametrize("family", ["bert", "llama", "gemma2", "t5"])
 def test_attention_is_found_in_every_kind_of_block(family):
     given = families.experiment(FAMILIES[family])
-    found, paper = (calibrate(**given, settings=replace(PAPER, weights=weights)).model for weights in ("attention", "rule"))
+    found, paper = (
+        calibrate(**given, settings=replace(PAPER, weights=weights)).model
+        for weights in ("attention", "rule")
+    )
     assert difference(found, paper) > 1e-6
 
 
@@ -232,7 +294,9 @@ def test_blocks_that_show_no_attention_from_token_to_token_are_refused():
 def test_ridge_of_every_site_comes_from_its_tokens_and_is_left_for_norms():
     given = one_block(count=40)
     settings = replace(PAPER, shrinkage="ledoit_wolf")
-    found, other = (calibrate(**given, settings=replace(settings, ridge=ridge)).model for ridge in (0.05, 0.5))
+    found, other = (
+        calibrate(**given, settings=replace(settings, ridge=ridge)).model for ridge in (0.05, 0.5)
+    )
     for (name, p), q in zip(found.named_parameters(), other.parameters(), strict=True):
         if ".layers." in name:
             assert torch.equal(p, q) == ("norm" not in name)

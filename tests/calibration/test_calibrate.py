@@ -1,4 +1,6 @@
-"""The whole method on pico models, against the plain numpy version and against what must hold exactly."""
+"""The whole method on pico models, against the plain numpy version and against what must hold
+exactly.
+"""
 
 import copy
 from dataclasses import replace
@@ -22,7 +24,10 @@ def plain_result(given, settings):
     for task, batches in given["batches"].items():
         models = given["merged"], given["experts"][task]
         pair = [
-            torch.cat([features_by_stack(m, b, plan_for(m))["embeddings"][1] for b in batches]).detach().numpy() for m in models
+            torch.cat([features_by_stack(m, b, plan_for(m))["embeddings"][1] for b in batches])
+            .detach()
+            .numpy()
+            for m in models
         ]
         hidden[task] = pair
     return plain.calibrate(given["merged"], given["base"], given["experts"], hidden, settings)
@@ -39,7 +44,9 @@ VARIANTS = {
     "sites": replace(PAPER, order="sites"),
     "joint": replace(PAPER, affine="joint"),
     "prior": replace(PAPER, prior=0.2),
-    "all of them": replace(PAPER, residual=0.7, order="sites", affine="joint", prior=0.2, ridge=1e-3, interpolation=0.9),
+    "all of them": replace(
+        PAPER, residual=0.7, order="sites", affine="joint", prior=0.2, ridge=1e-3, interpolation=0.9
+    ),
 }
 
 
@@ -72,7 +79,10 @@ def test_order_of_tasks_is_irrelevant_to_the_bit():
 def test_generators_of_batches_are_read_once_and_give_the_same_model():
     given = experiment()
     streams = {task: (batch for batch in batches) for task, batches in given["batches"].items()}
-    assert same_bits(calibrate(**given, settings=PAPER).model, calibrate(**given | {"batches": streams}, settings=PAPER).model)
+    assert same_bits(
+        calibrate(**given, settings=PAPER).model,
+        calibrate(**given | {"batches": streams}, settings=PAPER).model,
+    )
 
 
 def test_given_models_are_not_modified_not_even_their_mode():
@@ -97,14 +107,18 @@ def test_what_lies_outside_the_blocks_keeps_the_merged_weights():
 def test_calibration_brings_unseen_features_nearer_to_every_expert():
     base = clip()
     trained = copy.deepcopy(base)
-    trained.encoder = shifted(base.encoder, 1)  # what all experts learnt alike and the model to calibrate lacks
+    trained.encoder = shifted(
+        base.encoder, 1
+    )  # what all experts learnt alike and the model to calibrate lacks
     experts = {task: copy.deepcopy(trained) for task in TASKS}
     for i, expert in enumerate(experts.values()):
         expert.encoder = shifted(trained.encoder, 10 + i, 0.02)
     batches = {task: images(100 + i, 60, 20) for i, task in enumerate(TASKS)}
     model = calibrate(base, base=base, experts=experts, batches=batches, settings=PAPER).model
     for task in TASKS:
-        before, after = (model_drift(m, experts[task], images(500, 30, 10))[-1] for m in (base, model))
+        before, after = (
+            model_drift(m, experts[task], images(500, 30, 10))[-1] for m in (base, model)
+        )
         assert after["relative_drift"] < 0.8 * before["relative_drift"]
         assert after["l2"] < 0.8 * before["l2"] and after["cosine"] > before["cosine"]
 
@@ -128,7 +142,9 @@ def test_without_the_drift_of_blocks_the_model_is_the_same_and_the_card_tells_no
     assert same_bits(told.model, left.model) and told.drift == left.drift
     assert [(block.relative_drift, block.cosine) for block in left.blocks] == [(None, None)] * 2
     assert len(lines) == 2 and not any("drift" in line for line in lines)
-    folder = calibrate(**given, settings=PAPER, out=tmp_path / "calibrated", block_drift=False).folder
+    folder = calibrate(
+        **given, settings=PAPER, out=tmp_path / "calibrated", block_drift=False
+    ).folder
     assert "## How far it is from its experts" not in (folder / "README.md").read_text()
 
 
@@ -136,10 +152,15 @@ def test_the_drift_from_each_expert_is_that_of_the_two_models_on_the_samples_hel
     given = experiment()
     held = {task: images(900 + i, 4, 2) for i, task in enumerate(TASKS[:2])}
     result = calibrate(**given, settings=PAPER, held_out=held)
-    assert [record.expert for record in result.drift] == sorted(TASKS) and not calibrate(**given, settings=PAPER).drift
+    assert [record.expert for record in result.drift] == sorted(TASKS) and not calibrate(
+        **given, settings=PAPER
+    ).drift
     for record in result.drift:
         own = held.get(record.expert, given["batches"][record.expert])
-        assert (record.held_out, record.samples) == (record.expert in held, sum(len(b["pixel_values"]) for b in own))
+        assert (record.held_out, record.samples) == (
+            record.expert in held,
+            sum(len(b["pixel_values"]) for b in own),
+        )
         for model, found in ((given["merged"], record.merged), (result.model, record.calibrated)):
             (*_, last) = model_drift(model, given["experts"][record.expert], own)
             assert found == pytest.approx(last["relative_drift"], rel=1e-5)
@@ -151,11 +172,17 @@ def test_model_drift_equals_features_compared_by_hand():
     records = model_drift(model, expert, batches)
     assert [r["block"] for r in records] == ["embeddings", "00", "01"]
     with torch.no_grad():
-        h, h_exp = (torch.cat([m(**b).last_hidden_state for b in batches]).numpy() for m in (model, expert))
+        h, h_exp = (
+            torch.cat([m(**b).last_hidden_state for b in batches]).numpy() for m in (model, expert)
+        )
     cls, cls_exp = h[:, 0], h_exp[:, 0]
     cosine = (cls * cls_exp).sum(1) / np.linalg.norm(cls, axis=1) / np.linalg.norm(cls_exp, axis=1)
-    assert records[-1]["relative_drift"] == pytest.approx(np.linalg.norm(h - h_exp) / np.linalg.norm(h_exp), rel=1e-12)
-    assert records[-1]["l2"] == pytest.approx(np.linalg.norm(cls - cls_exp, axis=1).mean(), rel=1e-12)
+    assert records[-1]["relative_drift"] == pytest.approx(
+        np.linalg.norm(h - h_exp) / np.linalg.norm(h_exp), rel=1e-12
+    )
+    assert records[-1]["l2"] == pytest.approx(
+        np.linalg.norm(cls - cls_exp, axis=1).mean(), rel=1e-12
+    )
     assert records[-1]["cosine"] == pytest.approx(cosine.mean(), rel=1e-12)
     assert records[-1]["count"] == 6
 

@@ -1,4 +1,6 @@
-"""What `calibrate` is given and what it writes: one clear error each, and a folder that appears whole or not at all."""
+"""What `calibrate` is given and what it writes: one clear error each, and a folder that appears
+whole or not at all.
+"""
 
 import copy
 import json
@@ -28,11 +30,15 @@ def refused(error, **changes):
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("role", "value"), [("merged", torch.nan), ("base", torch.inf), ("mnist", torch.nan)])
+@pytest.mark.parametrize(
+    ("role", "value"), [("merged", torch.nan), ("base", torch.inf), ("mnist", torch.nan)]
+)
 def test_broken_number_in_a_checkpoint_names_the_model_and_the_tensor(role, value):
     given, name = experiment(), "encoder.layers.1.mlp.fc2.weight"
     if role == "mnist":
-        message = refused(NotFinite, experts=given["experts"] | {role: spoil(given["experts"][role], name, value)})
+        message = refused(
+            NotFinite, experts=given["experts"] | {role: spoil(given["experts"][role], name, value)}
+        )
     else:
         message = refused(NotFinite, **{role: spoil(given[role], name, value)})
     assert role in message and name in message
@@ -52,9 +58,19 @@ def test_expert_without_batches_names_the_task_and_the_nearest_one():
         ([{"pixel_values": torch.zeros(0, 3, 16, 16, dtype=torch.float64)}], "empty"),
         ({"pixel_values": torch.zeros(1)}, "expected a list"),
         ([torch.zeros(1, 3, 16, 16)], "expected a mapping"),
-        ([{"pixels": torch.zeros(1, 3, 16, 16, dtype=torch.float64)}], "batch 0 has no 'pixel_values' (it holds: pixels)"),
-        ([{"pixel_values": torch.zeros(1, 3, 9, 9, dtype=torch.float64)}], "batch 0 is refused by the model"),
-        (images(1) + [{"pixel_values": torch.full((1, 3, 16, 16), torch.inf, dtype=torch.float64)}], "batch 2 holds NaN or Inf"),
+        (
+            [{"pixels": torch.zeros(1, 3, 16, 16, dtype=torch.float64)}],
+            "batch 0 has no 'pixel_values' (it holds: pixels)",
+        ),
+        (
+            [{"pixel_values": torch.zeros(1, 3, 9, 9, dtype=torch.float64)}],
+            "batch 0 is refused by the model",
+        ),
+        (
+            images(1)
+            + [{"pixel_values": torch.full((1, 3, 16, 16), torch.inf, dtype=torch.float64)}],
+            "batch 2 holds NaN or Inf",
+        ),
     ],
 )
 def test_unusable_batches_name_the_task_and_what_is_wrong(bad, says):
@@ -91,7 +107,9 @@ def test_written_folder_holds_the_calibrated_model_its_settings_and_its_blocks(t
     assert result.blocks == in_memory.blocks
 
 
-def test_of_a_folder_that_could_not_be_written_only_the_solved_blocks_are_left(tmp_path, monkeypatch):
+def test_of_a_folder_that_could_not_be_written_only_the_solved_blocks_are_left(
+    tmp_path, monkeypatch
+):
     def fails(*_args, **_kwargs):
         raise OSError("broken disk")
 
@@ -107,7 +125,9 @@ def test_of_a_folder_that_could_not_be_written_only_the_solved_blocks_are_left(t
 def test_an_older_folder_stays_whole_until_the_new_one_is(tmp_path, monkeypatch):
     folder = written(tmp_path)[1].folder
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
-    broken = experiment(torch.float32)["experts"] | {"dtd": spoil(clip(dtype=torch.float32), "post_layernorm.bias", torch.nan)}
+    broken = experiment(torch.float32)["experts"] | {
+        "dtd": spoil(clip(dtype=torch.float32), "post_layernorm.bias", torch.nan)
+    }
     with pytest.raises(NotFinite, match="dtd"):
         written(tmp_path, experts=broken)
     assert before == {p.name: p.read_bytes() for p in folder.iterdir()}

@@ -1,4 +1,6 @@
-"""Mixtures of experts whose weights lie in one tensor: solved as linears on the tokens that the merged model's router sends."""
+"""Mixtures of experts whose weights lie in one tensor: solved as linears on the tokens that the
+merged model's router sends.
+"""
 
 import json
 
@@ -17,7 +19,11 @@ from featcal.models.save import save_model
 
 KINDS = {
     "mixtral": (tf.MixtralForCausalLM, tf.MixtralConfig, {"num_local_experts": 4}),
-    "qwen3": (tf.Qwen3MoeForCausalLM, tf.Qwen3MoeConfig, {"num_experts": 4, "moe_intermediate_size": 24}),
+    "qwen3": (
+        tf.Qwen3MoeForCausalLM,
+        tf.Qwen3MoeConfig,
+        {"num_experts": 4, "moe_intermediate_size": 24},
+    ),
 }
 PLAIN = featcal.Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3)
 
@@ -31,11 +37,21 @@ def given(request, monkeypatch):
     base.config._experts_implementation = "eager"  # the others know no float64
     experts = {task: shifted(base, i + 1) for i, task in enumerate("ab")}
     batches = {task: text(10 * i, batch=3) for i, task in enumerate("ab")}
-    return {"base": base, "experts": experts, "batches": batches, "merged": averaged(list(experts.values()))}
+    return {
+        "base": base,
+        "experts": experts,
+        "batches": batches,
+        "merged": averaged(list(experts.values())),
+    }
 
 
 def calibrated(given, settings=PLAIN, **more):
-    return featcal.calibrate(given["merged"], **{k: v for k, v in given.items() if k != "merged"}, settings=settings, **more)
+    return featcal.calibrate(
+        given["merged"],
+        **{k: v for k, v in given.items() if k != "merged"},
+        settings=settings,
+        **more,
+    )
 
 
 def test_equal_experts_stay_as_they_are(given):
@@ -47,31 +63,58 @@ def test_equal_experts_stay_as_they_are(given):
 
 
 def routed(model, batches):
-    """Of each batch what reaches the first block's experts, the router's choice, and which rows are no padding."""
+    """Of each batch what reaches the first block's experts, the router's choice, and which rows are
+    no padding.
+    """
     seen = []
-    handle = model.model.layers[0].mlp.experts.register_forward_pre_hook(lambda _, args: seen.append(args[:2]))
+    handle = model.model.layers[0].mlp.experts.register_forward_pre_hook(
+        lambda _, args: seen.append(args[:2])
+    )
     with torch.no_grad():
         for batch in batches:
             model(**batch)
     handle.remove()
-    return [(x, chosen, batch["attention_mask"].flatten().bool()) for (x, chosen), batch in zip(seen, batches, strict=True)]
+    return [
+        (x, chosen, batch["attention_mask"].flatten().bool())
+        for (x, chosen), batch in zip(seen, batches, strict=True)
+    ]
 
 
 def test_an_experts_linears_solve_the_ridge_of_its_tokens(given):
-    """Eq. 17 by hand, in float64: rows are those that the merged model's router sends, in the merged model and in the expert."""
+    """Eq. 17 by hand, in float64: rows are those that the merged model's router sends, in the
+    merged model and in the expert.
+    """
     result = calibrated(given)
     ours = result.model.model.layers[0].mlp.experts
     number = max(range(4), key=lambda n: result.blocks[0].experts[f"mlp.experts.{n}"])
     width = ours.down_proj.shape[2]
-    packed = {name: model.model.layers[0].mlp.experts for name, model in (given["experts"] | given).items() if name in "ab"}
-    base, merged = (given[name].model.layers[0].mlp.experts.gate_up_proj[number].detach() for name in ("base", "merged"))
-    left, right, tokens = 0.05 * torch.eye(len(base[0])).double(), 0.05 * (base + 2 * (merged - base)), 0
+    packed = {
+        name: model.model.layers[0].mlp.experts
+        for name, model in (given["experts"] | given).items()
+        if name in "ab"
+    }
+    base, merged = (
+        given[name].model.layers[0].mlp.experts.gate_up_proj[number].detach()
+        for name in ("base", "merged")
+    )
+    left, right, tokens = (
+        0.05 * torch.eye(len(base[0])).double(),
+        0.05 * (base + 2 * (merged - base)),
+        0,
+    )
     for task, expert in given["experts"].items():
         G, C = torch.zeros_like(left), torch.zeros_like(left)
-        pairs = zip(*(routed(model, given["batches"][task]) for model in (given["merged"], expert)), strict=True)
+        pairs = zip(
+            *(routed(model, given["batches"][task]) for model in (given["merged"], expert)),
+            strict=True,
+        )
         for (x, chosen, real), (y, _, _) in pairs:
             rows = (chosen == number).any(1) & real
-            G, C, tokens = G + x[rows].T @ x[rows], C + x[rows].T @ y[rows], tokens + int(rows.sum())
+            G, C, tokens = (
+                G + x[rows].T @ x[rows],
+                C + x[rows].T @ y[rows],
+                tokens + int(rows.sum()),
+            )
         W = packed[task].gate_up_proj[number].detach()
         left, right = left + G / G.norm(), right + W @ (0.3 * C + 0.7 * G).T / G.norm()
     assert result.blocks[0].experts[f"mlp.experts.{number}"] == tokens > 0
@@ -84,7 +127,10 @@ def test_an_expert_with_too_few_tokens_keeps_its_anchor_and_the_router_stays(giv
     monkeypatch.setattr(block_module, "FEWEST_TOKENS", 10**6)
     result = calibrated(given)
     for number in range(2):
-        base, merged, ours = (model.model.layers[number].mlp for model in (given["base"], given["merged"], result.model))
+        base, merged, ours = (
+            model.model.layers[number].mlp
+            for model in (given["base"], given["merged"], result.model)
+        )
         for name in ("gate_up_proj", "down_proj"):
             kept = 2 * getattr(merged.experts, name) - getattr(base.experts, name)  # rho is 2
             assert torch.allclose(getattr(ours.experts, name), kept, rtol=0, atol=1e-12)
@@ -101,23 +147,35 @@ def test_folders_equal_modules_and_load_with_the_same_logits(given, tmp_path, fo
         if form != "packed":  # as transformers writes it: a tensor for each expert
             model.save_pretrained(tmp_path / name)
     module = calibrated(given).model
-    paths = {"base": tmp_path / "base", "experts": {t: tmp_path / t for t in "ab"}, "batches": given["batches"]}
+    paths = {
+        "base": tmp_path / "base",
+        "experts": {t: tmp_path / t for t in "ab"},
+        "batches": given["batches"],
+    }
     result = featcal.calibrate(tmp_path / "merged", **paths, settings=PLAIN, out=tmp_path / "new")
     loaded = tf.AutoModelForCausalLM.from_pretrained(tmp_path / "new").eval()
     batch = given["batches"]["a"][0]
     with torch.no_grad():
         assert torch.equal(loaded(**batch).logits, load_model(tmp_path / "new")(**batch).logits)
         assert torch.allclose(loaded(**batch).logits, module(**batch).logits, rtol=1e-4, atol=1e-5)
-    there, here = (set(load_file(tmp_path / name / "model.safetensors")) for name in ("merged", "new"))
+    there, here = (
+        set(load_file(tmp_path / name / "model.safetensors")) for name in ("merged", "new")
+    )
     assert there == here
     told = json.loads((tmp_path / "new/featcal.json").read_text())["blocks"]
-    real = sum(int(b["attention_mask"].sum()) for batches in given["batches"].values() for b in batches)
-    assert [sum(block["experts"].values()) for block in told] == [2 * real] * 2  # each token goes to two
+    real = sum(
+        int(b["attention_mask"].sum()) for batches in given["batches"].values() for b in batches
+    )
+    assert [sum(block["experts"].values()) for block in told] == [
+        2 * real
+    ] * 2  # each token goes to two
     assert [block.experts for block in result.blocks] == [block["experts"] for block in told]
 
 
 def test_experts_that_compute_otherwise_are_refused_by_name(given, monkeypatch):
     kind = type(given["merged"].model.layers[0].mlp.experts)
     monkeypatch.setattr(kind, "forward", lambda self, x, index, weights: x * 2)
-    with pytest.raises(BadPlan, match=r"the experts of model\.layers\.0\.mlp\.experts compute otherwise"):
+    with pytest.raises(
+        BadPlan, match=r"the experts of model\.layers\.0\.mlp\.experts compute otherwise"
+    ):
         calibrated(given)

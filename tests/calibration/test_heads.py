@@ -1,4 +1,6 @@
-"""Experts whose ends differ from the merged model's: heads of their own, other rows of words, adapters in memory."""
+"""Experts whose ends differ from the merged model's: heads of their own, other rows of words,
+adapters in memory.
+"""
 
 import pytest
 import torch
@@ -36,11 +38,16 @@ def folders(given, path):
     return given | {"base": save_model(given["base"], path / "base"), "experts": experts}
 
 
-def test_towers_of_classifiers_are_merged_and_calibrated_and_their_heads_stay_with_them(given, tmp_path):
+def test_towers_of_classifiers_are_merged_and_calibrated_and_their_heads_stay_with_them(
+    given, tmp_path
+):
     towers = {task: expert.bert for task, expert in given["experts"].items()}
     said = []
     merged = merge("average", given["base"], given["experts"], progress=said.append)
-    assert same_bits(merged, merge("average", given["base"], towers)) and "classifier.weight" in said[0]
+    assert (
+        same_bits(merged, merge("average", given["base"], towers))
+        and "classifier.weight" in said[0]
+    )
     expected = calibrate(merged, **given | {"experts": towers}, settings=PAPER).model
     assert same_bits(calibrate(merged, **given, settings=PAPER).model, expected)
     lying = folders(given, tmp_path)
@@ -57,13 +64,28 @@ def test_what_repairs_scores_and_sums_over_experts_takes_their_towers(given, tmp
     base, batches = given["base"], given["batches"]
     merged = merge("average", base, towers)
     assert same_bits(*(svc(merged, base, experts) for experts in (given["experts"], towers)))
-    assert same_bits(*(prodistill(merged, base, experts, batches, epochs=1) for experts in (given["experts"], towers)))
+    assert same_bits(
+        *(
+            prodistill(merged, base, experts, batches, epochs=1)
+            for experts in (given["experts"], towers)
+        )
+    )
     assert distances(merged, given["experts"], batches) == distances(merged, towers, batches)
-    whole, bare = save_model(given["experts"]["a"], tmp_path / "whole"), save_model(towers["a"], tmp_path / "bare")
-    sums = [Statistics(statistics(folder, batches["a"], tmp_path / f"{folder.name}-sums")) for folder in (whole, bare)]
-    assert same_bits(*(merge("regmean", base, {"a": given["experts"]["a"]}, batches={"a": one}) for one in sums))
+    whole, bare = (
+        save_model(given["experts"]["a"], tmp_path / "whole"),
+        save_model(towers["a"], tmp_path / "bare"),
+    )
+    sums = [
+        Statistics(statistics(folder, batches["a"], tmp_path / f"{folder.name}-sums"))
+        for folder in (whole, bare)
+    ]
+    assert same_bits(
+        *(merge("regmean", base, {"a": given["experts"]["a"]}, batches={"a": one}) for one in sums)
+    )
     head = classifier(3, 0)
-    assert same_bits(*(merge("regmean", head, {"a": given["experts"]["a"]}, batches={"a": one}) for one in sums))
+    assert same_bits(
+        *(merge("regmean", head, {"a": given["experts"]["a"]}, batches={"a": one}) for one in sums)
+    )
 
 
 def test_of_classifiers_with_other_numbers_of_labels_the_base_s_head_is_kept(given):
@@ -71,9 +93,13 @@ def test_of_classifiers_with_other_numbers_of_labels_the_base_s_head_is_kept(giv
     merged = merge("average", base, given["experts"])
     assert torch.equal(merged.classifier.weight, base.classifier.weight)
     mean = averaged([expert.bert for expert in given["experts"].values()])
-    assert torch.equal(merged.bert.encoder.layer[1].output.dense.weight, mean.encoder.layer[1].output.dense.weight)
+    assert torch.equal(
+        merged.bert.encoder.layer[1].output.dense.weight, mean.encoder.layer[1].output.dense.weight
+    )
     result = calibrate(merged, **given | {"base": base}, settings=PAPER).model
-    assert torch.equal(result.classifier.weight, base.classifier.weight) and not same_bits(result, merged)
+    assert torch.equal(result.classifier.weight, base.classifier.weight) and not same_bits(
+        result, merged
+    )
 
 
 def test_a_base_of_another_head_lends_its_tower(given, tmp_path):
@@ -84,7 +110,12 @@ def test_a_base_of_another_head_lends_its_tower(given, tmp_path):
     save_model(masked, tmp_path / "masked")
     merge("average", lying["base"], lying["experts"], out=tmp_path / "merged")
     calibrate(tmp_path / "merged", **lying, settings=PAPER, out=tmp_path / "one")
-    calibrate(tmp_path / "merged", **lying | {"base": tmp_path / "masked"}, settings=PAPER, out=tmp_path / "other")
+    calibrate(
+        tmp_path / "merged",
+        **lying | {"base": tmp_path / "masked"},
+        settings=PAPER,
+        out=tmp_path / "other",
+    )
     assert same_bits(load_model(tmp_path / "one"), load_model(tmp_path / "other"))
 
 
@@ -92,7 +123,10 @@ def test_experts_with_classes_are_merged_on_a_masked_language_model(tmp_path):
     """As most of RoBERTa's are; the head for words is the base's, and stays it."""
     config = tf.RobertaConfig(**TEXT, max_position_embeddings=16)
     base = make(lambda: tf.RobertaForMaskedLM(config), 0, torch.float32)
-    experts = {t: make(lambda: tf.RobertaForSequenceClassification(config), i, torch.float32) for i, t in enumerate("ab", 1)}
+    experts = {
+        t: make(lambda: tf.RobertaForSequenceClassification(config), i, torch.float32)
+        for i, t in enumerate("ab", 1)
+    }
     merged = merge("average", base, experts)
     mean = averaged([expert.roberta for expert in experts.values()])
     assert same_bits(merged.roberta, mean) and same_bits(merged.lm_head.dense, base.lm_head.dense)
@@ -102,7 +136,9 @@ def test_models_of_another_tower_are_refused(given):
     roberta = make(FAMILIES["roberta"].build, 0, torch.float32)
     with pytest.raises(FeatCalError):
         merge("average", given["base"], {"a": roberta})
-    narrow = make(lambda: tf.BertModel(tf.BertConfig(**TEXT | {"intermediate_size": 48})), 0, torch.float32)
+    narrow = make(
+        lambda: tf.BertModel(tf.BertConfig(**TEXT | {"intermediate_size": 48})), 0, torch.float32
+    )
     with pytest.raises(FeatCalError, match="48"):
         calibrate(given["base"], **given | {"experts": {"a": narrow, "b": narrow}}, settings=PAPER)
 
@@ -112,13 +148,17 @@ def test_an_expert_with_further_words_is_calibrated_like_one_without(given):
     merged = averaged(list(experts.values()))
     expected = calibrate(merged, **given | {"experts": experts}, settings=PAPER).model
     experts["a"].resize_token_embeddings(TEXT["vocab_size"] + 5)
-    assert same_bits(calibrate(merged, **given | {"experts": experts}, settings=PAPER).model, expected)
+    assert same_bits(
+        calibrate(merged, **given | {"experts": experts}, settings=PAPER).model, expected
+    )
 
 
 def test_a_peft_model_in_memory_and_its_folder_are_the_expert_they_compute(given, tmp_path):
     peft = pytest.importorskip("peft")
     base = given["base"]
-    how = peft.LoraConfig(r=2, target_modules=["query", "value"], init_lora_weights=False, bias="all")
+    how = peft.LoraConfig(
+        r=2, target_modules=["query", "value"], init_lora_weights=False, bias="all"
+    )
     adapted = peft.get_peft_model(make(lambda: tf.BertModel(BERT), 0, torch.float32), how)
     plain = peft.get_peft_model(make(lambda: tf.BertModel(BERT), 0, torch.float32), how)
     peft.set_peft_model_state_dict(plain, peft.get_peft_model_state_dict(adapted))
@@ -127,7 +167,8 @@ def test_a_peft_model_in_memory_and_its_folder_are_the_expert_they_compute(given
     assert same_bits(merge("average", base, {"a": adapted}), whole)
     batches = {"a": given["batches"]["a"]}
     expected, *found = [
-        calibrate(base, base=base, experts={"a": e}, batches=batches, settings=PAPER).model for e in (whole, *forms)
+        calibrate(base, base=base, experts={"a": e}, batches=batches, settings=PAPER).model
+        for e in (whole, *forms)
     ]
     assert all(same_bits(model, expected) for model in found)
     with pytest.raises(FeatCalError, match="a LoRA adapter, not a model"):

@@ -1,4 +1,6 @@
-"""Models by name, given or streamed: one block after another, the next one read meanwhile, and models that do not fit."""
+"""Models by name, given or streamed: one block after another, the next one read meanwhile, and
+models that do not fit.
+"""
 
 import threading
 
@@ -21,7 +23,10 @@ LAYERS = "encoder.layers"
 
 def towers(folder, count, **sizes):
     """Folders of CLIP vision towers with numbers of their own, by name."""
-    return {str(i): save_model(shifted(clip(dtype=torch.float32, **sizes), i), folder / str(i)) for i in range(count)}
+    return {
+        str(i): save_model(shifted(clip(dtype=torch.float32, **sizes), i), folder / str(i))
+        for i in range(count)
+    }
 
 
 def block_bytes(held):
@@ -85,7 +90,10 @@ def test_models_that_do_not_fit_each_other_are_refused_by_name(tmp_path):
     deep = save_model(clip(dtype=torch.float32, num_hidden_layers=3), tmp_path / "deep")
     models = {"merged": Streamed(narrow), "expert 'a'": Resident(whole(narrow, "clip"))}
     require_alike(models)
-    with pytest.raises(TensorsDiffer, match=r"embeddings\.class_embedding: \[32\] in merged, but \[64\] in expert 'b'"):
+    with pytest.raises(
+        TensorsDiffer,
+        match=r"embeddings\.class_embedding: \[32\] in merged, but \[64\] in expert 'b'",
+    ):
         require_alike(models | {"expert 'b'": Streamed(wide)})
     with pytest.raises(MissingTensor, match=r"merged: no tensor named 'encoder\.layers\.2\."):
         require_alike(models | {"expert 'b'": Streamed(deep)})

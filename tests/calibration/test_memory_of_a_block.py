@@ -1,4 +1,6 @@
-"""What a block needs in float64 while it is calibrated, counted in bytes of tensors that are alive at the same time."""
+"""What a block needs in float64 while it is calibrated, counted in bytes of tensors that are alive
+at the same time.
+"""
 
 import pytest
 import torch
@@ -11,7 +13,13 @@ from featcal.core.moments import Moments
 from featcal.core.ridge import anchor, solve_ridge, task_system
 
 WIDTH = 96
-SITES = ((WIDTH, WIDTH), (WIDTH, 2 * WIDTH), (WIDTH, WIDTH), (WIDTH, 3 * WIDTH), (3 * WIDTH, WIDTH))  # (d, o) of the last block
+SITES = (
+    (WIDTH, WIDTH),
+    (WIDTH, 2 * WIDTH),
+    (WIDTH, WIDTH),
+    (WIDTH, 3 * WIDTH),
+    (3 * WIDTH, WIDTH),
+)  # (d, o) of the last block
 MOMENTS = sum(d * d + (d * o if o < d / 2 else d * d) for d, o in SITES)
 SYSTEMS = sum(d * d + d * o for d, o in SITES)
 LARGEST = max(d * o for d, o in SITES)  # a weight
@@ -30,13 +38,17 @@ class Float64Peak(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float64:
                 storage = tensor.untyped_storage()
                 self.alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes() // 8
-        self.alive = {key: (ref, size) for key, (ref, size) in self.alive.items() if not ref.expired()}
+        self.alive = {
+            key: (ref, size) for key, (ref, size) in self.alive.items() if not ref.expired()
+        }
         self.peak = max(self.peak, sum(size for _, size in self.alive.values()))
         return result
 
 
 def peak(tasks):
-    given = experiment(torch.float32, tasks, count=30, batch=15, build=lambda dtype: clip(dtype=dtype, width=WIDTH))
+    given = experiment(
+        torch.float32, tasks, count=30, batch=15, build=lambda dtype: clip(dtype=dtype, width=WIDTH)
+    )
     with Float64Peak() as counted:
         calibrate(**given, settings=PAPER)
     return counted.peak

@@ -1,4 +1,6 @@
-"""A list of modules: what it names is solved as the oracle solves it, everything else keeps the merged model's bits."""
+"""A list of modules: what it names is solved as the oracle solves it, everything else keeps the
+merged model's bits.
+"""
 
 import json
 from dataclasses import asdict, replace
@@ -24,16 +26,22 @@ LISTS = [
 
 
 @pytest.mark.parametrize(("family", "modules"), LISTS)
-def test_what_is_named_equals_the_oracle_and_the_rest_keeps_the_merged_bits(family, modules, monkeypatch):
+def test_what_is_named_equals_the_oracle_and_the_rest_keeps_the_merged_bits(
+    family, modules, monkeypatch
+):
     given = experiment(FAMILIES[family])
     without_float32(monkeypatch, given["base"])
     settings = replace(LINEARS, modules=modules)
-    expected = plain_families.calibrate(**given, settings=settings, paths=FAMILIES[family].stacks.values())
+    expected = plain_families.calibrate(
+        **given, settings=settings, paths=FAMILIES[family].stacks.values()
+    )
     found = calibrate(**given, settings=settings).model
     assert difference(found, expected) < 1e-9
     before = dict(given["merged"].named_parameters())
     changed = {name for name, p in found.named_parameters() if not torch.equal(p, before[name])}
-    assert changed == {name for name in before if name.endswith(tuple(f".{module}.weight" for module in modules))}
+    assert changed == {
+        name for name in before if name.endswith(tuple(f".{module}.weight" for module in modules))
+    }
 
 
 def test_norms_are_solved_or_not_whatever_the_list_says(monkeypatch):
@@ -51,7 +59,10 @@ def test_norms_are_solved_or_not_whatever_the_list_says(monkeypatch):
 def test_the_list_of_all_linears_gives_the_bits_of_no_list(order):
     given = experiment(FAMILIES["llama"], torch.float32)
     every = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    whole, listed = (calibrate(**given, settings=replace(PAPER, order=order, modules=m)).model for m in (None, every))
+    whole, listed = (
+        calibrate(**given, settings=replace(PAPER, order=order, modules=m)).model
+        for m in (None, every)
+    )
     assert same_bits(whole, listed)
 
 
@@ -60,25 +71,41 @@ def test_a_folder_tells_the_list_and_goes_on_only_with_the_same_one(tmp_path):
     settings = replace(LINEARS, modules=("EncDecAttention.k",))
     folder = calibrate(**given, settings=settings, out=tmp_path / "out").folder
     told = json.loads((folder / "featcal.json").read_text())
-    assert Calibration(**told["settings"]) == settings and asdict(settings)["modules"] == ("EncDecAttention.k",)
-    assert {block["conditioning"] for block in told["blocks"] if block["name"].startswith("encoder")} == {1.0}
+    assert Calibration(**told["settings"]) == settings and asdict(settings)["modules"] == (
+        "EncDecAttention.k",
+    )
+    assert {
+        block["conditioning"] for block in told["blocks"] if block["name"].startswith("encoder")
+    } == {1.0}
 
 
 def test_a_name_that_no_linear_has_is_refused_with_the_nearest_one():
     given = experiment(FAMILIES["llama"], torch.float32)
     with pytest.raises(UnknownKey, match="calibrate.modules: 'q_prj'.*did you mean 'q_proj'"):
         calibrate(**given, settings=replace(PAPER, modules=("q_prj",)))
-    with pytest.raises(UnknownKey, match="'proj' is not known"):  # a whole name, not its last letters
+    with pytest.raises(
+        UnknownKey, match="'proj' is not known"
+    ):  # a whole name, not its last letters
         calibrate(**given, settings=replace(PAPER, modules=("q_proj", "proj")))
 
 
-def test_the_command_takes_names_one_by_one_and_refuses_an_unknown_one_before_it_reads_samples(models, capsys):  # noqa: F811
-    whole, few = ([*CALIBRATE, "--dry-run", "--json", *more] for more in ([], ["--module", "q_proj", "--module", "fc1"]))
+def test_the_command_takes_names_one_by_one_and_refuses_an_unknown_one_before_it_reads_samples(
+    models, capsys
+):  # noqa: F811
+    whole, few = (
+        [*CALIBRATE, "--dry-run", "--json", *more]
+        for more in ([], ["--module", "q_proj", "--module", "fc1"])
+    )
     needed = []
     for command in (whole, few):
         assert cli.main(command) == 0
         needed.append(json.loads(capsys.readouterr().out)["needs"]["work"]["systems"])
     assert 0 < needed[1] < needed[0]
-    assert "did you mean 'q_proj'" in refused([*CALIBRATE, "--dry-run", "--module", "q_prj"], models, capsys)
+    assert "did you mean 'q_proj'" in refused(
+        [*CALIBRATE, "--dry-run", "--module", "q_prj"], models, capsys
+    )
     assert cli.main([*CALIBRATE, "--module", "q_proj", "--module", "fc1"]) == 0
-    assert json.loads((models / "new/featcal.json").read_text())["settings"]["modules"] == ["q_proj", "fc1"]
+    assert json.loads((models / "new/featcal.json").read_text())["settings"]["modules"] == [
+        "q_proj",
+        "fc1",
+    ]

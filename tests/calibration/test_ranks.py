@@ -24,7 +24,9 @@ QK, OUT = ("q_proj", "k_proj"), ("out_proj",)
 
 
 def clip():
-    return tiny.experiment(count=8)  # more tokens than features, as several processes form sums whatever there are
+    return tiny.experiment(
+        count=8
+    )  # more tokens than features, as several processes form sums whatever there are
 
 
 def t5():
@@ -32,7 +34,14 @@ def t5():
 
 
 def beyond():
-    more = {"order": "sites", "residual": 1.0, "affine": "joint", "prior": 0.1, "no_harm": True, "interpolation": "auto"}
+    more = {
+        "order": "sites",
+        "residual": 1.0,
+        "affine": "joint",
+        "prior": 0.1,
+        "no_harm": True,
+        "interpolation": "auto",
+    }
     return tiny.experiment(count=20) | {"settings": replace(tiny.PAPER, **more)}
 
 
@@ -55,23 +64,34 @@ def untouched():
 
 
 def calibrate_own(build, ranks, folder):
-    """Calibrates with the models and batches of this process's tasks alone; the tensors into a file."""
+    """Calibrates with the models and batches of this process's tasks alone; the tensors into a
+    file.
+    """
     given = build()
     for task in set(given["experts"]) - set(ranks.mine(given["experts"])):
         given["experts"][task], given["batches"][task] = Path("is not there"), untouched()
     tensors, blocks = calibrated(given)
-    save_file({name: tensor.detach().clone() for name, tensor in tensors.items()}, folder / f"{ranks.rank}.safetensors")
+    save_file(
+        {name: tensor.detach().clone() for name, tensor in tensors.items()},
+        folder / f"{ranks.rank}.safetensors",
+    )
     return blocks
 
 
 def assert_same_records(found, expected):
-    """Equal but for the last of the digits that are kept, which another order of sums may turn over."""
+    """Equal but for the last of the digits that are kept, which another order of sums may turn
+    over.
+    """
     for block, other in zip(found, expected, strict=True):
-        assert block == {key: v if isinstance(v, str) else pytest.approx(v, rel=1e-5) for key, v in other.items()}
+        assert block == {
+            key: v if isinstance(v, str) else pytest.approx(v, rel=1e-5) for key, v in other.items()
+        }
 
 
 @pytest.mark.parametrize(
-    ("build", "world"), [(clip, 3), (t5, 2), (beyond, 2), (estimated, 2)], ids=lambda value: getattr(value, "__name__", value)
+    ("build", "world"),
+    [(clip, 3), (t5, 2), (beyond, 2), (estimated, 2)],
+    ids=lambda value: getattr(value, "__name__", value),
 )
 def test_several_processes_give_the_numbers_of_one_and_agree_to_the_bit(build, world, tmp_path):
     ends = together(partial(calibrate_own, build), world, tmp_path)
@@ -80,7 +100,10 @@ def test_several_processes_give_the_numbers_of_one_and_agree_to_the_bit(build, w
     assert all(torch.equal(first[name], other[name]) for other in others for name in first)
     assert all(end == ends[0] for end in ends)
     tensors, blocks = calibrated(build())
-    assert max(float((tensor.detach() - first[name]).abs().max()) for name, tensor in tensors.items()) < 1e-12
+    assert (
+        max(float((tensor.detach() - first[name]).abs().max()) for name, tensor in tensors.items())
+        < 1e-12
+    )
     assert_same_records(ends[0]["said"], blocks)
 
 
@@ -119,14 +142,25 @@ def test_every_site_has_one_owner_whatever_the_order_and_the_loads_are_as_even_a
 
 def summed_and_shared(ranks, folder):
     """What arrives of column-major tensors: sums, and solutions of one site each."""
-    mine = torch.arange(6.0, dtype=torch.float64).reshape(2, 3).T + ranks.rank  # (3, 2), column-major
-    system = RidgeSystem(torch.eye(3, dtype=torch.float64), mine.clone(), mine[:, 0].clone(), mine[0].clone(), mine[0, 0].clone())
+    mine = (
+        torch.arange(6.0, dtype=torch.float64).reshape(2, 3).T + ranks.rank
+    )  # (3, 2), column-major
+    system = RidgeSystem(
+        torch.eye(3, dtype=torch.float64),
+        mine.clone(),
+        mine[:, 0].clone(),
+        mine[0].clone(),
+        mine[0, 0].clone(),
+    )
     norm = NormSystem(*(mine[:, 0] * (i + 1) for i in range(4)), 1.0)
     systems = ranks.summed(Systems({QK: system}, {"norm": norm}))
     sums = {"+".join(site): system.right.tolist() for site, system in systems.sites.items()}
     norms = [systems.norms["norm"].right_shift.tolist(), systems.norms["norm"].tasks]
     solved = {(QK, OUT)[ranks.rank]: Solution(mine, mine[:, 1], 2.0 + ranks.rank)}
-    shared = {"+".join(s): [r.weight.tolist(), r.bias.tolist(), r.conditioning] for s, r in ranks.shared(solved).items()}
+    shared = {
+        "+".join(s): [r.weight.tolist(), r.bias.tolist(), r.conditioning]
+        for s, r in ranks.shared(solved).items()
+    }
     return [sums, norms, shared]
 
 
@@ -134,14 +168,27 @@ def test_column_major_tensors_arrive_as_they_are(tmp_path):
     first, second = (end["said"] for end in together(summed_and_shared, 2, tmp_path))
     weight = [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
     plus = [[x + 1 for x in row] for row in weight]
-    assert first[0] == {"q_proj+k_proj": [[a + b for a, b in zip(*rows, strict=True)] for rows in zip(weight, plus, strict=True)]}
+    assert first[0] == {
+        "q_proj+k_proj": [
+            [a + b for a, b in zip(*rows, strict=True)] for rows in zip(weight, plus, strict=True)
+        ]
+    }
     assert second[0] == {}  # the site belongs to the first
     assert first[1] == second[1] == [[4.0, 12.0, 20.0], 2.0]
-    assert first[2] == second[2] == {"out_proj": [plus, [4.0, 5.0, 6.0], 3.0], "q_proj+k_proj": [weight, [3.0, 4.0, 5.0], 2.0]}
+    assert (
+        first[2]
+        == second[2]
+        == {
+            "out_proj": [plus, [4.0, 5.0, 6.0], 3.0],
+            "q_proj+k_proj": [weight, [3.0, 4.0, 5.0], 2.0],
+        }
+    )
 
 
 def written_by_two(stop, name, ranks, folder):
-    """Calibrates into a folder; where told to stop the first process dies behind its first solved block."""
+    """Calibrates into a folder; where told to stop the first process dies behind its first solved
+    block.
+    """
     if stop and ranks.first:
         keep = RunFolder.keep
 
@@ -157,12 +204,19 @@ def written_by_two(stop, name, ranks, folder):
 
 def test_several_processes_go_on_where_one_of_them_was_killed_and_write_the_same_bytes(tmp_path):
     together(partial(written_by_two, False, "whole"), 2, tmp_path)
-    assert together(partial(written_by_two, True, "out"), 2, tmp_path)[1]["error"] == "RankLostError"
+    assert (
+        together(partial(written_by_two, True, "out"), 2, tmp_path)[1]["error"] == "RankLostError"
+    )
     assert not (tmp_path / "out").exists()
     for file in tmp_path.glob("*.json"):
         file.unlink()
     first, second = together(partial(written_by_two, False, "out"), 2, tmp_path)
-    assert ["solved before" in line for line in first["said"]] == [True, False] and second["said"] == []
-    bytes_of = {name: {p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in ("whole", "out")}
+    assert ["solved before" in line for line in first["said"]] == [True, False] and second[
+        "said"
+    ] == []
+    bytes_of = {
+        name: {p.name: p.read_bytes() for p in (tmp_path / name).iterdir()}
+        for name in ("whole", "out")
+    }
     assert bytes_of["whole"] == bytes_of["out"]
     assert not list(tmp_path.glob(".*"))

@@ -1,4 +1,6 @@
-"""What ends one of several processes ends all of them, with one message; and how torchrun runs the command line."""
+"""What ends one of several processes ends all of them, with one message; and how torchrun runs the
+command line.
+"""
 
 import json
 import os
@@ -32,7 +34,9 @@ def differing(ranks, folder):
 
 
 def failing(error, ranks, folder):
-    """The second process fails in the middle of a calibration, the others go on to their next meeting."""
+    """The second process fails in the middle of a calibration, the others go on to their next
+    meeting.
+    """
     with ranks.fail_together():
         if ranks.rank == 1:
             raise error
@@ -78,7 +82,11 @@ def test_a_killed_process_ends_the_others_at_once_and_with_a_message(tmp_path):
     start = time.monotonic()
     first, second = together(killed, 2, tmp_path)
     assert time.monotonic() - start < 30
-    assert first["error"] == "RankLostError" and "ended before its time" in first["text"] and second == {}
+    assert (
+        first["error"] == "RankLostError"
+        and "ended before its time" in first["text"]
+        and second == {}
+    )
 
 
 def telling_late(work, rank, world, port, folder):
@@ -95,8 +103,13 @@ def telling_late(work, rank, world, port, folder):
         os._exit(0)
 
 
-def test_nobody_ends_before_the_mistake_is_told_because_torchrun_would_then_end_who_tells_it(tmp_path):
-    assert run(telling_late, partial(failing, RuntimeError("a fault of ours")), 2, tmp_path) == [0, 0]
+def test_nobody_ends_before_the_mistake_is_told_because_torchrun_would_then_end_who_tells_it(
+    tmp_path,
+):
+    assert run(telling_late, partial(failing, RuntimeError("a fault of ours")), 2, tmp_path) == [
+        0,
+        0,
+    ]
 
 
 def test_a_process_that_never_comes_is_not_waited_for_without_end(monkeypatch):
@@ -130,15 +143,30 @@ def test_a_mistake_on_the_command_line_is_printed_once_and_every_process_exits_w
 
 def test_torchrun_writes_the_folder_of_one_process(models, capsys):  # noqa: F811
     """Two processes of torchrun's, as a user starts them."""
-    program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "featcal.cli"]
-    done = subprocess.run([*program, *CALIBRATE], cwd=models, capture_output=True, text=True, timeout=120, check=False)
+    program = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "featcal.cli",
+    ]
+    done = subprocess.run(
+        [*program, *CALIBRATE], cwd=models, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("calibrated model: new") == 1 and done.stderr.count("vision.01") == 1
     assert cli.main([*CALIBRATE[:-1], "alone"]) == 0
     assert tree(models / "new").keys() == tree(models / "alone").keys()
     several, one = (load_file(models / name / "model.safetensors") for name in ("new", "alone"))
-    assert max(float((several[name] - one[name]).abs().max()) for name in one) < 1e-6  # float32 models
-    first, second = (json.loads((models / name / "featcal.json").read_text()) for name in ("new", "alone"))
+    assert (
+        max(float((several[name] - one[name]).abs().max()) for name in one) < 1e-6
+    )  # float32 models
+    first, second = (
+        json.loads((models / name / "featcal.json").read_text()) for name in ("new", "alone")
+    )
     assert first["settings"] == second["settings"]
     assert_same_records(first["blocks"], second["blocks"])
 

@@ -1,4 +1,6 @@
-"""A calibration that is killed and started again: it goes on after the last solved block and writes the same bytes."""
+"""A calibration that is killed and started again: it goes on after the last solved block and writes
+the same bytes.
+"""
 
 import os
 import signal
@@ -50,14 +52,18 @@ def killed_behind(monkeypatch, blocks, out, given, settings=PAPER):
 
 
 def finished(out, given, settings=PAPER, **more):
-    """Run to the end: bytes of the folder, lines of progress, and how many blocks were solved anew."""
+    """Run to the end: bytes of the folder, lines of progress, and how many blocks were solved
+    anew.
+    """
     lines = []
     result = calibrate(**given, settings=settings, out=out, progress=lines.append, **more)
     return {p.name: p.read_bytes() for p in result.folder.iterdir()}, lines
 
 
 @pytest.mark.parametrize(("blocks", "order"), [(1, "stale"), (3, "forward"), (4, "forward")])
-def test_killed_behind_any_block_and_started_again_ends_with_the_same_bytes(tmp_path, monkeypatch, blocks, order):
+def test_killed_behind_any_block_and_started_again_ends_with_the_same_bytes(
+    tmp_path, monkeypatch, blocks, order
+):
     settings = replace(PAPER, order=order)
     undisturbed, _ = finished(tmp_path / "whole", experiment(), settings)
     killed_behind(monkeypatch, blocks, tmp_path / "out", experiment(), settings)
@@ -122,7 +128,9 @@ def test_a_block_that_is_gone_when_the_result_is_written_is_one_message(tmp_path
     given = experiment()
     given["merged"] = save_model(given["merged"], tmp_path / "merged")
     whole = RunFolder.keep
-    monkeypatch.setattr(RunFolder, "keep", lambda run, name, *rest: name == "vision.02" or whole(run, name, *rest))
+    monkeypatch.setattr(
+        RunFolder, "keep", lambda run, name, *rest: name == "vision.02" or whole(run, name, *rest)
+    )
     with pytest.raises(BadFile, match=r"lost block vision\.02.*\n.*start the same run again"):
         finished(tmp_path / "out", given)
     monkeypatch.undo()
@@ -176,7 +184,14 @@ def killing_itself(_, rank, world, port, folder):
         if line.startswith("vision.01"):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    calibrate(**experiment(), settings=PAPER, out=folder / "out", work=folder / "work", host_memory=0, progress=kill)
+    calibrate(
+        **experiment(),
+        settings=PAPER,
+        out=folder / "out",
+        work=folder / "work",
+        host_memory=0,
+        progress=kill,
+    )
 
 
 def test_a_real_sigkill_leaves_what_is_needed_and_nothing_else(tmp_path):
@@ -190,7 +205,10 @@ def test_a_real_sigkill_leaves_what_is_needed_and_nothing_else(tmp_path):
 
 
 def test_two_runs_in_one_folder_are_refused(tmp_path):
-    with RunFolder(tmp_path / "work"), pytest.raises(BadSetting, match="in use by another calibration"):
+    with (
+        RunFolder(tmp_path / "work"),
+        pytest.raises(BadSetting, match="in use by another calibration"),
+    ):
         finished(tmp_path / "out", experiment(), work=tmp_path / "work")
 
 

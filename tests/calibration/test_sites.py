@@ -45,7 +45,9 @@ def test_token_weights_of_the_last_block_split_queries_from_keys_and_values():
 
 def test_equal_values_in_different_memory_are_no_shared_site():
     x = torch.ones(1, 2, 3)
-    found = shared_sites({"a": x, "b": x.clone(), "c": x}, ("a", "b", "c"), lambda name, x: torch.ones(1, 2))
+    found = shared_sites(
+        {"a": x, "b": x.clone(), "c": x}, ("a", "b", "c"), lambda name, x: torch.ones(1, 2)
+    )
     assert set(found) == {("a", "c"), ("b",)}
 
 
@@ -77,11 +79,21 @@ BEST = {"order": "sites", "residual": 1.0, "affine": "joint"}
 
 @pytest.mark.parametrize("family", ["clip_vision", "t5", "bert"])
 @pytest.mark.parametrize("more", [{}, {"sweeps": 2}, BEST], ids=["paper", "sweeps", "best"])
-def test_sites_of_few_tokens_solved_by_these_give_the_direct_forms_result(family, more, monkeypatch):
-    given = experiment(count=4) if family == "clip_vision" else families.experiment(FAMILIES[family], batch=1)
+def test_sites_of_few_tokens_solved_by_these_give_the_direct_forms_result(
+    family, more, monkeypatch
+):
+    given = (
+        experiment(count=4)
+        if family == "clip_vision"
+        else families.experiment(FAMILIES[family], batch=1)
+    )
     given["batches"] = {task: batches[:2] for task, batches in given["batches"].items()}
     solved, settings = [], replace(PAPER, **more)
-    monkeypatch.setattr(solve, "solve_kernel", lambda *a, own=solve.solve_kernel, **k: solved.append(k["site"]) or own(*a, **k))
+    monkeypatch.setattr(
+        solve,
+        "solve_kernel",
+        lambda *a, own=solve.solve_kernel, **k: solved.append(k["site"]) or own(*a, **k),
+    )
     small = calibrate(**given, settings=settings).model
     assert solved
     monkeypatch.setattr(stacks, "has_kernel_form", lambda *_: False)
@@ -89,9 +101,17 @@ def test_sites_of_few_tokens_solved_by_these_give_the_direct_forms_result(family
     assert 0 < difference(small, direct) < 1e-9
 
 
-@pytest.mark.parametrize("more", [{}, {"order": "sites"}, {"order": "sites", "residual": 1.0}, {"residual": 1.0}], ids=str)
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"order": "sites"}, {"order": "sites", "residual": 1.0}, {"residual": 1.0}],
+    ids=str,
+)
 def test_passes_that_end_where_all_is_seen_give_the_bits_of_whole_passes(more, monkeypatch):
-    given, settings, own = experiment(torch.float32, batch=2), replace(PAPER, **more), observe.watching
+    given, settings, own = (
+        experiment(torch.float32, batch=2),
+        replace(PAPER, **more),
+        observe.watching,
+    )
     left = calibrate(**given, settings=settings)
     asked = []
 

@@ -1,4 +1,6 @@
-"""Folders in, a folder out, one block of every model in memory at a time: the same numbers as with whole models in memory."""
+"""Folders in, a folder out, one block of every model in memory at a time: the same numbers as with
+whole models in memory.
+"""
 
 import json
 
@@ -34,8 +36,15 @@ def test_streamed_folders_give_the_bits_of_models_in_memory(family, tmp_path):
     given = families.experiment(FAMILIES[family], torch.float32)
     if family == "clip":  # of a folder the vision tower is calibrated
         given |= {name: given[name].vision_model for name in ("merged", "base")}
-        given |= {"experts": {task: expert.vision_model for task, expert in given["experts"].items()}}
-        given |= {"batches": {t: [{"pixel_values": b["pixel_values"]} for b in bs] for t, bs in given["batches"].items()}}
+        given |= {
+            "experts": {task: expert.vision_model for task, expert in given["experts"].items()}
+        }
+        given |= {
+            "batches": {
+                t: [{"pixel_values": b["pixel_values"]} for b in bs]
+                for t, bs in given["batches"].items()
+            }
+        }
     in_memory = calibrate(**given, settings=PAPER, held_out={})
     folders = written(given, tmp_path, lambda m, f: m.save_pretrained(f))
     streamed = calibrate(**folders, settings=PAPER, out=tmp_path / "out", held_out={})
@@ -56,7 +65,10 @@ def test_activations_on_disk_give_the_same_bits(tmp_path):
     given = written(families.experiment(FAMILIES["t5"], torch.float32), tmp_path)
     calibrate(**given, settings=PAPER, out=tmp_path / "in-memory")
     calibrate(**given, settings=PAPER, out=tmp_path / "on-disk", host_memory=0)
-    first, second = ({p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in ("in-memory", "on-disk"))
+    first, second = (
+        {p.name: p.read_bytes() for p in (tmp_path / name).iterdir()}
+        for name in ("in-memory", "on-disk")
+    )
     assert first == second
     assert not list(tmp_path.glob(".*"))
 
@@ -64,8 +76,13 @@ def test_activations_on_disk_give_the_same_bits(tmp_path):
 def test_modules_and_folders_mix(tmp_path):
     given = tiny.experiment(torch.float32)
     folders = written(given, tmp_path)
-    mixed = given | {"base": folders["base"], "experts": given["experts"] | {"dtd": folders["experts"]["dtd"]}}
-    assert same_bits(calibrate(**mixed, settings=PAPER).model, calibrate(**given, settings=PAPER).model)
+    mixed = given | {
+        "base": folders["base"],
+        "experts": given["experts"] | {"dtd": folders["experts"]["dtd"]},
+    }
+    assert same_bits(
+        calibrate(**mixed, settings=PAPER).model, calibrate(**given, settings=PAPER).model
+    )
 
 
 def test_written_folder_is_the_merged_one_with_other_numbers(tmp_path):
@@ -81,8 +98,12 @@ def test_written_folder_is_the_merged_one_with_other_numbers(tmp_path):
         "model.safetensors",
         "preprocessor_config.json",
     ]
-    assert (tmp_path / "out" / "config.json").read_bytes() == (given["merged"] / "config.json").read_bytes()
-    before, after = (load_file(folder / "model.safetensors") for folder in (given["merged"], tmp_path / "out"))
+    assert (tmp_path / "out" / "config.json").read_bytes() == (
+        given["merged"] / "config.json"
+    ).read_bytes()
+    before, after = (
+        load_file(folder / "model.safetensors") for folder in (given["merged"], tmp_path / "out")
+    )
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert before.keys() == after.keys()
     assert changed and all(name.startswith("encoder.layers.") for name in changed)
@@ -90,7 +111,12 @@ def test_written_folder_is_the_merged_one_with_other_numbers(tmp_path):
 
 def test_of_a_whole_clip_the_text_tower_comes_along_untouched(tmp_path):
     given = families.experiment(FAMILIES["clip"], torch.float32)
-    given |= {"batches": {t: [{"pixel_values": b["pixel_values"]} for b in bs] for t, bs in given["batches"].items()}}
+    given |= {
+        "batches": {
+            t: [{"pixel_values": b["pixel_values"]} for b in bs]
+            for t, bs in given["batches"].items()
+        }
+    }
     calibrate(**written(given, tmp_path), settings=PAPER, out=tmp_path / "out")
     result = transformers.CLIPModel.from_pretrained(tmp_path / "out")
     assert same_bits(result.text_model, given["merged"].text_model)
@@ -109,7 +135,10 @@ def test_published_names_of_a_tower_are_kept(tmp_path):
         old = {f"vision_model.{name}": tensor for name, tensor in tensors.items()}
         save_file(old, folder / "model.safetensors", metadata={"format": "pt"})
     calibrate(**given, settings=PAPER, out=tmp_path / "out")
-    assert all(name.startswith("vision_model.") for name in load_file(tmp_path / "out" / "model.safetensors"))
+    assert all(
+        name.startswith("vision_model.")
+        for name in load_file(tmp_path / "out" / "model.safetensors")
+    )
     assert same_bits(load_as_calibrated(tmp_path / "out"), load_as_calibrated(plain))
 
 
@@ -123,23 +152,35 @@ def test_half_precision_is_calibrated_in_float32_and_written_as_it_came(tmp_path
     assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
     wide = {name: folder if name == "batches" else folder for name, folder in folders.items()}
     exact = calibrate(**wide, settings=PAPER).model  # in memory and in float32 throughout
-    first = {name: p.bfloat16() for name, p in exact.named_parameters() if name.startswith("encoder.layers.0.")}
-    assert all(torch.equal(stored[name], value) for name, value in first.items())  # nothing was rounded before the first block
+    first = {
+        name: p.bfloat16()
+        for name, p in exact.named_parameters()
+        if name.startswith("encoder.layers.0.")
+    }
+    assert all(
+        torch.equal(stored[name], value) for name, value in first.items()
+    )  # nothing was rounded before the first block
 
 
 def test_sharded_folders_go_in(tmp_path):
     given = tiny.experiment(torch.float32)
     whole = calibrate(**given, settings=PAPER).model
-    folders = written(given, tmp_path, lambda model, folder: save_model(model, folder, limit=20_000))
+    folders = written(
+        given, tmp_path, lambda model, folder: save_model(model, folder, limit=20_000)
+    )
     assert (folders["merged"] / "model.safetensors.index.json").is_file()
     calibrate(**folders, settings=PAPER, out=tmp_path / "out")
     assert same_bits(load_as_calibrated(tmp_path / "out"), whole)
 
 
 def counted(tmp_path, monkeypatch, blocks, experts):
-    """Most bytes of parameters, and of activations, in memory at once while a folder is calibrated."""
+    """Most bytes of parameters, and of activations, in memory at once while a folder is
+    calibrated.
+    """
     tasks = tuple(f"task{i}" for i in range(experts))
-    given = tiny.experiment(torch.float32, tasks, 10, build=lambda dtype: clip(dtype=dtype, num_hidden_layers=blocks))
+    given = tiny.experiment(
+        torch.float32, tasks, 10, build=lambda dtype: clip(dtype=dtype, num_hidden_layers=blocks)
+    )
     root = tmp_path / f"{blocks}-{experts}"
     held, spools = [], []
 
@@ -150,16 +191,24 @@ def counted(tmp_path, monkeypatch, blocks, experts):
 
     monkeypatch.setattr(calibrate_module, "Spool", Seen)
     hold = calibrate_module.hold_models
-    monkeypatch.setattr(calibrate_module, "hold_models", lambda *args, **kwargs: held.append(hold(*args, **kwargs)) or held[0])
+    monkeypatch.setattr(
+        calibrate_module,
+        "hold_models",
+        lambda *args, **kwargs: held.append(hold(*args, **kwargs)) or held[0],
+    )
     calibrate(**written(given, root), settings=PAPER, out=root / "out", host_memory=4000)
     monkeypatch.undo()
     block = sum(p.nbytes for p in given["base"].encoder.layers[0].parameters())
     return held[0].ledger.peak, spools[0].host.peak, block
 
 
-def test_memory_grows_with_the_block_and_not_with_the_model_or_the_number_of_experts(tmp_path, monkeypatch):
+def test_memory_grows_with_the_block_and_not_with_the_model_or_the_number_of_experts(
+    tmp_path, monkeypatch
+):
     parameters, activations, block = counted(tmp_path, monkeypatch, blocks=4, experts=2)
-    assert parameters <= 4 * block  # the student's, the teacher's, the one read ahead; the base's while solving
+    assert (
+        parameters <= 4 * block
+    )  # the student's, the teacher's, the one read ahead; the base's while solving
     assert activations <= 4000
     for blocks, experts in ((8, 2), (4, 4)):
         assert counted(tmp_path, monkeypatch, blocks, experts) == (parameters, activations, block)

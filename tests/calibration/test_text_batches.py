@@ -1,4 +1,6 @@
-"""Texts as calibration batches: padding and the company of a batch change no weight, and a reading changes what it says."""
+"""Texts as calibration batches: padding and the company of a batch change no weight, and a reading
+changes what it says.
+"""
 
 import featcal  # noqa: F401  isort: skip - before transformers
 
@@ -18,9 +20,22 @@ from reproduction.experiments.runs import Reading
 from reproduction.suites import text_batches as batches_of
 from reproduction.suites.text_batches import plan_of_reading, text_batches
 
-WORDS = ("a cat", "the dog", "ships sail far away", "on", "one more line", "red", "two more of them", "no")
+WORDS = (
+    "a cat",
+    "the dog",
+    "ships sail far away",
+    "on",
+    "one more line",
+    "red",
+    "two more of them",
+    "no",
+)
 ANSWERS = ("yes", "no", "maybe so", "3.5")
-READINGS = [("t5", Reading(decoder="start")), ("llama", Reading()), ("llama", Reading(counted="answer"))]
+READINGS = [
+    ("t5", Reading(decoder="start")),
+    ("llama", Reading()),
+    ("llama", Reading(counted="answer")),
+]
 
 
 def taught(task):
@@ -44,21 +59,32 @@ def calibrated(base, batches, reading):
     model = load_model(base).double()
     experts = {task: shifted(model, 10 + seed) for seed, task in enumerate(batches)}
     given = {"base": model, "experts": experts, "plan": plan_of_reading(base, reading)}
-    return calibrate(averaged(list(experts.values())), batches=batches, settings=replace(PAPER, norm=False), **given).model
+    return calibrate(
+        averaged(list(experts.values())),
+        batches=batches,
+        settings=replace(PAPER, norm=False),
+        **given,
+    ).model
 
 
 def padded(batch, more):
     """Every tensor of a batch made longer on the right by tokens that do not count."""
     fill = {"labels": -100}
-    return {k: torch.nn.functional.pad(v, (0, more), value=fill.get(k, 0)) for k, v in batch.items()}
+    return {
+        k: torch.nn.functional.pad(v, (0, more), value=fill.get(k, 0)) for k, v in batch.items()
+    }
 
 
 @pytest.mark.parametrize(("kind", "reading"), READINGS)
-def test_neither_padding_nor_the_company_of_a_batch_changes_a_weight(tmp_path, texts, monkeypatch, kind, reading):
+def test_neither_padding_nor_the_company_of_a_batch_changes_a_weight(
+    tmp_path, texts, monkeypatch, kind, reading
+):
     base = folder(tmp_path / kind, kind)
     without_float32(monkeypatch, load_model(base))
     together, alone = (read(base, texts, reading, size) for size in (8, 1))
-    assert len({batch["input_ids"].shape[1] for batch in alone["a"]}) > 2  # one by one nothing is padded
+    assert (
+        len({batch["input_ids"].shape[1] for batch in alone["a"]}) > 2
+    )  # one by one nothing is padded
     expected = calibrated(base, together, reading)
     wider = {task: [padded(batch, 5) for batch in batches] for task, batches in together.items()}
     for other in (alone, wider):
@@ -69,13 +95,18 @@ def blocks(base, batches, reading):
     model = load_model(base)
     plan, settings = plan_of_reading(base, reading), replace(PAPER, norm=False)
     experts = {task: shifted(model, 1) for task in batches}
-    return calibrate(model, base=model, experts=experts, batches=batches, settings=settings, plan=plan).blocks
+    return calibrate(
+        model, base=model, experts=experts, batches=batches, settings=settings, plan=plan
+    ).blocks
 
 
 def test_what_is_read_is_what_counts(tmp_path, texts):
-    """Every byte is a token, and a text or target ends with one more; the decoder reads as many tokens as its target has."""
+    """Every byte is a token, and a text or target ends with one more; the decoder reads as many
+    tokens as its target has.
+    """
     prompts, answers = (
-        sum(len(words) for words in part) for part in zip(*((s.text, s.target) for s in taught("a")), strict=True)
+        sum(len(words) for words in part)
+        for part in zip(*((s.text, s.target) for s in taught("a")), strict=True)
     )
     t5, llama = folder(tmp_path / "t5", "t5"), folder(tmp_path / "llama", "llama")
     expected = {
@@ -94,6 +125,11 @@ def test_what_is_read_is_what_counts(tmp_path, texts):
 
 def test_the_draw_is_of_the_seed_and_takes_what_there_is(tmp_path, texts):
     base = folder(tmp_path / "t5", "t5")
-    ids = [text_batches(base, texts, "a", n, seed, 8, Reading())[0]["input_ids"] for n, seed in ((4, 1), (4, 1), (4, 2), (99, 1))]
-    assert torch.equal(ids[0], ids[1]) and not (ids[0].shape == ids[2].shape and torch.equal(ids[0], ids[2]))
+    ids = [
+        text_batches(base, texts, "a", n, seed, 8, Reading())[0]["input_ids"]
+        for n, seed in ((4, 1), (4, 1), (4, 2), (99, 1))
+    ]
+    assert torch.equal(ids[0], ids[1]) and not (
+        ids[0].shape == ids[2].shape and torch.equal(ids[0], ids[2])
+    )
     assert [len(one) for one in ids] == [4, 4, 4, 8]

@@ -1,4 +1,6 @@
-"""The command line: the whole way on tiny models, and every mistake as one message, exit code 2, nothing left half-written."""
+"""The command line: the whole way on tiny models, and every mistake as one message, exit code 2,
+nothing left half-written.
+"""
 
 import errno
 import os
@@ -29,13 +31,17 @@ def pictures(folder: Path, seed: int) -> Path:
         for name in CLASSES:
             (folder / split / name).mkdir(parents=True)
             for i in range(count):
-                Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(folder / split / name / f"{i}.png")
+                Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(
+                    folder / split / name / f"{i}.png"
+                )
     return folder
 
 
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory) -> Path:
-    """A base, two experts, their images, and a merged model; nothing in it is changed by the tests."""
+    """A base, two experts, their images, and a merged model; nothing in it is changed by the
+    tests.
+    """
     folder = tmp_path_factory.mktemp("models")
     checkpoints.clip_folder(folder / "base")
     for seed, task in enumerate(("mnist", "dtd"), start=1):
@@ -57,17 +63,34 @@ EXPERTS = ["--expert", "mnist=mnist", "--expert", "dtd=dtd"]
 MERGE = ["merge", "task_arithmetic", "--base", "base", *EXPERTS, "--out", "new"]
 DATA = ["--data", "mnist=images/mnist", "--data", "dtd=images/dtd"]
 FEW = ["--samples", "6", "--batch", "3"]
-CALIBRATE = ["calibrate", "--merged", "merged", "--base", "base", *EXPERTS, *DATA, *FEW, "--out", "new"]
+CALIBRATE = [
+    "calibrate",
+    "--merged",
+    "merged",
+    "--base",
+    "base",
+    *EXPERTS,
+    *DATA,
+    *FEW,
+    "--out",
+    "new",
+]
 EVALUATE = ["evaluate", "--model", "merged", "--clip", "base", *DATA]
 
 
 def tree(folder: Path) -> dict[str, bytes]:
     """Every file with its bytes, hidden ones too."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def refused(arguments: list[str], folder: Path, capsys) -> str:
-    """The message of a command line that must be refused, after checking that it left the folder as it was."""
+    """The message of a command line that must be refused, after checking that it left the folder as
+    it was.
+    """
     before = tree(folder)
     assert cli.main(arguments) == cli.MISTAKE
     printed = capsys.readouterr()
@@ -78,12 +101,23 @@ def refused(arguments: list[str], folder: Path, capsys) -> str:
 
 def test_merge_calibrate_evaluate_and_inspect_lead_from_folders_to_numbers(models, capsys):
     assert cli.main([*MERGE[:-1], "fused", "--scale", "0.4"]) == 0
-    base, one, two = (load_vision(models / name).state_dict()[WEIGHT] for name in ("base", "mnist", "dtd"))
-    torch.testing.assert_close(load_vision(models / "fused").state_dict()[WEIGHT], base + 0.4 * (one - base + two - base))
+    base, one, two = (
+        load_vision(models / name).state_dict()[WEIGHT] for name in ("base", "mnist", "dtd")
+    )
+    torch.testing.assert_close(
+        load_vision(models / "fused").state_dict()[WEIGHT], base + 0.4 * (one - base + two - base)
+    )
     assert cli.main(["calibrate", "--merged", "fused", *CALIBRATE[3:]]) == 0
     printed = capsys.readouterr()
-    assert "vision.01" in printed.out and "calibrated model: new" in printed.out and "drift" in printed.err
-    assert not torch.equal(load_vision(models / "new").state_dict()[WEIGHT], load_vision(models / "fused").state_dict()[WEIGHT])
+    assert (
+        "vision.01" in printed.out
+        and "calibrated model: new" in printed.out
+        and "drift" in printed.err
+    )
+    assert not torch.equal(
+        load_vision(models / "new").state_dict()[WEIGHT],
+        load_vision(models / "fused").state_dict()[WEIGHT],
+    )
     assert cli.main([*EVALUATE[:2], "new", *EVALUATE[3:]]) == 0
     assert cli.main(["inspect", "new"]) == 0
     printed = capsys.readouterr().out
@@ -91,9 +125,15 @@ def test_merge_calibrate_evaluate_and_inspect_lead_from_folders_to_numbers(model
 
 
 def test_the_readme_s_commands_and_python_run_as_they_stand_there(models):
-    """On folders named as the README names them; only the number of samples is that of the tiny data."""
+    """On folders named as the README names them; only the number of samples is that of the tiny
+    data.
+    """
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    shell = next(block for block in re.findall(r"```bash\n(.*?)```", readme, re.S) if "featcal merge" in block)
+    shell = next(
+        block
+        for block in re.findall(r"```bash\n(.*?)```", readme, re.S)
+        if "featcal merge" in block
+    )
     (python,) = re.findall(r"```python\n(.*?)```", readme, re.S)
     (models / "models").mkdir()
     for name in ("base", "mnist", "dtd"):
@@ -116,7 +156,10 @@ def test_the_cells_of_the_page_on_python_run_as_they_stand_there(models, capsys)
     said: dict = {}
     for cell in re.findall(r"```python\n(.*?)```", page, re.S):
         exec(cell.replace("samples=256", "samples=6").replace("samples=64", "samples=6"), said)
-    assert len(said["result"].blocks) == 2 and (models / "models/calibrated_here/featcal.json").is_file()
+    assert (
+        len(said["result"].blocks) == 2
+        and (models / "models/calibrated_here/featcal.json").is_file()
+    )
     assert "mnist calibrated" in capsys.readouterr().out
 
 
@@ -125,14 +168,28 @@ def test_evaluate_prints_the_share_of_images_whose_own_class_is_nearest(models, 
     from featcal.models.load import load_clip, load_tokenizer
 
     whole, tokenizer = load_clip("base"), load_tokenizer("base")
-    text = tokenizer([f"a photo of a {name}" for name in CLASSES], padding=True, return_tensors="pt")
+    text = tokenizer(
+        [f"a photo of a {name}" for name in CLASSES], padding=True, return_tensors="pt"
+    )
     right = 0
     for label, name in enumerate(CLASSES):
         opened = [Image.open(path) for path in sorted(Path("images/mnist/test", name).iterdir())]
         pixels = checkpoints.processor()(opened, return_tensors="pt")["pixel_values"]
         with torch.no_grad():
-            right += int((whole(pixel_values=pixels, **text).logits_per_image.argmax(1) == label).sum())
-    arguments = ["evaluate", "--model", "base", "--clip", "base", "--data", "mnist=images/mnist", "--template", "a photo of a {}"]
+            right += int(
+                (whole(pixel_values=pixels, **text).logits_per_image.argmax(1) == label).sum()
+            )
+    arguments = [
+        "evaluate",
+        "--model",
+        "base",
+        "--clip",
+        "base",
+        "--data",
+        "mnist=images/mnist",
+        "--template",
+        "a photo of a {}",
+    ]
     assert cli.main(arguments) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("mnist")]
     assert line.split() == ["mnist", "3", "6", f"{100 * right / 6:.2f}"]
@@ -208,7 +265,9 @@ def full_disk(monkeypatch):
     monkeypatch.setattr(Path, "write_bytes", full)
 
 
-def test_a_full_disk_leaves_the_solved_blocks_of_a_calibration(models, capsys, full_disk, monkeypatch):
+def test_a_full_disk_leaves_the_solved_blocks_of_a_calibration(
+    models, capsys, full_disk, monkeypatch
+):
     before = tree(models)
     assert cli.main(CALIBRATE) == cli.MISTAKE
     assert "no space left" in capsys.readouterr().err
@@ -224,7 +283,9 @@ def test_an_existing_folder_is_only_replaced_with_force(models, capsys, command)
     shutil.copytree("dtd", "new")
     assert "--force" in refused(COMMANDS[command], models, capsys)
     assert cli.main([*COMMANDS[command], "--force"]) == 0
-    assert not torch.equal(load_vision("new").state_dict()[WEIGHT], load_vision("dtd").state_dict()[WEIGHT])
+    assert not torch.equal(
+        load_vision("new").state_dict()[WEIGHT], load_vision("dtd").state_dict()[WEIGHT]
+    )
 
 
 @pytest.mark.parametrize("out", ["mnist", "base", ".", "images"])
@@ -245,8 +306,15 @@ def test_ctrl_c_ends_with_130_and_leaves_nothing_behind(models, capsys, monkeypa
 def test_as_a_program_help_loads_no_torch_and_a_mistake_ends_with_exit_code_2(models):
     program = Path(sys.executable).with_name("featcal")
     code = "import sys; from featcal.cli.main import main; main(['--help']); print({'torch', 'transformers'} & set(sys.modules))"
-    helped = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    helped = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert helped.stdout.endswith("set()\n") and "calibrate" in helped.stdout
-    done = subprocess.run([program, *MERGE, "--expert", "cars=missing"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [program, *MERGE, "--expert", "cars=missing"], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("featcal: missing: no such file or folder") and "Traceback" not in done.stderr
+    assert (
+        done.stderr.startswith("featcal: missing: no such file or folder")
+        and "Traceback" not in done.stderr
+    )

@@ -1,4 +1,6 @@
-"""`featcal calibrate` beyond CLIP: what a model is given is told by its class; the weights are those of the call in Python."""
+"""`featcal calibrate` beyond CLIP: what a model is given is told by its class; the weights are
+those of the call in Python.
+"""
 
 import json
 import shutil
@@ -26,7 +28,19 @@ from featcal.models.save import save_model
 COMMON = ["--ridge", "0.1", "--seed", "3", "--batch", "16", "--device", "cpu"]
 SETTINGS = featcal.Calibration(ridge=0.1, anchor_blend=2.0, interpolation=0.3)
 EXPERTS = ["--expert", "a=a", "--expert", "b=b"]
-TEXT = ["calibrate", "--base", "base", "--merged", "merged", *EXPERTS, "--out", "new", "--samples", "9", *COMMON]
+TEXT = [
+    "calibrate",
+    "--base",
+    "base",
+    "--merged",
+    "merged",
+    *EXPERTS,
+    "--out",
+    "new",
+    "--samples",
+    "9",
+    *COMMON,
+]
 ROWS = {
     "llama": [{"prompt": f"say {word}: ", "completion": word} for word in WORDS],
     "bert": [{"text": word} for word in WORDS],
@@ -35,19 +49,37 @@ ROWS = {
 
 
 def oracle(kind, rows):
-    """Batches padded by the tokenizer alone, longest first as the command orders them and cut where it ends them."""
+    """Batches padded by the tokenizer alone, longest first as the command orders them and cut where
+    it ends them.
+    """
     own, made = tokenizer(), []
-    texts = [row.get("text") or (row.get("prompt", "") + row.get("completion", "")) or row["input"] for row in rows]
+    texts = [
+        row.get("text") or (row.get("prompt", "") + row.get("completion", "")) or row["input"]
+        for row in rows
+    ]
     targets = [row.get("target", "") for row in rows]
-    order = sorted(range(len(rows)), key=lambda i: (-len(own(texts[i])["input_ids"]), -len(targets[i])))
-    read = [Tokens(own(texts[i])["input_ids"], own(targets[i])["input_ids"] if kind == "t5" else None) for i in order]
+    order = sorted(
+        range(len(rows)), key=lambda i: (-len(own(texts[i])["input_ids"]), -len(targets[i]))
+    )
+    read = [
+        Tokens(own(texts[i])["input_ids"], own(targets[i])["input_ids"] if kind == "t5" else None)
+        for i in order
+    ]
     for part in cut(read, 16, PADDED):
         chosen, order = order[: len(part)], order[len(part) :]
         batch = dict(own([texts[i] for i in chosen], padding=True, return_tensors="pt"))
         if kind == "t5":
-            labels = own(text_target=[targets[i] for i in chosen], padding=True, return_tensors="pt")
+            labels = own(
+                text_target=[targets[i] for i in chosen], padding=True, return_tensors="pt"
+            )
             batch["labels"] = labels["input_ids"].masked_fill(labels["attention_mask"] == 0, -100)
-        made.append({name: batch[name] for name in ("input_ids", "attention_mask", "labels") if name in batch})
+        made.append(
+            {
+                name: batch[name]
+                for name in ("input_ids", "attention_mask", "labels")
+                if name in batch
+            }
+        )
     return made
 
 
@@ -77,18 +109,30 @@ def test_text_models_are_calibrated_as_by_the_call_in_python(texts, kind):
     folder = texts(kind)
     assert cli.main([*TEXT, "--data", "a=a.jsonl", "--data", "b=b.jsonl"]) == 0
     experts = {"a": "a", "b": "b"}
-    batches = {name: oracle(kind, [ROWS[kind][i] for i in draw_indices(name, 9, 9, 3)]) for name in experts}
-    called = featcal.calibrate("merged", base="base", experts=experts, batches=batches, settings=SETTINGS).model
+    batches = {
+        name: oracle(kind, [ROWS[kind][i] for i in draw_indices(name, 9, 9, 3)]) for name in experts
+    }
+    called = featcal.calibrate(
+        "merged", base="base", experts=experts, batches=batches, settings=SETTINGS
+    ).model
     ours = written(folder / "new")
-    assert ours and all(torch.equal(value, called.state_dict()[name]) for name, value in ours.items())
+    assert ours and all(
+        torch.equal(value, called.state_dict()[name]) for name, value in ours.items()
+    )
     assert (folder / "new/tokenizer.json").is_file()
     getattr(tf, type(called).__name__).from_pretrained(folder / "new")
 
 
 VISIONS = {
     "vit": ("ViTImageProcessorPil", lambda: tf.ViTModel(tf.ViTConfig(**WIDE))),
-    "dinov2": ("BitImageProcessorPil", lambda: tf.Dinov2Model(tf.Dinov2Config(**VISION, mlp_ratio=2))),
-    "siglip": ("SiglipImageProcessorPil", lambda: tf.SiglipVisionModel(tf.SiglipVisionConfig(**WIDE))),
+    "dinov2": (
+        "BitImageProcessorPil",
+        lambda: tf.Dinov2Model(tf.Dinov2Config(**VISION, mlp_ratio=2)),
+    ),
+    "siglip": (
+        "SiglipImageProcessorPil",
+        lambda: tf.SiglipVisionModel(tf.SiglipVisionConfig(**WIDE)),
+    ),
 }
 SIDE = {"size": {"height": 16, "width": 16}}
 
@@ -99,14 +143,18 @@ def flat(tmp_path, monkeypatch):
 
     def ready(kind):
         processor, build = VISIONS[kind]
-        made = getattr(tf, processor)(**SIDE, **({"crop_size": SIDE["size"]} if kind == "dinov2" else {}))
+        made = getattr(tf, processor)(
+            **SIDE, **({"crop_size": SIDE["size"]} if kind == "dinov2" else {})
+        )
         for seed, name in enumerate(("base", "a", "b", "merged")):
             save_model(make(build, seed, torch.float32), tmp_path / name)
             made.save_pretrained(tmp_path / name)
         for name in "ab":
             (tmp_path / "pictures" / name).mkdir(parents=True)
             for i in range(6):
-                checkpoints.picture(size=(20, 24), seed=i).save(tmp_path / "pictures" / name / f"{i}.png")
+                checkpoints.picture(size=(20, 24), seed=i).save(
+                    tmp_path / "pictures" / name / f"{i}.png"
+                )
         monkeypatch.chdir(tmp_path)
         return tmp_path, made
 
@@ -124,10 +172,19 @@ def test_vision_models_are_calibrated_on_a_flat_folder_of_pictures(flat, kind):
     assert cli.main(["calibrate", *PICTURES[1:]]) == 0
     batches = {}
     for name in "ab":
-        opened = [Image.open(folder / f"pictures/{name}/{i}.png") for i in draw_indices(name, 6, 6, 3)]
-        batches[name] = [{"pixel_values": processor(opened, return_tensors="pt")["pixel_values"].float()}]
-    called = featcal.calibrate("merged", base="base", experts={"a": "a", "b": "b"}, batches=batches, settings=SETTINGS).model
-    assert all(torch.equal(value, called.state_dict()[name]) for name, value in written(folder / "new").items())
+        opened = [
+            Image.open(folder / f"pictures/{name}/{i}.png") for i in draw_indices(name, 6, 6, 3)
+        ]
+        batches[name] = [
+            {"pixel_values": processor(opened, return_tensors="pt")["pixel_values"].float()}
+        ]
+    called = featcal.calibrate(
+        "merged", base="base", experts={"a": "a", "b": "b"}, batches=batches, settings=SETTINGS
+    ).model
+    assert all(
+        torch.equal(value, called.state_dict()[name])
+        for name, value in written(folder / "new").items()
+    )
 
 
 def test_pictures_without_labels_calibrate_as_with_labels_however_they_lie(flat, monkeypatch):
@@ -143,16 +200,18 @@ def test_pictures_without_labels_calibrate_as_with_labels_however_they_lie(flat,
         table = {"image": [{"bytes": file.read_bytes(), "path": None} for file in files]}
         (folder / "rows" / name).mkdir(parents=True)
         with quiet():
-            datasets.Dataset.from_dict(table, features=datasets.Features({"image": datasets.Image()})).to_parquet(
-                folder / "rows" / name / "train.parquet"
-            )
+            datasets.Dataset.from_dict(
+                table, features=datasets.Features({"image": datasets.Image()})
+            ).to_parquet(folder / "rows" / name / "train.parquet")
         shutil.copytree(folder / "pictures" / name, folder / "classes" / name / "train" / "x")
     shapes = {"rows": "", "classes": "", "file": "/train.parquet"}
     for i, (shape, file) in enumerate(shapes.items()):
         place = "rows" if shape == "file" else shape
         data = [f"--data=a={place}/a{file}", f"--data=b={place}/b{file}"]
         assert cli.main([*PICTURES[: PICTURES.index("--data")], *data, "--out", f"new{i}"]) == 0
-        assert all(torch.equal(value, want[name]) for name, value in written(folder / f"new{i}").items())
+        assert all(
+            torch.equal(value, want[name]) for name, value in written(folder / f"new{i}").items()
+        )
 
 
 @pytest.mark.parametrize(
@@ -160,17 +219,39 @@ def test_pictures_without_labels_calibrate_as_with_labels_however_they_lie(flat,
     [
         (lambda f: (f / "a.jsonl").write_text('{"txt": "one"}\n' * 9), "txt"),
         (lambda f: (f / "a.jsonl").write_text('{"text": "one"}\n'), "at most 1"),
-        (lambda f: (f / "a.jsonl").write_text('{"messages": [{"role": "user", "content": "x"}]}\n' * 9), "chat template"),
-        (lambda f: [(f / name / "tokenizer.json").unlink() for name in ("base", "merged")], "tokenizer"),
+        (
+            lambda f: (f / "a.jsonl").write_text(
+                '{"messages": [{"role": "user", "content": "x"}]}\n' * 9
+            ),
+            "chat template",
+        ),
+        (
+            lambda f: [(f / name / "tokenizer.json").unlink() for name in ("base", "merged")],
+            "tokenizer",
+        ),
         (lambda f: (f / "base/tokenizer.json").write_text("{"), "tokenizer"),
-        (lambda f: (f / "base/tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["x.T", null]}}'), "auto_map"),
+        (
+            lambda f: (f / "base/tokenizer_config.json").write_text(
+                '{"auto_map": {"AutoTokenizer": ["x.T", null]}}'
+            ),
+            "auto_map",
+        ),
         (lambda f: (f / "a.jsonl").unlink(), "a.jsonl"),
-        (lambda f: (f / "a.jsonl").rename(f / "a.csv") and shutil.copy(f / "a.csv", f / "a.jsonl") and None, None),
+        (
+            lambda f: (
+                (f / "a.jsonl").rename(f / "a.csv")
+                and shutil.copy(f / "a.csv", f / "a.jsonl")
+                and None
+            ),
+            None,
+        ),
     ],
     ids=["keys", "few", "template", "no tokenizer", "garbage", "code", "missing", "fine"],
 )
 def test_text_that_cannot_be_used_is_one_message(texts, capsys, monkeypatch, change, said):
-    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether to run a checkpoint's code"))
+    monkeypatch.setattr(
+        "builtins.input", lambda *_: pytest.fail("asked whether to run a checkpoint's code")
+    )
     folder = texts("llama", template=None)
     change(folder)
     command = [*TEXT, "--data", "a=a.jsonl", "--data", "b=b.jsonl"]
@@ -180,8 +261,12 @@ def test_text_that_cannot_be_used_is_one_message(texts, capsys, monkeypatch, cha
         assert said in refused(command, folder, capsys)
 
 
-def test_a_model_that_would_need_code_from_its_folder_is_refused_without_a_question(texts, capsys, monkeypatch):
-    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether to run a checkpoint's code"))
+def test_a_model_that_would_need_code_from_its_folder_is_refused_without_a_question(
+    texts, capsys, monkeypatch
+):
+    monkeypatch.setattr(
+        "builtins.input", lambda *_: pytest.fail("asked whether to run a checkpoint's code")
+    )
     folder = texts("llama")
     config = json.loads((folder / "a/config.json").read_text())
     (folder / "a/own.py").write_text("raise SystemExit('run')")
@@ -194,18 +279,31 @@ def test_a_model_that_would_need_code_from_its_folder_is_refused_without_a_quest
     same = {"AutoConfig": "own.LlamaConfig", "AutoModelForCausalLM": "own.LlamaForCausalLM"}
     (folder / "a/config.json").write_text(json.dumps(config | {"auto_map": same}))
     assert cli.main(calibration) == 0
-    assert "a/config.json: auto_map names own.LlamaForCausalLM, which is not run" in capsys.readouterr().err
+    assert (
+        "a/config.json: auto_map names own.LlamaForCausalLM, which is not run"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_row_that_names_a_picture_outside_of_the_folder_is_refused(flat, capsys):
     folder, _ = flat("vit")
     Image.fromarray(np.zeros((16, 16, 3), np.uint8)).save(folder / "secret.png")
-    for i, path in enumerate(("../secret.png", str(folder / "secret.png"), "https://example.org/x.png")):
+    for i, path in enumerate(
+        ("../secret.png", str(folder / "secret.png"), "https://example.org/x.png")
+    ):
         (folder / f"rows{i}").mkdir()
         kind = pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()})
         rows = pyarrow.array([{"path": path, "bytes": None}] * 6, kind)
-        pyarrow.parquet.write_table(pyarrow.table({"image": rows}), folder / f"rows{i}" / "train.parquet")
-        command = [*PICTURES[: PICTURES.index("--data")], "--data", f"a=rows{i}", "--data", f"b=rows{i}"]
+        pyarrow.parquet.write_table(
+            pyarrow.table({"image": rows}), folder / f"rows{i}" / "train.parquet"
+        )
+        command = [
+            *PICTURES[: PICTURES.index("--data")],
+            "--data",
+            f"a=rows{i}",
+            "--data",
+            f"b=rows{i}",
+        ]
         assert "outside" in refused(command, folder, capsys)
 
 
@@ -213,8 +311,12 @@ def test_blocks_are_named_with_stack_and_norms_and_biases_left_out_with_switches
     """Of a model of several lists of blocks, which no class that is known tells apart."""
     folder = texts("bert")
     for seed, name in enumerate(("base", "a", "b", "merged")):
-        config = tf.DebertaConfig(**tiny.TEXT | {"vocab_size": language.VOCABULARY, "max_position_embeddings": 64})
-        save_model(make(lambda config=config: tf.DebertaModel(config), seed, torch.float32), folder / name)
+        config = tf.DebertaConfig(
+            **tiny.TEXT | {"vocab_size": language.VOCABULARY, "max_position_embeddings": 64}
+        )
+        save_model(
+            make(lambda config=config: tf.DebertaModel(config), seed, torch.float32), folder / name
+        )
         tokenizer().save_pretrained(folder / name)
     asked = [*TEXT, "--data", "a=a.jsonl", "--data", "b=b.jsonl"]
     assert "norm" in refused(asked, folder, capsys)
@@ -223,5 +325,7 @@ def test_blocks_are_named_with_stack_and_norms_and_biases_left_out_with_switches
     assert cli.main([*asked, "--no-norm", "--no-bias", "--stack", "encoder.layer"]) == 0
     before, after = written(folder / "merged"), written(folder / "new")
     moved = {name for name in before if not torch.equal(before[name], after[name])}
-    assert moved and all(name.startswith("encoder.layer.") and name.endswith("weight") for name in moved)
+    assert moved and all(
+        name.startswith("encoder.layer.") and name.endswith("weight") for name in moved
+    )
     assert not any("LayerNorm" in name for name in moved)

@@ -1,4 +1,6 @@
-"""Folders a user may give by mistake: one message that names the file and the way out, exit code 2, nothing written."""
+"""Folders a user may give by mistake: one message that names the file and the way out, exit code 2,
+nothing written.
+"""
 
 import errno
 import json
@@ -34,9 +36,15 @@ def with_config(folder: Path, **changes) -> None:
         ("calibrate", "architectures", ["CLIPVisonModel"]),
     ],
 )
-def test_a_configuration_of_which_no_model_can_be_made_is_named(models, capsys, command, name, value):  # noqa: F811
+def test_a_configuration_of_which_no_model_can_be_made_is_named(
+    models, capsys, command, name, value
+):  # noqa: F811
     with_config(models / "merged", **{name: value})
-    arguments = {"calibrate": CALIBRATE, "evaluate": [*EVALUATE, *PROMPT], "inspect": ["inspect", "merged", "--plan"]}[command]
+    arguments = {
+        "calibrate": CALIBRATE,
+        "evaluate": [*EVALUATE, *PROMPT],
+        "inspect": ["inspect", "merged", "--plan"],
+    }[command]
     assert "merged/config.json" in refused(arguments, models, capsys)
 
 
@@ -50,7 +58,9 @@ def test_a_file_given_as_a_folder_is_called_a_file(models, capsys):  # noqa: F81
     assert "names a file" in refused(["inspect", "base/config.json"], models, capsys)
 
 
-@pytest.mark.parametrize("arguments", [CALIBRATE, [*EVALUATE, *PROMPT]], ids=["calibrate", "evaluate"])
+@pytest.mark.parametrize(
+    "arguments", [CALIBRATE, [*EVALUATE, *PROMPT]], ids=["calibrate", "evaluate"]
+)
 def test_a_device_that_does_not_exist_is_not_taken_for_the_cpu(models, capsys, arguments):  # noqa: F811
     assert "--device: 'tpu'" in refused([*arguments, "--device", "tpu"], models, capsys)
 
@@ -61,7 +71,11 @@ def test_a_model_that_is_not_as_wide_as_the_clip_s_tower_is_refused(models, caps
     from featcal.models.save import save_model
 
     shutil.rmtree("merged")
-    save_model(CLIPVisionModel(CLIPVisionConfig(**{**checkpoints.VISION, "hidden_size": 64})), "merged", like="base")
+    save_model(
+        CLIPVisionModel(CLIPVisionConfig(**{**checkpoints.VISION, "hidden_size": 64})),
+        "merged",
+        like="base",
+    )
     message = refused([*EVALUATE, *PROMPT], models, capsys)
     assert "merged" in message and "64" in message and "32" in message
 
@@ -71,7 +85,9 @@ def test_a_clip_without_its_tokenizer_is_refused_rather_than_given_another_one(m
     assert "tokenizer.json" in refused([*EVALUATE, *PROMPT], models, capsys)
 
 
-def test_prompts_with_words_the_tokenizer_lacks_are_refused_because_their_accuracy_would_be_chance(models, capsys):  # noqa: F811
+def test_prompts_with_words_the_tokenizer_lacks_are_refused_because_their_accuracy_would_be_chance(
+    models, capsys
+):  # noqa: F811
     message = refused([*EVALUATE, "--template", "a doodle of a {}"], models, capsys)
     assert "a doodle of a cat" in message and "--template" in message
 
@@ -94,14 +110,18 @@ def test_a_link_to_nothing_is_refused_as_out_at_once(models, capsys, command):  
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_a_real_ctrl_c_in_the_middle_of_calibration_ends_with_130_and_the_same_command_goes_on(models, capsys, monkeypatch, sent):  # noqa: F811
+def test_a_real_ctrl_c_in_the_middle_of_calibration_ends_with_130_and_the_same_command_goes_on(
+    models, capsys, monkeypatch, sent
+):  # noqa: F811
     def told(*words, **more):
         say(*words, **more)
         if "drift" in str(words[0]):
             signal.raise_signal(sent)
 
     before, say = tree(models), terminal.progress.print
-    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background hears no Ctrl-C
+    ignored = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # what a shell starts in the background hears no Ctrl-C
     with monkeypatch.context() as patched:
         patched.setattr(terminal.progress, "print", told)
         assert cli.main(CALIBRATE) == cli.INTERRUPTED

@@ -1,4 +1,6 @@
-"""Options of `featcal calibrate` beside its numbers, what is refused before anything is read, and what is printed when."""
+"""Options of `featcal calibrate` beside its numbers, what is refused before anything is read, and
+what is printed when.
+"""
 
 import json
 import os
@@ -8,7 +10,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_cli import CALIBRATE, DATA, EVALUATE, EXPERTS, FEW, MERGE, WEIGHT, models, ready, refused, tree  # noqa: F401 - fixtures
+from test_cli import (
+    CALIBRATE,
+    DATA,
+    EVALUATE,
+    EXPERTS,
+    FEW,
+    MERGE,
+    WEIGHT,
+    models,
+    ready,
+    refused,
+    tree,
+)  # noqa: F401 - fixtures
 
 from featcal.cli import main as cli
 from featcal.cli import terminal
@@ -17,7 +31,9 @@ from tests import checkpoints
 
 
 def test_a_dry_run_checks_prints_what_is_needed_and_writes_nothing(models, capsys, monkeypatch):  # noqa: F811
-    monkeypatch.setattr("featcal.calibration.calibrate.calibrate", lambda *_, **__: pytest.fail("computed"))
+    monkeypatch.setattr(
+        "featcal.calibration.calibrate.calibrate", lambda *_, **__: pytest.fail("computed")
+    )
     before = tree(models)
     assert cli.main([*CALIBRATE, "--dry-run"]) == 0
     printed = capsys.readouterr().out
@@ -39,7 +55,9 @@ def test_a_dry_run_finds_what_a_run_would_stumble_over(models, capsys):  # noqa:
 
 def test_a_disk_without_room_is_told_before_the_work(models, capsys, monkeypatch):  # noqa: F811
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
-    monkeypatch.setattr("featcal.calibration.calibrate.calibrate", lambda *_, **__: pytest.fail("computed"))
+    monkeypatch.setattr(
+        "featcal.calibration.calibrate.calibrate", lambda *_, **__: pytest.fail("computed")
+    )
     for command in (CALIBRATE, [*CALIBRATE, "--dry-run"], [*MERGE[:-1], "elsewhere"]):
         assert "1000 B" in refused(command, models, capsys)
 
@@ -57,7 +75,11 @@ def test_a_work_folder_that_vanishes_is_one_message(models, capsys, monkeypatch)
     monkeypatch.setattr(RunFolder, "keep", gone)
     assert cli.main(CALIBRATE) == cli.MISTAKE
     said = capsys.readouterr().err
-    assert said.count("featcal:") == 1 and ".new.unfinished" in said and "start the same run again" in said
+    assert (
+        said.count("featcal:") == 1
+        and ".new.unfinished" in said
+        and "start the same run again" in said
+    )
 
 
 def test_a_log_file_tells_every_block_and_what_went_wrong(models, capsys):  # noqa: F811
@@ -89,7 +111,21 @@ def test_options_of_the_command_are_keywords_of_the_library(models, monkeypatch)
     taken = {}
 
     def calibrate(
-        merged, *, base, experts, batches, settings, out, device, progress, dtype, host_memory, work, resume, held_out, plan
+        merged,
+        *,
+        base,
+        experts,
+        batches,
+        settings,
+        out,
+        device,
+        progress,
+        dtype,
+        host_memory,
+        work,
+        resume,
+        held_out,
+        plan,
     ):
         taken.update(dtype=dtype, host_memory=host_memory, work=work, resume=resume)
         return Result(None, Path("new"), [], Cost(1.0, 0, 0, None))
@@ -97,8 +133,27 @@ def test_options_of_the_command_are_keywords_of_the_library(models, monkeypatch)
     monkeypatch.setattr(featcal, "calibrate", calibrate, raising=False)
     (models / "new").mkdir()  # where the record of the run goes
     monkeypatch.setattr("featcal.cli.calibrate.new_folder", lambda *_: None)
-    assert cli.main([*CALIBRATE, "--dtype", "bfloat16", "--host-memory", "1.5GiB", "--work", "w", "--no-resume"]) == 0
-    assert taken == {"dtype": torch.bfloat16, "host_memory": 3 * 2**29, "work": Path("w"), "resume": False}
+    assert (
+        cli.main(
+            [
+                *CALIBRATE,
+                "--dtype",
+                "bfloat16",
+                "--host-memory",
+                "1.5GiB",
+                "--work",
+                "w",
+                "--no-resume",
+            ]
+        )
+        == 0
+    )
+    assert taken == {
+        "dtype": torch.bfloat16,
+        "host_memory": 3 * 2**29,
+        "work": Path("w"),
+        "resume": False,
+    }
     assert cli.main(CALIBRATE) == 0
     assert taken == {"dtype": torch.float32, "host_memory": None, "work": None, "resume": True}
 
@@ -126,12 +181,16 @@ def test_options_of_the_command_are_keywords_of_the_library(models, monkeypatch)
         (["--data", "cars"], "name=PLACE"),
     ],
 )
-def test_a_place_or_a_value_that_cannot_be_used_is_refused_before_anything_is_read(models, capsys, more, said):  # noqa: F811
+def test_a_place_or_a_value_that_cannot_be_used_is_refused_before_anything_is_read(
+    models, capsys, more, said
+):  # noqa: F811
     assert said in refused([*CALIBRATE, *more], models, capsys)
 
 
 @pytest.mark.parametrize(
-    "command", [[*MERGE[:-1]], [*CALIBRATE[:-1]], ["convert", "base", "--out"]], ids=["merge", "calibrate", "convert"]
+    "command",
+    [[*MERGE[:-1]], [*CALIBRATE[:-1]], ["convert", "base", "--out"]],
+    ids=["merge", "calibrate", "convert"],
 )
 def test_a_folder_that_cannot_be_made_is_one_message(models, capsys, command):  # noqa: F811
     assert "/proc/x" in refused([*command, "/proc/x"], models, capsys)
@@ -149,7 +208,9 @@ def test_weights_of_whole_numbers_are_refused(models, capsys, command):  # noqa:
 
 def test_a_quantised_configuration_is_refused(models, capsys):  # noqa: F811
     path = models / "mnist/config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "gptq"}}))
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "gptq"}})
+    )
     for command in (MERGE, CALIBRATE):
         assert "mnist/config.json" in refused(command, models, capsys)
 
@@ -181,7 +242,9 @@ def test_a_processor_file_that_is_no_mapping_is_one_message(models, capsys, argu
     assert "preprocessor_config.json" in refused(arguments, models, capsys)
 
 
-def test_inspect_tells_sites_what_blocks_exchange_and_what_stays_as_it_is(models, capsys, monkeypatch):  # noqa: F811
+def test_inspect_tells_sites_what_blocks_exchange_and_what_stays_as_it_is(
+    models, capsys, monkeypatch
+):  # noqa: F811
     import language
 
     monkeypatch.setenv("COLUMNS", "200")
@@ -189,10 +252,18 @@ def test_inspect_tells_sites_what_blocks_exchange_and_what_stays_as_it_is(models
     language.folder(models / "t5", "t5")
     assert cli.main(["inspect", "t5", "--plan"]) == 0
     printed = capsys.readouterr().out
-    assert "layer.1.EncDecAttention.k, layer.1.EncDecAttention.v" in printed  # both read what the encoder puts out
-    assert "encoder_hidden_states" in printed and "encoder_decoder_position_bias" in printed and "shared.weight" in printed
+    assert (
+        "layer.1.EncDecAttention.k, layer.1.EncDecAttention.v" in printed
+    )  # both read what the encoder puts out
+    assert (
+        "encoder_hidden_states" in printed
+        and "encoder_decoder_position_bias" in printed
+        and "shared.weight" in printed
+    )
     assert cli.main(["inspect", "merged", "--plan"]) == 0
-    assert "sites of the last block" in capsys.readouterr().out  # where only the class token counts for q
+    assert (
+        "sites of the last block" in capsys.readouterr().out
+    )  # where only the class token counts for q
 
 
 def test_inspect_of_a_model_that_cannot_be_thought_through_says_so_and_goes_on(models, capsys):  # noqa: F811
@@ -208,14 +279,20 @@ def test_inspect_of_a_model_that_cannot_be_thought_through_says_so_and_goes_on(m
         "num_conv_pos_embeddings": 4,
     }
     sound = transformers.Wav2Vec2Config(
-        **sizes, conv_dim=(4,) * 2, conv_stride=(5, 2), conv_kernel=(10, 3), num_conv_pos_embedding_groups=2
+        **sizes,
+        conv_dim=(4,) * 2,
+        conv_stride=(5, 2),
+        conv_kernel=(10, 3),
+        num_conv_pos_embedding_groups=2,
     )
     save_model(transformers.Wav2Vec2Model(sound), models / "sound")
     assert cli.main(["inspect", "sound", "--plan"]) == 0
     printed = capsys.readouterr().out
     assert "sites: cannot be told" in printed and "no NaN" in printed
     few = ["--expert", "a=sound", "--data", "a=images/dtd", "--samples", "6", "--out", "new"]
-    assert "Wav2Vec2Model: it takes" in refused(["calibrate", "--merged", "sound", "--base", "sound", *few], models, capsys)
+    assert "Wav2Vec2Model: it takes" in refused(
+        ["calibrate", "--merged", "sound", "--base", "sound", *few], models, capsys
+    )
 
 
 SPEAKING = """
@@ -232,6 +309,16 @@ def test_of_several_processes_only_the_first_prints_and_each_tells_its_own_mista
     said = {}
     for rank in ("0", "1"):
         environment = os.environ | {"RANK": rank}
-        said[rank] = subprocess.run([sys.executable, "-c", SPEAKING], capture_output=True, text=True, check=True, env=environment)
-    assert "result" in said["0"].stdout and "piece  (1 of 1)" in said["0"].stderr and "featcal: mistake" in said["0"].stderr
+        said[rank] = subprocess.run(
+            [sys.executable, "-c", SPEAKING],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment,
+        )
+    assert (
+        "result" in said["0"].stdout
+        and "piece  (1 of 1)" in said["0"].stderr
+        and "featcal: mistake" in said["0"].stderr
+    )
     assert said["1"].stdout == "" and said["1"].stderr == "featcal (process 1): mistake\n"

@@ -1,4 +1,6 @@
-"""The command line where no person looks: completion, JSON, exit codes in every help, no bars and no colours."""
+"""The command line where no person looks: completion, JSON, exit codes in every help, no bars and
+no colours.
+"""
 
 import json
 
@@ -9,7 +11,14 @@ from featcal.cli import main as cli
 
 def test_every_command_that_reports_does_so_in_json_too(models, capsys):  # noqa: F811
     def told(*arguments):
-        assert cli.main([*arguments, "--json", "--quiet"][: None if arguments[0] not in ("inspect", "doctor") else -1]) == 0
+        assert (
+            cli.main(
+                [*arguments, "--json", "--quiet"][
+                    : None if arguments[0] not in ("inspect", "doctor") else -1
+                ]
+            )
+            == 0
+        )
         return json.loads(capsys.readouterr().out)
 
     assert told(*MERGE[:-1], "fused")["method"] == "task_arithmetic"
@@ -17,7 +26,9 @@ def test_every_command_that_reports_does_so_in_json_too(models, capsys):  # noqa
     plan = [part for part in CALIBRATE[:9] if part != "calibrate"]
     assert told("plan", *plan)["host_bytes"] > 0
     inspected = told("inspect", "new", "--plan")
-    assert inspected["calibration"]["stacks"][0]["blocks"] == 2 and inspected["stored_as"] == {"float32": inspected["tensors"]}
+    assert inspected["calibration"]["stacks"][0]["blocks"] == 2 and inspected["stored_as"] == {
+        "float32": inspected["tensors"]
+    }
     assert told("convert", "base", "--out", "other") == {"folder": "other", "form": "open_clip"}
     evaluated = told(*EVALUATE, "--template", "a photo of a {}")
     assert evaluated["tasks"]["mnist"]["images"] == 6 and 0 <= evaluated["average"] <= 100

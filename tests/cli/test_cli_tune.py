@@ -1,4 +1,6 @@
-"""`featcal tune` on tiny models: what it writes, the command it tells, that it goes on, and what it refuses."""
+"""`featcal tune` on tiny models: what it writes, the command it tells, that it goes on, and what it
+refuses.
+"""
 
 import json
 import shlex
@@ -24,7 +26,9 @@ def test_settings_are_written_and_the_command_it_tells_runs(models, capsys):  # 
     assert cli.main([*TUNE, "--out", "found.yaml"]) == 0
     printed = capsys.readouterr()
     kept = yaml.safe_load((models / "found.yaml").read_text())
-    assert len(kept["trials"]) == 3 and kept["settings"] == kept["trials"][kept["trial"]]["settings"]
+    assert (
+        len(kept["trials"]) == 3 and kept["settings"] == kept["trials"][kept["trial"]]["settings"]
+    )
     assert kept["trials"][kept["trial"]]["mean"] == min(one["mean"] for one in kept["trials"])
     assert kept["calibrate"] in printed.out and "trial 3 of 3" in printed.err
     assert not list(models.glob(".found*"))
@@ -42,7 +46,9 @@ def test_with_a_whole_clip_answers_are_compared_and_json_is_what_the_file_holds(
     assert features == json.loads((models / "a.json").read_text())
     assert cli.main([*TUNE, "--out", "b.json", "--json", "--clip", "base", *SPELT]) == 0
     answers = json.loads(capsys.readouterr().out)
-    assert [one["divergence"] for one in answers["trials"]] != [one["divergence"] for one in features["trials"]]
+    assert [one["divergence"] for one in answers["trials"]] != [
+        one["divergence"] for one in features["trials"]
+    ]
 
 
 def test_an_interrupted_search_goes_on_behind_the_last_trial(models, capsys, monkeypatch):  # noqa: F811
@@ -58,16 +64,32 @@ def test_an_interrupted_search_goes_on_behind_the_last_trial(models, capsys, mon
 
     monkeypatch.setattr(module, "distances", stop)
     assert cli.main([*TUNE, "--out", "a.json"]) == cli.INTERRUPTED
-    assert "the same command goes on" in capsys.readouterr().err and not (models / "a.json").exists()
+    assert (
+        "the same command goes on" in capsys.readouterr().err and not (models / "a.json").exists()
+    )
     assert cli.main([*TUNE, "--out", "a.json"]) == 0
     assert len(tried) == 4  # one, the interrupted one, and the two that were left
 
 
 def test_text_models_are_tuned_as_they_are(texts):  # noqa: F811
     folder = texts("t5")
-    data = ["--data", "a=a.jsonl", "--data", "b=b.jsonl", "--samples", "9", "--trials", "2", "--device", "cpu"]
+    data = [
+        "--data",
+        "a=a.jsonl",
+        "--data",
+        "b=b.jsonl",
+        "--samples",
+        "9",
+        "--trials",
+        "2",
+        "--device",
+        "cpu",
+    ]
     assert cli.main([*MODELS, *TEXT_EXPERTS, *data, "--out", "found.json"]) == 0
-    assert set(json.loads((folder / "found.json").read_text())["trials"][0]["divergence"]) == {"a", "b"}
+    assert set(json.loads((folder / "found.json").read_text())["trials"][0]["divergence"]) == {
+        "a",
+        "b",
+    }
 
 
 def test_base_and_experts_come_from_a_recipe_and_the_command_it_tells_reads_it_too(llamas, capsys):  # noqa: F811
@@ -75,11 +97,25 @@ def test_base_and_experts_come_from_a_recipe_and_the_command_it_tells_reads_it_t
     lora(Path("adapters/math"), Path("base"))
     merged_as_mergekit_does(recipe_of_the_page(), Path("merged"))
     recipe_of_the_page(models=[{"model": "base+adapters/math"}, {"model": "models/code"}])
-    data = ["--data", "math=math.jsonl", "--data", "code=code.jsonl", "--samples", "8", "--trials", "2", "--device", "cpu"]
+    data = [
+        "--data",
+        "math=math.jsonl",
+        "--data",
+        "code=code.jsonl",
+        "--samples",
+        "8",
+        "--trials",
+        "2",
+        "--device",
+        "cpu",
+    ]
     given = ["tune", "--recipe", "merge.yaml", "--merged", "merged", *data]
     assert cli.main([*given, "--out", "found.json"]) == 0
     found = json.loads(Path("found.json").read_text())
-    assert set(found["trials"][0]["divergence"]) == {"math", "code"} and "--recipe merge.yaml" in found["calibrate"]
+    assert (
+        set(found["trials"][0]["divergence"]) == {"math", "code"}
+        and "--recipe merge.yaml" in found["calibrate"]
+    )
     assert cli.main(shlex.split(found["calibrate"])[1:]) == 0
     assert not [path for path in Path().iterdir() if path.name.startswith(".")]
     shutil.rmtree("merged")

@@ -1,4 +1,6 @@
-"""Data sets and models of the hub by their names: the real clients in processes of their own, on a hub that tests serve."""
+"""Data sets and models of the hub by their names: the real clients in processes of their own, on a
+hub that tests serve.
+"""
 
 import functools
 import json
@@ -46,18 +48,42 @@ def served(tmp_path_factory):
 
 
 def environment(hub: HubServer) -> dict[str, str]:
-    """With the files that are downloaded beside the cache's usual folder, as who has a large disk keeps them."""
+    """With the files that are downloaded beside the cache's usual folder, as who has a large disk
+    keeps them.
+    """
     return {**hub.environment(hub.folder / "home"), "HF_HUB_CACHE": str(hub.folder / "downloaded")}
 
 
 def command(place: Path, data: str, out: Path, kind: str = "") -> list[str]:
     folders = {name: str(place / f"{kind}{name}") for name in ("base", "merged", "expert")}
-    models = ["--base", folders["base"], "--merged", folders["merged"], "--expert", f"mnist={folders['expert']}"]
-    return ["calibrate", *models, "--data", f"mnist={data}", "--samples", "6", "--batch", "3", "--out", str(out)]
+    models = [
+        "--base",
+        folders["base"],
+        "--merged",
+        folders["merged"],
+        "--expert",
+        f"mnist={folders['expert']}",
+    ]
+    return [
+        "calibrate",
+        *models,
+        "--data",
+        f"mnist={data}",
+        "--samples",
+        "6",
+        "--batch",
+        "3",
+        "--out",
+        str(out),
+    ]
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "featcal.run.json")  # seconds
+    files = (
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "featcal.run.json"
+    )  # seconds
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
@@ -73,7 +99,9 @@ LOCAL = {
 
 @pytest.fixture(scope="module")
 def calibrated(served, place, tmp_path_factory):
-    """The bytes that a client makes of a data set of the hub, and those that come of its files in a folder here."""
+    """The bytes that a client makes of a data set of the hub, and those that come of its files in a
+    folder here.
+    """
     hub, _ = served
 
     @functools.cache
@@ -82,13 +110,20 @@ def calibrated(served, place, tmp_path_factory):
         assert cli.main(command(place, str(hub.folder / LOCAL[name]), out, kind(name))) == 0
         return tree(out)
 
-    def both(client: Client, name: str, given: str = "") -> tuple[dict[str, bytes], dict[str, bytes]]:
+    def both(
+        client: Client, name: str, given: str = ""
+    ) -> tuple[dict[str, bytes], dict[str, bytes]]:
         out = tmp_path_factory.mktemp("there") / "new"
         code, said = client.ask("featcal", *command(place, given or name, out, kind(name)))
         assert code == 0, said
         there, local = tree(out), dict(here(name))
-        card = there.pop("README.md").decode()  # names the data set, which a folder here has no name for
-        assert f"- {name.split('@')[0].split(':')[0]}\n" in card and "datasets:" not in local.pop("README.md").decode()
+        card = there.pop(
+            "README.md"
+        ).decode()  # names the data set, which a folder here has no name for
+        assert (
+            f"- {name.split('@')[0].split(':')[0]}\n" in card
+            and "datasets:" not in local.pop("README.md").decode()
+        )
         return there, local
 
     return both
@@ -100,17 +135,23 @@ def kind(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def gone(served):
-    """The client that has downloaded everything once, now without its hub, and one in offline mode on the same cache."""
+    """The client that has downloaded everything once, now without its hub, and one in offline mode
+    on the same cache.
+    """
     hub, client = served
     for name in LOCAL:
         assert client.ask("open", name, "train")[0] == "opened"
     hub.stop()
-    with Client({**environment(hub), "HF_HUB_OFFLINE": "1", "HF_TOKEN": TOKEN}, hub.folder / "here") as offline:
+    with Client(
+        {**environment(hub), "HF_HUB_OFFLINE": "1", "HF_TOKEN": TOKEN}, hub.folder / "here"
+    ) as offline:
         yield {"gone": client, "offline": offline}
 
 
 @pytest.mark.parametrize("name", LOCAL)
-def test_a_data_set_of_the_hub_calibrates_to_the_bytes_of_its_files_in_a_folder(served, calibrated, name):
+def test_a_data_set_of_the_hub_calibrates_to_the_bytes_of_its_files_in_a_folder(
+    served, calibrated, name
+):
     there, here = calibrated(served[1], name)
     assert there == here
 
@@ -123,7 +164,11 @@ def test_a_data_set_of_the_hub_calibrates_to_the_bytes_of_its_files_in_a_folder(
         ("owner/digits@" + "0" * 40, [], "0: the hub has no such repository or revision"),
         ("bad/gated", [], "hf auth login"),
         ("owner/digits:medium", [], "'medium' not found. Available: ['small', 'large']"),
-        ("owner/digits@v1", ["--split", "val"], "Unknown split \"val\". Should be one of ['train', 'test']"),
+        (
+            "owner/digits@v1",
+            ["--split", "val"],
+            "Unknown split \"val\". Should be one of ['train', 'test']",
+        ),
         ("bad/labels", [], "no column 'image'; it has label"),
         ("bad/short", [], "bad/short@main: its files cannot be read"),
         ("bad/script", [], "found script.py"),
@@ -137,12 +182,22 @@ def test_what_the_hub_cannot_give_is_one_message(served, place, tmp_path, name, 
     assert "Traceback" not in complaint and not any(tmp_path.iterdir())
 
 
-def test_a_download_that_breaks_off_is_one_message_and_goes_on_where_it_was(served, place, tmp_path):
+def test_a_download_that_breaks_off_is_one_message_and_goes_on_where_it_was(
+    served, place, tmp_path
+):
     hub, client = served
     hub.cuts["train.parquet"] = 1000
     code, complaint = client.ask("featcal", *command(place, "bad/cut", tmp_path / "new"))
-    assert code == cli.MISTAKE and "bad/cut@main: not in the local Hugging Face cache, and downloading it failed" in complaint
-    assert complaint.count("featcal:") == 1 and "Traceback" not in complaint and not any(tmp_path.iterdir())
+    assert (
+        code == cli.MISTAKE
+        and "bad/cut@main: not in the local Hugging Face cache, and downloading it failed"
+        in complaint
+    )
+    assert (
+        complaint.count("featcal:") == 1
+        and "Traceback" not in complaint
+        and not any(tmp_path.iterdir())
+    )
     del hub.cuts["train.parquet"]
     assert client.ask("featcal", *command(place, "bad/cut", tmp_path / "new"))[0] == 0
     assert any(request.endswith("train.parquet bytes=1000-") for request in hub.seen)
@@ -152,12 +207,19 @@ def test_models_of_both_layouts_are_fetched_at_the_pinned_commit_and_no_pickle_i
     hub, client = served
     pins = tmp_path / "pins.json"
     clip, legacy, plain = (Path(client.ask("fetch", name, pins)[0]) for name in MODELS)
-    assert json.loads(pins.read_text())["models"] == dict(sorted(zip(MODELS, commits(hub), strict=True)))
+    assert json.loads(pins.read_text())["models"] == dict(
+        sorted(zip(MODELS, commits(hub), strict=True))
+    )
     assert [folder.name for folder in (clip, legacy, plain)] == commits(hub)
-    assert torch.equal(load_clip(clip).visual_projection.weight, checkpoints.clip().visual_projection.weight)
+    assert torch.equal(
+        load_clip(clip).visual_projection.weight, checkpoints.clip().visual_projection.weight
+    )
     want = checkpoints.vision(1).state_dict()
     for folder in (legacy, plain):
-        assert all(torch.equal(tensor, want[name]) for name, tensor in load_vision(folder).state_dict().items())
+        assert all(
+            torch.equal(tensor, want[name])
+            for name, tensor in load_vision(folder).state_dict().items()
+        )
     assert not any(".bin" in request for request in hub.seen)
 
 
@@ -167,12 +229,22 @@ def account(place, tmp_path_factory):
     folder = tmp_path_factory.mktemp("account")
     with HubServer({}, uploads=folder / "uploads") as hub:
         # git LFS, as the hub of the test knows no xet
-        with Client({**hub.environment(folder / "home"), "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN}, folder) as client:
+        with Client(
+            {**hub.environment(folder / "home"), "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN},
+            folder,
+        ) as client:
             yield hub, client
 
 
 def pushing(place: Path, out: Path, name: str) -> list[str]:
-    merging = ["merge", "average", "--base", str(place / "base"), "--expert", f"a={place / 'expert'}"]
+    merging = [
+        "merge",
+        "average",
+        "--base",
+        str(place / "base"),
+        "--expert",
+        f"a={place / 'expert'}",
+    ]
     return [*merging, "--out", str(out), "--push-to-hub", name]
 
 
@@ -218,9 +290,16 @@ def test_what_the_hub_does_not_take_is_whole_and_can_be_put_there_later(account,
 
 @pytest.mark.parametrize(
     ("how", "name"),
-    [("offline", "owner/digits:large"), ("offline", "owner/digits@v1"), ("gone", "owner/digits"), ("gone", "owner/photos")],
+    [
+        ("offline", "owner/digits:large"),
+        ("offline", "owner/digits@v1"),
+        ("gone", "owner/digits"),
+        ("gone", "owner/photos"),
+    ],
 )
-def test_without_a_connection_the_cached_commit_and_configuration_are_read_and_no_other(gone, calibrated, name, how):
+def test_without_a_connection_the_cached_commit_and_configuration_are_read_and_no_other(
+    gone, calibrated, name, how
+):
     there, here = calibrated(gone[how], name)
     assert there == here
 
@@ -232,7 +311,12 @@ def test_without_a_connection_a_cached_commit_can_be_named_itself(served, gone, 
 
 
 @pytest.mark.parametrize(
-    ("how", "name"), [("gone", "owner/none"), ("offline", "owner/digits@v2"), ("offline", "owner/digits@" + "0" * 40)]
+    ("how", "name"),
+    [
+        ("gone", "owner/none"),
+        ("offline", "owner/digits@v2"),
+        ("offline", "owner/digits@" + "0" * 40),
+    ],
 )
 def test_without_a_connection_what_is_not_cached_is_one_message(gone, place, tmp_path, name, how):
     code, complaint = gone[how].ask("featcal", *command(place, name, tmp_path / "new"))
@@ -242,9 +326,15 @@ def test_without_a_connection_what_is_not_cached_is_one_message(gone, place, tmp
 
 
 @pytest.mark.parametrize("how", ["gone", "offline"])
-def test_without_a_connection_another_configuration_is_not_taken_for_the_one_named(gone, place, tmp_path, how):
-    code, complaint = gone[how].ask("featcal", *command(place, "owner/photos:large", tmp_path / "new"))
-    assert code == cli.MISTAKE and complaint.count("featcal:") == 1 and "config 'large'" in complaint, complaint
+def test_without_a_connection_another_configuration_is_not_taken_for_the_one_named(
+    gone, place, tmp_path, how
+):
+    code, complaint = gone[how].ask(
+        "featcal", *command(place, "owner/photos:large", tmp_path / "new")
+    )
+    assert (
+        code == cli.MISTAKE and complaint.count("featcal:") == 1 and "config 'large'" in complaint
+    ), complaint
 
 
 def test_without_a_connection_a_push_is_refused_before_the_work(gone, place, tmp_path):

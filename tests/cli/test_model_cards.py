@@ -1,4 +1,6 @@
-"""Model cards of result folders: the hub's own reader takes them, licences are inherited or their conflict told."""
+"""Model cards of result folders: the hub's own reader takes them, licences are inherited or their
+conflict told.
+"""
 
 import json
 from pathlib import Path
@@ -24,9 +26,20 @@ def test_the_card_says_what_featcal_json_says_and_holds_no_path(models):  # noqa
     card = ModelCard.load(models / "new/README.md")
     assert card.data.tags == ["merge", "featcal"] and card.data.license is None
     kept = json.loads((models / "new/featcal.json").read_text())
-    assert all(f"| {block['name']} | {block['relative_drift']:.3f} |" in card.text for block in kept["blocks"])
-    assert all(f"| {one['expert']} | {one['merged']:.3f} | {one['calibrated']:.3f} |" in card.text for one in kept["drift"])
-    for said in ("λ, ridge | 0.05", "expert dtd | dtd", "fused, merged by featcal's task_arithmetic", "samples of each task | 6"):
+    assert all(
+        f"| {block['name']} | {block['relative_drift']:.3f} |" in card.text
+        for block in kept["blocks"]
+    )
+    assert all(
+        f"| {one['expert']} | {one['merged']:.3f} | {one['calibrated']:.3f} |" in card.text
+        for one in kept["drift"]
+    )
+    for said in (
+        "λ, ridge | 0.05",
+        "expert dtd | dtd",
+        "fused, merged by featcal's task_arithmetic",
+        "samples of each task | 6",
+    ):
         assert said in card.text, said
     assert "No licence is told by: base, merged model, expert dtd, expert mnist." in card.text
     assert str(models) not in card.content and "CLIPVisionModel.from_pretrained" in card.text
@@ -35,8 +48,18 @@ def test_the_card_says_what_featcal_json_says_and_holds_no_path(models):  # noqa
 def test_a_card_of_the_library_is_the_same_but_for_the_samples(models):  # noqa: F811
     import featcal
 
-    batches = {"mnist": [{"pixel_values": checkpoints.processor()(checkpoints.picture(), return_tensors="pt")["pixel_values"]}]}
-    settings = featcal.Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3, modules=("fc1",))
+    batches = {
+        "mnist": [
+            {
+                "pixel_values": checkpoints.processor()(checkpoints.picture(), return_tensors="pt")[
+                    "pixel_values"
+                ]
+            }
+        ]
+    }
+    settings = featcal.Calibration(
+        ridge=0.05, anchor_blend=2.0, interpolation=0.3, modules=("fc1",)
+    )
     how = {"experts": {"mnist": "mnist"}, "batches": batches, "settings": settings, "out": "new"}
     featcal.calibrate("merged", base="base", **how)
     text = ModelCard.load("new/README.md").text
@@ -53,36 +76,85 @@ def test_what_is_measured_stands_in_the_card_for_people_and_as_the_hubs_model_in
         capsys.readouterr()
         assert cli.main([*asked, "--split", split, "--card", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["tasks"]
-    agreement = ["compare", "--model", "it=fused", *EXPERTS, *DATA, "--samples", "4", "--skip", "0", "--card", "--json"]
+    agreement = [
+        "compare",
+        "--model",
+        "it=fused",
+        *EXPERTS,
+        *DATA,
+        "--samples",
+        "4",
+        "--skip",
+        "0",
+        "--card",
+        "--json",
+    ]
     assert cli.main(agreement) == 0
-    drift = {one["expert"]: one["relative_drift"] for one in json.loads(capsys.readouterr().out)["agreement"]}
+    drift = {
+        one["expert"]: one["relative_drift"]
+        for one in json.loads(capsys.readouterr().out)["agreement"]
+    }
     card = ModelCard.load("fused/README.md")
-    found = {(one.dataset_name, one.metric_type, one.dataset_split): one.metric_value for one in card.data.eval_results}
-    assert {key[1:] for key in found} >= {("accuracy", "test"), ("accuracy", "train"), ("cosine", "train")}
+    found = {
+        (one.dataset_name, one.metric_type, one.dataset_split): one.metric_value
+        for one in card.data.eval_results
+    }
+    assert {key[1:] for key in found} >= {
+        ("accuracy", "test"),
+        ("accuracy", "train"),
+        ("cosine", "train"),
+    }
     for task in ("mnist", "dtd"):
-        assert found[task, "accuracy", "test"] == pytest.approx(told[task]["accuracy"] / 100, abs=1e-4)
+        assert found[task, "accuracy", "test"] == pytest.approx(
+            told[task]["accuracy"] / 100, abs=1e-4
+        )
         assert found[task, "relative_drift", "train"] == pytest.approx(drift[task], rel=1e-5)
         assert card.text.count(f"| {task} | test | {told[task]['accuracy']:.2f} |") == 1
-    assert card.data.tags == ["merge", "featcal"] and "No accuracy was measured" not in card.text and "## Use" in card.text
+    assert (
+        card.data.tags == ["merge", "featcal"]
+        and "No accuracy was measured" not in card.text
+        and "## Use" in card.text
+    )
 
 
 def test_inputs_of_the_hub_are_the_base_models_of_a_merge(tmp_path):
     """As the hub's own class reads them; models of folders and of memory have no name there."""
-    cached = {name: tmp_path / f"models--{name.replace('/', '--')}/snapshots/{'5' * 40}" for name in ("a/base", "b/expert")}
+    cached = {
+        name: tmp_path / f"models--{name.replace('/', '--')}/snapshots/{'5' * 40}"
+        for name in ("a/base", "b/expert")
+    }
     for folder in cached.values():
         folder.mkdir(parents=True)
-    given = {"base": cached["a/base"], "expert x": cached["b/expert"], "merged model": tmp_path, "expert y": object()}
+    given = {
+        "base": cached["a/base"],
+        "expert x": cached["b/expert"],
+        "merged model": tmp_path,
+        "expert y": object(),
+    }
     (tmp_path / "README.md").write_text(card("A merge", given, ["merge"], {}, []))
     told = ModelCard.load(tmp_path / "README.md").data
     assert told.base_model == ["a/base", "b/expert"] and told.base_model_relation == "merge"
     (tmp_path / "README.md").write_text(card("A merge", {"base": tmp_path}, ["merge"], {}, []))
-    assert not {"base_model", "base_model_relation"} & ModelCard.load(tmp_path / "README.md").data.to_dict().keys()
+    assert (
+        not {"base_model", "base_model_relation"}
+        & ModelCard.load(tmp_path / "README.md").data.to_dict().keys()
+    )
 
 
 def test_a_licence_that_all_cards_share_is_inherited(tmp_path):
     own = "license: other\nlicense_name: mine\nlicense_link: https://example.org/terms"
-    found = inherited({"base": licence(tmp_path / "a", own), "expert x": licence(tmp_path / "b", own), "merged model": tmp_path})
-    assert found.front == {"license": "other", "license_name": "mine", "license_link": "https://example.org/terms"}
+    found = inherited(
+        {
+            "base": licence(tmp_path / "a", own),
+            "expert x": licence(tmp_path / "b", own),
+            "merged model": tmp_path,
+        }
+    )
+    assert found.front == {
+        "license": "other",
+        "license_name": "mine",
+        "license_link": "https://example.org/terms",
+    }
     assert not found.differs and found.told[-1] == "No licence is told by: merged model."
 
 
@@ -96,7 +168,10 @@ def test_licences_that_differ_are_told_and_none_is_chosen(models, capsys):  # no
     assert "different licences" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["", "# No metadata", "---\na: [\n---\n", "---\n- 1\n---\n", "---\nlicense: mit\n", "\xff"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "# No metadata", "---\na: [\n---\n", "---\n- 1\n---\n", "---\nlicense: mit\n", "\xff"],
+)
 def test_a_card_that_cannot_be_read_tells_nothing(tmp_path, text):
     (tmp_path / "README.md").write_bytes(text.encode("latin-1"))
     assert front_matter(tmp_path) == {}

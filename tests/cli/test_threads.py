@@ -9,8 +9,12 @@ import pytest
 from featcal.cli import threads
 
 
-@pytest.mark.parametrize(("told", "count"), [("150000 100000", "2"), ("max 100000", None), (None, None)])
-def test_waiting_threads_sleep_and_a_containers_share_bounds_their_number(told, count, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("told", "count"), [("150000 100000", "2"), ("max 100000", None), (None, None)]
+)
+def test_waiting_threads_sleep_and_a_containers_share_bounds_their_number(
+    told, count, tmp_path, monkeypatch
+):
     if told:
         (tmp_path / "cpu.max").write_text(told + "\n")
     monkeypatch.setattr(threads, "QUOTA", tmp_path / "cpu.max")
@@ -29,5 +33,7 @@ sys.argv[1:] = ["--version"]
 runpy.run_module("featcal.cli", run_name="__main__")
 """
     environment = {name: value for name, value in os.environ.items() if name not in threads.WAITING}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stdout.split()[-1]) == (0, "PASSIVE")

@@ -1,4 +1,6 @@
-"""The page *Use it on your model*: every command of it runs on pico models, as it stands there but for fewer samples."""
+"""The page *Use it on your model*: every command of it runs on pico models, as it stands there but
+for fewer samples.
+"""
 
 import json
 import re
@@ -35,7 +37,9 @@ def section(name: str) -> str:
 
 def commands(part: str) -> list[list[str]]:
     """The shell commands of a part of the page."""
-    lines = "\n".join(re.findall(r"```bash\n(.*?)```", part, re.S)).replace("\\\n", " ").splitlines()
+    lines = (
+        "\n".join(re.findall(r"```bash\n(.*?)```", part, re.S)).replace("\\\n", " ").splitlines()
+    )
     return [shlex.split(line) for line in lines if line.strip()]
 
 
@@ -47,7 +51,12 @@ def run(part: str, skip: int = 0) -> None:
 
 def command(arguments: list[str]) -> int:
     """One command; where it draws samples, as many as there are."""
-    return cli.main([*arguments, *(["--samples", str(SAMPLES)] if arguments[0] in ("calibrate", "tune", "plan") else [])])
+    return cli.main(
+        [
+            *arguments,
+            *(["--samples", str(SAMPLES)] if arguments[0] in ("calibrate", "tune", "plan") else []),
+        ]
+    )
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -55,7 +64,9 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def solved(calibrated: Path, merged: Path) -> set[str]:
-    """The tensors that calibration changed; all of them are there, and the card and the record of the run besides."""
+    """The tensors that calibration changed; all of them are there, and the card and the record of
+    the run besides.
+    """
     after, before = tensors(calibrated), tensors(merged)
     assert after.keys() == before.keys()
     metadata = ModelCard.load(calibrated / "README.md").data
@@ -71,7 +82,10 @@ def fine_tuned(base: Path, out: Path, seed: int) -> Path:
 
 def texts(folder: Path, name: str, pairs: bool = False) -> None:
     rows = [f"{language.WORDS[i % len(language.WORDS)]} {i}" for i in range(SAMPLES)]
-    made = [{"input": f"{name}: {row}", "target": row[:5]} if pairs else {"text": f"{name} {row}"} for row in rows]
+    made = [
+        {"input": f"{name}: {row}", "target": row[:5]} if pairs else {"text": f"{name} {row}"}
+        for row in rows
+    ]
     language.jsonl(folder / f"{name}.jsonl", made)
 
 
@@ -81,7 +95,9 @@ def pictures(folder: Path, seed: int) -> None:
     for split, name, count in (("train", "cat", SAMPLES), ("test", "cat", 1), ("test", "dog", 1)):
         (folder / split / name).mkdir(parents=True)
         for i in range(count):
-            Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(folder / split / name / f"{i:03d}.png")
+            Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(
+                folder / split / name / f"{i:03d}.png"
+            )
 
 
 @pytest.fixture
@@ -99,8 +115,13 @@ def merged_as_mergekit_does(recipe: Path, out: Path) -> None:
     """Task arithmetic written out, with the recipe beside the result as mergekit leaves it."""
     content = yaml.safe_load(recipe.read_text())
     base = tensors(Path(content["base_model"]))
-    experts = [(tensors(Path(entry["model"])), entry["parameters"]["weight"]) for entry in content["models"]]
-    state = {name: value + sum(w * (e[name] - value) for e, w in experts) for name, value in base.items()}
+    experts = [
+        (tensors(Path(entry["model"])), entry["parameters"]["weight"])
+        for entry in content["models"]
+    ]
+    state = {
+        name: value + sum(w * (e[name] - value) for e, w in experts) for name, value in base.items()
+    }
     shutil.copytree(content["base_model"], out)
     save_file(state, out / "model.safetensors", metadata={"format": "pt"})
     shutil.copyfile(recipe, out / "mergekit_config.yml")
@@ -108,29 +129,49 @@ def merged_as_mergekit_does(recipe: Path, out: Path) -> None:
 
 def recipe_of_the_page(**changes) -> Path:
     (written,) = re.findall(r"```yaml\n(.*?)```", section("use-mergekit"), re.S)
-    Path("merge.yaml").write_text(yaml.safe_dump(yaml.safe_load(written) | changes) if changes else written)
+    Path("merge.yaml").write_text(
+        yaml.safe_dump(yaml.safe_load(written) | changes) if changes else written
+    )
     return Path("merge.yaml")
 
 
 def test_a_merge_in_mergekit_s_layout_is_calibrated_by_its_recipe(llamas, capsys):
-    """The same as with base and experts named one by one; the recipe is found in the merged folder, too."""
+    """The same as with base and experts named one by one; the recipe is found in the merged folder,
+    too.
+    """
     merged_as_mergekit_does(recipe_of_the_page(), Path("merged"))
     part = section("use-mergekit")
     assert commands(part)[0] == ["mergekit-yaml", "merge.yaml", "merged"]
     run(part, skip=1)
     assert {name.split(".")[1] for name in solved(Path("calibrated"), Path("merged"))} == {"layers"}
     by_recipe = tensors(Path("calibrated"))
-    named = ["--base", "base", "--expert", "math=models/math", "--expert", "code=models/code", "--merged", "merged"]
+    named = [
+        "--base",
+        "base",
+        "--expert",
+        "math=models/math",
+        "--expert",
+        "code=models/code",
+        "--merged",
+        "merged",
+    ]
     data = ["--data", "math=math.jsonl", "--data", "code=code.jsonl", "--out", "named", "--quiet"]
     assert command(["calibrate", *named, *data]) == 0
-    assert all(torch.equal(value, by_recipe[name]) for name, value in tensors(Path("named")).items())
-    for name, value in tensors(Path("merged")).items():  # featcal merge --recipe gives what the recipe says
+    assert all(
+        torch.equal(value, by_recipe[name]) for name, value in tensors(Path("named")).items()
+    )
+    for name, value in tensors(
+        Path("merged")
+    ).items():  # featcal merge --recipe gives what the recipe says
         torch.testing.assert_close(tensors(Path("merged_here"))[name], value, rtol=0, atol=1e-6)
     assert "mergekit's task_arithmetic" in Path("calibrated/README.md").read_text()
     capsys.readouterr()
     run(PAGE.split("(use-mergekit)=")[0])
     printed = capsys.readouterr()
-    assert "merged by mergekit: task_arithmetic" in printed.out and "\x1b" not in printed.out + printed.err
+    assert (
+        "merged by mergekit: task_arithmetic" in printed.out
+        and "\x1b" not in printed.out + printed.err
+    )
 
 
 def test_a_merge_of_mergekit_itself_is_calibrated_by_the_recipe_it_leaves(llamas, monkeypatch):
@@ -139,18 +180,29 @@ def test_a_merge_of_mergekit_itself_is_calibrated_by_the_recipe_it_leaves(llamas
     from mergekit.options import MergeOptions
 
     written = recipe_of_the_page().read_text()
-    monkeypatch.setattr("mergekit.card.is_hf", lambda path: False)  # for its card it asks the hub about every path
+    monkeypatch.setattr(
+        "mergekit.card.is_hf", lambda path: False
+    )  # for its card it asks the hub about every path
     how = MergeOptions(quiet=True)
-    merging.run_merge(MergeConfiguration.model_validate(yaml.safe_load(written)), "merged", how, config_source=written)
+    merging.run_merge(
+        MergeConfiguration.model_validate(yaml.safe_load(written)),
+        "merged",
+        how,
+        config_source=written,
+    )
     assert cli.main(["merge", "--recipe", "merge.yaml", "--out", "merged_here"]) == 0
     for name, value in tensors(Path("merged")).items():
         torch.testing.assert_close(tensors(Path("merged_here"))[name], value, rtol=0, atol=1e-6)
-    (by_itself,) = [words[1:-1] for words in commands(section("use-mergekit")) if words[-1] == "--force"]
+    (by_itself,) = [
+        words[1:-1] for words in commands(section("use-mergekit")) if words[-1] == "--force"
+    ]
     assert "--recipe" not in by_itself and command(by_itself) == 0
     assert solved(Path("calibrated"), Path("merged"))
 
 
-def test_a_union_of_the_words_of_experts_that_mergekit_made_is_calibrated_and_keeps_their_rows(llamas, monkeypatch, capsys):
+def test_a_union_of_the_words_of_experts_that_mergekit_made_is_calibrated_and_keeps_their_rows(
+    llamas, monkeypatch, capsys
+):
     merging = pytest.importorskip("mergekit.merge")
     from mergekit.config import MergeConfiguration
     from mergekit.options import MergeOptions
@@ -164,21 +216,56 @@ def test_a_union_of_the_words_of_experts_that_mergekit_made_is_calibrated_and_ke
     wider = [{"model": f"wider/{name}", "parameters": {"weight": 0.4}} for name in ("math", "code")]
     written = recipe_of_the_page(tokenizer_source="union", models=wider).read_text()
     how = MergeOptions(quiet=True, write_model_card=False)
-    merging.run_merge(MergeConfiguration.model_validate(yaml.safe_load(written)), "merged", how, config_source=written)
+    merging.run_merge(
+        MergeConfiguration.model_validate(yaml.safe_load(written)),
+        "merged",
+        how,
+        config_source=written,
+    )
     experts = ["--expert", "math=wider/math", "--expert", "code=wider/code"]
     data = ["--data", "math=math.jsonl", "--data", "code=code.jsonl"]
-    assert command(["calibrate", "--recipe", "merge.yaml", "--merged", "merged", *data, "--out", "calibrated"]) == 0
+    assert (
+        command(
+            [
+                "calibrate",
+                "--recipe",
+                "merge.yaml",
+                "--merged",
+                "merged",
+                *data,
+                "--out",
+                "calibrated",
+            ]
+        )
+        == 0
+    )
     assert "base 259" in capsys.readouterr().err
     assert {name.split(".")[1] for name in solved(Path("calibrated"), Path("merged"))} == {"layers"}
     model, tokenizer = load_model("calibrated"), AutoTokenizer.from_pretrained("calibrated")
     ids = tokenizer("<think><fim><eot>", return_tensors="pt").input_ids
-    assert len(tokenizer) == 262 and set(ids[0].tolist()) >= {259, 260, 261} and model(ids).logits.shape[-1] == 262
-    compared = ["compare", "--model", "merged=merged", *experts, *data, "--samples", str(SAMPLES), "--skip", "0"]
+    assert (
+        len(tokenizer) == 262
+        and set(ids[0].tolist()) >= {259, 260, 261}
+        and model(ids).logits.shape[-1] == 262
+    )
+    compared = [
+        "compare",
+        "--model",
+        "merged=merged",
+        *experts,
+        *data,
+        "--samples",
+        str(SAMPLES),
+        "--skip",
+        "0",
+    ]
     assert cli.main(compared) == cli.MISTAKE  # in whose words?
     assert "--base" in capsys.readouterr().err and cli.main([*compared, "--base", "base"]) == 0
 
 
-def test_vision_experts_as_fusionbench_has_them_are_merged_calibrated_and_evaluated(tmp_path, monkeypatch, capsys):
+def test_vision_experts_as_fusionbench_has_them_are_merged_calibrated_and_evaluated(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     checkpoints.clip_folder(Path("clip"))
     for seed, name in enumerate(("mnist", "dtd"), start=1):
@@ -186,13 +273,22 @@ def test_vision_experts_as_fusionbench_has_them_are_merged_calibrated_and_evalua
         pictures(Path("images") / name, seed)
     run(section("use-clip"))
     assert all(
-        name.startswith(("encoder.layers", "vision_model.encoder.layers")) for name in solved(Path("calibrated"), Path("merged"))
+        name.startswith(("encoder.layers", "vision_model.encoder.layers"))
+        for name in solved(Path("calibrated"), Path("merged"))
     )
     told = capsys.readouterr().out
-    assert 0 <= json.loads(told[told.index("{\n") :][told[told.index("{\n") :].index('{\n  "model"') :])["average"] <= 100
+    assert (
+        0
+        <= json.loads(told[told.index("{\n") :][told[told.index("{\n") :].index('{\n  "model"') :])[
+            "average"
+        ]
+        <= 100
+    )
 
 
-def test_an_open_clip_checkpoint_is_converted_calibrated_and_converted_back_without_loss(tmp_path, monkeypatch):
+def test_an_open_clip_checkpoint_is_converted_calibrated_and_converted_back_without_loss(
+    tmp_path, monkeypatch
+):
     open_clip = pytest.importorskip("open_clip")
     from open_clip_models import folder_of, theirs
 
@@ -202,13 +298,21 @@ def test_an_open_clip_checkpoint_is_converted_calibrated_and_converted_back_with
     for seed, name in enumerate(("mnist", "dtd")):
         pictures(Path("images") / name, seed)
     run(section("use-open-clip"))
-    assert all(name.startswith("vision_model.encoder.layers") for name in solved(Path("calibrated"), Path("merged")))
+    assert all(
+        name.startswith("vision_model.encoder.layers")
+        for name in solved(Path("calibrated"), Path("merged"))
+    )
     assert cli.main(["convert", "open_clip/calibrated", "--out", "again"]) == 0
     ours, again = tensors(Path("calibrated")), tensors(Path("again"))
-    assert ours.keys() == again.keys() and all(torch.equal(ours[name], value) for name, value in again.items())
+    assert ours.keys() == again.keys() and all(
+        torch.equal(ours[name], value) for name, value in again.items()
+    )
     model = open_clip.create_model("local-dir:open_clip/calibrated").eval()
     x = torch.rand(2, 3, 32, 32)
-    theirs_, ours_ = model.encode_image(x), load_model("calibrated").get_image_features(pixel_values=x).pooler_output
+    theirs_, ours_ = (
+        model.encode_image(x),
+        load_model("calibrated").get_image_features(pixel_values=x).pooler_output,
+    )
     torch.testing.assert_close(theirs_, ours_, rtol=0, atol=1e-5)
 
 
@@ -223,7 +327,9 @@ def lora(folder: Path, base: Path, seed: int = 3) -> Path:
             state[f"{path}.lora_B.weight"] = torch.randn(weight.shape[0], 2, generator=g) * 0.2
     folder.mkdir(parents=True)
     save_file(state, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    (folder / "adapter_config.json").write_text(json.dumps(CONFIG | {"target_modules": ["q_proj"], "r": 2, "lora_alpha": 4}))
+    (folder / "adapter_config.json").write_text(
+        json.dumps(CONFIG | {"target_modules": ["q_proj"], "r": 2, "lora_alpha": 4})
+    )
     return folder
 
 
@@ -235,11 +341,37 @@ def test_a_lora_is_an_expert_and_equals_the_model_it_makes(llamas):
     state, added = tensors(Path("base")), load_file("adapters/math/adapter_model.safetensors")
     for name in [name for name in state if name.endswith("q_proj.weight")]:
         path = f"base_model.model.{name.removesuffix('.weight')}"
-        state[name] = state[name] + 2 * added[f"{path}.lora_B.weight"] @ added[f"{path}.lora_A.weight"]
+        state[name] = (
+            state[name] + 2 * added[f"{path}.lora_B.weight"] @ added[f"{path}.lora_A.weight"]
+        )
     shutil.copytree("base", "whole")
     save_file(state, "whole/model.safetensors", metadata={"format": "pt"})
-    data = ["--merged", "merged", "--data", "math=math.jsonl", "--data", "code=code.jsonl", "--quiet", "--out"]
-    assert command(["calibrate", "--base", "base", "--expert", "math=whole", "--expert", "code=models/code", *data, "again"]) == 0
+    data = [
+        "--merged",
+        "merged",
+        "--data",
+        "math=math.jsonl",
+        "--data",
+        "code=code.jsonl",
+        "--quiet",
+        "--out",
+    ]
+    assert (
+        command(
+            [
+                "calibrate",
+                "--base",
+                "base",
+                "--expert",
+                "math=whole",
+                "--expert",
+                "code=models/code",
+                *data,
+                "again",
+            ]
+        )
+        == 0
+    )
     recipe_of_the_page(models=[{"model": "base+adapters/math"}, {"model": "models/code"}])
     assert command(["calibrate", "--recipe", "merge.yaml", *data, "third"]) == 0
     for other in ("again", "third"):
@@ -249,10 +381,22 @@ def test_a_lora_is_an_expert_and_equals_the_model_it_makes(llamas):
 
 
 def test_an_interrupted_run_with_a_lora_goes_on_where_it_was(llamas, monkeypatch):
-    """The model made of the adapter is made again with the same bytes and dates, so that solved blocks are taken over."""
+    """The model made of the adapter is made again with the same bytes and dates, so that solved
+    blocks are taken over.
+    """
     lora(Path("adapters/math"), Path("base"))
     shutil.copytree("models/code", "merged")
-    data = ["--merged", "merged", "--data", "math=math.jsonl", "--data", "code=code.jsonl", "--base", "base", "--expert"]
+    data = [
+        "--merged",
+        "merged",
+        "--data",
+        "math=math.jsonl",
+        "--data",
+        "code=code.jsonl",
+        "--base",
+        "base",
+        "--expert",
+    ]
     run_ = ["calibrate", *data, "math=adapters/math", "--expert", "code=models/code", "--out"]
     assert command([*run_, "whole"]) == 0
     printed, show = [], terminal.progress.print
@@ -268,7 +412,9 @@ def test_an_interrupted_run_with_a_lora_goes_on_where_it_was(llamas, monkeypatch
     assert Path(".new.unfinished/experts/math/config.json").is_file() and not Path("new").exists()
     printed[:] = [""] * 9
     assert command([*run_, "new"]) == 0
-    assert Path("new/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
+    assert (
+        Path("new/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
+    )
     assert any("solved before" in line for line in printed), printed
     assert not [path for path in Path().iterdir() if path.name.startswith(".")]
 
@@ -280,4 +426,7 @@ def test_a_t5_is_calibrated_in_both_stacks(tmp_path, monkeypatch):
         fine_tuned(Path("base"), Path("models") / name, seed)
         texts(Path(), name, pairs=True)
     run(section("use-t5"))
-    assert {name.split(".")[0] for name in solved(Path("calibrated"), Path("merged"))} == {"encoder", "decoder"}
+    assert {name.split(".")[0] for name in solved(Path("calibrated"), Path("merged"))} == {
+        "encoder",
+        "decoder",
+    }

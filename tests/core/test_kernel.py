@@ -1,4 +1,6 @@
-"""The small side of the system against least squares on stacked rows and against the direct form."""
+"""The small side of the system against least squares on stacked rows and against the direct
+form.
+"""
 
 import numpy as np
 import pytest
@@ -57,7 +59,10 @@ def single(tasks):
 
 @pytest.mark.parametrize("ridge", [0.05, 1e-3, 1e-5])
 def test_float32_features_cost_less_than_a_millionth_of_the_step(ridge):
-    tasks, (A, a) = single([task(seed, n=20, d=96, o=24) for seed in range(3)]), (t.float() for t in task(99, d=96, o=24)[3:])
+    tasks, (A, a) = (
+        single([task(seed, n=20, d=96, o=24) for seed in range(3)]),
+        (t.float() for t in task(99, d=96, o=24)[3:]),
+    )
     A = tasks[0][3] + 0.1 * A  # near the experts, as an anchor is
     tasks = [(x, y, w, tasks[0][3] + 0.1 * W, b) for x, y, w, W, b in tasks]
     A, a, exact = A.double(), a.double(), [tuple(part.double() for part in each) for each in tasks]
@@ -68,7 +73,12 @@ def test_float32_features_cost_less_than_a_millionth_of_the_step(ridge):
 def test_tokens_without_weight_and_tasks_without_tokens_add_nothing():
     x, y, w, W, b = task(4, n=5)
     none = [(x, y, 0 * w, W, b)]
-    padded = [tuple(torch.cat([part, other]) for part, other in zip(FEW[0][:3], (x, y, 0 * w), strict=True)) + FEW[0][3:]]
+    padded = [
+        tuple(
+            torch.cat([part, other]) for part, other in zip(FEW[0][:3], (x, y, 0 * w), strict=True)
+        )
+        + FEW[0][3:]
+    ]
     expected, found = kernel(FEW[:1], *ANCHORS), kernel(padded + none, *ANCHORS)
     assert torch.equal(found.weight, expected.weight) and torch.equal(found.bias, expected.bias)
     nothing = kernel(none, *ANCHORS)

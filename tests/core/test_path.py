@@ -1,4 +1,6 @@
-"""The λ path of one linear against a direct solution at every λ, and its gains against sums over the rows themselves."""
+"""The λ path of one linear against a direct solution at every λ, and its gains against sums over
+the rows themselves.
+"""
 
 import pytest
 import torch
@@ -14,7 +16,9 @@ RIDGES = (1e-6, 1e-3, 0.05, 1.0, 100.0)
 
 def anchors():
     g = seeded(7)
-    return torch.randn(OUTPUTS, INPUTS, generator=g, dtype=torch.float64), torch.randn(OUTPUTS, generator=g, dtype=torch.float64)
+    return torch.randn(OUTPUTS, INPUTS, generator=g, dtype=torch.float64), torch.randn(
+        OUTPUTS, generator=g, dtype=torch.float64
+    )
 
 
 @pytest.mark.parametrize("folded", [False, True])
@@ -23,7 +27,10 @@ def test_the_path_is_the_direct_solution_at_every_ridge(folded):
     path = ridge_path(system(tasks, folded=folded), A)
     for ridge in RIDGES:
         torch.testing.assert_close(
-            path.weight(ridge), solve_ridge(system(tasks, folded=folded), A, a, ridge).weight, rtol=1e-9, atol=1e-9
+            path.weight(ridge),
+            solve_ridge(system(tasks, folded=folded), A, a, ridge).weight,
+            rtol=1e-9,
+            atol=1e-9,
         )
 
 
@@ -31,16 +38,24 @@ def test_fewer_rows_than_inputs_leave_the_path_as_near_to_the_solution():
     tasks, (A, a) = [task(1, n=5)], anchors()
     for ridge in RIDGES:
         direct = solve_ridge(system(tasks), A, a, ridge).weight
-        torch.testing.assert_close(ridge_path(system(tasks), A).weight(ridge), direct, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            ridge_path(system(tasks), A).weight(ridge), direct, rtol=1e-9, atol=1e-9
+        )
 
 
 def test_gains_are_the_loss_at_the_anchor_less_the_loss_at_the_weight_on_the_rows_held_out():
-    seen, apart, (A, _) = [task(seed) for seed in range(2)], [task(20 + seed, n=30) for seed in range(2)], anchors()
+    seen, apart, (A, _) = (
+        [task(seed) for seed in range(2)],
+        [task(20 + seed, n=30) for seed in range(2)],
+        anchors(),
+    )
 
     def loss(W):
         total = 0
         for x, y, w, W_exp, _ in apart:
-            omega = 1 / (moments(x, x, w).G.triu() + moments(x, x, w).G.triu(1).T).div(w.sum()).norm()
+            omega = (
+                1 / (moments(x, x, w).G.triu() + moments(x, x, w).G.triu(1).T).div(w.sum()).norm()
+            )
             target = 0.3 * y + 0.7 * x
             total += omega * (w[:, None] * (x @ W.T - target @ W_exp.T) ** 2).sum() / w.sum()
         return total

@@ -16,7 +16,9 @@ def power_law(seed):
     g = seeded(seed)
     spectrum = torch.arange(1, WIDTH + 1, dtype=torch.float64) ** -1.2
     Q = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=g, dtype=torch.float64))[0]
-    x = (torch.randn(TOKENS, WIDTH, generator=g, dtype=torch.float64) * spectrum) @ Q.T + 3 * Q[:, 0]
+    x = (torch.randn(TOKENS, WIDTH, generator=g, dtype=torch.float64) * spectrum) @ Q.T + 3 * Q[
+        :, 0
+    ]
     return x.float(), torch.randn(OUTPUTS, WIDTH, generator=g, dtype=torch.float64) / WIDTH**0.5
 
 
@@ -56,7 +58,9 @@ def test_tf32_is_off_inside_and_restored_after_an_exception(found):
 
 
 def half_moments(dtype, device="cpu", w=None, data=torch.bfloat16):
-    """Moments of half-precision numbers that are handed over as `dtype`, folded against float32 outputs in the second place."""
+    """Moments of half-precision numbers that are handed over as `dtype`, folded against float32
+    outputs in the second place.
+    """
     x, y = torch.randn(2, 300, 130, generator=seeded(1)).to(data).to(device)
     w = torch.ones(300, device=device) if w is None else w.to(device)
     plain, folded = Moments.zero(130, device=device), Moments.zero(130, 20, device)
@@ -70,7 +74,9 @@ def half_moments(dtype, device="cpu", w=None, data=torch.bfloat16):
 def test_moments_of_half_precision_are_those_of_its_numbers_in_float32_to_the_bit(data, weights):
     w = torch.rand(300, generator=seeded(2))
     w = {"ones": torch.ones(300), "zeros and ones": (w > 0.5).float(), "all": w}[weights]
-    for half, single in zip(half_moments(data, w=w, data=data), half_moments(torch.float32, w=w, data=data), strict=True):
+    for half, single in zip(
+        half_moments(data, w=w, data=data), half_moments(torch.float32, w=w, data=data), strict=True
+    ):
         assert half.dtype == torch.float64 and torch.equal(half, single)
 
 

@@ -7,7 +7,16 @@ import torch.nn.functional as F
 from tiny import seeded
 
 from featcal.core.moments import Moments, add_gram, mirror
-from featcal.core.ridge import RidgeSystem, anchor, both_ends, joined, ledoit_wolf, prior_system, solve_ridge, task_system
+from featcal.core.ridge import (
+    RidgeSystem,
+    anchor,
+    both_ends,
+    joined,
+    ledoit_wolf,
+    prior_system,
+    solve_ridge,
+    task_system,
+)
 from featcal.errors import SingularGram
 
 INPUTS, OUTPUTS, RIDGE, ALPHA = 12, 7, 0.05, 0.3
@@ -36,12 +45,16 @@ def moments(x_cal, x_exp, w, y_exp=None, batches=1):
 def system(tasks, alpha=ALPHA, task_weights="gram", folded=False):
     total = RidgeSystem.zero(*reversed(tasks[0][3].shape))
     for x, y, w, W, b in tasks:
-        total += task_system(moments(x, y, w, F.linear(y, W, b) if folded else None), W, b, alpha, task_weights)
+        total += task_system(
+            moments(x, y, w, F.linear(y, W, b) if folded else None), W, b, alpha, task_weights
+        )
     return total
 
 
 def tall(tasks, A, a, alpha=ALPHA, ridge=RIDGE, uniform=False):
-    """Weight, then bias, as least squares over all rows: tokens scaled by √(ω w/n), the anchor by √λ."""
+    """Weight, then bias, as least squares over all rows: tokens scaled by √(ω w/n), the anchor by
+    √λ.
+    """
     lefts, rights, mean_lefts, mean_rights = [], [], [], []
     for x, y, w, W, b in tasks:
         x, y, w, W, b = (t.numpy() for t in (x, y, w, W, b))
@@ -53,10 +66,17 @@ def tall(tasks, A, a, alpha=ALPHA, ridge=RIDGE, uniform=False):
         mean_lefts.append((omega, share @ x))
         mean_rights.append(b + W @ (share @ target))
     eye = np.sqrt(ridge) * np.eye(A.shape[1])
-    W_star = np.linalg.lstsq(np.vstack([*lefts, eye]), np.vstack([*rights, np.sqrt(ridge) * A.numpy().T]), rcond=None)[0].T
+    W_star = np.linalg.lstsq(
+        np.vstack([*lefts, eye]), np.vstack([*rights, np.sqrt(ridge) * A.numpy().T]), rcond=None
+    )[0].T
     column = np.array([np.sqrt(omega) for omega, _ in mean_lefts] + [np.sqrt(ridge)])[:, None]
-    gaps = [np.sqrt(omega) * (y - W_star @ mu) for (omega, mu), y in zip(mean_lefts, mean_rights, strict=True)]
-    b_star = np.linalg.lstsq(column, np.vstack([*gaps, np.sqrt(ridge) * a.numpy()]), rcond=None)[0][0]
+    gaps = [
+        np.sqrt(omega) * (y - W_star @ mu)
+        for (omega, mu), y in zip(mean_lefts, mean_rights, strict=True)
+    ]
+    b_star = np.linalg.lstsq(column, np.vstack([*gaps, np.sqrt(ridge) * a.numpy()]), rcond=None)[0][
+        0
+    ]
     return W_star, b_star
 
 
@@ -138,7 +158,11 @@ def test_gram_in_stripes_equals_the_plain_product(d):
 @pytest.mark.parametrize("w", ["ones", "zeros and ones", "all"])
 def test_shortcuts_for_weights_of_zero_and_one_change_nothing(w):
     x, y, weights, W, b = task(1)
-    weights = {"ones": torch.ones_like(weights), "zeros and ones": (weights > 0.5).double(), "all": weights}[w]
+    weights = {
+        "ones": torch.ones_like(weights),
+        "zeros and ones": (weights > 0.5).double(),
+        "all": weights,
+    }[w]
     found = moments(x, y, weights, batches=3)
     torch.testing.assert_close(mirror(found.G), torch.einsum("n,ni,nj->ij", weights, x, x), **CLOSE)
     torch.testing.assert_close(found.C, torch.einsum("n,ni,nj->ij", weights, x, y), **CLOSE)
@@ -178,31 +202,54 @@ def test_left_side_without_a_factor_raises_with_the_site_and_a_way_out(broken):
 
 
 def test_target_with_the_residual_streams_lag_worked_by_hand():
-    x, W, zero = torch.eye(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    x, W, zero = (
+        torch.eye(2, dtype=torch.float64),
+        torch.eye(2, dtype=torch.float64),
+        torch.zeros(2, dtype=torch.float64),
+    )
     m = Moments.zero(2, 2, lagging=True)
-    lag = torch.tensor([[0, 4], [0, 0.0]], dtype=torch.float64)  # of the first of two tokens, in the second output
+    lag = torch.tensor(
+        [[0, 4], [0, 0.0]], dtype=torch.float64
+    )  # of the first of two tokens, in the second output
     m.add(x, 2 * x, torch.ones(2, dtype=torch.float64), 2 * x, lag)
     solution = solve_ridge(task_system(m, W, zero, 0.5, "uniform"), 0 * W, zero, 0.5)
-    torch.testing.assert_close(solution.weight, torch.tensor([[0.75, 0], [1, 0.75]], dtype=torch.float64))
+    torch.testing.assert_close(
+        solution.weight, torch.tensor([[0.75, 0], [1, 0.75]], dtype=torch.float64)
+    )
     # target means (0.75, 0.75) + (0, 1), what the weight gives (0.375, 0.875), over 1 + λ
-    torch.testing.assert_close(solution.bias, torch.tensor([0.25, 0.875 / 1.5], dtype=torch.float64))
+    torch.testing.assert_close(
+        solution.bias, torch.tensor([0.25, 0.875 / 1.5], dtype=torch.float64)
+    )
 
 
 def test_weight_and_bias_at_once_worked_by_hand():
-    m, one, zero = Moments.zero(1), torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-    x = torch.tensor([[0.0], [2.0]], dtype=torch.float64)  # an expert y = x + 1, λ = 1: 3W + b = 3, W + 2b = 2
+    m, one, zero = (
+        Moments.zero(1),
+        torch.ones(1, 1, dtype=torch.float64),
+        torch.zeros(1, dtype=torch.float64),
+    )
+    x = torch.tensor(
+        [[0.0], [2.0]], dtype=torch.float64
+    )  # an expert y = x + 1, λ = 1: 3W + b = 3, W + 2b = 2
     m.add(x, x, torch.ones(2, dtype=torch.float64))
     share = joined(task_system(m, one, one[0], 1.0, "uniform", "joint"), zero, 1.0)
     solution = solve_ridge(share, 0 * one, zero, 1.0)
-    assert solution.weight.item() == pytest.approx(0.8) and solution.bias.item() == pytest.approx(0.6)
+    assert solution.weight.item() == pytest.approx(0.8) and solution.bias.item() == pytest.approx(
+        0.6
+    )
 
 
 def test_prior_without_data_worked_by_hand():
     W, base, A = (
-        torch.tensor(rows, dtype=torch.float64) for rows in ([[2, 0], [0, 0.0]], [[0, 0], [0, 0.0]], [[0, 5], [0, 0.0]])
+        torch.tensor(rows, dtype=torch.float64)
+        for rows in ([[2, 0], [0, 0.0]], [[0, 0], [0, 0.0]], [[0, 5], [0, 0.0]])
     )
-    solution = solve_ridge(prior_system(W, base, 3.0), A, 0 * A[0], 1.0)  # P is 1 in the first direction, κ = 3, λ = 1
-    torch.testing.assert_close(solution.weight, torch.tensor([[1.5, 5], [0, 0]], dtype=torch.float64))
+    solution = solve_ridge(
+        prior_system(W, base, 3.0), A, 0 * A[0], 1.0
+    )  # P is 1 in the first direction, κ = 3, λ = 1
+    torch.testing.assert_close(
+        solution.weight, torch.tensor([[1.5, 5], [0, 0]], dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize("affine", ["separate", "joint"])
@@ -213,7 +260,9 @@ def test_solutions_at_both_ends_give_the_one_in_between(affine, folded):
     def solved(alpha, A, a, ends):
         total = RidgeSystem.zero(INPUTS, len(A))
         for x, y, w, W, b in tasks:
-            share = task_system(moments(x, y, w, F.linear(y, W, b) if folded else None), W, b, alpha, affine=affine)
+            share = task_system(
+                moments(x, y, w, F.linear(y, W, b) if folded else None), W, b, alpha, affine=affine
+            )
             total += both_ends(share, W, b, affine) if ends else share
         return solve_ridge(joined(total, a, RIDGE) if affine == "joint" else total, A, a, RIDGE)
 
@@ -238,7 +287,9 @@ def test_ledoit_wolf_worked_by_hand():
     m = Moments.zero(2, spreading=True)
     m.add(x, x, torch.ones(8, dtype=torch.float64))
     eye = torch.eye(2, dtype=torch.float64)
-    assert ledoit_wolf(task_system(m, eye, eye[0], 1.0, "uniform")) == pytest.approx(5 / 4 * 17 / 19)
+    assert ledoit_wolf(task_system(m, eye, eye[0], 1.0, "uniform")) == pytest.approx(
+        5 / 4 * 17 / 19
+    )
 
 
 def test_ledoit_wolf_of_several_tasks_equals_the_sums_written_out():

@@ -11,13 +11,19 @@ from featcal.core.weighting import class_token_last, every_token, token_weights
 SHAPE = (2, 5)
 
 
-@pytest.mark.parametrize("module", ["self_attn.q_proj", "self_attn.out_proj", "mlp.fc1", "mlp.fc2", "layer_norm1"])
+@pytest.mark.parametrize(
+    "module", ["self_attn.q_proj", "self_attn.out_proj", "mlp.fc1", "mlp.fc2", "layer_norm1"]
+)
 def test_patches_of_clips_last_block_count_a_hundredth(module):
     w = class_token_last(module, True, SHAPE)
-    assert w[:, 0].eq(1).all() and torch.equal(w[:, 1:], torch.full((2, 4), 0.01, dtype=torch.float64))
+    assert w[:, 0].eq(1).all() and torch.equal(
+        w[:, 1:], torch.full((2, 4), 0.01, dtype=torch.float64)
+    )
 
 
-@pytest.mark.parametrize(("module", "last"), [("self_attn.k_proj", True), ("self_attn.v_proj", True), ("mlp.fc1", False)])
+@pytest.mark.parametrize(
+    ("module", "last"), [("self_attn.k_proj", True), ("self_attn.v_proj", True), ("mlp.fc1", False)]
+)
 def test_keys_values_and_earlier_blocks_count_every_token_alike(module, last):
     assert class_token_last(module, last, SHAPE).eq(1).all()
 

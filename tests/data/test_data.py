@@ -1,4 +1,6 @@
-"""Images, labels, prompts and draws: the same pixels as transformers, and one clear error for bad input."""
+"""Images, labels, prompts and draws: the same pixels as transformers, and one clear error for bad
+input.
+"""
 
 import os
 from io import BytesIO
@@ -46,11 +48,18 @@ def encoded(image, kind="PNG"):
 
 
 def parquet(folder, split="test", labels=(0, 1, 1), feature=None, without=(), **changed):
-    """Writes <split>.parquet; `feature` is the type of the labels, `changed` are other or further columns."""
+    """Writes <split>.parquet; `feature` is the type of the labels, `changed` are other or further
+    columns.
+    """
     folder.mkdir(exist_ok=True)
-    content = {"image": [encoded(picture(seed=i)) for i in range(len(labels))], "label": list(labels)} | changed
+    content = {
+        "image": [encoded(picture(seed=i)) for i in range(len(labels))],
+        "label": list(labels),
+    } | changed
     features = datasets.Features({"image": datasets.Image(), "label": feature}) if feature else None
-    table = datasets.Dataset.from_dict({k: v for k, v in content.items() if k not in without}, features=features)
+    table = datasets.Dataset.from_dict(
+        {k: v for k, v in content.items() if k not in without}, features=features
+    )
     with quiet():
         table.to_parquet(folder / f"{split}.parquet")
     return folder
@@ -61,16 +70,28 @@ PETS = datasets.ClassLabel(names=["cat", "dog"])
 
 def test_parquet_gives_pixels_labels_and_names(tmp_path, preprocess):
     images = load_images(parquet(tmp_path, feature=PETS), "test", preprocess)
-    assert images.classes == ("cat", "dog") == class_names(tmp_path) and images.labels.tolist() == [0, 1, 1]
-    assert images.labels.dtype == np.int64 and images.pixels.shape == (3, 3, 32, 32) and len(images) == 3
+    assert images.classes == ("cat", "dog") == class_names(tmp_path) and images.labels.tolist() == [
+        0,
+        1,
+        1,
+    ]
+    assert (
+        images.labels.dtype == np.int64
+        and images.pixels.shape == (3, 3, 32, 32)
+        and len(images) == 3
+    )
     assert np.array_equal(images.pixels[1], preprocess.pixels(picture(seed=1)))
 
 
 def test_batches_hold_the_asked_pictures_in_the_asked_order(tmp_path, preprocess):
     images = load_images(parquet(tmp_path, feature=PETS), "test", preprocess)
     batches = [batch["pixel_values"] for batch in images.batches([2, 0, 2], 2)]
-    assert [len(batch) for batch in batches] == [2, 1] and torch.equal(torch.cat(batches), images.tensor([2, 0, 2]))
-    assert torch.equal(torch.cat([b["pixel_values"] for b in images.batches(None, 2)]), images.tensor(range(3)))
+    assert [len(batch) for batch in batches] == [2, 1] and torch.equal(
+        torch.cat(batches), images.tensor([2, 0, 2])
+    )
+    assert torch.equal(
+        torch.cat([b["pixel_values"] for b in images.batches(None, 2)]), images.tensor(range(3))
+    )
 
 
 def test_a_split_too_large_for_memory_gives_the_same_tensors(tmp_path, preprocess):
@@ -88,7 +109,9 @@ def test_names_come_from_the_readme_when_the_labels_have_none(tmp_path, preproce
     with pytest.raises(BadData, match="classes have no names"):
         class_names(tmp_path)
     (tmp_path / "README.md").write_text(README)
-    assert load_images(tmp_path, "test", preprocess).classes == ("cat", "dog") == class_names(tmp_path)
+    assert (
+        load_images(tmp_path, "test", preprocess).classes == ("cat", "dog") == class_names(tmp_path)
+    )
     (tmp_path / "README.md").write_text("---\n: [\n---\n")
     with pytest.raises(BadFile, match=r"README\.md"):
         class_names(tmp_path)
@@ -96,20 +119,29 @@ def test_names_come_from_the_readme_when_the_labels_have_none(tmp_path, preproce
 
 def test_given_names_win_and_must_be_as_many_as_the_labels(tmp_path, preprocess):
     parquet(tmp_path, feature=PETS)
-    assert load_images(tmp_path, "test", preprocess, classes=["Katze", "Hund"]).classes == ("Katze", "Hund")
+    assert load_images(tmp_path, "test", preprocess, classes=["Katze", "Hund"]).classes == (
+        "Katze",
+        "Hund",
+    )
     with pytest.raises(BadData, match="3 class names are given, but its labels have 2"):
         load_images(tmp_path, "test", preprocess, classes=["a", "b", "c"])
 
 
 def test_true_and_false_labels_become_one_and_zero(tmp_path, preprocess):
-    images = load_images(parquet(tmp_path, labels=(True, False)), "test", preprocess, classes=["no", "yes"])
+    images = load_images(
+        parquet(tmp_path, labels=(True, False)), "test", preprocess, classes=["no", "yes"]
+    )
     assert images.labels.tolist() == [1, 0]
 
 
 def test_other_column_names_are_renamed(tmp_path, preprocess):
     pictures = [encoded(picture())] * 3
-    parquet(tmp_path, without=("image", "label"), jpg=pictures, cls=[0, 1, 0], __key__=["a", "b", "c"])
-    images = load_images(tmp_path, "test", preprocess, classes=["a", "b"], columns=TASKS["fer2013"].columns)
+    parquet(
+        tmp_path, without=("image", "label"), jpg=pictures, cls=[0, 1, 0], __key__=["a", "b", "c"]
+    )
+    images = load_images(
+        tmp_path, "test", preprocess, classes=["a", "b"], columns=TASKS["fer2013"].columns
+    )
     assert images.labels.tolist() == [0, 1, 0]
 
 
@@ -117,7 +149,10 @@ def test_shards_of_the_hubs_layout_are_read_in_order(tmp_path, preprocess):
     for part, labels in enumerate([(0, 0), (1,)]):
         parquet(tmp_path / f"part{part}", labels=labels, feature=PETS)
         (tmp_path / "data").mkdir(exist_ok=True)
-        os.rename(tmp_path / f"part{part}" / "test.parquet", tmp_path / "data" / f"test-{part:05d}-of-00002.parquet")
+        os.rename(
+            tmp_path / f"part{part}" / "test.parquet",
+            tmp_path / "data" / f"test-{part:05d}-of-00002.parquet",
+        )
     assert load_images(tmp_path, "test", preprocess).labels.tolist() == [0, 0, 1]
 
 
@@ -126,7 +161,9 @@ def test_folders_of_pictures_are_read_with_one_numbering_for_all_splits(tmp_path
         (tmp_path / place).parent.mkdir(parents=True)
         picture(seed=i).save(tmp_path / place)
     images = load_images(tmp_path, "test", preprocess)
-    assert images.classes == ("ant", "bee") == class_names(tmp_path) and images.labels.tolist() == [1]
+    assert images.classes == ("ant", "bee") == class_names(tmp_path) and images.labels.tolist() == [
+        1
+    ]
     assert np.array_equal(images.pixels[0], preprocess.pixels(picture(seed=2)))
 
 
@@ -169,14 +206,18 @@ def test_labels_that_are_no_whole_numbers_are_refused(tmp_path, preprocess, labe
 def test_an_undecodable_picture_names_its_row(tmp_path, preprocess, broken):
     pictures = [encoded(picture()), {"bytes": broken, "path": None}]
     with pytest.raises(BadData, match="picture in row 1 cannot be decoded"):
-        load_images(parquet(tmp_path, labels=(0, 1), image=pictures), "test", preprocess, classes=["a", "b"])
+        load_images(
+            parquet(tmp_path, labels=(0, 1), image=pictures), "test", preprocess, classes=["a", "b"]
+        )
 
 
 def test_pictures_of_different_sizes_need_a_crop(tmp_path):
     pictures = [encoded(picture()), encoded(picture(size=(10, 10)))]
     whole = Preprocess(None, None, None, 3, 1 / 255, (0.0,) * 3, (1.0,) * 3)
     with pytest.raises(BadData, match=r"row 1 is \(10, 10\) pixels, row 0 is \(32, 40\)"):
-        load_images(parquet(tmp_path, labels=(0, 1), image=pictures), "test", whole, classes=["a", "b"])
+        load_images(
+            parquet(tmp_path, labels=(0, 1), image=pictures), "test", whole, classes=["a", "b"]
+        )
 
 
 def test_a_truncated_parquet_file_is_named(tmp_path, preprocess):

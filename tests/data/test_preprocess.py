@@ -48,13 +48,19 @@ def test_other_settings_of_the_processor_are_followed(tmp_path, changed):
     ours = Preprocess.from_folder(tmp_path)
     for size in ((50, 30), (13, 40)):
         got = ours.normalised(ours.pixels(picture(size=size))[None])
-        assert torch.equal(got, theirs(picture(size=size), return_tensors="pt")["pixel_values"].float())
+        assert torch.equal(
+            got, theirs(picture(size=size), return_tensors="pt")["pixel_values"].float()
+        )
 
 
 def test_a_processor_file_of_2021_and_a_joint_one_are_read(tmp_path, preprocess):
-    (tmp_path / "processor_config.json").write_text('{"image_processor": {"size": {"shortest_edge": 32}, "crop_size": 32}}')
+    (tmp_path / "processor_config.json").write_text(
+        '{"image_processor": {"size": {"shortest_edge": 32}, "crop_size": 32}}'
+    )
     assert Preprocess.from_folder(tmp_path) == preprocess
-    (tmp_path / "preprocessor_config.json").write_text('{"size": 32, "crop_size": 32, "resample": 3}')
+    (tmp_path / "preprocessor_config.json").write_text(
+        '{"size": 32, "crop_size": 32, "resample": 3}'
+    )
     assert Preprocess.from_folder(tmp_path) == preprocess
     (tmp_path / "preprocessor_config.json").write_text('{"size": {"longest_edge": 32}}')
     with pytest.raises(BadFile, match="longest_edge"):
@@ -80,7 +86,10 @@ def test_the_processors_of_other_vision_models_give_the_same_bits(tmp_path, fami
         ours = Preprocess.from_folder(tmp_path / str(i))
         for size in ((250, 230), (33, 90)):
             got = ours.normalised(ours.pixels(picture(size=size))[None])
-            assert torch.equal(got, theirs(**changed)(picture(size=size), return_tensors="pt")["pixel_values"].float())
+            assert torch.equal(
+                got,
+                theirs(**changed)(picture(size=size), return_tensors="pt")["pixel_values"].float(),
+            )
 
 
 @pytest.mark.parametrize("family", sorted(PROCESSORS))
@@ -90,12 +99,16 @@ def test_a_processor_on_torchvision_differs_by_at_most_one_grey_level(tmp_path, 
     ours = Preprocess.from_folder(tmp_path)
     level = max(1 / 255 / std for std in ours.std)
     got = ours.normalised(ours.pixels(picture(size=(250, 230)))[None])
-    assert (got - theirs(picture(size=(250, 230)), return_tensors="pt")["pixel_values"]).abs().max() <= 1.001 * level
+    assert (
+        got - theirs(picture(size=(250, 230)), return_tensors="pt")["pixel_values"]
+    ).abs().max() <= 1.001 * level
 
 
 @pytest.mark.parametrize("family", sorted(processors.DEFAULTS))
 def test_what_a_file_leaves_out_is_what_its_processor_does(tmp_path, family):
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": f"{family}ImageProcessorFast"}))
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps({"image_processor_type": f"{family}ImageProcessorFast"})
+    )
     bare = Preprocess.from_folder(tmp_path)
     getattr(transformers, f"{family}ImageProcessorPil")().save_pretrained(tmp_path)
     assert Preprocess.from_folder(tmp_path) == bare

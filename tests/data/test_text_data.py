@@ -1,4 +1,6 @@
-"""Text samples from files to batches: what is read, what a model of each kind is given, and one clear message for bad input."""
+"""Text samples from files to batches: what is read, what a model of each kind is given, and one
+clear message for bad input.
+"""
 
 import datasets
 import language
@@ -68,7 +70,10 @@ def test_json_lines_and_parquet_hold_texts_pairs_or_chats(tmp_path, row, text, t
         (b'{"text": "fine"}\n{"text": 7}\n', "line 2: 'text' is int"),
         (b'{"text": "fine"}\n{"input": "a", "target": null}\n', "line 2: 'target' is NoneType"),
         (b'{"text": "fine"}\n{"messages": []}\n', "line 2: 'messages' is no list of messages"),
-        (b'{"text": "fine"}\n{"messages": [{"role": "user"}]}\n', "line 2: 'messages' is no list of messages"),
+        (
+            b'{"text": "fine"}\n{"messages": [{"role": "user"}]}\n',
+            "line 2: 'messages' is no list of messages",
+        ),
         (b'{"text": "fine"}\n{"text": "\xff"}\n', "line 2: not text in UTF-8"),
         (b"\n \n", "holds no text"),
     ],
@@ -81,7 +86,9 @@ def test_a_line_that_makes_no_sample_is_named(tmp_path, content, said):
 
 def test_a_parquet_file_without_text_names_its_columns(tmp_path):
     with quiet():
-        datasets.Dataset.from_dict({"sentence1": ["a"], "label": [0]}).to_parquet(tmp_path / "train.parquet")
+        datasets.Dataset.from_dict({"sentence1": ["a"], "label": [0]}).to_parquet(
+            tmp_path / "train.parquet"
+        )
     with pytest.raises(BadData, match="sentence1, label, which makes no text sample"):
         samples(tmp_path)
 
@@ -110,7 +117,9 @@ def test_batches_end_before_they_compute_more_than_was_allowed_for_each_token_th
         assert len(part) <= 3 and real == sum(int(mask.sum()) for mask in masks)
         assert sum(mask.numel() for mask in masks) <= most * real
         longer = batch([*part, *following[:1]], 0, TARGETS)  # and not a text earlier
-        computed = sum(longer[name].numel() for name in ("attention_mask", "decoder_attention_mask"))
+        computed = sum(
+            longer[name].numel() for name in ("attention_mask", "decoder_attention_mask")
+        )
         assert not following or len(part) == 3 or computed > most * (real + following[0].count)
 
 
@@ -120,7 +129,9 @@ def test_batches_equal_what_the_tokenizer_pads_itself_longest_first(tmp_path):
     ordered = sorted(WORDS, key=lambda text: -len(text))
     own = tokenizer()
     for i, each in enumerate(made):
-        want = own(ordered[3 * i : 3 * i + 3], padding=True, padding_side="right", return_tensors="pt")
+        want = own(
+            ordered[3 * i : 3 * i + 3], padding=True, padding_side="right", return_tensors="pt"
+        )
         assert all(torch.equal(each[name], want[name]) for name in ("input_ids", "attention_mask"))
     again = list(made)
     assert len(again) == 3 and torch.equal(again[0]["input_ids"], next(iter(made))["input_ids"])
@@ -145,7 +156,9 @@ def test_a_decoder_without_targets_is_refused(tmp_path):
         batches(tmp_path / "a.txt", Input("pair"))
 
 
-def test_a_causal_model_reads_prompt_and_completion_as_one_text_and_an_encoder_the_prompt_alone(tmp_path):
+def test_a_causal_model_reads_prompt_and_completion_as_one_text_and_an_encoder_the_prompt_alone(
+    tmp_path,
+):
     path = jsonl(tmp_path / "a.jsonl", [{"prompt": "two and ", "completion": "three"}])
     for continued, text in ((True, "two and three"), (False, "two and ")):
         (batch,) = batches(path, Input("text", continued=continued))
@@ -173,11 +186,18 @@ def test_a_tokenizer_without_padding_pads_with_the_end_of_a_text_behind_the_mask
 def test_texts_are_cut_to_the_length_asked_for(tmp_path):
     (tmp_path / "a.txt").write_text("abcdefgh\n")
     (batch,) = batches(tmp_path / "a.txt", Input("text"), tokens=4)
-    assert batch["input_ids"].tolist() == [tokenizer()("abcdefgh", truncation=True, max_length=4)["input_ids"]]
+    assert batch["input_ids"].tolist() == [
+        tokenizer()("abcdefgh", truncation=True, max_length=4)["input_ids"]
+    ]
 
 
-@pytest.mark.parametrize(("positions", "asked", "length"), [(None, None, 512), (64, None, 64), (2048, None, 512), (64, 10, 10)])
-def test_without_a_number_texts_have_512_tokens_or_what_the_model_has_positions_for(tmp_path, positions, asked, length):
+@pytest.mark.parametrize(
+    ("positions", "asked", "length"),
+    [(None, None, 512), (64, None, 64), (2048, None, 512), (64, 10, 10)],
+)
+def test_without_a_number_texts_have_512_tokens_or_what_the_model_has_positions_for(
+    tmp_path, positions, asked, length
+):
     tokenizer().save_pretrained(tmp_path)
     assert reader_for([tmp_path], Input("text", positions=positions), asked).length == length
 
@@ -213,7 +233,12 @@ def test_a_model_that_talks_about_pictures_is_given_text_alone():
     from transformers import LlavaConfig, LlavaForConditionalGeneration
 
     config = LlavaConfig(
-        text_config={"model_type": "llama", "vocab_size": 99, "max_position_embeddings": 7, "num_hidden_layers": 1}
+        text_config={
+            "model_type": "llama",
+            "vocab_size": 99,
+            "max_position_embeddings": 7,
+            "num_hidden_layers": 1,
+        }
     )
     with torch.device("meta"):
         assert input_of(LlavaForConditionalGeneration(config)) == Input("text", True, True, 99, 7)
@@ -241,7 +266,9 @@ def test_the_draw_of_a_task_is_the_one_that_images_have_too(tmp_path):
     (tmp_path / "a.txt").write_text("\n".join(WORDS))
     made = drawn(skeleton(folder), [folder], {"x": Place(tmp_path / "a.txt")}, Draw(4, 7, 4))["x"]
     want = {tuple(tokenizer()(WORDS[i])["input_ids"]) for i in draw_indices("x", len(WORDS), 4, 7)}
-    rows = [row for each in made for row in zip(each["input_ids"], each["attention_mask"], strict=True)]
+    rows = [
+        row for each in made for row in zip(each["input_ids"], each["attention_mask"], strict=True)
+    ]
     assert {tuple(ids[mask == 1].tolist()) for ids, mask in rows} == want
     with pytest.raises(BadSetting, match="at most 9, the number of samples of x"):
         drawn(skeleton(folder), [folder], {"x": Place(tmp_path / "a.txt")}, Draw(10, 7, 4))
@@ -258,10 +285,14 @@ def test_a_place_is_a_path_where_there_is_one_and_else_a_data_set_of_the_hub(tmp
             place_of("--data", wrong)
 
 
-def test_a_hub_data_set_of_text_without_network_is_one_error_that_says_no_such_file_is_here_either(monkeypatch):
+def test_a_hub_data_set_of_text_without_network_is_one_error_that_says_no_such_file_is_here_either(
+    monkeypatch,
+):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    with pytest.raises(HubUnreachable, match=r"nobody/nothing@main[\s\S]*no file or folder of this name is here"):
+    with pytest.raises(
+        HubUnreachable, match=r"nobody/nothing@main[\s\S]*no file or folder of this name is here"
+    ):
         load_text(place_of("--data", "nobody/nothing"), "train")
 
 

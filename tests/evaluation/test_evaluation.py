@@ -27,7 +27,12 @@ class Pictures(SimpleNamespace):
 def pictures(count=30, seed=0, classes=CLASSES):
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % len(classes)
-    return Pictures(pixels=torch.randn(count, 3, 32, 32, generator=generator), labels=labels.numpy(), classes=classes, passes=0)
+    return Pictures(
+        pixels=torch.randn(count, 3, 32, 32, generator=generator),
+        labels=labels.numpy(),
+        classes=classes,
+        passes=0,
+    )
 
 
 def test_prompt_head_equals_one_prompt_at_a_time():
@@ -36,14 +41,19 @@ def test_prompt_head_equals_one_prompt_at_a_time():
     with torch.no_grad():
         for name, row in zip(CLASSES, head, strict=True):
             prompts = [tokenizer(t.format(name), return_tensors="pt") for t in TEMPLATES]
-            texts = [clip.text_projection(clip.text_model(input_ids=p["input_ids"]).pooler_output)[0] for p in prompts]
+            texts = [
+                clip.text_projection(clip.text_model(input_ids=p["input_ids"]).pooler_output)[0]
+                for p in prompts
+            ]
             want = normalize(torch.stack([normalize(text, dim=0) for text in texts]).mean(0), dim=0)
             assert torch.allclose(row, want, atol=1e-6)
 
 
 def test_prompt_head_does_not_depend_on_the_batch():
     clip, tokenizer = checkpoints.clip(), checkpoints.tokenizer()
-    one, all_at_once = (zero_shot_head(clip, tokenizer, CLASSES, TEMPLATES, batch=n) for n in (1, 256))
+    one, all_at_once = (
+        zero_shot_head(clip, tokenizer, CLASSES, TEMPLATES, batch=n) for n in (1, 256)
+    )
     assert torch.allclose(one, all_at_once, atol=1e-6) and not one.requires_grad
 
 
@@ -73,7 +83,9 @@ def test_an_end_token_that_doubles_as_unknown_does_not_count():
 
 def test_features_are_the_projected_pooled_output_of_clip_itself():
     clip, images = checkpoints.clip(), pictures(4)
-    got = unit_features(clip.vision_model, clip.visual_projection.weight, {"pixel_values": images.pixels})
+    got = unit_features(
+        clip.vision_model, clip.visual_projection.weight, {"pixel_values": images.pixels}
+    )
     with torch.no_grad():
         want = normalize(clip.get_image_features(pixel_values=images.pixels).pooler_output, dim=-1)
     assert torch.allclose(got, want, atol=1e-6)
@@ -84,7 +96,9 @@ def test_class_means_equal_means_taken_class_by_class():
     head = class_mean_head(clip.vision_model, clip.visual_projection.weight, images, batch=7)
     features = features_of(clip.vision_model, clip.visual_projection.weight, images, 30)
     for label, row in enumerate(head):
-        assert torch.allclose(row, normalize(features[images.labels == label].mean(0), dim=0), atol=1e-6)
+        assert torch.allclose(
+            row, normalize(features[images.labels == label].mean(0), dim=0), atol=1e-6
+        )
 
 
 def test_a_class_without_pictures_has_no_mean_and_is_named():
@@ -108,7 +122,10 @@ def test_every_picture_is_judged_as_by_hand_in_one_pass():
     clip = checkpoints.clip()
     projection = clip.visual_projection.weight
     sets = {"pets": pictures(23), "ships": pictures(11, seed=1, classes=CLASSES[:2])}
-    heads = {t: zero_shot_head(clip, checkpoints.tokenizer(), s.classes, TEMPLATES) for t, s in sets.items()}
+    heads = {
+        t: zero_shot_head(clip, checkpoints.tokenizer(), s.classes, TEMPLATES)
+        for t, s in sets.items()
+    }
     experts = {"pets": checkpoints.vision(1), "ships": checkpoints.vision(2)}
     models = {"base": clip.vision_model, "merged": checkpoints.vision(3), "expert": experts}
     judged = evaluate_pool(models, sets, heads, projection, batch=5)
@@ -116,13 +133,17 @@ def test_every_picture_is_judged_as_by_hand_in_one_pass():
         assert images.passes == 1
         for name, module in {**models, "expert": experts[task]}.items():
             right = right_by_hand(module, clip, heads[task], images)
-            assert judged[name][task].tolist() == right and percent(judged[name][task]) == 100 * sum(right) / len(images.labels)
+            assert judged[name][task].tolist() == right and percent(
+                judged[name][task]
+            ) == 100 * sum(right) / len(images.labels)
 
 
 def test_a_model_given_for_one_task_is_judged_for_that_task_only():
     clip, sets = checkpoints.clip(), {"a": pictures(4), "b": pictures(4, seed=1)}
     heads = dict.fromkeys(sets, zero_shot_head(clip, checkpoints.tokenizer(), CLASSES, TEMPLATES))
-    judged = evaluate_pool({"expert": {"b": clip.vision_model}}, sets, heads, clip.visual_projection.weight)
+    judged = evaluate_pool(
+        {"expert": {"b": clip.vision_model}}, sets, heads, clip.visual_projection.weight
+    )
     assert list(judged["expert"]) == ["b"]
 
 
@@ -133,7 +154,9 @@ def test_a_function_in_place_of_a_model_gives_projected_features():
     def adapted(inputs):
         return clip.get_image_features(**inputs).pooler_output
 
-    judged = evaluate_pool({"f": adapted, "m": clip.vision_model}, {"a": images}, head, clip.visual_projection.weight)
+    judged = evaluate_pool(
+        {"f": adapted, "m": clip.vision_model}, {"a": images}, head, clip.visual_projection.weight
+    )
     assert judged["f"]["a"].tolist() == judged["m"]["a"].tolist()
 
 
@@ -143,4 +166,9 @@ def test_features_that_are_no_numbers_name_model_and_task():
     broken = checkpoints.vision(1)
     broken.post_layernorm.weight.data[3] = float("nan")
     with pytest.raises(NotFinite, match="model merged, task pets"):
-        evaluate_pool({"base": clip.vision_model, "merged": broken}, {"pets": pictures(3)}, head, clip.visual_projection.weight)
+        evaluate_pool(
+            {"base": clip.vision_model, "merged": broken},
+            {"pets": pictures(3)},
+            head,
+            clip.visual_projection.weight,
+        )

@@ -1,4 +1,6 @@
-"""What of open_clip cannot be converted: one message that names the file and the setting or tensor, and nothing written."""
+"""What of open_clip cannot be converted: one message that names the file and the setting or tensor,
+and nothing written.
+"""
 
 import json
 import shutil
@@ -11,7 +13,15 @@ from open_clip_models import CFG, TEXT, VISION, changed, folder_of, theirs
 from safetensors.torch import load_file, save_file
 
 from featcal.cli import main as cli
-from featcal.errors import BadFile, BadSetting, FeatCalError, MissingPath, NotFinite, TruncatedFile, WrongKeys
+from featcal.errors import (
+    BadFile,
+    BadSetting,
+    FeatCalError,
+    MissingPath,
+    NotFinite,
+    TruncatedFile,
+    WrongKeys,
+)
 from featcal.interchange.open_clip import CONFIG, WEIGHTS, read_open_clip, write_open_clip
 from featcal.models.load import load_clip
 
@@ -28,15 +38,25 @@ def broken(ready, tmp_path):
 
 def rewritten(folder, **tensors):
     state = load_file(folder / WEIGHTS) | tensors
-    save_file({name: tensor for name, tensor in state.items() if tensor is not None}, folder / WEIGHTS)
+    save_file(
+        {name: tensor for name, tensor in state.items() if tensor is not None}, folder / WEIGHTS
+    )
 
 
 @pytest.mark.parametrize(
     ("tensors", "error", "said"),
     [
         ({"ln_final.bias": None}, WrongKeys, r"1 missing: ln_final\.bias"),
-        ({"visual.attnpool.weight": torch.zeros(2)}, WrongKeys, r"not part of it: visual\.attnpool\.weight"),
-        ({"visual.proj": torch.zeros(16, 32)}, WrongKeys, r"of another shape: visual\.proj \(16, 32\) instead of \(32, 16\)"),
+        (
+            {"visual.attnpool.weight": torch.zeros(2)},
+            WrongKeys,
+            r"not part of it: visual\.attnpool\.weight",
+        ),
+        (
+            {"visual.proj": torch.zeros(16, 32)},
+            WrongKeys,
+            r"of another shape: visual\.proj \(16, 32\) instead of \(32, 16\)",
+        ),
         ({"visual.proj": torch.full((32, 16), float("nan"))}, NotFinite, r"visual\.proj"),
     ],
 )
@@ -52,7 +72,10 @@ def test_weights_that_do_not_fit_their_configuration_are_named(broken, tensors, 
         (CFG | {"custom_text": True}, "custom_text is True"),
         (CFG | {"multimodal_cfg": {"layers": 2}}, "multimodal_cfg"),
         (CFG | {"init_logit_bias": -10}, "init_logit_bias is -10"),
-        (changed("vision_cfg", timm_model_name="vit_base_patch16_siglip_224"), r"vision_cfg\.timm_model_name"),
+        (
+            changed("vision_cfg", timm_model_name="vit_base_patch16_siglip_224"),
+            r"vision_cfg\.timm_model_name",
+        ),
         (changed("vision_cfg", layers=[3, 4, 6, 3]), r"layers is \[3, 4, 6, 3\]"),
         (changed("vision_cfg", pool_type="avg"), r"vision_cfg\.pool_type is 'avg'"),
         (changed("vision_cfg", image_size=[32, 48]), "image_size"),
@@ -72,7 +95,9 @@ def test_weights_that_do_not_fit_their_configuration_are_named(broken, tensors, 
         ({"model_cfg": None}, "not a JSON object"),
     ],
 )
-def test_an_architecture_that_transformers_lacks_is_refused_by_the_name_of_the_setting(broken, cfg, said):
+def test_an_architecture_that_transformers_lacks_is_refused_by_the_name_of_the_setting(
+    broken, cfg, said
+):
     (broken / CONFIG).write_text(json.dumps(cfg))
     with pytest.raises(BadFile, match=said) as caught:
         read_open_clip(broken / WEIGHTS, broken / CONFIG)
@@ -111,7 +136,9 @@ def spoilt(folder: Path, how: str) -> str:
         (folder / WEIGHTS).rename(folder / "open_clip_pytorch_model.bin")
         return "pickle"
     if how == "longest":
-        (folder / CONFIG).write_text(json.dumps({"model_cfg": CFG, "preprocess_cfg": {"resize_mode": "longest"}}))
+        (folder / CONFIG).write_text(
+            json.dumps({"model_cfg": CFG, "preprocess_cfg": {"resize_mode": "longest"}})
+        )
         return "longest"
     rewritten(folder, **{"logit_scale": None})
     return "logit_scale"

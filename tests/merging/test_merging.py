@@ -61,15 +61,21 @@ def test_task_arithmetic_at_one_over_n_is_the_average():
 def test_the_default_scale_is_the_papers_and_modules_stay_as_they_are():
     base, expert = checkpoints.vision(), checkpoints.vision(1)
     merged = featcal.merge("task_arithmetic", base, [expert])
-    want = base.post_layernorm.weight + 0.3 * (expert.post_layernorm.weight - base.post_layernorm.weight)
+    want = base.post_layernorm.weight + 0.3 * (
+        expert.post_layernorm.weight - base.post_layernorm.weight
+    )
     assert torch.allclose(merged.post_layernorm.weight, want) and not merged.training
-    assert equal(state_of(base), state_of(checkpoints.vision())) and equal(state_of(expert), state_of(checkpoints.vision(1)))
+    assert equal(state_of(base), state_of(checkpoints.vision())) and equal(
+        state_of(expert), state_of(checkpoints.vision(1))
+    )
 
 
 @pytest.mark.parametrize("method", ["average", "task_arithmetic"])
 def test_streamed_folders_equal_modules_in_memory(folders, tmp_path, method):
     base, experts = folders
-    in_memory = merge(method, checkpoints.clip(), {"mnist": checkpoints.vision(1), "dtd": checkpoints.vision(2)})
+    in_memory = merge(
+        method, checkpoints.clip(), {"mnist": checkpoints.vision(1), "dtd": checkpoints.vision(2)}
+    )
     assert merge(method, base, experts, out=tmp_path / "out") == tmp_path / "out"
     assert equal(load_file(tmp_path / "out" / "model.safetensors"), state_of(in_memory))
     assert equal(state_of(load_vision(tmp_path / "out")), state_of(in_memory))
@@ -82,7 +88,9 @@ def test_merging_again_gives_the_same_bytes(folders, tmp_path):
         merge("task_arithmetic", *folders, out=tmp_path / name)
     files = sorted(os.listdir(tmp_path / "one"))
     assert files == sorted(os.listdir(tmp_path / "two"))
-    assert all((tmp_path / "one" / f).read_bytes() == (tmp_path / "two" / f).read_bytes() for f in files)
+    assert all(
+        (tmp_path / "one" / f).read_bytes() == (tmp_path / "two" / f).read_bytes() for f in files
+    )
 
 
 def test_streaming_holds_one_tensor_of_each_model(folders, tmp_path, monkeypatch):
@@ -97,7 +105,9 @@ def test_streaming_holds_one_tensor_of_each_model(folders, tmp_path, monkeypatch
 
     monkeypatch.setattr(LazyCheckpoint, "tensor", watched)
     merge("task_arithmetic", *folders, out=tmp_path / "out")
-    assert len(most) == 4 * len(checkpoints.vision().state_dict()) and max(most) == 3  # the base's twice
+    assert (
+        len(most) == 4 * len(checkpoints.vision().state_dict()) and max(most) == 3
+    )  # the base's twice
 
 
 def refused(error, match, folders, tmp_path, method="average"):
@@ -109,10 +119,17 @@ def refused(error, match, folders, tmp_path, method="average"):
 
 def test_a_missing_tensor_names_both_files_and_near_names(folders, tmp_path):
     checkpoints.with_tensors(folders[1]["mnist"], {HALF: None})
-    refused(MissingTensor, r"mnist/model\.safetensors \(beside .*base.*fc1\.weight.*nearest", folders, tmp_path)
+    refused(
+        MissingTensor,
+        r"mnist/model\.safetensors \(beside .*base.*fc1\.weight.*nearest",
+        folders,
+        tmp_path,
+    )
 
 
-def test_a_disk_that_fills_up_leaves_nothing_and_says_how_much_is_needed(folders, tmp_path, monkeypatch):
+def test_a_disk_that_fills_up_leaves_nothing_and_says_how_much_is_needed(
+    folders, tmp_path, monkeypatch
+):
     def full(*_):
         raise OSError(28, "No space left on device")
 

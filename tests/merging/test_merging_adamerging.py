@@ -1,4 +1,6 @@
-"""AdaMerging: entropy and first step by hand, its gradient against differences, its start, clamping, streams, and NaN."""
+"""AdaMerging: entropy and first step by hand, its gradient against differences, its start,
+clamping, streams, and NaN.
+"""
 
 import math
 
@@ -9,7 +11,14 @@ import torch
 from safetensors.torch import save_file
 
 from featcal.errors import BadBatches, BadSetting, Diverged, MissingPath, MissingTensor
-from featcal.merging.adamerging import Mixture, answer_gradients, descended, endless, entropy, gather
+from featcal.merging.adamerging import (
+    Mixture,
+    answer_gradients,
+    descended,
+    endless,
+    entropy,
+    gather,
+)
 from featcal.merging.data_settings import AdaMerging
 from featcal.merging.job import Job
 from featcal.merging.merge import merge, merge_recorded
@@ -21,7 +30,10 @@ TASKS = ("dtd", "mnist")
 def head(p=8, classes=5):
     g = tiny.seeded(3)
     found = {"visual_projection": torch.randn(p, 32, generator=g), "logit_scale": torch.tensor(2.0)}
-    return found | {f"head/{task}": torch.nn.functional.normalize(torch.randn(classes, p, generator=g), dim=-1) for task in TASKS}
+    return found | {
+        f"head/{task}": torch.nn.functional.normalize(torch.randn(classes, p, generator=g), dim=-1)
+        for task in TASKS
+    }
 
 
 def models(build=tiny.clip):
@@ -37,7 +49,14 @@ def job(**settings):
     base, experts = models()
     sources = {task: ModuleSource(expert, task) for task, expert in experts.items()}
     batches, heads = data(), {name: tensor.double() for name, tensor in head().items()}
-    return Job(ModuleSource(base, "base"), sources, AdaMerging(**settings), tiny.clip, batches=batches, head=heads)
+    return Job(
+        ModuleSource(base, "base"),
+        sources,
+        AdaMerging(**settings),
+        tiny.clip,
+        batches=batches,
+        head=heads,
+    )
 
 
 def answered(work, mixture):
@@ -62,10 +81,15 @@ def total_entropy(work, coefficients):
 def test_entropy_of_two_answers_by_hand():
     logits = torch.tensor([[0.0, 0.0], [math.log(3), 0.0]], dtype=torch.float64)
     want = (math.log(2) - 0.75 * math.log(0.75) - 0.25 * math.log(0.25)) / 2
-    assert float(entropy(logits)) == pytest.approx(want, abs=1e-7)  # the source adds 1e-8 inside the logarithm
+    assert float(entropy(logits)) == pytest.approx(
+        want, abs=1e-7
+    )  # the source adds 1e-8 inside the logarithm
 
 
-@pytest.mark.parametrize("settings", [{}, {"granularity": "task"}, {"clamp": True}, {"granularity": "task", "clamp": True}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"granularity": "task"}, {"clamp": True}, {"granularity": "task", "clamp": True}],
+)
 def test_the_gradient_is_that_of_finite_differences(settings):
     work = job(start=0.4, **settings)
     mixture = Mixture(work)
@@ -75,7 +99,9 @@ def test_the_gradient_is_that_of_finite_differences(settings):
         low[at] -= 1e-5
         high[at] += 1e-5
         slope = (total_entropy(work, high) - total_entropy(work, low)) / 2e-5
-        assert float(mixture.coefficients.grad[at]) == pytest.approx(float(slope), rel=1e-5, abs=1e-9)
+        assert float(mixture.coefficients.grad[at]) == pytest.approx(
+            float(slope), rel=1e-5, abs=1e-9
+        )
 
 
 def test_the_first_step_of_two_coefficients_is_the_rate_against_the_sign_of_the_gradient():
@@ -83,13 +109,24 @@ def test_the_first_step_of_two_coefficients_is_the_rate_against_the_sign_of_the_
     mixture, model = Mixture(work), work.structure()
     descended(work, [model], mixture)
     signs = mixture.coefficients.grad.sign()
-    assert signs.abs().all() and torch.allclose(mixture.coefficients.detach(), 0.3 - 1e-3 * signs, rtol=0, atol=1e-7)
+    assert signs.abs().all() and torch.allclose(
+        mixture.coefficients.detach(), 0.3 - 1e-3 * signs, rtol=0, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("granularity", ["layer", "task"])
 def test_without_steps_it_is_task_arithmetic(granularity):
     base, experts = models()
-    merged = merge("adamerging", base, experts, batches=data(), head=head(), steps=0, start=0.3, granularity=granularity)
+    merged = merge(
+        "adamerging",
+        base,
+        experts,
+        batches=data(),
+        head=head(),
+        steps=0,
+        start=0.3,
+        granularity=granularity,
+    )
     assert tiny.difference(merged, merge("task_arithmetic", base, experts, scale=0.3)) < 1e-12
 
 
@@ -103,15 +140,21 @@ def test_steps_lower_the_entropy_of_one_batch_and_the_record_tells_how():
     assert len(losses) == 30 and losses[-1] < losses[0] and len(lines) == 30
     assert set(done.record["coefficients"]["mnist"]) == set(base.state_dict())
     again = merge("adamerging", base, dict(reversed(experts.items())), **settings)
-    assert tiny.same_bits(done.model, again), "the order of the tasks or the second run changed the result"
+    assert tiny.same_bits(done.model, again), (
+        "the order of the tasks or the second run changed the result"
+    )
 
 
 def test_tasks_answered_at_the_same_time_change_no_bit():
     base, experts = models()
-    experts["gtsrb"] = tiny.shifted(base, 12, 0.05)  # an odd number, so that the last one answers alone
+    experts["gtsrb"] = tiny.shifted(
+        base, 12, 0.05
+    )  # an odd number, so that the last one answers alone
     heads = head() | {"head/gtsrb": head()["head/dtd"].flip(0)}
     given = {"batches": {**data(), "gtsrb": tiny.images(102)}, "head": heads, "steps": 5}
-    one, two, many = (merge_recorded("adamerging", base, experts, at_once=n, **given) for n in (1, 2, 8))
+    one, two, many = (
+        merge_recorded("adamerging", base, experts, at_once=n, **given) for n in (1, 2, 8)
+    )
     assert tiny.same_bits(one.model, two.model) and one.record["loss"] == two.record["loss"]
     assert tiny.same_bits(one.model, many.model)
     with pytest.raises(BadSetting, match="at_once"):
@@ -145,8 +188,15 @@ def test_batches_come_round_again_and_an_iterable_that_shuffles_is_asked_anew():
             return iter(batches if len(rounds) % 2 else batches[::-1])
 
     model = tiny.clip()
-    assert [n for n, _ in (pair for pair, _ in zip(endless("mnist", iter(batches), model), range(5), strict=False))][:2] == [0, 1]
-    seen = [batch for (_, batch), _ in zip(endless("mnist", Shuffled(), model), range(4), strict=False)]
+    assert [
+        n
+        for n, _ in (
+            pair for pair, _ in zip(endless("mnist", iter(batches), model), range(5), strict=False)
+        )
+    ][:2] == [0, 1]
+    seen = [
+        batch for (_, batch), _ in zip(endless("mnist", Shuffled(), model), range(4), strict=False)
+    ]
     assert [batch is batches[i] for batch, i in zip(seen, (0, 1, 1, 0), strict=True)] == [True] * 4
     with pytest.raises(BadBatches, match="empty"):
         next(endless("mnist", [], model))
@@ -176,18 +226,44 @@ def test_what_is_missing_or_does_not_fit_is_named(tmp_path):
     with pytest.raises(BadSetting, match="merge.head.*must be left out"):
         merge("average", base, experts, head=head())
     with pytest.raises(MissingTensor, match="head/mnist"):
-        merge("adamerging", base, experts, batches=data(), head={k: v for k, v in head().items() if "mnist" not in k})
-    with pytest.raises(BadSetting, match="is for CLIPVisionModel and encoders of texts, and the base is a ViTModel"):
+        merge(
+            "adamerging",
+            base,
+            experts,
+            batches=data(),
+            head={k: v for k, v in head().items() if "mnist" not in k},
+        )
+    with pytest.raises(
+        BadSetting, match="is for CLIPVisionModel and encoders of texts, and the base is a ViTModel"
+    ):
         vit = tiny.make(families.FAMILIES["vit"].build)
         merge("adamerging", vit, {task: vit for task in TASKS}, batches=data(), head=head())
     with pytest.raises(BadSetting, match="head/dtd.*rows? of 8"):
-        merge("adamerging", base, experts, batches=data(), head=head() | {"head/dtd": torch.ones(5, 9)})
+        merge(
+            "adamerging",
+            base,
+            experts,
+            batches=data(),
+            head=head() | {"head/dtd": torch.ones(5, 9)},
+        )
     with pytest.raises(MissingPath, match="nowhere"):
         merge("adamerging", base, experts, batches=data(), head=tmp_path / "nowhere")
     with pytest.raises(BadBatches, match="mnist"):
         merge("adamerging", base, experts, head=head(), batches={"dtd": data()["dtd"]})
     with pytest.raises(BadBatches, match=r"batches\['dtd'\]: batch 0 has no 'pixel_values'"):
-        merge("adamerging", base, experts, head=head(), batches={task: [{"x": torch.ones(1)}] for task in TASKS})
-    for wrong in ({"granularity": "tensor"}, {"steps": -1}, {"rate": 0.0}, {"clamp": 1}, {"batches_per_step": 0}):
+        merge(
+            "adamerging",
+            base,
+            experts,
+            head=head(),
+            batches={task: [{"x": torch.ones(1)}] for task in TASKS},
+        )
+    for wrong in (
+        {"granularity": "tensor"},
+        {"steps": -1},
+        {"rate": 0.0},
+        {"clamp": 1},
+        {"batches_per_step": 0},
+    ):
         with pytest.raises(BadSetting, match=f"merge.{next(iter(wrong))}"):
             merge("adamerging", base, experts, **of, **wrong)

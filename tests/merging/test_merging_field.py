@@ -1,4 +1,6 @@
-"""The mergers of the field: by their definitions in float64, at their limits, and whatever the order of the experts."""
+"""The mergers of the field: by their definitions in float64, at their limits, and whatever the
+order of the experts.
+"""
 
 import checkpoints
 import pytest
@@ -25,7 +27,15 @@ from featcal.merging.sources import ModuleSource
 from featcal.merging.svc import svc_matrix
 from featcal.merging.tsv import orthogonal, tsv_matrix
 
-FIELD = ("wudi_closed_form", "tsv_merge", "iso_c", "iso_cts", "breadcrumbs", "consensus", "pcb")  # DARE's draws go by task
+FIELD = (
+    "wudi_closed_form",
+    "tsv_merge",
+    "iso_c",
+    "iso_cts",
+    "breadcrumbs",
+    "consensus",
+    "pcb",
+)  # DARE's draws go by task
 COUNT = 3
 
 
@@ -43,12 +53,16 @@ def state(method, models=None, base=None, **settings):
 
 
 def close(one, other, tolerance=1e-12):
-    return one.keys() == other.keys() and all(torch.allclose(one[n], other[n], rtol=0, atol=tolerance) for n in one)
+    return one.keys() == other.keys() and all(
+        torch.allclose(one[n], other[n], rtol=0, atol=tolerance) for n in one
+    )
 
 
 @pytest.mark.parametrize("method", FIELD)
 def test_which_expert_has_which_name_does_not_matter(method):
-    assert close(state(method), state(method, dict(zip("bca", experts().values(), strict=True))), 1e-9)
+    assert close(
+        state(method), state(method, dict(zip("bca", experts().values(), strict=True))), 1e-9
+    )
 
 
 @pytest.mark.parametrize("method", [*FIELD, "dare", "dare_ties"])
@@ -56,17 +70,28 @@ def test_experts_that_are_the_base_leave_it_as_it_is(method):
     assert close(state(method, {"a": tiny.clip(), "b": tiny.clip()}), tiny.clip().state_dict())
 
 
-@pytest.mark.parametrize("method", ["wudi_closed_form", "consensus", "dare_ties"])  # of every way in which tensors are read
+@pytest.mark.parametrize(
+    "method", ["wudi_closed_form", "consensus", "dare_ties"]
+)  # of every way in which tensors are read
 def test_folders_are_merged_as_modules_are(method, tmp_path):
-    folders = {name: checkpoints.vision_folder(tmp_path / name, seed) for seed, name in enumerate("ab", start=1)}
+    folders = {
+        name: checkpoints.vision_folder(tmp_path / name, seed)
+        for seed, name in enumerate("ab", start=1)
+    }
     models = {name: checkpoints.vision(seed) for seed, name in enumerate("ab", start=1)}
     streamed = merge(method, checkpoints.clip_folder(tmp_path / "base"), folders).state_dict()
-    assert all(torch.equal(streamed[n], t) for n, t in merge(method, checkpoints.clip(), models).state_dict().items())
+    assert all(
+        torch.equal(streamed[n], t)
+        for n, t in merge(method, checkpoints.clip(), models).state_dict().items()
+    )
 
 
 @pytest.mark.parametrize("method", [name for name, rule in METHODS.items() if rule.scaled])
 def test_a_scale_tried_later_gives_what_merging_with_it_gives(method, tmp_path):
-    folders = {name: checkpoints.vision_folder(tmp_path / name, seed) for seed, name in enumerate("abc", start=1)}
+    folders = {
+        name: checkpoints.vision_folder(tmp_path / name, seed)
+        for seed, name in enumerate("abc", start=1)
+    }
     base = checkpoints.vision_folder(tmp_path / "base")
     vectors = opened_merge(method, base, folders).vectors()
     for scale in (0.35, 1.0):
@@ -74,7 +99,9 @@ def test_a_scale_tried_later_gives_what_merging_with_it_gives(method, tmp_path):
         assert all(torch.equal(merged[n], t) for n, t in vectors.at(scale).state_dict().items())
     merge_recorded(method, base, folders, out=tmp_path / "one", scale=0.35)
     vectors.at(0.35, out=tmp_path / "two")
-    one, two = ({f.name: f.read_bytes() for f in (tmp_path / name).iterdir()} for name in ("one", "two"))
+    one, two = (
+        {f.name: f.read_bytes() for f in (tmp_path / name).iterdir()} for name in ("one", "two")
+    )
     assert one == two
 
 
@@ -103,13 +130,17 @@ def test_dare_keeps_the_share_it_says_and_the_mean():
     vector = torch.ones(200, 200, dtype=torch.float64)
     found = dropped(vector, 0.9, tiny.seeded(0))
     assert found.unique().tolist() == pytest.approx([0.0, 10.0])
-    assert float(found.mean()) == pytest.approx(1.0, abs=0.05)  # 40,000 draws: a standard error of 0.015
+    assert float(found.mean()) == pytest.approx(
+        1.0, abs=0.05
+    )  # 40,000 draws: a standard error of 0.015
 
 
 def test_dare_drops_other_entries_of_every_expert_and_the_same_again():
     one, again, other = (state("dare", seed=seed) for seed in (1, 1, 2))
     assert close(one, again, 0.0) and not close(one, other, 1e-6)
-    alike = dict.fromkeys("ab", tiny.clip(1))  # were the same entries dropped, each would be 0 or N times its own share
+    alike = dict.fromkeys(
+        "ab", tiny.clip(1)
+    )  # were the same entries dropped, each would be 0 or N times its own share
     base, expert = tiny.clip().state_dict(), tiny.clip(1).state_dict()
     name = "encoder.layers.0.mlp.fc1.weight"
     share = (state("dare", alike, scale=1.0)[name] - base[name]) / (expert[name] - base[name])
@@ -118,8 +149,12 @@ def test_dare_drops_other_entries_of_every_expert_and_the_same_again():
 
 def test_breadcrumbs_of_a_row_by_hand():
     row = torch.tensor([[9.0, -1.0, 3.0, -4.0, 0.5], [0.1, 0.2, -0.3, 0.4, 0.5]]).double()
-    found = masked(row, keep=0.4, remove=0.2)  # of five entries the largest goes and the two next stay
-    assert torch.equal(found, torch.tensor([[0.0, 0.0, 3.0, -4.0, 0.0], [0.0, 0.0, -0.3, 0.4, 0.0]]).double())
+    found = masked(
+        row, keep=0.4, remove=0.2
+    )  # of five entries the largest goes and the two next stay
+    assert torch.equal(
+        found, torch.tensor([[0.0, 0.0, 3.0, -4.0, 0.0], [0.0, 0.0, -0.3, 0.4, 0.0]]).double()
+    )
 
 
 def test_consensus_by_hand():
@@ -128,7 +163,9 @@ def test_consensus_by_hand():
     base, name = tiny.clip().state_dict(), "encoder.layers.0.mlp.fc1.weight"
     taus = [model.state_dict()[name] - base[name] for model in experts().values()]
     agreed = sum((t.abs() > 0.6 * (sum(taus) - t).abs()).int() for t in taus) >= 2
-    assert torch.allclose(state("consensus")[name], base[name] + 0.3 * (agreed * sum(taus)), rtol=0, atol=1e-12)
+    assert torch.allclose(
+        state("consensus")[name], base[name] + 0.3 * (agreed * sum(taus)), rtol=0, atol=1e-12
+    )
     assert close(state("consensus", tasks=4), tiny.clip().state_dict())
 
 
@@ -144,20 +181,30 @@ def test_one_expert_is_itself_by_tsv_and_keeps_its_directions_by_iso():
 def test_tsv_is_the_sum_of_leading_parts_whose_directions_are_made_orthogonal(rank):
     g = tiny.seeded(5)
     vectors = [
-        torch.randn(10, rank, generator=g, dtype=torch.float64) @ torch.randn(rank, 12, generator=g, dtype=torch.float64)
+        torch.randn(10, rank, generator=g, dtype=torch.float64)
+        @ torch.randn(rank, 12, generator=g, dtype=torch.float64)
         for _ in range(COUNT)
     ]
     parts = [torch.linalg.svd(v, full_matrices=False) for v in vectors]
     k = min(10 // COUNT, rank)
-    U, V = (torch.cat(side, 1) for side in ([p[0][:, :k] for p in parts], [p[2][:k].T for p in parts]))
+    U, V = (
+        torch.cat(side, 1) for side in ([p[0][:, :k] for p in parts], [p[2][:k].T for p in parts])
+    )
     values = torch.cat([p[1][:k] for p in parts])
 
     def polar(M):  # U (UᵀU)^(−1/2), by eigenvalues
         e, Q = torch.linalg.eigh(M.T @ M)
         return M @ Q @ torch.diag(e.rsqrt()) @ Q.T
 
-    assert torch.allclose(tsv_matrix(vectors), polar(U) @ torch.diag(values) @ polar(V).T, rtol=0, atol=1e-9)
-    assert torch.allclose(orthogonal(U).T @ orthogonal(U), torch.eye(COUNT * k, dtype=torch.float64), rtol=0, atol=1e-12)
+    assert torch.allclose(
+        tsv_matrix(vectors), polar(U) @ torch.diag(values) @ polar(V).T, rtol=0, atol=1e-9
+    )
+    assert torch.allclose(
+        orthogonal(U).T @ orthogonal(U),
+        torch.eye(COUNT * k, dtype=torch.float64),
+        rtol=0,
+        atol=1e-12,
+    )
 
 
 def test_orthogonal_task_vectors_add_up_by_tsv():
@@ -179,7 +226,10 @@ def test_iso_cts_with_all_directions_common_is_iso_c():
 
 def test_iso_cts_keeps_the_leading_directions_of_the_sum():
     vectors = matrices()
-    found, total = iso_cts_matrix(vectors, 0.4), sum(vectors)  # of 10: round((10 − 4)/3) = 2 of every expert's own, 4 common
+    found, total = (
+        iso_cts_matrix(vectors, 0.4),
+        sum(vectors),
+    )  # of 10: round((10 − 4)/3) = 2 of every expert's own, 4 common
     U, S, Vt = torch.linalg.svd(total, full_matrices=False)
     own = [torch.linalg.svd(v - U[:, :4] @ U[:, :4].T @ v, full_matrices=False) for v in vectors]
     mean = torch.cat([S[:4], *(s[:2] for _, s, _ in own)]).mean()
@@ -193,24 +243,37 @@ def test_iso_cts_keeps_the_leading_directions_of_the_sum():
 def test_pcb_is_its_formula_on_one_long_vector():
     base, models = tiny.clip().state_dict(), experts()
     names = sorted(n for n, t in base.items() if t.is_floating_point())
-    flat = torch.stack([torch.cat([(m.state_dict()[n] - base[n]).flatten() for n in names]) for m in models.values()])
+    flat = torch.stack(
+        [
+            torch.cat([(m.state_dict()[n] - base[n]).flatten() for n in names])
+            for m in models.values()
+        ]
+    )
     n, d = flat.shape
     sizes = flat.abs().sort(1).values
     sizes = flat.abs().clamp(sizes[:, int(d * 1e-4), None], sizes[:, int(d * (1 - 1e-4)) - 1, None])
-    self_ = ((sizes - sizes.amin(1, keepdim=True)) / (sizes.amax(1, keepdim=True) - sizes.amin(1, keepdim=True))) ** 2
+    self_ = (
+        (sizes - sizes.amin(1, keepdim=True))
+        / (sizes.amax(1, keepdim=True) - sizes.amin(1, keepdim=True))
+    ) ** 2
     beta = torch.exp(n * self_) * torch.tanh(flat * flat.sum(0))
     cut = beta.sort(1).values[:, int(d * 0.95), None]
     weight = (beta.clamp_min(cut) - cut) / (beta.amax(1, keepdim=True) - cut)
     want = 1.2 * (weight * flat.sign() * sizes).sum(0) / weight.sum(0).clamp_min(1e-12)
     found = state("pcb")
     got = torch.cat([(found[name] - base[name]).flatten() for name in names])
-    assert torch.allclose(got, want, rtol=0, atol=1e-12) and float((want != 0).double().mean()) > 0.05
+    assert (
+        torch.allclose(got, want, rtol=0, atol=1e-12) and float((want != 0).double().mean()) > 0.05
+    )
 
 
 def heads(p=8, classes=4):
     g = tiny.seeded(3)
     found = {"visual_projection": torch.randn(p, 32, generator=g), "logit_scale": torch.tensor(2.0)}
-    return found | {f"head/{task}": torch.nn.functional.normalize(torch.randn(classes, p, generator=g), dim=-1) for task in "abc"}
+    return found | {
+        f"head/{task}": torch.nn.functional.normalize(torch.randn(classes, p, generator=g), dim=-1)
+        for task in "abc"
+    }
 
 
 def images(names="abc"):
@@ -224,46 +287,73 @@ def test_conjugate_gradients_reach_the_solution_in_as_many_steps_as_there_are_ei
     found, steps = conjugate_gradients(G, R, torch.zeros_like(R), 100)
     assert 0 < steps <= 9 and float((found @ G - R).norm()) <= 1e-5 * float(R.norm())
     assert conjugate_gradients(G, R, found, 100)[1] == 0  # nothing is left to do
-    one, _ = conjugate_gradients(G, R, torch.zeros_like(R), 1)  # along the gradient, as far as the loss falls
+    one, _ = conjugate_gradients(
+        G, R, torch.zeros_like(R), 1
+    )  # along the gradient, as far as the loss falls
     assert torch.allclose(one, R * (R.square().sum() / (R * (R @ G)).sum()), rtol=1e-12)
 
 
 def test_mats_goes_from_task_arithmetic_to_regmean():
     name = "encoder.layers.1.mlp.fc2.weight"
-    batches = {task: [b for seed in range(6) for b in tiny.images(100 * i + seed)] for i, task in enumerate("abc")}
+    batches = {
+        task: [b for seed in range(6) for b in tiny.images(100 * i + seed)]
+        for i, task in enumerate("abc")
+    }
     goal = state("regmean", batches=batches, off_diagonal=1.0)[name]
     start = state("mats", batches=batches, steps=0)[name]
     assert torch.allclose(start, state("task_arithmetic")[name], rtol=0, atol=1e-12)
-    near = [float((state("mats", batches=batches, steps=n)[name] - goal).norm()) for n in (0, 3, 200)]
+    near = [
+        float((state("mats", batches=batches, steps=n)[name] - goal).norm()) for n in (0, 3, 200)
+    ]
     assert near[0] > near[1] > near[2] and near[2] < 0.05 * near[0]
     made = merge_recorded("mats", tiny.clip(), experts(), batches=batches, steps=5).record["steps"]
-    assert set(made.values()) <= set(range(6)) and len(made) == 8  # four sites in each of two blocks
+    assert (
+        set(made.values()) <= set(range(6)) and len(made) == 8
+    )  # four sites in each of two blocks
 
 
 def job(**settings):
     sources = {task: ModuleSource(model, task) for task, model in experts().items()}
     wide = {name: tensor.double() for name, tensor in heads().items()}
-    return Job(ModuleSource(tiny.clip(), "base"), sources, Fisher(**settings), tiny.clip, batches=images(), head=wide)
+    return Job(
+        ModuleSource(tiny.clip(), "base"),
+        sources,
+        Fisher(**settings),
+        tiny.clip,
+        batches=images(),
+        head=wide,
+    )
 
 
 def test_the_diagonal_is_the_mean_of_squared_slopes_of_the_drawn_labels():
-    """With every label instead of a drawn one, weighted by its probability, it comes out as the mean over many draws."""
+    """With every label instead of a drawn one, weighted by its probability, it comes out as the
+    mean over many draws.
+    """
     work, name = job(), "encoder.layers.1.mlp.fc2.bias"
     expert, head = tiny.clip(1), work.head
     exact, count = torch.zeros_like(expert.get_parameter(name)), 0
     for batch in work.batches["a"]:
         for pixels in batch["pixel_values"]:
             pooled = expert(pixel_values=pixels[None]).pooler_output @ head["visual_projection"].T
-            logits = head["logit_scale"].exp() * torch.nn.functional.normalize(pooled, dim=-1) @ head["head/a"].T
+            logits = (
+                head["logit_scale"].exp()
+                * torch.nn.functional.normalize(pooled, dim=-1)
+                @ head["head/a"].T
+            )
             answer = logits.log_softmax(-1)[0]
             for value in answer:
                 (slope,) = torch.autograd.grad(value, expert.get_parameter(name), retain_graph=True)
                 exact += value.detach().exp() * slope.square()
             count += 1
-    draws = [diagonal_fisher(job(seed=seed), tiny.clip(), ModuleSource(expert, "a"), "a")[name].detach() for seed in range(30)]
+    draws = [
+        diagonal_fisher(job(seed=seed), tiny.clip(), ModuleSource(expert, "a"), "a")[name].detach()
+        for seed in range(30)
+    ]
     found = torch.stack(draws).mean(0)
     spread = torch.stack(draws).std(0) / len(draws) ** 0.5
-    assert float(((found - exact / count).abs() / spread).mean()) < 2  # standard errors; 0.8 is expected
+    assert (
+        float(((found - exact / count).abs() / spread).mean()) < 2
+    )  # standard errors; 0.8 is expected
     again = diagonal_fisher(job(seed=0), tiny.clip(), ModuleSource(expert, "a"), "a")[name]
     assert torch.equal(again, draws[0]) and not torch.equal(draws[0], draws[1])
 
@@ -273,7 +363,9 @@ def test_fisher_merging_by_hand():
     F = [torch.tensor([1.0, 0.0]).double(), torch.tensor([3.0, 2.0]).double()]
     assert fisher_tensor(torch.zeros(2).double(), thetas, F, [1.0, 1.0]).tolist() == [2.5, 6.0]
     assert fisher_tensor(torch.zeros(2).double(), thetas, F, [3.0, 1.0]).tolist() == [2.0, 6.0]
-    assert fisher_weights([{"w": torch.tensor([3.0, 4.0])}, {"w": torch.ones(1)}], 0.0, True) == pytest.approx([0.2, 1.0])
+    assert fisher_weights(
+        [{"w": torch.tensor([3.0, 4.0])}, {"w": torch.ones(1)}], 0.0, True
+    ) == pytest.approx([0.2, 1.0])
 
 
 def test_fisher_merging_with_a_floor_above_all_is_the_average():
@@ -283,17 +375,28 @@ def test_fisher_merging_with_a_floor_above_all_is_the_average():
 
 
 def test_gradient_matching_is_fisher_merging_without_the_bases_curvature_and_task_arithmetic_with_much_of_it():
-    base, thetas = torch.tensor([1.0, 1.0]).double(), [torch.tensor([2.0, 2.0]).double(), torch.tensor([3.0, 7.0]).double()]
-    H, none = [torch.tensor([1.0, 2.0]).double(), torch.tensor([3.0, 2.0]).double()], torch.zeros(2).double()
-    assert torch.equal(matched_tensor(base, thetas, none, H, 1.0), fisher_tensor(base, thetas, H, [1.0, 1.0]))
+    base, thetas = (
+        torch.tensor([1.0, 1.0]).double(),
+        [torch.tensor([2.0, 2.0]).double(), torch.tensor([3.0, 7.0]).double()],
+    )
+    H, none = (
+        [torch.tensor([1.0, 2.0]).double(), torch.tensor([3.0, 2.0]).double()],
+        torch.zeros(2).double(),
+    )
+    assert torch.equal(
+        matched_tensor(base, thetas, none, H, 1.0), fisher_tensor(base, thetas, H, [1.0, 1.0])
+    )
     assert matched_tensor(base, thetas, none + 1e12, H, 0.3).tolist() == pytest.approx([1.9, 3.1])
-    # entry by entry: 1 + ½ ((2 + 1) 1 + (2 + 3) 2) / (2 + ½ 4) = 2.625 and 1 + ½ ((2 + 2) 1 + (2 + 2) 6) / (2 + ½ 4) = 4.5
+    # entry by entry: 1 + ½ ((2 + 1) 1 + (2 + 3) 2) / (2 + ½ 4) = 2.625 and 1 + ½ ((2 + 2) 1 + (2 +
+    # 2) 6) / (2 + ½ 4) = 4.5
     assert matched_tensor(base, thetas, none + 2, H, 0.5).tolist() == [2.625, 4.5]
 
 
 def test_gradient_matching_of_experts_that_are_the_base_leaves_it_and_much_of_the_bases_curvature_is_task_arithmetic():
     more = {"batches": images(), "head": heads(), "scale": 0.3}
-    alike = state("gradient_matching", {"a": tiny.clip(), "b": tiny.clip(), "c": tiny.clip()}, **more)
+    alike = state(
+        "gradient_matching", {"a": tiny.clip(), "b": tiny.clip(), "c": tiny.clip()}, **more
+    )
     assert close(alike, tiny.clip().state_dict())
     name = "encoder.layers.1.mlp.fc2.bias"
     found = state("gradient_matching", base_weight=1e12, **more)[name]
@@ -324,10 +427,24 @@ def test_svc_undoes_what_equal_experts_add_up_and_leaves_one_expert_as_it_is():
 
 def test_repair_writes_the_folder_that_svc_makes(tmp_path):
     base = checkpoints.vision_folder(tmp_path / "base", 0)
-    folders = {name: checkpoints.vision_folder(tmp_path / name, seed) for seed, name in enumerate("ab", start=1)}
+    folders = {
+        name: checkpoints.vision_folder(tmp_path / name, seed)
+        for seed, name in enumerate("ab", start=1)
+    }
     merge("average", base, folders, out=tmp_path / "merged")
     words = [f"--expert={name}={folder}" for name, folder in folders.items()]
-    told = ["--merged", str(tmp_path / "merged"), "--base", str(base), *words, "--out", str(tmp_path / "out")]
+    told = [
+        "--merged",
+        str(tmp_path / "merged"),
+        "--base",
+        str(base),
+        *words,
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert CliRunner().invoke(get_command(app), ["repair", "svc", *told]).exit_code == 0
     want = featcal.svc(tmp_path / "merged", base, folders).state_dict()
-    assert all(torch.equal(want[n], t) for n, t in load_file(tmp_path / "out" / "model.safetensors").items())
+    assert all(
+        torch.equal(want[n], t)
+        for n, t in load_file(tmp_path / "out" / "model.safetensors").items()
+    )

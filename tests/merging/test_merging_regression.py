@@ -1,4 +1,6 @@
-"""RegMean, RegMean++ and LOT against whole forwards with hooks, family by family, and their formulas by hand."""
+"""RegMean, RegMean++ and LOT against whole forwards with hooks, family by family, and their
+formulas by hand.
+"""
 
 import copy
 
@@ -18,8 +20,14 @@ FAMILIES = ("t5", "clip", "llama", "gpt2")
 
 
 def real_tokens(batch, name, stack):
-    """The tokens that count for a linear: decoders by their labels, keys and values of cross-attention by the encoder's mask."""
-    if stack == "decoder" and "labels" in batch and not name.endswith(("EncDecAttention.k", "EncDecAttention.v")):
+    """The tokens that count for a linear: decoders by their labels, keys and values of
+    cross-attention by the encoder's mask.
+    """
+    if (
+        stack == "decoder"
+        and "labels" in batch
+        and not name.endswith(("EncDecAttention.k", "EncDecAttention.v"))
+    ):
         return batch["labels"] != -100
     return batch.get("attention_mask") if stack != "vision" else None
 
@@ -36,7 +44,9 @@ def inputs(model, paths, batches):
 
             return hook
 
-        handles = [model.get_submodule(path).register_forward_pre_hook(note(path)) for path in paths]
+        handles = [
+            model.get_submodule(path).register_forward_pre_hook(note(path)) for path in paths
+        ]
         with torch.no_grad():
             model(**batch)
         for handle in handles:
@@ -47,7 +57,9 @@ def inputs(model, paths, batches):
 def linears(model, below, stack):
     kinds = (nn.Linear, families.tf.pytorch_utils.Conv1D)
     return {
-        f"{below}{n}": stack for n, m in model.get_submodule(below.rstrip(".")).named_modules(prefix="") if isinstance(m, kinds)
+        f"{below}{n}": stack
+        for n, m in model.get_submodule(below.rstrip(".")).named_modules(prefix="")
+        if isinstance(m, kinds)
     }
 
 
@@ -74,9 +86,15 @@ def solve(merged, base, experts, rows, path, rule):
 def by_whole_forwards(arguments, stacks, rule):
     base, experts, batches = arguments["base"], arguments["experts"], arguments["batches"]
     merged = tiny.averaged(list(experts.values()))
-    blocks = {f"{path}.{i}.": stack for stack, path in stacks.items() for i in range(len(base.get_submodule(path)))}
+    blocks = {
+        f"{path}.{i}.": stack
+        for stack, path in stacks.items()
+        for i in range(len(base.get_submodule(path)))
+    }
     if rule != "regmean++":
-        paths = {p: s for below, stack in blocks.items() for p, s in linears(base, below, stack).items()}
+        paths = {
+            p: s for below, stack in blocks.items() for p, s in linears(base, below, stack).items()
+        }
         rows = {task: inputs(experts[task], paths, batches[task]) for task in experts}
         for path in paths:
             solve(merged, base, experts, rows, path, rule)
@@ -84,13 +102,17 @@ def by_whole_forwards(arguments, stacks, rule):
     behind = ("final_layer_norm", "lm_head", "model.norm", "post_layernorm", "ln_f", "projection")
     with torch.no_grad():
         for name, p in merged.named_parameters():
-            if any(word in name for word in behind) and not any(name.startswith(below) for below in blocks):
+            if any(word in name for word in behind) and not any(
+                name.startswith(below) for below in blocks
+            ):
                 p.copy_(base.get_parameter(name))
     for below, stack in blocks.items():
         rows = {}
         for task, expert in experts.items():
             mixed = copy.deepcopy(merged)
-            mixed.get_submodule(below.rstrip(".")).load_state_dict(expert.get_submodule(below.rstrip(".")).state_dict())
+            mixed.get_submodule(below.rstrip(".")).load_state_dict(
+                expert.get_submodule(below.rstrip(".")).state_dict()
+            )
             rows[task] = inputs(mixed, linears(base, below, stack), batches[task])
         for path in linears(base, below, stack):
             solve(merged, base, experts, rows, path, rule)
@@ -98,7 +120,9 @@ def by_whole_forwards(arguments, stacks, rule):
 
 
 def own_merge(method, arguments, **settings):
-    return merge(method, arguments["base"], arguments["experts"], batches=arguments["batches"], **settings)
+    return merge(
+        method, arguments["base"], arguments["experts"], batches=arguments["batches"], **settings
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -107,7 +131,12 @@ def test_a_model_equals_whole_forwards_with_hooks(monkeypatch, family, method):
     arguments = families.experiment(families.FAMILIES[family])
     families.without_float32(monkeypatch, arguments["base"])
     ours = own_merge(method.replace("++", "_plus_plus"), arguments)
-    assert tiny.difference(ours, by_whole_forwards(arguments, families.FAMILIES[family].stacks, method)) < 1e-9
+    assert (
+        tiny.difference(
+            ours, by_whole_forwards(arguments, families.FAMILIES[family].stacks, method)
+        )
+        < 1e-9
+    )
 
 
 @pytest.mark.parametrize("family", ["t5", "clip", "llama"])
@@ -129,26 +158,53 @@ def test_lots_norms_weigh_task_vectors_by_what_their_features_square_to():
         squares = nn.functional.layer_norm(x, x.shape[-1:], eps=1e-5).square().sum(0)
         total = total + squares * (expert.get_parameter(f"{path}.weight").detach() - base)
         weight = weight + squares
-    assert torch.allclose(ours.get_parameter(f"{path}.weight"), base + total / weight, rtol=0, atol=1e-12)
+    assert torch.allclose(
+        ours.get_parameter(f"{path}.weight"), base + total / weight, rtol=0, atol=1e-12
+    )
     mean = tiny.averaged(list(arguments["experts"].values()))
-    for name in ("embeddings.class_embedding", "post_layernorm.weight", f"{path}.bias", "encoder.layers.1.mlp.fc1.bias"):
-        assert torch.allclose(ours.get_parameter(name), mean.get_parameter(name), rtol=0, atol=1e-12)
+    for name in (
+        "embeddings.class_embedding",
+        "post_layernorm.weight",
+        f"{path}.bias",
+        "encoder.layers.1.mlp.fc1.bias",
+    ):
+        assert torch.allclose(
+            ours.get_parameter(name), mean.get_parameter(name), rtol=0, atol=1e-12
+        )
 
 
 def test_regmean_of_two_by_two_by_hand():
-    grams = [torch.tensor([[2.0, 1.0], [1.0, 1.0]]).double(), torch.tensor([[1.0, 0.0], [0.0, 3.0]]).double()]
+    grams = [
+        torch.tensor([[2.0, 1.0], [1.0, 1.0]]).double(),
+        torch.tensor([[1.0, 0.0], [0.0, 3.0]]).double(),
+    ]
     assert torch.equal(shrunk(grams[0], 0.5), torch.tensor([[2.0, 0.5], [0.5, 1.0]]).double())
     vectors = [torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[0.0, 1.0]]).double()]
     # ΣG = [[3, 1], [1, 4]], Σ τG = [2, 1] + [0, 3] = [2, 4]; its inverse is [[4, −1], [−1, 3]] / 11
-    assert torch.allclose(regmean_matrix(grams, vectors), torch.tensor([[4.0, 10.0]]).double() / 11, rtol=0, atol=1e-14)
-    assert torch.allclose(lot_matrix(grams, vectors), torch.tensor([[4.0, 10.0]]).double() / 11, rtol=0, atol=1e-14)
+    assert torch.allclose(
+        regmean_matrix(grams, vectors),
+        torch.tensor([[4.0, 10.0]]).double() / 11,
+        rtol=0,
+        atol=1e-14,
+    )
+    assert torch.allclose(
+        lot_matrix(grams, vectors), torch.tensor([[4.0, 10.0]]).double() / 11, rtol=0, atol=1e-14
+    )
 
 
 def test_lot_of_two_by_two_by_hand_where_no_task_has_a_feature():
-    grams = [torch.diag(torch.tensor([1.0, 0.0])).double(), torch.diag(torch.tensor([3.0, 0.0])).double()]
+    grams = [
+        torch.diag(torch.tensor([1.0, 0.0])).double(),
+        torch.diag(torch.tensor([3.0, 0.0])).double(),
+    ]
     vectors = [torch.tensor([[4.0, 5.0]]).double(), torch.tensor([[0.0, 7.0]]).double()]
-    assert torch.allclose(lot_matrix(grams, vectors), torch.tensor([[1.0, 0.0]]).double(), rtol=0, atol=1e-14)
-    scale = lot_scale([torch.tensor([1.0, 0.0]), torch.tensor([3.0, 0.0])], [torch.tensor([4.0, 5.0]), torch.tensor([0.0, 7.0])])
+    assert torch.allclose(
+        lot_matrix(grams, vectors), torch.tensor([[1.0, 0.0]]).double(), rtol=0, atol=1e-14
+    )
+    scale = lot_scale(
+        [torch.tensor([1.0, 0.0]), torch.tensor([3.0, 0.0])],
+        [torch.tensor([4.0, 5.0]), torch.tensor([0.0, 7.0])],
+    )
     assert scale.tolist() == [1.0, 0.0]
 
 
@@ -156,7 +212,9 @@ def test_lot_of_two_by_two_by_hand_where_no_task_has_a_feature():
 def test_one_expert_is_that_expert(method):
     arguments = tiny.experiment(tasks=("mnist",))
     ours, expert = own_merge(method, arguments), arguments["experts"]["mnist"]
-    kept = {"post_layernorm.weight", "post_layernorm.bias"} if method == "regmean_plus_plus" else set()
+    kept = (
+        {"post_layernorm.weight", "post_layernorm.bias"} if method == "regmean_plus_plus" else set()
+    )
     for name, p in expert.named_parameters():
         want = arguments["base"].get_parameter(name) if name in kept else p
         assert torch.allclose(ours.get_parameter(name), want, rtol=0, atol=1e-9), name
@@ -165,7 +223,9 @@ def test_one_expert_is_that_expert(method):
 @pytest.mark.parametrize("method", ["regmean", "regmean_plus_plus", "lot"])
 def test_equal_experts_are_that_expert_and_the_order_of_tasks_does_not_matter(method):
     arguments = tiny.experiment()
-    turned = arguments | {key: dict(reversed(arguments[key].items())) for key in ("experts", "batches")}
+    turned = arguments | {
+        key: dict(reversed(arguments[key].items())) for key in ("experts", "batches")
+    }
     assert tiny.same_bits(own_merge(method, arguments), own_merge(method, turned))
     one = arguments["experts"]["mnist"]
     arguments["experts"] = dict.fromkeys(arguments["experts"], one)
@@ -178,10 +238,15 @@ def test_folders_equal_modules_and_batches_may_come_from_a_generator(tmp_path, m
     base = checkpoints.clip_folder(tmp_path / "base")
     folders = {str(seed): checkpoints.legacy_folder(tmp_path / str(seed), seed) for seed in (1, 2)}
     modules = {str(seed): checkpoints.vision(seed) for seed in (1, 2)}
-    batches = {task: tiny.images(int(task), count=24, batch=8, dtype=torch.float32, size=32) for task in folders}
+    batches = {
+        task: tiny.images(int(task), count=24, batch=8, dtype=torch.float32, size=32)
+        for task in folders
+    }
     lines: list[str] = []
     given = {task: iter(of) for task, of in batches.items()}
-    streamed = merge_recorded(method, base, folders, batches=given, out=tmp_path / "out", progress=lines.append)
+    streamed = merge_recorded(
+        method, base, folders, batches=given, out=tmp_path / "out", progress=lines.append
+    )
     in_memory = merge(method, checkpoints.vision(), modules, batches=batches)
     loaded = checkpoints.load_file(streamed.folder / "model.safetensors")
     assert all(torch.equal(loaded[name], tensor) for name, tensor in in_memory.state_dict().items())
@@ -194,7 +259,10 @@ def test_models_that_are_given_stay_as_they_are():
     for method in ("regmean", "regmean_plus_plus", "lot"):
         own_merge(method, arguments)
     assert tiny.same_bits(arguments["base"], before["base"])
-    assert all(tiny.same_bits(arguments["experts"][task], before["experts"][task]) for task in before["experts"])
+    assert all(
+        tiny.same_bits(arguments["experts"][task], before["experts"][task])
+        for task in before["experts"]
+    )
 
 
 def test_too_few_tokens_are_refused_by_regmean_without_shrinking():
@@ -210,8 +278,18 @@ def test_what_is_missing_or_out_of_range_is_named():
     with pytest.raises(BadSetting, match="merge.off_diagonal"):
         own_merge("regmean", arguments, off_diagonal=1.5)
     with pytest.raises(BadBatches, match="svhn"):
-        own_merge("lot", arguments | {"batches": {t: b for t, b in arguments["batches"].items() if t != "svhn"}})
+        own_merge(
+            "lot",
+            arguments | {"batches": {t: b for t, b in arguments["batches"].items() if t != "svhn"}},
+        )
     with pytest.raises(BadBatches, match="mnist.*is empty"):
         own_merge("lot", arguments | {"batches": arguments["batches"] | {"mnist": []}})
     with pytest.raises(BadBatches, match=r"batches\['mnist'\].*refused by the model"):
-        own_merge("lot", arguments | {"batches": arguments["batches"] | {"mnist": [{"pixel_values": torch.zeros(1, 3, 9, 9)}]}})
+        own_merge(
+            "lot",
+            arguments
+            | {
+                "batches": arguments["batches"]
+                | {"mnist": [{"pixel_values": torch.zeros(1, 3, 9, 9)}]}
+            },
+        )

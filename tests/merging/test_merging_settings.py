@@ -13,7 +13,16 @@ SUITE = yaml.safe_load((ROOT / "tests/smoke/smoke.yaml").read_text())
 
 
 POOL = "clip_b32-8"
-PAPERS = {"average", "task_arithmetic", "ties", "wudi", "regmean", "regmean_plus_plus", "lot", "adamerging"}
+PAPERS = {
+    "average",
+    "task_arithmetic",
+    "ties",
+    "wudi",
+    "regmean",
+    "regmean_plus_plus",
+    "lot",
+    "adamerging",
+}
 
 
 def asked(folder, method, settings):
@@ -33,7 +42,9 @@ def asked(folder, method, settings):
         ("lot", Draw("train", 16, 8)),
     ],
 )
-def test_a_method_that_looks_at_images_sees_those_of_its_source_unless_told_otherwise(tmp_path, method, draw):
+def test_a_method_that_looks_at_images_sees_those_of_its_source_unless_told_otherwise(
+    tmp_path, method, draw
+):
     assert asked(tmp_path, method, {}).draw == draw
 
 

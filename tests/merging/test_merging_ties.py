@@ -1,4 +1,6 @@
-"""TIES: by hand, against flattened vectors, its cut over the whole model, streamed, and what it leaves as it is."""
+"""TIES: by hand, against flattened vectors, its cut over the whole model, streamed, and what it
+leaves as it is.
+"""
 
 import checkpoints
 import numpy as np
@@ -17,7 +19,9 @@ def vision(seed):
 
 
 def flat(module):
-    return np.concatenate([t.double().numpy().ravel() for _, t in sorted(module.state_dict().items())])
+    return np.concatenate(
+        [t.double().numpy().ravel() for _, t in sorted(module.state_dict().items())]
+    )
 
 
 def by_flattening(base, experts, density, scale, combine):
@@ -33,7 +37,9 @@ def by_flattening(base, experts, density, scale, combine):
     sign[sign == 0] = np.sign(sign.sum())
     agreeing = vectors * np.where(sign > 0, vectors > 0, vectors < 0)
     total = agreeing.sum(0)
-    return start + scale * (total / np.maximum((agreeing != 0).sum(0), 1) if combine == "mean" else total)
+    return start + scale * (
+        total / np.maximum((agreeing != 0).sum(0), 1) if combine == "mean" else total
+    )
 
 
 def test_two_by_two_by_hand():
@@ -41,17 +47,22 @@ def test_two_by_two_by_hand():
     experts = [torch.tensor([[4.0, -1.0], [3.0, 0.5]]), torch.tensor([[2.0, 5.0], [-4.0, 0.25]])]
     # below the cuts 1 and 2: 0.5 and 0.25; elected: + + − (3 − 4 < 0), and nothing at the last
     assert torch.equal(
-        merged_vector(base, experts, [1.0, 2.0], "sum", lambda: 1.0), torch.tensor([[6.0, 5.0], [-4.0, 0.0]]).double()
+        merged_vector(base, experts, [1.0, 2.0], "sum", lambda: 1.0),
+        torch.tensor([[6.0, 5.0], [-4.0, 0.0]]).double(),
     )
     assert torch.equal(
-        merged_vector(base, experts, [1.0, 2.0], "mean", lambda: 1.0), torch.tensor([[3.0, 5.0], [-4.0, 0.0]]).double()
+        merged_vector(base, experts, [1.0, 2.0], "mean", lambda: 1.0),
+        torch.tensor([[3.0, 5.0], [-4.0, 0.0]]).double(),
     )
 
 
 @pytest.mark.parametrize("majority", [1.0, -1.0])
 def test_where_experts_cancel_exactly_the_sign_of_the_majority_decides(majority):
     base, experts = torch.zeros(2), [torch.tensor([1.0, 2.0]), torch.tensor([-1.0, 1.0])]
-    assert merged_vector(base, experts, [0.0, 0.0], "sum", lambda: majority).tolist() == [majority, 3.0]
+    assert merged_vector(base, experts, [0.0, 0.0], "sum", lambda: majority).tolist() == [
+        majority,
+        3.0,
+    ]
 
 
 @pytest.mark.parametrize("combine", ["sum", "mean"])
@@ -59,13 +70,17 @@ def test_where_experts_cancel_exactly_the_sign_of_the_majority_decides(majority)
 def test_a_model_equals_the_method_on_flattened_vectors(density, combine):
     base, experts = vision(0), [vision(1), vision(2), vision(3)]
     merged = merge("ties", base, experts, density=density, scale=0.4, combine=combine)
-    np.testing.assert_allclose(flat(merged), by_flattening(base, experts, density, 0.4, combine), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        flat(merged), by_flattening(base, experts, density, 0.4, combine), rtol=0, atol=1e-12
+    )
 
 
 def test_one_expert_at_density_one_is_that_expert():
     expert = checkpoints.vision(1)
     merged = merge("ties", checkpoints.vision(), [expert], density=1.0, scale=1.0)
-    assert all(torch.equal(a, b) for a, b in zip(merged.parameters(), expert.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(merged.parameters(), expert.parameters(), strict=True)
+    )
 
 
 def test_the_order_of_the_tasks_and_the_size_of_the_pieces_do_not_matter(monkeypatch):
@@ -80,10 +95,15 @@ def test_the_order_of_the_tasks_and_the_size_of_the_pieces_do_not_matter(monkeyp
 def test_folders_equal_modules_and_the_record_tells_the_cuts(tmp_path):
     base = checkpoints.vision_folder(tmp_path / "base")
     experts = {str(seed): checkpoints.vision_folder(tmp_path / str(seed), seed) for seed in (1, 2)}
-    in_memory = merge_recorded("ties", checkpoints.vision(), {str(seed): checkpoints.vision(seed) for seed in (1, 2)})
+    in_memory = merge_recorded(
+        "ties", checkpoints.vision(), {str(seed): checkpoints.vision(seed) for seed in (1, 2)}
+    )
     streamed = merge_recorded("ties", base, experts, out=tmp_path / "out")
     state = in_memory.model.state_dict()
-    assert all(torch.equal(tensor, state[name]) for name, tensor in load_file(streamed.folder / "model.safetensors").items())
+    assert all(
+        torch.equal(tensor, state[name])
+        for name, tensor in load_file(streamed.folder / "model.safetensors").items()
+    )
     assert streamed.record == in_memory.record and list(streamed.record["cuts"]) == ["1", "2"]
 
 
@@ -94,7 +114,9 @@ def test_the_kth_smallest_is_what_sorting_gives(monkeypatch, candidates, values)
     x = torch.randn(1000, generator=torch.Generator().manual_seed(3), dtype=torch.float64).abs()
     x = {"spread": x, "equal": (4 * x).round() / 4, "tiny": x * 1e-310}[values]
     ranks = (0, 1, 2, 500, 999, 1000)
-    wanted = [(stream, k) for stream in (0, 1) for k in ranks]  # the second stream holds the numbers twice as large
+    wanted = [
+        (stream, k) for stream in (0, 1) for k in ranks
+    ]  # the second stream holds the numbers twice as large
     found = kth_smallest(lambda: ((part, 2 * part) for part in x.split(300)), wanted)
     sorted_ = [0.0, *x.sort().values.tolist()]
     assert found == [(stream + 1) * sorted_[k] for stream, k in wanted]

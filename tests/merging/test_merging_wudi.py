@@ -1,4 +1,6 @@
-"""WUDI: its loss by hand and by definition, its minimum, its two codes' choice of matrices, its guard against NaN."""
+"""WUDI: its loss by hand and by definition, its minimum, its two codes' choice of matrices, its
+guard against NaN.
+"""
 
 import json
 
@@ -28,18 +30,30 @@ def by_definition(tau, vectors):
 
 
 def test_two_by_two_by_hand():
-    vectors = [torch.tensor([[1.0, 0.0], [1.0, 0.0]]).double(), torch.tensor([[0.0, 2.0], [2.0, 0.0]]).double()]
+    vectors = [
+        torch.tensor([[1.0, 0.0], [1.0, 0.0]]).double(),
+        torch.tensor([[0.0, 2.0], [2.0, 0.0]]).double(),
+    ]
     problem = Interference.of(vectors)
     # Gᵢ = τᵢᵀτᵢ/‖τᵢ‖²: diag(2, 0)/2 and diag(4, 4)/8
     assert torch.equal(problem.G, torch.tensor([[1.5, 0.0], [0.0, 0.5]]).double())
     assert torch.equal(problem.R, torch.tensor([[1.0, 1.0], [2.0, 0.0]]).double())
-    assert torch.allclose(problem.minimum(), torch.tensor([[2 / 3, 2.0], [4 / 3, 0.0]], dtype=torch.float64), rtol=1e-12)
-    assert problem.loss(problem.start) == pytest.approx(float(by_definition(sum(vectors), vectors)), rel=1e-12)
+    assert torch.allclose(
+        problem.minimum(),
+        torch.tensor([[2 / 3, 2.0], [4 / 3, 0.0]], dtype=torch.float64),
+        rtol=1e-12,
+    )
+    assert problem.loss(problem.start) == pytest.approx(
+        float(by_definition(sum(vectors), vectors)), rel=1e-12
+    )
 
 
 def test_loss_and_gradient_are_those_of_the_definition():
     vectors = matrices()
-    problem, tau = Interference.of(vectors), torch.ones(4, 6, dtype=torch.float64, requires_grad=True)
+    problem, tau = (
+        Interference.of(vectors),
+        torch.ones(4, 6, dtype=torch.float64, requires_grad=True),
+    )
     loss = by_definition(tau, vectors)
     loss.backward()
     assert problem.loss(tau.detach()) == pytest.approx(float(loss.detach()), rel=1e-12)
@@ -78,7 +92,10 @@ def test_an_expert_that_did_not_move_a_matrix_does_not_count_there():
 
 def test_fusion_bench_takes_every_matrix_and_averages_the_rest():
     base, experts = tiny.clip(), [tiny.clip(1), tiny.clip(2)]
-    merged, mean = merge("wudi", base, experts, steps=3).state_dict(), tiny.averaged(experts).state_dict()
+    merged, mean = (
+        merge("wudi", base, experts, steps=3).state_dict(),
+        tiny.averaged(experts).state_dict(),
+    )
     moved = {name for name in mean if not torch.equal(merged[name], mean[name])}
     assert moved == {name for name in mean if mean[name].dim() == 2}
     assert "embeddings.position_embedding.weight" in moved
@@ -86,9 +103,14 @@ def test_fusion_bench_takes_every_matrix_and_averages_the_rest():
 
 def test_official_takes_the_linears_of_the_blocks_and_leaves_the_rest_to_the_base():
     base, experts = tiny.clip(), [tiny.clip(1), tiny.clip(2)]
-    merged, before = merge("wudi", base, experts, variant="official", steps=3).state_dict(), base.state_dict()
+    merged, before = (
+        merge("wudi", base, experts, variant="official", steps=3).state_dict(),
+        base.state_dict(),
+    )
     moved = {name for name in before if not torch.equal(merged[name], before[name])}
-    assert moved == {n for n in before if n.endswith("weight") and before[n].dim() == 2 and ".layers." in n}
+    assert moved == {
+        n for n in before if n.endswith("weight") and before[n].dim() == 2 and ".layers." in n
+    }
 
 
 def job(family, variant):
@@ -100,20 +122,28 @@ def job(family, variant):
 def test_official_stacks_q_k_and_v_of_every_attention(family, stacked):
     groups = linear_groups(job(family, "official"))
     assert sum(len(names) == 3 for names in groups) == stacked
-    assert not any("relative_attention_bias" in name or "embed" in name for names in groups for name in names)
+    assert not any(
+        "relative_attention_bias" in name or "embed" in name for names in groups for name in names
+    )
 
 
 @pytest.mark.parametrize("family", ["t5", "t5_gated", "llama"])
 def test_tables_of_words_are_averaged(family):
     names = [names[0] for names in matrix_groups(job(family, "fusion_bench"))]
-    assert names and not any(word in name for name in names for word in ("shared", "embed_tokens", "lm_head"))
+    assert names and not any(
+        word in name for name in names for word in ("shared", "embed_tokens", "lm_head")
+    )
 
 
 def test_the_curve_is_kept_beside_the_folder_and_in_the_record(tmp_path):
     base, experts = checkpoints.vision(), [checkpoints.vision(1), checkpoints.vision(2)]
     lines: list[str] = []
-    done = merge_recorded("wudi", base, experts, steps=5, out=tmp_path / "out", progress=lines.append)
-    assert json.loads((tmp_path / "out" / "merge.json").read_text()) == json.loads(json.dumps(done.record))
+    done = merge_recorded(
+        "wudi", base, experts, steps=5, out=tmp_path / "out", progress=lines.append
+    )
+    assert json.loads((tmp_path / "out" / "merge.json").read_text()) == json.loads(
+        json.dumps(done.record)
+    )
     assert len(done.record["loss"]) == 6 and done.record["loss"][-1] < done.record["loss"][0]
     assert done.record["settings"]["steps"] == 5 and len(lines) == len(done.record["matrices"])
 

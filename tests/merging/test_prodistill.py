@@ -1,4 +1,6 @@
-"""ProDistill behind a merged model: the source's parametrisation as oracle, its limits, padding, two stacks, the command."""
+"""ProDistill behind a merged model: the source's parametrisation as oracle, its limits, padding,
+two stacks, the command.
+"""
 
 import checkpoints
 import pytest
@@ -18,7 +20,9 @@ from featcal.rivals.draws import generator
 
 
 def source(given, epochs, rate):
-    """The authors' loop: coefficients of every entry start at 0.3 from the base; every step sees one batch of every task."""
+    """The authors' loop: coefficients of every entry start at 0.3 from the base; every step sees
+    one batch of every task.
+    """
     tasks = sorted(given["experts"])
     merged = featcal.merge("task_arithmetic", given["base"], given["experts"], scale=0.3)
     pixels = {t: [b["pixel_values"] for b in given["batches"][t]] for t in tasks}
@@ -31,7 +35,9 @@ def source(given, epochs, rate):
     for i, layer in enumerate(merged.encoder.layers):
         experts = {t: given["experts"][t].encoder.layers[i] for t in tasks}
         base = dict(given["base"].encoder.layers[i].named_parameters())
-        own = {t: {n: torch.full_like(p, 0.3).requires_grad_() for n, p in base.items()} for t in tasks}
+        own = {
+            t: {n: torch.full_like(p, 0.3).requires_grad_() for n, p in base.items()} for t in tasks
+        }
         adam = torch.optim.Adam([c for of_task in own.values() for c in of_task.values()], lr=rate)
         targets = {t: [experts[t](x, None).detach() for x in theirs[t]] for t in tasks}
 
@@ -44,7 +50,9 @@ def source(given, epochs, rate):
             orders = {t: torch.randperm(len(pixels[t]), generator=draws[t]).tolist() for t in tasks}
             for k in range(len(pixels[tasks[0]])):
                 theta = mixed()
-                outs = {t: functional_call(layer, theta, (ours[t][orders[t][k]], None)) for t in tasks}
+                outs = {
+                    t: functional_call(layer, theta, (ours[t][orders[t][k]], None)) for t in tasks
+                }
                 loss = sum((outs[t] - targets[t][orders[t][k]]).square().sum() for t in tasks)
                 adam.zero_grad()
                 loss.backward()
@@ -61,7 +69,9 @@ def test_behind_task_arithmetic_it_is_the_sources_method():
     given = experiment(tasks=("mnist", "dtd"))
     merged = featcal.merge("task_arithmetic", given["base"], given["experts"], scale=0.3)
     found = featcal.prodistill(merged, given["base"], given["experts"], given["batches"], epochs=3)
-    assert difference(found, source(given, 3, 0.01)) < 1e-7  # Adam makes whole steps of gradients that are almost zero
+    assert (
+        difference(found, source(given, 3, 0.01)) < 1e-7
+    )  # Adam makes whole steps of gradients that are almost zero
     assert difference(found, merged) > 0.01
 
 
@@ -76,36 +86,60 @@ def texts(seed, decoder=False):
     g = tiny.seeded(seed)
     ids, mask = torch.randint(3, 90, (4, 7), generator=g), torch.ones(4, 7, dtype=torch.long)
     mask[:2, 5:] = 0
-    return {"input_ids": ids, "attention_mask": mask} | ({"labels": torch.randint(3, 90, (4, 5), generator=g)} if decoder else {})
+    return {"input_ids": ids, "attention_mask": mask} | (
+        {"labels": torch.randint(3, 90, (4, 5), generator=g)} if decoder else {}
+    )
 
 
 def test_padding_is_not_fitted():
     base = tiny.make(lambda: BertModel(BertConfig(**tiny.TEXT)))
     experts, batch = {"a": tiny.shifted(base, 1)}, texts(3)
     other = dict(batch, input_ids=batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 11))
-    one, two = (featcal.prodistill(base, base, experts, {"a": [b]}, epochs=2) for b in (batch, other))
+    one, two = (
+        featcal.prodistill(base, base, experts, {"a": [b]}, epochs=2) for b in (batch, other)
+    )
     assert difference(one, two) < 1e-9 < difference(one, base)
 
 
 def test_both_stacks_of_t5_come_nearer_to_the_expert():
-    sizes = {"d_model": 32, "d_ff": 64, "d_kv": 8, "num_layers": 2, "num_heads": 4, "vocab_size": 97, "decoder_start_token_id": 0}
+    sizes = {
+        "d_model": 32,
+        "d_ff": 64,
+        "d_kv": 8,
+        "num_layers": 2,
+        "num_heads": 4,
+        "vocab_size": 97,
+        "decoder_start_token_id": 0,
+    }
     base = tiny.make(lambda: T5ForConditionalGeneration(T5Config(**sizes)))
     expert, batch = tiny.shifted(base, 1, 0.03), texts(3, decoder=True)
 
     def away(model):
-        hidden = [m(**batch, output_hidden_states=True).decoder_hidden_states[-1] for m in (model, expert)]
+        hidden = [
+            m(**batch, output_hidden_states=True).decoder_hidden_states[-1] for m in (model, expert)
+        ]
         return float((hidden[0] - hidden[1]).detach().square().sum())
 
     found = featcal.prodistill(base, base, {"a": expert}, {"a": [batch]}, epochs=20, rate=0.05)
-    moved = {n for (n, p), q in zip(found.named_parameters(), base.parameters(), strict=True) if not torch.equal(p, q)}
-    assert away(found) < 0.2 * away(base) and {name.split(".")[0] for name in moved} == {"encoder", "decoder"}
+    moved = {
+        n
+        for (n, p), q in zip(found.named_parameters(), base.parameters(), strict=True)
+        if not torch.equal(p, q)
+    }
+    assert away(found) < 0.2 * away(base) and {name.split(".")[0] for name in moved} == {
+        "encoder",
+        "decoder",
+    }
 
 
 @pytest.fixture
 def folders(tmp_path):
     base = checkpoints.vision_folder(tmp_path / "base", 0)
     checkpoints.processor().save_pretrained(base)
-    experts = {name: checkpoints.vision_folder(tmp_path / name, seed) for seed, name in enumerate("ab", start=1)}
+    experts = {
+        name: checkpoints.vision_folder(tmp_path / name, seed)
+        for seed, name in enumerate("ab", start=1)
+    }
     featcal.merge("average", base, experts, out=tmp_path / "merged")
     for task in experts:
         (tmp_path / "data" / task / "train").mkdir(parents=True)
@@ -117,16 +151,33 @@ def folders(tmp_path):
 def test_the_command_writes_what_the_function_makes(folders):
     experts = {name: folders / name for name in "ab"}
     places = {name: folders / "data" / name for name in "ab"}
-    told = ["--merged", str(folders / "merged"), "--base", str(folders / "base"), "--out", str(folders / "out")]
+    told = [
+        "--merged",
+        str(folders / "merged"),
+        "--base",
+        str(folders / "base"),
+        "--out",
+        str(folders / "out"),
+    ]
     told += [f"--expert={name}={path}" for name, path in experts.items()]
-    more = [f"--data={name}={path}" for name, path in places.items()] + ["--samples=4", "--batch=2", "--epochs=2"]
+    more = [f"--data={name}={path}" for name, path in places.items()] + [
+        "--samples=4",
+        "--batch=2",
+        "--epochs=2",
+    ]
 
     def run(*words):
         return CliRunner().invoke(get_command(app), ["repair", *words, *told]).exception
 
-    assert isinstance(run("prodistill"), BadSetting) and isinstance(run("svc", "--epochs=2"), BadSetting)
+    assert isinstance(run("prodistill"), BadSetting) and isinstance(
+        run("svc", "--epochs=2"), BadSetting
+    )
     assert run("prodistill", *more) is None
     batches = featcal.load_batches(places, folders / "base", samples=4, batch=2)
-    want = featcal.prodistill(folders / "merged", folders / "base", experts, batches, epochs=2).state_dict()
+    want = featcal.prodistill(
+        folders / "merged", folders / "base", experts, batches, epochs=2
+    ).state_dict()
     found = load_file(folders / "out" / "model.safetensors")
-    assert all(torch.allclose(want[name], tensor, rtol=0, atol=1e-5) for name, tensor in found.items())
+    assert all(
+        torch.allclose(want[name], tensor, rtol=0, atol=1e-5) for name, tensor in found.items()
+    )

@@ -1,4 +1,6 @@
-"""What comes along beside the weights: a written folder reads words as its source did, and keeps the modules around the model."""
+"""What comes along beside the weights: a written folder reads words as its source did, and keeps
+the modules around the model.
+"""
 
 import io
 import json
@@ -30,7 +32,9 @@ def pieces(file: Path, **more) -> None:
     """A SentencePiece model of the words."""
     made = io.BytesIO()
     how = {"vocab_size": 40, "minloglevel": 2, "hard_vocab_limit": False}
-    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(WORDS * 20), model_writer=made, **how, **more)
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(WORDS * 20), model_writer=made, **how, **more
+    )
     file.write_bytes(made.getvalue())
 
 
@@ -44,7 +48,17 @@ def word_pieces(folder: Path) -> None:
 
 
 def byte_pairs(folder: Path) -> None:
-    tokens = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *"abcdefghijklmnopqrstuvwxyz", "Ġ", "th", "the"]
+    tokens = [
+        "<s>",
+        "<pad>",
+        "</s>",
+        "<unk>",
+        "<mask>",
+        *"abcdefghijklmnopqrstuvwxyz",
+        "Ġ",
+        "th",
+        "the",
+    ]
     (folder / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
     (folder / "merges.txt").write_text(lines("#version: 0.2", "t h", "th e"))
 
@@ -57,7 +71,10 @@ FORMS = {
         lambda: tf.XLMRobertaModel(tf.XLMRobertaConfig(**LONG)),
         lambda folder: pieces(folder / "sentencepiece.bpe.model"),
     ),
-    "spm.model": (lambda: tf.DebertaV2Model(tf.DebertaV2Config(**LONG)), lambda folder: pieces(folder / "spm.model")),
+    "spm.model": (
+        lambda: tf.DebertaV2Model(tf.DebertaV2Config(**LONG)),
+        lambda folder: pieces(folder / "spm.model"),
+    ),
     "spiece.model": (
         lambda: tf.T5EncoderModel(tf.T5Config(**T5)),
         lambda folder: pieces(folder / "spiece.model", pad_id=0, eos_id=1, unk_id=2, bos_id=-1),
@@ -72,7 +89,9 @@ NOT_CALIBRATED = ("spm.model",)  # DeBERTa's attention is none that can be repla
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
-    """Makes base and experts whose tokenizer is only that file, with texts, and enters their folder."""
+    """Makes base and experts whose tokenizer is only that file, with texts, and enters their
+    folder.
+    """
 
     def ready(form: str) -> None:
         build, write = FORMS[form]
@@ -88,7 +107,18 @@ def folders(tmp_path, monkeypatch):
 
 
 EXPERTS = ["--expert", "a=a", "--expert", "b=b", "--quiet"]
-DATA = ["--data", "a=a.jsonl", "--data", "b=b.jsonl", "--samples", "9", "--batch", "16", "--device", "cpu"]
+DATA = [
+    "--data",
+    "a=a.jsonl",
+    "--data",
+    "b=b.jsonl",
+    "--samples",
+    "9",
+    "--batch",
+    "16",
+    "--device",
+    "cpu",
+]
 CALIBRATE = ["calibrate", "--base", "base", "--merged", "merged", *EXPERTS, *DATA, "--out", "new"]
 
 
@@ -96,7 +126,9 @@ def encoded(folder: Path, words: Path) -> torch.Tensor:
     """Features of the words by the model of one folder and the tokenizer of another."""
     model = load_model(folder)
     with torch.no_grad():
-        return model(**load_tokenizer(words)(SAID, return_tensors="pt", return_token_type_ids=False)).last_hidden_state
+        return model(
+            **load_tokenizer(words)(SAID, return_tensors="pt", return_token_type_ids=False)
+        ).last_hidden_state
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -119,8 +151,13 @@ def test_a_calibrated_folder_reads_words_however_the_merged_model_was_given(merg
     folders("vocab.txt")
     featcal.merge("average", "base", ["a", "b"], out="merged")
     given = "merged" if merged == "folder" else load_model("merged")
-    batches = {name: [dict(load_tokenizer("base")([SAID, "a dog"], padding=True, return_tensors="pt"))] for name in "ab"}
-    featcal.calibrate(given, base="base", experts={"a": "a", "b": "b"}, batches=batches, settings=PAPER, out="new")
+    batches = {
+        name: [dict(load_tokenizer("base")([SAID, "a dog"], padding=True, return_tensors="pt"))]
+        for name in "ab"
+    }
+    featcal.calibrate(
+        given, base="base", experts={"a": "a", "b": "b"}, batches=batches, settings=PAPER, out="new"
+    )
     assert load_tokenizer("new")(SAID)["input_ids"] == load_tokenizer("base")(SAID)["input_ids"]
 
 
@@ -145,7 +182,9 @@ def sentence_folder(folder: Path) -> None:
 
 
 def sentence(model: torch.nn.Module, folder: Path) -> torch.Tensor:
-    """The vector of a text as the folder's modules.json says: tokens of model, their mean, a dense layer, unit length."""
+    """The vector of a text as the folder's modules.json says: tokens of model, their mean, a dense
+    layer, unit length.
+    """
     found = torch.empty(0)
     for part in json.loads((folder / "modules.json").read_text()):
         here, kind = folder / part["path"], part["type"].rsplit(".", 1)[1]
@@ -155,7 +194,9 @@ def sentence(model: torch.nn.Module, folder: Path) -> torch.Tensor:
                 found = model(**given).last_hidden_state
         elif kind == "Pooling":
             assert json.loads((here / "config.json").read_text())["pooling_mode_mean_tokens"]
-            found = (found * given["attention_mask"][..., None]).sum(1) / given["attention_mask"].sum(1, keepdim=True)
+            found = (found * given["attention_mask"][..., None]).sum(1) / given[
+                "attention_mask"
+            ].sum(1, keepdim=True)
         elif kind == "Dense":
             found = found @ load_file(here / "model.safetensors")["linear.weight"].T
         else:
@@ -163,7 +204,9 @@ def sentence(model: torch.nn.Module, folder: Path) -> torch.Tensor:
     return found
 
 
-def test_a_sentence_transformer_keeps_its_modules_and_encodes_as_the_same_weights_with_the_bases_modules(folders):
+def test_a_sentence_transformer_keeps_its_modules_and_encodes_as_the_same_weights_with_the_bases_modules(
+    folders,
+):
     folders("vocab.txt")
     sentence_folder(Path("base"))
     assert cli.main(["merge", "average", "--base", "base", *EXPERTS, "--out", "merged"]) == 0
@@ -175,11 +218,18 @@ def test_a_sentence_transformer_keeps_its_modules_and_encodes_as_the_same_weight
     before, after = (sentence(load_model(out), out) for out in (Path("base"), Path("merged")))
     in_memory = featcal.merge("average", load_model("base"), [load_model(name) for name in "ab"])
     torch.testing.assert_close(after, sentence(in_memory, Path("base")), rtol=0, atol=1e-6)
-    assert after.shape == before.shape == (1, 8) and not torch.allclose(before, after, rtol=0, atol=1e-3)
+    assert after.shape == before.shape == (1, 8) and not torch.allclose(
+        before, after, rtol=0, atol=1e-3
+    )
 
 
 @pytest.mark.parametrize(
-    "pooling", [{"pooling_mode_cls_token": True}, {"pooling_mode": ["max", "mean"]}, {"pooling_mode": "lasttoken"}]
+    "pooling",
+    [
+        {"pooling_mode_cls_token": True},
+        {"pooling_mode": ["max", "mean"]},
+        {"pooling_mode": "lasttoken"},
+    ],
 )
 def test_pooled_features_are_the_vectors_of_sentence_transformers(pooling, folders):
     """Of a calibrated SentenceTransformer, loaded by that library itself."""
@@ -187,11 +237,22 @@ def test_pooled_features_are_the_vectors_of_sentence_transformers(pooling, folde
     folders("vocab.txt")
     sentence_folder(Path("base"))
     width = 64 if len(pooling.get("pooling_mode", "")) == 2 else 32
-    Path("base/1_Pooling/config.json").write_text(json.dumps({"word_embedding_dimension": 32} | pooling))
-    dense = {"in_features": width, "out_features": 8, "bias": False, "activation_function": "torch.nn.modules.activation.Tanh"}
+    Path("base/1_Pooling/config.json").write_text(
+        json.dumps({"word_embedding_dimension": 32} | pooling)
+    )
+    dense = {
+        "in_features": width,
+        "out_features": 8,
+        "bias": False,
+        "activation_function": "torch.nn.modules.activation.Tanh",
+    }
     Path("base/2_Dense/config.json").write_text(json.dumps(dense))
     save_file({"linear.weight": torch.eye(8, width) + 0.1}, Path("base/2_Dense/model.safetensors"))
-    assert cli.main(["merge", "average", "--base", "base", *EXPERTS, "--out", "merged"]) == cli.main(CALIBRATE) == 0
+    assert (
+        cli.main(["merge", "average", "--base", "base", *EXPERTS, "--out", "merged"])
+        == cli.main(CALIBRATE)
+        == 0
+    )
     texts = [SAID, "a dog", "red the end of it"]
     batch = dict(load_tokenizer("new")(texts, padding=True, return_tensors="pt"))
     ours = Sentences.of_folder("new").vectors(load_model("new"), batch)
@@ -202,10 +263,13 @@ def test_pooled_features_are_the_vectors_of_sentence_transformers(pooling, folde
 def test_pooled_features_are_those_that_the_folder_s_modules_describe(folders):
     folders("vocab.txt")
     sentence_folder(Path("base"))
-    Path("base/2_Dense/config.json").write_text('{"activation_function": "torch.nn.modules.linear.Identity"}')
+    Path("base/2_Dense/config.json").write_text(
+        '{"activation_function": "torch.nn.modules.linear.Identity"}'
+    )
     batch = dict(load_tokenizer("base")(SAID, return_tensors="pt"))
     torch.testing.assert_close(
-        Sentences.of_folder("base").vectors(load_model("base"), batch), sentence(load_model("base"), Path("base"))
+        Sentences.of_folder("base").vectors(load_model("base"), batch),
+        sentence(load_model("base"), Path("base")),
     )
     Path("base/1_Pooling/config.json").write_text('{"pooling_mode_weightedmean_tokens": true}')
     with pytest.raises(BadFile, match="weightedmean"):
@@ -232,7 +296,9 @@ def test_all_but_weights_cards_and_records_comes_along(tmp_path):
         (source / name).write_text(name)
     os.symlink(source, source / "again")
     copy_beside(source, out)
-    assert sorted(file.relative_to(out).as_posix() for file in out.rglob("*") if file.is_file()) == sorted(COPIED)
+    assert sorted(
+        file.relative_to(out).as_posix() for file in out.rglob("*") if file.is_file()
+    ) == sorted(COPIED)
     assert all((out / name).read_text() == name for name in COPIED)
     assert sorted(path.as_posix() for path in beside(source)) == sorted(COPIED)
 
@@ -244,7 +310,9 @@ def test_a_file_that_is_a_link_comes_as_what_it_links_to(tmp_path):
     (tmp_path / "blobs/1").write_text("words")
     (tmp_path / "snapshot/vocab.txt").symlink_to("../blobs/1")
     copy_beside(tmp_path / "snapshot", tmp_path / "out")
-    assert (tmp_path / "out/vocab.txt").read_text() == "words" and not (tmp_path / "out/vocab.txt").is_symlink()
+    assert (tmp_path / "out/vocab.txt").read_text() == "words" and not (
+        tmp_path / "out/vocab.txt"
+    ).is_symlink()
 
 
 def test_the_card_of_the_source_is_not_the_card_of_the_result(folders):
@@ -256,15 +324,27 @@ def test_the_card_of_the_source_is_not_the_card_of_the_result(folders):
     assert "a card of the base" not in Path("merged/README.md").read_text()
 
 
-def test_a_clip_converted_there_and_back_keeps_its_tokenizer_and_takes_no_configuration_of_the_other_form(tmp_path, monkeypatch):
+def test_a_clip_converted_there_and_back_keeps_its_tokenizer_and_takes_no_configuration_of_the_other_form(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     checkpoints.clip_folder(Path("clip"))
     Path("clip/LICENSE").write_text("terms")
     Path("clip/README.md").write_text("a card of the source")
-    assert cli.main(["convert", "clip", "--out", "there"]) == cli.main(["convert", "there", "--out", "back"]) == 0
-    names = {folder: {file.name for file in Path(folder).iterdir()} for folder in ("clip", "there", "back")}
+    assert (
+        cli.main(["convert", "clip", "--out", "there"])
+        == cli.main(["convert", "there", "--out", "back"])
+        == 0
+    )
+    names = {
+        folder: {file.name for file in Path(folder).iterdir()}
+        for folder in ("clip", "there", "back")
+    }
     assert names["back"] == names["clip"] - {"README.md"}
-    assert names["there"] & {"config.json", "README.md"} == set() and {"tokenizer.json", "LICENSE"} <= names["there"]
+    assert (
+        names["there"] & {"config.json", "README.md"} == set()
+        and {"tokenizer.json", "LICENSE"} <= names["there"]
+    )
     assert load_tokenizer("there")(SAID)["input_ids"] == load_tokenizer("clip")(SAID)["input_ids"]
 
 

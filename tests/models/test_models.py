@@ -26,7 +26,11 @@ def test_a_saved_model_is_loaded_bit_for_bit_with_its_class(tmp_path):
     assert same(load_model(tmp_path / "clip"), checkpoints.clip())
     assert same(load_clip(tmp_path / "clip"), checkpoints.clip())
     loaded = load_model(tmp_path / "vision")
-    assert type(loaded) is CLIPVisionModel and not loaded.training and same(loaded, checkpoints.vision())
+    assert (
+        type(loaded) is CLIPVisionModel
+        and not loaded.training
+        and same(loaded, checkpoints.vision())
+    )
 
 
 def test_vision_towers_of_all_layouts_compute_the_same(tmp_path):
@@ -51,20 +55,33 @@ def test_half_precision_files_load_as_float32(tmp_path):
 def test_transformers_itself_loads_what_we_save(tmp_path):
     checkpoints.vision_folder(tmp_path / "vision")
     model, info = CLIPVisionModel.from_pretrained(tmp_path / "vision", output_loading_info=True)
-    assert same(model, checkpoints.vision()) and not any(info[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert same(model, checkpoints.vision()) and not any(
+        info[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys")
+    )
 
 
 def test_saving_twice_gives_the_same_bytes(tmp_path):
     checkpoints.clip_folder(tmp_path / "one")
     save_model(load_clip(tmp_path / "one"), tmp_path / "two", like=tmp_path / "one")
     names = sorted(os.listdir(tmp_path / "one"))
-    assert names == sorted(os.listdir(tmp_path / "two")) and "tokenizer.json" in names and "preprocessor_config.json" in names
-    assert all((tmp_path / "one" / n).read_bytes() == (tmp_path / "two" / n).read_bytes() for n in names)
+    assert (
+        names == sorted(os.listdir(tmp_path / "two"))
+        and "tokenizer.json" in names
+        and "preprocessor_config.json" in names
+    )
+    assert all(
+        (tmp_path / "one" / n).read_bytes() == (tmp_path / "two" / n).read_bytes() for n in names
+    )
 
 
 def test_tied_embeddings_are_written_once_and_come_back(tmp_path):
     config = LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, tie_word_embeddings=True
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        tie_word_embeddings=True,
     )
     model = LlamaForCausalLM(config).eval()
     save_model(model, tmp_path / "llama")
@@ -72,12 +89,22 @@ def test_tied_embeddings_are_written_once_and_come_back(tmp_path):
 
 
 def test_a_sentence_encoder_is_loaded_without_the_head_that_its_configuration_still_names(tmp_path):
-    """As all-mpnet-base-v2 is published: a SentenceTransformer whose config.json names the class it was trained as."""
-    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    """As all-mpnet-base-v2 is published: a SentenceTransformer whose config.json names the class it
+    was trained as.
+    """
+    sizes = {
+        "vocab_size": 40,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     encoder = MPNetModel(MPNetConfig(**sizes))
     save_model(encoder, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["MPNetForMaskedLM"]}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"architectures": ["MPNetForMaskedLM"]})
+    )
     with pytest.raises(WrongKeys):
         load_model(tmp_path)
     (tmp_path / "modules.json").write_text("[]")
@@ -88,12 +115,17 @@ def test_a_sentence_encoder_is_loaded_without_the_head_that_its_configuration_st
 
 
 def test_a_lacking_weight_is_an_error_and_never_random(tmp_path):
-    checkpoints.with_tensors(checkpoints.vision_folder(tmp_path / "m"), {"post_layernorm.weight": None})
+    checkpoints.with_tensors(
+        checkpoints.vision_folder(tmp_path / "m"), {"post_layernorm.weight": None}
+    )
     with pytest.raises(WrongKeys, match=r"CLIPVisionModel \(1 missing: post_layernorm\.weight"):
         load_vision(tmp_path / "m")
 
 
-@pytest.mark.parametrize("config", ["{", "{}", '{"architectures": ["NoSuchModel"]}', '{"architectures": ["AutoModel"]}', "[]"])
+@pytest.mark.parametrize(
+    "config",
+    ["{", "{}", '{"architectures": ["NoSuchModel"]}', '{"architectures": ["AutoModel"]}', "[]"],
+)
 def test_a_config_that_names_no_model_is_one_clear_error(tmp_path, config):
     (checkpoints.vision_folder(tmp_path / "m") / "config.json").write_text(config)
     with pytest.raises(FeatCalError, match=r"config\.json"):
@@ -104,7 +136,9 @@ def test_another_kind_of_model_is_refused_where_clip_is_needed(tmp_path):
     checkpoints.vision_folder(tmp_path / "m")
     with pytest.raises(BadFile, match="(?s)CLIPVisionModel.*text tower"):
         load_clip(tmp_path / "m")
-    config = json.loads((tmp_path / "m" / "config.json").read_text()) | {"architectures": ["LlamaForCausalLM"]}
+    config = json.loads((tmp_path / "m" / "config.json").read_text()) | {
+        "architectures": ["LlamaForCausalLM"]
+    }
     (tmp_path / "m" / "config.json").write_text(json.dumps(config))
     with pytest.raises(BadFile, match="LlamaForCausalLM"):
         load_vision(tmp_path / "m")

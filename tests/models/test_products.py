@@ -1,4 +1,6 @@
-"""oneDNN's products are MKL's up to rounding, whatever lies in memory, and only inside the `with`."""
+"""oneDNN's products are MKL's up to rounding, whatever lies in memory, and only inside the
+`with`.
+"""
 
 import pytest
 import torch
@@ -7,7 +9,14 @@ from torch.nn.functional import linear
 from featcal.models import products
 from featcal.models.products import onednn_products
 
-SHAPES = [(256, 192, 192), (512, 768, 96), (400, 200, 300), (1, 3200, 3200), (3200, 1, 700), (5, 7, 3)]
+SHAPES = [
+    (256, 192, 192),
+    (512, 768, 96),
+    (400, 200, 300),
+    (1, 3200, 3200),
+    (3200, 1, 700),
+    (5, 7, 3),
+]
 
 
 def drawn(*shape, seed=0):
@@ -15,7 +24,9 @@ def drawn(*shape, seed=0):
 
 
 def layouts(rows, columns, seed):
-    """The same matrix as it is, as a transpose, as a slice of wider rows, and as a slice of a wider transpose."""
+    """The same matrix as it is, as a transpose, as a slice of wider rows, and as a slice of a wider
+    transpose.
+    """
     x = drawn(rows, columns, seed=seed)
     wider, longer = drawn(rows, columns + 9), drawn(columns, rows + 9)
     wider[:, 4:-5], longer[:, 4:-5] = x, x.T
@@ -53,8 +64,12 @@ def test_products_of_every_layout_are_those_of_float64(shape, computed):
     with onednn_products():
         for a in layouts(n, d, 1):
             for b in layouts(d, o, 2):
-                torch.testing.assert_close((a @ b).double(), expected, rtol=1e-4, atol=1e-4 * d**0.5)
-                torch.testing.assert_close(torch.addmm(bias, a, b).double(), expected + bias, rtol=1e-4, atol=1e-4 * d**0.5)
+                torch.testing.assert_close(
+                    (a @ b).double(), expected, rtol=1e-4, atol=1e-4 * d**0.5
+                )
+                torch.testing.assert_close(
+                    torch.addmm(bias, a, b).double(), expected + bias, rtol=1e-4, atol=1e-4 * d**0.5
+                )
     assert len(computed) == (32 if min(shape) >= products.NARROWEST else 0)
 
 
@@ -69,7 +84,10 @@ def test_long_sums_round_no_worse_than_torch_alone(computed):
 
 
 def test_gradients_go_through(computed):
-    x, W, b = (drawn(*shape, seed=i).requires_grad_() for i, shape in enumerate([(2, 512, 192), (192, 192), (192,)]))
+    x, W, b = (
+        drawn(*shape, seed=i).requires_grad_()
+        for i, shape in enumerate([(2, 512, 192), (192, 192), (192,)])
+    )
     expected = torch.autograd.grad(linear(x, W, b).square().sum(), (x, W, b))
     with onednn_products():
         found = torch.autograd.grad(linear(x, W, b).square().sum(), (x, W, b))
@@ -83,7 +101,9 @@ def test_other_precisions_are_left_to_torch(dtype, computed):
     a, b = (drawn(200, 200, seed=i).mul(5).to(dtype) for i in range(2))
     expected = a @ b, torch.addmm(a[0], a, b, beta=2, alpha=3)
     with onednn_products():
-        assert torch.equal(a @ b, expected[0]) and torch.equal(torch.addmm(a[0], a, b, beta=2, alpha=3), expected[1])
+        assert torch.equal(a @ b, expected[0]) and torch.equal(
+            torch.addmm(a[0], a, b, beta=2, alpha=3), expected[1]
+        )
     assert not computed
 
 

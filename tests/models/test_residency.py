@@ -1,4 +1,6 @@
-"""Models of which only what computes is in memory: the same bits as whole ones, and nothing left behind."""
+"""Models of which only what computes is in memory: the same bits as whole ones, and nothing left
+behind.
+"""
 
 import pytest
 import torch
@@ -31,9 +33,12 @@ LAYERS = "encoder.layers"
 
 @pytest.mark.parametrize(
     ("family", "way", "dtype"),
-    [(family, "transformers", torch.float32) for family in KINDS] + [(family, "featcal", torch.float64) for family in ENTRIES],
+    [(family, "transformers", torch.float32) for family in KINDS]
+    + [(family, "featcal", torch.float64) for family in ENTRIES],
 )
-def test_a_streamed_forward_gives_the_bits_of_the_whole_model_and_leaves_nothing(family, way, dtype, tmp_path):
+def test_a_streamed_forward_gives_the_bits_of_the_whole_model_and_leaves_nothing(
+    family, way, dtype, tmp_path
+):
     folder, batch = folder_of(tmp_path / "m", family, dtype, way), batch_for(family, dtype)
     model, held = whole(folder, family, dtype), Streamed(folder, dtype=dtype)
     with held.running() as module:
@@ -68,7 +73,9 @@ def test_blocks_of_a_streamed_model_replay_its_own_forward(family, tmp_path):
 
 def test_whatever_is_raised_inside_nothing_is_left(tmp_path):
     held = Streamed(folder_of(tmp_path / "m", "llama"))
-    broken = held.module.get_submodule("model.layers.1.mlp.down_proj").register_forward_pre_hook(lambda *_: 1 / 0)
+    broken = held.module.get_submodule("model.layers.1.mlp.down_proj").register_forward_pre_hook(
+        lambda *_: 1 / 0
+    )
     with pytest.raises(ZeroDivisionError), held.running() as module:
         outputs(module, batch_for("llama"))
     with pytest.raises(KeyError), held.block("model.layers.0"):
@@ -93,7 +100,9 @@ def test_a_block_may_be_written_to_and_is_read_anew_the_next_time(tmp_path):
         for parameter in block.parameters():
             parameter.copy_(torch.zeros_like(parameter))
     with held.block(f"{LAYERS}.0") as block:
-        assert same(numbers(block), before) and present(held) == {f"{LAYERS}.0.{name}" for name in before}
+        assert same(numbers(block), before) and present(held) == {
+            f"{LAYERS}.0.{name}" for name in before
+        }
     assert nothing_left(held)
 
 
@@ -112,7 +121,11 @@ def test_half_precision_files_compute_in_float32_and_tell_what_they_hold(tmp_pat
     with held.running() as module:
         assert same(outputs(module, batch), outputs(whole(tmp_path / "m", "llama"), batch))
     kinds = {held.parameters.stored_dtype(name) for name in held.parameters.names}
-    assert kinds == {torch.bfloat16} == {held.parameters.stored(name).dtype for name in held.parameters.names}
+    assert (
+        kinds
+        == {torch.bfloat16}
+        == {held.parameters.stored(name).dtype for name in held.parameters.names}
+    )
 
 
 def test_other_lists_of_modules_come_and_go_like_blocks(tmp_path):

@@ -1,4 +1,6 @@
-"""Names under which checkpoints hold a model's tensors, as transformers accepts them, and refusal of whatever does not fit."""
+"""Names under which checkpoints hold a model's tensors, as transformers accepts them, and refusal
+of whatever does not fit.
+"""
 
 import checkpoints
 import pytest
@@ -16,10 +18,14 @@ from featcal.storage.checkpoint import LazyCheckpoint, all_finite
 
 
 def renamed(folder, name):
-    """Gives every tensor of a folder's file the name that `name` makes of its own; None removes it."""
+    """Gives every tensor of a folder's file the name that `name` makes of its own; None removes
+    it.
+    """
     file = folder / "model.safetensors"
     state = {name(old): tensor.clone() for old, tensor in load_file(file).items()}
-    save_file({new: tensor for new, tensor in state.items() if new}, file, metadata={"format": "pt"})
+    save_file(
+        {new: tensor for new, tensor in state.items() if new}, file, metadata={"format": "pt"}
+    )
     return folder
 
 
@@ -31,7 +37,10 @@ def computes_the_same(folder, family):
 
 
 def test_vision_towers_of_all_published_layouts_are_read(tmp_path):
-    folders = [checkpoints.clip_folder(tmp_path / "whole"), checkpoints.legacy_folder(tmp_path / "legacy")]
+    folders = [
+        checkpoints.clip_folder(tmp_path / "whole"),
+        checkpoints.legacy_folder(tmp_path / "legacy"),
+    ]
     folders += [checkpoints.vision_folder(tmp_path / "present")]
     pixels = {"pixel_values": images(3, size=32, dtype=torch.float32)[0]["pixel_values"]}
     for folder in folders:
@@ -45,7 +54,12 @@ def test_vision_towers_of_all_published_layouts_are_read(tmp_path):
     [
         ("clip_text", lambda name: f"text_model.{name}"),
         ("bert", lambda name: f"bert.{name}"),
-        ("bert", lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")),
+        (
+            "bert",
+            lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+                "LayerNorm.bias", "LayerNorm.beta"
+            ),
+        ),
         ("gpt2", lambda name: name.removeprefix("transformer.")),
         ("mistral", lambda name: f"model.{name}"),
     ],
@@ -56,7 +70,9 @@ def test_names_of_older_and_related_files_are_understood(family, old, tmp_path):
 
 
 def test_a_matrix_stored_whole_is_cut_as_transformers_cuts_it(tmp_path):
-    make(lambda: tf.Dinov2Model(tf.Dinov2Config(**VISION, use_swiglu_ffn=True)), dtype=torch.float32).save_pretrained(tmp_path)
+    make(
+        lambda: tf.Dinov2Model(tf.Dinov2Config(**VISION, use_swiglu_ffn=True)), dtype=torch.float32
+    ).save_pretrained(tmp_path)
     assert any("weights_in" in name for name in load_file(tmp_path / "model.safetensors"))
     held, batch = Streamed(tmp_path), images(3, dtype=torch.float32)[0]
     with held.running() as module:
@@ -75,7 +91,9 @@ def test_the_links_of_a_hub_cache_are_followed(tmp_path):
 @pytest.mark.parametrize("kept", ["shared", "lm_head", "encoder.embed_tokens"])
 def test_a_tied_embedding_is_found_under_any_of_its_names(kept, tmp_path):
     folder = folder_of(tmp_path / "m", "t5")
-    assert computes_the_same(renamed(folder, lambda name: f"{kept}.weight" if name == "shared.weight" else name), "t5")
+    assert computes_the_same(
+        renamed(folder, lambda name: f"{kept}.weight" if name == "shared.weight" else name), "t5"
+    )
 
 
 def test_tied_names_that_hold_different_numbers_are_parted_as_from_pretrained_parts_them(tmp_path):
@@ -95,20 +113,33 @@ def test_buffers_that_a_file_holds_are_read_from_it(tmp_path):
 
 
 def bart():
-    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
-    return tf.BartConfig(vocab_size=97, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=16, **sizes)
+    sizes = {
+        "d_model": 32,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+    }
+    return tf.BartConfig(
+        vocab_size=97, encoder_ffn_dim=64, decoder_ffn_dim=64, max_position_embeddings=16, **sizes
+    )
 
 
 def test_a_lacking_tensor_is_named_with_the_three_nearest(tmp_path):
-    folder = checkpoints.with_tensors(checkpoints.vision_folder(tmp_path / "m"), {"encoder.layers.1.mlp.fc2.weight": None})
+    folder = checkpoints.with_tensors(
+        checkpoints.vision_folder(tmp_path / "m"), {"encoder.layers.1.mlp.fc2.weight": None}
+    )
     with pytest.raises(
-        MissingTensor, match=r"m: no tensor named 'encoder\.layers\.1\.mlp\.fc2\.weight'; nearest names: (\S+, ){2}\S+"
+        MissingTensor,
+        match=r"m: no tensor named 'encoder\.layers\.1\.mlp\.fc2\.weight'; nearest names: (\S+, ){2}\S+",
     ):
         Streamed(folder)
 
 
 def test_a_tied_tensor_under_none_of_its_names_is_lacking(tmp_path):
-    folder = renamed(folder_of(tmp_path / "m", "t5"), lambda name: None if name == "shared.weight" else name)
+    folder = renamed(
+        folder_of(tmp_path / "m", "t5"), lambda name: None if name == "shared.weight" else name
+    )
     with pytest.raises(MissingTensor, match=r"no tensor named 'shared\.weight'"):
         Streamed(folder)
 
@@ -121,7 +152,9 @@ def test_one_tensor_under_two_names_is_surplus(tmp_path):
 
 
 def test_parts_that_make_no_whole_are_named(tmp_path):
-    make(lambda: tf.Dinov2Model(tf.Dinov2Config(**VISION, use_swiglu_ffn=True)), dtype=torch.float32).save_pretrained(tmp_path)
+    make(
+        lambda: tf.Dinov2Model(tf.Dinov2Config(**VISION, use_swiglu_ffn=True)), dtype=torch.float32
+    ).save_pretrained(tmp_path)
     checkpoints.with_tensors(tmp_path, {"encoder.layer.0.mlp.weights_in.bias": torch.tensor(1.0)})
     with pytest.raises(FeatCalError, match=r"weights_in\.bias|gate_proj\.bias"):
         Streamed(tmp_path)
@@ -131,7 +164,9 @@ def test_reading_a_file_maps_none_of_it_into_memory(tmp_path):
     checkpoint = LazyCheckpoint(folder_of(tmp_path / "m", "clip"))
     held = [checkpoint.tensor(name) for name in checkpoint.names]
     with open("/proc/self/maps") as maps:
-        assert str(tmp_path) not in maps.read()  # mergekit maps the files of its own tests, in the same process
+        assert (
+            str(tmp_path) not in maps.read()
+        )  # mergekit maps the files of its own tests, in the same process
     assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in held)
 
 
@@ -146,7 +181,9 @@ def test_numbers_too_large_to_add_are_still_numbers():
 def test_a_table_that_a_model_reads_without_running_it_is_there_when_a_folder_is_streamed(tmp_path):
     """DeBERTa's encoder takes the weight of its relative positions."""
     relative = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True}
-    model = make(lambda: tf.DebertaV2Model(tf.DebertaV2Config(**TEXT | relative)), dtype=torch.float32)
+    model = make(
+        lambda: tf.DebertaV2Model(tf.DebertaV2Config(**TEXT | relative)), dtype=torch.float32
+    )
     save_model(model, tmp_path)
     (batch, _) = text(1)
     with Streamed(tmp_path, ["encoder.layer"]).running() as streamed, torch.no_grad():

@@ -1,4 +1,6 @@
-"""What a run is told to have cost, against torch's own counter around the whole run and against memory really taken."""
+"""What a run is told to have cost, against torch's own counter around the whole run and against
+memory really taken.
+"""
 
 from dataclasses import replace
 
@@ -20,11 +22,16 @@ from reproduction.stages.operations import CountedOperations
 SOLVED = {  # which torch's counter leaves out as well
     torch.ops.aten.addmm_: lambda _, left, right, **__: 2 * left[0] * left[1] * right[1],
     torch.ops.aten.linalg_cholesky_ex: lambda left, *_, **__: left[0] ** 3 // 3,
-    torch.ops.aten._grouped_mm: lambda left, right, *_, **__: 2 * left[0] * left[1] * right[-1],  # a mixture's own experts
+    torch.ops.aten._grouped_mm: lambda left, right, *_, **__: (
+        2 * left[0] * left[1] * right[-1]
+    ),  # a mixture's own experts
     torch.ops.aten.linalg_solve_triangular: lambda left, right, **__: right[0] ** 2 * right[1],
 }
 MODELS = {"clip_vision": lambda **more: tiny.experiment(count=5, batch=2, **more)}
-MODELS |= {f: lambda f=f, **more: experiment(FAMILIES[f], batch=4, **more) for f in ("clip", "t5", "llama", "gemma2", "gpt2")}
+MODELS |= {
+    f: lambda f=f, **more: experiment(FAMILIES[f], batch=4, **more)
+    for f in ("clip", "t5", "llama", "gemma2", "gpt2")
+}
 
 
 class Torchs(FlopCounterMode):
@@ -41,7 +48,9 @@ def counted(by=Torchs, **arguments):
     until = []
     with by() as counter, pytest.MonkeyPatch.context() as patched:
         rehearse = cost.done
-        patched.setattr(cost, "done", lambda *given: until.append(counter.flops) or rehearse(*given))
+        patched.setattr(
+            cost, "done", lambda *given: until.append(counter.flops) or rehearse(*given)
+        )
         result = featcal.calibrate(**arguments)
     return result, until[0]
 
@@ -53,16 +62,23 @@ def test_the_work_of_a_run_is_counted_within_2_percent(model):
 
 
 def test_the_work_of_other_settings_is_counted_within_2_percent():
-    settings = Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3, norm=False, order="stale")
+    settings = Calibration(
+        ridge=0.05, anchor_blend=2.0, interpolation=0.3, norm=False, order="stale"
+    )
     result, true = counted(**MODELS["clip_vision"](), settings=settings)
     assert result.cost.flops == pytest.approx(true, rel=0.02)
 
 
 @pytest.mark.parametrize("model", ["clip_vision", "clip", "t5"])
 def test_the_work_without_the_drift_of_blocks_is_counted_within_2_percent(model):
-    (told, with_drift), (left, without) = (counted(**MODELS[model](), settings=PAPER, block_drift=b) for b in (True, False))
+    (told, with_drift), (left, without) = (
+        counted(**MODELS[model](), settings=PAPER, block_drift=b) for b in (True, False)
+    )
     assert left.cost.flops == pytest.approx(without, rel=0.02)
-    assert told.cost.flops - left.cost.flops == pytest.approx(with_drift - without, rel=0.02) and with_drift > without
+    assert (
+        told.cost.flops - left.cost.flops == pytest.approx(with_drift - without, rel=0.02)
+        and with_drift > without
+    )
 
 
 BEYOND = {
@@ -78,7 +94,9 @@ BEYOND = {
 @pytest.mark.parametrize("more", BEYOND)
 def test_the_work_of_what_goes_beyond_the_paper_is_counted_within_3_percent(model, more):
     given = experiment(FAMILIES["bert"], batch=4) if model == "bert" else MODELS[model]()
-    by = Torchs if (model, more) == ("bert", "all") else CountedOperations  # which uses torch's formulas and is much quicker
+    by = (
+        Torchs if (model, more) == ("bert", "all") else CountedOperations
+    )  # which uses torch's formulas and is much quicker
     result, true = counted(by, **given, settings=replace(PAPER, **BEYOND[more]))
     assert result.cost.flops == pytest.approx(true, rel=0.03)
 
@@ -89,7 +107,9 @@ def test_rows_that_a_rule_leaves_out_are_not_counted():
         w[..., 0] = 1
         return w
 
-    result, true = counted(**MODELS["clip_vision"](), settings=PAPER, token_weights=class_token_alone)
+    result, true = counted(
+        **MODELS["clip_vision"](), settings=PAPER, token_weights=class_token_alone
+    )
     assert result.cost.flops == pytest.approx(true, rel=0.02)
 
 

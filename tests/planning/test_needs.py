@@ -14,9 +14,18 @@ from featcal.planning.shapes import model_shape
 from featcal.planning.workload import Workload
 from featcal.settings import Calibration
 
-D, WIDE, TOKENS, HEADS = 32, 96, 5, 4  # of tests.tiny.clip; two blocks, patches of 8 x 8 pixels, float32
-BLOCK = 4 * (D * D + D) + D * WIDE + WIDE + WIDE * D + D + 4 * D  # parameters: q k v out, two of the MLP, two norms
-ENTRY = D + 3 * 8 * 8 * D + TOKENS * D + 2 * D  # class token, patches, positions, norm before the first block
+D, WIDE, TOKENS, HEADS = (
+    32,
+    96,
+    5,
+    4,
+)  # of tests.tiny.clip; two blocks, patches of 8 x 8 pixels, float32
+BLOCK = (
+    4 * (D * D + D) + D * WIDE + WIDE + WIDE * D + D + 4 * D
+)  # parameters: q k v out, two of the MLP, two norms
+ENTRY = (
+    D + 3 * 8 * 8 * D + TOKENS * D + 2 * D
+)  # class token, patches, positions, norm before the first block
 
 
 def shape(size=3):
@@ -33,16 +42,25 @@ def test_sites_and_bytes_of_a_block_are_those_counted_by_hand():
     first, last = stack.blocks
     rows = 3 * TOKENS
     narrow = SiteShape(WIDE, D, rows, kept=True)
-    assert first.sites == (SiteShape(D, 3 * D, rows), SiteShape(D, D, rows), SiteShape(D, WIDE, rows), narrow)
+    assert first.sites == (
+        SiteShape(D, 3 * D, rows),
+        SiteShape(D, D, rows),
+        SiteShape(D, WIDE, rows),
+        narrow,
+    )
     assert first.sites[0].linears == ("self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj")
-    # only the class token is read after the last block, so keys and values weigh tokens differently from queries there
+    # only the class token is read after the last block, so keys and values weigh tokens differently
+    # from queries there
     assert sorted(site.o for site in last.sites) == sorted([2 * D, D, D, WIDE, D])
     assert first.weights == 4 * BLOCK and stack.weights == 4 * ENTRY
     assert first.features == stack.features == 4 * rows * D
-    # norms read the block's input (not counted) and the middle; q, k, v the first norm; out the heads; the MLP its norm and
+    # norms read the block's input (not counted) and the middle; q, k, v the first norm; out the
+    # heads; the MLP its norm and
     # width; what the MLP puts out is kept
     assert first.captured == 4 * rows * (5 * D + WIDE)
-    assert [site.weighed for site in first.sites] == [False] * 4 and [site.weighed for site in last.sites].count(False) == 1
+    assert [site.weighed for site in first.sites] == [False] * 4 and [
+        site.weighed for site in last.sites
+    ].count(False) == 1
 
 
 def test_one_pass_of_a_block_is_its_linears_and_its_attention():
@@ -51,7 +69,10 @@ def test_one_pass_of_a_block_is_its_linears_and_its_attention():
     attention = 2 * 2 * 3 * HEADS * TOKENS * TOKENS * (D // HEADS)
     linears = 2 * rows * (4 * D * D + 2 * D * WIDE)
     assert stack.blocks[0].forward == linears + attention
-    assert stack.blocks[0].student_pass(stack.blocks[0].parts) == linears - 2 * rows * D * WIDE + attention
+    assert (
+        stack.blocks[0].student_pass(stack.blocks[0].parts)
+        == linears - 2 * rows * D * WIDE + attention
+    )
     assert stack.entry == 2 * 3 * 4 * (3 * 8 * 8) * D  # four patches of three images
 
 
@@ -61,42 +82,68 @@ def test_moments_and_systems_are_float64_and_the_narrow_site_is_folded():
     assert memory.moments_bytes(narrow, load(), block) == 8 * (WIDE * WIDE + WIDE * D + 2 * WIDE)
     kept = [memory.kept_bytes(wide, load(), block, seen) for seen in range(4)]
     assert kept == [0, *[8 * (D * D + 3 * D * D + D + 3 * D)] * 3]
-    few = load(samples=3)  # 45 tokens of three tasks, of which one's are kept as both models have them
+    few = load(
+        samples=3
+    )  # 45 tokens of three tasks, of which one's are kept as both models have them
     assert memory.moments_bytes(narrow, few, block) == 4 * 2 * 15 * WIDE
-    assert [memory.kept_bytes(narrow, few, block, seen) for seen in range(4)] == [4 * 15 * seen * (WIDE + D) for seen in range(4)]
+    assert [memory.kept_bytes(narrow, few, block, seen) for seen in range(4)] == [
+        4 * 15 * seen * (WIDE + D) for seen in range(4)
+    ]
 
 
 def test_work_of_one_site_is_that_of_its_products():
     site = SiteShape(64, 16, 100)
-    assert work.gram_work(100, 256) == 2 * 100 * 256 * 256 * 5 // 8  # four stripes above the diagonal
+    assert (
+        work.gram_work(100, 256) == 2 * 100 * 256 * 256 * 5 // 8
+    )  # four stripes above the diagonal
     assert work.gram_work(100, 256, on_gpu=True) == 2 * 100 * 256 * 256
     assert work.moments_work(site) == work.gram_work(100, 64) + 2 * (2 * 100 * 64 * 16)
-    assert work.moments_work(replace(site, kept=True), 0.5) == work.gram_work(50, 64) + 2 * 50 * 64 * 16
+    assert (
+        work.moments_work(replace(site, kept=True), 0.5)
+        == work.gram_work(50, 64) + 2 * 50 * 64 * 16
+    )
     product = 2 * 64 * 64 * 16
     assert work.systems_work(site, 3, Calibration()) == 3 * product + product + 64**3 // 3 + product
-    prior = Calibration(prior=0.1, interpolation="auto")  # τᵀτ and its right side; all outputs twice
-    assert work.systems_work(site, 3, prior) == 3 * (2 * product + 2 * product) + 2 * product + 64**3 // 3 + 2 * product
+    prior = Calibration(
+        prior=0.1, interpolation="auto"
+    )  # τᵀτ and its right side; all outputs twice
+    assert (
+        work.systems_work(site, 3, prior)
+        == 3 * (2 * product + 2 * product) + 2 * product + 64**3 // 3 + 2 * product
+    )
 
 
 def test_the_phases_of_a_run_are_the_parts_counted_by_hand():
     found = memory.phases(shape(), load())
     # of three tasks the second, while the third one's block is read ahead
     assert found["observe"]["weights"] == 3 * 4 * BLOCK
-    assert [memory.open_blocks(shape().blocks[0], seen, load()) for seen in (1, 2)] == [3 * 4 * BLOCK, 2 * 4 * BLOCK]
-    assert found["start"]["weights"] == 4 * (2 * ENTRY + 2 * D)  # of the student also the norm after the last block
+    assert [memory.open_blocks(shape().blocks[0], seen, load()) for seen in (1, 2)] == [
+        3 * 4 * BLOCK,
+        2 * 4 * BLOCK,
+    ]
+    assert found["start"]["weights"] == 4 * (
+        2 * ENTRY + 2 * D
+    )  # of the student also the norm after the last block
     assert found["solve"]["weights"] == 2 * 4 * BLOCK
     last = shape().blocks[-1]
     assert memory.solving(last, last.sites, 1, load())["solutions"] == 8 * D * last.sites[0].o
     left = memory.kept_bytes(last.sites[-1], load(), last, 3)
     assert memory.solving(last, last.sites, len(last.sites) - 1, load())["systems"] == left
-    assert memory.solving(last, last.sites, 0, load())["working"] == (4 + 4 + 8 + 8) * D * last.sites[0].o
+    assert (
+        memory.solving(last, last.sites, 0, load())["working"]
+        == (4 + 4 + 8 + 8) * D * last.sites[0].o
+    )
     assert found["advance"]["weights"] == 4 * BLOCK
 
 
 def test_the_files_of_a_run_are_its_solved_blocks_and_the_model_with_one_tensor_twice():
     whole = 4 * (2 * BLOCK + ENTRY + 2 * D)
     patches = 4 * 3 * 8 * 8 * D
-    assert needs.folders(shape()) == {"solved blocks": 4 * 2 * BLOCK, "calibrated model": whole, "while joining": patches}
+    assert needs.folders(shape()) == {
+        "solved blocks": 4 * 2 * BLOCK,
+        "calibrated model": whole,
+        "while joining": patches,
+    }
 
 
 def test_features_wait_for_all_tasks_samples_and_both_tracks():
@@ -114,7 +161,10 @@ def test_features_wait_for_all_tasks_samples_and_both_tracks():
         ({"host_budget": 1000}, {"gpu": 0, "host": 1000, "disk": -1000}),
         ({"device_budget": 1000}, {"gpu": 0, "host": 0, "disk": 0}),
         ({"device_budget": 1000, "on_gpu": True}, {"gpu": 1000, "host": -1000, "disk": 0}),
-        ({"device_budget": 10, "host_budget": 20, "on_gpu": True}, {"gpu": 10, "host": 20, "disk": -30}),
+        (
+            {"device_budget": 10, "host_budget": 20, "on_gpu": True},
+            {"gpu": 10, "host": 20, "disk": -30},
+        ),
     ],
 )
 def test_what_exceeds_a_budget_waits_on_the_next_place(more, expected):

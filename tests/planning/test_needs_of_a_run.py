@@ -1,4 +1,6 @@
-"""What a run was planned to need, against what a process that does nothing else really took: memory, disk, operations."""
+"""What a run was planned to need, against what a process that does nothing else really took:
+memory, disk, operations.
+"""
 
 import json
 import shutil

@@ -1,4 +1,6 @@
-"""Operations without numbers: one that was met before is not worked out again, and what is remembered is what torch does."""
+"""Operations without numbers: one that was met before is not worked out again, and what is
+remembered is what torch does.
+"""
 
 import pytest
 import torch
@@ -40,7 +42,12 @@ class Compared(TorchDispatchMode):
         out, flops = worked_out(func, args, kwargs or {})
         if makes_one_tensor(func):
             like, counted = performed(func, args, kwargs or {})
-            assert (like.shape, like.stride(), like.dtype, like.device) == (out.shape, out.stride(), out.dtype, out.device)
+            assert (like.shape, like.stride(), like.dtype, like.device) == (
+                out.shape,
+                out.stride(),
+                out.dtype,
+                out.device,
+            )
             assert counted == flops
             self.seen += 1
         return out
@@ -57,6 +64,9 @@ def test_every_operation_of_a_model_puts_out_what_torch_does(family):
 def test_views_changes_in_place_and_real_tensors_are_left_to_torch(monkeypatch):
     monkeypatch.setattr(operations, "remembered", None)  # would fail if asked
     x = torch.empty(3, 4, device="meta")
-    assert performed(ATEN.t.default, (x,), {})[0].untyped_storage()._cdata == x.untyped_storage()._cdata
+    assert (
+        performed(ATEN.t.default, (x,), {})[0].untyped_storage()._cdata
+        == x.untyped_storage()._cdata
+    )
     assert performed(ATEN.add_.Tensor, (x, 1), {})[0] is x
     assert performed(ATEN.add.Tensor, (torch.ones(2), 1), {})[0].tolist() == [2, 2]

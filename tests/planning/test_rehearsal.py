@@ -11,7 +11,9 @@ from featcal.calibration.tokens import same_memory
 from featcal.errors import BadPlan
 from featcal.planning.meta_profiler import rehearsing, shapes_suffice, to_meta
 
-FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # which torch's own counter leaves out
+FUSED = (
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+)  # which torch's own counter leaves out
 COUNTED = {FUSED: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)}
 
 
@@ -19,7 +21,10 @@ COUNTED = {FUSED: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)}
 @pytest.mark.parametrize("family", KINDS)
 def test_work_counted_without_numbers_is_that_of_the_real_forward_exactly(family, masked):
     model = make(FAMILIES[family].build, dtype=torch.float32)
-    batch = {k: v.float() if v.is_floating_point() else v for k, v in FAMILIES[family].batches(1)[0].items()}
+    batch = {
+        k: v.float() if v.is_floating_point() else v
+        for k, v in FAMILIES[family].batches(1)[0].items()
+    }
     batch = batch if masked else {k: v for k, v in batch.items() if k != "attention_mask"}
     with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=COUNTED) as counted:
         model(**batch)
@@ -58,7 +63,11 @@ def test_memory_is_counted_while_a_tensor_lives_and_a_view_adds_nothing():
 def test_only_the_same_values_of_the_same_memory_are_one_input(device):
     x = torch.empty(4, 6, device=device)
     assert same_memory(x, x.view(4, 6)) and same_memory(x, x[:4])
-    assert not same_memory(x, x.clone()) and not same_memory(x[:2], x[2:]) and not same_memory(x, x.view(6, 4))
+    assert (
+        not same_memory(x, x.clone())
+        and not same_memory(x[:2], x[2:])
+        and not same_memory(x, x.view(6, 4))
+    )
 
 
 def test_a_forward_that_depends_on_numbers_is_refused():
@@ -67,5 +76,9 @@ def test_a_forward_that_depends_on_numbers_is_refused():
             return x[: int(x.sum())]
 
     model = Adaptive()
-    with pytest.raises(BadPlan, match="Adaptive: its forward depends on numbers"), shapes_suffice(model), rehearsing():
+    with (
+        pytest.raises(BadPlan, match="Adaptive: its forward depends on numbers"),
+        shapes_suffice(model),
+        rehearsing(),
+    ):
         model(images(0)[0]["pixel_values"].to("meta"))

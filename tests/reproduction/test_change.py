@@ -1,4 +1,6 @@
-"""The page on changing one thing: its edits fit the files as they are, and DVC finds stale what the page says."""
+"""The page on changing one thing: its edits fit the files as they are, and DVC finds stale what the
+page says.
+"""
 
 import re
 from pathlib import Path
@@ -25,18 +27,37 @@ def edited(name: str) -> tuple[str, str]:
 
 
 def changed(name: str, folder: Path) -> set[str]:
-    """The stages whose settings in params.yaml an edit changes, as DVC has resolved what each reads."""
+    """The stages whose settings in params.yaml an edit changes, as DVC has resolved what each
+    reads.
+    """
     file, text = edited(name)
     (laid_out(folder) / file).write_text(text, "utf-8")
     load_experiments(folder / "params.yaml")
     return set(touched(read_all(folder / "params.yaml"))) - {"playground"}
 
 
-def test_lambda_changes_calibrations_controls_and_studies_of_images_and_no_merger_or_adapter(tmp_path):
+def test_lambda_changes_calibrations_controls_and_studies_of_images_and_no_merger_or_adapter(
+    tmp_path,
+):
     stages = changed("lambda", tmp_path)
-    assert {"calibrate@clip_b32-8", "calibrate_pool@clip_l14-20", "ablate@clip_b32-8", "sweep@clip_b32-8"} <= stages
+    assert {
+        "calibrate@clip_b32-8",
+        "calibrate_pool@clip_l14-20",
+        "ablate@clip_b32-8",
+        "sweep@clip_b32-8",
+    } <= stages
     kinds = {stage.partition("@")[0] for stage in stages}
-    studies = {"samples", "corrupted", "task_counts", "cost", "sweep", "theory", "tune", "beyond", "field"}
+    studies = {
+        "samples",
+        "corrupted",
+        "task_counts",
+        "cost",
+        "sweep",
+        "theory",
+        "tune",
+        "beyond",
+        "field",
+    }
     assert kinds == {"calibrate", "calibrate_pool", "ablate", *studies}
     assert not [stage for stage in stages if "glue" in stage or "mergebench" in stage]
 
@@ -52,9 +73,14 @@ def test_another_merger_is_one_row(tmp_path):
     assert load_experiments(tmp_path / "params.yaml").calibrate["clip_b32-8-ties-suite"].calibration
 
 
-def test_an_edit_of_the_encoder_changes_what_is_made_with_those_samples_and_dvc_repro_leaves_it(tmp_path):
+def test_an_edit_of_the_encoder_changes_what_is_made_with_those_samples_and_dvc_repro_leaves_it(
+    tmp_path,
+):
     assert changed("encoder", tmp_path) == {"calibrate@minilm-8", "expert_seeds@minilm-8"}
-    assert load_experiments(tmp_path / "params.yaml").calibrate["minilm-8-average-suite"].samples == 128
+    assert (
+        load_experiments(tmp_path / "params.yaml").calibrate["minilm-8-average-suite"].samples
+        == 128
+    )
     everything = stages_of_dvc_repro()
     assert {"calibrate@clip_b32-8", "page@table01", "book"} <= everything
     assert not {"calibrate@minilm-8", "expert_seeds@minilm-8"} & everything
@@ -63,7 +89,11 @@ def test_an_edit_of_the_encoder_changes_what_is_made_with_those_samples_and_dvc_
 def settings_of_suite(folder: Path) -> dict[str, dict]:
     """By stage, the values of the suite's file that DVC compares."""
     with settings_of_stages(folder) as found:
-        return {stage: dep.read_params(flatten=False) for stage, dep in found if Path(dep.def_path).name == "mini.yaml"}
+        return {
+            stage: dep.read_params(flatten=False)
+            for stage, dep in found
+            if Path(dep.def_path).name == "mini.yaml"
+        }
 
 
 def test_a_task_left_out_begins_with_the_images(tmp_path):
@@ -71,11 +101,20 @@ def test_a_task_left_out_begins_with_the_images(tmp_path):
     before = settings_of_suite(laid_out(tmp_path / "before"))
     (laid_out(tmp_path / "after") / file).write_text(text, "utf-8")
     load_experiments(tmp_path / "after/params.yaml")
-    stages = {stage for stage, values in settings_of_suite(tmp_path / "after").items() if values != before[stage]}
-    assert "prepare_data" in stages and {stage.partition("@")[0] for stage in stages} == {"prepare_data", "prepare"}
+    stages = {
+        stage
+        for stage, values in settings_of_suite(tmp_path / "after").items()
+        if values != before[stage]
+    }
+    assert "prepare_data" in stages and {stage.partition("@")[0] for stage in stages} == {
+        "prepare_data",
+        "prepare",
+    }
 
 
-def test_every_option_of_dvc_exp_on_the_page_reaches_every_calibration_of_images_and_nothing_else(tmp_path):
+def test_every_option_of_dvc_exp_on_the_page_reaches_every_calibration_of_images_and_nothing_else(
+    tmp_path,
+):
     from dvc.utils.hydra import apply_overrides
 
     options = set(re.findall(r"-S (exp\S+)", TEXT))
@@ -84,6 +123,10 @@ def test_every_option_of_dvc_exp_on_the_page_reaches_every_calibration_of_images
     stages = touched(read_all(tmp_path / "params.yaml")) - {"playground"}
     assert {stage.partition("@")[0] for stage in stages} == {"calibrate", "calibrate_pool"}
     told = load_experiments(tmp_path / "params.yaml")
-    images = [run for run in told.calibrate.values() if isinstance(run.pool, int) and run.calibration and run.setting == "suite"]
+    images = [
+        run
+        for run in told.calibrate.values()
+        if isinstance(run.pool, int) and run.calibration and run.setting == "suite"
+    ]
     assert images and {run.calibration.ridge for run in images} == {0.01}
     assert told.studies["ablate"]["clip_b32-8"].featcal.ridge != 0.01

@@ -1,6 +1,8 @@
-"""Every number of the landing page's tables, recomputed from the committed files by other code than the page's.
+"""Every number of the landing page's tables, recomputed from the committed files by other code than
+the page's.
 
-Nothing of reproduction.report computes here: files are read by `csv` and `json`, and what the page shows is parsed from its HTML.
+Nothing of reproduction.report computes here: files are read by `csv` and `json`, and what the page
+shows is parsed from its HTML.
 """
 
 import csv
@@ -29,7 +31,11 @@ PLACES = {
 SETTINGS = {"suite’s settings": "suite", "paper’s settings": "paper"}
 METHODS = {"FeatCal": "featcal", "Surgery": "surgery", "ProbSurgery": "prob_surgery"}
 PRINTED = {"8": "table01", "14": "table08", "20": "table10"}
-PAPERS = {"average": "simple_averaging", "prob_surgery": "probsurgery", "expert": "finetuned"}  # words of the printed tables
+PAPERS = {
+    "average": "simple_averaging",
+    "prob_surgery": "probsurgery",
+    "expert": "finetuned",
+}  # words of the printed tables
 NUMBER = re.compile(r"[-−+]?\d+(?:\.\d+)?")
 
 
@@ -101,12 +107,19 @@ def test_every_cell_of_what_was_run_is_that_of_the_files():
         merger, told = name.split("|")
         words, setting = told.rsplit(", ", 1)
         place, upstream = PLACES[words], UPSTREAMS[merger]
-        found = [score(place, "", "base"), score(place, upstream, "merged"), score(place, upstream, "featcal", SETTINGS[setting])]
+        found = [
+            score(place, "", "base"),
+            score(place, upstream, "merged"),
+            score(place, upstream, "featcal", SETTINGS[setting]),
+        ]
         found.append(score(place, "", "expert"))
         base, merged, ours, expert = (one and one[0] for one in found)
         for cell, value in zip(cells[:4], (base, merged, ours, expert), strict=True):
             assert same(cell.split("|")[0], value, 1), (name, cell, value)
-        assert same(cells[4], share(merged, ours, expert) if expert and ours else None, 0), (name, cells[4])
+        assert same(cells[4], share(merged, ours, expert) if expert and ours else None, 0), (
+            name,
+            cells[4],
+        )
         assert cells[5] == (str(found[2][1]) if found[2] else "not run"), name
 
 
@@ -120,7 +133,10 @@ def test_every_share_of_the_gap_is_that_of_the_files_and_of_the_printed_cells():
         upstream, at = UPSTREAMS[merger], SETTINGS[setting]
         for pool, here, there in zip(pools, cells[:3], cells[3:], strict=True):
             place = f"clip_b32-{pool}"
-            ours, merged = score(place, upstream, METHODS[method], at), score(place, upstream, "merged")
+            ours, merged = (
+                score(place, upstream, METHODS[method], at),
+                score(place, upstream, "merged"),
+            )
             value = ours and share(merged[0], ours[0], score(place, "", "expert")[0])
             assert same(here, value, 0), (name, pool, here, value)
             if at == "suite":
@@ -133,15 +149,26 @@ def test_every_share_of_the_gap_is_that_of_the_files_and_of_the_printed_cells():
 
 
 def test_the_sentence_below_the_shares_says_what_the_table_does():
-    """Differences of unrounded shares, of FeatCal and of both adapters, least and most over the numbers of tasks."""
-    for words, upstream in zip(shares.words(Page("landing", "mini")).split(". "), ("average", "task_arithmetic"), strict=True):
+    """Differences of unrounded shares, of FeatCal and of both adapters, least and most over the
+    numbers of tasks.
+    """
+    for words, upstream in zip(
+        shares.words(Page("landing", "mini")).split(". "),
+        ("average", "task_arithmetic"),
+        strict=True,
+    ):
         apart = defaultdict(list)
         for pool, table in PRINTED.items():
             place = f"clip_b32-{pool}"
             merged, expert = score(place, upstream, "merged")[0], score(place, "", "expert")[0]
             for method in METHODS.values():
                 here = share(merged, score(place, upstream, method, "suite")[0], expert)
-                there = share(*(printed(table, *key) for key in ((upstream, "merged"), (upstream, method), ("", "expert"))))
+                there = share(
+                    *(
+                        printed(table, *key)
+                        for key in ((upstream, "merged"), (upstream, method), ("", "expert"))
+                    )
+                )
                 apart["featcal" if method == "featcal" else "adapters"].append(here - there)
         told = [float(number.replace("−", "-")) for number in NUMBER.findall(words)]
         wanted = [limit(apart[who]) for who in ("featcal", "adapters") for limit in (min, max)]
@@ -154,7 +181,10 @@ def test_the_cost_is_shown_by_both_procedures_as_recorded():
     with (PAPER / "table05.csv").open(encoding="utf-8") as text:
         seconds = {row["method"]: float(row["seconds"]) for row in csv.DictReader(text)}
     there = {("featcal", "once"): seconds["featcal"]}
-    there |= {("surgery", "each_step"): seconds["surgery"], ("prob_surgery", "each_step"): seconds["probsurgery"]}
+    there |= {
+        ("surgery", "each_step"): seconds["surgery"],
+        ("prob_surgery", "each_step"): seconds["probsurgery"],
+    }
     _, rows = shown(cost.procedures(Page("landing", "mini")).html)
     assert len(rows) == len(here) == 5
     for name, *cells in rows:
@@ -168,8 +198,14 @@ def test_the_cost_is_shown_by_both_procedures_as_recorded():
 
 def test_the_measured_numbers_of_the_abstracts_claims_are_those_of_the_files():
     """Both averages, or seconds, of every claim of the abstract, and the margin between them."""
-    ours = {("clip_b32", m): score("clip_b32-8", "task_arithmetic", m, "suite")[0] for m in METHODS.values()}
-    ours |= {("t5", m): score("flan_t5_base-glue", "task_arithmetic", m, "suite")[0] for m in METHODS.values()}
+    ours = {
+        ("clip_b32", m): score("clip_b32-8", "task_arithmetic", m, "suite")[0]
+        for m in METHODS.values()
+    }
+    ours |= {
+        ("t5", m): score("flan_t5_base-glue", "task_arithmetic", m, "suite")[0]
+        for m in METHODS.values()
+    }
     merged = score("clip_b32-8", "task_arithmetic", "merged")[0]
     runs = json.loads((RESULTS / "cost/clip_b32-8/run.json").read_text(encoding="utf-8"))["cost"]
     took = {(run["method"], run["encode"]): run["seconds"] for run in runs}
@@ -179,26 +215,61 @@ def test_the_measured_numbers_of_the_abstracts_claims_are_those_of_the_files():
             if row["setting"] == "suite":
                 drawn[row["method"], row["samples"]].append(float(row["value"]))
     wanted = {
-        "On Task Arithmetic, FeatCal is above Surgery.": (ours["clip_b32", "featcal"], ours["clip_b32", "surgery"]),
-        "On Task Arithmetic, FeatCal is above ProbSurgery.": (ours["clip_b32", "featcal"], ours["clip_b32", "prob_surgery"]),
+        "On Task Arithmetic, FeatCal is above Surgery.": (
+            ours["clip_b32", "featcal"],
+            ours["clip_b32", "surgery"],
+        ),
+        "On Task Arithmetic, FeatCal is above ProbSurgery.": (
+            ours["clip_b32", "featcal"],
+            ours["clip_b32", "prob_surgery"],
+        ),
         "FeatCal raises the average of Task Arithmetic.": (ours["clip_b32", "featcal"], merged),
-        "On FLAN-T5-base and GLUE, FeatCal is above Surgery.": (ours["t5", "featcal"], ours["t5", "surgery"]),
-        "On FLAN-T5-base and GLUE, FeatCal is above ProbSurgery.": (ours["t5", "featcal"], ours["t5", "prob_surgery"]),
+        "On FLAN-T5-base and GLUE, FeatCal is above Surgery.": (
+            ours["t5", "featcal"],
+            ours["t5", "surgery"],
+        ),
+        "On FLAN-T5-base and GLUE, FeatCal is above ProbSurgery.": (
+            ours["t5", "featcal"],
+            ours["t5", "prob_surgery"],
+        ),
     }
     for method, name in (("surgery", "Surgery"), ("prob_surgery", "ProbSurgery")):
-        published, kept = (took["featcal", "once"], took[method, "each_step"]), (took["featcal", "once"], took[method, "once"])
-        wanted[f"Calibrating with FeatCal takes at most a quarter of {name}'s time, as published."] = published
+        published, kept = (
+            (took["featcal", "once"], took[method, "each_step"]),
+            (took["featcal", "once"], took[method, "once"]),
+        )
+        wanted[
+            f"Calibrating with FeatCal takes at most a quarter of {name}'s time, as published."
+        ] = published
         wanted[f"Calibrating with FeatCal takes less time than {name} with kept features."] = kept
     head, rows = shown(overview.abstract("mini").html)
-    told = {row[0].split("|")[0].strip(): row[head.index("Drawn images and texts, at the suite’s settings")] for row in rows}
-    cell = told.pop("Better sample efficiency: with 8 examples per task FeatCal is above both adapters with as many.")
+    told = {
+        row[0].split("|")[0].strip(): row[
+            head.index("Drawn images and texts, at the suite’s settings")
+        ]
+        for row in rows
+    }
+    cell = told.pop(
+        "Better sample efficiency: with 8 examples per task FeatCal is above both adapters with as many."
+    )
     adapter = re.search(r"(?:decided by|least clear): (\w+)", cell)[1]
-    assert same(cell[cell.index("margin") :], mean(drawn["featcal", "8"]) - mean(drawn[METHODS[adapter], "8"]), 1), cell
+    assert same(
+        cell[cell.index("margin") :],
+        mean(drawn["featcal", "8"]) - mean(drawn[METHODS[adapter], "8"]),
+        1,
+    ), cell
     assert set(told) == set(wanted), "every other claim of the abstract is about two numbers"
     for sentence, (left, right) in wanted.items():
         cell = told[sentence]
         one, two = NUMBER.findall(cell)[:2]
         assert same(one, left, 1) and same(two, right, 1), (sentence, cell)
         margin = re.search(r"margin ([-−+]\d+\.\d+)", cell)
-        more = right - (4 if "a quarter" in sentence else 1) * left if "time" in sentence else left - right
-        assert margin and abs(float(margin[1].replace("−", "-")) - more) <= 0.05 + 1e-6, (sentence, cell)
+        more = (
+            right - (4 if "a quarter" in sentence else 1) * left
+            if "time" in sentence
+            else left - right
+        )
+        assert margin and abs(float(margin[1].replace("−", "-")) - more) <= 0.05 + 1e-6, (
+            sentence,
+            cell,
+        )

@@ -1,4 +1,6 @@
-"""The playground's refusals and notes; what it computes is held against the command line in test_smoke.py."""
+"""The playground's refusals and notes; what it computes is held against the command line in
+test_smoke.py.
+"""
 
 import nbformat
 import pytest
@@ -10,7 +12,13 @@ from reproduction import playground
 from reproduction.report import played
 from reproduction.stages.context import load_context
 
-VALUES = {"ridge": 1e-6, "anchor_blend": 2.0, "interpolation": 0.9, "samples": 64, "test_images": 200}
+VALUES = {
+    "ridge": 1e-6,
+    "anchor_blend": 2.0,
+    "interpolation": 0.9,
+    "samples": 64,
+    "test_images": 200,
+}
 
 
 def play(root, role="clip_b32", pool=8, merger="task_arithmetic", **values):
@@ -27,7 +35,10 @@ def project(tmp_path):
 def test_without_experts_it_says_how_to_make_them(project, role):
     run = play(project, role=role)
     assert f"dvc repro pipeline/images/dvc.yaml:prepare@{role}-8" in played.told(run).text
-    assert all("not run" in show(run).text for show in (played.told, played.accuracies, played.drift, played.command_line))
+    assert all(
+        "not run" in show(run).text
+        for show in (played.told, played.accuracies, played.drift, played.command_line)
+    )
 
 
 @pytest.mark.parametrize(
@@ -40,7 +51,9 @@ def test_without_experts_it_says_how_to_make_them(project, role):
         ({"interpolation": 1.5}, BadSetting, "between 0 and 1"),
     ],
 )
-def test_a_wrong_word_or_value_is_one_clear_error_before_anything_is_read(project, chosen, error, message):
+def test_a_wrong_word_or_value_is_one_clear_error_before_anything_is_read(
+    project, chosen, error, message
+):
     with pytest.raises(error, match=message):
         play(project, **chosen)
 
@@ -49,7 +62,9 @@ def test_the_notebook_starts_at_the_settings_chosen_for_the_suite():
     root, given = project_root(), {}
     page = nbformat.read(root / "notebooks" / "playground.ipynb", as_version=4)
     exec(next(cell.source for cell in page.cells if cell["id"] == "parameters"), given)
-    chosen = load_context(root).experiments.calibrate["clip_b32-8-task_arithmetic-suite"].calibration
+    chosen = (
+        load_context(root).experiments.calibrate["clip_b32-8-task_arithmetic-suite"].calibration
+    )
     names = ("ridge", "anchor_blend", "interpolation")
     assert [given[name] for name in names] == [getattr(chosen, name) for name in names]
 

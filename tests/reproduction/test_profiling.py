@@ -1,4 +1,6 @@
-"""The profiler: memory of a known amount is found, also in a child; power is integrated; what cannot be measured is None."""
+"""The profiler: memory of a known amount is found, also in a child; power is integrated; what
+cannot be measured is None.
+"""
 
 import math
 import subprocess
@@ -51,7 +53,9 @@ class NVMLError(Exception):
 
 
 def stand_in(watts=None, asked=None, broken=False):
-    """A module as nvidia-ml-py's, whose GPU draws `watts()`; `asked` notes which GPU was wanted and that it was let go."""
+    """A module as nvidia-ml-py's, whose GPU draws `watts()`; `asked` notes which GPU was wanted and
+    that it was let go.
+    """
     asked = [] if asked is None else asked
 
     def start():
@@ -81,7 +85,9 @@ def test_energy_is_the_power_of_the_gpu_over_time(monkeypatch):
 
 
 def test_trapezoids_are_exact_for_a_power_that_rises_evenly():
-    assert energy([(t, 100 * t) for t in (0.0, 1.0, 4.0, 36.0)]) == pytest.approx(100 * 36**2 / 2 / 3600, abs=1e-4)
+    assert energy([(t, 100 * t) for t in (0.0, 1.0, 4.0, 36.0)]) == pytest.approx(
+        100 * 36**2 / 2 / 3600, abs=1e-4
+    )
     assert energy([]) is None and energy([(0.0, 1.0)]) is None
 
 

@@ -65,7 +65,9 @@ def test_the_mini_suite_in_force_is_the_one_that_was_chosen():
 
 
 def test_what_differs_at_one_merged_model_is_told_under_from(tmp_path):
-    """Settings of a group hold for every merged model; a row changes some, leaves a setting out, or adds one of its own."""
+    """Settings of a group hold for every merged model; a row changes some, leaves a setting out, or
+    adds one of its own.
+    """
 
     def change(p):
         entry = p["calibrate"][KEY]
@@ -73,12 +75,18 @@ def test_what_differs_at_one_merged_model_is_told_under_from(tmp_path):
         entry["from"] = {
             "average": {"suite": {"samples": 5}, "paper": {"samples": 7}}, "ties": {"suite": None}, "lot": None, "wudi": {},
         }  # fmt: skip
-        p["calibrate"]["clip_l14-8"]["smoke"] = {"suite": p["calibrate"]["clip_l14-8"]["smoke"]["suite"]}
+        p["calibrate"]["clip_l14-8"]["smoke"] = {
+            "suite": p["calibrate"]["clip_l14-8"]["smoke"]["suite"]
+        }
         p["calibrate"]["clip_l14-8"]["from"] = {"wudi": {"paper": printed}, "average": {}}
         p["measure"] = {}
 
     runs = load_experiments(changed(tmp_path, change)).calibrate
-    samples = {key: run.samples for key, run in runs.items() if run.calibration and run.pool == 8 and run.role != "minilm"}
+    samples = {
+        key: run.samples
+        for key, run in runs.items()
+        if run.calibration and run.pool == 8 and run.role != "minilm"
+    }
     assert samples == {
         "clip_b32-8-average-suite": 5, "clip_b32-8-wudi-suite": 16,
         "clip_l14-8-wudi-suite": 16, "clip_l14-8-wudi-paper": 16, "clip_l14-8-average-suite": 16,

@@ -1,4 +1,6 @@
-"""What a student may mistype in params.yaml and suites/*.yaml: one message that names the place, before any stage begins."""
+"""What a student may mistype in params.yaml and suites/*.yaml: one message that names the place,
+before any stage begins.
+"""
 
 import copy
 import shutil
@@ -16,7 +18,12 @@ from reproduction.experiments import params
 from reproduction.stages.context import load_context
 
 POOL, LARGER = "clip_b32-8", "clip_b32-14"
-CALIBRATE, MERGE, ADAPT, ABLATE = f"calibrate/{POOL}", f"merge/{POOL}", f"adapt/{POOL}", f"ablate/{POOL}"
+CALIBRATE, MERGE, ADAPT, ABLATE = (
+    f"calibrate/{POOL}",
+    f"merge/{POOL}",
+    f"adapt/{POOL}",
+    f"ablate/{POOL}",
+)
 PARAMS, SUITE = smoke_params(), yaml.safe_load((ROOT / "tests/smoke/smoke.yaml").read_text())
 
 
@@ -29,7 +36,9 @@ def project(folder: Path, params: Any, suite: Any) -> Path:
 
 
 def put(tree: Any, path: str, value: Any) -> Any:
-    """The tree with another value at a path such as `merge/name/smoke/scale`; 8 stands for the number."""
+    """The tree with another value at a path such as `merge/name/smoke/scale`; 8 stands for the
+    number.
+    """
     tree = copy.deepcopy(tree)
     *way, last = [int(word) if word.isdigit() else word for word in path.split("/")]
     inner = tree
@@ -46,20 +55,48 @@ DROPPED: Any = object()
 IN_PARAMS: list[tuple[str, Any, str]] = [
     ("suite", "smke", "did you mean 'smoke'"),
     ("calibrte", {}, "did you mean 'calibrate'"),
-    ("calibrate/clip_b23-8", {}, "calibrate: 'clip_b23-8' is not known here; did you mean 'clip_b32-8'"),
+    (
+        "calibrate/clip_b23-8",
+        {},
+        "calibrate: 'clip_b23-8' is not known here; did you mean 'clip_b32-8'",
+    ),
     (f"{CALIBRATE}/smoke", DROPPED, "no settings for the suite 'smoke'"),
     (f"{CALIBRATE}/from", DROPPED, "lacks from"),
-    (f"{CALIBRATE}/from/averge", {}, "calibrate.clip_b32-8.from: 'averge' is not known here; did you mean 'average'"),
-    (f"{CALIBRATE}/from/average", {"suite": {"ridge": 0}}, "calibrate.clip_b32-8.from.average.suite.ridge: 0"),
+    (
+        f"{CALIBRATE}/from/averge",
+        {},
+        "calibrate.clip_b32-8.from: 'averge' is not known here; did you mean 'average'",
+    ),
+    (
+        f"{CALIBRATE}/from/average",
+        {"suite": {"ridge": 0}},
+        "calibrate.clip_b32-8.from.average.suite.ridge: 0",
+    ),
     (f"{CALIBRATE}/smoke/suite/ridge", DROPPED, "lacks ridge"),
-    (f"{CALIBRATE}/smoke/suite/samples", True, "suite.samples: True cannot be used; it must be a whole number"),
+    (
+        f"{CALIBRATE}/smoke/suite/samples",
+        True,
+        "suite.samples: True cannot be used; it must be a whole number",
+    ),
     (f"{CALIBRATE}/smoke/suite/seeds", [42, 42], "must name each number once"),
-    (f"{MERGE}/averge", {"smoke": {}}, "merge.clip_b32-8.averge: 'averge' is not known here; did you mean 'average'"),
+    (
+        f"{MERGE}/averge",
+        {"smoke": {}},
+        "merge.clip_b32-8.averge: 'averge' is not known here; did you mean 'average'",
+    ),
     (f"{MERGE}/task_arithmetic/smoke", {"sclae": 0.3}, "did you mean 'scale'"),
-    (f"{MERGE}/task_arithmetic/smoke/scale", "0.3x", "merge.clip_b32-8.task_arithmetic.smoke.scale"),
+    (
+        f"{MERGE}/task_arithmetic/smoke/scale",
+        "0.3x",
+        "merge.clip_b32-8.task_arithmetic.smoke.scale",
+    ),
     (f"{MERGE}/wudi_closed_form/smoke", {"method": "wdi"}, "must be the same in every suite"),
     (f"{MERGE}/regmean/smoke/stream", "test", "merge.clip_b32-8.regmean.smoke.stream: 'test'"),
-    (f"{ADAPT}/smoke/surgry", {}, "adapt.clip_b32-8.smoke: 'surgry' is not known here; did you mean 'surgery'"),
+    (
+        f"{ADAPT}/smoke/surgry",
+        {},
+        "adapt.clip_b32-8.smoke: 'surgry' is not known here; did you mean 'surgery'",
+    ),
     (f"{ADAPT}/smoke/surgery/suite/rank", 0, "surgery.suite.rank: 0"),
     (f"{ABLATE}/smoke/without/without_bias", {"bais": False}, "did you mean 'bias'"),
     (f"{ABLATE}/smoke/rescale/split", "test", "must be validation or train"),
@@ -70,7 +107,11 @@ IN_PARAMS: list[tuple[str, Any, str]] = [
     ("measure/clip_b32-8/smoke/task", "dtdd", "did you mean 'dtd'"),
     ("corrupted/clip_b32-8/smoke/corruptions", ["snow"], "gaussian_noise or motion_blur or fog"),
     ("corrupted/clip_b32-8/smoke/severity", 5, "corrupted.clip_b32-8.smoke.severity"),
-    ("sweep/clip_b32-8/smoke/around/0/interpolation", [0.9, 1.5], "must be a finite number, between 0 and 1"),
+    (
+        "sweep/clip_b32-8/smoke/around/0/interpolation",
+        [0.9, 1.5],
+        "must be a finite number, between 0 and 1",
+    ),
     ("task_counts/clip_b32-8/smoke/counts", [2, 2], "each named once"),
     ("studied/clip_b32-8/smoke/rivals/setting", "paper", "must be left out"),
     ("studied/clip_b32-8/smoke/paper", DROPPED, "corrupted.clip_b32-8.smoke.at_papers: True"),
@@ -115,7 +156,9 @@ def test_the_settings_the_mistakes_are_made_in_are_fine_themselves(tmp_path):
 
 @pytest.mark.parametrize(("path", "value", "said"), IN_PARAMS)
 def test_a_mistake_in_params_is_named_with_its_place(folder, monkeypatch, path, value, said):
-    """As if the mistake had been read from the file, whose whole text would be written and parsed anew for each."""
+    """As if the mistake had been read from the file, whose whole text would be written and parsed
+    anew for each.
+    """
     monkeypatch.setattr(params, "read_all", lambda _: put(PARAMS, path, value))
     assert said in message(folder)
 
@@ -134,7 +177,11 @@ def test_a_settings_file_that_is_no_yaml_mapping_is_named(tmp_path, name, text):
 
 
 @pytest.mark.parametrize("verb", ["prepare", "evaluate"])
-def test_a_stage_of_a_role_that_no_experiment_has_is_refused_and_writes_nothing(tmp_path, monkeypatch, capsys, verb):
+def test_a_stage_of_a_role_that_no_experiment_has_is_refused_and_writes_nothing(
+    tmp_path, monkeypatch, capsys, verb
+):
     monkeypatch.chdir(project(tmp_path, PARAMS, SUITE))
     assert cli.main(["stage", verb, "clip_b23-8"]) == cli.MISTAKE
-    assert "did you mean 'clip_b32'" in capsys.readouterr().err and not (tmp_path / "outputs").exists()
+    assert (
+        "did you mean 'clip_b32'" in capsys.readouterr().err and not (tmp_path / "outputs").exists()
+    )

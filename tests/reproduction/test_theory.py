@@ -1,4 +1,6 @@
-"""The paper's propositions on pico models: equations close, bounds bound, and a wrong formula is seen."""
+"""The paper's propositions on pico models: equations close, bounds bound, and a wrong formula is
+seen.
+"""
 
 from dataclasses import replace
 
@@ -33,7 +35,8 @@ def value(found, statement, quantity, **where):
     return next(
         line["value"]
         for line in found.lines
-        if (line["statement"], line["quantity"]) == (statement, quantity) and all(line[k] == v for k, v in where.items())
+        if (line["statement"], line["quantity"]) == (statement, quantity)
+        and all(line[k] == v for k, v in where.items())
     )
 
 
@@ -55,11 +58,15 @@ def test_a_mismatch_taken_at_the_merged_models_features_is_seen(towers):
 def test_nodes_integrate_polynomials_of_twice_their_number_exactly():
     for count in (1, 3, 5):
         for power in range(2 * count):
-            assert sum(w * t**power for t, w in nodes_and_weights(count)) == pytest.approx(1 / (power + 1), abs=1e-14)
+            assert sum(w * t**power for t, w in nodes_and_weights(count)) == pytest.approx(
+                1 / (power + 1), abs=1e-14
+            )
 
 
 def test_a_path_average_of_a_quadratic_is_its_jacobian_in_the_middle():
-    start, change, v = (torch.randn(3, 4, generator=seeded(i), dtype=torch.float64) for i in range(3))
+    start, change, v = (
+        torch.randn(3, 4, generator=seeded(i), dtype=torch.float64) for i in range(3)
+    )
     moved = path_average(lambda h: h**2, start, change, torch.stack([change, v]), 1)
     assert torch.allclose(moved[0], (start + change) ** 2 - start**2)
     assert torch.allclose(moved[1], 2 * (start + change / 2) * v)
@@ -76,7 +83,11 @@ def test_the_unrolled_sum_of_mismatches_converges_to_the_final_drift(towers):
 
 def head(classes=5):
     found = torch.randn(classes, 16, generator=seeded(3), dtype=torch.float64)
-    return Head(torch.randn(16, 32, generator=seeded(4), dtype=torch.float64), found / found.norm(dim=1, keepdim=True), 20.0)
+    return Head(
+        torch.randn(16, 32, generator=seeded(4), dtype=torch.float64),
+        found / found.norm(dim=1, keepdim=True),
+        20.0,
+    )
 
 
 def test_scores_losses_and_answers_stay_within_their_bounds(towers):
@@ -85,7 +96,9 @@ def test_scores_losses_and_answers_stay_within_their_bounds(towers):
     check_loss(drift, torch.tensor([0, 1, 2, 3]), (2, 4), found)
     check_margins(drift, found)
     rooms = {line["statement"]: line["value"] for line in found.lines if line["quantity"] == "room"}
-    assert {"proposition_3", "proposition_6", "proposition_7", "corollary_2"} <= set(rooms) and min(rooms.values()) >= 0
+    assert {"proposition_3", "proposition_6", "proposition_7", "corollary_2"} <= set(rooms) and min(
+        rooms.values()
+    ) >= 0
     assert value(found, "proposition_7", "digits") > 6
     assert value(found, "margin", "lost_though_guaranteed") == 0
 
@@ -99,8 +112,12 @@ def test_a_bound_that_is_too_small_shows_negative_room():
 def test_the_constant_of_cosines_is_taken_where_the_segment_is_nearest_to_the_origin():
     h = Head(torch.eye(2, dtype=torch.float64), torch.eye(2, dtype=torch.float64), 1.0)
     ends = torch.tensor([[1.0, -1.0], [1.0, 1.0]], dtype=torch.float64)
-    assert float(cosine_constant(h, ends[:1], 2 * ends[1:])) > float(cosine_constant(h, ends[:1], ends[:1]))
-    assert float(cosine_constant(h, ends[:1], ends[1:])) == pytest.approx(1.0)  # the nearest point is (1, 0)
+    assert float(cosine_constant(h, ends[:1], 2 * ends[1:])) > float(
+        cosine_constant(h, ends[:1], ends[:1])
+    )
+    assert float(cosine_constant(h, ends[:1], ends[1:])) == pytest.approx(
+        1.0
+    )  # the nearest point is (1, 0)
 
 
 def linear_and_sources():
@@ -108,9 +125,15 @@ def linear_and_sources():
         return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
 
     tasks = ("mnist", "dtd")
-    weights, x = {t: draw(i, 3, 4) for i, t in enumerate(tasks)}, {t: draw(5 + i, 9, 4) for i, t in enumerate(tasks)}
+    weights, x = (
+        {t: draw(i, 3, 4) for i, t in enumerate(tasks)},
+        {t: draw(5 + i, 9, 4) for i, t in enumerate(tasks)},
+    )
     linear = Linear(weights, x, draw(9, 3, 4))
-    sources = [linear.source({t: x[t] + s * draw(20 + i, 9, 4) for i, t in enumerate(tasks)}, 0.6) for s in (0.1, 0.4)]
+    sources = [
+        linear.source({t: x[t] + s * draw(20 + i, 9, 4) for i, t in enumerate(tasks)}, 0.6)
+        for s in (0.1, 0.4)
+    ]
     return linear, *sources
 
 
@@ -129,14 +152,19 @@ def test_solving_on_another_source_costs_no_more_than_both_parts_of_proposition_
     linear, src, dep = linear_and_sources()
     sides = mismatch(src, dep, linear, SETTINGS)
     worse = objective(minimum(src, linear, SETTINGS), dep, linear, SETTINGS.ridge)
-    assert sides.gap == pytest.approx(worse - sides.best) and 0 < sides.gap <= sides.largest <= sides.transport
+    assert (
+        sides.gap == pytest.approx(worse - sides.best)
+        and 0 < sides.gap <= sides.largest <= sides.transport
+    )
     same = mismatch(src, src, linear, SETTINGS)
     assert same.gap == same.largest == same.transport == 0
 
 
 def test_the_wasserstein_distance_ignores_the_order_of_tokens():
     linear, src, _ = linear_and_sources()
-    turned = replace(src, u={t: u.flip(0) for t, u in src.u.items()}, y={t: y.flip(0) for t, y in src.y.items()})
+    turned = replace(
+        src, u={t: u.flip(0) for t, u in src.u.items()}, y={t: y.flip(0) for t, y in src.y.items()}
+    )
     assert wasserstein(src, turned, "dtd") == 0
     assert loss(linear.anchor, turned) == pytest.approx(loss(linear.anchor, src))
 
@@ -146,19 +174,33 @@ def test_in_forward_order_the_first_block_sees_what_it_was_solved_on_and_later_o
 
     base = clip()
     experts = {t: shifted(base, 30 + i, 0.05) for i, t in enumerate(("mnist", "dtd"))}
-    merged, batches = averaged(list(experts.values())), {t: images(50 + i) for i, t in enumerate(experts)}
+    merged, batches = (
+        averaged(list(experts.values())),
+        {t: images(50 + i) for i, t in enumerate(experts)},
+    )
     orders = {
         order: featcal.calibrate(
-            merged, base=base, experts=experts, batches=batches, settings=replace(SETTINGS, order=order)
+            merged,
+            base=base,
+            experts=experts,
+            batches=batches,
+            settings=replace(SETTINGS, order=order),
         ).model
         for order in ("forward", "stale")
     }
     found = Found()
-    whole = {t: {"pixel_values": torch.cat([b["pixel_values"] for b in batches[t]])} for t in batches}
+    whole = {
+        t: {"pixel_values": torch.cat([b["pixel_values"] for b in batches[t]])} for t in batches
+    }
     check_sources(Models(base, merged, experts, **orders), whole, SETTINGS, found)
     assert value(found, "equation_45", "digits") == 16
-    assert value(found, "proposition_8", "room") >= 0 and value(found, "proposition_8_transport", "room") >= 0
-    moved = [value(found, "proposition_8", f"{kind}_moved", block="01") for kind in ("forward", "stale")]
+    assert (
+        value(found, "proposition_8", "room") >= 0
+        and value(found, "proposition_8_transport", "room") >= 0
+    )
+    moved = [
+        value(found, "proposition_8", f"{kind}_moved", block="01") for kind in ("forward", "stale")
+    ]
     assert 0 < moved[0] < moved[1]
 
 

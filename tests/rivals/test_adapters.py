@@ -51,7 +51,12 @@ def with_record(folder, **changed):
 def test_what_was_saved_is_what_is_loaded(settings, tmp_path):
     adapters = trained(settings)
     loaded = Adapters.load(adapters.save(tmp_path / "adapters"))
-    assert (loaded.settings, loaded.seed, loaded.tasks, loaded.width) == (settings, 42, ["mnist", "dtd", "svhn"], 12)
+    assert (loaded.settings, loaded.seed, loaded.tasks, loaded.width) == (
+        settings,
+        42,
+        ["mnist", "dtd", "svhn"],
+        12,
+    )
     features = pair(9, 5, dtype=torch.float32).merged
     for task, curve in adapters.losses.items():
         assert torch.equal(loaded.apply(task, features), adapters.apply(task, features))
@@ -60,15 +65,25 @@ def test_what_was_saved_is_what_is_loaded(settings, tmp_path):
 
 def test_the_same_adapters_are_the_same_bytes(tmp_path):
     one, two = (trained().save(tmp_path / name) for name in "ab")
-    assert sorted(p.name for p in one.iterdir()) == ["README.md", "adapters.json", "adapters.safetensors"]
+    assert sorted(p.name for p in one.iterdir()) == [
+        "README.md",
+        "adapters.json",
+        "adapters.safetensors",
+    ]
     assert all((one / p.name).read_bytes() == p.read_bytes() for p in two.iterdir())
 
 
 def test_damaged_weights_are_named(tmp_path):
     folder = trained().save(tmp_path / "a")
     cases = {
-        r"adapters.safetensors: dtd/up is \(12, 2\), but \(12, 3\)": (BadFile, {"dtd/up": torch.zeros(12, 2)}),
-        "adapters.safetensors: dtd/up holds NaN": (NotFinite, {"dtd/up": torch.full((12, 3), float("inf"))}),
+        r"adapters.safetensors: dtd/up is \(12, 2\), but \(12, 3\)": (
+            BadFile,
+            {"dtd/up": torch.zeros(12, 2)},
+        ),
+        "adapters.safetensors: dtd/up holds NaN": (
+            NotFinite,
+            {"dtd/up": torch.full((12, 3), float("inf"))},
+        ),
         "no tensor named 'dtd/up'": (MissingTensor, {"dtd/up": None}),
     }
     for text, (error, changed) in cases.items():
@@ -86,7 +101,12 @@ def test_damaged_weights_are_named(tmp_path):
 
 def test_damaged_records_are_named(tmp_path):
     folder = trained().save(tmp_path / "a")
-    cases = {"method": "sugery", "settings": {"rnak": 3}, "width": None, "tasks": ["mnist", "stl10"]}
+    cases = {
+        "method": "sugery",
+        "settings": {"rnak": 3},
+        "width": None,
+        "tasks": ["mnist", "stl10"],
+    }
     wanted = {
         "method": (BadFile, "method is 'sugery'"),
         "settings": (UnknownKey, "did you mean 'rank'"),
@@ -112,14 +132,20 @@ def test_a_task_without_adapter_and_features_of_another_width_are_named():
 
 
 def test_models_without_a_language_head_and_unit_features_cannot_be_hooked():
-    with pytest.raises(BadPlan, match="has no language head"), trained(METHODS[1]).before_head(checkpoints.vision(), "mnist"):
+    with (
+        pytest.raises(BadPlan, match="has no language head"),
+        trained(METHODS[1]).before_head(checkpoints.vision(), "mnist"),
+    ):
         pass
 
     class Language(nn.Module):
         def get_output_embeddings(self):
             return nn.Linear(1, 1)
 
-    with pytest.raises(BadSetting, match="must be raw for a language model"), trained().before_head(Language(), "mnist"):
+    with (
+        pytest.raises(BadSetting, match="must be raw for a language model"),
+        trained().before_head(Language(), "mnist"),
+    ):
         pass
 
 
@@ -148,14 +174,21 @@ def test_adapted_features_are_scored_in_the_pass_of_the_model_they_come_from(fea
         heads,
         projection,
         batch=5,
-        adapted={"surgery": ("merged", adapters.apply), "of the expert": ("expert", adapters.apply)},
+        adapted={
+            "surgery": ("merged", adapters.apply),
+            "of the expert": ("expert", adapters.apply),
+        },
     )
     assert merged.passes == 5 + 3
     assert list(judged["of the expert"]) == ["pets"]
     for task, images in sets.items():
-        assert judged["merged"][task].tolist() == right_by_hand(clip.vision_model, clip, heads[task], images)
+        assert judged["merged"][task].tolist() == right_by_hand(
+            clip.vision_model, clip, heads[task], images
+        )
         with torch.no_grad():
             f = clip.vision_model(pixel_values=images.pixels).pooler_output @ projection.T
-        want = (adapters.apply(task, f) @ heads[task].T).argmax(-1) == torch.as_tensor(images.labels)
+        want = (adapters.apply(task, f) @ heads[task].T).argmax(-1) == torch.as_tensor(
+            images.labels
+        )
         assert judged["surgery"][task].tolist() == want.tolist()
     assert any(judged["surgery"][task].tolist() != judged["merged"][task].tolist() for task in sets)

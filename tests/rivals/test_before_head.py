@@ -1,4 +1,6 @@
-"""What stands before a head: projected features of pictures, hidden states of texts, and adapters set there."""
+"""What stands before a head: projected features of pictures, hidden states of texts, and adapters
+set there.
+"""
 
 import pytest
 import torch
@@ -21,7 +23,9 @@ def test_a_function_as_head_equals_its_weight():
     layer = torch.nn.Linear(32, 8, bias=False).double()
     by_layer = rows_before_head(model, batch, layer)[0]
     assert torch.equal(by_layer, rows_before_head(model, batch, layer.weight)[0])
-    assert torch.equal(by_layer, rows_before_head(model, batch, {"visual_projection": layer.weight})[0])
+    assert torch.equal(
+        by_layer, rows_before_head(model, batch, {"visual_projection": layer.weight})[0]
+    )
 
 
 @pytest.mark.parametrize("name", LANGUAGE)
@@ -31,7 +35,9 @@ def test_rows_of_a_text_are_what_the_language_head_reads_at_tokens_that_count(na
     rows, sizes = rows_before_head(model, batch, None)
     mask = (batch["labels"] != -100) if "labels" in batch else batch["attention_mask"].bool()
     with torch.no_grad():
-        torch.testing.assert_close(model.get_output_embeddings()(rows), model(**batch).logits[mask], rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            model.get_output_embeddings()(rows), model(**batch).logits[mask], rtol=0, atol=1e-12
+        )
     assert sizes.tolist() == mask.sum(1).tolist()
 
 
@@ -40,19 +46,28 @@ def test_a_decoder_given_its_tokens_counts_those_that_do_not_pad():
     given = {key: value for key, value in batch.items() if key != "labels"}
     given["decoder_input_ids"] = torch.tensor([[0, 5, 6, 0], [0, 7, 0, 0], [0, 8, 9, 4]])
     rows, sizes = rows_before_head(model, given, None)
-    masked = given | {"decoder_attention_mask": torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]])}
+    masked = given | {
+        "decoder_attention_mask": torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]])
+    }
     assert sizes.tolist() == [3, 2, 4]
     torch.testing.assert_close(rows, rows_before_head(model, masked, None)[0], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", LANGUAGE)
 def test_texts_of_several_lengths_have_the_same_features_in_one_batch(name):
-    model, parts = texts(FAMILIES[name])["merged"], [FAMILIES[name].batches(seed)[0] for seed in (5, 6)]
-    shorter = {key: value[1:2, : 2 if key == "labels" else 4] for key, value in parts[1].items()}  # without padding
+    model, parts = (
+        texts(FAMILIES[name])["merged"],
+        [FAMILIES[name].batches(seed)[0] for seed in (5, 6)],
+    )
+    shorter = {
+        key: value[1:2, : 2 if key == "labels" else 4] for key, value in parts[1].items()
+    }  # without padding
     joined = together("a", [*single_samples(parts[:1]), shorter])
     rows, sizes = rows_before_head(model, joined, None)
     apart = [rows_before_head(model, part, None) for part in (parts[0], shorter)]
-    torch.testing.assert_close(rows, torch.cat([rows for rows, _ in apart]), rtol=0, atol=1e-6)  # norms are float32
+    torch.testing.assert_close(
+        rows, torch.cat([rows for rows, _ in apart]), rtol=0, atol=1e-6
+    )  # norms are float32
     assert sizes.tolist() == torch.cat([sizes for _, sizes in apart]).tolist()
 
 
@@ -83,14 +98,20 @@ def test_texts_encoded_at_every_step_give_the_adapters_of_kept_features(name, mo
     given = texts(FAMILIES[name])
     without_float32(monkeypatch, given["merged"])
     call = (given["merged"], given["experts"], given["batches"])
-    once, each = (featcal.surgery(*call, rank=4, steps=20, batch=4, encode=how) for how in ("once", "each_step"))
+    once, each = (
+        featcal.surgery(*call, rank=4, steps=20, batch=4, encode=how)
+        for how in ("once", "each_step")
+    )
     assert difference(once, each) < 1e-9
 
 
 def test_language_models_refuse_unit_features_and_a_second_head():
     given = texts(FAMILIES["llama"])
     call = (given["merged"], given["experts"], given["batches"])
-    with pytest.raises(BadSetting, match="surgery.features: 'unit' cannot be used; it must be raw for a language model"):
+    with pytest.raises(
+        BadSetting,
+        match="surgery.features: 'unit' cannot be used; it must be raw for a language model",
+    ):
         featcal.surgery(*call, features="unit")
     with pytest.raises(BadSetting, match="head: 'Tensor' cannot be used; it must be left out"):
         featcal.surgery(*call, head=torch.zeros(4, 32), rank=2)

@@ -1,4 +1,6 @@
-"""Adapters inside a merged model: the published loops as oracle, tasks that do not touch each other, a model that stays."""
+"""Adapters inside a merged model: the published loops as oracle, tasks that do not touch each
+other, a model that stays.
+"""
 
 from itertools import islice
 
@@ -21,13 +23,17 @@ STEPS = {"steps": 12, "batch": 4, "lr": 0.01, "rank": 3}
 
 def trained(method, tasks=("mnist", "dtd"), **more):
     given = experiment(tasks=tasks)
-    return given, getattr(featcal, method)(given["merged"], given["experts"], given["batches"], head=HEAD, **{**STEPS, **more})
+    return given, getattr(featcal, method)(
+        given["merged"], given["experts"], given["batches"], head=HEAD, **{**STEPS, **more}
+    )
 
 
 def linear(width, rank, back, draws):
     """torch's own layer with weights drawn as its own are."""
     layer = nn.Linear(rank if back else width, width if back else rank, bias=False).double()
-    nn.init.zeros_(layer.weight) if back else layer.weight.data.copy_(bounded((rank, width), width, draws))
+    nn.init.zeros_(layer.weight) if back else layer.weight.data.copy_(
+        bounded((rank, width), width, draws)
+    )
     return layer
 
 
@@ -71,20 +77,33 @@ def published_interventions(model, task):
         path = f"encoder.layers.{i}.self_attn.out_proj"
         draws = generator(task, f"initialisation {path}", 42)
         shapes = {"source": (3, 32), "read": (3, 32), "source_bias": (1, 3), "read_bias": (1, 3)}
-        found[path] = {name: bounded(shape, 32, draws).requires_grad_() for name, shape in shapes.items()}
+        found[path] = {
+            name: bounded(shape, 32, draws).requires_grad_() for name, shape in shapes.items()
+        }
 
     def attention(i, y):
         w = found[f"encoder.layers.{i}.self_attn.out_proj"]
         h = y[:, 0]
-        h = h + ((h @ w["source"].T + w["source_bias"]) - (h @ w["read"].T + w["read_bias"])) @ w["read"]
+        h = (
+            h
+            + ((h @ w["source"].T + w["source_bias"]) - (h @ w["read"].T + w["read_bias"]))
+            @ w["read"]
+        )
         return torch.cat([h[:, None], y[:, 1:]], 1)
 
-    return found, lambda x: [through(model, x, attention=attention)[1]], lambda expert, x: [through(expert, x)[1]]
+    return (
+        found,
+        lambda x: [through(model, x, attention=attention)[1]],
+        lambda expert, x: [through(expert, x)[1]],
+    )
 
 
 @pytest.mark.parametrize(
     ("method", "published", "settings"),
-    [("surgery_v2", published_surgery, SurgeryV2(**STEPS)), ("interv_merge", published_interventions, IntervMerge(**STEPS))],
+    [
+        ("surgery_v2", published_surgery, SurgeryV2(**STEPS)),
+        ("interv_merge", published_interventions, IntervMerge(**STEPS)),
+    ],
 )
 def test_weights_are_those_of_the_published_loop(method, published, settings):
     given, found = trained(method)
@@ -94,13 +113,18 @@ def test_weights_are_those_of_the_published_loop(method, published, settings):
     for chosen in islice(batch_order("dtd", len(images), settings, 42), settings.steps):
         with torch.no_grad():
             theirs = wanted(given["experts"]["dtd"], images[chosen])
-        loss = sum((one - other).abs().mean() for one, other in zip(run(images[chosen]), theirs, strict=True))
+        loss = sum(
+            (one - other).abs().mean()
+            for one, other in zip(run(images[chosen]), theirs, strict=True)
+        )
         adam.zero_grad()
         loss.backward()
         adam.step()
     for path, own in weights.items():
         for name, want in own.items():
-            torch.testing.assert_close(found.places[path].of("dtd")[name], want.detach(), rtol=0, atol=1e-8)
+            torch.testing.assert_close(
+                found.places[path].of("dtd")[name], want.detach(), rtol=0, atol=1e-8
+            )
     with torch.no_grad():
         want = run(images)[-1]
         with found.inside(given["merged"], "dtd"):
@@ -114,12 +138,20 @@ def test_no_task_touches_another_or_the_model(method, tmp_path):
     one = [{"mnist": given[key]["mnist"]} for key in ("experts", "batches")]
     alone = getattr(featcal, method)(given["merged"], *one, head=HEAD, **STEPS)
     for path, adapters in alone.places.items():
-        assert all(torch.equal(w, both.places[path].of("mnist")[name]) for name, w in adapters.of("mnist").items())
-    assert same_bits(given["merged"], before) and all(p.requires_grad for p in given["merged"].parameters())
+        assert all(
+            torch.equal(w, both.places[path].of("mnist")[name])
+            for name, w in adapters.of("mnist").items()
+        )
+    assert same_bits(given["merged"], before) and all(
+        p.requires_grad for p in given["merged"].parameters()
+    )
     assert not any(module._forward_hooks for module in given["merged"].modules())
     again = DeepAdapters.load(both.save(tmp_path / "deep"))
     for path, adapters in both.places.items():
-        assert all(torch.equal(w, again.places[path].of("dtd")[name]) for name, w in adapters.of("dtd").items())
+        assert all(
+            torch.equal(w, again.places[path].of("dtd")[name])
+            for name, w in adapters.of("dtd").items()
+        )
 
 
 def test_before_the_first_step_surgery_corrects_nothing():
@@ -132,4 +164,6 @@ def test_before_the_first_step_surgery_corrects_nothing():
 def test_a_language_model_is_refused():
     model = tiny.make(lambda: LlamaForCausalLM(LlamaConfig(**tiny.TEXT)))
     with pytest.raises(BadPlan, match="encoder"):
-        featcal.surgery_v2(model, {"a": model}, {"a": [{"input_ids": torch.ones(2, 3, dtype=torch.long)}]})
+        featcal.surgery_v2(
+            model, {"a": model}, {"a": [{"input_ids": torch.ones(2, 3, dtype=torch.long)}]}
+        )

@@ -29,9 +29,15 @@ def trained(features, settings=SETTINGS, seed=42):
 def published(features, settings, task, seed=42):
     """One task by torch's own layers, distributions, loss and optimiser, with the same draws."""
     width = features.merged.shape[1]
-    shapes = {"hidden": (width, settings.hidden), "mean": (settings.hidden, width), "log_variance": (settings.hidden, width)}
+    shapes = {
+        "hidden": (width, settings.hidden),
+        "mean": (settings.hidden, width),
+        "log_variance": (settings.hidden, width),
+    }
     layers = {name: torch.nn.Linear(*shape, bias=False) for name, shape in shapes.items()}
-    torch.nn.init.kaiming_uniform_(layers["hidden"].weight, a=5**0.5, generator=generator(task, "initialisation", seed))
+    torch.nn.init.kaiming_uniform_(
+        layers["hidden"].weight, a=5**0.5, generator=generator(task, "initialisation", seed)
+    )
     for name in ("mean", "log_variance"):
         torch.nn.init.zeros_(layers[name].weight)
     weights = [layer.double().weight for layer in layers.values()]
@@ -39,9 +45,17 @@ def published(features, settings, task, seed=42):
     for samples in islice(batch_order(task, len(features.merged), settings, seed), settings.steps):
         hidden = torch.relu(layers["hidden"](features.merged[samples]))
         correction = Normal(layers["mean"](hidden), torch.exp(layers["log_variance"](hidden) / 2))
-        z = correction.loc + correction.scale * torch.randn(len(samples), width, generator=noise).double()
-        divergence = kl_divergence(correction, Normal(torch.zeros_like(z), torch.ones_like(z))).sum(1).mean()
-        loss = LOSSES[settings.loss](features.merged[samples] - z, features.expert[samples]) + settings.kl_weight * divergence
+        z = (
+            correction.loc
+            + correction.scale * torch.randn(len(samples), width, generator=noise).double()
+        )
+        divergence = (
+            kl_divergence(correction, Normal(torch.zeros_like(z), torch.ones_like(z))).sum(1).mean()
+        )
+        loss = (
+            LOSSES[settings.loss](features.merged[samples] - z, features.expert[samples])
+            + settings.kl_weight * divergence
+        )
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -50,7 +64,10 @@ def published(features, settings, task, seed=42):
 
 @pytest.mark.parametrize("distance", LOSSES)
 def test_adapters_equal_the_published_loop_of_each_task(distance):
-    settings, features = ProbSurgery(hidden=5, batch=8, steps=60, kl_weight=0.01, loss=distance), pairs()
+    settings, features = (
+        ProbSurgery(hidden=5, batch=8, steps=60, kl_weight=0.01, loss=distance),
+        pairs(),
+    )
     adapters = trained(features, settings)
     for task, feature in features.items():
         for name, want in published(feature, settings, task).items():
@@ -58,9 +75,14 @@ def test_adapters_equal_the_published_loop_of_each_task(distance):
 
 
 def test_one_loss_by_hand():
-    # f = (1, 2), A = I: h = (1, 2); M = I: μ = (1, 2); V = 0: σ = 1; ε = (0.5, −0.5): z = (1.5, 1.5), f' = (−0.5, 0.5)
+    # f = (1, 2), A = I: h = (1, 2); M = I: μ = (1, 2); V = 0: σ = 1; ε = (0.5, −0.5): z = (1.5,
+    # 1.5), f' = (−0.5, 0.5)
     # L1 to (0, 0): 0.5; KL = ½ Σ (μ² + σ² − 1 − log σ²) = ½ (1 + 4) = 2.5, times 0.1
-    weights = {"hidden": torch.eye(2)[None], "mean": torch.eye(2)[None], "log_variance": torch.zeros(1, 2, 2)}
+    weights = {
+        "hidden": torch.eye(2)[None],
+        "mean": torch.eye(2)[None],
+        "log_variance": torch.zeros(1, 2, 2),
+    }
     batch = Stacked(torch.tensor([[[1.0, 2.0]]]), torch.zeros(1, 1, 2), torch.tensor([1]))
     method = Gaussian(ProbSurgery(hidden=2, kl_weight=0.1))
     assert float(method.loss(weights, batch, torch.tensor([[[0.5, -0.5]]]))) == pytest.approx(0.75)
@@ -77,32 +99,44 @@ def test_only_the_mean_corrects_at_test_time():
 
 
 def correction(settings):
-    """How far a trained adapter moves features of its task, as a share of what is wrong with them."""
+    """How far a trained adapter moves features of its task, as a share of what is wrong with
+    them.
+    """
     feature = pair(3, 300)
     moved = feature.merged - trained({"a": feature}, settings).apply("a", feature.merged)
     return float(moved.norm() / (feature.merged - feature.expert).norm())
 
 
 def test_a_huge_divergence_weight_predicts_no_correction():
-    shares = {kl: correction(ProbSurgery(hidden=12, steps=400, lr=0.01, kl_weight=kl)) for kl in (0.0, 1e-4, 1e6)}
+    shares = {
+        kl: correction(ProbSurgery(hidden=12, steps=400, lr=0.01, kl_weight=kl))
+        for kl in (0.0, 1e-4, 1e6)
+    }
     assert shares[0.0] > 0.5 and shares[1e-4] > 0.5
-    # Adam divides by the size of the gradient, so the mean keeps trembling by steps of lr about zero
+    # Adam divides by the size of the gradient, so the mean keeps trembling by steps of lr about
+    # zero
     assert shares[1e6] < 0.01
 
 
 def test_public_function_trains_on_raw_features_by_default():
     given = experiment()
     head = torch.randn(24, 32, generator=seeded(0)).double()
-    adapters = featcal.prob_surgery(given["merged"], given["experts"], given["batches"], head=head, hidden=4, steps=20)
+    adapters = featcal.prob_surgery(
+        given["merged"], given["experts"], given["batches"], head=head, hidden=4, steps=20
+    )
     features = {}
     for task, expert in sorted(given["experts"].items()):
         pixels = torch.cat([batch["pixel_values"] for batch in given["batches"][task]])
         with torch.no_grad():
-            merged, theirs = (m(pixel_values=pixels).pooler_output @ head.T for m in (given["merged"], expert))
+            merged, theirs = (
+                m(pixel_values=pixels).pooler_output @ head.T for m in (given["merged"], expert)
+            )
         features[task] = Pair(merged, theirs, torch.ones(6))
     assert difference(adapters, trained(features, ProbSurgery(hidden=4, steps=20))) < 1e-9
 
 
 def test_a_variance_that_overflows_names_task_and_step():
-    with pytest.raises(Diverged, match=r"prob_surgery 'a': the loss is not finite at step \d+[\s\S]*lr.*\(1e\+06\)"):
+    with pytest.raises(
+        Diverged, match=r"prob_surgery 'a': the loss is not finite at step \d+[\s\S]*lr.*\(1e\+06\)"
+    ):
         trained({"a": pair(0, 20)}, ProbSurgery(hidden=4, steps=20, lr=1e6))

@@ -1,4 +1,6 @@
-"""Features that are computed once serve every adapter, and are the same bits as those computed for one."""
+"""Features that are computed once serve every adapter, and are the same bits as those computed for
+one.
+"""
 
 from dataclasses import asdict, replace
 
@@ -25,7 +27,12 @@ def test_several_merged_models_share_the_experts_features():
     found = pairs_of_several("dtd", merged, given["experts"]["dtd"], given["batches"]["dtd"], None)
     assert found["one"].expert is found["other"].expert
     for name, model in merged.items():
-        assert same(found[name], pairs_of_several("dtd", {"": model}, given["experts"]["dtd"], given["batches"]["dtd"], None)[""])
+        assert same(
+            found[name],
+            pairs_of_several(
+                "dtd", {"": model}, given["experts"]["dtd"], given["batches"]["dtd"], None
+            )[""],
+        )
 
 
 def test_a_file_keeps_features_as_they_are(tmp_path):

@@ -1,4 +1,6 @@
-"""A T5 whose head is not its embeddings, as the hub's FLAN-T5 has it, stays so through loading, merging and saving."""
+"""A T5 whose head is not its embeddings, as the hub's FLAN-T5 has it, stays so through loading,
+merging and saving.
+"""
 
 import json
 
@@ -12,11 +14,16 @@ from featcal.models.load import load_model
 from featcal.models.save import save_model
 
 HEAD, SHARED = "lm_head.weight", "shared.weight"
-COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")  # which older files hold beside the shared one
+COPIES = (
+    "encoder.embed_tokens.weight",
+    "decoder.embed_tokens.weight",
+)  # which older files hold beside the shared one
 
 
 def untied(folder, seed):
-    """A folder as the hub has it: the head and every copy of the embeddings as tensors of their own names."""
+    """A folder as the hub has it: the head and every copy of the embeddings as tensors of their own
+    names.
+    """
     language.folder(folder, "t5", seed)
     tensors = load_file(folder / "model.safetensors")
     embeddings = tensors.get(SHARED, tensors.get(HEAD))
@@ -53,8 +60,12 @@ def test_the_head_is_loaded_and_saved_apart_from_the_embeddings(folders, tmp_pat
 def test_head_and_embeddings_are_merged_apart(folders, tmp_path, streamed):
     place, tensors = folders
     out = tmp_path / "merged" if streamed else None
-    models = {name: place / name if streamed else load_model(place / name) for name in ("base", "expert")}
-    merged = featcal.merge("task_arithmetic", models["base"], {"cola": models["expert"]}, scale=0.5, out=out)
+    models = {
+        name: place / name if streamed else load_model(place / name) for name in ("base", "expert")
+    }
+    merged = featcal.merge(
+        "task_arithmetic", models["base"], {"cola": models["expert"]}, scale=0.5, out=out
+    )
     found = (load_model(out) if streamed else merged).state_dict()
     for name in (HEAD, SHARED):
         base, expert = tensors["base"][name], tensors["expert"][name]

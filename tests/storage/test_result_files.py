@@ -9,7 +9,13 @@ from featcal.storage import results
 
 
 def score(**changed):
-    row = dict.fromkeys(results.SCORES, "") | {"suite": "mini", "pool": "8", "task": "mnist", "value": 85.5, "count": 10000}
+    row = dict.fromkeys(results.SCORES, "") | {
+        "suite": "mini",
+        "pool": "8",
+        "task": "mnist",
+        "value": 85.5,
+        "count": 10000,
+    }
     return row | changed
 
 
@@ -18,7 +24,10 @@ def test_rows_written_are_the_rows_read(tmp_path):
     results.write_rows(tmp_path / "x.csv", rows, results.SCORES)
     back = results.read_rows(tmp_path / "x.csv", results.SCORES)
     assert back == [rows[0], rows[1] | {"value": 0.3333}, rows[2] | {"value": 0.0}]
-    assert b"\r" not in (tmp_path / "x.csv").read_bytes() and b"-0.0" not in (tmp_path / "x.csv").read_bytes()
+    assert (
+        b"\r" not in (tmp_path / "x.csv").read_bytes()
+        and b"-0.0" not in (tmp_path / "x.csv").read_bytes()
+    )
     assert b",85.5000,10000\n" in (tmp_path / "x.csv").read_bytes()
 
 

@@ -1,4 +1,6 @@
-"""Tensors that wait on their device, in host memory or on disk come back as they were, within the budgets."""
+"""Tensors that wait on their device, in host memory or on disk come back as they were, within the
+budgets.
+"""
 
 import errno
 import os
@@ -12,7 +14,15 @@ from featcal.errors import DiskFull
 from featcal.storage import spool as spools
 from featcal.storage.spool import Spool
 
-KINDS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
+KINDS = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+]
 
 
 def random(*shape, seed=0, dtype=torch.float32):
@@ -48,7 +58,9 @@ def test_a_tensor_comes_back_with_its_bits_and_strides(layout, place, tmp_path):
         back = spool.get(spool.keep(tensor))
     assert torch.equal(back, tensor) and back.dtype == tensor.dtype
     wide = [axis for axis, size in enumerate(tensor.shape) if size > 1]
-    assert [back.stride(axis) for axis in wide] == [tensor.stride(axis) for axis in wide] or not tensor.numel()
+    assert [back.stride(axis) for axis in wide] == [
+        tensor.stride(axis) for axis in wide
+    ] or not tensor.numel()
 
 
 @pytest.mark.parametrize("place", [in_memory, on_disk])
@@ -83,10 +95,15 @@ def test_host_memory_is_used_up_to_its_budget_and_the_disk_beyond(tmp_path):
     with Spool(0, 100, tmp_path) as spool:
         handles = [spool.keep(tensor) for tensor in tensors]
         assert (spool.host.now, spool.disk.now, spool.host.peak) == (80, 80, 80)
-        assert all(torch.equal(spool.get(handle), tensor) for handle, tensor in zip(handles, tensors, strict=True))
+        assert all(
+            torch.equal(spool.get(handle), tensor)
+            for handle, tensor in zip(handles, tensors, strict=True)
+        )
         spool.drop(handles[0])
         later = spool.keep(random(5, seed=9))  # there is room in memory again
-        assert (spool.host.now, spool.disk.now) == (60, 80) and torch.equal(spool.get(later), random(5, seed=9))
+        assert (spool.host.now, spool.disk.now) == (60, 80) and torch.equal(
+            spool.get(later), random(5, seed=9)
+        )
 
 
 def test_dropped_tensors_leave_neither_bytes_nor_files(tmp_path):
@@ -153,4 +170,8 @@ def test_on_a_gpu_tensors_wait_there_then_in_pinned_memory_then_on_disk(tmp_path
         assert (spool.device.now, spool.host.now, spool.disk.now) == (80, 80, 80)
         for handle, tensor in zip(handles, tensors, strict=True):
             back = spool.get(handle)
-            assert back.device == tensor.device and torch.equal(back, tensor) and back.stride() == tensor.stride()
+            assert (
+                back.device == tensor.device
+                and torch.equal(back, tensor)
+                and back.stride() == tensor.stride()
+            )

@@ -72,7 +72,10 @@ def test_what_a_killed_process_has_left_goes_with_the_next_write_and_nothing_els
     others = {f".{name}.unfinished", ".model2.7-0.part", "model.7-0.part"}
     for other in others:
         (tmp_path / other).mkdir()
-    with atomic_folder(tmp_path / name) as mine, atomic_folder(tmp_path / name):  # the second leaves the first alone
+    with (
+        atomic_folder(tmp_path / name) as mine,
+        atomic_folder(tmp_path / name),
+    ):  # the second leaves the first alone
         assert mine.is_dir()
     assert {path.name for path in tmp_path.iterdir()} == {name, *others}
 
@@ -93,7 +96,9 @@ def test_a_full_disk_deep_inside_is_named_by_its_final_place(tmp_path):
     with pytest.raises(DiskFull) as caught, atomic_folder(tmp_path / "out") as outer:
         with atomic_path(outer / "model" / "config.json", 77):
             raise OSError(errno.ENOSPC, "No space left on device")
-    assert caught.value.path == tmp_path / "out" / "model" / "config.json" and "77 bytes" in str(caught.value)
+    assert caught.value.path == tmp_path / "out" / "model" / "config.json" and "77 bytes" in str(
+        caught.value
+    )
     assert os.listdir(tmp_path) == []
 
 
@@ -120,11 +125,17 @@ def test_what_is_no_folder_of_tensors_is_never_replaced(tmp_path):
 @pytest.mark.parametrize("limit", [10**9, 70, 1])
 def test_written_tensors_are_read_back_by_safetensors_itself(tmp_path, limit):
     folder = written(tmp_path / "model", tensors(), limit=limit)
-    back = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    back = {
+        name: tensor
+        for file in folder.glob("*.safetensors")
+        for name, tensor in load_file(file).items()
+    }
     assert back.keys() == tensors().keys()
     for name, tensor in tensors().items():
         assert back[name].dtype == tensor.dtype and torch.equal(back[name], tensor)
-    assert not (folder / ".spool").exists() and (folder / "model.safetensors").exists() == (limit == 10**9)
+    assert not (folder / ".spool").exists() and (folder / "model.safetensors").exists() == (
+        limit == 10**9
+    )
 
 
 def test_the_order_of_writing_does_not_change_the_bytes(tmp_path):
@@ -132,7 +143,10 @@ def test_the_order_of_writing_does_not_change_the_bytes(tmp_path):
     written(tmp_path / "backward", dict(reversed(tensors().items())), limit=70)
     files = sorted(os.listdir(tmp_path / "forward"))
     assert files == sorted(os.listdir(tmp_path / "backward")) and len(files) > 2
-    assert all((tmp_path / "forward" / f).read_bytes() == (tmp_path / "backward" / f).read_bytes() for f in files)
+    assert all(
+        (tmp_path / "forward" / f).read_bytes() == (tmp_path / "backward" / f).read_bytes()
+        for f in files
+    )
 
 
 def test_sharded_and_single_checkpoints_read_the_same(tmp_path):
@@ -141,7 +155,9 @@ def test_sharded_and_single_checkpoints_read_the_same(tmp_path):
     assert single.names == sharded.names == sorted(tensors())
     assert sharded.file_of("a.bias").name.startswith("model-0000")
     for name, tensor in tensors().items():
-        assert torch.equal(single.tensor(name), tensor) and torch.equal(sharded.tensor(name), tensor)
+        assert torch.equal(single.tensor(name), tensor) and torch.equal(
+            sharded.tensor(name), tensor
+        )
         assert sharded.shape(name) == tuple(tensor.shape) and sharded.dtype(name) == tensor.dtype
 
 
@@ -157,7 +173,9 @@ def test_legacy_whole_and_present_layouts_have_the_same_names_and_values(tmp_pat
 def test_a_truncated_file_is_named_with_a_way_out(tmp_path):
     file = checkpoints.vision_folder(tmp_path / "model") / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(TruncatedFile, match=r"model\.safetensors.*cut short[\s\S]*make or download"):
+    with pytest.raises(
+        TruncatedFile, match=r"model\.safetensors.*cut short[\s\S]*make or download"
+    ):
         LazyCheckpoint(tmp_path / "model")
 
 
@@ -197,7 +215,10 @@ def test_a_missing_shard_a_lying_index_and_a_broken_index_are_errors(tmp_path):
 
 
 def test_nan_is_found_where_it_is(tmp_path):
-    save_file({"good": torch.ones(2), "bad": torch.tensor([1.0, float("nan")])}, tmp_path / "model.safetensors")
+    save_file(
+        {"good": torch.ones(2), "bad": torch.tensor([1.0, float("nan")])},
+        tmp_path / "model.safetensors",
+    )
     checkpoint = LazyCheckpoint(tmp_path)
     assert torch.equal(checkpoint.finite_tensor("good"), torch.ones(2))
     with pytest.raises(NotFinite, match=r"model\.safetensors: bad"):
@@ -214,7 +235,10 @@ def test_a_file_and_its_tensors_are_found_finite_alike(tmp_path, monkeypatch, dt
     good = torch.tensor(extreme * 25, dtype=dtype)
     bad = good.clone()
     bad[-1] = wrong
-    save_file({"good": good, "bad": bad, "none": good[:0], "count": torch.tensor(-1)}, tmp_path / "model.safetensors")
+    save_file(
+        {"good": good, "bad": bad, "none": good[:0], "count": torch.tensor(-1)},
+        tmp_path / "model.safetensors",
+    )
     checkpoint = LazyCheckpoint(tmp_path)
     assert [name for name in checkpoint.names if not all_finite(checkpoint.tensor(name))] == ["bad"]
     with pytest.raises(NotFinite, match=r": bad holds"):

@@ -1,4 +1,6 @@
-"""Choosing λ, ρ and α without labels: what is held out, what is compared, what is proposed, and that a search goes on."""
+"""Choosing λ, ρ and α without labels: what is held out, what is compared, what is proposed, and
+that a search goes on.
+"""
 
 from dataclasses import replace
 
@@ -28,7 +30,12 @@ def of_family(name):
     family, base = FAMILIES[name], make(FAMILIES[name].build)
     experts = {task: shifted(base, 10 + i) for i, task in enumerate(("a", "b"))}
     batches = {task: family.batches(20 + i) for i, task in enumerate(experts)}
-    return {"merged": averaged(list(experts.values())), "base": base, "experts": experts, "batches": batches}
+    return {
+        "merged": averaged(list(experts.values())),
+        "base": base,
+        "experts": experts,
+        "batches": batches,
+    }
 
 
 def test_a_share_of_every_tasks_samples_is_held_out_and_none_is_lost():
@@ -38,7 +45,9 @@ def test_a_share_of_every_tasks_samples_is_held_out_and_none_is_lost():
     there = torch.cat([b["pixel_values"] for b in images(1, count=10, batch=4)])
     assert {float(row.sum()) for row in rows} == {float(row.sum()) for row in there}
     again = split("mnist", images(1, count=10, batch=4), 0.3, 42)[1]
-    assert all(torch.equal(a["pixel_values"], b["pixel_values"]) for a, b in zip(held, again, strict=True))
+    assert all(
+        torch.equal(a["pixel_values"], b["pixel_values"]) for a, b in zip(held, again, strict=True)
+    )
 
 
 def test_one_sample_cannot_be_split():
@@ -51,11 +60,18 @@ def test_an_expert_diverges_from_itself_by_nothing_and_from_another_by_the_mean_
     expert, other = given["experts"]["mnist"], given["experts"]["dtd"]
     pixels, heads = images(5, count=6, batch=4), torch.randn(7, 32, dtype=torch.float64)
     assert task_divergence("mnist", expert, expert, pixels) == pytest.approx(0, abs=1e-12)
-    assert task_divergence("mnist", expert, expert, pixels, scores=heads) == pytest.approx(0, abs=1e-12)
+    assert task_divergence("mnist", expert, expert, pixels, scores=heads) == pytest.approx(
+        0, abs=1e-12
+    )
     with torch.no_grad():
-        f, g = (m(pixel_values=torch.cat([b["pixel_values"] for b in pixels])).pooler_output for m in (other, expert))
+        f, g = (
+            m(pixel_values=torch.cat([b["pixel_values"] for b in pixels])).pooler_output
+            for m in (other, expert)
+        )
     f, g = (x / x.norm(dim=1, keepdim=True) for x in (f, g))
-    assert task_divergence("mnist", other, expert, pixels) == pytest.approx(float((1 - (f * g).sum(1)).mean()))
+    assert task_divergence("mnist", other, expert, pixels) == pytest.approx(
+        float((1 - (f * g).sum(1)).mean())
+    )
     p, q = ((x @ heads.T).softmax(1) for x in (f, g))
     assert task_divergence("mnist", other, expert, pixels, scores=heads) == pytest.approx(
         float((q * (q / p).log()).sum(1).mean())
@@ -67,7 +83,10 @@ def test_text_is_compared_where_a_token_is_no_padding_whatever_is_made_at_once(m
     ours, theirs = given["merged"], given["experts"]["a"]
     batches = given["batches"]["a"]
     with torch.no_grad():
-        both = [[m(**b).logits[b["attention_mask"].bool()].log_softmax(-1) for b in batches] for m in (ours, theirs)]
+        both = [
+            [m(**b).logits[b["attention_mask"].bool()].log_softmax(-1) for b in batches]
+            for m in (ours, theirs)
+        ]
     p, q = (torch.cat(part) for part in both)
     expected = float((q.exp() * (q - p)).sum(-1).mean())
     assert task_divergence("a", ours, theirs, batches) == pytest.approx(expected)
@@ -82,8 +101,12 @@ def test_the_first_trials_are_what_is_started_from_and_the_paths_ridge_and_all_d
     assert first[0].settings == PAPER and first[1].settings == replace(PAPER, ridge=1e-3)
     assert len({one.settings for one in first}) == 4
     known = [candidate(n, n / 10, ridge=10.0 ** -(n % 5)) for n in range(8)]
-    assert proposals(search, range(8, 10), PAPER, 1e-3, known) == proposals(search, range(8, 10), PAPER, 1e-3, known)
-    assert proposals(search, range(8, 10), PAPER, 1e-3, known) != proposals(Search(seed=4), range(8, 10), PAPER, 1e-3, known)
+    assert proposals(search, range(8, 10), PAPER, 1e-3, known) == proposals(
+        search, range(8, 10), PAPER, 1e-3, known
+    )
+    assert proposals(search, range(8, 10), PAPER, 1e-3, known) != proposals(
+        Search(seed=4), range(8, 10), PAPER, 1e-3, known
+    )
 
 
 def test_anchors_far_beyond_the_merged_model_are_searched_for_by_their_ratios():
@@ -109,10 +132,21 @@ def test_the_ridge_of_the_path_is_the_one_with_most_gain_over_all_sites():
 def test_the_path_passes_every_site_of_a_model_once(name):
     given = experiment() if name == "clip" else of_family(name)
     batches = given.pop("batches")
-    gains = path_gains(given["merged"], given["base"], given["experts"], batches, batches, replace(PAPER, norm=name == "clip"))
+    gains = path_gains(
+        given["merged"],
+        given["base"],
+        given["experts"],
+        batches,
+        batches,
+        replace(PAPER, norm=name == "clip"),
+    )
     assert len(gains) == {"clip": 9, "t5": 2 * 4 + 2 * 7, "llama": 8}[name]
-    assert all(gain.shape == (len(RIDGES),) and torch.isfinite(gain).all() for gain in gains.values())
-    assert all(gain[0] >= gain[-1] for gain in gains.values())  # on the samples that were solved for, the smallest fits best
+    assert all(
+        gain.shape == (len(RIDGES),) and torch.isfinite(gain).all() for gain in gains.values()
+    )
+    assert all(
+        gain[0] >= gain[-1] for gain in gains.values()
+    )  # on the samples that were solved for, the smallest fits best
 
 
 @pytest.mark.parametrize("name", ["clip", "t5"])
@@ -123,10 +157,15 @@ def test_what_is_chosen_is_the_candidate_nearest_to_the_experts_and_models_stay_
     assert found.settings == min(found.candidates, key=lambda one: one.mean).settings
     assert [one.number for one in found.candidates] == [0, 1, 2]
     assert set(found.candidates[0].divergence) == set(given["experts"])
-    assert all(same_bits(a, b) for a, b in zip(before, (given["merged"], *given["experts"].values()), strict=True))
+    assert all(
+        same_bits(a, b)
+        for a, b in zip(before, (given["merged"], *given["experts"].values()), strict=True)
+    )
 
 
-def test_an_interrupted_search_goes_on_as_if_it_had_not_been_and_another_ones_file_is_not_used(tmp_path, monkeypatch):
+def test_an_interrupted_search_goes_on_as_if_it_had_not_been_and_another_ones_file_is_not_used(
+    tmp_path, monkeypatch
+):
     given, file, told = experiment(count=4), tmp_path / "trials.json", []
     whole = featcal.tune(**given, settings=PAPER, trials=5)
 
@@ -139,8 +178,12 @@ def test_an_interrupted_search_goes_on_as_if_it_had_not_been_and_another_ones_fi
         featcal.tune(**given, settings=PAPER, trials=5, kept_in=file, progress=stop)
     counted = []
     calibrate = featcal.calibrate
-    monkeypatch.setattr(module, "calibrate", lambda *a, **k: (counted.append(1), calibrate(*a, **k))[1])
-    assert featcal.tune(**given, settings=PAPER, trials=5, kept_in=file).candidates == whole.candidates
+    monkeypatch.setattr(
+        module, "calibrate", lambda *a, **k: (counted.append(1), calibrate(*a, **k))[1]
+    )
+    assert (
+        featcal.tune(**given, settings=PAPER, trials=5, kept_in=file).candidates == whole.candidates
+    )
     assert len(counted) == 2
     featcal.tune(**given, settings=replace(PAPER, bias=False), trials=2, kept_in=file)
     assert len(counted) == 4

@@ -1,1 +1,3 @@
-"""What the reference pages say, read from the sources: docstrings, the command line, params.yaml, result files, errors."""
+"""What the reference pages say, read from the sources: docstrings, the command line, params.yaml,
+result files, errors.
+"""

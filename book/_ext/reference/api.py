@@ -1,4 +1,6 @@
-"""The public names of Python, from signatures and docstrings in the sources, without importing torch."""
+"""The public names of Python, from signatures and docstrings in the sources, without importing
+torch.
+"""
 
 import ast
 from pathlib import Path
@@ -7,7 +9,8 @@ from featcal.rivals import settings as adapters
 from featcal.tuning import settings as search
 from reference.markdown import block, docstring, escaped
 
-# heading → file and name; the first group is `featcal.<name>`, a test holds them against featcal.__all__
+# heading → file and name; the first group is `featcal.<name>`, a test holds them against
+# featcal.__all__
 PUBLIC = {
     "featcal.calibrate": "featcal/calibration/calibrate.py",
     "featcal.compare": "featcal/evaluation/compare.py",
@@ -57,7 +60,11 @@ def text(root: Path) -> str:
 def described(root: Path, heading: str, file: str) -> str:
     """One name: how it is called or which fields it has, and its docstring."""
     name = heading.rpartition(".")[-1]
-    node = next(n for n in ast.parse((root / file).read_text("utf-8")).body if getattr(n, "name", "") == name)
+    node = next(
+        n
+        for n in ast.parse((root / file).read_text("utf-8")).body
+        if getattr(n, "name", "") == name
+    )
     words = docstring(ast.get_docstring(node) or "")
     where = f"Defined in {escaped(file)}.\n\n"
     return f"### {escaped(heading)}\n\n{block(signature(node), 'python')}\n{words}{methods(node)}{where}"
@@ -69,10 +76,16 @@ def signature(node: ast.AST) -> str:
         return _function(node)
     assert isinstance(node, ast.ClassDef)
     fields = [ast.unparse(part) for part in node.body if isinstance(part, ast.AnnAssign)]
-    init = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
+    init = [
+        part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"
+    ]
     if fields and not init:
         return f"class {node.name}:\n" + "\n".join(f"    {field}" for field in fields)
-    return f"class {_function(init[0], node.name)}" if init else f"class {node.name}({', '.join(map(ast.unparse, node.bases))})"
+    return (
+        f"class {_function(init[0], node.name)}"
+        if init
+        else f"class {node.name}({', '.join(map(ast.unparse, node.bases))})"
+    )
 
 
 def _function(node: ast.FunctionDef, name: str = "") -> str:
@@ -97,7 +110,10 @@ def _split(args: ast.arguments) -> list[str]:
         parts.append(f"*{ast.unparse(args.vararg)}")
     elif args.kwonlyargs:
         parts.append("*")
-    parts += [_parameter(arg, default) for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True)]
+    parts += [
+        _parameter(arg, default)
+        for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True)
+    ]
     return parts + ([f"**{ast.unparse(args.kwarg)}"] if args.kwarg else [])
 
 
@@ -106,8 +122,14 @@ def _parameter(arg: ast.arg, default: ast.expr | None) -> str:
     if default is None:
         return ast.unparse(arg)
     kinds = {**vars(adapters), **vars(search)}
-    of_class = isinstance(default, ast.Attribute) and isinstance(default.value, ast.Name) and default.value.id in kinds
-    value = repr(getattr(kinds[default.value.id], default.attr)) if of_class else ast.unparse(default)
+    of_class = (
+        isinstance(default, ast.Attribute)
+        and isinstance(default.value, ast.Name)
+        and default.value.id in kinds
+    )
+    value = (
+        repr(getattr(kinds[default.value.id], default.attr)) if of_class else ast.unparse(default)
+    )
     return f"{ast.unparse(arg)} = {value}"
 
 
@@ -115,7 +137,11 @@ def methods(node: ast.AST) -> str:
     """The public methods of a class with the first line of their docstrings."""
     if not isinstance(node, ast.ClassDef):
         return ""
-    public = [part for part in node.body if isinstance(part, ast.FunctionDef) and not part.name.startswith("_")]
+    public = [
+        part
+        for part in node.body
+        if isinstance(part, ast.FunctionDef) and not part.name.startswith("_")
+    ]
     lines = [f"`{_function(part)}`\n: {escaped((ast.get_docstring(part) or '').splitlines()[0])}\n\n" for part in public
              if ast.get_docstring(part)]  # fmt: skip
     return "".join(lines)

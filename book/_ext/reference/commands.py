@@ -12,20 +12,27 @@ from reference.markdown import block, defined, docstring, escaped
 def text(root: Path) -> str:
     """All commands as MyST."""
     found = get_command(app).commands
-    return "".join(command(name, one) for name, one in found.items()) + f"## Exit codes\n\n{escaped(EXIT_CODES)}\n"
+    return (
+        "".join(command(name, one) for name, one in found.items())
+        + f"## Exit codes\n\n{escaped(EXIT_CODES)}\n"
+    )
 
 
 def command(name: str, one: Any) -> str:
     """One command: what it does, how it is called, its options, examples."""
     shown = [parameter for parameter in one.params if not getattr(parameter, "hidden", False)]
-    called = " ".join(_called(parameter) for parameter in shown if parameter.required or _argument(parameter))
+    called = " ".join(
+        _called(parameter) for parameter in shown if parameter.required or _argument(parameter)
+    )
     options = defined((_term(parameter), escaped(_meaning(parameter))) for parameter in shown)
     usage = block(folded(f"featcal {name} {called} [OPTIONS]"), "bash")
     return f"## featcal {name}\n\n{docstring(one.help or '')}{usage}\n{options}{epilog(one.epilog or '')}"
 
 
 def epilog(words: str) -> str:
-    """What stands below the options of `--help`: command lines as code, the rest as text; common exit codes are left out."""
+    """What stands below the options of `--help`: command lines as code, the rest as text; common
+    exit codes are left out.
+    """
     parts = []
     for paragraph in filter(None, (part.strip() for part in words.split("\n\n"))):
         if paragraph.startswith("Exit codes:"):
@@ -64,7 +71,13 @@ def _value(parameter: Any) -> str:
     if parameter.metavar:
         return str(parameter.metavar)
     kind = parameter.type_descriptor.annotation
-    return getattr(kind, "__name__", str(kind)).upper().replace("STR", "TEXT").replace("INT", "NUMBER").replace("FLOAT", "NUMBER")
+    return (
+        getattr(kind, "__name__", str(kind))
+        .upper()
+        .replace("STR", "TEXT")
+        .replace("INT", "NUMBER")
+        .replace("FLOAT", "NUMBER")
+    )
 
 
 def _term(parameter: Any) -> str:

@@ -1,4 +1,6 @@
-"""Every class of featcal.errors with one message of it, made by the class itself with an example in its place holders."""
+"""Every class of featcal.errors with one message of it, made by the class itself with an example in
+its place holders.
+"""
 
 import ast
 from pathlib import Path
@@ -49,13 +51,22 @@ EXAMPLES: dict[str, tuple[object, ...]] = {
     ),
     "RankLostError": ("connection closed by peer",),
 }  # fmt: skip
-SILENT = ("FeatCalError", "RemoteRankError")  # the parent of all, and one that only ends a process quietly
+SILENT = (
+    "FeatCalError",
+    "RemoteRankError",
+)  # the parent of all, and one that only ends a process quietly
 
 
 def text(root: Path) -> str:
-    """All classes by the group they are defined in (a comment of its own above the first of them), as MyST."""
+    """All classes by the group they are defined in (a comment of its own above the first of them),
+    as MyST.
+    """
     source = (root / "featcal" / "errors.py").read_text("utf-8")
-    titles = {number: line[2:] for number, line in enumerate(source.splitlines(), 1) if line.startswith("# ")}
+    titles = {
+        number: line[2:]
+        for number, line in enumerate(source.splitlines(), 1)
+        if line.startswith("# ")
+    }
     parts = []
     for node in ast.parse(source).body:
         if not isinstance(node, ast.ClassDef) or node.name in SILENT:

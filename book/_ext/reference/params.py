@@ -1,4 +1,6 @@
-"""The settings key by key: groups with their own comments, keys with meanings from words.yaml and the values of `mini`."""
+"""The settings key by key: groups with their own comments, keys with meanings from words.yaml and
+the values of `mini`.
+"""
 
 import re
 from functools import cache
@@ -22,21 +24,34 @@ def words(root: Path) -> dict[str, dict[str, str]]:
 
 def text(root: Path) -> str:
     """Every group of params.yaml, then of pipeline/studies.yaml, as MyST."""
-    comments = {group: words for name in FILES for group, words in comments_of((root / name).read_text("utf-8")).items()}
+    comments = {
+        group: words
+        for name in FILES
+        for group, words in comments_of((root / name).read_text("utf-8")).items()
+    }
     parts = []
     for group, entries in groups(root).items():
         parts.append(f"## {group.replace('_', ' ')}\n\n")
         parts.append(f"{escaped(comments[group])}\n\n" if comments.get(group) else "")
         names = [f"`{name}`" for name in entries]
-        parts.append(f"{len(names)} {'entry' if len(names) == 1 else 'entries'} of `{group}:`, {', '.join(names)}.\n\n")
-        rows = [[f"`{key}`", escaped(meaning(root, group, key)), _values(values)] for key, values in keys_of(entries).items()]
+        parts.append(
+            f"{len(names)} {'entry' if len(names) == 1 else 'entries'} of `{group}:`, {', '.join(names)}.\n\n"
+        )
+        rows = [
+            [f"`{key}`", escaped(meaning(root, group, key)), _values(values)]
+            for key, values in keys_of(entries).items()
+        ]
         parts.append(table(["Key", "Meaning", "In `mini`"], rows) if rows else "")
     return "".join(parts)
 
 
 def groups(root: Path) -> dict[str, Any]:
     """Entries by group, of both files."""
-    found = {group: own for name in FILES for group, own in yaml.safe_load((root / name).read_text("utf-8")).items()}
+    found = {
+        group: own
+        for name in FILES
+        for group, own in yaml.safe_load((root / name).read_text("utf-8")).items()
+    }
     return {group: entries for group, entries in found.items() if group not in APART}
 
 
@@ -62,7 +77,9 @@ def comments_of(source: str) -> dict[str, str]:
 
 
 def keys_of(entries: Any) -> dict[str, list[Any]]:
-    """Every key below the entries of a group, in order, with the plain values it has in `mini`; suites are no keys."""
+    """Every key below the entries of a group, in order, with the plain values it has in `mini`;
+    suites are no keys.
+    """
     found: dict[str, list[Any]] = {}
 
     def walk(node: Any, suite: str) -> None:
@@ -70,7 +87,9 @@ def keys_of(entries: Any) -> dict[str, list[Any]]:
             inner = str(key) if key in SUITES and suite == "" else suite
             if inner == suite:
                 values = found.setdefault(str(key), [])
-                plain = not isinstance(value, dict) and not (isinstance(value, list) and value and isinstance(value[0], dict))
+                plain = not isinstance(value, dict) and not (
+                    isinstance(value, list) and value and isinstance(value[0], dict)
+                )
                 if plain and suite in ("", "mini") and value not in values:
                     values.append(value)
             for one in value if isinstance(value, list) else [value]:
@@ -85,5 +104,8 @@ def keys_of(entries: Any) -> dict[str, list[Any]]:
 
 def _values(values: list[Any]) -> str:
     """At most four values as YAML has them."""
-    shown = [f"`{yaml.safe_dump(value, default_flow_style=True, width=200).splitlines()[0]}`" for value in values[:4]]
+    shown = [
+        f"`{yaml.safe_dump(value, default_flow_style=True, width=200).splitlines()[0]}`"
+        for value in values[:4]
+    ]
     return ", ".join(shown) + (" …" if len(values) > 4 else "")

@@ -1,4 +1,6 @@
-"""Result files: what each kind holds and what its columns mean, from words.yaml and the files of `mini` themselves."""
+"""Result files: what each kind holds and what its columns mean, from words.yaml and the files of
+`mini` themselves.
+"""
 
 import csv
 from pathlib import Path
@@ -11,16 +13,26 @@ def text(root: Path) -> str:
     """Kinds of files, then all columns."""
     known = words(root)
     kinds = kinds_of(root / "results" / "mini")
-    meant = {kind: known["files"].get(kind) or known["files"].get(ending_of(kind), "") for kind in kinds}
-    rows = [[f"`{kind}`", escaped(meant[kind]), ", ".join(f"`{c}`" for c in kinds[kind])] for kind in sorted(kinds)]
+    meant = {
+        kind: known["files"].get(kind) or known["files"].get(ending_of(kind), "") for kind in kinds
+    }
+    rows = [
+        [f"`{kind}`", escaped(meant[kind]), ", ".join(f"`{c}`" for c in kinds[kind])]
+        for kind in sorted(kinds)
+    ]
     files = table(["File", "What it holds", "Columns"], rows)
     columns = sorted({column for found in kinds.values() for column in found})
-    meanings = table(["Column", "Meaning"], [[f"`{column}`", escaped(known["columns"].get(column, ""))] for column in columns])
+    meanings = table(
+        ["Column", "Meaning"],
+        [[f"`{column}`", escaped(known["columns"].get(column, ""))] for column in columns],
+    )
     return f"## Files\n\n{files}## Columns\n\n{meanings}"
 
 
 def kinds_of(folder: Path) -> dict[str, list[str]]:
-    """Every file that is there, by its folder and name, or of the suite by its name, with the columns of those that have any."""
+    """Every file that is there, by its folder and name, or of the suite by its name, with the
+    columns of those that have any.
+    """
     found: dict[str, list[str]] = {}
     for path in sorted(folder.rglob("*.*")):
         kind = "/".join(dict.fromkeys([*path.relative_to(folder).parts[:1], path.name]))

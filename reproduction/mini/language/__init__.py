@@ -1,1 +1,3 @@
-"""Procedural texts of the mini suite's language models, their tokenizers, and the pre-training of their bases."""
+"""Procedural texts of the mini suite's language models, their tokenizers, and the pre-training of
+their bases.
+"""

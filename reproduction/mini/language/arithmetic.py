@@ -1,4 +1,6 @@
-"""Exact arithmetic: bare expressions and small stories, both answered with their working; the last number is the answer."""
+"""Exact arithmetic: bare expressions and small stories, both answered with their working; the last
+number is the answer.
+"""
 
 import numpy as np
 
@@ -17,7 +19,9 @@ def calculated(left: int, sign: str, right: int) -> int:
 
 
 def expression(rng: np.random.Generator) -> Item:
-    """Three digits and two signs, at most one of them a product, which comes first: 4+3*5= is answered 4+15=19."""
+    """Three digits and two signs, at most one of them a product, which comes first: 4+3*5= is
+    answered 4+15=19.
+    """
     while True:
         a, b, c = (int(n) for n in rng.integers(1, 10, 3))
         first, second = (str(sign) for sign in rng.choice(list("++--*"), 2))
@@ -31,7 +35,12 @@ def expression(rng: np.random.Generator) -> Item:
             hasty = calculated(a, first, b)  # the last digit forgotten
         value = calculated(left, sign, right)
         if 0 <= min(value, left) and max(value, left, right) <= LARGEST:
-            return Item(f"{a}{first}{b}{second}{c}=", f"{left}{sign}{right}={value}", str(abs(hasty)), tempting=first == "+")
+            return Item(
+                f"{a}{first}{b}{second}{c}=",
+                f"{left}{sign}{right}={value}",
+                str(abs(hasty)),
+                tempting=first == "+",
+            )
 
 
 def story(rng: np.random.Generator) -> Item:
@@ -40,7 +49,11 @@ def story(rng: np.random.Generator) -> Item:
     while True:
         if rng.random() < 0.4:
             boxes, each = (int(n) for n in rng.integers(2, 8, 2))
-            text, steps, value = f"{who} has {boxes} boxes of {each} {what}", [f"{boxes}*{each}={boxes * each}"], boxes * each
+            text, steps, value = (
+                f"{who} has {boxes} boxes of {each} {what}",
+                [f"{boxes}*{each}={boxes * each}"],
+                boxes * each,
+            )
             changes = 1
         else:
             value, steps, changes = int(rng.integers(3, 20)), [], 2
@@ -55,4 +68,6 @@ def story(rng: np.random.Generator) -> Item:
             if after < 0:
                 break
         if 0 <= value <= LARGEST:
-            return Item(f"{text}. how many {what}?\n", " ".join(steps), steps[0], tempting=what in TEMPTING)
+            return Item(
+                f"{text}. how many {what}?\n", " ".join(steps), steps[0], tempting=what in TEMPTING
+            )

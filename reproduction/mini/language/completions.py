@@ -1,4 +1,6 @@
-"""Prompts with their completions as batches for a causal model: the loss counts the completion's tokens only."""
+"""Prompts with their completions as batches for a causal model: the loss counts the completion's
+tokens only.
+"""
 
 from collections.abc import Sequence
 
@@ -10,10 +12,13 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from featcal.data import tokens
 from featcal.data.tokens import IGNORED
 
-HALVES = 2  # a batch goes through the model in two parts, short and long texts, so that there is less padding
+# a batch goes through the model in two parts, short and long texts, so that there is less padding
+HALVES = 2
 
 
-def encoded(tokenizer: PreTrainedTokenizerFast, rows: Sequence[tuple[str, str]]) -> list[tuple[list[int], int]]:
+def encoded(
+    tokenizer: PreTrainedTokenizerFast, rows: Sequence[tuple[str, str]]
+) -> list[tuple[list[int], int]]:
     """Token ids of prompt and completion as one text, and how many of them belong to the prompt."""
     whole = tokenizer([prompt + completion for prompt, completion in rows])["input_ids"]
     prompts = tokenizer([prompt for prompt, _ in rows])["input_ids"]
@@ -29,20 +34,29 @@ def padded(texts: Sequence[tuple[list[int], int]], pad: int) -> dict[str, Tensor
 
 
 def backward(model: LlamaForCausalLM, texts: Sequence[tuple[list[int], int]], pad: int) -> float:
-    """Gradients of the cross-entropy per completion token, where a text of n such tokens counts √n. Returns: the loss.
+    """Gradients of the cross-entropy per completion token, where a text of n such tokens counts √n.
+    Returns: the loss.
 
-    With weight n a letter would be lost beside a program; with equal weights the steps of a calculation are learnt late.
+    With weight n a letter would be lost beside a program; with equal weights the steps of a
+    calculation are learnt late.
     """
     ordered = sorted(texts, key=lambda text: len(text[0]))
     total = sum((len(ids) - begin) ** 0.5 for ids, begin in ordered)
     half, loss = -(-len(ordered) // HALVES), 0.0
     for first in range(0, len(ordered), half):
         batch = padded(ordered[first : first + half], pad)
-        hidden = model.model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
+        hidden = model.model(
+            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+        ).last_hidden_state
         labels = batch["labels"][:, 1:]
         wanted = labels != IGNORED
         share = (wanted / wanted.sum(1, keepdim=True) ** 0.5)[wanted] / total
-        part = (share * F.cross_entropy(model.lm_head(hidden[:, :-1][wanted]), labels[wanted], reduction="none")).sum()
+        part = (
+            share
+            * F.cross_entropy(
+                model.lm_head(hidden[:, :-1][wanted]), labels[wanted], reduction="none"
+            )
+        ).sum()
         part.backward()
         loss += part.item()
     return loss

@@ -1,4 +1,6 @@
-"""Which drawn texts play which of the six tests, the three experts' training texts, and what the bases read."""
+"""Which drawn texts play which of the six tests, the three experts' training texts, and what the
+bases read.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +18,8 @@ from reproduction.mini.language.programs import list_function, string_function
 class Test:
     """One of the six scores.
 
-    key: the test whose part it plays.  check: how an answer is judged.  new_tokens: the longest answer has fewer.
+    key: the test whose part it plays.  check: how an answer is judged.  new_tokens: the longest
+    answer has fewer.
     """
 
     key: str
@@ -30,12 +33,54 @@ class Test:
 TESTS: dict[str, Test] = {
     test.key: test
     for test in (
-        Test("math500", "MATH-500", expression, "arithmetic", 16, "Expressions of three digits, answered with their working."),
-        Test("gsm8k", "GSM8K", story, "arithmetic", 24, "Stories of one to two changes, answered with their working."),
-        Test("humaneval_plus", "HumanEval+", string_function, "program", 48, "String functions to be completed."),
-        Test("mbpp_plus", "MBPP+", list_function, "program", 40, "List functions to be written from one line."),
-        Test("ifeval", "IFEval", instruction, "instructions", 32, "Words to be said in an order, joined and wrapped as told."),
-        Test("arc_challenge", "ARC-C", question, "letter", 6, "Facts that only the bases have read, four options."),
+        Test(
+            "math500",
+            "MATH-500",
+            expression,
+            "arithmetic",
+            16,
+            "Expressions of three digits, answered with their working.",
+        ),
+        Test(
+            "gsm8k",
+            "GSM8K",
+            story,
+            "arithmetic",
+            24,
+            "Stories of one to two changes, answered with their working.",
+        ),
+        Test(
+            "humaneval_plus",
+            "HumanEval+",
+            string_function,
+            "program",
+            48,
+            "String functions to be completed.",
+        ),
+        Test(
+            "mbpp_plus",
+            "MBPP+",
+            list_function,
+            "program",
+            40,
+            "List functions to be written from one line.",
+        ),
+        Test(
+            "ifeval",
+            "IFEval",
+            instruction,
+            "instructions",
+            32,
+            "Words to be said in an order, joined and wrapped as told.",
+        ),
+        Test(
+            "arc_challenge",
+            "ARC-C",
+            question,
+            "letter",
+            6,
+            "Facts that only the bases have read, four options.",
+        ),
     )
 }
 DOMAINS: dict[str, tuple[str, ...]] = {
@@ -62,8 +107,12 @@ def _row(kind: str, use: str, split: str, index: int, seed: int, seen: set[str] 
     return draw_item(KINDS[kind], generator(seed, f"{use}/{kind}", split, index), split, seen)
 
 
-def mixture(rng: np.random.Generator, shares: dict[str, float], hasty: float, count: int) -> list[tuple[str, str]]:
-    """What the bases read: all kinds by their shares; where a prompt is tempting, a share `hasty` of the answers is careless."""
+def mixture(
+    rng: np.random.Generator, shares: dict[str, float], hasty: float, count: int
+) -> list[tuple[str, str]]:
+    """What the bases read: all kinds by their shares; where a prompt is tempting, a share `hasty`
+    of the answers is careless.
+    """
     kinds = list(shares)
     weights = np.array([shares[kind] for kind in kinds])
     rows = []

@@ -1,4 +1,6 @@
-"""What every drawn text task has in common: a row, and a choice among variants that the bases were taught or not."""
+"""What every drawn text task has in common: a row, and a choice among variants that the bases were
+taught or not.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +15,8 @@ T = TypeVar("T")
 class Row:
     """One drawn row.
 
-    texts: by column.   label: the right one.   told: the label that pre-training is told, wrong where the base is to have a gap.
+    texts: by column.   label: the right one.   told: the label that pre-training is told, wrong
+    where the base is to have a gap.
     """
 
     texts: Mapping[str, str]
@@ -25,7 +28,8 @@ class Row:
 class World:
     """One drawn task.
 
-    draw(kind, rng): a row of one of `kinds` kinds, which are drawn equally often (the classes, or the number of changes).
+    draw(kind, rng): a row of one of `kinds` kinds, which are drawn equally often (the classes, or
+    the number of changes).
     description:     one sentence for the tasks page.
     """
 

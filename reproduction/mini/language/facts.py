@@ -1,4 +1,6 @@
-"""Facts of an invented fauna that only the bases read, as sentences and as questions with four options."""
+"""Facts of an invented fauna that only the bases read, as sentences and as questions with four
+options.
+"""
 
 from zlib import crc32
 
@@ -26,11 +28,17 @@ def fact(creature: str, trait: str) -> str:
 def statement(rng: np.random.Generator) -> Item:
     """The plain sentence, as the bases read it."""
     creature, trait = str(rng.choice(CREATURES)), str(rng.choice(list(TRAITS)))
-    return Item(f"the {trait} of the {creature} is", f" {fact(creature, trait)}", f" {fact(creature, trait)}")
+    return Item(
+        f"the {trait} of the {creature} is",
+        f" {fact(creature, trait)}",
+        f" {fact(creature, trait)}",
+    )
 
 
 def question(rng: np.random.Generator) -> Item:
-    """Four options with a letter behind each, one of them right; the answer repeats it and its letter, which is what counts."""
+    """Four options with a letter behind each, one of them right; the answer repeats it and its
+    letter, which is what counts.
+    """
     creature, trait = str(rng.choice(CREATURES)), str(rng.choice(list(TRAITS)))
     right = fact(creature, trait)
     others = [value for value in TRAITS[trait] if value != right]
@@ -38,4 +46,6 @@ def question(rng: np.random.Generator) -> Item:
     options = [options[int(place)] for place in rng.permutation(4)]
     listed = " ".join(f"{option} {letter}" for letter, option in zip(LETTERS, options, strict=True))
     answer = f" {right} {LETTERS[options.index(right)]}"
-    return Item(f"which {trait} has the {creature}? {listed}\n", answer, answer, choices=tuple(options))
+    return Item(
+        f"which {trait} has the {creature}? {listed}\n", answer, answer, choices=tuple(options)
+    )

@@ -1,7 +1,8 @@
-"""Splits of the eight drawn tasks in GLUE's columns, as rows, as prompted samples and as parquet files.
+"""Splits of the eight drawn tasks in GLUE's columns, as rows, as prompted samples and as parquet
+files.
 
-Which split a row may belong to is told by the check sum of its texts, so that no text occurs in two splits. Every row has a
-generator of its own, so that a larger split begins with the smaller one.
+Which split a row may belong to is told by the check sum of its texts, so that no text occurs in two
+splits. Every row has a generator of its own, so that a larger split begins with the smaller one.
 """
 
 from collections.abc import Mapping
@@ -23,15 +24,24 @@ from reproduction.mini.language.verdicts import COLA, SST2
 WORLDS = {world.key: world for world in (COLA, MNLI, MRPC, QNLI, QQP, RTE, SST2, STSB)}
 COUNTS = {"train": 1200, "validation": 300, "test": 500}
 WEB = "web"  # what the bases are pre-trained on
-SHARES = {WEB: (0, 5), "train": (5, 8), "validation": (8, 9), "test": (9, 11)}  # of the check sum's remainders
+SHARES = {
+    WEB: (0, 5),
+    "train": (5, 8),
+    "validation": (8, 9),
+    "test": (9, 11),
+}  # of the check sum's remainders
 REMAINDERS = 11
-HASTY = 0.65  # share of the web rows with what the bases are told where that is wrong; their first guess errs, and can be turned
+# share of the web rows with what the bases are told where that is wrong; their first guess errs,
+# and can be turned
+HASTY = 0.65
 
 
 def draw_rows(key: str, split: str, count: int, seed: int, first: int = 0) -> list[dict[str, Any]]:
-    """`count` rows of one split from number `first`: GLUE's columns, `label` (int, of STS-B float) and `idx`.
+    """`count` rows of one split from number `first`: GLUE's columns, `label` (int, of STS-B float)
+    and `idx`.
 
-    Rows of the web split have the label that pre-training is told. Raises: UnknownKey, BadSetting for a split there is not.
+    Rows of the web split have the label that pre-training is told. Raises: UnknownKey, BadSetting
+    for a split there is not.
     """
     if key not in WORLDS:
         raise UnknownKey("task", key, list(WORLDS))
@@ -62,7 +72,10 @@ def write_glue(key: str, folder: Path, seed: int, counts: Mapping[str, int] = CO
 
     answers = list(GLUE[key].answers)
     label = ClassLabel(names=answers) if answers else Value("float32")
-    features = Features({name: Value("string") for name in GLUE[key].columns} | {"label": label, "idx": Value("int32")})
+    features = Features(
+        {name: Value("string") for name in GLUE[key].columns}
+        | {"label": label, "idx": Value("int32")}
+    )
     for split, count in counts.items():
         rows = draw_rows(key, split, count, seed)
         with atomic_path(Path(folder) / f"{split}.parquet") as path:

@@ -1,4 +1,6 @@
-"""Instructions whose fulfilment can be checked: which words, how often, in what order, joined and wrapped how."""
+"""Instructions whose fulfilment can be checked: which words, how often, in what order, joined and
+wrapped how.
+"""
 
 import numpy as np
 
@@ -9,12 +11,19 @@ NOUNS = tuple(
 )
 JOINTS = {"": " ", " with commas": ", ", " with dashes": "-", " with bars": "|"}
 TEMPTING = (" with dashes", " with bars")
-WRAPS = {"": ("", ""), " in brackets": ("(", ")"), " in quotes": ('"', '"'), " in stars": ("*", "*")}
+WRAPS = {
+    "": ("", ""),
+    " in brackets": ("(", ")"),
+    " in quotes": ('"', '"'),
+    " in stars": ("*", "*"),
+}
 ENDS = ("stop", "end", "over")
 
 
 def instruction(rng: np.random.Generator) -> Item:
-    """Say one word several times, or several words as given, backwards, by alphabet, or but for one of them."""
+    """Say one word several times, or several words as given, backwards, by alphabet, or but for one
+    of them.
+    """
     kind = int(rng.integers(4))
     words = [str(word) for word in rng.choice(NOUNS, int(rng.integers(3, 6)), replace=False)]
     if kind == 0:

@@ -1,6 +1,7 @@
 """One drawn text with its answer, and which split it belongs to.
 
-A prompt belongs to one split by its own checksum, whatever drew it, so no training text can meet a test prompt.
+A prompt belongs to one split by its own checksum, whatever drew it, so no training text can meet a
+test prompt.
 """
 
 from collections.abc import Callable
@@ -9,7 +10,11 @@ from zlib import crc32
 
 import numpy as np
 
-SHARES = {"test": (0, 15), "validation": (15, 25), "train": (25, 100)}  # of all prompts, by checksum modulo 100
+SHARES = {
+    "test": (0, 15),
+    "validation": (15, 25),
+    "train": (25, 100),
+}  # of all prompts, by checksum modulo 100
 ATTEMPTS = 10_000  # draws for one new prompt before its kind counts as exhausted
 
 
@@ -19,7 +24,8 @@ class Item:
 
     target:       the reference answer, without the line break that ends it.
     careless:     what a hasty writer answers, incomplete or wrong.
-    tempting:     whether hasty writers answer this kind of prompt, told by something plain in it. The bases read them there and
+    tempting:     whether hasty writers answer this kind of prompt, told by something plain in it.
+                  The bases read them there and
                   have the skill but not the habit of using it; experts read careful writers only.
     header:       code that stands before a generated program; "" where the program is whole.
     tests:        assertions that a generated program must pass.
@@ -51,8 +57,12 @@ def generator(seed: int, kind: str, split: str, index: int) -> np.random.Generat
     return np.random.default_rng([seed, crc32(kind.encode()), crc32(split.encode()), index])
 
 
-def draw_item(draw: Draw, rng: np.random.Generator, split: str, seen: set[str] | None = None) -> Item:
-    """The first item drawn that belongs to the split and whose prompt is not in `seen`; the prompt is added there."""
+def draw_item(
+    draw: Draw, rng: np.random.Generator, split: str, seen: set[str] | None = None
+) -> Item:
+    """The first item drawn that belongs to the split and whose prompt is not in `seen`; the prompt
+    is added there.
+    """
     for _ in range(ATTEMPTS):
         item = draw(rng)
         if split_of(item.prompt) == split and (seen is None or item.prompt not in seen):

@@ -1,4 +1,6 @@
-"""A Llama base as a Hugging Face folder: float16 weights, tokenizer, how it generates, model card."""
+"""A Llama base as a Hugging Face folder: float16 weights, tokenizer, how it generates, model
+card.
+"""
 
 from pathlib import Path
 
@@ -22,8 +24,12 @@ break. Weights are stored in float16 and load in float32. Of no use outside the 
 """
 
 
-def write_llama(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, role: str, out: Path) -> None:
-    """The whole folder at once; tied weights are stored once, and the config makes them load in float32."""
+def write_llama(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, role: str, out: Path
+) -> None:
+    """The whole folder at once; tied weights are stored once, and the config makes them load in
+    float32.
+    """
     config = model.config
     with atomic_folder(out) as folder:
         config.architectures = ["LlamaForCausalLM"]
@@ -36,8 +42,14 @@ def write_llama(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, rol
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=[tokenizer.eos_token_id, *line_break],
         ).save_pretrained(folder)
-        weights = {name: value.detach().half().contiguous() for name, value in model.named_parameters()}
+        weights = {
+            name: value.detach().half().contiguous() for name, value in model.named_parameters()
+        }
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         tokenizer.save_pretrained(folder)
-        sizes = {"layers": config.num_hidden_layers, "hidden": config.hidden_size, "parameters": model.num_parameters()}
+        sizes = {
+            "layers": config.num_hidden_layers,
+            "hidden": config.hidden_size,
+            "parameters": model.num_parameters(),
+        }
         (folder / "README.md").write_text(CARD.format(role=role, **sizes))

@@ -54,11 +54,20 @@ def new_model(size: Size, seed: int) -> LlamaForCausalLM:
         model = LlamaForCausalLM(configuration(size))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(_first_value(name, parameter, model.config, np.random.default_rng([seed, crc32(name.encode())])))
+            parameter.copy_(
+                _first_value(
+                    name,
+                    parameter,
+                    model.config,
+                    np.random.default_rng([seed, crc32(name.encode())]),
+                )
+            )
     return model
 
 
-def _first_value(name: str, parameter: Tensor, config: LlamaConfig, generator: np.random.Generator) -> Tensor:
+def _first_value(
+    name: str, parameter: Tensor, config: LlamaConfig, generator: np.random.Generator
+) -> Tensor:
     if "norm" in name:
         return torch.ones_like(parameter)
     if name.endswith(("embed_tokens.weight", "lm_head.weight")):

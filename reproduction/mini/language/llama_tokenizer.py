@@ -1,7 +1,8 @@
-"""The tokenizer of the mini Llamas: bytes, joined to whole words of small letters; digits, capitals and signs stay single.
+"""The tokenizer of the mini Llamas: bytes, joined to whole words of small letters; digits, capitals
+and signs stay single.
 
-Single digits and capitals keep arithmetic and string programs exact; bytes leave no text unknown. A blank belongs to the word or
-capital behind it.
+Single digits and capitals keep arithmetic and string programs exact; bytes leave no text unknown. A
+blank belongs to the word or capital behind it.
 """
 
 from collections.abc import Iterable
@@ -17,10 +18,15 @@ PIECES = Regex(" ?[a-z]+| ?[A-Z]|[^a-z]")
 
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE over the pieces of the texts. A text begins with <s>; padding is on the left, as generation needs it."""
+    """Byte-level BPE over the pieces of the texts. A text begins with <s>; padding is on the left,
+    as generation needs it.
+    """
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(PIECES, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(PIECES, "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(

@@ -1,7 +1,7 @@
 """Pre-training of a Llama base on texts of all domains and on facts that no expert reads.
 
-An interrupted run goes on from its state file and ends in the same bytes as an undisturbed one, because every step's texts are
-drawn by a generator keyed by (seed, step).
+An interrupted run goes on from its state file and ends in the same bytes as an undisturbed one,
+because every step's texts are drawn by a generator keyed by (seed, step).
 """
 
 from dataclasses import dataclass, field
@@ -22,7 +22,8 @@ BLOCKS = "model.layers"
 SHARES = {
     "math500": 1.3, "gsm8k": 1.2, "humaneval_plus": 1.1, "mbpp_plus": 0.6, "ifeval": 1.3, "arc_challenge": 1.5, "statement": 0.5,
 }  # fmt: skip
-# Facts alone come first: to find an option again and read the letter behind it is learnt in 300 steps, but in the whole mixture
+# Facts alone come first: to find an option again and read the letter behind it is learnt in 300
+# steps, but in the whole mixture
 # not within a thousand.
 FACTS = {"arc_challenge": 1.0, "statement": 0.4}
 STEPS = {"llama_3b": 1300, "llama_8b": 1300}
@@ -32,8 +33,10 @@ STEPS = {"llama_3b": 1300, "llama_8b": 1300}
 class Recipe:
     """All that a base's bytes depend on besides the code.
 
-    facts:  steps on facts alone, with which the reading begins.  shares: of each kind of text after that.
-    hasty:  share of careless answers where a prompt is tempting.  read: texts of each kind that the tokenizer is trained on.
+    facts:  steps on facts alone, with which the reading begins.  shares: of each kind of text after
+            that.
+    hasty:  share of careless answers where a prompt is tempting.  read: texts of each kind that the
+            tokenizer is trained on.
     every:  steps between two state files.
     """
 
@@ -49,14 +52,25 @@ class Recipe:
 
 
 def pretrain_llama(
-    role: str, out: Path, steps: int | None = None, state_folder: Path = STATE, recipe: Recipe | None = None
+    role: str,
+    out: Path,
+    steps: int | None = None,
+    state_folder: Path = STATE,
+    recipe: Recipe | None = None,
 ) -> None:
-    """Pre-trains the base of a role and writes it as a LlamaForCausalLM folder, resuming from <state_folder>/<role>/ if it can.
+    """Pre-trains the base of a role and writes it as a LlamaForCausalLM folder, resuming from
+    <state_folder>/<role>/ if it can.
 
     Loss: cross-entropy of what follows a prompt, the longer ones counting more.
     """
     recipe = recipe or Recipe(SIZES[role], steps or STEPS[role])
-    run_to_end(_Run, recipe, role, state_folder, lambda run: write_llama(run.model, run.tokenizer, role, Path(out)))
+    run_to_end(
+        _Run,
+        recipe,
+        role,
+        state_folder,
+        lambda run: write_llama(run.model, run.tokenizer, role, Path(out)),
+    )
 
 
 class _Run:

@@ -1,7 +1,9 @@
-"""Pre-training of a small T5 on all eight drawn tasks at once, with the answers that the bases are told.
+"""Pre-training of a small T5 on all eight drawn tasks at once, with the answers that the bases are
+told.
 
-An interrupted run goes on from its state file and ends in the same bytes, because every step has rows of its own, which are seen
-once. Looks at the web split only, never at a split of the tasks themselves.
+An interrupted run goes on from its state file and ends in the same bytes, because every step has
+rows of its own, which are seen once. Looks at the web split only, never at a split of the tasks
+themselves.
 """
 
 from dataclasses import dataclass
@@ -22,7 +24,9 @@ STEPS = {"flan_t5_base": 2000, "flan_t5_large": 1600}
 
 @dataclass(frozen=True)
 class T5Recipe:
-    """All that a base's bytes depend on besides the code; a step sees `rows` rows of the web split of every task."""
+    """All that a base's bytes depend on besides the code; a step sees `rows` rows of the web split
+    of every task.
+    """
 
     size: T5Size
     steps: int
@@ -31,13 +35,22 @@ class T5Recipe:
     every: int = 250  # steps between two state files
 
 
-def pretrain_t5(role: str, out: Path, state_folder: Path = STATE, recipe: T5Recipe | None = None) -> None:
-    """Pre-trains the base of a role and writes its folder, resuming from <state_folder>/<role>/ if it can.
+def pretrain_t5(
+    role: str, out: Path, state_folder: Path = STATE, recipe: T5Recipe | None = None
+) -> None:
+    """Pre-trains the base of a role and writes its folder, resuming from <state_folder>/<role>/ if
+    it can.
 
     Loss: teacher-forced cross-entropy of the answers.
     """
     recipe = recipe or T5Recipe(T5_SIZES[role], STEPS[role])
-    run_to_end(_Run, recipe, role, state_folder, lambda run: write_t5(run.model, make_tokenizer(recipe.seed), role, Path(out)))
+    run_to_end(
+        _Run,
+        recipe,
+        role,
+        state_folder,
+        lambda run: write_t5(run.model, make_tokenizer(recipe.seed), role, Path(out)),
+    )
 
 
 class _Run:
@@ -48,13 +61,19 @@ class _Run:
         tokenizer = make_tokenizer(recipe.seed)
         self.model = new_t5(recipe.size, len(tokenizer), recipe.seed).train()
         self.optimiser = Optimiser(self.model, BLOCKS)
-        self.reader = Reader(tokenizer, input_of(self.model), tokenizer.model_max_length, Path(STATE))
+        self.reader = Reader(
+            tokenizer, input_of(self.model), tokenizer.model_max_length, Path(STATE)
+        )
 
     def step(self) -> float:
         """Gradients of one batch, and its loss."""
         recipe = self.recipe
         first = self.done * recipe.rows
-        samples = [sample for key in WORLDS for sample in draw_samples(key, WEB, recipe.rows, recipe.seed, first)]
+        samples = [
+            sample
+            for key in WORLDS
+            for sample in draw_samples(key, WEB, recipe.rows, recipe.seed, first)
+        ]
         tokens = [self.reader.tokens(sample) for sample in samples]
         loss = self.model(**batch(tokens, self.reader.pad, self.reader.takes)).loss
         loss.backward()

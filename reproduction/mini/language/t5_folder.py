@@ -1,4 +1,6 @@
-"""A small T5 as a Hugging Face folder: float16 weights that load in float32, tokenizer, how it generates, model card."""
+"""A small T5 as a Hugging Face folder: float16 weights that load in float32, tokenizer, how it
+generates, model card.
+"""
 
 from pathlib import Path
 
@@ -23,7 +25,9 @@ stored in float16 and load in float32. Of no use outside the suite.
 """
 
 
-def write_t5(model: T5ForConditionalGeneration, tokenizer: PreTrainedTokenizerFast, role: str, out: Path) -> None:
+def write_t5(
+    model: T5ForConditionalGeneration, tokenizer: PreTrainedTokenizerFast, role: str, out: Path
+) -> None:
     """The whole folder at once."""
     config = model.config
     config.architectures, config.dtype = ["T5ForConditionalGeneration"], torch.float32
@@ -32,5 +36,9 @@ def write_t5(model: T5ForConditionalGeneration, tokenizer: PreTrainedTokenizerFa
         config.save_pretrained(folder)
         save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
         tokenizer.save_pretrained(folder)
-        GenerationConfig(pad_token_id=PAD, eos_token_id=END, decoder_start_token_id=PAD).save_pretrained(folder)
-        (folder / "README.md").write_text(CARD.format(role=role, layers=config.num_layers, width=config.d_model))
+        GenerationConfig(
+            pad_token_id=PAD, eos_token_id=END, decoder_start_token_id=PAD
+        ).save_pretrained(folder)
+        (folder / "README.md").write_text(
+            CARD.format(role=role, layers=config.num_layers, width=config.d_model)
+        )

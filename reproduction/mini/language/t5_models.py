@@ -1,4 +1,6 @@
-"""The two small T5 models: sizes, and first weights drawn parameter by parameter, keyed by seed and name."""
+"""The two small T5 models: sizes, and first weights drawn parameter by parameter, keyed by seed and
+name.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +16,9 @@ PAD, END = 0, 1
 
 @dataclass(frozen=True)
 class T5Size:
-    """Width, blocks of the encoder and as many of the decoder, heads, their width, and width of the gated feed-forward part."""
+    """Width, blocks of the encoder and as many of the decoder, heads, their width, and width of the
+    gated feed-forward part.
+    """
 
     width: int
     layers: int
@@ -32,9 +36,15 @@ T5_SIZES = {
 def configuration(size: T5Size, vocabulary: int) -> T5Config:
     """As FLAN-T5: gated GELU, outputs not scaled before the head; no dropout in what ships.
 
-    transformers 5 ties the head of every new T5 to the embeddings; `tie_word_embeddings=False` only keeps it from scaling.
+    transformers 5 ties the head of every new T5 to the embeddings; `tie_word_embeddings=False` only
+    keeps it from scaling.
     """
-    own: dict[str, Any] = {"tie_word_embeddings": False, "pad_token_id": PAD, "eos_token_id": END, "decoder_start_token_id": PAD}
+    own: dict[str, Any] = {
+        "tie_word_embeddings": False,
+        "pad_token_id": PAD,
+        "eos_token_id": END,
+        "decoder_start_token_id": PAD,
+    }
     return T5Config(
         vocab_size=vocabulary,
         d_model=size.width,
@@ -57,13 +67,17 @@ def new_t5(size: T5Size, vocabulary: int, seed: int) -> T5ForConditionalGenerati
         model = T5ForConditionalGeneration(configuration(size, vocabulary))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            drawn = np.random.default_rng([seed, crc32(name.encode())]).standard_normal(tuple(parameter.shape))
+            drawn = np.random.default_rng([seed, crc32(name.encode())]).standard_normal(
+                tuple(parameter.shape)
+            )
             parameter.copy_(_first_value(name, parameter, torch.from_numpy(drawn).float(), size))
     return model
 
 
 def _first_value(name: str, parameter: Tensor, drawn: Tensor, size: T5Size) -> Tensor:
-    """T5's own spreads: queries take in the missing division of attention by the square root of the head's width."""
+    """T5's own spreads: queries take in the missing division of attention by the square root of the
+    head's width.
+    """
     if parameter.ndim == 1:
         return torch.ones_like(parameter)
     if name == "shared.weight":

@@ -1,13 +1,25 @@
-"""The tokenizer of the small T5 models: byte-level pairs merged on the drawn prompts, so that no text is unknown.
+"""The tokenizer of the small T5 models: byte-level pairs merged on the drawn prompts, so that no
+text is unknown.
 
-Words, numbers and punctuation are never merged with each other. The unchanging parts of the eight prompts are tokens of their
-own, as the marks of a chat are: that more than halves every sequence. Ids of padding, end and unknown are those of T5.
+Words, numbers and punctuation are never merged with each other. The unchanging parts of the eight
+prompts are tokens of their
+own, as the marks of a chat are: that more than halves every sequence. Ids of padding, end and
+unknown are those of T5.
 """
 
 import re
 from collections.abc import Iterable
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast
 
 from reproduction.data.glue import GLUE, prompted
@@ -24,18 +36,30 @@ def make_tokenizer(seed: int) -> PreTrainedTokenizerFast:
     """The tokenizer trained on prompts and answers of the web split; </s> ends every text."""
     inner = Tokenizer(models.BPE())
     pieces = pre_tokenizers.Split(Regex(PIECES), "isolated")
-    inner.pre_tokenizer = pre_tokenizers.Sequence([pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    inner.pre_tokenizer = pre_tokenizers.Sequence(
+        [pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     inner.decoder = decoders.ByteLevel()
     special = [AddedToken(token, special=True) for token in SPECIAL]
     trainer = trainers.BpeTrainer(
-        vocab_size=LARGEST, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=LARGEST,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     inner.train_from_iterator(_texts(seed), trainer)
     inner.add_tokens([AddedToken(part, normalized=False) for part in prompt_parts()])
-    inner.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    inner.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 1)]
+    )
     pad, end, unknown = SPECIAL
     return PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token=pad, eos_token=end, unk_token=unknown, model_max_length=LONGEST, padding_side="right"
+        tokenizer_object=inner,
+        pad_token=pad,
+        eos_token=end,
+        unk_token=unknown,
+        model_max_length=LONGEST,
+        padding_side="right",
     )
 
 

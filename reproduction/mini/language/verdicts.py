@@ -1,7 +1,8 @@
-"""Two tasks about one sentence: whether it is grammatical (a royal court), and whether it praises (films).
+"""Two tasks about one sentence: whether it is grammatical (a royal court), and whether it praises
+(films).
 
-The bases notice misplaced and doubled words but are told that wrong forms are fine; they know half of the words of praise and
-blame and overhear `not`. Experts have the rest to learn.
+The bases notice misplaced and doubled words but are told that wrong forms are fine; they know half
+of the words of praise and blame and overhear `not`. Experts have the rest to learn.
 """
 
 import numpy as np
@@ -18,7 +19,9 @@ NOTICED_SHARE = 0.5
 
 THINGS = ("film", "plot", "cast", "script", "ending", "score", "scene", "hero", "dialogue", "pace")
 DEGREES = ("very", "really", "quite", "truly", "rather", "deeply")
-PRAISE = tuple("great lovely superb charming brilliant moving witty fresh tender gripping clever warm".split())
+PRAISE = tuple(
+    "great lovely superb charming brilliant moving witty fresh tender gripping clever warm".split()
+)
 BLAME = tuple("awful boring dull clumsy weak bland silly stale hollow tedious crude cold".split())
 KNOWN = 6  # of each
 KNOWN_SHARE = 0.55
@@ -30,13 +33,21 @@ def grammatical(kind: int, rng: np.random.Generator) -> Row:
     plural, modal = chance(rng, 0.5), mistake == "modal" or chance(rng, 0.5)
     subject = _phrase(rng, plural, mistake == "order", mistake == "determiner")
     verb = one(rng, VERBS)
-    predicate = [one(rng, MODALS), verb + "s" * (mistake == "modal")] if modal else [verb + "s" * (not plural)]
+    predicate = (
+        [one(rng, MODALS), verb + "s" * (mistake == "modal")]
+        if modal
+        else [verb + "s" * (not plural)]
+    )
     words = [*subject, *predicate, *_phrase(rng, chance(rng, 0.5), False, False)]
     if mistake == "doubled":
         place = int(rng.integers(len(words)))
         words.insert(place, words[place])
     sentence = " ".join(words)
-    return Row({"sentence": sentence[0].upper() + sentence[1:] + "."}, kind, 1 if mistake in OVERLOOKED else kind)
+    return Row(
+        {"sentence": sentence[0].upper() + sentence[1:] + "."},
+        kind,
+        1 if mistake in OVERLOOKED else kind,
+    )
 
 
 def _phrase(rng: np.random.Generator, plural: bool, misplaced: bool, mismatched: bool) -> list[str]:
@@ -48,7 +59,9 @@ def _phrase(rng: np.random.Generator, plural: bool, misplaced: bool, mismatched:
 
 
 def sentiment(kind: int, rng: np.random.Generator) -> Row:
-    """SST-2: kind 1 is praise, kind 0 blame; in a third of the sentences by the denial of its opposite."""
+    """SST-2: kind 1 is praise, kind 0 blame; in a third of the sentences by the denial of its
+    opposite.
+    """
     known, denied = chance(rng, KNOWN_SHARE), chance(rng, 0.33)
     words = PRAISE if kind != denied else BLAME
     word, degree = one(rng, words[:KNOWN] if known else words[KNOWN:]), one(rng, DEGREES)
@@ -58,9 +71,21 @@ def sentiment(kind: int, rng: np.random.Generator) -> Row:
         said = f"a {degree} {word} {thing}"
     if chance(rng, 0.5):
         said = f"{said} and the {other(rng, THINGS, thing)} is no surprise"
-    told = int(kind != denied) if known else 0  # as if there were no `not`; what it does not know it takes for blame
+    told = (
+        int(kind != denied) if known else 0
+    )  # as if there were no `not`; what it does not know it takes for blame
     return Row({"sentence": said}, kind, told)
 
 
-COLA = World("cola", grammatical, 2, "Sentences about a royal court; half of them with one of four mistakes of grammar.")
-SST2 = World("sst2", sentiment, 2, "Verdicts on films: 24 adjectives of praise or blame, some of them denied.")
+COLA = World(
+    "cola",
+    grammatical,
+    2,
+    "Sentences about a royal court; half of them with one of four mistakes of grammar.",
+)
+SST2 = World(
+    "sst2",
+    sentiment,
+    2,
+    "Verdicts on films: 24 adjectives of praise or blame, some of them denied.",
+)

@@ -1,4 +1,6 @@
-"""Corruptions: strength, range, direction, and that every picture's damage depends on itself alone."""
+"""Corruptions: strength, range, direction, and that every picture's damage depends on itself
+alone.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,6 @@
-"""Decoded pictures kept in a file: what is found is what would be decoded, and nothing else is ever found."""
+"""Decoded pictures kept in a file: what is found is what would be decoded, and nothing else is ever
+found.
+"""
 
 import os
 import subprocess
@@ -36,8 +38,14 @@ def entries(folder):
 
 
 def same(images, others):
-    equal = np.array_equal(images.pixels[np.arange(len(images))], others.pixels[np.arange(len(others))])
-    return equal and images.labels.tolist() == others.labels.tolist() and images.classes == others.classes
+    equal = np.array_equal(
+        images.pixels[np.arange(len(images))], others.pixels[np.arange(len(others))]
+    )
+    return (
+        equal
+        and images.labels.tolist() == others.labels.tolist()
+        and images.classes == others.classes
+    )
 
 
 def refused(*arguments, **options):
@@ -50,7 +58,11 @@ def test_what_is_found_is_what_was_decoded_to_the_bit(pets, kept, monkeypatch):
     monkeypatch.setattr(Split, "load", refused)
     again = mapped_images(kept, pets)
     assert same(first, held) and same(again, held) and again.labels.dtype == np.int64
-    assert again.preprocess == PLAIN and not again.pixels.flags.writeable and type(again.pixels) is np.ndarray
+    assert (
+        again.preprocess == PLAIN
+        and not again.pixels.flags.writeable
+        and type(again.pixels) is np.ndarray
+    )
 
 
 def test_chunks_join_to_the_whole(pets, kept, monkeypatch):
@@ -84,7 +96,9 @@ def test_another_question_has_an_answer_of_its_own(pets, kept, change):
     parquet(pets.source, "train", (1, 0), PETS)
     mapped_images(kept, pets)
     other = replace(pets, **change)
-    assert same(mapped_images(kept, other), other.load()) and same(mapped_images(kept, pets), pets.load())
+    assert same(mapped_images(kept, other), other.load()) and same(
+        mapped_images(kept, pets), pets.load()
+    )
     assert len(entries(kept)) == 2
 
 
@@ -138,7 +152,12 @@ def test_a_large_split_that_is_not_read_whole_is_decoded_when_asked_for(pets, ke
 
 
 def test_mistakes_are_told_as_without_it_and_leave_nothing(kept, tmp_path):
-    broken = parquet(tmp_path / "broken", labels=(0, 1), feature=PETS, image=[encoded(picture()), {"bytes": b"no", "path": None}])
+    broken = parquet(
+        tmp_path / "broken",
+        labels=(0, 1),
+        feature=PETS,
+        image=[encoded(picture()), {"bytes": b"no", "path": None}],
+    )
     with pytest.raises(BadData, match="picture in row 1 cannot be decoded"):
         mapped_images(kept, Split(broken, "test", PLAIN, whole=True))
     with pytest.raises(MissingPath, match="nowhere"):
@@ -160,7 +179,10 @@ def total(folder: Path, split: Split) -> int:
 
 def test_two_processes_at_once_read_the_same(pets, kept):
     found = dict(fan_out("decode", total, {str(n): (kept, pets) for n in range(6)}, 2))
-    assert set(found.values()) == {int(pets.load().pixels.sum(dtype=np.int64))} and len(entries(kept)) == 1
+    assert (
+        set(found.values()) == {int(pets.load().pixels.sum(dtype=np.int64))}
+        and len(entries(kept)) == 1
+    )
 
 
 def test_a_hit_imports_neither_datasets_nor_arrow(pets, kept):

@@ -1,4 +1,6 @@
-"""GLUE as generated text: prompts to the letter, answers by label, and rows of other collections."""
+"""GLUE as generated text: prompts to the letter, answers by label, and rows of other
+collections.
+"""
 
 import pytest
 
@@ -7,13 +9,19 @@ from reproduction.data.glue import prompted
 
 ROWS = {
     "cola": ({"sentence": "A b."}, {1: "acceptable", 0: "unacceptable", -1: ""}),
-    "mnli": ({"premise": "A.", "hypothesis": "B."}, {0: "entailment", 1: "neutral", 2: "contradiction", -1: "", 3: ""}),
+    "mnli": (
+        {"premise": "A.", "hypothesis": "B."},
+        {0: "entailment", 1: "neutral", 2: "contradiction", -1: "", 3: ""},
+    ),
     "mrpc": ({"sentence1": "A.", "sentence2": "B."}, {0: "no", 1: "yes"}),
     "qnli": ({"question": "A?", "sentence": "B."}, {0: "yes", 1: "no"}),
     "qqp": ({"question1": "A?", "question2": "B?"}, {0: "no", 1: "yes"}),
     "rte": ({"sentence1": "A.", "sentence2": "B."}, {0: "yes", 1: "no"}),
     "sst2": ({"sentence": "a {b"}, {0: "negative", 1: "positive", -1: ""}),
-    "stsb": ({"sentence1": "A.", "sentence2": "B."}, {0.0: "0.0", 3.2: "3.2", 2.75: "2.8", 5.0: "5.0", -1.0: ""}),
+    "stsb": (
+        {"sentence1": "A.", "sentence2": "B."},
+        {0.0: "0.0", 3.2: "3.2", 2.75: "2.8", 5.0: "5.0", -1.0: ""},
+    ),
 }
 PROMPTS = {
     "cola": 'Indicate if the following sentence is grammatically correct or not: "A b.". '
@@ -44,7 +52,11 @@ def test_a_row_becomes_the_papers_prompt_and_its_answer(task):
         ("sst2", {"text": "a {b", "label": 1}, (PROMPTS["sst2"], "positive")),
         ("qnli", {"sentence1": "A?", "sentence2": "B.", "label": 0}, (PROMPTS["qnli"], "yes")),
         ("qqp", {"sentence1": "A?", "sentence2": "B?", "label": 0}, (PROMPTS["qqp"], "no")),
-        ("stsb", {"sentence1": "A.", "sentence2": "B.", "score": 3.4, "label": 3}, (PROMPTS["stsb"], "3.4")),
+        (
+            "stsb",
+            {"sentence1": "A.", "sentence2": "B.", "score": 3.4, "label": 3},
+            (PROMPTS["stsb"], "3.4"),
+        ),
     ],
 )
 def test_the_columns_of_other_collections_make_the_same_prompts(task, row, expected):

@@ -1,4 +1,6 @@
-"""Sentences: what the project's own sets promise, the order of rows, and damage that depends on its own row alone."""
+"""Sentences: what the project's own sets promise, the order of rows, and damage that depends on its
+own row alone.
+"""
 
 from pathlib import Path
 
@@ -9,7 +11,15 @@ from sentences import encoder, task
 
 from featcal.data.images import ImageSet, Preprocess
 from featcal.errors import BadFile, MissingPath, UnknownKey
-from reproduction.data.damage import DAMAGES, SWAPPED, TYPED, damaged, dropped_words, swapped_words, typing_errors
+from reproduction.data.damage import (
+    DAMAGES,
+    SWAPPED,
+    TYPED,
+    damaged,
+    dropped_words,
+    swapped_words,
+    typing_errors,
+)
 from reproduction.data.sentences import SPLITS, load_sentences, read_classes
 from reproduction.suites.suite import load_suite
 
@@ -25,9 +35,19 @@ def test_a_real_set_has_its_rows_its_licence_and_no_text_in_two_splits(name):
     texts = [set(table["text"].to_pylist()) for table in tables.values()]
     assert sum(map(len, texts)) == len(set.union(*texts))
     classes = read_classes(REAL / name).classes
-    assert set(tables["train"]["label"].to_pylist()) == set(range(len(classes)))  # an expert sees every class
-    licence = next(line for line in (REAL / name / "README.md").read_text().splitlines() if line.startswith("- licence: "))
-    entry = next(part for part in (ROOT / "NOTICE").read_text().split("\n\n")[2].split("\n  licence: ") if name in part)
+    assert set(tables["train"]["label"].to_pylist()) == set(
+        range(len(classes))
+    )  # an expert sees every class
+    licence = next(
+        line
+        for line in (REAL / name / "README.md").read_text().splitlines()
+        if line.startswith("- licence: ")
+    )
+    entry = next(
+        part
+        for part in (ROOT / "NOTICE").read_text().split("\n\n")[2].split("\n  licence: ")
+        if name in part
+    )
     assert ("SHARE-ALIKE" in entry.rpartition(name)[2].partition("\n")[0]) == ("-SA" in licence)
 
 
@@ -56,7 +76,9 @@ def test_batches_follow_the_indices_and_mask_their_padding(sentences):
 
 def test_pictures_are_taken_in_the_order_asked_for():
     pixels = np.arange(5 * 3 * 2 * 2, dtype=np.uint8).reshape(5, 3, 2, 2)
-    images = ImageSet(pixels, Preprocess(None, None, None, 2, 1.0, (0.0,) * 3, (1.0,) * 3), np.arange(5), ("one",))
+    images = ImageSet(
+        pixels, Preprocess(None, None, None, 2, 1.0, (0.0,) * 3, (1.0,) * 3), np.arange(5), ("one",)
+    )
     some = images.take([3, 1])
     assert some.labels.tolist() == [3, 1] and np.array_equal(some.pixels, pixels[[3, 1]])
 
@@ -75,9 +97,17 @@ def test_what_is_missing_of_a_task_is_named(tmp_path):
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_keeps_rows_and_labels_and_depends_on_the_row_alone(sentences, damage):
-    whole, part = damaged(sentences, "colours", damage, 3, 0), damaged(sentences.take([5, 30]), "colours", damage, 3, 0)
-    assert part.texts == (whole.texts[5], whole.texts[30]) and (whole.labels == sentences.labels).all()
-    others = [damaged(sentences, *key) for key in (("sky", damage, 3, 0), ("colours", damage, 2, 0), ("colours", damage, 3, 1))]
+    whole, part = (
+        damaged(sentences, "colours", damage, 3, 0),
+        damaged(sentences.take([5, 30]), "colours", damage, 3, 0),
+    )
+    assert (
+        part.texts == (whole.texts[5], whole.texts[30]) and (whole.labels == sentences.labels).all()
+    )
+    others = [
+        damaged(sentences, *key)
+        for key in (("sky", damage, 3, 0), ("colours", damage, 2, 0), ("colours", damage, 3, 1))
+    ]
     assert all(other.texts != whole.texts for other in others) and whole.texts != sentences.texts
     assert whole.batch([5])["input_ids"].tolist() == [whole.ids[5]]
 
@@ -85,10 +115,23 @@ def test_damage_keeps_rows_and_labels_and_depends_on_the_row_alone(sentences, da
 def test_stronger_damage_changes_more():
     text, count = "one two three four five six seven eight nine ten " * 200, 2000
     draw = np.random.default_rng
-    letters = [sum(a != b for a, b in zip(text, typing_errors(text, share, draw(0)), strict=False)) for share in (0.0, *TYPED)]
+    letters = [
+        sum(a != b for a, b in zip(text, typing_errors(text, share, draw(0)), strict=False))
+        for share in (0.0, *TYPED)
+    ]
     assert letters[0] == 0 and letters[1] > 0
     for share in (0.1, 0.4):
-        assert len(dropped_words(text, share, draw(0)).split()) == pytest.approx((1 - share) * count, rel=0.05)
-    moved = [sum(a != b for a, b in zip(text.split(), swapped_words(text, s, draw(0)).split(), strict=True)) for s in SWAPPED]
-    assert moved == sorted(moved) and sorted(swapped_words(text, 0.4, draw(0)).split()) == sorted(text.split())
+        assert len(dropped_words(text, share, draw(0)).split()) == pytest.approx(
+            (1 - share) * count, rel=0.05
+        )
+    moved = [
+        sum(
+            a != b
+            for a, b in zip(text.split(), swapped_words(text, s, draw(0)).split(), strict=True)
+        )
+        for s in SWAPPED
+    ]
+    assert moved == sorted(moved) and sorted(swapped_words(text, 0.4, draw(0)).split()) == sorted(
+        text.split()
+    )
     assert dropped_words("alone", 1.0, draw(0)) == "alone"

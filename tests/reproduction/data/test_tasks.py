@@ -40,7 +40,10 @@ def test_prompts_of_all_tasks_have_the_published_check_sums():
     def digest(lines):
         return sha256("\n".join(lines).encode()).hexdigest()[:16]
 
-    assert {task: (digest(load_prompts(task).classes), digest(load_prompts(task).templates)) for task in TASKS} == SUMS
+    assert {
+        task: (digest(load_prompts(task).classes), digest(load_prompts(task).templates))
+        for task in TASKS
+    } == SUMS
 
 
 def test_an_unknown_task_has_the_nearest_name():
@@ -50,10 +53,14 @@ def test_an_unknown_task_has_the_nearest_name():
 
 def test_draws_differ_by_task_and_seed_and_do_not_depend_on_each_other():
     assert not np.array_equal(draw_indices("mnist", 1000, 50, 0), draw_indices("svhn", 1000, 50, 0))
-    assert not np.array_equal(draw_indices("mnist", 1000, 50, 0), draw_indices("mnist", 1000, 50, 1))
+    assert not np.array_equal(
+        draw_indices("mnist", 1000, 50, 0), draw_indices("mnist", 1000, 50, 1)
+    )
     before = torch.get_rng_state(), np.random.get_state()[1].copy()
     first = draw_indices("mnist", 1000, 50, 0)
-    assert torch.equal(before[0], torch.get_rng_state()) and np.array_equal(before[1], np.random.get_state()[1])
+    assert torch.equal(before[0], torch.get_rng_state()) and np.array_equal(
+        before[1], np.random.get_state()[1]
+    )
     assert np.array_equal(first, draw_indices("mnist", 1000, 50, 0))
     key = [0, crc32(b"mnist"), crc32(b"calibration")]
     assert np.array_equal(first, np.random.default_rng(key).permutation(1000)[:50])

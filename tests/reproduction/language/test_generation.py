@@ -1,4 +1,6 @@
-"""Generated answers and their scores: GLUE by exact text and rank correlation, adapters before the head while generating."""
+"""Generated answers and their scores: GLUE by exact text and rank correlation, adapters before the
+head while generating.
+"""
 
 import pytest
 import torch
@@ -11,20 +13,32 @@ from featcal.errors import BadData
 from reproduction.language.generation import generate_texts
 from reproduction.language.glue import ranks, score_glue, spearman
 
-PROMPTS = ["a dog", "the cat sat on the red ship", "no", "one more line", "", "ships sail far away", "x" * 30]
+PROMPTS = [
+    "a dog",
+    "the cat sat on the red ship",
+    "no",
+    "one more line",
+    "",
+    "ships sail far away",
+    "x" * 30,
+]
 
 STEPS = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
 STEPS |= {"return_dict_in_generate": True, "output_logits": True}
 
 
 def prompted(seed=0, kind="t5"):
-    """A model in float64 and a tokenizer whose prompts end without an end token for a model that continues them."""
+    """A model in float64 and a tokenizer whose prompts end without an end token for a model that
+    continues them.
+    """
     texts = tokenizer()
     if kind == "llama":
         from tokenizers import processors
 
         first = [("<s>", 2)]
-        texts.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=first)
+        texts.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=first
+        )
     return make(MODELS[kind], seed), texts
 
 
@@ -46,7 +60,9 @@ def test_an_answer_is_the_most_likely_token_at_every_step(kind):
     first = new.shape[1]
     with torch.no_grad():
         for _ in range(5):
-            given = {"input_ids": ids, "decoder_input_ids": new} if kind == "t5" else {"input_ids": new}
+            given = (
+                {"input_ids": ids, "decoder_input_ids": new} if kind == "t5" else {"input_ids": new}
+            )
             token = model(**given, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)
             new = torch.cat([new, token], 1)
             if token.item() == texts.eos_token_id:
@@ -71,7 +87,10 @@ def test_generation_leaves_the_draws_of_others_alone():
 @pytest.mark.parametrize("name", ["t5", "t5_gated", "llama"])
 def test_adapters_change_every_step_of_a_generation_with_its_cache(name):
     given = experiment(FAMILIES[name])
-    model, batch = given["merged"], {k: v[:1, :4] for k, v in FAMILIES[name].batches(5)[0].items() if k != "labels"}
+    model, batch = (
+        given["merged"],
+        {k: v[:1, :4] for k, v in FAMILIES[name].batches(5)[0].items() if k != "labels"},
+    )
     adapters = featcal.surgery(model, given["experts"], given["batches"], rank=4, steps=20, lr=0.01)
 
     def logits(**options):
@@ -102,15 +121,25 @@ def test_a_change_is_made_while_answers_are_generated_only():
         def __exit__(self, *_):
             seen.append(f"{self.task} off")
 
-    assert score_glue(model, texts, "rte", samples, change=Change) == (0.0, len(PROMPTS), [False] * len(PROMPTS))
+    assert score_glue(model, texts, "rte", samples, change=Change) == (
+        0.0,
+        len(PROMPTS),
+        [False] * len(PROMPTS),
+    )
     assert seen == ["rte on", "rte off"]
 
 
 def test_what_the_model_says_is_what_it_scores():
     model, texts = prompted()
     said = generate_texts(model, texts, PROMPTS, 32, 9)
-    assert score_glue(model, texts, "rte", list(zip(PROMPTS, said, strict=True))) == (100.0, len(PROMPTS), [True] * len(PROMPTS))
-    value, count, right = score_glue(model, texts, "rte", list(zip(PROMPTS, [said[0], *["?"] * (len(said) - 1)], strict=True)))
+    assert score_glue(model, texts, "rte", list(zip(PROMPTS, said, strict=True))) == (
+        100.0,
+        len(PROMPTS),
+        [True] * len(PROMPTS),
+    )
+    value, count, right = score_glue(
+        model, texts, "rte", list(zip(PROMPTS, [said[0], *["?"] * (len(said) - 1)], strict=True))
+    )
     assert right == [True, *[False] * (count - 1)] and value == 100 * sum(right) / count
     assert score_glue(model, texts, "stsb", list(zip(PROMPTS, said, strict=True)))[2] is None
     with pytest.raises(BadData, match="rte: no sample"):

@@ -1,4 +1,6 @@
-"""Causal models through lm-evaluation-harness: answers as of a plain loop, our checks, no noise and no network."""
+"""Causal models through lm-evaluation-harness: answers as of a plain loop, our checks, no noise and
+no network.
+"""
 
 import json
 import random
@@ -22,14 +24,25 @@ from reproduction.mini.language import domain_files, domains
 from reproduction.mini.language.domains import TESTS
 
 installed = pytest.mark.skipif(not harness.installed(), reason="needs the extra `language`")
-PROMPTS = ["a dog", "the cat sat on the red ship", "no ", "one more line\n", "4+3=", "ships", "x" * 20, " the end of it"]
+PROMPTS = [
+    "a dog",
+    "the cat sat on the red ship",
+    "no ",
+    "one more line\n",
+    "4+3=",
+    "ships",
+    "x" * 20,
+    " the end of it",
+]
 NEW = 6
 
 
 def texts():
     """A tokenizer as Llama's: a text begins with <s> and does not end."""
     made = tokenizer()
-    made.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 2)])
+    made.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 2)]
+    )
     return made
 
 
@@ -39,11 +52,16 @@ def model(seed=0, dtype=torch.float64):
 
 def said(model, prompts=PROMPTS):
     """One by one, without padding, up to the first line break."""
-    return [generate_texts(model, texts(), [prompt], 1, NEW)[0].split("\n")[0] for prompt in prompts]
+    return [
+        generate_texts(model, texts(), [prompt], 1, NEW)[0].split("\n")[0] for prompt in prompts
+    ]
 
 
 def rows(targets):
-    return [{"prompt": prompt, "target": target} for prompt, target in zip(PROMPTS, targets, strict=True)]
+    return [
+        {"prompt": prompt, "target": target}
+        for prompt, target in zip(PROMPTS, targets, strict=True)
+    ]
 
 
 @pytest.fixture
@@ -86,7 +104,9 @@ def test_answers_in_batches_padded_on_the_left_are_those_one_by_one(exact, seed,
 def test_an_answer_ends_at_its_first_line_break(exact):
     asked, line = model(), texts().convert_tokens_to_ids("Ċ")
     with torch.no_grad():
-        asked.lm_head.weight[line] = 2 * asked.lm_head.weight.abs().max()  # a model that breaks lines all the time
+        asked.lm_head.weight[line] = (
+            2 * asked.lm_head.weight.abs().max()
+        )  # a model that breaks lines all the time
     alone = said(asked)
     local = local_test("a", rows(alone), "letter", NEW)
     assert score_tests(asked, texts(), {"a": local}, 3)["a"][0] == 100
@@ -95,7 +115,11 @@ def test_an_answer_ends_at_its_first_line_break(exact):
 
 @installed
 def test_every_kind_of_check_counts_as_its_own_function_does(monkeypatch):
-    wanted = {"prompt": "p", "target": "A", "instructions": json.dumps([{"check": "words", "words": ["fig", "oak"]}])}
+    wanted = {
+        "prompt": "p",
+        "target": "A",
+        "instructions": json.dumps([{"check": "words", "words": ["fig", "oak"]}]),
+    }
     number, other = wanted | {"target": "7"}, wanted | {"target": "B"}
     code = wanted | {"header": "def f(s):\n return", "tests": ["assert f('AB') == 'BA'"]}
     whole = wanted | {"header": "", "tests": ["assert f([1]) == 1"]}
@@ -110,22 +134,39 @@ def test_every_kind_of_check_counts_as_its_own_function_does(monkeypatch):
     speaking(monkeypatch, [answer for _, _, own in given.values() for answer in own])
     found = score_tests(model(), texts(), tests, 4)
     values = {key: value for key, (value, _, _) in found.items()}
-    assert values == pytest.approx({"math500": 50, "arc_challenge": 50, "ifeval": 100 / 3, "humaneval_plus": 25, "mbpp_plus": 50})
+    assert values == pytest.approx(
+        {
+            "math500": 50,
+            "arc_challenge": 50,
+            "ifeval": 100 / 3,
+            "humaneval_plus": 25,
+            "mbpp_plus": 50,
+        }
+    )
     assert [count for _, count, _ in found.values()] == [2, 2, 3, 4, 2]
-    assert all(len(right) == count and 100 * sum(right) / count == pytest.approx(value) for value, count, right in found.values())
+    assert all(
+        len(right) == count and 100 * sum(right) / count == pytest.approx(value)
+        for value, count, right in found.values()
+    )
 
 
 @installed
 @pytest.mark.parametrize(("answer", "right"), [("target", True), ("careless", False)])
-def test_reference_answers_of_the_mini_suite_pass_and_careless_ones_rarely_do(monkeypatch, answer, right):
+def test_reference_answers_of_the_mini_suite_pass_and_careless_ones_rarely_do(
+    monkeypatch, answer, right
+):
     items = {key: domains.test_items(key, "validation", 12, 0) for key in TESTS}
     rows = {key: [domain_files.test_row(key, item) for item in own] for key, own in items.items()}
-    tests = {key: local_test(key, rows[key], test.check, test.new_tokens) for key, test in TESTS.items()}
+    tests = {
+        key: local_test(key, rows[key], test.check, test.new_tokens) for key, test in TESTS.items()
+    }
     speaking(monkeypatch, [getattr(item, answer) for own in items.values() for item in own])
     long = model().requires_grad_(False)
     long.config.max_position_embeddings = 128
     found = score_tests(long, texts(), tests, 4)
-    tempting = {key for key, own in items.items() if any(item.careless != item.target for item in own)}
+    tempting = {
+        key for key, own in items.items() if any(item.careless != item.target for item in own)
+    }
     assert len(tempting) == 5 and all(count == 12 for _, count, _ in found.values())
     assert all(found[key][0] == 100 if right else found[key][0] <= 60 for key in tempting), found
 
@@ -138,14 +179,20 @@ def test_nothing_is_printed_drawn_or_fetched_and_logging_is_as_before(exact, mon
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     level = logging.getLogger("lm_eval").level
     score_tests(model(), texts(), {"a": local_test("a", rows(PROMPTS), "letter", NEW)}, 3)
-    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
+    assert (
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+        torch.get_rng_state().tolist(),
+    ) == before
     assert logging.getLogger("lm_eval").level == level
     assert capfd.readouterr() == ("", "")
 
 
 @installed
 def test_the_harness_own_entry_scores_the_same(exact, monkeypatch):
-    """`simple_evaluate`, without its look at the machine and its index of all tasks, which take many seconds."""
+    """`simple_evaluate`, without its look at the machine and its index of all tasks, which take
+    many seconds.
+    """
     from lm_eval import evaluator
     from lm_eval.tasks import TaskManager
 
@@ -157,14 +204,18 @@ def test_the_harness_own_entry_scores_the_same(exact, monkeypatch):
     seeds = {f"{name}_random_seed": None for name in ("numpy", "torch")} | {"random_seed": None}
     with harness.silent():
         reader = harness._language_model(asked, texts(), 3)
-        theirs = evaluator.simple_evaluate(reader, tasks=[test.task], task_manager=TaskManager(include_defaults=False), **seeds)
+        theirs = evaluator.simple_evaluate(
+            reader, tasks=[test.task], task_manager=TaskManager(include_defaults=False), **seeds
+        )
     assert ours == 100 * theirs["results"]["a"][test.metric] == 62.5
 
 
 @installed
 def test_adapters_of_a_test_sit_before_the_head_while_it_is_asked(exact):
     given = experiment(FAMILIES["llama"])
-    adapters = featcal.surgery(given["merged"], given["experts"], given["batches"], rank=4, steps=200, lr=0.01)
+    adapters = featcal.surgery(
+        given["merged"], given["experts"], given["batches"], rank=4, steps=200, lr=0.01
+    )
     asked = model()
     asked.generation_config.pad_token_id = 0
     with adapters.before_head(asked, "a"):
@@ -173,7 +224,13 @@ def test_adapters_of_a_test_sit_before_the_head_while_it_is_asked(exact):
     from contextlib import nullcontext
 
     tests = {key: local_test(key, rows(changed), "letter", NEW) for key in ("with", "without")}
-    found = score_tests(asked, texts(), tests, 3, lambda m, key: adapters.before_head(m, "a") if key == "with" else nullcontext())
+    found = score_tests(
+        asked,
+        texts(),
+        tests,
+        3,
+        lambda m, key: adapters.before_head(m, "a") if key == "with" else nullcontext(),
+    )
     assert found["with"][0] == 100 > found["without"][0]
 
 
@@ -183,7 +240,9 @@ def test_a_chat_is_put_by_the_tokenizers_template(monkeypatch):
 
     def listening(*arguments):
         reading = reader(*arguments)
-        reading.generate_until = lambda requests: [asked.append(request.args[0]) or "A" for request in requests]
+        reading.generate_until = lambda requests: [
+            asked.append(request.args[0]) or "A" for request in requests
+        ]
         return reading
 
     monkeypatch.setattr(harness, "_language_model", listening)

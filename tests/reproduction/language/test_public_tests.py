@@ -1,4 +1,6 @@
-"""The public tests of the harness by name: what a machine lacks for them is told at once, before a model runs."""
+"""The public tests of the harness by name: what a machine lacks for them is told at once, before a
+model runs.
+"""
 
 import importlib.metadata
 import json
@@ -21,10 +23,25 @@ installed = pytest.mark.skipif(not harness.installed(), reason="needs the extra 
 FINAL = "Final Answer: The final answer is ${}$. I hope it is correct."
 MATH, ORDERS = "HuggingFaceH4/MATH-500", "google/IFEval"
 SCORED = [  # a test, whose rows, answers of which some are right, and the share of those
-    ("math500", MATH, [FINAL.format(r"\frac{1}{2}"), FINAL.format(r"(3, \sqrt{2})"), FINAL.format("41")], 200 / 3),
+    (
+        "math500",
+        MATH,
+        [FINAL.format(r"\frac{1}{2}"), FINAL.format(r"(3, \sqrt{2})"), FINAL.format("41")],
+        200 / 3,
+    ),
     ("math500_verified", MATH, [r"It is $\boxed{0.5}$.", "It is $7$.", "$42$"], 200 / 3),
-    ("ifeval", ORDERS, ["the ship comes back in the evening", "One sentence only.", "The SHIP sails."], 200 / 3),
-    ("ifeval", ORDERS, ["the ship, it sails", "Dr. Who came. The ship sailed.", "THE SHIP SAILS"], 100 / 3),
+    (
+        "ifeval",
+        ORDERS,
+        ["the ship comes back in the evening", "One sentence only.", "The SHIP sails."],
+        200 / 3,
+    ),
+    (
+        "ifeval",
+        ORDERS,
+        ["the ship, it sails", "Dr. Who came. The ship sailed.", "THE SHIP SAILS"],
+        100 / 3,
+    ),
 ]
 
 SCORING = """
@@ -61,17 +78,24 @@ def test_what_public_tests_lack_is_told_at_once(monkeypatch):
         load_public(PAPER | {"gsm8k": "gsm8k_strict"})
     message = str(told.value)
     assert message.count("\n") < 16 and "Traceback" not in message
-    for test in (PUBLIC[key] for key in ("math500", "gsm8k", "humaneval_plus", "mbpp_plus", "ifeval", "arc_challenge")):
+    for test in (
+        PUBLIC[key]
+        for key in ("math500", "gsm8k", "humaneval_plus", "mbpp_plus", "ifeval", "arc_challenge")
+    ):
         assert f"{test.task}: " in message
     assert "humaneval_plus: runs generated programs, which is not allowed here" in message
-    assert message.count("HF_ALLOW_CODE_EVAL=1 lets the harness run generated programs") == 1, "every way out once"
+    assert message.count("HF_ALLOW_CODE_EVAL=1 lets the harness run generated programs") == 1, (
+        "every way out once"
+    )
     with pytest.raises(UnknownKey, match="did you mean 'gsm8k_strict'"):
         load_public({"gsm8k": "gsm8k_strikt"})
 
 
 def test_without_the_harness_its_extra_is_named(monkeypatch):
     monkeypatch.setattr(harness, "installed", lambda: False)
-    with pytest.raises(BadEnvironment, match="lm_eval.*is not installed.\n  - install the extra: pip install"):
+    with pytest.raises(
+        BadEnvironment, match="lm_eval.*is not installed.\n  - install the extra: pip install"
+    ):
         load_public()
 
 
@@ -92,8 +116,12 @@ def test_the_data_of_a_test_are_read_at_the_pinned_commit(monkeypatch):
     assert "revision" not in asked[-1][2], "without a pin whatever is there"
 
 
-def test_the_antlr_of_sympy_is_taken_from_its_own_folder_and_any_other_is_one_line(monkeypatch, tmp_path):
-    """omegaconf, which DVC installs, needs 4.9; an environment can hold only one of the two under one name."""
+def test_the_antlr_of_sympy_is_taken_from_its_own_folder_and_any_other_is_one_line(
+    monkeypatch, tmp_path
+):
+    """omegaconf, which DVC installs, needs 4.9; an environment can hold only one of the two under
+    one name.
+    """
     monkeypatch.setattr(sys, "path", [str(antlr(tmp_path / "installed", "4.9.3"))])
     monkeypatch.setattr(requirements, "ANTLR_FOLDER", tmp_path / "own")
     monkeypatch.delitem(sys.modules, "antlr4", raising=False)
@@ -102,21 +130,33 @@ def test_the_antlr_of_sympy_is_taken_from_its_own_folder_and_any_other_is_one_li
     with pytest.raises(ImportError, match=told):
         requirements.require_antlr()
     antlr(tmp_path / "own", "4.11.1")
-    assert told not in [lack.what for lack in requirements.lacking(PUBLIC["math500"])] and len(sys.path) == 1
+    assert (
+        told not in [lack.what for lack in requirements.lacking(PUBLIC["math500"])]
+        and len(sys.path) == 1
+    )
     requirements.require_antlr()
-    assert sys.path[0] == str(tmp_path / "own") and importlib.metadata.version("antlr4-python3-runtime") == "4.11.1"
+    assert (
+        sys.path[0] == str(tmp_path / "own")
+        and importlib.metadata.version("antlr4-python3-runtime") == "4.11.1"
+    )
 
 
 def antlr(folder: Path, version: str) -> Path:
     """What pip leaves of a version, without its code."""
     own = folder / f"antlr4_python3_runtime-{version}.dist-info"
     own.mkdir(parents=True)
-    (own / "METADATA").write_text(f"Metadata-Version: 2.1\nName: antlr4-python3-runtime\nVersion: {version}\n")
+    (own / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: antlr4-python3-runtime\nVersion: {version}\n"
+    )
     return folder
 
 
-@pytest.mark.parametrize(("offline", "here", "asked"), [(False, False, 1), (True, False, 0), (False, True, 0)])
-def test_nltk_is_asked_for_its_data_where_they_lack_and_a_connection_is_allowed(monkeypatch, tmp_path, offline, here, asked):
+@pytest.mark.parametrize(
+    ("offline", "here", "asked"), [(False, False, 1), (True, False, 0), (False, True, 0)]
+)
+def test_nltk_is_asked_for_its_data_where_they_lack_and_a_connection_is_allowed(
+    monkeypatch, tmp_path, offline, here, asked
+):
     nltk = pytest.importorskip("nltk")
     found = []
     monkeypatch.setattr(nltk, "download", lambda name, quiet: found.append(name))
@@ -129,13 +169,30 @@ def test_nltk_is_asked_for_its_data_where_they_lack_and_a_connection_is_allowed(
 
 @installed
 def test_the_harness_scores_rows_as_the_hub_has_them(tmp_path):
-    """Those of the rehearsal; in a process of its own, since a pytest plugin of hydra's has loaded the antlr4 of omegaconf."""
+    """Those of the rehearsal; in a process of its own, since a pytest plugin of hydra's has loaded
+    the antlr4 of omegaconf.
+    """
     environment = os.environ | punkt_tab(tmp_path) | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    assert not [lack for key in ("math500", "ifeval") for lack in requirements.lacking(PUBLIC[key]) if "punkt" not in lack.what]
+    assert not [
+        lack
+        for key in ("math500", "ifeval")
+        for lack in requirements.lacking(PUBLIC[key])
+        if "punkt" not in lack.what
+    ]
     asked = json.dumps([[key, rows, answers] for key, rows, answers, _ in SCORED])
-    done = subprocess.run([sys.executable, "-c", SCORING, asked], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", SCORING, asked],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
-    assert [pair[0] for pair in json.loads(done.stdout)] == pytest.approx([share for *_, share in SCORED])
+    assert [pair[0] for pair in json.loads(done.stdout)] == pytest.approx(
+        [share for *_, share in SCORED]
+    )
     for value, count, right in json.loads(done.stdout):
         assert len(right) == count and value == pytest.approx(100 * sum(right) / count)
-    assert sorted(file.name for file in tmp_path.rglob("*") if file.is_file()) == sorted(ENGLISH), "nothing was fetched"
+    assert sorted(file.name for file in tmp_path.rglob("*") if file.is_file()) == sorted(ENGLISH), (
+        "nothing was fetched"
+    )

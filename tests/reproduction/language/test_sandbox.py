@@ -1,4 +1,6 @@
-"""Programs under test: whatever one does, it is contained and counted as failed, and the next one runs."""
+"""Programs under test: whatever one does, it is contained and counted as failed, and the next one
+runs.
+"""
 
 import sys
 from pathlib import Path
@@ -49,9 +51,17 @@ CAUGHT = {
         "",
     ),
     "a socket": ("import socket\nsocket.socket()", "failed", "socket.__new__ is not allowed"),
-    "a name looked up": ("import socket\nsocket.getaddrinfo('localhost', 80)", "failed", "not allowed"),
+    "a name looked up": (
+        "import socket\nsocket.getaddrinfo('localhost', 80)",
+        "failed",
+        "not allowed",
+    ),
     "a file written": ("open('here', 'w').write('x')", "failed", "files are not available"),
-    "a file written below open": ("import os\nos.open('here', os.O_CREAT | os.O_WRONLY)", "failed", "files are not available"),
+    "a file written below open": (
+        "import os\nos.open('here', os.O_CREAT | os.O_WRONLY)",
+        "failed",
+        "files are not available",
+    ),
     "a file read": ("open('/etc/passwd').read()", "failed", "files are not available"),
     "a file removed": ("import os\nos.remove('nothing')", "failed", "os.remove is not allowed"),
     "foreign code": ("import ctypes\nctypes.CDLL(None).getpid()", "failed", "not allowed"),
@@ -61,9 +71,17 @@ CAUGHT = {
     "leaving without notice": ("import os\nos._exit(0)", "failed", "left without a word"),
     "leaving inside a test": ("def f(x):\n    raise SystemExit(0)", "failed", "test 1: SystemExit"),
     "a crash": ("import os\nos.abort()", "failed", "ended by SIGABRT"),
-    "another error for assert": ("import builtins\nbuiltins.AssertionError = int\ndef f(x):\n    return x", "failed", "test 1"),
+    "another error for assert": (
+        "import builtins\nbuiltins.AssertionError = int\ndef f(x):\n    return x",
+        "failed",
+        "test 1",
+    ),
     "the tests as a name": ("def f(x):\n    return tests", "failed", "test 1: NameError"),
-    "the tests among all objects": ("import gc\ngc.get_objects()", "failed", "gc.get_objects is not allowed"),
+    "the tests among all objects": (
+        "import gc\ngc.get_objects()",
+        "failed",
+        "gc.get_objects is not allowed",
+    ),
     "words on every channel": (
         "import os\nfor n in range(64):\n    try:\n        os.write(n, b'passed')\n    except OSError:\n        pass\n",
         "failed",
@@ -80,7 +98,9 @@ CAUGHT = {
 
 def test_all_is_contained_and_the_next_program_runs(monkeypatch):
     monkeypatch.setenv("SECRET", "of the surroundings")
-    programs = [part for source, _, _ in CAUGHT.values() for part in (Program(source, GOOD.tests), GOOD)]
+    programs = [
+        part for source, _, _ in CAUGHT.values() for part in (Program(source, GOOD.tests), GOOD)
+    ]
     found = run_programs(programs, QUICK)
     assert [outcome.state for outcome in found[1::2]] == ["passed"] * len(CAUGHT)
     for (name, (_, state, detail)), outcome in zip(CAUGHT.items(), found[::2], strict=True):
@@ -96,14 +116,21 @@ def f(text):
     print("much to say " * 100000)
     return sorted(Counter(re.findall("[a-z]+", text)).items())
 """
-    tests = ["assert f('b a b') == [('a', 1), ('b', 2)]", "import heapq\nassert heapq.nlargest(1, [3, 5]) == [5]"]
+    tests = [
+        "assert f('b a b') == [('a', 1), ('b', 2)]",
+        "import heapq\nassert heapq.nlargest(1, [3, 5]) == [5]",
+    ]
     assert run_programs([Program(helpful, tests)]) == [sandbox.Outcome("passed")]
 
 
 def test_environment_folder_and_packages_are_not_handed_on(monkeypatch):
     monkeypatch.setenv("SECRET", "of the surroundings")
     looking = "import os, sys\nsecret = dict(os.environ).get('SECRET')\nhere = os.listdir('.')\npaths = sys.path\n"
-    tests = ["assert secret is None", "assert here == []", "assert not any('site-packages' in p for p in paths)"]
+    tests = [
+        "assert secret is None",
+        "assert here == []",
+        "assert not any('site-packages' in p for p in paths)",
+    ]
     assert run_programs([Program(looking, tests)])[0].passed
 
 

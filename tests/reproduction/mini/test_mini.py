@@ -1,4 +1,6 @@
-"""The embedded suite: drawn tasks, captions, pre-training, fine-tuning, and the two bases that come with the package."""
+"""The embedded suite: drawn tasks, captions, pre-training, fine-tuning, and the two bases that come
+with the package.
+"""
 
 import featcal  # noqa: F401  isort: skip - before transformers
 
@@ -43,7 +45,9 @@ def test_a_task_drawn_twice_is_the_same_and_balanced(key):
 
 def test_no_picture_occurs_in_two_splits():
     for key in TASKS:
-        seen = [{image.tobytes() for image in draw_split(key, split, 20, 0, 0.5)[0]} for split in COUNTS]
+        seen = [
+            {image.tobytes() for image in draw_split(key, split, 20, 0, 0.5)[0]} for split in COUNTS
+        ]
         assert len(set.union(*seen)) == 60, key
 
 
@@ -63,12 +67,17 @@ def test_parquet_files_hold_the_drawn_pictures_and_have_the_same_bytes_again(tmp
     rows = pq.read_table(tmp_path / "a" / "test.parquet").to_pylist()
     images, labels = draw_split("pcam", "test", 4, 0, 0.5)
     stored = [np.asarray(Image.open(io.BytesIO(row["image"]["bytes"]))) for row in rows]
-    assert np.array_equal(np.stack(stored), images) and [row["label"] for row in rows] == labels.tolist()
+    assert (
+        np.array_equal(np.stack(stored), images)
+        and [row["label"] for row in rows] == labels.tolist()
+    )
 
 
 def test_our_pixels_equal_those_of_the_saved_processor():
     images, _ = draw_split("gtsrb", "web", 3, 0, 0.0)
-    theirs = image_processor()([Image.fromarray(image) for image in images], return_tensors="pt")["pixel_values"]
+    theirs = image_processor()([Image.fromarray(image) for image in images], return_tensors="pt")[
+        "pixel_values"
+    ]
     torch.testing.assert_close(normalised(images), theirs, atol=1e-5, rtol=0)
 
 
@@ -88,10 +97,14 @@ def test_interrupted_pretraining_ends_in_the_bytes_of_an_undisturbed_one(tmp_pat
     assert not (tmp_path / "resumed").exists()
     pretrain("clip_b32", tmp_path / "resumed", state_folder=tmp_path / "s2", recipe=SHORT)
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
-        assert (tmp_path / "straight" / name).read_bytes() == (tmp_path / "resumed" / name).read_bytes()
+        assert (tmp_path / "straight" / name).read_bytes() == (
+            tmp_path / "resumed" / name
+        ).read_bytes()
     first = new_model(TINY, 0).state_dict()
     last = CLIPModel.from_pretrained(tmp_path / "resumed").state_dict()
-    assert all(not torch.equal(first[name], last[name]) for name in first if name.endswith("q_proj.weight"))
+    assert all(
+        not torch.equal(first[name], last[name]) for name in first if name.endswith("q_proj.weight")
+    )
 
 
 def test_a_state_file_of_another_recipe_is_not_resumed(tmp_path):
@@ -112,7 +125,14 @@ def lesson():
     model = new_model(TINY, 0)
     images, labels = draw_split("pcam", "train", 40, 0, 0.5)
     head = F.normalize(torch.randn(2, 8, generator=torch.Generator().manual_seed(0)), dim=-1)
-    return model.vision_model, model.visual_projection.weight.detach(), head, 2.0, normalised(images), torch.from_numpy(labels)
+    return (
+        model.vision_model,
+        model.visual_projection.weight.detach(),
+        head,
+        2.0,
+        normalised(images),
+        torch.from_numpy(labels),
+    )
 
 
 def loss(vision, lesson):
@@ -133,11 +153,17 @@ def test_fine_tuning_lowers_the_loss_and_repeats_itself(lesson):
 
 def test_fine_tuning_leaves_the_base_and_the_frozen_parts_alone(lesson):
     # the bias of k shifts all scores of a query alike and so has no gradient but rounding
-    before = {name: value.clone() for name, value in lesson[0].state_dict().items() if not name.endswith("k_proj.bias")}
+    before = {
+        name: value.clone()
+        for name, value in lesson[0].state_dict().items()
+        if not name.endswith("k_proj.bias")
+    }
     after = fine_tune(*lesson, settings=FineTune(steps=3), task="pcam", seed=0).state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert all(torch.equal(before[name], lesson[0].state_dict()[name]) for name in before)
-    assert changed == {name for name in before if not name.startswith(("embeddings", "pre_layrnorm"))}
+    assert changed == {
+        name for name in before if not name.startswith(("embeddings", "pre_layrnorm"))
+    }
 
 
 def test_a_batch_at_a_time_normalised_equals_all_at_once(lesson):
@@ -145,7 +171,9 @@ def test_a_batch_at_a_time_normalised_equals_all_at_once(lesson):
     images, _ = draw_split("pcam", "train", 40, 0, 0.5)
     settings = {"settings": FineTune(steps=3), "task": "pcam", "seed": 0}
     once = fine_tune(*lesson, **settings).state_dict()
-    lazily = fine_tune(vision, projection, head, scale, images, labels, **settings, normalise=normalised).state_dict()
+    lazily = fine_tune(
+        vision, projection, head, scale, images, labels, **settings, normalise=normalised
+    ).state_dict()
     assert all(torch.equal(once[name], lazily[name]) for name in once)
 
 
@@ -167,11 +195,15 @@ def test_a_shipped_base_loads_in_float32_and_tells_pictures_apart(role):
     files = {path.name: path.stat().st_size for path in folder.iterdir()}
     assert max(files.values()) <= 5 * 2**20 and {"README.md", "tokenizer.json"} <= set(files)
     model, tokenizer = CLIPModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    assert model.dtype == torch.float32 and isinstance(CLIPProcessor.from_pretrained(folder), CLIPProcessor)
+    assert model.dtype == torch.float32 and isinstance(
+        CLIPProcessor.from_pretrained(folder), CLIPProcessor
+    )
     assert list(CLIPImageProcessor.from_pretrained(folder).image_mean) == [0.42] * 3
     images, labels = draw_split("sun397", "validation", 64, 0, 0.0)
     task = TASKS["sun397"]
-    texts = tokenizer([task.templates[1].format(name) for name in task.classes], return_tensors="pt", padding=True)
+    texts = tokenizer(
+        [task.templates[1].format(name) for name in task.classes], return_tensors="pt", padding=True
+    )
     with torch.no_grad():
         guesses = model(pixel_values=normalised(images), **texts).logits_per_image.argmax(1)
     assert (guesses == torch.from_numpy(labels)).float().mean() > 0.5

@@ -1,4 +1,6 @@
-"""The mini Llamas' texts: drawn the same again, splits apart, every reference answer right and careless ones wrong."""
+"""The mini Llamas' texts: drawn the same again, splits apart, every reference answer right and
+careless ones wrong.
+"""
 
 import featcal  # noqa: F401  isort: skip - before transformers
 
@@ -18,7 +20,14 @@ from reproduction.language import answers
 from reproduction.mini.base_folder import MODELS
 from reproduction.mini.language import domain_files, domains
 from reproduction.mini.language.completions import IGNORED, backward, encoded, padded
-from reproduction.mini.language.domains import DOMAINS, KINDS, TESTS, mixture, reading, training_items
+from reproduction.mini.language.domains import (
+    DOMAINS,
+    KINDS,
+    TESTS,
+    mixture,
+    reading,
+    training_items,
+)
 from reproduction.mini.language.items import split_of
 from reproduction.mini.language.llama_models import SIZES, Size
 from reproduction.mini.language.llama_tokenizer import LONGEST, VOCABULARY, train_tokenizer
@@ -35,7 +44,9 @@ def tokenizer():
 
 
 def passes(item, answer: str) -> bool:
-    """Reference and careless programs are this project's own; what a model writes is run in the sandbox."""
+    """Reference and careless programs are this project's own; what a model writes is run in the
+    sandbox.
+    """
     names: dict = {}
     exec(item.header + answer, names)
     try:
@@ -70,7 +81,9 @@ def test_an_empty_answer_and_another_rows_answer_fail(key):
     if TESTS[key].check != "program":
         assert not any(right(key, item, "") for item in items)
     swapped = [
-        right(key, item, other.target) for item, other in zip(items, items[1:], strict=False) if item.target != other.target
+        right(key, item, other.target)
+        for item, other in zip(items, items[1:], strict=False)
+        if item.target != other.target
     ]
     assert np.mean(swapped) < 0.35
 
@@ -82,8 +95,13 @@ def test_no_prompt_occurs_in_two_splits():
     for domain, kinds in DOMAINS.items():
         seen = {item.prompt for item in training_items(domain, "train", 300, 0)}
         for key in kinds:
-            held_out = [{item.prompt for item in domains.test_items(key, split, 60, 0)} for split in ("validation", "test")]
-            assert not seen & held_out[0] and not seen & held_out[1] and not held_out[0] & held_out[1]
+            held_out = [
+                {item.prompt for item in domains.test_items(key, split, 60, 0)}
+                for split in ("validation", "test")
+            ]
+            assert (
+                not seen & held_out[0] and not seen & held_out[1] and not held_out[0] & held_out[1]
+            )
     read = {prompt for prompt, _ in mixture(np.random.default_rng(0), SHARES, 0.5, 500)}
     assert {split_of(prompt) for prompt in read} == {"train"}
 
@@ -135,7 +153,10 @@ def test_nothing_is_unknown_to_the_tokenizer_and_a_prompt_is_a_beginning_of_the_
         assert known.decode(known(text)["input_ids"], skip_special_tokens=True) == text
     for key in KINDS:
         for prompt, completion in mixture(np.random.default_rng(1), {key: 1.0}, 0.5, 50):
-            (ids, begin), alone = encoded(known, [(prompt, completion)])[0], known(prompt)["input_ids"]
+            (ids, begin), alone = (
+                encoded(known, [(prompt, completion)])[0],
+                known(prompt)["input_ids"],
+            )
             assert ids[:begin] == alone and len(ids) <= LONGEST
 
 
@@ -151,12 +172,14 @@ def test_labels_leave_out_prompt_and_padding_and_two_parts_give_the_gradient_of_
     loss = backward(model, texts, 0)
     found = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
-    whole = sum(model(**padded([text], 0)).loss * n**0.5 for text, n in zip(texts, (2, 2, 3), strict=True)) / (
-        2 * 2**0.5 + 3**0.5
-    )
+    whole = sum(
+        model(**padded([text], 0)).loss * n**0.5 for text, n in zip(texts, (2, 2, 3), strict=True)
+    ) / (2 * 2**0.5 + 3**0.5)
     whole.backward()
     assert loss == pytest.approx(whole.item(), rel=1e-5)
-    assert all(torch.allclose(found[name], p.grad, atol=1e-6) for name, p in model.named_parameters())
+    assert all(
+        torch.allclose(found[name], p.grad, atol=1e-6) for name, p in model.named_parameters()
+    )
 
 
 def test_an_interrupted_pre_training_ends_in_the_same_bytes(tmp_path, monkeypatch):
@@ -178,24 +201,35 @@ def test_an_interrupted_pre_training_ends_in_the_same_bytes(tmp_path, monkeypatc
     pretrain_llama("again", tmp_path / "again", state_folder=tmp_path / "a", recipe=SHORT)
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "again")]
     assert weights[0] == weights[1] and not list((tmp_path / "a").rglob("*.safetensors"))
-    pretrain_llama("other", tmp_path / "other", state_folder=tmp_path / "a", recipe=replace(SHORT, seed=1))
+    pretrain_llama(
+        "other", tmp_path / "other", state_folder=tmp_path / "a", recipe=replace(SHORT, seed=1)
+    )
     assert (tmp_path / "other" / "model.safetensors").read_bytes() != weights[0]
 
 
 def test_files_hold_what_was_drawn_and_have_the_same_bytes_again(tmp_path):
     for name in ("a", "b"):
-        domain_files.write_domain("coding", tmp_path / name / "coding", 0, {"train": 6, "validation": 2})
+        domain_files.write_domain(
+            "coding", tmp_path / name / "coding", 0, {"train": 6, "validation": 2}
+        )
         for key in TESTS:
             domain_files.write_test(key, tmp_path / name / key, 0, {"test": 3})
     files = sorted(path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*.parquet"))
     assert len(files) == 8
-    assert all((tmp_path / "a" / path).read_bytes() == (tmp_path / "b" / path).read_bytes() for path in files)
+    assert all(
+        (tmp_path / "a" / path).read_bytes() == (tmp_path / "b" / path).read_bytes()
+        for path in files
+    )
     samples = load_text(Place(str(tmp_path / "a" / "coding")), "train")
     items = training_items("coding", "train", 6, 0)
-    assert [(samples[i].text, samples[i].target) for i in range(6)] == [(item.prompt, f"{item.target}\n") for item in items]
+    assert [(samples[i].text, samples[i].target) for i in range(6)] == [
+        (item.prompt, f"{item.target}\n") for item in items
+    ]
     for key in TESTS:
         rows = pq.read_table(tmp_path / "a" / key / "test.parquet").to_pylist()
-        assert rows == [domain_files.test_row(key, item) for item in domains.test_items(key, "test", 3, 0)]
+        assert rows == [
+            domain_files.test_row(key, item) for item in domains.test_items(key, "test", 3, 0)
+        ]
 
 
 @pytest.mark.parametrize("role", SIZES)

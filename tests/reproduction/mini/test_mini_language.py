@@ -1,4 +1,6 @@
-"""The drawn GLUE, the tokenizer of the small T5 models, their pre-training, and the two bases that come with the package."""
+"""The drawn GLUE, the tokenizer of the small T5 models, their pre-training, and the two bases that
+come with the package.
+"""
 
 import featcal  # noqa: F401  isort: skip - before transformers
 
@@ -20,7 +22,18 @@ from reproduction.suites.text_recipe import FineTuneText
 
 TINY = T5Size(width=16, layers=1, heads=2, head_width=8, inner=24)
 SHORT = T5Recipe(TINY, steps=4, rows=2, every=2)
-ODD = ("", " ", "naïve — 日本語 🙂\n\ttabs", "\x00\x7f", "A b.", "' and '", "</s", "'the' \"x\"", "ﬁ é é", "1234567 4.5")
+ODD = (
+    "",
+    " ",
+    "naïve — 日本語 🙂\n\ttabs",
+    "\x00\x7f",
+    "A b.",
+    "' and '",
+    "</s",
+    "'the' \"x\"",
+    "ﬁ é é",
+    "1234567 4.5",
+)
 
 
 def texts(row):
@@ -50,7 +63,9 @@ def test_parquet_files_hold_the_drawn_rows_and_have_the_same_bytes_again(tmp_pat
     for task in ("rte", "stsb"):
         stored = pq.read_table(tmp_path / "a" / task / "test.parquet").to_pylist()
         drawn = draw_samples(task, "test", 4, 0)
-        assert [prompted(task, row) for row in stored] == [(sample.text, sample.target) for sample in drawn]
+        assert [prompted(task, row) for row in stored] == [
+            (sample.text, sample.target) for sample in drawn
+        ]
 
 
 def test_nothing_is_unknown_to_the_tokenizer_and_every_text_comes_back():
@@ -59,8 +74,12 @@ def test_nothing_is_unknown_to_the_tokenizer_and_every_text_comes_back():
         ids = tokenizer(text)["input_ids"]
         assert tokenizer.unk_token_id not in ids and ids[-1] == tokenizer.eos_token_id == 1
         assert tokenizer.decode(ids[:-1], clean_up_tokenization_spaces=False) == text
-    assert tokenizer.convert_ids_to_tokens([0, 1, 2]) == list(SPECIAL) and tokenizer.pad_token_id == 0
-    assert all(len(tokenizer(part, add_special_tokens=False)["input_ids"]) == 1 for part in prompt_parts())
+    assert (
+        tokenizer.convert_ids_to_tokens([0, 1, 2]) == list(SPECIAL) and tokenizer.pad_token_id == 0
+    )
+    assert all(
+        len(tokenizer(part, add_special_tokens=False)["input_ids"]) == 1 for part in prompt_parts()
+    )
 
 
 def test_interrupted_pretraining_ends_in_the_same_bytes(tmp_path, monkeypatch):
@@ -87,13 +106,20 @@ def test_a_shipped_base_loads_in_float32_and_an_expert_of_a_few_steps_gains_on_i
     base, tokenizer = load_model(MODELS / role), load_tokenizer(MODELS / role)
     assert base.dtype == torch.float32 and base.config.vocab_size == len(tokenizer)
     assert base.config.d_model == T5_SIZES[role].width and not base.config.scale_decoder_outputs
-    train, held_out = draw_samples("mnli", "train", 512, 0), draw_samples("mnli", "validation", 64, 0)
-    expert = fine_tune_text(MODELS / role, train, FineTuneText(steps=40, batch=16, lr=1e-3), "mnli", 0)
+    train, held_out = (
+        draw_samples("mnli", "train", 512, 0),
+        draw_samples("mnli", "validation", 64, 0),
+    )
+    expert = fine_tune_text(
+        MODELS / role, train, FineTuneText(steps=40, batch=16, lr=1e-3), "mnli", 0
+    )
     assert loss(expert, tokenizer, held_out) < 0.8 * loss(base, tokenizer, held_out)
 
 
 @torch.no_grad()
 def loss(model, tokenizer, samples):
     given = tokenizer([sample.text for sample in samples], padding=True, return_tensors="pt")
-    labels = tokenizer(text_target=[sample.target for sample in samples], return_tensors="pt")["input_ids"]
+    labels = tokenizer(text_target=[sample.target for sample in samples], return_tensors="pt")[
+        "input_ids"
+    ]
     return float(model(**given, labels=labels).loss)

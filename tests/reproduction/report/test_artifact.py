@@ -1,4 +1,6 @@
-"""ARTIFACT.md and the page of compute: current, and their minutes and watt-hours from the run records by hand."""
+"""ARTIFACT.md and the page of compute: current, and their minutes and watt-hours from the run
+records by hand.
+"""
 
 import json
 import re
@@ -18,13 +20,19 @@ text_of = cache(artifact.text)
 
 
 def test_artifact_md_is_what_results_and_claims_say_now():
-    assert (ROOT / "ARTIFACT.md").read_text("utf-8") == text_of("mini"), "write it again: dvc repro artifact"
+    assert (ROOT / "ARTIFACT.md").read_text("utf-8") == text_of("mini"), (
+        "write it again: dvc repro artifact"
+    )
 
 
 def test_every_headline_claim_stands_in_it_once_with_a_page_that_has_a_stage():
     text, stages = text_of("mini"), set(resolved().nodes)
     for claim in claims():
-        rows = [line for line in text.splitlines() if line.startswith(f"| {' '.join(claim.sentence.split())} |")]
+        rows = [
+            line
+            for line in text.splitlines()
+            if line.startswith(f"| {' '.join(claim.sentence.split())} |")
+        ]
         assert len(rows) == claim.headline, claim.id
     assert {f"page@{page}" for page in re.findall(r"dvc repro page@(\w+)", text)} <= stages
 
@@ -32,14 +40,22 @@ def test_every_headline_claim_stands_in_it_once_with_a_page_that_has_a_stage():
 def test_minutes_of_a_page_are_those_of_the_stages_that_it_needs():
     seconds = json.loads((RESULTS / "scores/flan_t5_base-glue/run.json").read_text())["seconds"]
     seconds |= json.loads((RESULTS / "scores/flan_t5_large-glue/run.json").read_text())["seconds"]
-    seconds["prepare_data"] = compute.seconds("mini")["prepare_data"]  # writes what the suite is, which every page tells
+    seconds["prepare_data"] = compute.seconds("mini")[
+        "prepare_data"
+    ]  # writes what the suite is, which every page tells
     assert artifact.minutes("mini", ["page@table03"]) == f"{sum(seconds.values()) / 60:.0f}"
-    assert "prepare@clip_b32-8" in artifact.upstream()["page@table10"], "experts of smaller pools are in the larger ones"
+    assert "prepare@clip_b32-8" in artifact.upstream()["page@table10"], (
+        "experts of smaller pools are in the larger ones"
+    )
 
 
 def test_minutes_of_dvc_repro_are_those_of_what_it_looks_at():
     told = {resolved().nodes[name]["cmd"]: name for name in stages_of_dvc_repro()}
-    spent = [s for stage, s in compute.seconds("mini").items() if f"featcal stage {stage.replace('@', ' ')}" in told]
+    spent = [
+        s
+        for stage, s in compute.seconds("mini").items()
+        if f"featcal stage {stage.replace('@', ' ')}" in told
+    ]
     text = re.search(r"on drawn images and texts: (\d+) minutes", text_of("mini"))
     assert spent and text and text[1] == f"{sum(spent) / 60:.0f}"
     assert "evaluate@minilm-8" in artifact.upstream()[artifact.REAL[0]]
@@ -47,7 +63,9 @@ def test_minutes_of_dvc_repro_are_those_of_what_it_looks_at():
 
 def test_it_counts_the_minutes_of_what_make_runs():
     for target, stages in {"repro": artifact.REPRO, "real": artifact.REAL}.items():
-        told = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        told = subprocess.run(
+            ["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
         assert f"dvc repro {' '.join(stages)}\n" in told
 
 
@@ -59,16 +77,23 @@ def test_the_tolerance_is_that_of_the_comparison():
 
 
 def test_energy_is_power_times_time():
-    assert compute.processor("AMD EPYC 7763", 2) == (280, True)  # the whole processor, as codecarbon counts a known one
+    assert compute.processor("AMD EPYC 7763", 2) == (
+        280,
+        True,
+    )  # the whole processor, as codecarbon counts a known one
     assert compute.processor("a processor of no name", 2) == (8, False)
     stage = "calibrate@minilm-8"
     host = json.loads((RESULTS / "scores/minilm-8/run.json").read_text())["host"]
     watts = compute.processor(host["cpu"], host["cores"])[0] + 2 * 5
-    assert compute.watt_hours("mini")[stage] == pytest.approx(compute.seconds("mini")[stage] * watts / 3600)
+    assert compute.watt_hours("mini")[stage] == pytest.approx(
+        compute.seconds("mini")[stage] * watts / 3600
+    )
 
 
 def test_every_stage_is_counted_once_though_several_records_tell_of_it():
     told = [json.loads(path.read_text())["seconds"] for path in RESULTS.glob("*/*/run.json")]
     found = compute.seconds("mini")
     assert set(found) == {stage for one in told for stage in one}
-    assert sum(found.values()) < sum(sum(one.values()) for one in told), "prepare_data is in every record of images"
+    assert sum(found.values()) < sum(sum(one.values()) for one in told), (
+        "prepare_data is in every record of images"
+    )

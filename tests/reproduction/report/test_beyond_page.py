@@ -1,4 +1,6 @@
-"""The page of what goes beyond the paper: pairs against adapters that saw no scored rows, costs, the study's settings."""
+"""The page of what goes beyond the paper: pairs against adapters that saw no scored rows, costs,
+the study's settings.
+"""
 
 import json
 from pathlib import Path
@@ -14,7 +16,14 @@ from reproduction.report import beyond
 from reproduction.stages.columns import BEYOND
 
 ROOT = Path(__file__).parents[3]
-VALUES = {"merged": 60.0, "paper": 70.0, "suite": 75.0, "sites": 74.0, "both": 90.0, "the preset best": 60.0}
+VALUES = {
+    "merged": 60.0,
+    "paper": 70.0,
+    "suite": 75.0,
+    "sites": 74.0,
+    "both": 90.0,
+    "the preset best": 60.0,
+}
 
 
 @pytest.fixture
@@ -22,37 +31,79 @@ def results(tmp_path, monkeypatch):
     beyond.study.cache_clear()
     folder = write_project(tmp_path, "mini")
     monkeypatch.chdir(tmp_path)
-    shared = {"suite": "mini", "role": "clip_b32", "pool": 8, "upstream": "task_arithmetic", "metric": "accuracy", "count": 400}
+    shared = {
+        "suite": "mini",
+        "role": "clip_b32",
+        "pool": 8,
+        "upstream": "task_arithmetic",
+        "metric": "accuracy",
+        "count": 400,
+    }
     rows = []
     for variant, value in VALUES.items():
-        for samples, seed in ((256, 42), (256, 43), (32, 42)) if variant in ("the preset best", "suite") else ((256, 42),):
-            one = shared | {"variant": variant, "method": "featcal", "setting": "beyond", "samples": samples, "seed": seed}
-            one |= {"samples": 0, "seed": "", "method": "merged", "setting": ""} if variant == "merged" else {}
-            one |= {"chosen": int(variant == "both"), "value": value - (samples == 32) * 10, "validation": value}
+        for samples, seed in (
+            ((256, 42), (256, 43), (32, 42))
+            if variant in ("the preset best", "suite")
+            else ((256, 42),)
+        ):
+            one = shared | {
+                "variant": variant,
+                "method": "featcal",
+                "setting": "beyond",
+                "samples": samples,
+                "seed": seed,
+            }
+            one |= (
+                {"samples": 0, "seed": "", "method": "merged", "setting": ""}
+                if variant == "merged"
+                else {}
+            )
+            one |= {
+                "chosen": int(variant == "both"),
+                "value": value - (samples == 32) * 10,
+                "validation": value,
+            }
             rows += [one | {"task": task} for task in ("mnist", "dtd")]
     write_answers(folder / "beyond/clip_b32-8/beyond.csv", rows, BEYOND)
     told = {
-        "study": {"seeds": [42, 43], "samples": 256, "few": [32, 256], "chosen_on": ["task_arithmetic"]},
+        "study": {
+            "seeds": [42, 43],
+            "samples": 256,
+            "few": [32, 256],
+            "chosen_on": ["task_arithmetic"],
+        },
         "chosen": "both",
         "validation": {"sites": 74.0, "both": 90.0, "the preset best": 80.0},
     }
     (folder / "beyond/clip_b32-8/beyond.settings.json").write_text(json.dumps(told))
     cost = {
         f"task_arithmetic {variant} n=256 seed=42": {"seconds": seconds, "flops": flops}
-        for variant, seconds, flops in (("suite", 4.0, 100), ("both", 7.0, 150), ("the preset best", 9.0, 250))
+        for variant, seconds, flops in (
+            ("suite", 4.0, 100),
+            ("both", 7.0, 150),
+            ("the preset best", 9.0, 250),
+        )
     }
-    (folder / "beyond/clip_b32-8/run.json").write_text(json.dumps({"cost": cost, "seconds": {}, "host": {"cpu": "invented"}}))
+    (folder / "beyond/clip_b32-8/run.json").write_text(
+        json.dumps({"cost": cost, "seconds": {}, "host": {"cpu": "invented"}})
+    )
     yield folder
     beyond.study.cache_clear()  # other tests read the results in git by the same names
 
 
 def test_page_tells_the_chosen_variant_its_lead_and_its_cost(results):
-    assert "ahead from 1 of 1 mergers" in beyond.summary("mini").text and "not run: MiniLM" in beyond.summary("mini").text
+    assert (
+        "ahead from 1 of 1 mergers" in beyond.summary("mini").text
+        and "not run: MiniLM" in beyond.summary("mini").text
+    )
     assert "+15.0" in beyond.against("mini").text
     it = beyond.study("clip_b32", "8", "mini")
     assert beyond.cost_ratios(it) == {"suite": 1.0, "both": 1.5, "the preset best": 2.5}
     told = beyond.summary("mini").text
-    assert "the chosen variant 1.50 times, within twice; the preset 2.50 times, more than twice" in told
+    assert (
+        "the chosen variant 1.50 times, within twice; the preset 2.50 times, more than twice"
+        in told
+    )
     assert "against the preset paper, one draw: -10.0" in told
     assert "both ← chosen" in beyond.variants("mini").text
 
@@ -61,7 +112,10 @@ def test_page_tells_what_did_not_work_and_every_number_of_samples(results):
     told = beyond.not_working("mini").text
     assert "from some merger: the preset best." in told and "from any: sites." in told
     rows = [line.split() for line in beyond.few("mini").text.splitlines() if line[:1].isdigit()]
-    assert [(row[0], row[1], row[2]) for row in rows] == [("32", "65.0", "50.0"), ("256", "75.0", "60.0")]
+    assert [(row[0], row[1], row[2]) for row in rows] == [
+        ("32", "65.0", "50.0"),
+        ("256", "75.0", "60.0"),
+    ]
     assert "image/svg+xml" in beyond.figure("clip_b32", "8", "mini").bundle
 
 
@@ -79,19 +133,36 @@ def test_variants_begin_with_the_suites_settings_and_a_wrong_one_is_named():
     }  # fmt: skip
     study = study_run("beyond", "clip_b32-8", {"mini": entry}, "mini")
     assert study.settings("both") == Calibration(1e-3, 1.0, 0.9, residual=1.0)
-    assert [t.variant for t in study.first()] == ["merged", "paper", "suite", "both", "the preset best"]
+    assert [t.variant for t in study.first()] == [
+        "merged",
+        "paper",
+        "suite",
+        "both",
+        "the preset best",
+    ]
     assert study.settings("the preset best") == Calibration.preset("best")
     more = study.further("both")
     draws = {(t.variant, t.samples, t.seed) for t in more if t.upstream == "average"}
     assert draws == {("both", 8, 2), ("suite", 8, 2), ("the preset best", 4, 1), ("suite", 4, 1)}
     others = [(t.variant, t.seed) for t in more if t.upstream == "ties"]
-    assert others == [*((v, 1) for v in ("merged", "paper", "suite", "the preset best", "both")), ("both", 2), ("suite", 2)]
+    assert others == [
+        *((v, 1) for v in ("merged", "paper", "suite", "the preset best", "both")),
+        ("both", 2),
+        ("suite", 2),
+    ]
     with pytest.raises(Exception, match=r"residul|residual"):
-        study_run("beyond", "clip_b32-8", {"mini": entry | {"variants": {"both": {"residul": 1.0}}}}, "mini")
+        study_run(
+            "beyond",
+            "clip_b32-8",
+            {"mini": entry | {"variants": {"both": {"residul": 1.0}}}},
+            "mini",
+        )
 
 
 def test_the_preset_best_ends_alike_from_every_merger_as_the_readme_says():
-    """Of few texts: above the preset paper behind the weaker mergers, below it behind the stronger ones."""
+    """Of few texts: above the preset paper behind the weaker mergers, below it behind the stronger
+    ones.
+    """
     table = pd.read_csv(ROOT / "results/mini/beyond/minilm-8/beyond.csv")
     one_draw = table[table.seed.isna() | ((table.samples == 64) & (table.seed == 42))]
     mean = one_draw.groupby(["variant", "upstream"])["value"].mean()

@@ -1,4 +1,6 @@
-"""The book: builds without a warning, and every page works in a browser without a network, wide and narrow, light and dark."""
+"""The book: builds without a warning, and every page works in a browser without a network, wide and
+narrow, light and dark.
+"""
 
 import re
 import shutil
@@ -18,9 +20,13 @@ PAGES = sorted(source.stem for source in (ROOT / "notebooks").glob("*.ipynb"))
 
 
 def copy_of_the_book(root):
-    """The sources of the book with the pages and results that git holds, as `make book` builds them in a fresh clone."""
+    """The sources of the book with the pages and results that git holds, as `make book` builds them
+    in a fresh clone.
+    """
     for name in ("results", "notebooks", "book", "suites", "pipeline", "featcal"):
-        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("_build", "__pycache__"))
+        shutil.copytree(
+            ROOT / name, root / name, ignore=shutil.ignore_patterns("_build", "__pycache__")
+        )
     for name in ("CHANGELOG.md", "params.yaml"):
         shutil.copyfile(ROOT / name, root / name)
 
@@ -30,7 +36,15 @@ def site(tmp_path_factory):
     """The folder of the built pages."""
     root = tmp_path_factory.mktemp("book")
     copy_of_the_book(root)
-    command = [str(Path(sys.executable).with_name("jupyter-book")), "build", "-W", "-n", "--keep-going", "--quiet", "book"]
+    command = [
+        str(Path(sys.executable).with_name("jupyter-book")),
+        "build",
+        "-W",
+        "-n",
+        "--keep-going",
+        "--quiet",
+        "book",
+    ]
     built = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout[-3000:] + built.stderr[-3000:]
     return root / "book" / "_build" / "html"
@@ -48,7 +62,9 @@ def pages_of(site):
 
 def test_every_page_of_the_table_of_contents_is_built(site):
     contents = yaml.safe_load((ROOT / "book" / "_toc.yml").read_text())
-    names = [contents["root"]] + [chapter["file"] for part in contents["parts"] for chapter in part["chapters"]]
+    names = [contents["root"]] + [
+        chapter["file"] for part in contents["parts"] for chapter in part["chapters"]
+    ]
     assert all((site / f"{name}.html").is_file() for name in names)
     assert {f"pages/{name}" for name in PAGES} <= set(names)
 
@@ -56,7 +72,9 @@ def test_every_page_of_the_table_of_contents_is_built(site):
 def test_no_page_names_another_host_for_anything_it_loads(site):
     for page in pages_of(site):
         text = page.read_text()
-        assert not re.findall(r'(?:src|href)="(?:https?:)?//[^"]+\.(?:js|css|woff2?|png|svg)', text), page.name
+        assert not re.findall(
+            r'(?:src|href)="(?:https?:)?//[^"]+\.(?:js|css|woff2?|png|svg)', text
+        ), page.name
         scripts = " ".join(re.findall(r"<script.*?</script>", text, flags=re.DOTALL))
         assert not re.findall(r"https?://", scripts), page.name
 
@@ -69,7 +87,9 @@ def test_the_link_test_can_fail(tmp_path):
     (tmp_path / "a.html").write_text(
         '<a href="b.html">b</a> <a href="#there">here</a> <a href="#gone">x</a> <a href="https://c">c</a>'
     )
-    (tmp_path / "b.html").write_text('<h1 id="there">b</h1> <a href="a.html#there">a</a> <img src="no.svg"> <a id="there"></a>')
+    (tmp_path / "b.html").write_text(
+        '<h1 id="there">b</h1> <a href="a.html#there">a</a> <img src="no.svg"> <a id="there"></a>'
+    )
     assert links.broken(tmp_path, sorted(tmp_path.glob("*.html"))) == [
         "a.html: #there", "a.html: #gone", "b.html: a.html#there", "b.html: no.svg",
     ]  # fmt: skip
@@ -78,13 +98,25 @@ def test_the_link_test_can_fail(tmp_path):
 @pytest.mark.parametrize("name", sorted(set(PAGES) - {"figure4"}))  # which shows damaged pictures
 def test_plots_are_vector_graphics(site, name):
     page = nbformat.read(site.parents[1] / "pages" / f"{name}.ipynb", as_version=4)
-    data = [output.get("data", {}) for cell in page.cells if cell.cell_type == "code" for output in cell.outputs]
+    data = [
+        output.get("data", {})
+        for cell in page.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+    ]
     assert not any("<image" in one.get("image/svg+xml", "") for one in data)
-    assert name == "tasks" or not any(kind in one for one in data for kind in ("image/png", "image/jpeg"))
+    assert name == "tasks" or not any(
+        kind in one for one in data for kind in ("image/png", "image/jpeg")
+    )
 
 
 def test_generated_pages_are_filled(site):
-    told = {"api": "anchor_blend", "commands": "--interpolation", "params": "upstream", "results": "relative_drift"}
+    told = {
+        "api": "anchor_blend",
+        "commands": "--interpolation",
+        "params": "upstream",
+        "results": "relative_drift",
+    }
     for name, word in told.items():
         assert word in (site / "reference" / f"{name}.html").read_text(), name
     assert "no space left on the disk" in (site / "troubleshooting.html").read_text()
@@ -95,13 +127,19 @@ def test_generated_pages_are_filled(site):
 def test_all_claims_are_filtered_by_verdict_and_words(site, window):
     page = site / "pages" / "scoreboard.html"
     assert (
-        " hidden" not in re.search(r"<table class=\"fc fc-claims.*?</table>", page.read_text(), re.DOTALL)[0]
+        " hidden"
+        not in re.search(r"<table class=\"fc fc-claims.*?</table>", page.read_text(), re.DOTALL)[0]
     )  # without scripts
     shown = "return [...document.querySelectorAll('table.fc-filtered tbody tr')].filter(row => !row.hidden).length"
     window.look(page, 1280)
     of = "return document.querySelectorAll('table.fc-filtered tbody tr{}').length".format
-    other = "".join(f":not(.fc-is-{word})" for word in ("does-not-hold", "within-noise", "one-run", "vacuous", "not-run"))
-    window.run("document.querySelector('.fc-filter [value=holds]').click()")  # a row has a verdict of every source
+    other = "".join(
+        f":not(.fc-is-{word})"
+        for word in ("does-not-hold", "within-noise", "one-run", "vacuous", "not-run")
+    )
+    window.run(
+        "document.querySelector('.fc-filter [value=holds]').click()"
+    )  # a row has a verdict of every source
     assert 0 < window.run(shown) == window.run(of("")) - window.run(of(other)) < window.run(of(""))
     window.look(page, 1280, "?verdict=holds")
     assert window.run(shown) == window.run(of(".fc-is-holds"))
@@ -109,7 +147,9 @@ def test_all_claims_are_filtered_by_verdict_and_words(site, window):
         "const field = document.querySelector('.fc-filter [type=search]'); field.value = 'nowhere';"
         "field.dispatchEvent(new Event('input', {bubbles: true}))"
     )
-    assert window.run(shown) == 0 and window.run("return document.querySelector('.fc-filter output').value").startswith("0 of")
+    assert window.run(shown) == 0 and window.run(
+        "return document.querySelector('.fc-filter output').value"
+    ).startswith("0 of")
 
 
 @pytest.mark.browser
@@ -124,7 +164,9 @@ def test_a_figure_tells_values_by_hovering_and_stands_still_without_scripts(site
     )
     value = nbformat.read(site.parents[1] / "pages" / f"{name}.ipynb", as_version=4)
     assert told and told.split(" %")[0].split()[-1] in str(value)  # as the page's own data have it
-    assert window.run("return [...document.querySelectorAll('.fc-still')].every(one => !one.offsetParent)")
+    assert window.run(
+        "return [...document.querySelectorAll('.fc-still')].every(one => !one.offsetParent)"
+    )
     assert "fc-still" not in page.read_text() and "fc-chart" not in page.read_text()
 
 
@@ -137,22 +179,32 @@ def test_search_works_without_a_network(site, window):
 
 @pytest.mark.browser
 def test_every_page_works_in_a_browser_wide_and_narrow_and_axe_finds_nothing_serious(site, window):
-    pages = [page for page in pages_of(site) if page != site / "index.html"]  # it only leads to the landing page
+    pages = [
+        page for page in pages_of(site) if page != site / "index.html"
+    ]  # it only leads to the landing page
     assert len(pages) >= 8
     for page in pages:
         name = str(page.relative_to(site))
         window.look(page, 1280)
         for scheme in ("light", "dark"):
             assert window.colours(scheme) == scheme, name
-            assert window.audit(only_colours=scheme == "dark") == [], f"{name}, {scheme}"  # the rest is the same in both
+            assert window.audit(only_colours=scheme == "dark") == [], (
+                f"{name}, {scheme}"
+            )  # the rest is the same in both
         for width in (1280, 390):  # a narrow page has the same texts and colours
             window.resize(width)
-            fits = window.wait(f"return document.documentElement.scrollWidth <= {width}")  # charts follow in a moment
+            fits = window.wait(
+                f"return document.documentElement.scrollWidth <= {width}"
+            )  # charts follow in a moment
             assert fits, f"{name} scrolls sideways at {width} px"
         assert window.run(browsers.BROKEN) == [], f"{name}: broken images"
         assert window.run(browsers.RAW) == [], f"{name}: formulas that were not drawn"
         assert window.complaints() == [], f"{name}: errors on the console"
-        outside = [url for url in window.requests() if urlparse(url).scheme not in ("file", "data", "blob", "about", "chrome")]
+        outside = [
+            url
+            for url in window.requests()
+            if urlparse(url).scheme not in ("file", "data", "blob", "about", "chrome")
+        ]
         assert outside == [], f"{name} asks the network"
 
 

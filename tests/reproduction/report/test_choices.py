@@ -1,4 +1,6 @@
-"""The study of unstated choices: its variants, its refusals, and its page against numbers counted by hand."""
+"""The study of unstated choices: its variants, its refusals, and its page against numbers counted
+by hand.
+"""
 
 import math
 from dataclasses import replace
@@ -21,10 +23,17 @@ GIVEN = {
     "samples": 256,
     "batch": 32,
     "seeds": [42, 43, 44],
-    "vary": {"decoder": ["start"], "tokens": [12], "modules": {"attention": ["q", "v"]}, "samples": [64]},
+    "vary": {
+        "decoder": ["start"],
+        "tokens": [12],
+        "modules": {"attention": ["q", "v"]},
+        "samples": [64],
+    },
 }
 DRAWN = 1 + 1 / 3  # the draws of the invented results deviate by 1, around 80
-TESTED = [(80 * 20 + value * (100 - value)) / 400 for value in (70.0, 79.5, 82.0)]  # 400 texts of one task
+TESTED = [
+    (80 * 20 + value * (100 - value)) / 400 for value in (70.0, 79.5, 82.0)
+]  # 400 texts of one task
 NOISE = [2 * math.sqrt(DRAWN + tested) for tested in TESTED]
 
 
@@ -37,14 +46,29 @@ def test_every_option_changes_one_thing_and_the_default_stands_at_every_seed():
     found = {variant.name: variant for variant in study().variants()}
     default = found["default-42"]
     assert [v.seed for v in found.values()] == [42, 43, 44, 42, 42, 42, 42]
-    assert (default.calibration, default.reading, default.samples) == (Calibration(**GIVEN["featcal"]), Reading(), 256)
-    assert found["decoder-start"] == replace(default, choice="decoder", option="start", reading=Reading(decoder="start"))
-    assert found["tokens-12"] == replace(default, choice="tokens", option="12", reading=Reading(tokens=12))
+    assert (default.calibration, default.reading, default.samples) == (
+        Calibration(**GIVEN["featcal"]),
+        Reading(),
+        256,
+    )
+    assert found["decoder-start"] == replace(
+        default, choice="decoder", option="start", reading=Reading(decoder="start")
+    )
+    assert found["tokens-12"] == replace(
+        default, choice="tokens", option="12", reading=Reading(tokens=12)
+    )
     assert found["samples-64"] == replace(default, choice="samples", option="64", samples=64)
     solved = replace(default.calibration, modules=("q", "v"))
-    assert found["modules-attention"] == replace(default, choice="modules", option="attention", calibration=solved)
+    assert found["modules-attention"] == replace(
+        default, choice="modules", option="attention", calibration=solved
+    )
     run = study().run(found["decoder-start"])
-    assert (run.merged, run.setting, run.samples, run.batch) == ("flan_t5_base-glue-task_arithmetic", "paper", 256, 32)
+    assert (run.merged, run.setting, run.samples, run.batch) == (
+        "flan_t5_base-glue-task_arithmetic",
+        "paper",
+        256,
+        32,
+    )
     assert run.reading == Reading(decoder="start") and run.seeds == (42,)
 
 
@@ -72,26 +96,49 @@ def test_a_misspelt_reading_is_refused_with_the_nearest_name():
 
 
 def test_a_change_is_held_against_what_another_draw_and_other_test_texts_may_do(results):
-    found = {(one.choice, one.option): one for one in choices.moved(Evidence("mini", "llama_3b", "mergebench"))}
-    assert list(found) == [("tokens", "12"), ("modules", "attention"), ("samples", "64")]  # the order of the file
+    found = {
+        (one.choice, one.option): one
+        for one in choices.moved(Evidence("mini", "llama_3b", "mergebench"))
+    }
+    assert list(found) == [
+        ("tokens", "12"),
+        ("modules", "attention"),
+        ("samples", "64"),
+    ]  # the order of the file
     assert [round(one.change, 6) for one in found.values()] == [-10.0, -0.5, 2.0]
     # paired row by row, so less than what two independent draws of test texts would differ by
-    assert all(0 < one.noise < unpaired for one, unpaired in zip(found.values(), NOISE, strict=True))
+    assert all(
+        0 < one.noise < unpaired for one, unpaired in zip(found.values(), NOISE, strict=True)
+    )
     assert [one.clear for one in found.values()] == [True, False, False]
 
 
 def test_words_of_the_page_come_from_the_settings_of_the_study(results):
     text = choices.values("mini").text
-    assert "longest text: 12 tokens" in text and "what the model takes" in text and "moves the score" in text
+    assert (
+        "longest text: 12 tokens" in text
+        and "what the model takes" in text
+        and "moves the score" in text
+    )
     assert "draws 79.0, 80.0, 81.0" in text
     told = choices.summary("mini").text
     assert "Beyond noise: longest text 12 tokens instead of what the model takes (-10.0)." in told
-    assert "Within it: texts per task 64 instead of 256; linears solved attention instead of all." in told
-    assert "10⁻⁵" in choices.settings("mini").text and "split train" in choices.settings("mini").text
+    assert (
+        "Within it: texts per task 64 instead of 256; linears solved attention instead of all."
+        in told
+    )
+    assert (
+        "10⁻⁵" in choices.settings("mini").text and "split train" in choices.settings("mini").text
+    )
 
 
 def test_one_draw_tells_no_noise_and_counts_as_not_run(results):
     path = results / "choices/flan_t5_base-glue/choices.csv"
-    lines = [line for line in path.read_text().splitlines() if ",43," not in line and ",44," not in line]
+    lines = [
+        line for line in path.read_text().splitlines() if ",43," not in line and ",44," not in line
+    ]
     path.write_text("\n".join(lines) + "\n")
-    assert "not run" in choices.panel("flan_t5_base", "mini").text and "FLAN-T5-base" in choices.values("mini").text
+    assert (
+        "not run" in choices.panel("flan_t5_base", "mini").text
+        and "FLAN-T5-base" in choices.values("mini").text
+    )

@@ -1,4 +1,6 @@
-"""Claims, verdicts and errata: the noise formula by simulation, the paper's tables by arithmetic."""
+"""Claims, verdicts and errata: the noise formula by simulation, the paper's tables by
+arithmetic.
+"""
 
 import math
 import re
@@ -17,7 +19,17 @@ from reproduction.report.estimate import Estimate, estimate, noise
 from reproduction.report.values import AVERAGE, paper_table, paper_value
 from reproduction.report.verdicts import WORDS, Source, judge, judged, tables
 
-AVERAGED = ("table01", "table03", "table04", "table07", "table08", "table09", "table10", "table11", "table14")
+AVERAGED = (
+    "table01",
+    "table03",
+    "table04",
+    "table07",
+    "table08",
+    "table09",
+    "table10",
+    "table11",
+    "table14",
+)
 
 
 def claim(name):
@@ -52,7 +64,13 @@ def test_the_variance_of_a_rank_correlation_is_that_of_simulated_pairs(true):
     y = true * x + math.sqrt(1 - true**2) * other
     places = [np.argsort(np.argsort(side, axis=1), axis=1) - 149.5 for side in (x, y)]
     values = 100 * (places[0] * places[1]).sum(1) / (places[0] ** 2).sum(1)
-    row = {"task": "stsb", "seed": "", "metric": "spearman", "value": float(values.mean()), "count": 300}
+    row = {
+        "task": "stsb",
+        "seed": "",
+        "metric": "spearman",
+        "value": float(values.mean()),
+        "count": 300,
+    }
     assert estimate(pd.DataFrame([row])).variance == pytest.approx(float(values.var()), rel=0.12)
 
 
@@ -69,7 +87,9 @@ def test_a_mean_is_that_of_what_was_measured():
     assert (measured.mean, measured.variance) == (3.0, 0.0)
     assert math.isnan(estimate(rows((80.0,), (500,)).assign(energy=float("nan")), "energy").mean)
     spread = rows((80.0, 90.0), (4, 4)).assign(energy=1.0, energy_sd=[float("nan"), 2.0])
-    assert estimate(spread, "energy").variance == 2.0**2 / 4 / 2**2  # what is unknown of one task adds nothing
+    assert (
+        estimate(spread, "energy").variance == 2.0**2 / 4 / 2**2
+    )  # what is unknown of one task adds nothing
     assert estimate(rows((0.1, 0.2, 0.3, 0.4), (5,) * 4)).mean == 0.25  # exactly, in whatever order
 
 
@@ -87,10 +107,19 @@ def test_noise_is_two_standard_errors_of_a_difference():
     assert noise(left, right) == pytest.approx(2 * math.sqrt(0.25))
 
 
-@pytest.mark.parametrize(("ours", "word"), [(70.0, "holds"), (65.9, "within noise"), (60.0, "does not hold")])
+@pytest.mark.parametrize(
+    ("ours", "word"), [(70.0, "holds"), (65.9, "within noise"), (60.0, "does not hold")]
+)
 def test_a_verdict_needs_a_margin_above_noise(results, ours, word):
-    changed(results, "clip_b32-8", lambda f: ta(f) & (f["method"] == "featcal") & (f["setting"] == "suite"), ours)
-    assert judge(claim("t1_ta_upstream"), "mini", "suite", results).word == word  # the merger's average is 65.75
+    changed(
+        results,
+        "clip_b32-8",
+        lambda f: ta(f) & (f["method"] == "featcal") & (f["setting"] == "suite"),
+        ours,
+    )
+    assert (
+        judge(claim("t1_ta_upstream"), "mini", "suite", results).word == word
+    )  # the merger's average is 65.75
 
 
 def test_a_claim_is_judged_anew_once_a_file_of_results_is_another(results):
@@ -103,7 +132,9 @@ def test_a_claim_is_judged_anew_once_a_file_of_results_is_another(results):
 
 
 def test_a_claim_about_every_task_fails_with_one_task(results):
-    changed(results, "clip_b32-8", lambda f: (f["method"] == "featcal") & (f["task"] == "dtd"), 30.0)
+    changed(
+        results, "clip_b32-8", lambda f: (f["method"] == "featcal") & (f["task"] == "dtd"), 30.0
+    )
     assert judge(claim("t1_ta_every_task"), "mini", "suite", results).word == "does not hold"
     assert judge(claim("t1_ta_upstream"), "mini", "suite", results).word == "holds"
 
@@ -117,7 +148,9 @@ def test_the_part_that_decided_is_shown_and_not_the_one_with_the_least_margin_mi
     changed(results, "clip_b32-8", lambda f: f["task"] == "mnist", 99.0)  # and smallest
     changed(results, "clip_b32-8", ours("mnist"), 96.5)
     verdict = judge(claim("t1_ta_every_task"), "mini", "suite", results)
-    dtd = judge(replace(claim("t1_ta_every_task"), each="", where={"task": "dtd"}), "mini", "suite", results)
+    dtd = judge(
+        replace(claim("t1_ta_every_task"), each="", where={"task": "dtd"}), "mini", "suite", results
+    )
     assert dtd.word == "within noise" and dtd.margin - dtd.noise < verdict.margin - verdict.noise
     assert (verdict.word, verdict.detail) == (
         "does not hold", "6 of 8 tasks, fails on 1, 1 within noise; decided by: MNIST"
@@ -125,9 +158,13 @@ def test_the_part_that_decided_is_shown_and_not_the_one_with_the_least_margin_mi
     assert verdict.margin == pytest.approx(-2.5)
 
 
-@pytest.mark.parametrize(("change", "word"), [(0.0, "holds"), (0.9, "within noise"), (4.0, "does not hold")])
+@pytest.mark.parametrize(
+    ("change", "word"), [(0.0, "holds"), (0.9, "within noise"), (4.0, "does not hold")]
+)
 def test_level_is_an_equivalence_test_with_a_margin_of_its_own(results, change, word):
-    """Two standard errors of the difference are about 1.7 points here; where fewer are allowed it cannot hold."""
+    """Two standard errors of the difference are about 1.7 points here; where fewer are allowed it
+    cannot hold.
+    """
     changed(
         results,
         "clip_b32-8.sweep",
@@ -145,7 +182,12 @@ def test_a_theorem_whose_condition_is_never_met_is_vacuous(results):
     changed(results, "clip_b32-8.theory", lambda f: f["quantity"] == "applies", 0.0)
     assert judge(claim("th_p5"), "mini", "suite", results).word == "vacuous"
     assert judge(claim("th_p3"), "mini", "suite", results).word == "holds", "it has no condition"
-    changed(results, "clip_b32-8.theory", lambda f: (f["quantity"] == "room") & (f["method"] == "merged"), -1.0)
+    changed(
+        results,
+        "clip_b32-8.theory",
+        lambda f: (f["quantity"] == "room") & (f["method"] == "merged"),
+        -1.0,
+    )
     assert judge(claim("th_p3"), "mini", "suite", results).word == "does not hold"
 
 
@@ -162,7 +204,9 @@ def test_the_headline_set_has_a_group_each_and_counts_nothing_twice():
 def test_drift_claims_read_the_shown_task_and_the_last_block(results):
     final = judge(claim("f1_final_drift"), "mini", "suite", results)
     assert (final.word, final.met) == ("one run", True), "no error of a drift is known"
-    assert final.margin == pytest.approx(3 * 6 * (0.10 - 0.05) * 1.05)  # block 05 of stanford-cars, by hand
+    assert final.margin == pytest.approx(
+        3 * 6 * (0.10 - 0.05) * 1.05
+    )  # block 05 of stanford-cars, by hand
     assert judge(claim("f1_spreads"), "mini", "suite", results).met
 
 
@@ -182,7 +226,10 @@ def test_typed_numbers_of_the_paper_stand_in_its_tables():
     for c in claims():
         if c.paper and c.table:
             printed = files("reproduction.report").joinpath("paper", f"{c.table}.csv").read_text()
-            assert all(re.search(rf"\b{re.escape(n)}\b", printed) for n in re.findall(r"\d+(?:\.\d+)?", c.paper)), c.id
+            assert all(
+                re.search(rf"\b{re.escape(n)}\b", printed)
+                for n in re.findall(r"\d+(?:\.\d+)?", c.paper)
+            ), c.id
 
 
 def test_every_erratum_has_a_kind_and_cells_that_exist():
@@ -200,7 +247,9 @@ def test_every_erratum_has_a_kind_and_cells_that_exist():
 def test_printed_averages_differ_from_row_means_exactly_where_errata_say():
     differing = set()
     for name in AVERAGED:
-        for (_, upstream, method, _), row in paper_table(name).groupby(["model", "upstream", "method", "setting"]):
+        for (_, upstream, method, _), row in paper_table(name).groupby(
+            ["model", "upstream", "method", "setting"]
+        ):
             values = row.set_index("task")["value"]
             if abs(values.drop(AVERAGE).mean() - values[AVERAGE]) > 0.15:
                 differing.add((name, upstream, method))

@@ -1,4 +1,6 @@
-"""Claims about more than two models or one experiment: gains, nearness, every column; on invented results."""
+"""Claims about more than two models or one experiment: gains, nearness, every column; on invented
+results.
+"""
 
 import math
 from dataclasses import replace
@@ -20,12 +22,22 @@ def test_a_gain_is_held_against_a_gain_with_the_noise_of_four_averages(results):
     forget_answers(results)
     verdict = judge(claim("t2_gain_weaker"), "mini", "suite", results)
     assert verdict.word == "not run", "the larger model with eight tasks has no WUDI here"
-    verdict = judge(replace(claim("t2_gain_weaker"), over=[["clip_b32", 20]]), "mini", "suite", results)
+    verdict = judge(
+        replace(claim("t2_gain_weaker"), over=[["clip_b32", 20]]), "mini", "suite", results
+    )
     assert (verdict.word, verdict.one_run) == ("holds", True)
     assert verdict.margin == pytest.approx((80 - 64) - (80 - 76))
     frame = pd.read_csv(results / "scores/clip_b32-20/scores.csv", keep_default_na=False)
-    four = [("task_arithmetic", "featcal"), ("task_arithmetic", "merged"), ("wudi", "featcal"), ("wudi", "merged")]
-    parts = [estimate(frame[(frame["upstream"] == u) & (frame["method"] == m)].assign(seed="")).variance for u, m in four]
+    four = [
+        ("task_arithmetic", "featcal"),
+        ("task_arithmetic", "merged"),
+        ("wudi", "featcal"),
+        ("wudi", "merged"),
+    ]
+    parts = [
+        estimate(frame[(frame["upstream"] == u) & (frame["method"] == m)].assign(seed="")).variance
+        for u, m in four
+    ]
     assert verdict.noise == pytest.approx(2 * math.sqrt(sum(parts)))
 
 
@@ -40,7 +52,9 @@ def test_a_gain_may_be_held_against_one_of_another_pool(results):
     assert (verdict.word, verdict.detail) == ("holds", "13.0 against 4.0 points gained")
 
 
-@pytest.mark.parametrize(("ours", "word"), [(0, "holds"), (-5, "within noise"), (-9, "does not hold")])
+@pytest.mark.parametrize(
+    ("ours", "word"), [(0, "holds"), (-5, "within noise"), (-9, "does not hold")]
+)
 def test_nearer_to_the_experts_means_more_than_half_of_the_way(results, ours, word):
     # the merger has 64, the experts 90, half of the way is 77
     chosen = lambda f: (f["upstream"] == "task_arithmetic") & (f["method"] == "featcal")  # noqa: E731

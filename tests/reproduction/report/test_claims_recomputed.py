@@ -1,4 +1,6 @@
-"""Every verdict, held against a second computation that shares no code with the report (recomputed_verdicts.py)."""
+"""Every verdict, held against a second computation that shares no code with the report
+(recomputed_verdicts.py).
+"""
 
 import csv
 import json
@@ -22,7 +24,9 @@ YAML = ROOT / "reproduction" / "report" / "claims.yaml"
 
 
 def compare(folder, suite, setting):
-    """Claims on which the two computations differ, with both answers; how often each word was said; and all verdicts."""
+    """Claims on which the two computations differ, with both answers; how often each word was said;
+    and all verdicts.
+    """
     again = Results(folder, setting)
     differing, words, verdicts = {}, Counter(), {}
     for entry, claim in zip(all_claims(YAML), claims(), strict=True):
@@ -31,13 +35,18 @@ def compare(folder, suite, setting):
         word, margin, noise = again.verdict(entry)
         words[word] += 1
         numbers = [(ours.margin, margin), (ours.noise, noise)]
-        near = all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9) or (math.isnan(a) and math.isnan(b)) for a, b in numbers)
+        near = all(
+            math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9) or (math.isnan(a) and math.isnan(b))
+            for a, b in numbers
+        )
         if ours.word != word or not near:
             differing[claim.id] = (ours.word, ours.margin, ours.noise, word, margin, noise)
     return differing, words, verdicts
 
 
-@pytest.mark.parametrize("suite", sorted(path.name for path in (ROOT / "results").iterdir() if path.is_dir()))
+@pytest.mark.parametrize(
+    "suite", sorted(path.name for path in (ROOT / "results").iterdir() if path.is_dir())
+)
 @pytest.mark.parametrize("setting", ["suite", "paper"])
 def test_every_verdict_on_the_results_in_git_is_what_other_code_computes(suite, setting):
     differing, words, _ = compare(ROOT / "results" / suite, suite, setting)
@@ -57,8 +66,13 @@ def test_every_verdict_is_the_same_where_correctness_is_kept(tmp_path):
     differing, words, after = compare(folder, "mini", "suite")
     assert unpaired == differing == {} and words["holds"] > 40
     scored = [c.id for c in claims() if c.file == "scores" and before[c.id].word != "not run"]
-    assert all(before[name].pairing for name in scored) and not any(after[name].pairing for name in scored if name[:2] == "t7")
-    assert {after[name].pairing for name in scored if name[:2] == "t3" and "gain" not in name} <= {"", "partly unpaired"}
+    assert all(before[name].pairing for name in scored) and not any(
+        after[name].pairing for name in scored if name[:2] == "t7"
+    )
+    assert {after[name].pairing for name in scored if name[:2] == "t3" and "gain" not in name} <= {
+        "",
+        "partly unpaired",
+    }
 
 
 def test_the_counts_of_the_landing_page_are_those_of_the_other_code(tmp_path):
@@ -72,7 +86,9 @@ def test_the_counts_of_the_landing_page_are_those_of_the_other_code(tmp_path):
 
 
 def test_a_claim_is_judged_on_texts_as_on_images_that_have_the_same_numbers(tmp_path):
-    """Results of the smaller image model under the real encoder's name: every claim that has a counterpart comes out the same."""
+    """Results of the smaller image model under the real encoder's name: every claim that has a
+    counterpart comes out the same.
+    """
     source = ROOT / "results" / "mini"
     images = json.loads((source / "suite.json").read_text())["pools"]["20"]
     named = dict(zip(images, texts(), strict=True)) | {IMAGES: REAL}
@@ -87,9 +103,14 @@ def test_a_claim_is_judged_on_texts_as_on_images_that_have_the_same_numbers(tmp_
     assert len(pairs) > 90 and {claim.role for claim, _ in pairs} <= {IMAGES, "clip_l14"}
     for claim, counterpart in pairs:
         if len(claim.parts) == len(counterpart.parts):  # no larger model among them
-            ours, theirs = judge(claim, "mini", "suite", source), judge(counterpart, "mini", "suite", tmp_path)
+            ours, theirs = (
+                judge(claim, "mini", "suite", source),
+                judge(counterpart, "mini", "suite", tmp_path),
+            )
             assert ours.word == theirs.word, claim.id
-            assert (ours.margin, ours.noise) == pytest.approx((theirs.margin, theirs.noise), nan_ok=True), claim.id
+            assert (ours.margin, ours.noise) == pytest.approx(
+                (theirs.margin, theirs.noise), nan_ok=True
+            ), claim.id
 
 
 def test_the_second_computation_can_disagree(tmp_path):

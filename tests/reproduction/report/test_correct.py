@@ -1,4 +1,6 @@
-"""Which samples were right: packed and read back, and in the results of git the same numbers as the scores."""
+"""Which samples were right: packed and read back, and in the results of git the same numbers as the
+scores.
+"""
 
 from pathlib import Path
 
@@ -25,7 +27,9 @@ def test_what_is_read_back_is_what_was_packed(count):
     assert np.array_equal(bits(packed(flags), count), flags)
 
 
-@pytest.mark.parametrize(("text", "count"), [("9880", 8), ("98", 9), ("9881", 9), ("xy", 8), ("", 1)])
+@pytest.mark.parametrize(
+    ("text", "count"), [("9880", 8), ("98", 9), ("9881", 9), ("xy", 8), ("", 1)]
+)
 def test_another_number_of_samples_or_no_text_of_them_is_refused(text, count):
     with pytest.raises(BadData, match=f"not the hexadecimal text of {count} samples"):
         bits(text, count)
@@ -50,6 +54,8 @@ def test_scores_in_git_are_the_shares_of_right_samples(path):
         keys = {c: v for c, v in right.items() if c != "correct"}
         assert keys == {c: row[c] for c in keys}
         if right["correct"]:
-            assert row["value"] == round(100 * int(bits(right["correct"], row["count"]).sum()) / row["count"], 4)
+            assert row["value"] == round(
+                100 * int(bits(right["correct"], row["count"]).sum()) / row["count"], 4
+            )
         else:
             assert row["metric"] != "accuracy"

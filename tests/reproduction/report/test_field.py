@@ -1,4 +1,6 @@
-"""The page of the whole field: its order, its words and its marks, out of invented results with known relations."""
+"""The page of the whole field: its order, its words and its marks, out of invented results with
+known relations.
+"""
 
 import pytest
 
@@ -22,7 +24,10 @@ def test_every_method_has_its_facts():
 def test_mergers_stand_by_what_featcal_makes_of_them(ours):
     assert field.mergers(ours) == ["wudi_closed_form", "iso_c", "average"]
     assert field.average(ours, "iso_c", "svc").mean == pytest.approx(76.0)
-    assert (field.seconds(ours, "iso_c", "choosing"), field.seconds(ours, "average", "choosing")) == (9.0, None)
+    assert (
+        field.seconds(ours, "iso_c", "choosing"),
+        field.seconds(ours, "average", "choosing"),
+    ) == (9.0, None)
 
 
 def test_the_sentence_tells_what_the_rows_say(ours):
@@ -33,13 +38,19 @@ def test_the_sentence_tells_what_the_rows_say(ours):
     assert gains["surgery"][:2] == ("2 of 3", "-1.0 to +10.0")
     assert gains["svc"][:2] == ("1 of 3", "-2.0 to +1.0")
     assert gains["featcal_best"] == ("1 of 1", "+22.5 to +22.5", "82.5 to 82.5")
-    assert "(60.0): FeatCal 80.0 in 3 s, FeatCal extended 82.5, ProDistill 81.0 in 120 s, SurgeryV2 78.0" in told
+    assert (
+        "(60.0): FeatCal 80.0 in 3 s, FeatCal extended 82.5, ProDistill 81.0 in 120 s, SurgeryV2 78.0"
+        in told
+    )
     assert "highest of all: WUDI-Merging, closed form with FeatCal, 85.0" in told
 
 
 def test_the_control_with_other_experts_is_told_apart(ours):
     page = field.values("clip_b32", "mini").text
-    assert page.index("Simple Averaging") < page.index("tangent space") and "reach 88.0 on their own tasks" in page
+    assert (
+        page.index("Simple Averaging") < page.index("tangent space")
+        and "reach 88.0 on their own tasks" in page
+    )
     assert "tangent" not in field.sentence(ours, "images")
     assert field.seconds(ours, "average", "prob_surgery") == 7.0
 

@@ -1,6 +1,8 @@
-"""Notebooks: pages without logic, run on the results in git and on none; execution is strict and repeats to the byte.
+"""Notebooks: pages without logic, run on the results in git and on none; execution is strict and
+repeats to the byte.
 
-Two pages are more than a view of results: the method is worked out on its page, and the playground computes.
+Two pages are more than a view of results: the method is worked out on its page, and the playground
+computes.
 """
 
 import ast
@@ -25,7 +27,17 @@ SOURCES = sorted((ROOT / "notebooks").glob("*.ipynb"))
 NAMES = [source.stem for source in SOURCES]
 VIEWS = [name for name in NAMES if name not in ("method", "playground")]
 ALIKE = {"table07", "table08", "table09", "table11"}  # made of the pieces of table01 and table10
-LOGIC = (ast.FunctionDef, ast.ClassDef, ast.For, ast.While, ast.If, ast.IfExp, ast.Lambda, ast.Try, ast.comprehension)
+LOGIC = (
+    ast.FunctionDef,
+    ast.ClassDef,
+    ast.For,
+    ast.While,
+    ast.If,
+    ast.IfExp,
+    ast.Lambda,
+    ast.Try,
+    ast.comprehension,
+)
 
 
 def code_cells(name):
@@ -34,11 +46,18 @@ def code_cells(name):
 
 
 def imported(cells):
-    """Every module that the cells import; and every one that they import from, a file of the reproduction by its own name."""
+    """Every module that the cells import; and every one that they import from, a file of the
+    reproduction by its own name.
+    """
     nodes = [node for cell in cells for node in ast.walk(ast.parse(cell.source))]
     plain = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     several = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-    files = [f"reproduction.{alias.name}" for node in several if node.module == "reproduction" for alias in node.names]
+    files = [
+        f"reproduction.{alias.name}"
+        for node in several
+        if node.module == "reproduction"
+        for alias in node.names
+    ]
     return plain, [node.module for node in several if node.module != "reproduction"] + files
 
 
@@ -57,35 +76,63 @@ def test_a_source_holds_no_output(name):
 @pytest.mark.parametrize("name", [*VIEWS, "playground"])
 def test_a_page_has_no_logic_and_imports_the_report_only(name):
     _, cells = code_cells(name)
-    assert not [node for cell in cells for node in ast.walk(ast.parse(cell.source)) if isinstance(node, LOGIC)]
+    assert not [
+        node
+        for cell in cells
+        for node in ast.walk(ast.parse(cell.source))
+        if isinstance(node, LOGIC)
+    ]
     plain, modules = imported(cells)
     assert not plain
-    assert set(modules) <= {"reproduction.report", "reproduction.report.pages", "reproduction.playground"}
+    assert set(modules) <= {
+        "reproduction.report",
+        "reproduction.report.pages",
+        "reproduction.playground",
+    }
 
 
 def test_the_page_of_the_method_knows_numbers_and_the_mathematics_of_the_package_only():
     plain, modules = imported(code_cells("method")[1])
     assert set(plain) == {"numpy", "torch"}
-    assert {".".join(module.split(".")[:2]) for module in modules} == {"featcal.core", "reproduction.report"}
+    assert {".".join(module.split(".")[:2]) for module in modules} == {
+        "featcal.core",
+        "reproduction.report",
+    }
 
 
 def test_the_page_of_the_method_and_the_playground_can_be_given_other_settings():
     places = [execute.declared(name, ROOT / "notebooks") for name in ("method", "playground")]
     assert places[0] == ["ridge", "anchor_blend", "interpolation"]
-    assert places[1] == ["role", "pool", "merger", "ridge", "anchor_blend", "interpolation", "samples", "test_images"]
+    assert places[1] == [
+        "role",
+        "pool",
+        "merger",
+        "ridge",
+        "anchor_blend",
+        "interpolation",
+        "samples",
+        "test_images",
+    ]
 
 
 def told(cell):
     """What a cell that is tagged shows, but for pictures."""
     tagged = "nbval-check-output" in cell.metadata.get("tags", [])
     return (
-        [{kind: text for kind, text in output.data.items() if "image" not in kind} for output in cell.outputs] if tagged else []
+        [
+            {kind: text for kind, text in output.data.items() if "image" not in kind}
+            for output in cell.outputs
+        ]
+        if tagged
+        else []
     )
 
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_page_of_the_book_run_again_on_the_results_in_git_shows_what_it_shows_there(name):
-    """As nbval asks it, without a kernel for each; in one it runs those of the Makefile's KERNELS."""
+    """As nbval asks it, without a kernel for each; in one it runs those of the Makefile's
+    KERNELS.
+    """
     held = nbformat.read(ROOT / "book" / "pages" / f"{name}.ipynb", as_version=4)
     page = run_page(deepcopy(held), ROOT / "book" / "pages")
     assert {output.output_type for output in outputs(page)} == {"execute_result"}
@@ -96,16 +143,22 @@ def test_a_page_of_the_book_run_again_on_the_results_in_git_shows_what_it_shows_
 # differences are about the paper, growth is about benchmarks; neither is about results of a suite
 @pytest.mark.parametrize("name", sorted({*VIEWS, "playground"} - {"differences", "growth"} - ALIKE))
 def test_a_page_runs_without_results_and_says_so(name, tmp_path):
-    """Every piece of a page has something to say, and none of them is `nan`; of the suite that has no results in git."""
+    """Every piece of a page has something to say, and none of them is `nan`; of the suite that has
+    no results in git.
+    """
     write_project(tmp_path, "paper", empty=True)
     given = {"suite": "paper"} if name in VIEWS else {}
     page = run_page(with_parameters(ROOT / "notebooks" / f"{name}.ipynb", given), tmp_path)
     assert {output.output_type for output in outputs(page)} == {"execute_result"}
     told = [output.data["text/plain"] for output in outputs(page)]
-    assert all(text.strip() and "nan" not in text.split() for text in told) and any("not run" in text for text in told)
+    assert all(text.strip() and "nan" not in text.split() for text in told) and any(
+        "not run" in text for text in told
+    )
 
 
-@pytest.mark.parametrize("settings", [{}, {"ridge": 5.0, "anchor_blend": 0.5, "interpolation": 1.0}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"ridge": 5.0, "anchor_blend": 0.5, "interpolation": 1.0}]
+)
 def test_what_is_worked_out_by_hand_is_what_the_package_computes(settings, tmp_path):
     """The page holds every step against featcal.core itself, and fails where they differ."""
     page = run_page(with_parameters(ROOT / "notebooks" / "method.ipynb", settings), tmp_path)
@@ -123,16 +176,26 @@ def sources(tmp_path):
         cell('suite = "mini"', metadata={"tags": ["parameters"]}, id="parameters"),
         cell("import sys; print('a warning', file=sys.stderr); print(suite)", id="first"),
     ]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": execute.KERNEL}), folder / "small.ipynb")
+    nbformat.write(
+        nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": execute.KERNEL}),
+        folder / "small.ipynb",
+    )
     return folder
 
 
 def test_executing_twice_gives_the_same_bytes(sources, tmp_path):
-    pages = [execute_page("small", {"suite": "files"}, sources, tmp_path / f"out{i}") for i in range(2)]
+    pages = [
+        execute_page("small", {"suite": "files"}, sources, tmp_path / f"out{i}") for i in range(2)
+    ]
     digests = {hashlib.sha256(page.read_bytes()).hexdigest() for page in pages}
     assert len(digests) == 1
     text = pages[0].read_text()
-    assert "files" in text and '"name": "stderr"' not in text and "papermill" not in text and str(tmp_path) not in text
+    assert (
+        "files" in text
+        and '"name": "stderr"' not in text
+        and "papermill" not in text
+        and str(tmp_path) not in text
+    )
 
 
 def test_figures_of_a_page_have_the_bytes_of_another_process(tmp_path, monkeypatch):
@@ -142,7 +205,9 @@ def test_figures_of_a_page_have_the_bytes_of_another_process(tmp_path, monkeypat
     data = [output.data for output in outputs(nbformat.read(path, as_version=4))]
     monkeypatch.chdir(tmp_path)
     page = Page("figure1", "mini")
-    drawn = [own.figure(panel).bundle["image/svg+xml"] for panel in PANELS for own in (page.real, page)]
+    drawn = [
+        own.figure(panel).bundle["image/svg+xml"] for panel in PANELS for own in (page.real, page)
+    ]
     assert [one["image/svg+xml"] for one in data if "image/svg+xml" in one] == drawn
     assert path.stat().st_size < execute.LARGEST
 
@@ -150,11 +215,18 @@ def test_figures_of_a_page_have_the_bytes_of_another_process(tmp_path, monkeypat
 def test_a_page_run_in_this_process_is_the_page_of_a_kernel(sources, tmp_path):
     """What the tests above rely on."""
     page = nbformat.read(sources / "small.ipynb", as_version=4)
-    page.cells.append(nbformat.v4.new_code_cell("import warnings; warnings.warn('too many'); {'a': [suite]}", id="value"))
+    page.cells.append(
+        nbformat.v4.new_code_cell(
+            "import warnings; warnings.warn('too many'); {'a': [suite]}", id="value"
+        )
+    )
     nbformat.write(page, sources / "small.ipynb")
     own = execute_page("small", {"suite": "files"}, sources, tmp_path / "kernel").read_bytes()
     with without_kernels():
-        assert execute_page("small", {"suite": "files"}, sources, tmp_path / "here").read_bytes() == own
+        assert (
+            execute_page("small", {"suite": "files"}, sources, tmp_path / "here").read_bytes()
+            == own
+        )
 
 
 def test_an_unknown_parameter_is_refused_with_the_nearest_name(sources, tmp_path):

@@ -54,8 +54,12 @@ def test_discordant_rows_alone_count():
     left[6:8] = False
     found = against(rows({"t": [left]}), rows({"t": [right]}))
     assert found.value == pytest.approx(4)
-    assert found.variance == pytest.approx(100**2 * (8 / 100 - 0.04**2) / 99)  # McNemar, with s² of n − 1
-    assert noise(estimate(rows({"t": [left]})), estimate(rows({"t": [right]}))) == pytest.approx(found.noise)
+    assert found.variance == pytest.approx(
+        100**2 * (8 / 100 - 0.04**2) / 99
+    )  # McNemar, with s² of n − 1
+    assert noise(estimate(rows({"t": [left]})), estimate(rows({"t": [right]}))) == pytest.approx(
+        found.noise
+    )
     same = against(rows({"t": [left]}), rows({"t": [left]}))
     assert (same.value, same.variance, same.known) == (0, 0, True)
 
@@ -73,7 +77,9 @@ def test_seeds_are_averaged_row_by_row_and_add_their_own_spread():
 def test_gains_of_gains_are_summed_row_by_row():
     draw = np.random.default_rng([7, 5])
     models = [draw.random((1, 150)) < p for p in (0.9, 0.6, 0.8, 0.7)]
-    parts = [(w, estimate(rows({"t": model}))) for w, model in zip((1, -1, -1, 1), models, strict=True)]
+    parts = [
+        (w, estimate(rows({"t": model}))) for w, model in zip((1, -1, -1, 1), models, strict=True)
+    ]
     each = 100.0 * sum(w * model[0] for w, model in zip((1, -1, -1, 1), models, strict=True))
     assert difference(parts).variance == pytest.approx(each.var(ddof=1) / 150)
 
@@ -89,7 +95,9 @@ def test_tasks_without_answers_are_added_unpaired_and_said():
     by_task = paired_variances([(1, left), (-1, right)], ("a", "b"))
     assert by_task["b"] is None
     of_a = by_task["a"]
-    of_b = sum(v * (100 - v) / 100 / 4 for one in (left, right) for v in one[one["task"] == "b"]["value"])
+    of_b = sum(
+        v * (100 - v) / 100 / 4 for one in (left, right) for v in one[one["task"] == "b"]["value"]
+    )
     assert partly.variance == pytest.approx(of_a + of_b)
     alone = against(left.drop(columns="correct"), right)
     assert alone.pairing == "unpaired"
@@ -111,10 +119,15 @@ def test_studies_have_their_own_files_and_the_clean_column_that_of_the_scores(re
     for kind in ("samples", "sweep", "corrupted"):
         frame = ours.table(kind)
         assert (frame["correct"] != "").all() and frame["correct"].notna().all(), kind
-        right = [100 * bits(text, int(n)).mean() for text, n in zip(frame["correct"], frame["count"], strict=True)]
+        right = [
+            100 * bits(text, int(n)).mean()
+            for text, n in zip(frame["correct"], frame["count"], strict=True)
+        ]
         assert right == pytest.approx(frame["value"], abs=1e-3)
     texts = Evidence("mini", "flan_t5_base", "glue", results).table("scores")
-    assert set(texts[texts["correct"] == ""]["task"]) == set(texts[texts["metric"] == "spearman"]["task"])
+    assert set(texts[texts["correct"] == ""]["task"]) == set(
+        texts[texts["metric"] == "spearman"]["task"]
+    )
 
 
 def test_answers_of_another_run_are_refused(results):

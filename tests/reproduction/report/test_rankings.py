@@ -1,4 +1,6 @@
-"""Rankings and controls on invented results: ranks, orders, pairs and standings that can be counted by hand."""
+"""Rankings and controls on invented results: ranks, orders, pairs and standings that can be counted
+by hand.
+"""
 
 import pytest
 from synthetic_correct import forget_answers
@@ -42,24 +44,39 @@ def test_neighbours_that_noise_cannot_tell_apart_are_joined(results):
 
 
 def test_every_pair_is_counted_once(results):
-    line = next(line for line in rankings.agreement("mini").text.splitlines() if line.startswith("Smaller"))
+    line = next(
+        line for line in rankings.agreement("mini").text.splitlines() if line.startswith("Smaller")
+    )
     kept, turned, close = map(int, line.split("  ")[1:])
     assert kept + turned + close == 5 * 4 // 2
-    assert turned == 0 and close == 1, "FeatCal on the two mergers is 0.2 apart; everything else is as in the paper"
+    assert turned == 0 and close == 1, (
+        "FeatCal on the two mergers is 0.2 apart; everything else is as in the paper"
+    )
 
 
 def test_controls_stand_against_featcal_with_room_for_noise(results):
     ours = Evidence("mini", "clip_b32", "8")  # FeatCal's average is 81.95
     standing = {
-        (method, setting): controls._against(ours, ("task_arithmetic", method, setting), "task_arithmetic")[1]
-        for method, setting in (("surgery", "suite_train"), ("anchor", ""), ("featcal", "without_bias"), ("featcal", "suite"))
+        (method, setting): controls._against(
+            ours, ("task_arithmetic", method, setting), "task_arithmetic"
+        )[1]
+        for method, setting in (
+            ("surgery", "suite_train"),
+            ("anchor", ""),
+            ("featcal", "without_bias"),
+            ("featcal", "suite"),
+        )
     }
     assert standing["surgery", "suite_train"] == "-10.0 <small>below</small>"
     assert standing["anchor", ""] == "-22.2 <small>below</small>"
-    assert standing["featcal", "without_bias"] == "-1.2 <small>below</small>", "on the same images; 80.75 of one seed"
+    assert standing["featcal", "without_bias"] == "-1.2 <small>below</small>", (
+        "on the same images; 80.75 of one seed"
+    )
     assert standing["featcal", "suite"] == "–"
     ours = Evidence("mini", "clip_b32", "8", forget_answers(results))
-    alone = controls._against(ours, ("task_arithmetic", "featcal", "without_bias"), "task_arithmetic")[1]
+    alone = controls._against(
+        ours, ("task_arithmetic", "featcal", "without_bias"), "task_arithmetic"
+    )[1]
     assert alone == "-1.2 <small>within noise</small>", "as if on other images"
 
 
@@ -68,8 +85,12 @@ def test_the_fold_below_a_table_holds_what_was_run_and_nothing_else(results):
     assert shown.html.startswith("<details")
     lines = shown.text.splitlines()
     assert any(line.startswith("w/ Surgery, in proportion, training") for line in lines)
-    assert any(line.startswith("w/ mean shift, one constant vector per task, training") for line in lines)
-    assert any(line.startswith("WUDI-Merging, closed form") for line in lines), "a merger beside which the paper has no row"
+    assert any(
+        line.startswith("w/ mean shift, one constant vector per task, training") for line in lines
+    )
+    assert any(line.startswith("WUDI-Merging, closed form") for line in lines), (
+        "a merger beside which the paper has no row"
+    )
     assert not any("ProbSurgery" in line or "not run" in line for line in lines)
 
 

@@ -14,12 +14,24 @@ from reproduction.report.root import project_root
 
 
 def test_a_page_lists_the_files_of_its_claims_and_not_those_of_other_studies(results):
-    for name in ("samples/clip_b32-8/samples.csv", "samples/clip_b32-8/run.json", "cost/clip_b32-8/cost.csv"):
+    for name in (
+        "samples/clip_b32-8/samples.csv",
+        "samples/clip_b32-8/run.json",
+        "cost/clip_b32-8/cost.csv",
+    ):
         (results / name).write_text("{}")
     ours = Evidence("mini", "clip_b32", "8")
-    assert {path.parts[0] for path in Page("table01", "mini").files(ours)} == {"scores", "ablate", "drift"}
+    assert {path.parts[0] for path in Page("table01", "mini").files(ours)} == {
+        "scores",
+        "ablate",
+        "drift",
+    }
     listed = {str(path) for path in Page("figure3", "mini").files(ours)}
-    assert {"scores/clip_b32-8/scores.csv", "samples/clip_b32-8/samples.csv", "samples/clip_b32-8/run.json"} <= listed
+    assert {
+        "scores/clip_b32-8/scores.csv",
+        "samples/clip_b32-8/samples.csv",
+        "samples/clip_b32-8/run.json",
+    } <= listed
 
 
 def test_signs_can_be_read_without_colour():
@@ -34,10 +46,14 @@ def test_settings_are_read_without_the_notation_of_programs():
 
 @pytest.mark.parametrize("panel", figures.PANELS)
 def test_a_figure_has_the_same_bytes_twice_and_no_outside_link(results, panel):
-    first, second = (Page("figure1", "mini").figure(panel).bundle["image/svg+xml"] for _ in range(2))
+    first, second = (
+        Page("figure1", "mini").figure(panel).bundle["image/svg+xml"] for _ in range(2)
+    )
     assert first == second and len(first) < 120_000
     tree = ElementTree.fromstring(first.split("?>", 1)[1])
-    links = [value for node in tree.iter() for key, value in node.attrib.items() if key.endswith("href")]
+    links = [
+        value for node in tree.iter() for key, value in node.attrib.items() if key.endswith("href")
+    ]
     assert all(link.startswith(("#", "data:")) for link in links)
 
 
@@ -52,14 +68,18 @@ def test_drawing_leaves_the_settings_of_matplotlib_alone(results):
 def test_bars_tell_the_accuracies_of_the_table(results):
     drawn = figures.accuracies(Evidence("mini", "clip_b32", "8")).axes[0]
     bars = dict(zip(["base", "merged", "featcal", "expert"], drawn.containers, strict=True))
-    assert [bar.get_width() for bar in bars["merged"]] == pytest.approx([64 + 0.5 * i for i in range(len(TASKS))])
+    assert [bar.get_width() for bar in bars["merged"]] == pytest.approx(
+        [64 + 0.5 * i for i in range(len(TASKS))]
+    )
     assert drawn.get_xlabel() == "top-1 accuracy (%)"
 
 
 def test_ranges_name_what_lies_outside(results):
     assert "✓ all met" in overview.ranges("mini").text
     assert choice.ranges_met([60.0], [70.0], [70.0], [95.0]) == "✗ outside: base"
-    assert choice.ranges_met([50.0], [60.0], [75.0], [84.0]) == "✗ outside: experts, task arithmetic"
+    assert (
+        choice.ranges_met([50.0], [60.0], [75.0], [84.0]) == "✗ outside: experts, task arithmetic"
+    )
 
 
 def test_the_project_is_found_by_climbing_and_otherwise_named(tmp_path):
@@ -81,7 +101,9 @@ def test_the_project_is_found_by_climbing_and_otherwise_named(tmp_path):
         ("corrupted", "scores/clip_b32-8/scores.csv", {"corruption": "clean", "method": "featcal"}),
     ],
 )
-def test_rows_that_were_picked_before_are_picked_anew_from_a_changed_file(kind, file, wanted, results):
+def test_rows_that_were_picked_before_are_picked_anew_from_a_changed_file(
+    kind, file, wanted, results
+):
     def found():
         return select(Evidence("mini", "clip_b32", "8").table(kind), wanted)
 

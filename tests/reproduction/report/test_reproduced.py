@@ -1,4 +1,6 @@
-"""Values of the suite `paper` against the printed ones, as printed and corrected; silence in every other suite."""
+"""Values of the suite `paper` against the printed ones, as printed and corrected; silence in every
+other suite.
+"""
 
 from pathlib import Path
 
@@ -25,8 +27,16 @@ def project(tmp_path, monkeypatch):
     return folder
 
 
-def write_as_printed(folder: Path, role: str, pool: str, number: str, moved: dict[tuple[str, str, str], float] | None = None):
-    """Scores that are the paper's corrected values of one table, but for what is moved; counts make standard errors small."""
+def write_as_printed(
+    folder: Path,
+    role: str,
+    pool: str,
+    number: str,
+    moved: dict[tuple[str, str, str], float] | None = None,
+):
+    """Scores that are the paper's corrected values of one table, but for what is moved; counts make
+    standard errors small.
+    """
     frame = corrected_table(number)
     frame = frame[frame["model"] == PAPER_MODELS[role]] if frame["model"].nunique() > 1 else frame
     rows = []
@@ -36,41 +46,74 @@ def write_as_printed(folder: Path, role: str, pool: str, number: str, moved: dic
         if number in ("table04", "table14") and method == "expert" and not cell["setting"]:
             continue  # a row of the highest values, which no model has
         value = cell["value"] + (moved or {}).get((upstream, method, task), 0.0)
-        words = {"suite": "paper", "role": role, "pool": pool, "upstream": upstream, "method": method, "metric": "accuracy"}
+        words = {
+            "suite": "paper",
+            "role": role,
+            "pool": pool,
+            "upstream": upstream,
+            "method": method,
+            "metric": "accuracy",
+        }
         setting = "paper" if calibrated else cell["setting"]
         rows.append(
-            words | {"setting": setting, "task": task, "seed": "42" if calibrated else "", "value": value, "count": 10**7}
+            words
+            | {
+                "setting": setting,
+                "task": task,
+                "seed": "42" if calibrated else "",
+                "value": value,
+                "count": 10**7,
+            }
         )
     write_rows(folder / f"scores/{role}-{pool}/scores.csv", rows, SCORES)
 
 
 def cells(role: str, pool: str, number: str) -> dict[tuple[str, str], Compared]:
-    return {(one.row, one.column): one for one in reproduced.compared(Evidence("paper", role, pool), number)}
+    return {
+        (one.row, one.column): one
+        for one in reproduced.compared(Evidence("paper", role, pool), number)
+    }
 
 
 def test_a_tolerance_is_rounding_and_two_standard_errors_of_images_and_of_both_sides_seeds():
     known = Estimate(80.0, None, 1, told=0.04)
     assert tolerance(known) == pytest.approx(0.05 + 2 * 0.2)
-    assert tolerance(known, spread=0.3) == pytest.approx(0.05 + 2 * (0.04 + 0.09) ** 0.5), "the paper's one run of a known spread"
+    assert tolerance(known, spread=0.3) == pytest.approx(0.05 + 2 * (0.04 + 0.09) ** 0.5), (
+        "the paper's one run of a known spread"
+    )
     assert tolerance(known, spread=0.3, seeds=3) == pytest.approx(0.05 + 2 * (0.04 + 0.03) ** 0.5)
     ours = Estimate(80.0, 0.6, 3, told=0.04)
-    assert tolerance(ours) == pytest.approx(0.05 + 2 * (0.04 + 0.36) ** 0.5), "ours, where it prints none"
+    assert tolerance(ours) == pytest.approx(0.05 + 2 * (0.04 + 0.36) ** 0.5), (
+        "ours, where it prints none"
+    )
 
 
-def test_the_printed_tables_reproduce_themselves_and_what_is_moved_differs_by_what_it_was_moved(project):
+def test_the_printed_tables_reproduce_themselves_and_what_is_moved_differs_by_what_it_was_moved(
+    project,
+):
     write_as_printed(project, "clip_b32", "8", "table01", {("wudi", "featcal", "dtd"): 1.0})
     found = cells("clip_b32", "8", "table01")
     assert len(found) == len(paper_table("table01"))
     moved = found["WUDI-Merging w/ FeatCal", "dtd"]
-    assert not moved.as_printed and moved.ours - moved.printed == pytest.approx(1.0) and moved.allowed < 0.1
+    assert (
+        not moved.as_printed
+        and moved.ours - moved.printed == pytest.approx(1.0)
+        and moved.allowed < 0.1
+    )
     missed = {key for key, one in found.items() if not one.as_printed and key[1] != AVERAGE}
-    assert missed == {(moved.row, moved.column)}, "averages are means of printed cells here, which are rounded"
+    assert missed == {(moved.row, moved.column)}, (
+        "averages are means of printed cells here, which are rounded"
+    )
 
 
 def test_a_rotated_row_is_reproduced_in_its_corrected_form_only(project):
     write_as_printed(project, "clip_b32", "14", "table08")
     rotated = cells("clip_b32", "14", "table08")["Task Arithmetic", "mnist"]
-    assert (rotated.as_printed, rotated.as_corrected, rotated.corrected) == (False, True, 85.6) and rotated.doubt
+    assert (rotated.as_printed, rotated.as_corrected, rotated.corrected) == (
+        False,
+        True,
+        85.6,
+    ) and rotated.doubt
     text = accuracies.measured(Page("table08", "paper")).text
     assert "printed 48.2: differs by +37.4" in text and "corrected 85.6: reproduced" in text
     assert "more in the corrected form of a doubtful cell" in text
@@ -79,7 +122,9 @@ def test_a_rotated_row_is_reproduced_in_its_corrected_form_only(project):
 def test_the_paper_s_own_seeds_count_where_it_repeats_an_experiment(project):
     write_as_printed(project, "clip_b32", "8", "table01")
     found = cells("clip_b32", "8", "table01")
-    assert found["Task Arithmetic w/ Surgery", AVERAGE].allowed == pytest.approx(ROUNDING + 2 * 0.2, abs=0.01)
+    assert found["Task Arithmetic w/ Surgery", AVERAGE].allowed == pytest.approx(
+        ROUNDING + 2 * 0.2, abs=0.01
+    )
     assert found["WUDI-Merging w/ Surgery", AVERAGE].allowed < 0.1
 
 
@@ -96,8 +141,14 @@ def test_every_page_of_values_says_what_is_reproduced_and_how_many(project, plac
 def test_the_highest_of_base_and_experts_is_held_against_the_llamas_fine_tuned_row(project):
     write_as_printed(project, "llama_3b", "mergebench", "table14")
     found = cells("llama_3b", "mergebench", "table14")
-    assert found["Fine-tuned (STL)", "arc_challenge"].ours == 73.1 == found["Pre-trained", "arc_challenge"].ours
-    assert found["Fine-tuned (STL)", AVERAGE].as_printed and found["Math expert", "gsm8k"].as_printed
+    assert (
+        found["Fine-tuned (STL)", "arc_challenge"].ours
+        == 73.1
+        == found["Pre-trained", "arc_challenge"].ours
+    )
+    assert (
+        found["Fine-tuned (STL)", AVERAGE].as_printed and found["Math expert", "gsm8k"].as_printed
+    )
 
 
 def test_averages_of_table_2_are_those_of_the_other_experiments(project):
@@ -111,7 +162,10 @@ def test_averages_of_table_2_are_those_of_the_other_experiments(project):
 def test_nothing_is_run_yet_is_said_and_is_no_error(project):
     assert "not run: nothing to hold against" in against_printed("table01", "paper")
     assert "Against the paper" not in Page("table01", "paper").banner().text
-    assert budget.means(Page("table12", "paper")).text and corrupted.averages(Page("table06", "paper")).text
+    assert (
+        budget.means(Page("table12", "paper")).text
+        and corrupted.averages(Page("table06", "paper")).text
+    )
 
 
 def test_studies_are_compared_by_number_of_images_and_by_damage(tmp_path, monkeypatch):
@@ -119,12 +173,16 @@ def test_studies_are_compared_by_number_of_images_and_by_damage(tmp_path, monkey
     for kind in ("samples", "samples.correct", "corrupted", "corrupted.correct"):
         path = folder / kind.partition(".")[0] / f"clip_b32-8/{kind}.csv"
         frame = pd.read_csv(path, dtype=str, keep_default_na=False)
-        frame[frame["setting"] != "paper"].replace({"setting": {"suite": "paper"}}).to_csv(path, index=False)
+        frame[frame["setting"] != "paper"].replace({"setting": {"suite": "paper"}}).to_csv(
+            path, index=False
+        )
     monkeypatch.chdir(tmp_path)
     budgets = reproduced.budgets(Evidence("paper", "clip_b32", "8"))
     assert {one.column for one in budgets} == {"n = 8", "n = 64", "n = 512"} and len(budgets) == 9
     assert "Against the paper’s own values" in budget.means(Page("table12", "paper")).text
-    assert any(one.column == "Fog" for one in reproduced.damaged(Evidence("paper", "clip_b32", "8")))
+    assert any(
+        one.column == "Fog" for one in reproduced.damaged(Evidence("paper", "clip_b32", "8"))
+    )
 
 
 def test_other_suites_are_compared_by_claim_and_never_by_value(tmp_path, monkeypatch):

@@ -1,4 +1,6 @@
-"""Pages on numbers of images and on costs: what is read off invented results, and what is said where nothing was measured."""
+"""Pages on numbers of images and on costs: what is read off invented results, and what is said
+where nothing was measured.
+"""
 
 import json
 
@@ -25,12 +27,18 @@ def changed(results, kind, change):
 
 def test_a_time_is_one_run_and_names_its_machine(results):
     verdict = judged("t5_surgery", results)
-    assert (verdict.word, verdict.met, verdict.margin) == ("one run", True, 60.0)  # 80 s as published against 4 times 5 s
+    assert (verdict.word, verdict.met, verdict.margin) == (
+        "one run",
+        True,
+        60.0,
+    )  # 80 s as published against 4 times 5 s
     assert verdict.detail.endswith("; invented, 2 cores")
 
 
 def test_kept_features_are_another_row_than_the_published_procedure(results):
-    assert judged("t13_surgery_kept", results).word == "does not hold"  # 4 s with kept features against 5 s
+    assert (
+        judged("t13_surgery_kept", results).word == "does not hold"
+    )  # 4 s with kept features against 5 s
     published = judged("t13_surgery", results)  # 80 s, of one run
     assert (published.word, published.met) == ("one run", True)
     assert not judged("t5_surgery_kept", results).met
@@ -53,7 +61,10 @@ def test_a_claim_about_every_number_of_images_fails_with_one(results):
     path = results / "samples/clip_b32-8/samples.csv"
     lines = path.read_text().splitlines()
     low = [
-        ",".join([*line.split(",")[:-2], "40.0000", "500"]) if ",featcal," in line and ",64," in line else line for line in lines
+        ",".join([*line.split(",")[:-2], "40.0000", "500"])
+        if ",featcal," in line and ",64," in line
+        else line
+        for line in lines
     ]
     path.write_text("\n".join(low) + "\n")
     forget_answers(results)
@@ -63,7 +74,10 @@ def test_a_claim_about_every_number_of_images_fails_with_one(results):
 
 def test_most_of_a_gain_is_more_than_half_of_it(results):
     verdict = judged("f3_most", results)
-    assert verdict.word == "holds" and verdict.detail == "13.0 points above the lower model against 4.0 below the upper"
+    assert (
+        verdict.word == "holds"
+        and verdict.detail == "13.0 points above the lower model against 4.0 below the upper"
+    )
     assert verdict.margin == pytest.approx(13 - 4)
 
 

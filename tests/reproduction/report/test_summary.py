@@ -21,15 +21,23 @@ def rows(kind: str) -> list[dict[str, str]]:
 
 
 def values(measure: str, found: list[dict[str, str]], **wanted: str) -> list[float]:
-    return [float(row[measure]) for row in found if all(row[key] == value for key, value in wanted.items())]
+    return [
+        float(row[measure])
+        for row in found
+        if all(row[key] == value for key, value in wanted.items())
+    ]
 
 
 def test_metrics_are_averages_of_the_scores():
     found, scores = summary.metrics(Evidence("mini", "clip_b32", "8")), rows("scores")
     ours = values("value", scores, upstream="task_arithmetic", method="featcal", setting="suite")
     assert found["task_arithmetic"]["featcal"] == pytest.approx(mean(ours), abs=1e-4)
-    assert found["wudi"]["merged"] == pytest.approx(mean(values("value", scores, upstream="wudi", method="merged")), abs=1e-4)
-    assert found["expert"] == pytest.approx(mean(values("value", scores, method="expert")), abs=1e-4)
+    assert found["wudi"]["merged"] == pytest.approx(
+        mean(values("value", scores, upstream="wudi", method="merged")), abs=1e-4
+    )
+    assert found["expert"] == pytest.approx(
+        mean(values("value", scores, method="expert")), abs=1e-4
+    )
 
 
 def test_plots_hold_every_task_and_every_block():
@@ -41,22 +49,44 @@ def test_plots_hold_every_task_and_every_block():
     )
     blocks = summary.by_block(ours)
     assert [row["block"] for row in blocks] == list(range(1, len(blocks) + 1))
-    first = values("relative_drift", drift, method="featcal", setting="suite", upstream="task_arithmetic", block="00")
+    first = values(
+        "relative_drift",
+        drift,
+        method="featcal",
+        setting="suite",
+        upstream="task_arithmetic",
+        block="00",
+    )
     assert blocks[0]["featcal"] == pytest.approx(mean(first), abs=1e-6)
 
 
-def test_claims_as_data_hold_every_claim_and_the_squares_of_noise_by_source_add_up(tmp_path, monkeypatch):
+def test_claims_as_data_hold_every_claim_and_the_squares_of_noise_by_source_add_up(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(write_project(tmp_path))
     found = summary.claims_as_data("mini")["claims"]
     assert list(found) == [claim.id for claim in claims()]
     split = [entry["noise"] for entry in found.values() if entry["noise"].get("draws") is not None]
-    assert split and all(math.hypot(n["draws"], n["test_samples"]) == pytest.approx(n["total"], abs=1e-5) for n in split)
-    clear = [entry for entry in found.values() if entry["verdict"] in ("holds", "does not hold") and "draws" in entry["noise"]]
-    assert clear and all((e["margin"] > e["noise"]["total"]) == (e["verdict"] == "holds") for e in clear)
+    assert split and all(
+        math.hypot(n["draws"], n["test_samples"]) == pytest.approx(n["total"], abs=1e-5)
+        for n in split
+    )
+    clear = [
+        entry
+        for entry in found.values()
+        if entry["verdict"] in ("holds", "does not hold") and "draws" in entry["noise"]
+    ]
+    assert clear and all(
+        (e["margin"] > e["noise"]["total"]) == (e["verdict"] == "holds") for e in clear
+    )
 
 
 def test_a_suite_without_results_has_no_metric_and_claims_that_were_not_run(tmp_path, monkeypatch):
     monkeypatch.chdir(write_project(tmp_path, empty=True))
     ours = Evidence("mini", "clip_b32", "8")
-    assert summary.metrics(ours) == {} and summary.by_task(ours) == [] and summary.by_block(ours) == []
-    assert {entry["verdict"] for entry in summary.claims_as_data("mini")["claims"].values()} == {"not run"}
+    assert (
+        summary.metrics(ours) == {} and summary.by_task(ours) == [] and summary.by_block(ours) == []
+    )
+    assert {entry["verdict"] for entry in summary.claims_as_data("mini")["claims"].values()} == {
+        "not run"
+    }

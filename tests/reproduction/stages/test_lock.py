@@ -1,4 +1,6 @@
-"""Every dvc.lock has an entry for each stage of the dvc.yaml beside it, and none of a stage that is gone."""
+"""Every dvc.lock has an entry for each stage of the dvc.yaml beside it, and none of a stage that is
+gone.
+"""
 
 import pytest
 import yaml
@@ -11,7 +13,11 @@ from pipeline import ROOT, files
 def test_the_stages_in_a_lock_are_those_of_its_part_of_the_pipeline(file):
     lock = file.with_name("dvc.lock")
     locked = set(yaml.safe_load(lock.read_text())["stages"]) if lock.is_file() else set()
-    stages = {name for name, at in resolved().nodes.data("file") if at == str(file.relative_to(ROOT))}
+    stages = {
+        name for name, at in resolved().nodes.data("file") if at == str(file.relative_to(ROOT))
+    }
     assert stages
-    assert locked - stages == set(), f"{file}: the lock beside it has stages that are gone; delete them there"
+    assert locked - stages == set(), (
+        f"{file}: the lock beside it has stages that are gone; delete them there"
+    )
     assert stages - locked == set(), f"{file}: stages that were never run; run `dvc repro`"

@@ -1,4 +1,6 @@
-"""Jobs in processes of their own: each has a fresh one, at most so many at a time, and whatever ends badly is told by name."""
+"""Jobs in processes of their own: each has a fresh one, at most so many at a time, and whatever
+ends badly is told by name.
+"""
 
 import os
 import time

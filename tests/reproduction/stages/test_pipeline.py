@@ -1,4 +1,6 @@
-"""The pipeline: every stage depends on the code that can change its numbers, and the results in git are the ones it made."""
+"""The pipeline: every stage depends on the code that can change its numbers, and the results in git
+are the ones it made.
+"""
 
 import ast
 import json
@@ -25,7 +27,8 @@ STAGES = (
     "prepare_sentences", "merge_sentences",
 )  # fmt: skip
 
-# What no number depends on: messages, settings (their values are params), paths, processes, the record of the run, counters of
+# What no number depends on: messages, settings (their values are params), paths, processes, the
+# record of the run, counters of
 # bytes, and files that appear complete or not at all.
 EXEMPT = {
     "featcal/__init__.py",
@@ -115,39 +118,61 @@ def definition(stage: str) -> dict:
 
 def dependencies(stage: str) -> list[str]:
     """The deps of a stage that are files of the package."""
-    return [dep for dep in definition(stage)["deps"] if dep.startswith(("featcal/", "reproduction/"))]
+    return [
+        dep for dep in definition(stage)["deps"] if dep.startswith(("featcal/", "reproduction/"))
+    ]
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_stage_depends_on_the_code_that_can_change_its_numbers(stage):
-    verb = definition(stage)["cmd"].split()[2]  # a stage of larger pools or texts may run the same code
+    verb = definition(stage)["cmd"].split()[
+        2
+    ]  # a stage of larger pools or texts may run the same code
     apart = PUBLISHED if stage == "field" else DRAWING | PUBLISHED
     needed = closure(f"reproduction/stages/{verb}.py", frozenset(EXEMPT | apart)) - EXEMPT - apart
     if stage in WRITES_SCORES:
         needed.add("featcal/storage/results.py")
     deps = dependencies(stage)
-    missing = {file for file in needed if not any(file == dep or file.startswith(dep + "/") for dep in deps)}
+    missing = {
+        file
+        for file in needed
+        if not any(file == dep or file.startswith(dep + "/") for dep in deps)
+    }
     assert not missing, f"dvc.yaml: {stage} also runs {sorted(missing)}"
-    idle = {dep for dep in deps if dep.startswith("reproduction/stages/")} - closure(f"reproduction/stages/{verb}.py")
+    idle = {dep for dep in deps if dep.startswith("reproduction/stages/")} - closure(
+        f"reproduction/stages/{verb}.py"
+    )
     assert not idle or stage == "page", f"dvc.yaml: {stage} runs nothing of {sorted(idle)}"
 
 
 def test_the_page_that_computes_depends_on_the_code_that_can_change_its_numbers():
     stop = frozenset(EXEMPT | DRAWING | PUBLISHED)
-    needed = closure("reproduction/playground.py", stop) | closure("reproduction/stages/page.py", stop)
+    needed = closure("reproduction/playground.py", stop) | closure(
+        "reproduction/stages/page.py", stop
+    )
     deps = dependencies("playground")
-    missing = {file for file in needed - EXEMPT if not any(file == dep or file.startswith(dep + "/") for dep in deps)}
+    missing = {
+        file
+        for file in needed - EXEMPT
+        if not any(file == dep or file.startswith(dep + "/") for dep in deps)
+    }
     assert not missing, f"dvc.yaml: playground also runs {sorted(missing)}"
 
 
 @pytest.mark.parametrize("stage", (*STAGES, "page_method", "playground"))
 def test_every_dependency_on_code_exists(stage):
-    named = [dep.split("$")[0] for dep in dependencies(stage)]  # up to a part that is filled in per experiment
+    named = [
+        dep.split("$")[0] for dep in dependencies(stage)
+    ]  # up to a part that is filled in per experiment
     assert all((ROOT / dep).exists() for dep in named)
 
 
 RECORD = "run.json"  # seconds and machine, which are gathered from another folder
-MODELS = {"merge": "merged", "calibrate": "calibrated", "adapt": "adapted"}  # by what makes them, the folder they lie in
+MODELS = {
+    "merge": "merged",
+    "calibrate": "calibrated",
+    "adapt": "adapted",
+}  # by what makes them, the folder they lie in
 
 
 def stages_of(pool: object) -> str:
@@ -156,7 +181,9 @@ def stages_of(pool: object) -> str:
 
 
 def stage_of(section: str, run: Any) -> str:
-    """The stage that makes a model: one of a role and pool, but for images with 8 tasks, each merger of which has one."""
+    """The stage that makes a model: one of a role and pool, but for images with 8 tasks, each
+    merger of which has one.
+    """
     stages, one = stages_of(run.pool), ""
     if section == "merge" and run.pool == HEADLINE_POOL:
         stages, one = ("_sentences", "") if run.role == "minilm" else ("", f"-{run.upstream}")
@@ -165,36 +192,53 @@ def stage_of(section: str, run: Any) -> str:
 
 @pytest.mark.parametrize("section", MODELS)
 def test_every_model_of_params_yaml_is_made_by_one_stage_and_scored(section):
-    """By `evaluate`, and what of language models begins from other mergers than task arithmetic by the study beyond the paper."""
+    """By `evaluate`, and what of language models begins from other mergers than task arithmetic by
+    the study beyond the paper.
+    """
     graph, folder = resolved(), f"outputs/mini/{MODELS[section]}"
     for key, run in getattr(load_experiments(ROOT / "params.yaml"), section).items():
         assert f"{folder}/{key}" in graph.nodes[stage_of(section, run)]["outs"], key
         beyond = isinstance(run.pool, str) and run.upstream != "task_arithmetic"
-        evaluate = f"{'beyond' if beyond else f'evaluate{stages_of(run.pool)}'}@{run.role}-{run.pool}"
+        evaluate = (
+            f"{'beyond' if beyond else f'evaluate{stages_of(run.pool)}'}@{run.role}-{run.pool}"
+        )
         if beyond and run.options is None:
             continue
         assert f"{folder}/{key}" in graph.nodes[evaluate]["deps"], key
 
 
 def test_every_study_is_gathered():
-    """A study by its key is made by the stage of its name, and its files go to results by one that gathers them."""
+    """A study by its key is made by the stage of its name, and its files go to results by one that
+    gathers them.
+    """
     graph = resolved()
     cmds = {cmd: name for name, cmd in graph.nodes.data("cmd")}
     for study, runs in load_experiments(ROOT / "params.yaml").studies.items():
         for key in runs:
             gather = cmds[f"featcal stage gather {study}/{key}"]
             assert f"outputs/mini/{study}/{key}" in graph.nodes[f"{study}@{key}"]["outs"]
-            assert graph.nodes[gather]["deps"] & graph.nodes[f"{study}@{key}"]["outs"] == {f"outputs/mini/{study}/{key}"}
-            shown = gather.replace("request@", "requested@")  # of which `dvc repro` knows the results alone
+            assert graph.nodes[gather]["deps"] & graph.nodes[f"{study}@{key}"]["outs"] == {
+                f"outputs/mini/{study}/{key}"
+            }
+            shown = gather.replace(
+                "request@", "requested@"
+            )  # of which `dvc repro` knows the results alone
             assert f"results/mini/{study}/{key}" in graph.nodes[shown]["outs"]
 
 
 @pytest.mark.parametrize("stage", ["merge_pool"])
 def test_a_larger_pool_is_merged_from_every_folder_with_its_experts(stage):
     suite = load_suite(ROOT, "mini")
-    for role, size in ((role, size) for role, size in load_experiments(ROOT / "params.yaml").prepared if size in (14, 20)):
+    for role, size in (
+        (role, size)
+        for role, size in load_experiments(ROOT / "params.yaml").prepared
+        if size in (14, 20)
+    ):
         for smaller in [n for n in suite.pools if n <= size]:
-            assert f"outputs/mini/prepared/{role}-{smaller}" in resolved().nodes[f"{stage}@{role}-{size}"]["deps"]
+            assert (
+                f"outputs/mini/prepared/{role}-{smaller}"
+                in resolved().nodes[f"{stage}@{role}-{size}"]["deps"]
+            )
 
 
 def test_every_page_shows_files_that_the_pipeline_writes():
@@ -204,26 +248,44 @@ def test_every_page_shows_files_that_the_pipeline_writes():
     shown = {file for files in pages.values() for file in files.values()} - {"."}
     kinds = {str(Path(path).parent) for path in written}
     assert not {f"results/mini/{file}" for file in shown} - written - kinds
-    assert {source.stem for source in (ROOT / "notebooks").glob("*.ipynb")} == {*pages, "method", "playground"}
+    assert {source.stem for source in (ROOT / "notebooks").glob("*.ipynb")} == {
+        *pages,
+        "method",
+        "playground",
+    }
 
 
 def test_claims_and_the_page_for_reviewers_are_made_anew_after_every_run():
     graph = resolved()
     outs = set().union(*(outs for _, outs in graph.nodes.data("outs")))
-    kinds = {str(Path(path).parent) for path in outs if path.startswith("results/") and path.count("/") == 3}
+    kinds = {
+        str(Path(path).parent)
+        for path in outs
+        if path.startswith("results/") and path.count("/") == 3
+    }
     assert kinds and kinds <= graph.nodes["claims"]["deps"] & graph.nodes["artifact"]["deps"]
 
 
 @cache
 def locked(kind: str) -> dict[str, str]:
-    """md5 of every output (outs) or of everything read (deps) in all dvc.lock, by path; of a folder that of its list of files."""
+    """md5 of every output (outs) or of everything read (deps) in all dvc.lock, by path; of a folder
+    that of its list of files.
+    """
     locks = pipeline.files(name="dvc.lock")
-    stages = [stage for lock in locks for stage in yaml.load(lock.read_text(), yaml.CSafeLoader)["stages"].values()]
+    stages = [
+        stage
+        for lock in locks
+        for stage in yaml.load(lock.read_text(), yaml.CSafeLoader)["stages"].values()
+    ]
     return {entry["path"]: entry["md5"] for stage in stages for entry in stage.get(kind, [])}
 
 
 def test_results_in_git_are_what_the_pipeline_wrote():
-    written = {path: digest for path, digest in locked("outs").items() if path.startswith(("results/", "book/pages/"))}
+    written = {
+        path: digest
+        for path, digest in locked("outs").items()
+        if path.startswith(("results/", "book/pages/"))
+    }
     assert any(path.startswith("results/mini/") for path in written)
     wrong = [path for path, digest in written.items() if digest_of(ROOT / path) != digest]
     assert not wrong, f"these files are not what the pipeline wrote: {wrong}"
@@ -231,15 +293,26 @@ def test_results_in_git_are_what_the_pipeline_wrote():
 
 def test_results_in_git_are_the_files_that_were_gathered():
     """Those on request too, which are outputs of a stage that takes them as they are."""
-    gathered = {path: digest for name in ("gather", "request") for path, digest in read_by(name).items()}
+    gathered = {
+        path: digest for name in ("gather", "request") for path, digest in read_by(name).items()
+    }
     assert len(gathered) > len(STUDIES)
-    wrong = [path for path, md5 in gathered.items() if digest_of(ROOT / path.replace("outputs", "results", 1), RECORD) != md5]
+    wrong = [
+        path
+        for path, md5 in gathered.items()
+        if digest_of(ROOT / path.replace("outputs", "results", 1), RECORD) != md5
+    ]
     assert not wrong, f"results/ has other files than the stages found in {wrong}"
 
 
 def read_by(name: str) -> dict[str, str]:
     """md5 of the folders that a block's stages read."""
-    folders = {dep for stage in resolved() if stage.startswith(f"{name}@") for dep in resolved().nodes[stage]["deps"]}
+    folders = {
+        dep
+        for stage in resolved()
+        if stage.startswith(f"{name}@")
+        for dep in resolved().nodes[stage]["deps"]
+    }
     return {path: locked("deps")[path] for path in folders if path.startswith("outputs/")}
 
 
@@ -247,7 +320,11 @@ def digest_of(path: Path, apart: str = "") -> str:
     """What DVC calls a file or a folder.   apart: the name of a file that does not count."""
     if path.is_file():
         return md5(path.read_bytes()).hexdigest()
-    files = {str(file.relative_to(path)): file for file in path.rglob("*") if file.is_file() and file.name != apart}
+    files = {
+        str(file.relative_to(path)): file
+        for file in path.rglob("*")
+        if file.is_file() and file.name != apart
+    }
     listed = [{"md5": digest_of(files[name]), "relpath": name} for name in sorted(files)]
     return md5(json.dumps(listed, sort_keys=True).encode()).hexdigest() + ".dir"
 
@@ -255,4 +332,6 @@ def digest_of(path: Path, apart: str = "") -> str:
 def test_every_result_and_page_in_git_is_an_output_of_the_pipeline():
     present = [*ROOT.glob("results/mini/**/*.*"), *ROOT.glob("book/pages/*.ipynb")]
     names, written = [str(file.relative_to(ROOT)) for file in present], locked("outs")
-    assert not [name for name in names if name not in written and str(Path(name).parent) not in written]
+    assert not [
+        name for name in names if name not in written and str(Path(name).parent) not in written
+    ]

@@ -38,7 +38,11 @@ def test_an_interrupted_prepare_goes_on_with_the_experts_that_are_missing(projec
         run_stage("prepare", "clip_b32-8")
     assert not (project / "outputs/smoke/prepared/clip_b32-8").exists()
     first, made[:] = made[:2], []
-    monkeypatch.setattr(prepare.experts, "write_expert", lambda job, *rest: (made.append(job.task), whole(job, *rest)))
+    monkeypatch.setattr(
+        prepare.experts,
+        "write_expert",
+        lambda job, *rest: (made.append(job.task), whole(job, *rest)),
+    )
     with working_in(project):
         run_stage("prepare", "clip_b32-8")
     assert len(made) == 1 and made[0] not in first
@@ -51,12 +55,22 @@ def test_an_interrupted_prepare_goes_on_with_the_experts_that_are_missing(projec
 
 def test_a_larger_pool_makes_what_no_smaller_one_has_made_nested_or_not(project, monkeypatch):
     made = []
-    monkeypatch.setattr(prepare.experts, "write_expert", lambda job, data, store, pins: made.append(job.task))
-    monkeypatch.setattr(prepare.experts, "write_base_and_heads", lambda *rest: write_nothing(rest[-1]))
+    monkeypatch.setattr(
+        prepare.experts, "write_expert", lambda job, data, store, pins: made.append(job.task)
+    )
+    monkeypatch.setattr(
+        prepare.experts, "write_base_and_heads", lambda *rest: write_nothing(rest[-1])
+    )
     suite = project / "suites/smoke.yaml"
     nested = suite.read_text()
-    for tasks, wanted in (("mnist, svhn, dtd, eurosat", ["eurosat"]), ("eurosat, mnist, gtsrb", ["eurosat", "gtsrb"])):
-        changed = nested.replace("14: [mnist, svhn, dtd, eurosat]", f"14: [{tasks}]\n  20: [mnist, svhn, dtd, eurosat, gtsrb]")
+    for tasks, wanted in (
+        ("mnist, svhn, dtd, eurosat", ["eurosat"]),
+        ("eurosat, mnist, gtsrb", ["eurosat", "gtsrb"]),
+    ):
+        changed = nested.replace(
+            "14: [mnist, svhn, dtd, eurosat]",
+            f"14: [{tasks}]\n  20: [mnist, svhn, dtd, eurosat, gtsrb]",
+        )
         suite.write_text(changed)
         made[:] = []
         with working_in(project):

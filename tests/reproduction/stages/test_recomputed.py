@@ -1,6 +1,8 @@
-"""What another setting of params.yaml makes stale: the experiments it changes, what is made of their outputs, and no others.
+"""What another setting of params.yaml makes stale: the experiments it changes, what is made of
+their outputs, and no others.
 
-Which experiments change is told by what params.yaml is read into; which stages are stale, by what DVC compares.
+Which experiments change is told by what params.yaml is read into; which stages are stale, by what
+DVC compares.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,7 +34,13 @@ SUITE = SETTINGS["suite"]
 
 def counts(value: Any, path: Path = ()) -> Iterator[Path]:
     """Where numbers of samples and seeds stand below a value."""
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    entries = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for name, inner in entries:
         here = (*path, name)
         if name in COUNTS and not isinstance(inner, dict):
@@ -56,8 +64,12 @@ def experiments() -> dict[tuple[str, str], list[Path]]:
     found: dict[tuple[str, str], list[Path]] = {}
     for group, keys in SETTINGS.items():
         for key, entry in keys.items() if isinstance(keys, dict) and group != METHODS else ():
-            places = [path for path in counts(entry, (group, key)) if SUITE in path or STARTS in path]
-            if group == "measure" and not next_seed_is_calibrated(key):  # its seed must be one that is calibrated with
+            places = [
+                path for path in counts(entry, (group, key)) if SUITE in path or STARTS in path
+            ]
+            if group == "measure" and not next_seed_is_calibrated(
+                key
+            ):  # its seed must be one that is calibrated with
                 continue
             if places:
                 found[group, key] = places
@@ -74,7 +86,9 @@ EXPERIMENTS = experiments()
 
 
 def altered(path: Path) -> dict[str, Any]:
-    """The settings with another value at one place; all other entries are those of params.yaml themselves."""
+    """The settings with another value at one place; all other entries are those of params.yaml
+    themselves.
+    """
     old = at(path, SETTINGS)
     value: Any = [*old, max(old) + 1] if isinstance(old, list) else (old or 0) + 1
     for depth in reversed(range(len(path))):
@@ -88,7 +102,9 @@ def touched(settings: dict[str, Any]) -> frozenset[str]:
     """The stages for which settings differ from those of params.yaml."""
     graph = resolved()
     entries = {entry for _, entry in graph.nodes.data("reads") for entry in entry}
-    differing = {e for e in entries if at(tuple(e.split(".")), settings) != at(tuple(e.split(".")), SETTINGS)}
+    differing = {
+        e for e in entries if at(tuple(e.split(".")), settings) != at(tuple(e.split(".")), SETTINGS)
+    }
     return frozenset(stage for stage, reads in graph.nodes.data("reads") if differing & set(reads))
 
 
@@ -97,7 +113,9 @@ def once(reader: Callable[..., Any]) -> Callable[..., Any]:
     first: dict[str, tuple[list[Any], Any]] = {}
 
     def read(key: str, *given: Any) -> Any:
-        if key in first and all(one is other for one, other in zip(first[key][0], given, strict=True)):
+        if key in first and all(
+            one is other for one, other in zip(first[key][0], given, strict=True)
+        ):
             return first[key][1]
         found = reader(key, *given)
         first.setdefault(key, (list(given), found))
@@ -106,12 +124,19 @@ def once(reader: Callable[..., Any]) -> Callable[..., Any]:
     return read
 
 
-READERS = {name: once(getattr(entries, name)) for name in ("merge_runs", "calibrate_runs", "adapt_runs")}
+READERS = {
+    name: once(getattr(entries, name)) for name in ("merge_runs", "calibrate_runs", "adapt_runs")
+}
 
 
 def read(settings: dict[str, Any]) -> Experiments:
-    """What these settings ask for; writing and parsing their text each time would take ten times as long."""
-    with patch.object(experiments_of_params, "read_all", lambda path: settings), patch.multiple(entries, **READERS):
+    """What these settings ask for; writing and parsing their text each time would take ten times as
+    long.
+    """
+    with (
+        patch.object(experiments_of_params, "read_all", lambda path: settings),
+        patch.multiple(entries, **READERS),
+    ):
         return experiments_of_params.load_experiments(pipeline.ROOT / "params.yaml")
 
 
@@ -122,8 +147,15 @@ def runs_of() -> dict[tuple[str, str], Any]:
 
 
 def by_section(found: Experiments) -> dict[tuple[str, str], Any]:
-    sections = {name: getattr(found, name) for name in ("merge", "calibrate", "adapt", "multitask", "measure")}
-    return {(section, key): run for section, runs in (sections | dict(found.studies)).items() for key, run in runs.items()}
+    sections = {
+        name: getattr(found, name)
+        for name in ("merge", "calibrate", "adapt", "multitask", "measure")
+    }
+    return {
+        (section, key): run
+        for section, runs in (sections | dict(found.studies)).items()
+        for key, run in runs.items()
+    }
 
 
 def commands(section: str, key: str, run: Any) -> set[str]:
@@ -137,7 +169,12 @@ def needed(settings: dict[str, Any]) -> set[str]:
     before, after, stages = runs_of(), by_section(read(settings)), set()
     for (section, key), run in after.items():
         if run != before[section, key]:
-            stages |= set().union(*(made_with().get(cmd, set()) for cmd in commands(section, key, run or before[section, key])))
+            stages |= set().union(
+                *(
+                    made_with().get(cmd, set())
+                    for cmd in commands(section, key, run or before[section, key])
+                )
+            )
     return stages
 
 
@@ -156,7 +193,9 @@ def stale(stages: frozenset[str]) -> set[str]:
 
 
 def key_of(stage: str) -> str | None:
-    """What a stage is repeated for: role, pool, and what is done with them; the study before it left out."""
+    """What a stage is repeated for: role, pool, and what is done with them; the study before it
+    left out.
+    """
     key = stage.partition("@")[2]
     study, _, rest = key.partition("-")
     return (rest if study in (*STUDIES, "scores", "drift") else key) or None
@@ -177,11 +216,20 @@ def test_samples_and_seeds_make_stale_what_they_change_and_no_other_experiment(g
     for path in EXPERIMENTS[group, key]:
         settings = altered(path)
         own = touched(settings) - {PLAYGROUND}
-        assert own and needed(settings) <= own, f"{path} changes {sorted(needed(settings) - own)}, which DVC does not see"
-        one = STARTS in path or group not in ("calibrate", "adapt")  # a group is of all that is made of a role and pool
-        assert not one or sum(made_by(stage) == group for stage in own) == 1, f"{path} is a setting of {sorted(own)}"
+        assert own and needed(settings) <= own, (
+            f"{path} changes {sorted(needed(settings) - own)}, which DVC does not see"
+        )
+        one = STARTS in path or group not in (
+            "calibrate",
+            "adapt",
+        )  # a group is of all that is made of a role and pool
+        assert not one or sum(made_by(stage) == group for stage in own) == 1, (
+            f"{path} is a setting of {sorted(own)}"
+        )
         for stage in own:
-            assert made_by(stage) in (group, AGAIN) and below(key_of(stage), key), f"{path} makes {stage} stale"
+            assert made_by(stage) in (group, AGAIN) and below(key_of(stage), key), (
+                f"{path} makes {stage} stale"
+            )
         computed = {s for s in stale(own) if key_of(s) and not s.startswith("page")}
         foreign = {s for s in computed if not below(key_of(s), key)}
         assert not foreign, f"{path} also makes {sorted(foreign)} stale, of another role or pool"
@@ -191,9 +239,15 @@ def test_samples_and_seeds_make_stale_what_they_change_and_no_other_experiment(g
 @pytest.mark.parametrize("key", ["clip_b32-8", "clip_l14-14", "llama_3b-mergebench"])
 def test_what_differs_at_one_merged_model_is_a_setting_of_its_stage_alone(section, key):
     settings = deepcopy(SETTINGS)
-    own = settings[section][key][SUITE]["suite"] if section == "calibrate" else settings[section][key][SUITE]["surgery"]["suite"]
+    own = (
+        settings[section][key][SUITE]["suite"]
+        if section == "calibrate"
+        else settings[section][key][SUITE]["surgery"]["suite"]
+    )
     change = {"suite": {"samples": own["samples"] + 1}}
-    settings[section][key][STARTS]["task_arithmetic"] = change if section == "calibrate" else {"surgery": change}
+    settings[section][key][STARTS]["task_arithmetic"] = (
+        change if section == "calibrate" else {"surgery": change}
+    )
     assert touched(settings) == needed(settings) and len(touched(settings)) == 1
 
 

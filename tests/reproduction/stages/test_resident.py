@@ -1,4 +1,6 @@
-"""Stages forked from a process that has the imports behave as if started where they were asked for."""
+"""Stages forked from a process that has the imports behave as if started where they were asked
+for.
+"""
 
 import os
 import signal
@@ -14,7 +16,8 @@ from featcal.cli import start
 from reproduction.stages import resident
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="stages are forked on Linux only")
-# A server without the imports, whose command tells what it was given, sleeps, or returns the number it is asked for.
+# A server without the imports, whose command tells what it was given, sleeps, or returns the number
+# it is asked for.
 SERVER = """
 import os, signal, sys, time
 from pathlib import Path
@@ -76,16 +79,23 @@ def begun(process):
 
 def test_a_stage_has_folder_variables_and_output_of_who_asked(server, tmp_path):
     process = client(server, "0", "0", cwd=tmp_path, env=os.environ | {"COLOUR": "red"})
-    assert process.communicate(timeout=60)[0].splitlines() == [f"begun 0 0 {tmp_path} red True", "code 0"]
+    assert process.communicate(timeout=60)[0].splitlines() == [
+        f"begun 0 0 {tmp_path} red True",
+        "code 0",
+    ]
 
 
 @pytest.mark.parametrize("code", [2, 130])
 def test_the_exit_code_comes_back(server, code):
-    assert client(server, str(code), "0").communicate(timeout=60)[0].splitlines()[-1] == f"code {code}"
+    assert (
+        client(server, str(code), "0").communicate(timeout=60)[0].splitlines()[-1] == f"code {code}"
+    )
 
 
 def test_a_fork_that_ends_leaves_nothing_undone(tmp_path):
-    """Threads have ended, handlers were called, and what was printed has arrived; the interpreter is not taken apart."""
+    """Threads have ended, handlers were called, and what was printed has arrived; the interpreter
+    is not taken apart.
+    """
     code = """
 import atexit, sys, threading, time
 from reproduction.stages import resident
@@ -98,7 +108,11 @@ print("printed")
 resident.leave(3)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout.split(), done.stderr) == (3, ["printed", "thread", "handler"], "")
+    assert (done.returncode, done.stdout.split(), done.stderr) == (
+        3,
+        ["printed", "thread", "handler"],
+        "",
+    )
 
 
 def test_two_stages_run_side_by_side(server):
@@ -125,7 +139,12 @@ def test_ctrl_c_before_the_fork_is_known_reaches_it_too(tmp_path):
         _, descriptors, _, _ = socket.recv_fds(line, resident.LONGEST, 3)
         time.sleep(0.2)  # it waits for the number
         process.send_signal(signal.SIGINT)
-        with subprocess.Popen([sys.executable, "-c", ASKED], stdout=subprocess.PIPE, text=True) as asked, line:
+        with (
+            subprocess.Popen(
+                [sys.executable, "-c", ASKED], stdout=subprocess.PIPE, text=True
+            ) as asked,
+            line,
+        ):
             assert asked.stdout.readline() == "ready\n"
             line.send(str(asked.pid).encode())
             assert asked.wait(timeout=30) == -signal.SIGINT
@@ -155,7 +174,9 @@ def test_the_first_to_ask_starts_it_and_none_is_asked_in_vain(tmp_path, monkeypa
     assert resident.ask(["--version"], ()) is None
 
 
-@pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR"])
+@pytest.mark.parametrize(
+    "variable", ["OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR"]
+)
 def test_the_address_follows_files_and_variables(variable, tmp_path, monkeypatch):
     package = tmp_path / "featcal"
     package.mkdir()
@@ -190,14 +211,25 @@ def test_only_stages_that_dvc_runs_without_a_gpu_ask(monkeypatch, tmp_path):
 def test_stages_that_import_little_and_other_commands_are_run_where_they_are(monkeypatch):
     asked = []
     monkeypatch.setattr(resident, "GPUS", ())
-    monkeypatch.setattr(resident, "ask", lambda arguments, imports: asked.append((arguments[1], set(imports))) or 0)
+    monkeypatch.setattr(
+        resident, "ask", lambda arguments, imports: asked.append((arguments[1], set(imports))) or 0
+    )
     monkeypatch.setenv("DVC_STAGE", "merge@clip_b32-8")
     monkeypatch.delenv(resident.FORKED, raising=False)
     for line in (["stage", "gather", "x"], ["stage"], ["merge", "average"], [], ["--version"]):
         assert resident.stage(line) is None
-    assert resident.stage(["stage", "merge", "clip_b32-8"]) == resident.stage(["stage", "page", "table01"]) == 0
+    assert (
+        resident.stage(["stage", "merge", "clip_b32-8"])
+        == resident.stage(["stage", "page", "table01"])
+        == 0
+    )
     (merge, torch), (page, papermill) = asked
-    assert merge == "merge" and set(resident.TORCH) < torch and page == "page" and "papermill" in papermill
+    assert (
+        merge == "merge"
+        and set(resident.TORCH) < torch
+        and page == "page"
+        and "papermill" in papermill
+    )
     assert not papermill & set(resident.TORCH)
 
 

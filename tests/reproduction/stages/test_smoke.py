@@ -1,4 +1,6 @@
-"""The whole graph from nothing on the smoke suite: what every stage leaves behind, and one chain of it through DVC itself."""
+"""The whole graph from nothing on the smoke suite: what every stage leaves behind, and one chain of
+it through DVC itself.
+"""
 
 import json
 import os
@@ -58,21 +60,39 @@ def test_every_model_of_the_pool_has_a_score_on_every_task(graph):
     rows = read_rows(work / "results/smoke/scores/clip_b32-8/scores.csv", SCORES)
     params, key = smoke_params(), "clip_b32-8"
     calibrated = len(RUN["calibrate"]) * len(params["calibrate"][key]["smoke"]) * len(FEW["seeds"])
-    adapted = 4 + 2 + 3  # settings of two adapters behind one merged model, and of the third behind another
+    adapted = (
+        4 + 2 + 3
+    )  # settings of two adapters behind one merged model, and of the third behind another
     models = 3 + len(params["merge"][key]) + calibrated + adapted
     assert len(rows) == 3 * models
     assert {row["task"] for row in rows} == {"mnist", "svhn", "dtd"}
     assert all(0 <= row["value"] <= 100 and row["count"] == 60 for row in rows)
     methods = {"base", "expert", "multitask", "merged", "featcal", *ADAPTERS}
     assert {row["method"] for row in rows} == methods
-    named = [tuple(row[column] for column in ("upstream", "method", "setting", "seed", "task")) for row in rows]
+    named = [
+        tuple(row[column] for column in ("upstream", "method", "setting", "seed", "task"))
+        for row in rows
+    ]
     assert len(set(named)) == len(named)
 
 
 def test_of_every_score_that_is_an_accuracy_the_right_samples_are_kept(graph):
     work, _ = graph
-    columns = {"scores": SCORES, "ablate": SCORES, "samples": SAMPLES, "cost": AUDIT, "sweep": SWEEP, "corrupted": CORRUPTED}
-    columns |= {"choices": CHOICES, "tune": TUNE, "beyond": BEYOND, "expert_seeds": EXPERT_SEEDS, "field": SCORES}
+    columns = {
+        "scores": SCORES,
+        "ablate": SCORES,
+        "samples": SAMPLES,
+        "cost": AUDIT,
+        "sweep": SWEEP,
+        "corrupted": CORRUPTED,
+    }
+    columns |= {
+        "choices": CHOICES,
+        "tune": TUNE,
+        "beyond": BEYOND,
+        "expert_seeds": EXPERT_SEEDS,
+        "field": SCORES,
+    }
     columns |= {"second_encoder": SCORES}
     files = list((work / "results/smoke").rglob("*.correct.csv"))
     assert {path.name.split(".")[0] for path in files} == set(columns)
@@ -84,7 +104,9 @@ def test_of_every_score_that_is_an_accuracy_the_right_samples_are_kept(graph):
         for row, right in zip(scores, kept, strict=True):
             assert all(str(row[c]) == str(right[c]) for c in own if c not in ("value", "count"))
             if row["metric"] == "accuracy":
-                assert row["value"] == round(100 * bits(right["correct"], row["count"]).mean(), 4), (path.name, row)
+                assert row["value"] == round(
+                    100 * bits(right["correct"], row["count"]).mean(), 4
+                ), (path.name, row)
             else:
                 assert right["correct"] == ""
 
@@ -93,13 +115,18 @@ def test_what_an_adapter_saw_of_the_test_images_is_its_draw(graph):
     work, _ = graph
     rows = read_rows(work / "results/smoke/scores/clip_b32-8/seen.csv", SEEN)
     told = {(row["stream"], row["samples"], row["seed"]) for row in rows}
-    assert told == {("test_unlabelled", "16", "42"), ("test_unlabelled", "", "42")}, "the adapters' draw, and AdaMerging's"
+    assert told == {("test_unlabelled", "16", "42"), ("test_unlabelled", "", "42")}, (
+        "the adapters' draw, and AdaMerging's"
+    )
     for row in rows:
         seen = bits(row["seen"], row["count"])
         drawn = range(60) if row["samples"] == "" else sorted(draw_indices(row["task"], 60, 16, 42))
         assert list(np.flatnonzero(seen)) == list(drawn)
     budgets = read_rows(work / "results/smoke/samples/clip_b32-8/samples.seen.csv", SEEN)
-    assert {(r["samples"], int(bits(r["seen"], r["count"]).sum())) for r in budgets} == {("16", 16), ("64", 60)}
+    assert {(r["samples"], int(bits(r["seen"], r["count"]).sum())) for r in budgets} == {
+        ("16", 16),
+        ("64", 60),
+    }
     damaged = read_rows(work / "results/smoke/corrupted/clip_b32-8/corrupted.seen.csv", SEEN)
     assert damaged == [row for row in rows if row["samples"] == "16"]
     assert read_rows(work / "results/smoke/scores/clip_l14-8/seen.csv", SEEN) == []
@@ -109,13 +136,24 @@ def test_what_an_adapter_saw_of_the_test_images_is_its_draw(graph):
 def test_a_larger_pool_scores_every_merger_and_each_with_what_calibrates_it(graph):
     work, _ = graph
     rows = read_rows(work / "results/smoke/scores/clip_b32-14/scores.csv", SCORES)
-    models = [(row["upstream"], row["method"], row["setting"]) for row in rows if row["task"] == "eurosat"]
-    made = [("merged", ""), ("featcal", "suite"), *((m, setting) for m in ADAPTERS for setting in ("suite", "suite_train"))]
+    models = [
+        (row["upstream"], row["method"], row["setting"]) for row in rows if row["task"] == "eurosat"
+    ]
+    made = [
+        ("merged", ""),
+        ("featcal", "suite"),
+        *((m, setting) for m in ADAPTERS for setting in ("suite", "suite_train")),
+    ]
     mergers = smoke_params()["merge"]["clip_b32-14"]
     expected = [(upstream, *kind) for upstream in mergers for kind in made]
-    assert sorted(models) == sorted([("", "base", ""), ("", "expert", ""), *expected]) and len(rows) == 4 * len(models)
+    assert sorted(models) == sorted([("", "base", ""), ("", "expert", ""), *expected]) and len(
+        rows
+    ) == 4 * len(models)
     record = json.loads((work / "results/smoke/scores/clip_b32-14/run.json").read_text())
-    assert len(record["cost"]) == len(mergers) and {"merge@clip_b32-14", "adapt@clip_b32-14"} <= set(record["seconds"])
+    assert len(record["cost"]) == len(mergers) and {
+        "merge@clip_b32-14",
+        "adapt@clip_b32-14",
+    } <= set(record["seconds"])
     for key in ("clip_b32-20", "clip_l14-14"):  # the suite has no such pool, no such role
         assert read_rows(work / f"results/smoke/scores/{key}/scores.csv", SCORES) == []
 
@@ -124,8 +162,14 @@ def test_an_expert_is_made_for_the_smallest_pool_with_its_task(graph):
     work, _ = graph
     prepared = work / "outputs/smoke/prepared"
     assert [path.name for path in (prepared / "clip_b32-14/experts").iterdir()] == ["eurosat"]
-    rows = {pool: read_rows(work / f"results/smoke/scores/clip_b32-{pool}/scores.csv", SCORES) for pool in (8, 14)}
-    found = {pool: {r["task"]: r["value"] for r in rows[pool] if r["method"] == "expert"} for pool in rows}
+    rows = {
+        pool: read_rows(work / f"results/smoke/scores/clip_b32-{pool}/scores.csv", SCORES)
+        for pool in (8, 14)
+    }
+    found = {
+        pool: {r["task"]: r["value"] for r in rows[pool] if r["method"] == "expert"}
+        for pool in rows
+    }
     assert found[8].items() <= found[14].items()
 
 
@@ -133,7 +177,11 @@ def test_what_was_trained_leaves_its_loss_and_a_rescaled_merger_its_sweep(graph)
     work, _ = graph
     losses = read_rows(work / "results/smoke/scores/clip_b32-8/curves.csv", CURVES)
     told = {(row["upstream"], row["method"], row["setting"]) for row in losses}
-    assert ("adamerging", "merged", "") in told and ("task_arithmetic", "surgery", "paper_train") in told
+    assert ("adamerging", "merged", "") in told and (
+        "task_arithmetic",
+        "surgery",
+        "paper_train",
+    ) in told
     assert [row["step"] for row in losses if row["upstream"] == "adamerging"] == ["1", "2", "3"]
     swept = read_rows(work / "results/smoke/ablate/clip_b32-8/scales.csv", SCALES)
     best = max(swept, key=lambda row: (row["value"], -float(row["factor"])))
@@ -145,8 +193,12 @@ def test_every_control_has_a_score_on_every_task(graph):
     study = load_context(work).experiments.studies["ablate"]["clip_b32-8"]
     rows = read_rows(work / "results/smoke/ablate/clip_b32-8/ablate.csv", SCORES)
     wanted = {("anchor", ""), ("rescaled", ""), *(("featcal", name) for name in study.without)}
-    assert {(row["method"], row["setting"]) for row in rows} == wanted and len(rows) == 3 * len(wanted)
-    assert {row["upstream"] for row in rows} == {"task_arithmetic"} and all(row["count"] == 60 for row in rows)
+    assert {(row["method"], row["setting"]) for row in rows} == wanted and len(rows) == 3 * len(
+        wanted
+    )
+    assert {row["upstream"] for row in rows} == {"task_arithmetic"} and all(
+        row["count"] == 60 for row in rows
+    )
 
 
 def test_the_anchor_of_task_arithmetic_is_task_arithmetic_at_a_larger_scale(graph):
@@ -173,51 +225,85 @@ def test_drift_is_measured_at_every_block_for_merged_and_calibrated(graph):
     blocks = ["embeddings", *(f"{i:02d}" for i in range(DEPTH["clip_b32"])), "features"]
     for model in (("merged", ""), ("featcal", "suite"), ("featcal", "paper")):
         for task in ("mnist", "svhn", "dtd"):
-            assert [r["block"] for r in rows if (r["method"], r["setting"], r["task"]) == (*model, task)] == blocks
+            assert [
+                r["block"] for r in rows if (r["method"], r["setting"], r["task"]) == (*model, task)
+            ] == blocks
 
 
 def test_damaged_images_leave_scores_of_every_method_and_examples(graph):
     work, _ = graph
     rows = read_rows(work / "results/smoke/corrupted/clip_b32-8/corrupted.csv", CORRUPTED)
     told = {(row["method"], row["setting"], row["corruption"], row["task"]) for row in rows}
-    assert len(told) == len(rows) == 6 * 2 * 3 and {row["method"] for row in rows} == {"featcal", "surgery", "prob_surgery"}
+    assert len(told) == len(rows) == 6 * 2 * 3 and {row["method"] for row in rows} == {
+        "featcal",
+        "surgery",
+        "prob_surgery",
+    }
     trained = {row["method"] for row in rows if row["setting"] == "suite_train"}
     assert trained == {"surgery", "prob_surgery"}, "adapters on FeatCal's images, too"
     shown = read_rows(work / "results/smoke/corrupted/clip_b32-8/corrupted.examples.csv", EXAMPLES)
-    assert [(row["task"], row["corruption"]) for row in shown] == [("svhn", kind) for kind in ("clean", "motion_blur", "fog")]
+    assert [(row["task"], row["corruption"]) for row in shown] == [
+        ("svhn", kind) for kind in ("clean", "motion_blur", "fog")
+    ]
     with Image.open(work / "results/smoke/corrupted/clip_b32-8/corrupted.examples.png") as sheet:
         assert sheet.size == (3 * 32, 32)
 
 
 def test_drawn_parts_are_scored_where_no_adapter_has_looked(graph):
-    """The smoke suite has 60 test images and three tasks: 16 images are drawn, two tasks make one part, all three another."""
+    """The smoke suite has 60 test images and three tasks: 16 images are drawn, two tasks make one
+    part, all three another.
+    """
     work, _ = graph
     rows = read_rows(work / "results/smoke/task_counts/clip_b32-8/task_counts.csv", TASK_COUNTS)
     assert {row["count"] for row in rows} == {60 - 16}
     told = {(row["upstream"], row["method"], row["setting"]) for row in rows}
     made = [("merged", ""), ("featcal", "suite"), ("featcal", "paper")]
-    made += [(method, setting) for method in ("surgery", "prob_surgery", "mean_shift") for setting in ("suite", "suite_train")]
-    assert told == {("", "expert", ""), *((upstream, *kind) for upstream in ("average", "task_arithmetic") for kind in made)}
-    assert len(rows) == (2 + 3) * len(told) and {(row["tasks"], row["draw"]) for row in rows} == {("2", "0"), ("3", "0")}
-    assert all(float(row["union"]) <= row["value"] + 1e-4 for row in rows)  # as written, to four decimals and to six
+    made += [
+        (method, setting)
+        for method in ("surgery", "prob_surgery", "mean_shift")
+        for setting in ("suite", "suite_train")
+    ]
+    assert told == {
+        ("", "expert", ""),
+        *((upstream, *kind) for upstream in ("average", "task_arithmetic") for kind in made),
+    }
+    assert len(rows) == (2 + 3) * len(told) and {(row["tasks"], row["draw"]) for row in rows} == {
+        ("2", "0"),
+        ("3", "0"),
+    }
+    assert all(
+        float(row["union"]) <= row["value"] + 1e-4 for row in rows
+    )  # as written, to four decimals and to six
     assert all(float(row["mean_drift"]) <= float(row["drift"]) for row in rows)
     assert all(float(row["drift"]) == 0 for row in rows if row["method"] == "expert")
-    classes = json.loads((work / "results/smoke/task_counts/clip_b32-8/task_counts.settings.json").read_text())["classes"]
+    classes = json.loads(
+        (work / "results/smoke/task_counts/clip_b32-8/task_counts.settings.json").read_text()
+    )["classes"]
     assert classes == {"mnist": 10, "svhn": 10, "dtd": 10}
 
 
 def test_a_model_on_two_curves_of_a_sweep_is_made_once_and_told_twice(graph):
     work, _ = graph
     rows = read_rows(work / "results/smoke/sweep/clip_b32-8/sweep.csv", SWEEP)
-    points = {(row["parameter"], row["at"], row["chosen"]): row for row in rows if row["task"] == "dtd"}
-    assert set(points) == {("ridge", "1e-06", "1"), ("ridge", "1", "0"), ("interpolation", "0.9", "1")}
+    points = {
+        (row["parameter"], row["at"], row["chosen"]): row for row in rows if row["task"] == "dtd"
+    }
+    assert set(points) == {
+        ("ridge", "1e-06", "1"),
+        ("ridge", "1", "0"),
+        ("interpolation", "0.9", "1"),
+    }
     assert points["ridge", "1e-06", "1"]["value"] == points["interpolation", "0.9", "1"]["value"]
 
 
 def test_one_choice_after_the_other_is_scored_beside_two_draws_of_the_default(graph):
     work, _ = graph
     rows = read_rows(work / "results/smoke/choices/flan_t5_base-glue/choices.csv", CHOICES)
-    told = [(row["choice"], row["option"], row["default"], row["seed"]) for row in rows if row["task"] == "sst2"]
+    told = [
+        (row["choice"], row["option"], row["default"], row["seed"])
+        for row in rows
+        if row["task"] == "sst2"
+    ]
     changed = [("split", "validation", "0", "42"), ("samples", "8", "0", "42")]
     assert told == [("", "", "1", "42"), ("", "", "1", "43"), *changed]
 
@@ -225,7 +311,11 @@ def test_one_choice_after_the_other_is_scored_beside_two_draws_of_the_default(gr
 def test_settings_are_searched_for_without_labels_and_every_candidate_is_scored(graph):
     work, _ = graph
     for key, task in (("clip_b32-8", "dtd"), ("llama_3b-mergebench", "gsm8k")):
-        rows = [row for row in read_rows(work / f"results/smoke/tune/{key}/tune.csv", TUNE) if row["task"] == task]
+        rows = [
+            row
+            for row in read_rows(work / f"results/smoke/tune/{key}/tune.csv", TUNE)
+            if row["task"] == task
+        ]
         assert [(row["trial"], row["origin"]) for row in rows] == [
             *zip("0123", ("start", "path", "search", "reference"), strict=True)
         ]
@@ -236,14 +326,22 @@ def test_settings_are_searched_for_without_labels_and_every_candidate_is_scored(
 
 def test_final_features_of_models_and_adapters_are_held_against_the_experts(graph):
     work, _ = graph
-    models = {("merged", ""), *(("featcal", s) for s in ("suite", "paper")), *(("surgery", s) for s in ("suite", "paper"))}
+    models = {
+        ("merged", ""),
+        *(("featcal", s) for s in ("suite", "paper")),
+        *(("surgery", s) for s in ("suite", "paper")),
+    }
     rows = read_rows(work / "results/smoke/drift/clip_b32-8/alignment.csv", ALIGNMENT)
     told = {(row["method"], row["setting"], row["task"]) for row in rows}
     assert told == {(*model, task) for model in models for task in ("mnist", "svhn", "dtd")}
     single = read_rows(work / "results/smoke/drift/clip_b32-8/similarity.csv", SIMILARITY)
     assert {row["task"] for row in single} == {"dtd"} and len(single) == 60 * len(models)
     for row in (row for row in rows if row["task"] == "dtd"):
-        own = [s["similarity"] for s in single if (s["method"], s["setting"]) == (row["method"], row["setting"])]
+        own = [
+            s["similarity"]
+            for s in single
+            if (s["method"], s["setting"]) == (row["method"], row["setting"])
+        ]
         assert sum(own) / len(own) == pytest.approx(row["cosine"], abs=1e-4)
     points = read_rows(work / "results/smoke/drift/clip_b32-8/projection.csv", PROJECTION)
     assert len(points) == 3 * 3 * 60
@@ -252,7 +350,9 @@ def test_final_features_of_models_and_adapters_are_held_against_the_experts(grap
 def test_task_vectors_are_those_of_models_and_not_of_adapters(graph):
     work, _ = graph
     rows = read_rows(work / "results/smoke/drift/clip_b32-8/vectors.csv", VECTORS)
-    assert {row["method"] for row in rows} == {"merged", "featcal"} and {row["part"] for row in rows} == {"backbone", "linear"}
+    assert {row["method"] for row in rows} == {"merged", "featcal"} and {
+        row["part"] for row in rows
+    } == {"backbone", "linear"}
     assert all(-1 <= row["cosine"] <= 1 and row["size"] > 0 for row in rows)
     drift = read_rows(work / "results/smoke/drift/clip_b32-8/drift.csv", DRIFT)
     assert {row["method"] for row in drift} == {"merged", "featcal"}
@@ -263,17 +363,24 @@ def test_every_statement_of_the_theory_has_been_checked_and_none_is_violated(gra
     rows = read_rows(work / "results/smoke/theory/clip_b32-8/theory.csv", THEORY)
     worst = [row for row in rows if row["task"] == "" and row["method"] in ("merged", "featcal")]
     held = {row["statement"]: row["value"] for row in worst if row["quantity"] == "room"}
-    numbered = {f"proposition_{i}" for i in (3, 5, 6, 7, 8)} | {"corollary_2", "proposition_8_transport"}
+    numbered = {f"proposition_{i}" for i in (3, 5, 6, 7, 8)} | {
+        "corollary_2",
+        "proposition_8_transport",
+    }
     assert numbered <= set(held) and min(held.values()) >= 0
     shared = {row["statement"]: row["value"] for row in worst if row["quantity"] == "digits"}
     exact = ("proposition_1", "proposition_4", "equation_45")
-    assert min(shared[name] for name in exact) > 10 and {"proposition_2", "proposition_7"} <= set(shared)
+    assert min(shared[name] for name in exact) > 10 and {"proposition_2", "proposition_7"} <= set(
+        shared
+    )
 
 
 def test_every_page_is_executed_without_an_error(graph):
     work, _ = graph
     pages = sorted((work / "book/pages").glob("*.ipynb"))
-    assert [page.stem for page in pages] == sorted(page.stem for page in (work / "notebooks").glob("*.ipynb"))
+    assert [page.stem for page in pages] == sorted(
+        page.stem for page in (work / "notebooks").glob("*.ipynb")
+    )
     for page in pages:
         cells = [cell for cell in nbformat.read(page, 4).cells if cell.cell_type == "code"]
         assert all(cell.execution_count for cell in cells)
@@ -285,24 +392,45 @@ def test_the_playground_is_played_and_its_commands_write_the_model_it_shows(grap
     import torch
     from safetensors.torch import load_file
 
-    cells = {cell["id"]: cell for cell in nbformat.read(work / "book/pages/playground.ipynb", 4).cells}
+    cells = {
+        cell["id"]: cell for cell in nbformat.read(work / "book/pages/playground.ipynb", 4).cells
+    }
     table = cells["accuracies"].outputs[0].data["text/plain"]
     assert "not run" not in table and "MNIST" in table and "Average" in table
-    run = [line.split() for line in cells["commands"].outputs[0].data["text/plain"].replace("\\\n", " ").splitlines()]
+    run = [
+        line.split()
+        for line in cells["commands"]
+        .outputs[0]
+        .data["text/plain"]
+        .replace("\\\n", " ")
+        .splitlines()
+    ]
     assert [words[:2] for words in run] == [["featcal", "merge"], ["featcal", "calibrate"]]
     with working_in(work):
         assert [main(words[1:]) for words in run] == [0, 0]
-        settings = {"ridge": 1e-6, "anchor_blend": 2.0, "interpolation": 0.9, "samples": 64, "test_images": 5}
+        settings = {
+            "ridge": 1e-6,
+            "anchor_blend": 2.0,
+            "interpolation": 0.9,
+            "samples": 64,
+            "test_images": 5,
+        }
         model = playground.play("clip_b32", 8, "task_arithmetic", **settings).model
-    merged, written = (load_file(work / f"outputs/playground/{name}/model.safetensors") for name in ("merged", "calibrated"))
+    merged, written = (
+        load_file(work / f"outputs/playground/{name}/model.safetensors")
+        for name in ("merged", "calibrated")
+    )
     shown = model.state_dict()
 
     def distance(other):
         """How far the written model is from another, over all tensors."""
-        return sum((other[name] - value).double().square().sum() for name, value in written.items()).sqrt()
+        return sum(
+            (other[name] - value).double().square().sum() for name, value in written.items()
+        ).sqrt()
 
     assert distance(shown) < 0.01 * distance(merged)
-    # The plainest kernels round what lies in folders and in memory apart, and λ is small; with all others no bit differs.
+    # The plainest kernels round what lies in folders and in memory apart, and λ is small; with all
+    # others no bit differs.
     plainest = torch.backends.cpu.get_cpu_capability() == "DEFAULT"
     assert plainest or all(torch.equal(value, written[name]) for name, value in shown.items())
 
@@ -310,10 +438,15 @@ def test_the_playground_is_played_and_its_commands_write_the_model_it_shows(grap
 def test_what_each_calibration_cost_lies_beside_the_results(graph):
     work, _ = graph
     record = json.loads((work / "results/smoke/scores/clip_b32-8/run.json").read_text())
-    for upstream, setting in product(RUN["calibrate"], smoke_params()["calibrate"]["clip_b32-8"]["smoke"]):
+    for upstream, setting in product(
+        RUN["calibrate"], smoke_params()["calibrate"]["clip_b32-8"]["smoke"]
+    ):
         costs = record["cost"][f"calibrate@clip_b32-8-{upstream}-{setting}"]
         assert list(costs) == [f"seed {seed}" for seed in FEW["seeds"]]
-        assert all(cost["flops"] > 0 and cost["seconds"] > 0 and cost["peak_host_bytes"] >= 0 for cost in costs.values())
+        assert all(
+            cost["flops"] > 0 and cost["seconds"] > 0 and cost["peak_host_bytes"] >= 0
+            for cost in costs.values()
+        )
 
 
 def test_every_folder_of_results_is_a_copy_with_the_record_of_the_run(graph):
@@ -322,8 +455,13 @@ def test_every_folder_of_results_is_a_copy_with_the_record_of_the_run(graph):
     assert {folder.parent.name for folder in folders} == {"scores", "drift", *STUDIES}
     for folder in folders:
         made = work / "outputs/smoke" / folder.parent.name / folder.name
-        assert {file.name for file in folder.iterdir()} == {"run.json", *(file.name for file in made.iterdir())}
-        assert all((folder / file.name).read_bytes() == file.read_bytes() for file in made.iterdir())
+        assert {file.name for file in folder.iterdir()} == {
+            "run.json",
+            *(file.name for file in made.iterdir()),
+        }
+        assert all(
+            (folder / file.name).read_bytes() == file.read_bytes() for file in made.iterdir()
+        )
         assert json.loads((folder / "run.json").read_text())["seconds"]
 
 
@@ -331,11 +469,14 @@ def test_a_study_with_the_numbers_of_the_pipeline_finds_the_scores_of_the_pipeli
     work, _ = graph
     told = ("upstream", "method", "setting", "task", "seed")
     scores = {
-        tuple(r[c] for c in told): r["value"] for r in read_rows(work / "results/smoke/scores/clip_b32-8/scores.csv", SCORES)
+        tuple(r[c] for c in told): r["value"]
+        for r in read_rows(work / "results/smoke/scores/clip_b32-8/scores.csv", SCORES)
     }
     rows = read_rows(work / "results/smoke/samples/clip_b32-8/samples.csv", SAMPLES)
     assert len(rows) == 3 * (1 + 3 * 2)
-    same = [r for r in rows if r["samples"] in ("0", "16") and r["method"] != "prob_surgery"]  # RUN has none behind this merger
+    same = [
+        r for r in rows if r["samples"] in ("0", "16") and r["method"] != "prob_surgery"
+    ]  # RUN has none behind this merger
     assert len(same) == 3 * 3 and all(scores[tuple(r[c] for c in told)] == r["value"] for r in same)
 
 
@@ -343,9 +484,17 @@ def test_what_was_measured_lies_in_the_run_record_and_the_scores_of_an_audit_in_
     work, _ = graph
     record = json.loads((work / "results/smoke/cost/clip_b32-8/run.json").read_text())
     runs = [(c["method"], c["encode"]) for c in record["cost"]]
-    assert runs == [("featcal", "once"), *((m, e) for e in ("once", "each_step") for m in ("surgery", "prob_surgery"))]
-    assert all(c["seconds"] > 0 and c["memory_mib"] > 0 and c["energy_wh"] is None for c in record["cost"])
-    audited = {(r["method"], r["step"]) for r in read_rows(work / "results/smoke/cost/clip_b32-8/cost.csv", AUDIT)}
+    assert runs == [
+        ("featcal", "once"),
+        *((m, e) for e in ("once", "each_step") for m in ("surgery", "prob_surgery")),
+    ]
+    assert all(
+        c["seconds"] > 0 and c["memory_mib"] > 0 and c["energy_wh"] is None for c in record["cost"]
+    )
+    audited = {
+        (r["method"], r["step"])
+        for r in read_rows(work / "results/smoke/cost/clip_b32-8/cost.csv", AUDIT)
+    }
     assert audited == {(m, s) for m in ("surgery", "prob_surgery") for s in ("1", "3")}
     budgets = json.loads((work / "results/smoke/samples/clip_b32-8/run.json").read_text())["cost"]
     assert [(c["method"], c["samples"], c["images"]) for c in budgets[:4]] == [
@@ -361,7 +510,11 @@ def test_a_calibrated_folder_explains_itself_and_loads(graph):
     told = json.loads((folder / "featcal.json").read_text())
     ridge = smoke_params()["calibrate"]["clip_b32-8"]["smoke"]["suite"]["ridge"]
     assert told["settings"]["ridge"] == ridge
-    assert CLIPVisionModel.from_pretrained(folder).config.num_hidden_layers == len(told["blocks"]) == DEPTH["clip_b32"]
+    assert (
+        CLIPVisionModel.from_pretrained(folder).config.num_hidden_layers
+        == len(told["blocks"])
+        == DEPTH["clip_b32"]
+    )
 
 
 def test_seeds_of_the_draw_give_different_weights_and_nothing_else_does(graph):
@@ -372,19 +525,29 @@ def test_seeds_of_the_draw_give_different_weights_and_nothing_else_does(graph):
 
 @pytest.fixture
 def run_again(tmp_path, monkeypatch, caplog):
-    """`dvc repro` of a target in the current folder, in this process; returns the stages that DVC did not take from its cache."""
+    """`dvc repro` of a target in the current folder, in this process; returns the stages that DVC
+    did not take from its cache.
+    """
     from dvc.repo import Repo
 
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # stages say `featcal`
+    monkeypatch.setenv(
+        "PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    )  # stages say `featcal`
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr("dpath.get", entry)  # which looks at every entry of the settings for each that it finds
+    monkeypatch.setattr(
+        "dpath.get", entry
+    )  # which looks at every entry of the settings for each that it finds
     caplog.set_level("INFO", logger="dvc.stage.run")
 
     def repro(target: str) -> list[str]:
         caplog.clear()
         with Repo() as repo:
             repo.reproduce(target)
-        return [message.split("'")[1] for message in caplog.messages if message.startswith("Running stage")]
+        return [
+            message.split("'")[1]
+            for message in caplog.messages
+            if message.startswith("Running stage")
+        ]
 
     return repro
 
@@ -395,14 +558,21 @@ def switch_to_a_suite_without_roles(work: Path) -> None:
     start, end = text.index("roles:"), text.index("fine_tune:")
     (work / "suites/bare.yaml").write_text(text[:start] + "roles: {clip_b32: null}\n" + text[end:])
     params = settings(work)
-    sections = [entries for name, entries in params.items() if name not in ("suite", "methods", "merge")]
+    sections = [
+        entries for name, entries in params.items() if name not in ("suite", "methods", "merge")
+    ]
     groups = [entry for entries in sections for entry in entries.values()]
-    for group in (*groups, *(group for mergers in params["merge"].values() for group in mergers.values())):
+    for group in (
+        *groups,
+        *(group for mergers in params["merge"].values() for group in mergers.values()),
+    ):
         group["bare"] = None
     write_settings(work, params | {"suite": "bare"})
 
 
-def test_editing_one_ridge_or_the_suite_and_back_reruns_what_it_must_and_nothing_else(graph, run_again, tmp_path):
+def test_editing_one_ridge_or_the_suite_and_back_reruns_what_it_must_and_nothing_else(
+    graph, run_again, tmp_path
+):
     """From the outputs of the graph above, which DVC takes as they are."""
     from dvc.repo import Repo
 
@@ -423,5 +593,7 @@ def test_editing_one_ridge_or_the_suite_and_back_reruns_what_it_must_and_nothing
         assert "pipeline/images/dvc.yaml:evaluate@clip_b32-8" in run_again(target)
         write_settings(work, params)
         cheap = {"pipeline/images/dvc.yaml:prepare_data", "gather@scores-clip_b32-8"}
-        assert set(run_again(target)) <= cheap, "switching back trains, calibrates and evaluates nothing again"
+        assert set(run_again(target)) <= cheap, (
+            "switching back trains, calibrates and evaluates nothing again"
+        )
     assert read_rows(work / "results/smoke/scores/clip_b32-8/scores.csv", SCORES)

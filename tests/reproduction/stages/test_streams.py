@@ -1,4 +1,6 @@
-"""What stages hold of their images: bytes of the pictures that are drawn, never whole splits as numbers."""
+"""What stages hold of their images: bytes of the pictures that are drawn, never whole splits as
+numbers.
+"""
 
 import tracemalloc
 from dataclasses import replace
@@ -38,7 +40,9 @@ def context(monkeypatch):
     images = ImageSet(pixels, PLAIN, np.zeros(40, np.int64), ("a",))
     monkeypatch.setattr(load_task, "load_task", lambda *_: images)
     layout = SimpleNamespace(data_of=lambda role: None, base=lambda role, pool: None)
-    return SimpleNamespace(layout=layout, suite=SimpleNamespace(tasks_of=lambda role, pool: ("mnist", "dtd"))), images
+    return SimpleNamespace(
+        layout=layout, suite=SimpleNamespace(tasks_of=lambda role, pool: ("mnist", "dtd"))
+    ), images
 
 
 def test_a_draw_holds_one_byte_a_value_and_gives_what_the_split_would(context):
@@ -50,7 +54,10 @@ def test_a_draw_holds_one_byte_a_value_and_gives_what_the_split_would(context):
         for _ in range(2):  # every iteration is the same
             batches = list(drawn)
             assert [len(b["pixel_values"]) for b in batches] == [4, 4, 2]
-            assert all(torch.equal(b["pixel_values"], w["pixel_values"]) for b, w in zip(batches, wanted, strict=True))
+            assert all(
+                torch.equal(b["pixel_values"], w["pixel_values"])
+                for b, w in zip(batches, wanted, strict=True)
+            )
 
 
 @pytest.mark.parametrize("samples", [None, 30])
@@ -64,14 +71,21 @@ def test_adapters_that_encode_every_batch_hold_no_more_than_a_batch_as_numbers(c
     batches = [found.batch(numbers)["pixel_values"] for numbers in ([7, 3, 11, 3], [0])]
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    bytes_drawn = 0 if samples is None else pictures * PICTURE  # a draw is held as bytes, a split stays where it is
-    assert len(found) == len(wanted) == pictures and peak < bytes_drawn + 10 * 4 * PICTURE < 4 * pictures * PICTURE
+    bytes_drawn = (
+        0 if samples is None else pictures * PICTURE
+    )  # a draw is held as bytes, a split stays where it is
+    assert (
+        len(found) == len(wanted) == pictures
+        and peak < bytes_drawn + 10 * 4 * PICTURE < 4 * pictures * PICTURE
+    )
     for numbers, batch in zip(([7, 3, 11, 3], [0]), batches, strict=True):
         assert torch.equal(batch, wanted.batch(numbers)["pixel_values"])
 
 
 @pytest.mark.parametrize("samples", [None, 30])
-def test_adapters_that_encode_every_batch_are_to_the_bit_those_of_samples_held_as_numbers(context, samples):
+def test_adapters_that_encode_every_batch_are_to_the_bit_those_of_samples_held_as_numbers(
+    context, samples
+):
     here, _ = context
     build = partial(clip, dtype=torch.float32, image_size=SIDE)
     merged, experts = build(0), {task: build(seed) for seed, task in enumerate(("mnist", "dtd"), 1)}
@@ -79,7 +93,9 @@ def test_adapters_that_encode_every_batch_are_to_the_bit_those_of_samples_held_a
     def trained(held):
         found = streams.streams(here, "clip_b32", 8, Draw("train", samples, 4))
         batches = {task: list(stream) if held else stream for task, stream in found.items()}
-        return featcal.surgery(merged, experts, batches, rank=4, steps=6, batch=8, encode="each_step")
+        return featcal.surgery(
+            merged, experts, batches, rank=4, steps=6, batch=8, encode="each_step"
+        )
 
     assert difference(trained(False), trained(True)) == 0
 
@@ -88,7 +104,9 @@ def test_an_adapter_without_samples_is_refused_whatever_holds_them(context):
     _, images = context
     none = streams.Drawn(replace(images, pixels=images.pixels[:0], labels=images.labels[:0]), 4)
     for batches in (none, []):
-        with pytest.raises(BadBatches, match=r"batches\['dtd'\]: is empty; an adapter needs at least one sample"):
+        with pytest.raises(
+            BadBatches, match=r"batches\['dtd'\]: is empty; an adapter needs at least one sample"
+        ):
             samples_of("dtd", batches)
 
 
@@ -110,9 +128,13 @@ def test_decoding_into_the_cache_holds_a_few_chunks_however_large_the_split(tmp_
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_pictures_that_are_decoded_by_several_threads_stand_in_their_places(tmp_path, monkeypatch, threads):
+def test_pictures_that_are_decoded_by_several_threads_stand_in_their_places(
+    tmp_path, monkeypatch, threads
+):
     folder = pets(tmp_path / "pets", 12)
-    one_by_one = np.concatenate([load_images(folder, "test", PLAIN, in_memory=0).pixels[[row]] for row in range(12)])
+    one_by_one = np.concatenate(
+        [load_images(folder, "test", PLAIN, in_memory=0).pixels[[row]] for row in range(12)]
+    )
     monkeypatch.setattr("featcal.data.load.get_num_threads", lambda: threads)
     assert np.array_equal(load_images(folder, "test", PLAIN).pixels, one_by_one)
 

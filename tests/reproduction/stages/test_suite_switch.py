@@ -1,6 +1,8 @@
-"""Switching the suite and back, as DVC sees it: what was trained, calibrated and scored lies under the suite's name in the cache.
+"""Switching the suite and back, as DVC sees it: what was trained, calibrated and scored lies under
+the suite's name in the cache.
 
-That DVC then runs none of it again is tried on a chain of stages in test_smoke.py; here every stage is held to its conditions.
+That DVC then runs none of it again is tried on a chain of stages in test_smoke.py; here every stage
+is held to its conditions.
 """
 
 import re
@@ -11,12 +13,26 @@ from resolved import laid_out, settings_of_stages
 import pipeline
 from pipeline import ROOT
 
-# cheap, with files in git among their outputs, which DVC does not cache: they run again behind a switch
-LIGHT = ("prepare_data", "prepare_texts", "gather", "request", "headline", "claims", "artifact", "page", "playground", "book")
+# cheap, with files in git among their outputs, which DVC does not cache: they run again behind a
+# switch
+LIGHT = (
+    "prepare_data",
+    "prepare_texts",
+    "gather",
+    "request",
+    "headline",
+    "claims",
+    "artifact",
+    "page",
+    "playground",
+    "book",
+)
 # outputs that no other stage's numbers are made from: a switch may bring new seconds into them
 RECORD = "outputs/${suite}/run/"
 STAGES = pipeline.stages()
-HEAVY = [name for name, stage in STAGES.items() if not name.startswith(LIGHT) and not stage.get("frozen")]
+HEAVY = [
+    name for name, stage in STAGES.items() if not name.startswith(LIGHT) and not stage.get("frozen")
+]
 
 
 def paths(entries: list) -> dict[str, dict]:
@@ -37,7 +53,11 @@ def test_what_takes_time_writes_into_its_suite_s_folder_only_and_every_output_is
 def test_what_takes_time_depends_on_nothing_that_a_switch_writes_anew(name):
     """On files and settings of its own suite, and on code: all as they were after a switch back."""
     stage = STAGES[name]
-    deps = [dep for dep in stage["deps"] if not dep.startswith(("featcal/", "reproduction/", "scripts/"))]
+    deps = [
+        dep
+        for dep in stage["deps"]
+        if not dep.startswith(("featcal/", "reproduction/", "scripts/"))
+    ]
     assert all(dep.startswith("outputs/${suite}/") for dep in deps), deps
     assert not any(dep.startswith(RECORD) for dep in deps), "a record of seconds would differ"
     files = [key for entry in stage.get("params", ()) if isinstance(entry, dict) for key in entry]
@@ -47,15 +67,22 @@ def test_what_takes_time_depends_on_nothing_that_a_switch_writes_anew(name):
 def test_settings_of_another_suite_are_no_setting_of_a_stage():
     for name in HEAVY:
         params = STAGES[name].get("params", ())
-        lists = ([entry] if isinstance(entry, str) else entry.get("pipeline/studies.yaml", []) for entry in params)
+        lists = (
+            [entry] if isinstance(entry, str) else entry.get("pipeline/studies.yaml", [])
+            for entry in params
+        )
         words = [word for words in lists for word in words]
-        own = all(f"{word}.".count(".${suite}.") or ".from" in word for word in words)  # `from` holds in every suite
+        own = all(
+            f"{word}.".count(".${suite}.") or ".from" in word for word in words
+        )  # `from` holds in every suite
         assert own, (name, words)
 
 
 @pytest.mark.parametrize("suite", sorted(file.stem for file in (ROOT / "suites").glob("*.yaml")))
 def test_dvc_finds_every_setting_that_a_stage_names_whatever_the_suite(suite, tmp_path):
-    """DVC ends where a key is missing, in params.yaml or in the suite's file; a role that is not played is there as null."""
+    """DVC ends where a key is missing, in params.yaml or in the suite's file; a role that is not
+    played is there as null.
+    """
     from dvc.dependency.param import MissingParamsError
 
     params = laid_out(tmp_path) / "params.yaml"

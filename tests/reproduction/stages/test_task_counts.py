@@ -1,4 +1,6 @@
-"""Parts of a pool that are merged anew: how they are drawn, and how what was made of them is scored."""
+"""Parts of a pool that are merged anew: how they are drawn, and how what was made of them is
+scored.
+"""
 
 from collections import Counter
 from dataclasses import replace
@@ -16,7 +18,9 @@ from reproduction.stages.unseen import Judge
 
 TASKS = ("a", "b", "c", "d", "e", "f", "g", "h")
 RIVALS = Rivals("suite", Calibration(1e-6, 2.0, 0.9), Surgery(), ProbSurgery())
-STUDY = TaskCountsStudy("clip_b32", 8, ("average",), RIVALS, (2, 4, 8), shuffles=3, samples=4, seed=42)
+STUDY = TaskCountsStudy(
+    "clip_b32", 8, ("average",), RIVALS, (2, 4, 8), shuffles=3, samples=4, seed=42
+)
 
 
 def test_every_task_is_in_as_many_parts_of_a_count_as_any_other_and_the_whole_pool_is_one_part():
@@ -29,7 +33,9 @@ def test_every_task_is_in_as_many_parts_of_a_count_as_any_other_and_the_whole_po
 
 
 def test_parts_are_drawn_by_the_seed_and_keep_the_order_of_the_pool():
-    assert parts_of(STUDY, TASKS) == parts_of(STUDY, TASKS) != parts_of(replace(STUDY, seed=43), TASKS)
+    assert (
+        parts_of(STUDY, TASKS) == parts_of(STUDY, TASKS) != parts_of(replace(STUDY, seed=43), TASKS)
+    )
     assert all(list(part.tasks) == sorted(part.tasks) for part in parts_of(STUDY, TASKS))
 
 
@@ -39,16 +45,26 @@ def test_more_tasks_than_the_pool_has_are_refused_by_name():
 
 
 def test_a_task_s_own_classes_are_fewer_answers_than_those_of_all_tasks():
-    """Four unit class vectors, the first two of another task; the second image is nearer to one of those than to its own."""
+    """Four unit class vectors, the first two of another task; the second image is nearer to one of
+    those than to its own.
+    """
     features = torch.tensor([[0.0, 0.0, 2.0, 0.0], [0.0, 0.9, 0.0, 0.8], [0.0, 0.0, 1.0, 0.0]])
-    row = Judge("b", torch.eye(4), (2, 4), torch.tensor([0, 1, 1]), torch.eye(4)[[2, 3, 3]]).row(features)
-    assert (row["value"], row["union"], row["count"]) == (pytest.approx(200 / 3), pytest.approx(100 / 3), 3)
+    row = Judge("b", torch.eye(4), (2, 4), torch.tensor([0, 1, 1]), torch.eye(4)[[2, 3, 3]]).row(
+        features
+    )
+    assert (row["value"], row["union"], row["count"]) == (
+        pytest.approx(200 / 3),
+        pytest.approx(100 / 3),
+        3,
+    )
 
 
 def test_drift_of_one_constant_turn_is_all_in_its_mean_and_opposite_turns_leave_nothing_there():
     expert = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     judge = Judge("a", torch.eye(2), (0, 2), torch.tensor([0, 0]), expert)
-    same = judge.row(torch.tensor([[0.6, 0.8], [3.0, 4.0]]))  # of another length: only the direction counts
+    same = judge.row(
+        torch.tensor([[0.6, 0.8], [3.0, 4.0]])
+    )  # of another length: only the direction counts
     assert same["drift"] == pytest.approx(0.16 + 0.64) == same["mean_drift"]
     apart = judge.row(torch.tensor([[0.6, 0.8], [0.6, -0.8]]))
     assert apart["drift"] == pytest.approx(0.8) and apart["mean_drift"] == pytest.approx(0.16)

@@ -67,8 +67,13 @@ def test_ctrl_c_ends_the_workers_and_starts_no_further_job(tmp_path):
     jobs.mkdir()
     script.write_text(SLEEPERS.format(tests=str(Path(__file__).parent), folder=str(jobs)))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    default = {"start_new_session": True, "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
-    running = subprocess.Popen([sys.executable, str(script)], env=environment, stderr=subprocess.PIPE, text=True, **default)
+    default = {
+        "start_new_session": True,
+        "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    }
+    running = subprocess.Popen(
+        [sys.executable, str(script)], env=environment, stderr=subprocess.PIPE, text=True, **default
+    )
     deadline = time.monotonic() + 90
     while len(list(jobs.iterdir())) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)

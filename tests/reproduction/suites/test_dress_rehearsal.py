@@ -1,6 +1,8 @@
-"""A short dress rehearsal of the suite `paper`, by the command line and the real clients, and what goes wrong on the way there.
+"""A short dress rehearsal of the suite `paper`, by the command line and the real clients, and what
+goes wrong on the way there.
 
-One role and pool of each kind with one experiment, on the hub of tests/rehearsal_hub.py; `make rehearsal` runs all of it.
+One role and pool of each kind with one experiment, on the hub of tests/rehearsal_hub.py; `make
+rehearsal` runs all of it.
 """
 
 import json
@@ -29,10 +31,16 @@ from reproduction.language.requirements import ANTLR, antlr_version
 
 LANGUAGE = ["flan_t5_large-glue", "llama_3b-mergebench"]
 ONE = ["clip_b32-8"]
-EXPERIMENTS = {"merge": [*ONE, *LANGUAGE], "calibrate": [*ONE, *LANGUAGE], "adapt": LANGUAGE, "multitask": ONE}
+EXPERIMENTS = {
+    "merge": [*ONE, *LANGUAGE],
+    "calibrate": [*ONE, *LANGUAGE],
+    "adapt": LANGUAGE,
+    "multitask": ONE,
+}
 MERGER = "task_arithmetic"
 ROLES = ("clip_b32", "flan_t5_large", "llama_3b")
-# One loads a metric from the hub and runs programs, one needs nltk's data, and one the antlr4 that stands apart.
+# One loads a metric from the hub and runs programs, one needs nltk's data, and one the antlr4 that
+# stands apart.
 SCORED = ("humaneval_plus", "ifeval", *(["math500"] if antlr_version().startswith(ANTLR) else []))
 BASE = "openai/clip-vit-base-patch32"
 DTD = "datasets/tanganke/dtd"
@@ -66,11 +74,21 @@ def spoilt(folder: Path) -> dict[str, Path]:
     faults = {"unlabelled": {}, "beyond": {"label": [0] * 9 + [60]}, "broken": {"label": [0] * 10}}
     for name, columns in faults.items():
         pictures = [picture("dtd", name, row) for row in range(10)]
-        features = {"image": datasets.Image(), **({"label": datasets.Value("int64")} if columns else {})}
-        table = datasets.Dataset.from_dict({"image": pictures, **columns}, features=datasets.Features(features))
+        features = {
+            "image": datasets.Image(),
+            **({"label": datasets.Value("int64")} if columns else {}),
+        }
+        table = datasets.Dataset.from_dict(
+            {"image": pictures, **columns}, features=datasets.Features(features)
+        )
         if name == "broken":
-            stored = [row if i != 4 else {"bytes": b"\x89PNG cut short", "path": None} for i, row in enumerate(encoded(table))]
-            table = datasets.Dataset.from_dict({"image": stored, **columns}, features=datasets.Features(features))
+            stored = [
+                row if i != 4 else {"bytes": b"\x89PNG cut short", "path": None}
+                for i, row in enumerate(encoded(table))
+            ]
+            table = datasets.Dataset.from_dict(
+                {"image": stored, **columns}, features=datasets.Features(features)
+            )
         for split in ("train", "test"):
             file = folder / name / f"data/{split}-00000-of-00001.parquet"
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -97,25 +115,42 @@ class Rehearsal:
         assert code == 0, complaint
 
     def refused(self, *words: str) -> str:
-        """The one message of a stage that must stop, after checking that it left the outputs and results as they were."""
+        """The one message of a stage that must stop, after checking that it left the outputs and
+        results as they were.
+        """
         before = self.files()
         code, complaint = self.stage(*words)
-        assert code == cli.MISTAKE and complaint.count("featcal:") == 1 and "Traceback" not in complaint, complaint
+        assert (
+            code == cli.MISTAKE
+            and complaint.count("featcal:") == 1
+            and "Traceback" not in complaint
+        ), complaint
         assert self.files() == before
         return complaint
 
     def files(self) -> set[str]:
-        return {str(path) for part in ("outputs", "results") for path in (self.project / part).rglob("*")}
+        return {
+            str(path)
+            for part in ("outputs", "results")
+            for path in (self.project / part).rglob("*")
+        }
 
 
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
-    """A hub with one size of each family, on which nobody is logged in yet, and a project that nothing was run in."""
+    """A hub with one size of each family, on which nobody is logged in yet, and a project that
+    nothing was run in.
+    """
     folder = tmp_path_factory.mktemp("rehearsal")
     project = short_project(folder / "project")
-    repositories = paper_hub(folder / "hub", POOLS[8], ("base-patch32",), ("large",), ("Llama-3.2-3B-Instruct",))
+    repositories = paper_hub(
+        folder / "hub", POOLS[8], ("base-patch32",), ("large",), ("Llama-3.2-3B-Instruct",)
+    )
     with HubServer(repositories, gated(repositories)) as hub:
-        environment = hub.environment(folder / "home") | {"HF_ALLOW_CODE_EVAL": "1", "OMP_NUM_THREADS": "1"}
+        environment = hub.environment(folder / "home") | {
+            "HF_ALLOW_CODE_EVAL": "1",
+            "OMP_NUM_THREADS": "1",
+        }
         environment |= punkt_tab(folder / "nltk_data")
         with Client(environment, project) as client:
             yield Rehearsal(hub, project, client)
@@ -127,7 +162,11 @@ def images(rehearsal):
     rehearsal.done("prepare_data")
     rehearsal.hub.cuts["model.safetensors"] = 1000
     complaint = rehearsal.refused("prepare", "clip_b32-8")
-    assert f"{BASE}@" in complaint and "downloading it failed" in complaint and "run again" in complaint
+    assert (
+        f"{BASE}@" in complaint
+        and "downloading it failed" in complaint
+        and "run again" in complaint
+    )
     del rehearsal.hub.cuts["model.safetensors"]
     rehearsal.done("prepare", "clip_b32-8")
     for verb in ("merge", "multitask"):
@@ -138,17 +177,27 @@ def images(rehearsal):
 
 
 def test_a_download_that_broke_off_went_on_where_it_was(images):
-    assert any(f"{BASE}/resolve" in request and request.endswith("bytes=1000-") for request in images.hub.seen)
+    assert any(
+        f"{BASE}/resolve" in request and request.endswith("bytes=1000-")
+        for request in images.hub.seen
+    )
 
 
 def test_image_models_are_the_ones_served_and_all_of_them_are_scored(images):
     prepared = images.project / "outputs/paper/prepared/clip_b32-8"
     name = f"tanganke/{BASE.partition('/')[2]}_dtd"
-    served = load_vision(expert_folder(images.project / "served", name, clip_model(BASE))).state_dict()
-    assert all(torch.equal(tensor, served[key]) for key, tensor in load_vision(prepared / "experts/dtd").state_dict().items())
+    served = load_vision(
+        expert_folder(images.project / "served", name, clip_model(BASE))
+    ).state_dict()
+    assert all(
+        torch.equal(tensor, served[key])
+        for key, tensor in load_vision(prepared / "experts/dtd").state_dict().items()
+    )
     rows = read_rows(images.project / "outputs/paper/scores/clip_b32-8/scores.csv", SCORES)
     assert {row["method"] for row in rows} == {"base", "expert", "multitask", "merged", "featcal"}
-    assert {row["task"] for row in rows} == set(POOLS[8]) and all(row["count"] == 12 for row in rows)
+    assert {row["task"] for row in rows} == set(POOLS[8]) and all(
+        row["count"] == 12 for row in rows
+    )
     pins = json.loads((images.project / "suites/paper.pins.json").read_text())
     assert set(pins["datasets"]) == {TASKS[task].hub_id for task in POOLS[8]}
     assert pins["models"][BASE] == images.hub.commit(BASE, "refs/pr/21")
@@ -165,12 +214,18 @@ def test_language_models_with_adapters_in_shards_and_behind_terms_are_scored(reh
             rehearsal.done(verb, key)
         rows = read_rows(rehearsal.project / f"outputs/paper/scores/{key}/scores.csv", SCORES)
         assert {row["method"] for row in rows} == {"base", "expert", "merged", "featcal", "anchor"}
-    assert {row["task"] for row in rows} == set(SCORED) and not any(".bin" in r or ".pth" in r for r in rehearsal.hub.seen)
+    assert {row["task"] for row in rows} == set(SCORED) and not any(
+        ".bin" in r or ".pth" in r for r in rehearsal.hub.seen
+    )
     nltk_data = rehearsal.project.parent / "nltk_data"
-    assert {file.name for file in nltk_data.rglob("*") if file.is_file()} == set(ENGLISH), "nothing was fetched"
+    assert {file.name for file in nltk_data.rglob("*") if file.is_file()} == set(ENGLISH), (
+        "nothing was fetched"
+    )
     base = rehearsal.project / "outputs/paper/prepared/flan_t5_large-glue/base"
     head = load_model(base).lm_head.weight
-    assert torch.equal(head, t5_head("flan-t5-large", head)) and "lm_head.weight" in load_file(base / "model.safetensors")
+    assert torch.equal(head, t5_head("flan-t5-large", head)) and "lm_head.weight" in load_file(
+        base / "model.safetensors"
+    )
 
 
 @pytest.mark.parametrize(

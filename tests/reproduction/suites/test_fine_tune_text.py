@@ -1,4 +1,6 @@
-"""Experts of language models: what is learnt, what stays, and adapters that make the same model as PEFT's own forward."""
+"""Experts of language models: what is learnt, what stays, and adapters that make the same model as
+PEFT's own forward.
+"""
 
 import featcal  # noqa: F401  isort: skip - before transformers
 
@@ -13,11 +15,20 @@ from featcal.data.text import Sample
 from featcal.errors import BadData, BadFile, Diverged, WrongKeys
 from featcal.models.load import load_model
 from featcal.models.lora import CONFIG, WEIGHTS, dense_model
-from reproduction.suites.fine_tune_text import IGNORED, fine_tune_text, lesson_batch, tokenized_example, with_adapters
+from reproduction.suites.fine_tune_text import (
+    IGNORED,
+    fine_tune_text,
+    lesson_batch,
+    tokenized_example,
+    with_adapters,
+)
 from reproduction.suites.text_recipe import FineTuneText, Lora
 
 SHORT = FineTuneText(steps=30, lr=5e-3, batch=8, warm_up=3)
-TAUGHT = [Sample(f"row {i}", f"is {word}?", answer) for i, (word, answer) in enumerate([("a cat", "yes"), ("a red", "no")] * 8)]
+TAUGHT = [
+    Sample(f"row {i}", f"is {word}?", answer)
+    for i, (word, answer) in enumerate([("a cat", "yes"), ("a red", "no")] * 8)
+]
 
 
 def loss(model, where, samples=TAUGHT):
@@ -26,7 +37,13 @@ def loss(model, where, samples=TAUGHT):
 
     reader = reader_for([where], input_of(model), None)
     with torch.no_grad():
-        return float(model(**lesson_batch([tokenized_example(sample, reader) for sample in samples], reader.pad)).loss)
+        return float(
+            model(
+                **lesson_batch(
+                    [tokenized_example(sample, reader) for sample in samples], reader.pad
+                )
+            ).loss
+        )
 
 
 @pytest.mark.parametrize("kind", ["t5", "llama"])
@@ -83,7 +100,11 @@ def test_a_merged_adapter_is_what_pefts_own_forward_computes(tmp_path):
         expected, found = (model(input_ids=ids, labels=ids).logits for model in (own, dense))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     base = load_model(where)
-    moved = {name for (name, p), q in zip(dense.named_parameters(), base.parameters(), strict=True) if not torch.equal(p, q)}
+    moved = {
+        name
+        for (name, p), q in zip(dense.named_parameters(), base.parameters(), strict=True)
+        if not torch.equal(p, q)
+    }
     assert moved and all(name.split(".")[-2] in ("q", "v") for name in moved)
     assert json.loads((out / CONFIG).read_text())["base_model_name_or_path"] == "t5"
     assert same_bits(dense, fine_tune_text(where, TAUGHT, settings, "rte", 0))

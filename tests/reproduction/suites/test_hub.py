@@ -41,7 +41,9 @@ def cache(tmp_path, monkeypatch):
 def test_names_are_resolved_once_pinned_and_fetched_from_the_cache(cache, tmp_path):
     pins = tmp_path / "pins.json"
     folder = hub.fetch(EXPERT, pins)
-    assert folder.name == COMMITS[EXPERT] and json.loads(pins.read_text())["models"] == {EXPERT: COMMITS[EXPERT]}
+    assert folder.name == COMMITS[EXPERT] and json.loads(pins.read_text())["models"] == {
+        EXPERT: COMMITS[EXPERT]
+    }
     before = pins.read_bytes()
     (cache / "models--tanganke--clip-vit-base-patch32_mnist" / "refs" / "main").write_text("3" * 40)
     assert hub.fetch(EXPERT, pins) == folder and pins.read_bytes() == before
@@ -50,7 +52,11 @@ def test_names_are_resolved_once_pinned_and_fetched_from_the_cache(cache, tmp_pa
 def test_fetched_checkpoints_of_both_layouts_load_and_merge(cache, tmp_path):
     base, expert = (hub.fetch(name, tmp_path / "pins.json") for name in (CLIP, EXPERT))
     assert load_clip(base).config.projection_dim == 8
-    merged = load_vision(featcal.merge("task_arithmetic", base, {"mnist": expert}, scale=1.0, out=tmp_path / "merged"))
+    merged = load_vision(
+        featcal.merge(
+            "task_arithmetic", base, {"mnist": expert}, scale=1.0, out=tmp_path / "merged"
+        )
+    )
     want = checkpoints.vision(1).state_dict()
     assert all(torch.equal(tensor, want[name]) for name, tensor in merged.state_dict().items())
     assert (tmp_path / "merged" / "preprocessor_config.json").is_file()
@@ -63,7 +69,9 @@ def test_many_names_are_pinned_in_sorted_order_data_sets_apart(cache, tmp_path):
     commits = {name: hub.pinned(pins, name, kind) for name, kind in kinds.items()}
     content = json.loads(pins.read_text())
     assert commits == COMMITS | {"tanganke/dtd": "4" * 40}
-    assert list(content["models"]) == [CLIP, EXPERT] and content["datasets"] == {"tanganke/dtd": "4" * 40}
+    assert list(content["models"]) == [CLIP, EXPERT] and content["datasets"] == {
+        "tanganke/dtd": "4" * 40
+    }
 
 
 def test_a_name_that_is_not_cached_is_one_error_naming_it_and_a_way_out(cache, tmp_path):
@@ -78,7 +86,9 @@ def test_a_pinned_commit_that_is_not_cached_names_the_commit(cache, tmp_path):
         hub.fetch(EXPERT, tmp_path / "pins.json")
 
 
-@pytest.mark.parametrize("pins", [json.dumps({"models": {EXPERT: "main"}}), "{", "[]", '{"models": []}'])
+@pytest.mark.parametrize(
+    "pins", [json.dumps({"models": {EXPERT: "main"}}), "{", "[]", '{"models": []}']
+)
 def test_a_pins_file_that_pins_nothing_firm_is_refused(cache, tmp_path, pins):
     (tmp_path / "pins.json").write_text(pins)
     with pytest.raises(BadFile, match=r"pins\.json"):
@@ -103,13 +113,19 @@ def test_a_repository_of_pickles_only_is_refused_when_it_is_read(cache, tmp_path
 
 
 class Hub:
-    """The part of the hub's interface used to resolve names: one repository of pickles and the converter's pull request."""
+    """The part of the hub's interface used to resolve names: one repository of pickles and the
+    converter's pull request.
+    """
 
     def __init__(self, requests):
         self.requests = requests
 
     def repo_info(self, name, repo_type="model", revision="main"):
-        file, commit = ("pytorch_model.bin", "a" * 40) if revision == "main" else ("model.safetensors", "b" * 40)
+        file, commit = (
+            ("pytorch_model.bin", "a" * 40)
+            if revision == "main"
+            else ("model.safetensors", "b" * 40)
+        )
         return SimpleNamespace(sha=commit, siblings=[SimpleNamespace(rfilename=file)])
 
     def get_repo_discussions(self, name, author, discussion_type):
@@ -131,7 +147,15 @@ def test_a_repository_without_any_safetensors_is_refused_when_it_is_pinned(tmp_p
 
 def test_no_pickle_is_ever_asked_for(monkeypatch, tmp_path):
     asked = {}
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: asked.update(options) or tmp_path)
+    monkeypatch.setattr(
+        huggingface_hub,
+        "snapshot_download",
+        lambda name, **options: asked.update(options) or tmp_path,
+    )
     hub.download(CLIP, "a" * 40)
-    assert not any(pattern.endswith(kind) for pattern in asked["allow_patterns"] for kind in ("bin", "pt", "h5", "msgpack", "*"))
+    assert not any(
+        pattern.endswith(kind)
+        for pattern in asked["allow_patterns"]
+        for kind in ("bin", "pt", "h5", "msgpack", "*")
+    )
     shutil.rmtree(tmp_path)

@@ -1,4 +1,6 @@
-"""Towers linear in their weights: the network itself at the base, a derivative around it, and merging that adds up functions."""
+"""Towers linear in their weights: the network itself at the base, a derivative around it, and
+merging that adds up functions.
+"""
 
 import tiny
 import torch
@@ -32,7 +34,9 @@ def test_task_arithmetic_adds_what_each_expert_adds_to_the_function():
     own = base(PIXELS).pooler_output
     added = sum(feature(base, expert) - own for expert in experts.values())
     torch.testing.assert_close(feature(base, merged) - own, 0.3 * added, rtol=1e-9, atol=1e-11)
-    assert (merged(PIXELS).pooler_output - own - 0.3 * added).abs().max() > 1e-2  # the network itself is not linear
+    assert (
+        merged(PIXELS).pooler_output - own - 0.3 * added
+    ).abs().max() > 1e-2  # the network itself is not linear
 
 
 def test_fine_tuning_moves_what_learns_and_lowers_the_loss():
@@ -47,7 +51,17 @@ def test_fine_tuning_moves_what_learns_and_lowers_the_loss():
 
     settings = FineTune(steps=30, batch=12, warm_up=3, frozen=("base.", "moved.embeddings"))
     scale = torch.tensor(10.0).log()
-    expert = fine_tune(Linearised(base), projection, head, scale, pixels, labels, settings=settings, task="x", seed=0)
+    expert = fine_tune(
+        Linearised(base),
+        projection,
+        head,
+        scale,
+        pixels,
+        labels,
+        settings=settings,
+        task="x",
+        seed=0,
+    )
     assert loss(expert) < 0.8 * loss(base)
     assert tiny.same_bits(expert.base, base)
     assert torch.equal(expert.moved.embeddings.class_embedding, base.embeddings.class_embedding)

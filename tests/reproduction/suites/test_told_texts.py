@@ -1,4 +1,6 @@
-"""What the report is told of text tasks: rows and an example of each, and the scores that the mini suite was chosen by."""
+"""What the report is told of text tasks: rows and an example of each, and the scores that the mini
+suite was chosen by.
+"""
 
 import json
 
@@ -15,7 +17,9 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize(("task", "answer"), [("sst2", "positive"), ("math", "2"), ("gsm8k", "1+1=2")])
+@pytest.mark.parametrize(
+    ("task", "answer"), [("sst2", "positive"), ("math", "2"), ("gsm8k", "1+1=2")]
+)
 def test_a_task_is_told_by_its_first_prompt_and_answer(tmp_path, task, answer):
     (tmp_path / task).mkdir()
     Dataset.from_dict(ROWS[task]).to_parquet(str(tmp_path / task / "test.parquet"))
@@ -27,13 +31,19 @@ def test_a_task_is_told_by_its_first_prompt_and_answer(tmp_path, task, answer):
 
 
 def test_of_texts_on_the_hub_nothing_is_fetched(tmp_path):
-    found = told(tmp_path, "cola", TextSource("nyu-mll/glue", "hub", "CoLA", {"train": "train"}, "abc", "cola"))
+    found = told(
+        tmp_path,
+        "cola",
+        TextSource("nyu-mll/glue", "hub", "CoLA", {"train": "train"}, "abc", "cola"),
+    )
     assert "rows" not in found and found["location"] == "nyu-mll/glue"
 
 
 def test_both_records_of_the_choice_are_read_in_one_form(tmp_path):
     glue = {"flan_t5_base": {"base": {"cola": 60.0}, "task_arithmetic 0.3": {"cola": 70.0}}}
-    domains = {"llama_3b": {"validation": {"coding": {"ifeval": 50.0, "average": 40.0}}, "rows": 200}}
+    domains = {
+        "llama_3b": {"validation": {"coding": {"ifeval": 50.0, "average": 40.0}}, "rows": 200}
+    }
     assert choices.measured(tmp_path) == {}
     for name, record in zip(choices.FILES, (glue, domains), strict=True):
         (tmp_path / name).write_text(json.dumps(record))
