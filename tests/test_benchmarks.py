@@ -120,9 +120,10 @@ def test_both_give_the_same_answers_to_the_same_pictures(tmp_path, monkeypatch):
     args = Namespace(samples=10, width=64, layers=1, image=64, batch=4, repeats=1, device="cpu")
     assert {len(pairs) for pairs in evaluate.compare(tmp_path / "first", args).values()} == {1}
     honest = evaluate.mapped_images
-    shuffled = lambda *given: replace(
-        honest(*given), labels=honest(*given).labels[::-1].copy() * 0 + 9
-    )  # noqa: E731
+
+    def shuffled(*given):
+        return replace(honest(*given), labels=honest(*given).labels[::-1].copy() * 0 + 9)
+
     monkeypatch.setattr(evaluate, "mapped_images", shuffled)
     with pytest.raises(AssertionError, match="the results differ"):
         evaluate.compare(tmp_path / "second", args)
