@@ -1,5 +1,5 @@
-"""What goes beyond the paper against the paper's method on the same data: time in turns, and
-operations that really ran.
+"""Compare settings beyond the paper with the paper's on the same data: time in turns, and the
+operations that ran.
 
 python -m benchmarks.beyond                  Two blocks of ViT-B/32's shape with random weights, two
 tasks of 64 images.
@@ -22,11 +22,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sites": {"order": "sites"},
     "joint": {"affine": "joint"},
     "prior": {"prior": 0.1},
-    "held-out α": {"interpolation": "auto"},
-    "no harm": {"no_harm": True},
-    "two sweeps": {"sweeps": 2},
-    "attention": {"weights": "attention"},
-    "Ledoit–Wolf λ": {"shrinkage": "ledoit_wolf"},
 }
 
 

@@ -1,9 +1,8 @@
-"""Solving one site: one Cholesky factor in float64 for all its linears, against one float32
+"""Solve one site with one float64 Cholesky factor for all its linears, or with one float32
 `linalg.solve` per linear.
 
 python -m benchmarks.solve                   Also: the precision of both, against a tall
-least-squares problem in float64;
-    and what the kernel form saves where all tasks together have fewer tokens than features.
+least-squares problem in float64.
 """
 
 import copy
@@ -13,8 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import arguments, in_turns, machine, ratio, seeded
-from featcal.core.kernel import KernelSystem, solve_kernel, task_rows
-from featcal.core.moments import Moments, Rows
+from featcal.core.moments import Moments
 from featcal.core.precision import exact_products
 from featcal.core.ridge import RidgeSystem, anchor, solve_ridge, task_system
 
@@ -25,7 +23,6 @@ SITES = {
 RIDGES = (0.05, 1e-3, 1e-5)  # the paper's for CLIP, between, the paper's for T5
 ALPHA, BATCH = 0.3, 512
 TOLERANCE = 1e-4  # relative, of the weight at the largest ridge
-FEW_TOLERANCE = 1e-5  # relative, of the step: what the float32 products of the direct form cost
 
 
 @dataclass(frozen=True)
@@ -137,32 +134,6 @@ def compare(d: int, outputs: tuple[int, ...], repeats: int, device: str = "cpu")
     return in_turns(*contestants, repeats, device), difference
 
 
-def kernel_step(tasks: list[Task], A: Tensor, ridge: float) -> Tensor:
-    """The step away from the anchor (o, d) as the package takes it where tokens are fewer than
-    features.
-    """
-    total, A = KernelSystem(), A.double()
-    a = torch.zeros_like(A[:, 0])
-    for task in tasks:
-        rows = Rows()
-        rows.add(task.cal, task.exp, torch.ones_like(task.cal[:, 0]))
-        total += task_rows(rows, task.weight, a, A, a, ALPHA)
-    return solve_kernel(total, A, a, ridge, site="fc2").weight - A
-
-
-def few(d: int, o: int, tokens: int, repeats: int):
-    """Seconds (direct form, kernel form) of each pair, sums included. Raises: AssertionError unless
-    the steps are the same.
-    """
-    ridge, tasks = RIDGES[0], [power_law(seed, tokens, d, o, "cpu") for seed in range(2)]
-    A = torch.randn(o, d, generator=seeded(7)) / d**0.5
-    direct = lambda: solve_ridge(our_system(tasks), A, A[:, 0] * 0, ridge).weight - A  # noqa: E731
-    kernel = lambda: kernel_step(tasks, A, ridge)  # noqa: E731
-    difference = float((direct() - kernel()).norm() / kernel().norm())
-    assert difference < FEW_TOLERANCE, f"the results differ by {difference:.1e}"
-    return in_turns(direct, kernel, repeats), difference
-
-
 def main() -> None:
     args = arguments(__doc__, repeats=5, width=256, tokens=4096).parse_args()
     torch.set_num_threads(args.threads)
@@ -172,11 +143,6 @@ def main() -> None:
             pairs, difference = compare(d, outputs, args.repeats, args.device)
             print(
                 f"{site}: same weight within {difference:.1e}; time, plain / ours: {ratio(pairs)}"
-            )
-        for tokens in (400, 800):
-            pairs, difference = few(3072, 768, tokens, args.repeats)
-            print(
-                f"fc2, two tasks of {tokens} tokens: same step within {difference:.1e}; direct / kernel form: {ratio(pairs)}"
             )
         print("ridge    error of plain   error of ours   plain / ours")
         for ridge, (plain, ours) in precision(args.width, 64, args.tokens).items():

@@ -20,8 +20,6 @@ _HOMES = {
     "merge": "featcal.merging.merge",
     "tune": "featcal.tuning.tune",
     "surgery": "featcal.rivals.surgery",
-    "statistics": "featcal.merging.statistics",
-    "Statistics": "featcal.merging.stored_statistics",
     "svc": "featcal.merging.svc",
     "prodistill": "featcal.merging.prodistill",
     "surgery_v2": "featcal.rivals.surgery_v2",
@@ -36,7 +34,6 @@ __all__ = [
     "BlockPlan",
     "Calibration",
     "Stack",
-    "Statistics",
     "__version__",
     "calibrate",
     "compare",
@@ -46,7 +43,6 @@ __all__ = [
     "merge",
     "prob_surgery",
     "prodistill",
-    "statistics",
     "surgery",
     "surgery_v2",
     "svc",
@@ -60,8 +56,6 @@ if TYPE_CHECKING:
     from featcal.evaluation.compare import compare
     from featcal.merging.merge import merge
     from featcal.merging.prodistill import prodistill
-    from featcal.merging.statistics import statistics
-    from featcal.merging.stored_statistics import Statistics
     from featcal.merging.svc import svc
     from featcal.rivals.interv_merge import interv_merge
     from featcal.rivals.mean_shift import mean_shift

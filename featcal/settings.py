@@ -118,8 +118,8 @@ class Checked:
 
 @dataclass(frozen=True)
 class Calibration(Checked):
-    """How a merged model is calibrated: λ, ρ and α of the paper, by default those for CLIP, and
-    which parts of the method are on.
+    """Settings of a calibration: λ, ρ and α of the paper, by default those for CLIP, and switches of
+    the method.
 
     ridge:          λ > 0 of Eq. 12, relative to the unit-norm Gram matrices of Eq. 14.
     anchor_blend:   ρ of Eq. 11: 1 is the merged weight, 0 the base weight, above 1 extrapolates
@@ -127,56 +127,31 @@ class Calibration(Checked):
     interpolation:  α in [0, 1] of Eq. 10: 0 targets the student's own features, 1 the teacher's.
     bias, norm:     also solve biases (Eq. 55) and LayerNorm scale and shift (Eq. 59).
     task_weights:   "gram" is ω of Eq. 14; "uniform" leaves every task's Gram matrix as it is.
-    order:          "forward" looks at the features again after each solved block (Algorithm 1);
+    order:          "forward" recomputes the features after each solved block (Algorithm 1);
                     "stale" uses the merged model's.
-    modules:        linears that are solved, by how their names end, such as ("q", "v"); all where
-                    None. Norms: see `norm`.
+    modules:        solve only linears whose name ends with one of these, such as ("q", "v").
+                    Default: all. Norms: see `norm`.
 
-    Beyond the paper, each off by default and then the paper's method to the bit:
+    Beyond the paper, each off by default:
 
-    interpolation "auto": α of every block, or with order "sites" of every site, is the one of five
-    between 0 and 1 at which the
-                    block's output is nearest to the experts' on an eighth of the samples, which
-                    nothing is solved with.
-    order "sites":  the sites and norms of a block are solved one after another, in forward order,
-    and the student's features are
-                    looked at again behind each.
+    order "sites":  solve the sites and norms of a block one after another in forward order, and
+                    recompute the student's features after each.
     residual:       β in [0, 1]. A linear whose output y = W x + b is added to the residual stream r
-                    aims at
-                    W_t x_t + b_t + β (r_t − r): at 1 the sum r + y is to be the expert's. A pair is
-                    β of the first and the last block of a stack, linear in between.
-    affine:         "joint" solves weight and bias as one system; "separate" (Eqs. 17 and 55) the
-                    weight as if targets had no
-                    bias, then the bias. Linears without a bias are solved as ever.
-    prior:          κ ≥ 0, weight of Σ_t ‖(W − W_t) τ_tᵀ‖²/‖τ_t‖² beside the data, with τ_t = W_t −
-                    W_base: WUDI's objective.
-                    κ → ∞ gives closed-form WUDI in the span of the task vectors, whatever the data
-                    say.
-    no_harm:        of every block (with order "sites", every site) only that part of the step from
-                    the merged weights to the
-                    solution is taken, of 0, ¼, ½, ¾ and 1, which brings the block's output nearest
-                    to the experts' on the same
-                    samples held out: there no block is further from its experts than with its
-                    merged weights.
-    sweeps:         how often each block is solved before the next one, every further time from what
-                    it has become; the anchor
-                    stays that of the merged weights. Nothing that reaches a block depends on those
-                    behind it, so a sweep of the whole model would do no more; and as many sweeps as
-                    a block has sites and norms give order "sites".
-    weights:        "attention": the token weights times what a token receives in the expert's
-                    attention in this block, averaged
-                    over heads and queries, of mean 1 in every sample. Keys from another stack have
-                    what they receive there.
-    shrinkage:      "ledoit_wolf": λ of every site is the one at which Σ ωG + λI is the Ledoit–Wolf
-                    estimate from these tokens, as
-                    in `core.ridge.ledoit_wolf`; `ridge` is left for norms. "fixed": `ridge`
-                    everywhere.
+                    gets the target W_t x_t + b_t + β (r_t − r): at β = 1 the sum r + y is to be the
+                    expert's. A pair gives β of the first and the last block of a stack, linear in
+                    between.
+    affine:         "joint" solves weight and bias as one system; "separate" (Eqs. 17 and 55) solves
+                    the weight as if targets had no bias, then the bias. Linears without a bias are
+                    always "separate".
+    prior:          κ ≥ 0, weight of Σ_t ‖(W − W_t) τ_tᵀ‖²/‖τ_t‖² with τ_t = W_t − W_base (WUDI's
+                    objective), added to the data term. κ → ∞ gives closed-form WUDI in the span of
+                    the task vectors.
     """
 
     place = "calibrate"
     ridge: Positive = 0.05
     anchor_blend: float = 2.0
-    interpolation: Share | Literal["auto"] = 0.3
+    interpolation: Share = 0.3
     bias: bool = True
     norm: bool = True
     task_weights: Literal["gram", "uniform"] = "gram"
@@ -185,13 +160,9 @@ class Calibration(Checked):
     residual: Share | tuple[Share, Share] = 0.0
     affine: Literal["separate", "joint"] = "separate"
     prior: Annotated[float, Within(0)] = 0.0
-    no_harm: bool = False
-    sweeps: Count = 1
-    weights: Literal["rule", "attention"] = "rule"
-    shrinkage: Literal["fixed", "ledoit_wolf"] = "fixed"
 
     def __post_init__(self) -> None:
-        """Raises: BadSetting, as of every field, so of what does not go together."""
+        """Raises: BadSetting for a bad value or for settings that exclude each other."""
         super().__post_init__()
         both = self.bias or self.affine == "separate"
         require(
@@ -199,19 +170,6 @@ class Calibration(Checked):
             "calibrate.affine",
             self.affine,
             "solves weight and bias together, so calibrate.bias must be true",
-        )
-        stale = self.order == "stale" and self.holds_out
-        required = "looks at features that the deployed model never has; no_harm and interpolation auto need another order"
-        require(not stale, "calibrate.order", self.order, required)
-        once = self.sweeps == 1 or self.order == "forward"
-        again = "must be 1 with order sites, where a second sweep finds the same again, and with stale, which looks once"
-        require(once, "calibrate.sweeps", self.sweeps, again)
-        estimated = self.shrinkage == "fixed" or not self.prior
-        require(
-            estimated,
-            "calibrate.shrinkage",
-            self.shrinkage,
-            "estimates from samples what a prior without any is added to",
         )
         if self.modules is not None:
             names = self.modules
@@ -230,22 +188,17 @@ class Calibration(Checked):
 
     @classmethod
     def preset(cls, name: str, changed: Mapping[str, Any] | None = None) -> "Calibration":
-        """The settings of PRESETS by name, with some of them changed. Raises: BadSetting."""
+        """Return the settings of a preset with some of them changed. Raises: BadSetting."""
         require(name in PRESETS, "calibrate.preset", name, f"must be {' or '.join(PRESETS)}")
         return from_mapping(cls, {**PRESETS[name], **(changed or {})}, "calibrate")
 
     @property
-    def holds_out(self) -> bool:
-        """Whether part of the samples is held out, to choose α or a step on."""
-        return self.interpolation == "auto" or self.no_harm
-
-    @property
     def aims_at_the_stream(self) -> bool:
-        """Whether linears that write into the residual stream aim at the expert's."""
+        """Return whether β > 0 for some block."""
         return self.residual not in (0, (0, 0))
 
     def residual_at(self, depth: float) -> float:
-        """β of a block, by its depth in its stack: 0 is the first block, 1 the last."""
+        """Return β of a block at a depth in its stack; 0 is the first block, 1 the last."""
         first, last = (
             self.residual if isinstance(self.residual, tuple) else (self.residual, self.residual)
         )
@@ -253,20 +206,12 @@ class Calibration(Checked):
 
     @property
     def stated(self) -> dict[str, Any]:
-        """The settings by name, without what goes beyond the paper and is off."""
+        """Return the settings by name, without those beyond the paper that are off."""
         of = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in of.items() if name not in OFF or value != OFF[name]}
 
 
-BEYOND = (
-    "residual",
-    "affine",
-    "prior",
-    "no_harm",
-    "sweeps",
-    "weights",
-    "shrinkage",
-)  # the paper's method where at its default
+BEYOND = ("residual", "affine", "prior")  # the paper's method where at its default
 OFF: dict[str, Any] = {f.name: f.default for f in fields(Calibration) if f.name in BEYOND}
 
 

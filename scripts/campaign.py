@@ -511,13 +511,13 @@ BAD: dict[str, tuple[Callable[[], object], bool]] = {
 # is fine
 ADDED = """
 --ridge 0 | --ridge nan | --ridge -1 | --ridge x | --anchor-blend inf | --interpolation 2 | --interpolation -1 | --residual 2 |
---order none | --affine none | --affine joint --no-bias | --prior -1 | --preset none | --preset best --order stale --no-harm |
+--order none | --affine none | --affine joint --no-bias | --prior -1 | --preset none |
 --samples 0 | --samples 10 | --samples x | --tokens 0 | --tokens 100000 | --seed -1 | --batch 0 |
 --module nowhere | --module query --module query | --stack nowhere | --stack encoder | --device tpu | --device cuda |
 --dtype float16 | --host-memory much | --host-memory -1GiB | --work a.jsonl | --work base/in | --out base --force |
 --out base/in | --out /proc/new | --out a.jsonl --force | --expert a=a | --expert c=a | --expert a | --expert =a |
---data c=a.jsonl | --data a | --data a= | --recipe nowhere.yaml | --recipe a | --recipe a.jsonl | --stats a=a |
---stats b=nowhere | --stats c=a | --push-to-hub x | --push-to-hub x/y/z | --nonsense | more | --merged nowhere |
+--data c=a.jsonl | --data a | --data a= | --recipe nowhere.yaml | --recipe a | --recipe a.jsonl |
+--push-to-hub x | --push-to-hub x/y/z | --nonsense | more | --merged nowhere |
 --merged a.jsonl | --base nowhere
 """
 PAIR = "--base base --expert a=a --expert b=b"
@@ -528,7 +528,7 @@ merge task_arithmetic {PAIR} --out m --scale nan | merge task_arithmetic {PAIR} 
 merge ties {PAIR} --out m --set density=2 | merge ties {PAIR} --out m --set density | merge ties {PAIR} --out m --set dens=1 |
 merge average {PAIR} --out m --set scale=1 | merge average {PAIR} --out m --embeddings none | merge average {PAIR} --out a |
 merge regmean {PAIR} --out m | merge regmean {PAIR} --out m --data a=a.jsonl --samples 9 | merge fisher {PAIR} --out m |
-merge regmean {PAIR} --out m --stats a=a --stats b=b | merge ties {PAIR} --out m --stats a=a | merge lot {PAIR} --out m |
+merge lot {PAIR} --out m |
 merge adamerging {PAIR} --out m {BOTH_DATA} --samples 9 | merge --recipe a.jsonl --out m | merge --recipe nowhere --out m |
 merge average {PAIR} --out m --head nowhere | merge average {PAIR} --out m --device tpu |
 compare --model m=merged --expert a=a --data a=a.jsonl | compare --model m=nowhere --expert a=a --data a=a.jsonl |
@@ -537,9 +537,6 @@ compare --model m=merged --expert a=a --data a=a.jsonl --samples 1 |
 evaluate --model merged --data a=a.jsonl --split train | evaluate --model merged --data a=nowhere |
 evaluate --model nowhere --data a=a.jsonl | evaluate --model merged --data a=a.jsonl --template none |
 evaluate --model merged --clip base --data a=a.jsonl | evaluate --model merged --data a=a.jsonl --classes b=x,y |
-stats --model a --data nowhere --out s | stats --model a --data a.jsonl --out base |
-stats --model nowhere --data a.jsonl --out s |
-stats --model a --data a.jsonl --out s | stats --model a --data a.jsonl --out a/s --samples 9 |
 plan --merged merged {PAIR} | plan --merged merged {PAIR} --tokens 100000 | plan --merged merged {PAIR} --tokens 9 --ranks 3 |
 plan --merged merged {PAIR} --tokens 9 --host-memory much | plan --merged nowhere {PAIR} --tokens 9 |
 tune --merged merged {PAIR} {BOTH_DATA} --out t.txt | tune --merged merged {PAIR} {BOTH_DATA} --out t.json --trials 0 |
@@ -564,7 +561,7 @@ merge regmean {PAIR} --out m {BOTH_DATA} --samples 9 | merge regmean_plus_plus {
 merge lot {PAIR} --out m {BOTH_DATA} --samples 9 | merge mats {PAIR} --out m {BOTH_DATA} --samples 9 |
 compare --model m=merged --model b=base --expert a=a --data a=a.jsonl --samples 4 --skip 4 | inspect merged |
 inspect merged --json |
-inspect merged --plan --json | plan --merged merged {PAIR} --tokens 9 | stats --model a --data a.jsonl --out m --samples 9 |
+inspect merged --plan --json | plan --merged merged {PAIR} --tokens 9 |
 repair svc --merged merged {PAIR} --out m | repair prodistill --merged merged {PAIR} {BOTH_DATA} --samples 9 --epochs 1 --out m |
 tune --merged merged {PAIR} {BOTH_DATA} --samples 9 --trials 2 --out t.json
 """

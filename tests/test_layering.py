@@ -17,7 +17,7 @@ FOUNDATION = {"errors", "settings", "version", "core", "blocks", "storage", "mod
 MAY_IMPORT = {  # rooms of the library, and single files of a room where not all of it is meant
     "featcal": {
         "arguments", "torchvision_mend", "settings", "version", "blocks.plan", "calibration.calibrate", "data.calibration",
-        "merging.merge", "merging.prodistill", "merging.statistics", "merging.stored_statistics", "merging.svc", "rivals",
+        "merging.merge", "merging.prodistill", "merging.svc", "rivals",
         "tuning.tune", "evaluation.compare",
     },
     "torchvision_mend": set(),
@@ -32,10 +32,10 @@ MAY_IMPORT = {  # rooms of the library, and single files of a room where not all
     "data": FOUNDATION,
     "calibration": FOUNDATION | {"planning.cost"},  # a run's own count
     "planning": FOUNDATION
-    | {f"calibration.{file}" for file in ("batches", "choice", "observe", "parts", "record", "sites", "stacks", "tokens")},
+    | {f"calibration.{file}" for file in ("observe", "parts", "record", "sites", "stacks", "tokens")},
     "merging": FOUNDATION
     | {"rivals.draws"}
-    | {f"calibration.{file}" for file in ("fingerprint", "observe", "published", "sites", "tokens", "tracks")},
+    | {"calibration.tracks"},
     "rivals": FOUNDATION,
     "evaluation": FOUNDATION | {"data", "calibration", "rivals.features", "tuning.divergence"},
     "interchange": FOUNDATION | {"data.images"},

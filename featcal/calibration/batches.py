@@ -1,6 +1,4 @@
-"""Calibration batches as they are given: what must hold of each, and the name of the one a model
-refuses.
-"""
+"""Calibration batches: read once, digested, moved to a device, and cut by samples."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -14,14 +12,11 @@ from featcal.errors import BadBatches
 
 Batch = Mapping[str, Any]
 
-HELD_OUT = 8  # one sample in so many
-
 
 class Stream:
-    """The batches of one task, read once: digested, and kept where a model has several stacks, each
-    of which starts from them.
+    """The batches of one task, read once and digested; kept for models with several stacks.
 
-    check: what is done with the first batch before it is used.
+    check: called with the first batch before it is used.
     """
 
     def __init__(
@@ -48,12 +43,12 @@ class Stream:
 
     @property
     def digest(self) -> str:
-        """Of all batches, once they have been read."""
+        """Return the digest of all batches, once they have been read."""
         return str(self._digest)
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:
-    """The batch with its tensors on a device; what is no mapping is left for `check_batch` to
+    """Move the tensors of a batch to a device; leave what is no mapping for `check_batch` to
     refuse.
     """
     if not isinstance(batch, Mapping):
@@ -64,31 +59,8 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
     }
 
 
-def parted(task: str, batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
-    """Every batch without the samples held out, then those (True): the second of every eight that
-    the task has, in its order.
-
-    So small a part is enough to choose one or two numbers on. Raises: as `size`.
-    """
-    before = 0
-    for number, batch in enumerate(batches):
-        count = size(task, number, batch)
-        held = (
-            torch.arange(before, before + count) % HELD_OUT
-        ) == 1  # not the first, so that one sample is one to solve with
-        for apart, chosen in ((False, ~held), (True, held)):
-            if chosen.any():
-                yield rows(batch, chosen), apart
-        before += count
-
-
-def held_out(count: int) -> int:
-    """How many of a task's samples `parted` holds out."""
-    return (count + HELD_OUT - 2) // HELD_OUT
-
-
 def size(task: str, number: int, batch: Batch) -> int:
-    """Samples of a batch. Raises: BadBatches for one without a tensor."""
+    """Return the number of samples of a batch. Raises: BadBatches for one without a tensor."""
     tensors = (
         [value for value in batch.values() if isinstance(value, Tensor)]
         if isinstance(batch, Mapping)
@@ -103,7 +75,7 @@ def size(task: str, number: int, batch: Batch) -> int:
 
 
 def rows(batch: Batch, chosen: Tensor) -> Batch:
-    """Some samples of a batch; what is no tensor with a row for every sample stays as it is."""
+    """Return some samples of a batch; values that are no tensor with one row per sample stay."""
     return {
         name: value[chosen.to(value.device)]
         if isinstance(value, Tensor) and len(value) == len(chosen)

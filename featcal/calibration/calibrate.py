@@ -1,5 +1,5 @@
-"""FeatCal's public function: a merged model, its base and its experts in, the calibrated model out
-(Algorithm 1).
+"""The public function `calibrate`: a merged model, its base and its experts in, the calibrated model
+out (Algorithm 1).
 """
 
 import logging
@@ -18,7 +18,6 @@ from featcal.calibration.batches import on_device
 from featcal.calibration.card import calibration_card
 from featcal.calibration.measured import measured_drift
 from featcal.calibration.models import Model, hold_models
-from featcal.calibration.published import Published, check_published
 from featcal.calibration.ranks import current
 from featcal.calibration.record import Result
 from featcal.calibration.run_folder import RunFolder, beside
@@ -59,53 +58,46 @@ def calibrate(
     block_drift: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> Result:
-    """Calibrate the merged model's blocks to its experts' features, in forward order and in closed
-    form.
+    """Calibrate a merged model to its experts' features, block by block in forward order and in
+    closed form (Algorithm 1).
 
-    Of models given as folders only the current block is in memory, and the next expert's while the
-    current one is at work; of a whole CLIP the vision tower is calibrated. Modules are not
+    Models given as folders are streamed: only the current block is in memory, and the next expert's
+    block is read ahead. Of a whole CLIP the vision tower is calibrated. Given modules are not
     modified.
 
     Args:
         merged, base, experts: modules or checkpoint folders of one architecture.
-        batches: per task an iterable of keyword mappings for the model's own forward, such as
-        {"pixel_values": x}; read once,
-            and kept for models with several stacks (T5: {"input_ids": i, "attention_mask": m,
-            "labels": l}). Of some tasks Statistics(folder) instead, moments that their owners
-            publish; see `Published` for what they are taken for.
-        settings: λ, ρ, α and which parts are on; the paper's for CLIP where left out.
-        out: a folder to write instead of returning the model: the merged folder's files with
-        calibrated numbers in its own
-            precision, where that was a folder; else the base folder's tokenizer and the like beside
-            them, where that was one.
-        held_out: batches like `batches` of samples that are in none of these: on them the result
-        tells how far the merged model
-            and the calibrated one are from each expert. A task without any is measured on its own
-            `batches`, where these can be read twice. Nothing is measured where None.
-        plan: which blocks the model has; looked up or inferred where None.
-        token_weights: (module name, last block?, (batch, tokens)) -> weights of that shape; the
-        family's rule where None.
-        device: where blocks of folders are loaded to, the CPU where None; modules stay where they
-        are, and batches follow them.
-        dtype: precision in which folders are calibrated; that of `merged` where it is a module,
-        else float32.
-        host_memory: bytes of activations kept in memory, the rest goes to disk; all of them where
-        None (a GPU also keeps
-            some). Where told, freed memory is also given back to the system at once, which takes up
-            to a quarter more time.
-        work: a folder for activations and, with `out`, for the solved blocks a killed run goes on
-        from; beside `out` where None.
-        resume: go on from the blocks that an earlier run with the same models, batches and settings
-        has solved.
-        block_drift: tell of every block how far its features are from the experts'; the samples run
-        through the last block once
-            more for nothing else.
-        progress: called with one line of text per block, which the logger "featcal" gets too.
+        batches: per task an iterable of keyword mappings for the model's forward, such as
+            {"pixel_values": x} (T5: {"input_ids": i, "attention_mask": m, "labels": l}). Read once;
+            kept for models with several stacks.
+        settings: λ, ρ, α and the switches of the method. Default: the paper's for CLIP.
+        out: folder to write instead of returning the model, in the merged folder's precision. Its
+            tokenizer and other files come from the merged folder, or from the base folder where
+            the merged model is a module.
+        held_out: batches of further samples. On them the result reports how far the merged and the
+            calibrated model are from each expert; a task without any is measured on its own
+            `batches` if they can be read twice. Default: no measurement.
+        plan: the model's blocks. Default: looked up or inferred.
+        token_weights: (module name, last block?, (batch, tokens)) -> weights of that shape.
+            Default: the family's rule.
+        device: device of models given as folders. Default: CPU. Modules stay where they are, and
+            batches follow them.
+        dtype: precision in which folders are calibrated. Default: that of `merged` if it is a
+            module, else float32.
+        host_memory: cap on cached activations in RAM, in bytes; the rest goes to disk. Default: no
+            cap. With a cap, freed memory is returned to the system at once, which can take a
+            quarter more time.
+        work: scratch folder for activations and, with `out`, for solved blocks. Default: next to
+            `out`.
+        resume: continue from the blocks solved by an interrupted run with the same models, batches
+            and settings.
+        block_drift: measure the drift after every block, which takes one more pass through the last
+            block.
+        progress: called with one line of text per block; the logger "featcal" gets the same lines.
 
-    Returns: Result with model (None with `out`), folder (None without), one record per block, what
-    the run cost, and
-        with `held_out` the drift from every expert.
-    Raises: FeatCalError, before the first block is touched, for models or batches that do not fit.
+    Returns: Result with model (None with `out`), folder (None without), a record per block, the cost
+        and, with `held_out`, the drift from every expert.
+    Raises: FeatCalError for models or batches that do not fit, before any block is changed.
     """
     ranks, place = (
         current(),
@@ -141,9 +133,6 @@ def calibrate(
                     task,
                     f"is held out, but no expert has this name; there are: {', '.join(sorted(experts))}",
                 )
-        published = {task: given for task, given in batches.items() if isinstance(given, Published)}
-        check_published(published, batches, settings, ranks.world == 1 and token_weights is None)
-        samples = {task: given for task, given in batches.items() if task not in published}
         mine = {task: experts[task] for task in ranks.mine(experts)}
         models = hold_models(
             merged, base, mine, plan, settings, whole=out is None, device=device, dtype=dtype
@@ -165,11 +154,10 @@ def calibrate(
             resume,
             ranks,
             telling,
-            published,
             block_drift,
         )
-        blocks = calibrate_stacks(run, meter.watched(samples))
-        drift = measured_drift(run, merged, samples, held_out) if held_out is not None else []
+        blocks = calibrate_stacks(run, meter.watched(batches))
+        drift = measured_drift(run, merged, batches, held_out) if held_out is not None else []
         if out is None or folder is None:
             return Result(models.student.module, None, blocks, meter.cost(run, blocks), drift)
         if ranks.first:
@@ -182,9 +170,7 @@ def calibrate(
 
 @contextmanager
 def still_there(place: Path, ours: bool) -> Iterator[None]:
-    """Turns what goes wrong once somebody has removed the folder that a run works in into
-    BadFile.
-    """
+    """Raise BadFile where somebody has removed the folder that a run works in."""
     try:
         yield
     except FileNotFoundError as error:
@@ -208,21 +194,16 @@ def check(
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """What `calibrate` finds out before it solves: every tensor there, alike and a number, and on
-    two samples of each task blocks that replay the models and modules whose inputs can be seen.
-
-    Raises: what `calibrate` raises for models and batches that do not fit.
+    """Check models and batches as `calibrate` does, on two samples of each task and without
+    solving. Raises: as `calibrate`.
     """
     check_tasks(experts, batches)
     models, samples = (
         hold_models(merged, base, experts, plan, settings, whole=False, device=device, dtype=dtype),
         {},
     )
-    published = {task: given for task, given in batches.items() if isinstance(given, Published)}
     with models.evaluated(), exact_products():
         for task, expert in models.experts.items():
-            if task in published:
-                continue
             batch = next(iter(batches[task]), None)
             if batch is None:
                 raise BadBatches(
@@ -244,14 +225,13 @@ def check(
                 False,
                 current(),
                 None,
-                published,
                 solves=False,
             )
             calibrate_stacks(run, samples)
 
 
 def told(progress: Callable[[str], None] | None) -> Callable[[str], None]:
-    """What is called with each line: the log, then who asked for it."""
+    """Return a function that sends each line to the log and then to `progress`."""
 
     def both(text: str) -> None:
         LOG.info(text)
@@ -262,8 +242,6 @@ def told(progress: Callable[[str], None] | None) -> Callable[[str], None]:
 
 
 def budgets(device: torch.device, host_memory: int | None) -> tuple[int, int]:
-    """Bytes of activations on the device and in host memory: a share of what a GPU has free, and
-    what was asked for.
-    """
+    """Return the bytes of activations to keep on the device and in host memory."""
     on_gpu = int(torch.cuda.mem_get_info(device)[0] * GPU_SHARE) if device.type == "cuda" else 0
     return on_gpu, sys.maxsize if host_memory is None else host_memory

@@ -3,7 +3,7 @@ on the same machine.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -75,19 +75,14 @@ def fingerprint(
 
 
 def add_model(digest: Digest, model: nn.Module | Path) -> None:
-    """A module by its numbers; a folder by names, sizes, dates and samples of its files, which may
-    be too large to read.
+    """Add a module by its weights, or a folder by names, sizes, dates and samples of its files,
+    which may be too large to read.
     """
     if isinstance(model, nn.Module):
         for name, p in model.named_parameters():
             digest.add(name, p)
         return
-    add_files(digest, [model / "config.json", *model.glob("*.safetensors")])
-
-
-def add_files(digest: Digest, files: Iterable[Path]) -> None:
-    """Files by names, sizes, dates and samples."""
-    for file in sorted(files):
+    for file in sorted([model / "config.json", *model.glob("*.safetensors")]):
         state = file.stat()
         digest.add(file.name, state.st_size, state.st_mtime_ns)
         with file.open("rb") as stream:

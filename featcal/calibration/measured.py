@@ -1,6 +1,4 @@
-"""How far a merged model and the calibrated one are from every expert, on the same samples: what a
-calibration was good for.
-"""
+"""Measure how far the merged and the calibrated model are from every expert, on the same samples."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
@@ -22,14 +20,14 @@ from featcal.models.streamed import Streamed
 def measured_drift(
     run: Run, merged: Model, batches: Mapping[str, Batches], held_out: Mapping[str, Batches]
 ) -> list[DriftRecord]:
-    """A record for every expert and stack, in the order of names, once all blocks are solved.
+    """Return a record for every expert and stack, sorted by name, once all blocks are solved.
 
-    Tasks that are not in `held_out` are measured on their calibration samples, unless these are an
-    iterator and thus used up.
+    Tasks that are not in `held_out` are measured on their calibration samples, unless these are a
+    consumed iterator.
     """
     models, found = two_models(run, merged), {}
     with evaluation_mode([held.module for held in models.values()]):
-        for task, expert in run.sampled.items():
+        for task, expert in run.models.experts.items():
             own = held_out.get(task, () if isinstance(batches[task], Iterator) else batches[task])
             drift, samples = expert_drift(
                 task, models, expert, run.models.plan, own, run.models.device
@@ -50,7 +48,7 @@ def measured_drift(
 
 
 def two_models(run: Run, merged: Model) -> dict[str, Held]:
-    """The merged model as it was given, and as it is calibrated."""
+    """Return the merged model as given, and the calibrated model."""
     student, plan = run.models.student, run.models.plan
     if isinstance(merged, nn.Module):
         return {"merged": Resident(merged), "calibrated": student}
@@ -70,7 +68,7 @@ def two_models(run: Run, merged: Model) -> dict[str, Held]:
 
 
 def solved_values(plan: BlockPlan, folder: RunFolder) -> Callable[[str], Tensor | None]:
-    """By its name in the model the solved value of a parameter, None of one that is not solved."""
+    """Return a function from a parameter's name to its solved value, or None if it is not solved."""
 
     @lru_cache(maxsize=1)
     def block(name: str) -> Solved | None:

@@ -1,5 +1,5 @@
-"""The models of a calibration, each held whole in memory or one block at a time, and checked
-against each other.
+"""Open the models of a calibration, whole or one block at a time, and check them against each
+other.
 """
 
 import copy
@@ -33,7 +33,7 @@ Model = nn.Module | str | Path
 
 @dataclass(frozen=True)
 class Models:
-    """What is calibrated, what it is pulled to, and what it learns from."""
+    """The student, the base and the experts of one calibration."""
 
     student: Held
     base: Held
@@ -44,9 +44,9 @@ class Models:
     ledger: Ledger  # bytes of the parameters of folders that are in memory
     given: Mapping[str, nn.Module | Path]  # by the name errors use, as they came
 
-    def settle(self, path: str, block: nn.Module) -> None:
-        """Round a streamed student's block to the precision it will be written in, so that what
-        follows sees what is written.
+    def round_to_stored_dtype(self, path: str, block: nn.Module) -> None:
+        """Round a streamed student's block to the precision it is written in, so that later blocks
+        see the written weights.
         """
         if isinstance(self.student, Streamed):
             for name, p in block.named_parameters():
@@ -54,7 +54,7 @@ class Models:
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
-        """All of them in evaluation mode, without gradients; the student, which is ours, stays in
+        """Put all models into evaluation mode without gradients; the student, a copy, stays in
         it.
         """
         self.student.module.eval()
@@ -73,8 +73,7 @@ def hold_models(
     device: str | torch.device | None,
     dtype: torch.dtype | None,
 ) -> Models:
-    """The models, opened and checked; `whole` keeps a merged folder in memory, as the model that is
-    returned.
+    """Open and check the models; `whole` loads a merged folder into memory, to be returned.
 
     Raises: FeatCalError for models that differ in their tensors or hold NaN, or that no plan fits.
     """
@@ -113,9 +112,7 @@ def hold_models(
     plan = plan_for(student.module, plan)
 
     def beside(model: Model) -> Held:
-        """A model that only shows its blocks and what reaches them: its tower, where its head is
-        another than the student's.
-        """
+        """Return the base or an expert; only its tower if its head differs from the student's."""
         kind = type(student.module)
         if isinstance(model, nn.Module):
             plain = without_adapters(model)
@@ -153,5 +150,5 @@ def hold_models(
 
 
 def label(role: str, model: Model) -> str:
-    """How errors call a model: its role, and its folder where it has one."""
+    """Return the name of a model in errors: its role and its folder if it has one."""
     return role if isinstance(model, nn.Module) else f"{role} ({model})"

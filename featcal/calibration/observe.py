@@ -1,29 +1,27 @@
-"""Both tracks of one task through one block as it is now: moments per site; the teacher's track
-moves on.
+"""Run both tracks of one task through a block as it is now: sum its moments per site and move the
+teacher's track on.
 
-Algorithm 1 takes one snapshot per block, so nothing in here depends on what is solved within the
-block.
+Algorithm 1 takes one snapshot per block, so nothing here depends on what is solved in the block.
 """
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from featcal.blocks.attention import attention_scores, received
 from featcal.blocks.capture import module_inputs, module_outputs
-from featcal.blocks.experts import expert_of, following, routed
+from featcal.blocks.experts import following, routed
 from featcal.blocks.linear import side_by_side, weight_of
 from featcal.blocks.norms import normalised
 from featcal.blocks.plan import Stack
 from featcal.blocks.replay import step
 from featcal.blocks.residual import residual_streams
 from featcal.calibration.sites import Modules, Site, shared_sites
-from featcal.calibration.tokens import Tokens, same_memory, weights
+from featcal.calibration.tokens import Tokens, weights
 from featcal.calibration.tracks import Tracks
-from featcal.core.moments import Moments, Rows
+from featcal.core.moments import Moments
 from featcal.core.norm import NormMoments
 from featcal.core.precision import HALF, product, wide
 from featcal.core.weighting import TokenRule
@@ -37,9 +35,7 @@ FOLDED_SHARE = 0.5
 
 @dataclass(frozen=True)
 class BlockView:
-    """What one block is to the calibration: its name, its place, its modules and how its tokens
-    count.
-    """
+    """One block, or a part of it, as calibration sees it."""
 
     name: str
     stack: Stack
@@ -48,12 +44,6 @@ class BlockView:
     rule: TokenRule
     fed: str = ""  # keyword of what another stack feeds to the block
     residual: float = 0.0  # β
-    attention: bool = False  # tokens count by what they receive in the expert's attention, too
-    spread: bool = False  # moments hold what λ is estimated from
-    tokens: int | None = (
-        # of all tasks, where sites with more features than that keep them; None: sums everywhere
-        None
-    )
     writers: tuple[
         str, ...
     ] = ()  # linears whose outputs are added to the residual stream, where β > 0
@@ -61,11 +51,9 @@ class BlockView:
 
 @dataclass
 class Observation:
-    """Moments of one task in one block (Eqs. 13, 52, 56), at sites of few tokens these
-    themselves.
-    """
+    """Moments of one task in one block (Eqs. 13, 52, 56)."""
 
-    sites: dict[Site, Moments | Rows] = field(default_factory=dict)
+    sites: dict[Site, Moments] = field(default_factory=dict)
     norms: dict[str, NormMoments] = field(default_factory=dict)
     experts: dict[str, int] = field(
         default_factory=dict
@@ -77,19 +65,16 @@ def observe(
     teacher: nn.Module,
     tracks: Tracks,
     view: BlockView,
-    first: bool = True,
     last: bool = True,
     proving: bool = True,
 ) -> Observation:
-    """The snapshot of one task; moves the teacher's track on.
+    """Return the moments of one task.
 
-    A view may be part of a block: the teacher's track moves on with the last part that needs the
-    teacher, but for batches held
-    out, which move with the first: of them the teacher's output is all that is needed.
+    Args:
+        last: move the teacher's track on; otherwise the teacher stops at the last input needed.
+        proving: run the first batch through the student's whole block, to prove that no captured
+            input is overwritten later. All other passes stop at the last input needed.
 
-    A block is left as soon as everything is seen that is needed of it, but for the teacher's whose
-    track moves on. Where `proving`, as with the first task of a block, the first batch runs through
-    all of the student's, to prove that what is captured stays as it was read.
     Raises: BadCapture where an input cannot be trusted.
     """
     seen = Observation()
@@ -97,52 +82,43 @@ def observe(
     writers = [name for name in linears if name in view.writers]
     narrow = narrow_linears(teacher, linears, writers)
     for number, mask in enumerate(tracks.masks):
-        if number in tracks.held:
-            if first:
-                tracks.teacher[number] = step(teacher, view.stack, *tracks.teacher[number])
-            continue
         hidden, arguments = tracks.student[number]
         with watching(student, names, (), writers, hidden, whole=proving and number == 0) as cal:
             step(student, view.stack, hidden, arguments)
         tokens = Tokens(
             hidden, mask, arguments[0].get(view.fed), tracks.fed_masks[number], routed(student)
         )
-        with ExitStack() as opened:
-            opened.enter_context(following(teacher, student))
-            scores = opened.enter_context(attention_scores()) if view.attention else []
-            exp = opened.enter_context(
-                watching(teacher, linears, narrow, writers, hidden, whole=last or view.attention)
-            )
-            if linears or last or view.attention:
+        with (
+            following(teacher, student),
+            watching(teacher, linears, narrow, writers, hidden, whole=last) as exp,
+        ):
+            if linears or last:
                 out_exp = step(teacher, view.stack, *tracks.teacher[number])
         if exp.r.keys() != set(writers) or cal.r.keys() != set(writers):
             raise BadCapture(
                 writers,
                 "their outputs are not added to the residual stream in every batch and model",
             )
-        if view.attention:
-            own, fed = received(view.name, scores, hidden, mask, tokens.fed, tokens.fed_mask)
-            tokens = replace(tokens, received=own, fed_received=fed)
-        lags = {name: view.residual * (wide(exp.r[name]) - wide(cal.r[name])) for name in writers}
+        gaps = {name: view.residual * (wide(exp.r[name]) - wide(cal.r[name])) for name in writers}
         for expert, chosen in tokens.routed.items():
             counted = chosen if mask is None else mask.flatten()[chosen].nonzero()
             seen.experts[expert] = seen.experts.get(expert, 0) + len(counted)
-        add_linears(seen, cal.x, Expert(teacher, exp.x, exp.y, lags), view, tokens)
+        add_linears(seen, cal.x, Expert(teacher, exp.x, exp.y, gaps), view, tokens)
         for name in view.modules.norms:
             add_norm(seen, name, cal.x[name], student.get_submodule(name), view, tokens)
         if last:
             tracks.teacher[number] = out_exp
-        del cal, exp, lags  # the largest tensors of a batch, before the next one brings its own
+        del cal, exp, gaps  # the largest tensors of a batch, before the next one brings its own
     return seen
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What one forward of a block has shown."""
+    """Tensors captured during one forward of a block."""
 
-    x: Inputs  # what modules read
-    y: Inputs  # what linears put out
-    r: Inputs  # the residual streams that outputs of linears are added to
+    x: Inputs  # inputs of modules
+    y: Inputs  # outputs of linears
+    r: Inputs  # residual streams that outputs of linears are added to
 
 
 @contextmanager
@@ -154,9 +130,7 @@ def watching(
     hidden: Tensor,
     whole: bool,
 ) -> Iterator[Seen]:
-    """What the next forward shows of the modules; unless it is wanted whole it ends, and the `with`
-    with it, when all is seen.
-    """
+    """Capture tensors during the next forward, which unless `whole` stops once all are seen."""
 
     def enough() -> bool:
         return (
@@ -177,8 +151,8 @@ def watching(
 def narrow_linears(
     teacher: nn.Module, linears: Sequence[str], writers: Collection[str] = ()
 ) -> list[str]:
-    """The linears whose outputs may serve in folded moments; half precision rounds them, so there
-    they are computed anew.
+    """Return the linears whose outputs may serve in folded moments; in half precision none, as
+    rounding would enter.
     """
     found = [(name, weight_of(teacher.get_submodule(name))) for name in linears]
     folded = [
@@ -189,16 +163,16 @@ def narrow_linears(
 
 @dataclass(frozen=True)
 class Expert:
-    """One batch of an expert's block: the inputs of its linears, and the outputs of some."""
+    """Inputs of the linears of an expert's block for one batch, and the outputs of some."""
 
     block: nn.Module
     x: Inputs
     y: Inputs
-    lags: Inputs  # β (r_exp − r_cal) of linears that write into the residual stream
+    gaps: Inputs  # β (r_exp − r_cal) of linears that write into the residual stream
 
     def outputs(self, site: Site) -> Tensor:
-        """W x + b (n, o) of the linears of a site side by side, from what they put out where that
-        was kept.
+        """Return W x + b (n, o) of a site's linears side by side, computed only where not
+        captured.
         """
         if all(name in self.y for name in site):
             return (
@@ -210,13 +184,13 @@ class Expert:
         y = product(rows(self.x[site[0]]), W.T)  # (n, o)
         return y + b.to(y.dtype)
 
-    def lag(self, site: Site, like: Tensor) -> Tensor:
-        """What the student's residual stream lacks, in the columns (n, o) of the linears that write
-        into it; 0 in the others.
+    def residual_gap(self, site: Site, like: Tensor) -> Tensor:
+        """Return the gaps (n, o) of a site; 0 in the columns of linears that do not write into the
+        residual stream.
         """
         widths = {name: len(weight_of(self.block.get_submodule(name))) for name in site}
         parts = [
-            rows(self.lags[n]) if n in self.lags else like.new_zeros(len(like), width)
+            rows(self.gaps[n]) if n in self.gaps else like.new_zeros(len(like), width)
             for n, width in widths.items()
         ]
         return torch.cat(parts, dim=1)
@@ -225,7 +199,7 @@ class Expert:
 def add_linears(
     seen: Observation, x_cal: Inputs, expert: Expert, view: BlockView, tokens: Tokens
 ) -> None:
-    """Add one batch to the moments of every site, or to its tokens."""
+    """Add one batch to the moments of every site."""
     sites = shared_sites(
         x_cal,
         view.modules.linears,
@@ -237,25 +211,15 @@ def add_linears(
         )
     for site, w in sites.items():
         x, target = rows(x_cal[site[0]]), rows(expert.x[site[0]])  # (n, d), (n, d)
-        lagging = any(name in expert.lags for name in site)
+        has_gap = any(name in expert.gaps for name in site)
         if site not in seen.sites:
             d, o = (
                 x.shape[1],
                 sum(len(weight_of(expert.block.get_submodule(name))) for name in site),
             )
-            width = o if lagging or o < FOLDED_SHARE * d else None
-            small = (
-                keeps_tokens(site, x_cal[site[0]], tokens)
-                and view.tokens is not None
-                and view.tokens < d
-            )
-            seen.sites[site] = (
-                Rows() if small else Moments.zero(d, width, x.device, lagging, view.spread)
-            )
+            width = o if has_gap or o < FOLDED_SHARE * d else None
+            seen.sites[site] = Moments.zero(d, width, x.device, has_gap)
         moments, outputs = seen.sites[site], None
-        if isinstance(moments, Rows):
-            moments.add(x, target, w.flatten(), expert.lag(site, wide(x)) if lagging else None)
-            continue
         if moments.folded:
             outputs = expert.outputs(site)
         moments.add(
@@ -263,23 +227,14 @@ def add_linears(
             target,
             w.flatten(),
             outputs,
-            expert.lag(site, outputs) if lagging and outputs is not None else None,
+            expert.residual_gap(site, outputs) if has_gap and outputs is not None else None,
         )
-
-
-def keeps_tokens(site: Site, x: Tensor, tokens: Tokens) -> bool:
-    """Whether a site reads as many tokens as the block does: not those of another stack, nor a
-    mixture's expert its own.
-    """
-    return not (
-        expert_of(site[0], tokens.routed) or (tokens.fed is not None and same_memory(x, tokens.fed))
-    )
 
 
 def add_norm(
     seen: Observation, name: str, x: Tensor, norm: nn.Module, view: BlockView, tokens: Tokens
 ) -> None:
-    """Add one batch to the moments of one norm; only the student's features enter."""
+    """Add one batch of the student's features to the moments of one norm."""
     z, w = (
         rows(normalised(norm, wide(x))),
         weights(view.name, name, x, tokens, view.rule, view.last),
@@ -290,5 +245,5 @@ def add_norm(
 
 
 def rows(x: Tensor) -> Tensor:
-    """(..., d) as (n, d)."""
+    """Flatten (..., d) to (n, d)."""
     return x.flatten(0, -2)

@@ -1,8 +1,8 @@
-"""What of a block is solved together: all of it, or with order "sites" one norm or one tensor's
-linears after the other.
+"""Split a block into the parts that are solved together: the whole block, or with order "sites" one
+norm or one site after the other.
 
-Both that order and the linears that write into the residual stream are seen from one batch, not
-told by names of modules.
+Both that order and the linears that write into the residual stream are read off one batch's
+forward, not from module names.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -25,8 +25,8 @@ from featcal.settings import Calibration
 def block_parts(
     student: nn.Module, tracks: Mapping[str, Tracks], view: BlockView, settings: Calibration
 ) -> list[BlockView]:
-    """The parts in the order in which they are solved, each as a view of its own; of the paper's
-    method the block itself.
+    """Return the parts in the order in which they are solved; for the paper's method the whole
+    block.
     """
     first = next(iter(tracks.values()))
     if view.residual:
@@ -37,15 +37,14 @@ def block_parts(
 
 
 def last_with_teacher(parts: Sequence[BlockView]) -> int:
-    """The part with which the teacher's track moves on: the last one that needs the teacher, or
-    that there is.
+    """Return the number of the part with which the teacher's track moves on: the last part that has
+    linears.
     """
-    led = [number for number, part in enumerate(parts) if part.modules.linears or part.attention]
-    return led[-1] if led else len(parts) - 1
+    return max((n for n, part in enumerate(parts) if part.modules.linears), default=len(parts) - 1)
 
 
 def residual_writers(student: nn.Module, tracks: Tracks, view: BlockView) -> tuple[str, ...]:
-    """The linears to be solved whose outputs are added to the residual stream. Raises: BadSetting
+    """Return the solved linears whose outputs are added to the residual stream. Raises: BadSetting
     where there are none.
     """
     found = written(student, view.stack, *tracks.student[0])
@@ -61,15 +60,15 @@ def residual_writers(student: nn.Module, tracks: Tracks, view: BlockView) -> tup
 
 
 def written(block: nn.Module, stack: Stack, hidden: Tensor, arguments: Arguments) -> set[str]:
-    """All linears of a block whose outputs are added to the residual stream."""
+    """Return all linears of a block whose outputs are added to the residual stream."""
     with residual_streams(block, calibrated_modules(block, norm=False).linears, hidden) as seen:
         step(block, stack, hidden, arguments)
     return set(seen)
 
 
 def in_forward_order(student: nn.Module, tracks: Tracks, view: BlockView) -> list[Modules]:
-    """Norms one by one and linears with all others that read the same tensor, as one batch runs
-    through them.
+    """Return norms one by one, and linears with all others that read the same tensor, in forward
+    order.
     """
     linears, norms = view.modules.linears, view.modules.norms
     hidden, arguments = tracks.student[0]
@@ -83,9 +82,7 @@ def in_forward_order(student: nn.Module, tracks: Tracks, view: BlockView) -> lis
 
 
 def reading_alike(seen: Mapping[str, Tensor], linears: Collection[str]) -> list[list[str]]:
-    """Modules by what they read, in the order in which they read it: linears with others that read
-    the same tensor.
-    """
+    """Group linears that read the same tensor; keep the forward order."""
     found: list[list[str]] = []
     for name, x in seen.items():
         alike = [

@@ -1,9 +1,8 @@
-"""Several processes as one: tasks are dealt to ranks, sums go to the site's owner, what the owner
-solved comes back to all.
+"""Run one calibration on several processes: tasks are dealt to ranks, each site's sums are reduced to
+its owner, and the owner broadcasts the solution.
 
-Ranks meet (small objects, however long the slowest takes) before tensors move (at once). So a rank
-where something went wrong says so at the next meeting and leaves nobody waiting for its tensors.
-Knows no models, no files, and not who started it.
+Ranks exchange small objects before every transfer of tensors. A rank that failed reports it there,
+so no other rank waits for its tensors. Knows no models and no files.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -16,8 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from featcal.calibration.sites import Site
-from featcal.calibration.systems import Systems
+from featcal.calibration.sites import Site, Systems
 from featcal.core.norm import NormSystem
 from featcal.core.precision import SUM_DTYPE
 from featcal.core.ridge import Solution
@@ -27,18 +25,18 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """One process, for which every method is the identity."""
+    """A single process, for which every method is the identity."""
 
     rank, world = 0, 1
 
     @property
     def first(self) -> bool:
-        """Whether this process writes files and tells progress."""
+        """Return whether this process writes files and reports progress."""
         return self.rank == 0
 
     def mine(self, tasks: Collection[str]) -> list[str]:
-        """The tasks of this process, dealt in the order of names. Raises: BadSetting where one
-        would get none.
+        """Return the tasks of this process, dealt in sorted order. Raises: BadSetting for more
+        processes than tasks.
         """
         if self.world > len(tasks):
             raise BadSetting(
@@ -50,31 +48,31 @@ class Ranks:
         return sorted(tasks)[self.rank :: self.world]
 
     def summed(self, systems: Systems) -> Systems:
-        """Sums over all tasks: every norm, and the sites that this process is to solve. What is
-        handed in is used up.
+        """Return the sums over all tasks: all norms, and the sites that this process solves. The
+        argument is consumed.
         """
         return systems
 
     def shared(self, solutions: dict[Site, Solution]) -> dict[Site, Solution]:
-        """The solutions of all sites, whoever solved them."""
+        """Return the solutions of all sites from all processes."""
         return solutions
 
     def gathered(self, records: Mapping[str, T]) -> dict[str, T]:
-        """Small records of all tasks, in the order of names."""
+        """Return the records of all tasks, sorted by name."""
         return {task: records[task] for task in sorted(records)}
 
     def together(self) -> None:
-        """Returns when every process is here."""
+        """Wait for every process."""
 
     @contextmanager
     def fail_together(self) -> Iterator[None]:
-        """Left when every process is done; what goes wrong in one ends all."""
+        """Wait for every process at the end; a failure in one ends all."""
         yield
 
 
 class SeveralRanks(Ranks):
-    """One of several processes. All call the same methods in the same order, and all end with the
-    same bits.
+    """One of several processes, which call the same methods in the same order and get bit-identical
+    results.
     """
 
     def __init__(
@@ -82,13 +80,11 @@ class SeveralRanks(Ranks):
         object_group: dist.ProcessGroup | None = None,
         tensor_group: dist.ProcessGroup | None = None,
     ):
-        """Where they meet and where tensors move; torch's default group where None."""
+        """Set the groups for objects and for tensors. Default: torch's default group."""
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.object_group, self.tensor_group = object_group, tensor_group
         self.device = torch.device("cpu")  # that of the sums, once there are any
-        self.over = (
-            False  # something went wrong somewhere, and all know: nobody comes to a further meeting
-        )
+        self.over = False  # a failure is known to all ranks, which exchange nothing more
 
     def summed(self, systems: Systems) -> Systems:
         """Raises: BadCapture unless the tasks of all processes have the same sites."""
@@ -104,16 +100,13 @@ class SeveralRanks(Ranks):
             for name, sums in [
                 (field.name, getattr(system, field.name)) for field in fields(system)
             ]:
-                if sums is not None:
-                    setattr(system, name, self.moved(dist.reduce, sums, owner))
+                setattr(system, name, self.moved(dist.reduce, sums, owner))
         for name in sorted(systems.norms):
             systems.norms[name] = self.summed_norm(systems.norms[name])
         return systems
 
     def summed_norm(self, system: NormSystem) -> NormSystem:
-        """The sum on every process, each of which solves it: a norm has a few numbers per
-        feature.
-        """
+        """Return the sum of a norm's system on every process, all of which solve it."""
         parts = (system.zz, system.z, system.right_gain, system.right_shift)  # (d,) each
         sums = self.moved(
             dist.all_reduce, torch.cat([*parts, system.z.new_tensor([system.tasks])])
@@ -122,7 +115,7 @@ class SeveralRanks(Ranks):
         return NormSystem(zz, z, gain, shift, float(sums[-1]))
 
     def shared(self, solutions: dict[Site, Solution]) -> dict[Site, Solution]:
-        """Broadcast by who solved them."""
+        """Broadcast each solution from the process that solved it."""
         said = self.all_gather_checked(
             {
                 site: (solution.weight.shape, solution.conditioning)
@@ -146,7 +139,7 @@ class SeveralRanks(Ranks):
         return everywhere
 
     def gathered(self, records: Mapping[str, T]) -> dict[str, T]:
-        """Drift, counts: no tensors."""
+        """Gather records without tensors, such as drift and counts."""
         everybodys = {
             task: record
             for theirs in self.all_gather_checked(dict(records))
@@ -155,14 +148,12 @@ class SeveralRanks(Ranks):
         return super().gathered(everybodys)
 
     def together(self) -> None:
-        """A meeting at which nothing is said."""
+        """Wait for every process, and raise if one failed."""
         self.all_gather_checked(None)
 
     @contextmanager
     def fail_together(self) -> Iterator[None]:
-        """Raises: RemoteRankError where something went wrong in another process, RankLostError
-        where one is gone.
-        """
+        """Raise RemoteRankError where another process failed, RankLostError where one is gone."""
         try:
             yield
             self.together()
@@ -172,10 +163,9 @@ class SeveralRanks(Ranks):
             raise
 
     def all_gather_checked(self, said: T, mistake: Exception | None = None) -> list[T]:
-        """What every process says, in the order of ranks.
+        """Return one object from every process, ordered by rank.
 
-        Raises: RemoteRankError where some say that something went wrong, in all but the first of
-        these.
+        Raises: RemoteRankError on every rank but the first failed one.
         """
         heard: list[Any] = [None] * self.world
         told = None if mistake is None else str(mistake) or type(mistake).__name__
@@ -188,10 +178,10 @@ class SeveralRanks(Ranks):
         return [words for _, words in heard]
 
     def moved(self, transfer: Callable[..., object], tensor: Tensor, *root: int) -> Tensor:
-        """The tensor after a collective operation of torch, all ranks being here.
+        """Return the tensor after a collective operation of torch.
 
-        Gloo copies raw memory: a column-major weight, as a Cholesky solve returns it, would arrive
-        transposed without a word.
+        Gloo copies raw memory, so a column-major weight, as a Cholesky solve returns it, would
+        silently arrive transposed.
         """
         tensor = tensor.contiguous()
         with self.reaching_others():
@@ -200,7 +190,7 @@ class SeveralRanks(Ranks):
 
     @contextmanager
     def reaching_others(self) -> Iterator[None]:
-        """Turns torch's error of a broken connection or a timeout into RankLostError."""
+        """Raise RankLostError for torch's errors of broken connections and timeouts."""
         try:
             yield
         except RuntimeError as error:
@@ -209,8 +199,7 @@ class SeveralRanks(Ranks):
 
 
 def owners(widths: Mapping[Site, int], world: int) -> dict[Site, int]:
-    """Who solves which site: the heaviest first, always to the least loaded rank, so that every
-    rank finds the same table.
+    """Return which rank solves which site: the heaviest site first, always to the least loaded rank.
 
     A factorisation of d features costs d³.
     """
@@ -225,9 +214,7 @@ started_ranks: ContextVar[Ranks | None] = ContextVar("started_ranks", default=No
 
 
 def current() -> Ranks:
-    """This process among those of its run: what `torchrun.started` made, or the default group of a
-    script that made its own.
-    """
+    """Return the ranks made by `torchrun.started`, or those of torch's default process group."""
     ranks = started_ranks.get()
     if ranks is not None:
         return ranks

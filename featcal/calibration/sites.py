@@ -1,12 +1,11 @@
-"""The modules of a block that calibration solves, and the sites where they read.
+"""The modules of a block that calibration solves, the sites where they read, and their systems.
 
 A site is the linears fed by the same tensor with the same token weights: q, k and v share one, and
-with it one Gram matrix and one factor. In CLIP's last block the token weights split q from k and v
-by themselves.
+with it one Gram matrix and one factor. In CLIP's last block the token weights split q from k and v.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,8 @@ from torch import Tensor, nn
 from featcal.blocks.coverage import solved_modules
 from featcal.blocks.experts import unpacked_experts
 from featcal.calibration.tokens import same_memory
-from featcal.settings import Calibration
+from featcal.core.norm import NormSystem
+from featcal.core.ridge import RidgeSystem
 
 Site = tuple[str, ...]  # names of the linears within their block, in the block's own order
 Weigh = Callable[
@@ -30,11 +30,19 @@ class Modules:
     norms: tuple[str, ...]
 
 
+@dataclass
+class Systems:
+    """The normal equations of one block, summed over the tasks added so far."""
+
+    sites: dict[Site, RidgeSystem] = field(default_factory=dict)
+    norms: dict[str, NormSystem] = field(default_factory=dict)
+
+
 def calibrated_modules(
     block: nn.Module, norm: bool, modules: Sequence[str] | None = None
 ) -> Modules:
-    """Every linear of the block, or those that `modules` means, and, unless switched off, every
-    norm with a scale.
+    """Return the linears of the block that `modules` names (default: all) and, with `norm`, its
+    norms.
     """
     linears, norms = solved_modules(block, norm, modules)
     return Modules(tuple(linears), tuple(norms))
@@ -43,7 +51,7 @@ def calibrated_modules(
 def shared_sites(
     inputs: Mapping[str, Tensor], linears: Sequence[str], weigh: Weigh
 ) -> dict[Site, Tensor]:
-    """The sites of one forward with the weights of their rows, (batch, tokens)."""
+    """Return the sites of one forward with the weights of their rows, (batch, tokens)."""
     groups: list[tuple[list[str], Tensor]] = []
     for name in linears:
         x, w = inputs[name], weigh(name, inputs[name])
@@ -56,31 +64,9 @@ def shared_sites(
     return {tuple(names): weights for names, weights in groups}
 
 
-def ends(settings: Calibration) -> int:
-    """How often the outputs of a site stand side by side in its system: for α = 0 and α = 1 where α
-    is still to be chosen.
-    """
-    return 2 if settings.interpolation == "auto" else 1
-
-
-def has_kernel_form(settings: Calibration, processes: int) -> bool:
-    """Whether sites with more features than tokens are solved by their tokens (`core.kernel`),
-    which one process has all of.
-
-    A prior makes the left side more than tokens do, λ is estimated from d × d sums, and both ends
-    of α need them twice.
-    """
-    return (
-        processes == 1
-        and not settings.prior
-        and settings.shrinkage == "fixed"
-        and ends(settings) == 1
-    )
-
-
 def solved_parameters(block: nn.Module, modules: Modules) -> dict[str, nn.Parameter]:
-    """Parameters of the modules that are solved, by name within the block; of experts the packed
-    ones.
+    """Return the parameters of the solved modules by name within the block; for experts of a
+    mixture the packed ones.
     """
     named = {
         name: block.get_submodule(name).named_parameters(recurse=False)

@@ -1,8 +1,8 @@
-"""Which tokens the rows of a module's input are, and how much each counts.
+"""Match the rows of a module's input to tokens, and weigh them.
 
-Most inputs are (batch, tokens, d). Some modules see every token's row alone (rows, d), norms of
-attention see one row per head, and keys and values of cross-attention read the tokens of another
-stack, whose padding is its own.
+Most inputs are (batch, tokens, d). Some modules read flattened rows (rows, d), norms of attention
+read one row per head, and keys and values of cross-attention read another stack's tokens, which
+have their own padding.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from featcal.errors import BadCapture
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of one batch in one stack, and those that another stack feeds to it."""
+    """The tokens of one batch in one stack, and those fed to it by another stack."""
 
     hidden: Tensor  # (batch, tokens, d), what reaches the block
     mask: Tensor | None = None  # (batch, tokens), 0 at padding
@@ -27,23 +27,20 @@ class Tokens:
     routed: Mapping[str, Tensor] = field(
         default_factory=dict
     )  # expert of a mixture -> row numbers of the tokens it is given
-    received: Tensor | None = None  # (batch, tokens), what the rule's weights are multiplied by
-    fed_received: Tensor | None = None  # (batch, other tokens)
 
 
 def weights(
     place: str, name: str, x: Tensor, tokens: Tokens, rule: TokenRule, last: bool
 ) -> Tensor:
-    """Token weights of one module's input x (..., d), one for each of its rows: x.shape[:-1].
+    """Return the token weights of one module's input x (..., d), shaped x.shape[:-1].
 
     Raises: BadCapture where the rows are not the tokens of the batch.
     """
-    hidden, mask, more = tokens.hidden, tokens.mask, tokens.received
+    hidden, mask = tokens.hidden, tokens.mask
     if tokens.fed is not None and same_memory(x, tokens.fed):
-        hidden, mask, more = tokens.fed, tokens.fed_mask, tokens.fed_received
+        hidden, mask = tokens.fed, tokens.fed_mask
     batch, count = hidden.shape[:2]
     w = token_weights(rule, name, last, x.new_empty(batch, count, 0), mask)  # (batch, tokens)
-    w = w if more is None else w * more
     w = w if x.dtype == torch.float64 else w.float()
     if expert := expert_of(name, tokens.routed):
         return w.flatten()[tokens.routed[expert]]
@@ -59,9 +56,9 @@ def weights(
 
 
 def token_axis(x: Tensor, batch: int, count: int) -> int | None:
-    """Where (batch, tokens, heads, d) or (batch, heads, tokens, d) has its tokens.
+    """Return the token axis of (batch, tokens, heads, d) or (batch, heads, tokens, d).
 
-    With as many heads as tokens: heads lie inside a token in memory, so tokens are further apart.
+    With as many heads as tokens it is the axis with the larger stride.
     """
     if x.dim() != 4 or x.shape[0] != batch:
         return None
@@ -70,8 +67,8 @@ def token_axis(x: Tensor, batch: int, count: int) -> int | None:
 
 
 def same_memory(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors that are both still held show the same values of the same memory, which
-    has no address on meta.
+    """Return whether two live tensors are the same view of the same memory; also for meta
+    tensors.
     """
     alike = (
         x.shape == y.shape and x.stride() == y.stride() and x.storage_offset() == y.storage_offset()

@@ -1,5 +1,5 @@
-"""The two tracks of features of one task: the student's and the teacher's, batch by batch, just
-before the current block.
+"""The student's and the teacher's features of one task, batch by batch, before the current
+block.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,6 @@ from featcal.blocks.batches import check_batch, naming, pad_token, padding_mask
 from featcal.blocks.capture import feeding, first_inputs
 from featcal.blocks.plan import Stack, blocks_of
 from featcal.blocks.replay import handed_on, step
-from featcal.calibration.batches import parted
 from featcal.calibration.spooled_list import SpooledList
 from featcal.core.drift import Drift
 from featcal.errors import BadBatches
@@ -21,7 +20,7 @@ from featcal.storage.spool import Spool
 
 @dataclass
 class Tracks:
-    """What block by block calibration of one stack keeps of one task; a track holds Features, batch
+    """Features of one task before the current block of one stack; a track holds Features, batch
     by batch.
     """
 
@@ -31,15 +30,12 @@ class Tracks:
     fed_masks: list[Tensor | None] = field(
         default_factory=list
     )  # of the tokens that another stack feeds
-    held: set[int] = field(
-        default_factory=set
-    )  # numbers of the batches held out: nothing is solved with them
     tokens: int = 0  # without padding
 
 
 @dataclass(frozen=True)
 class HandedOn:
-    """What one stack feeds to the next, of one task, batch by batch."""
+    """Outputs of one stack that feed the next, of one task, batch by batch."""
 
     student: SpooledList  # by the calibrated stack
     teacher: SpooledList
@@ -55,18 +51,12 @@ def start_tracks(
     spool: Spool,
     source: Stack | None = None,
     fed: HandedOn | None = None,
-    holds_out: bool = False,
 ) -> Tracks:
-    """Both tracks before the first block of a stack, which `source` feeds; batches are read once.
-
-    holds_out: every batch becomes two, of which one holds the samples held out.
-
-    Raises: BadBatches naming the task and what is wrong.
+    """Return both tracks before the first block of a stack, which `source` feeds; batches are read
+    once. Raises: BadBatches.
     """
     tracks = Tracks(SpooledList(spool), SpooledList(spool))
-    for number, (batch, held) in enumerate(
-        parted(task, batches) if holds_out else ((batch, False) for batch in batches)
-    ):
+    for number, batch in enumerate(batches):
         check_batch(task, number, batch, student)
         with naming(task, number):
             for model, track, handed in (
@@ -78,7 +68,6 @@ def start_tracks(
                 track.append(features)
         mask = padding_mask(batch, features[0], stack.mask, pad_token(student))
         tracks.masks.append(mask)
-        tracks.held |= {number} if held else set()
         tracks.fed_masks.append(fed.masks[number] if fed else None)
         tracks.tokens += int(mask.sum()) if mask is not None else features[0].shape[:-1].numel()
     if fed:
@@ -88,21 +77,17 @@ def start_tracks(
         raise BadBatches(
             task, "is empty; calibration needs at least one batch with at least one sample"
         )
-    if holds_out and not tracks.held:
-        raise BadBatches(
-            task, "has one sample; no_harm and interpolation auto need two, as one is held out"
-        )
     return tracks
 
 
 def advance(block: nn.Module, stack: Stack, track: SpooledList) -> None:
-    """Move one track after a block."""
+    """Move one track past a block."""
     for number in range(len(track)):
         track[number] = step(block, stack, *track[number])
 
 
 def moved(block: nn.Module, stack: Stack, track: SpooledList) -> SpooledList:
-    """Where a track will be after a block; the track itself stays."""
+    """Return a track past a block; the given one stays where it is."""
     result = track.empty()
     for features in track:
         result.append(step(block, stack, *features))
@@ -110,9 +95,7 @@ def moved(block: nn.Module, stack: Stack, track: SpooledList) -> SpooledList:
 
 
 def advance_student(block: nn.Module, stack: Stack, tracks: Tracks) -> Drift:
-    """Move the student's track after a block; the drift of what the block puts out against the
-    teacher's track.
-    """
+    """Move the student's track past a block, and return its drift from the teacher's track."""
     drift = Drift()
     for number, mask in enumerate(tracks.masks):
         features = step(block, stack, *tracks.student[number])
@@ -122,8 +105,8 @@ def advance_student(block: nn.Module, stack: Stack, tracks: Tracks) -> Drift:
 
 
 def hand_on(model: nn.Module, stack: Stack, track: SpooledList) -> SpooledList:
-    """What the stack behind whose last block a track is feeds to the next one; the track is used
-    up.
+    """Return what a stack feeds to the next one, from a track past its last block, which is
+    consumed.
     """
     result = track.empty()
     for hidden, _ in track:

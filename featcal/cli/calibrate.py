@@ -1,5 +1,5 @@
-"""`featcal calibrate`: a merged model, its base, its experts and some samples of each task to a
-calibrated model.
+"""`featcal calibrate`: calibrate a merged model with its base, its experts and samples of each
+task.
 """
 
 from dataclasses import asdict
@@ -15,7 +15,6 @@ from featcal.cli.arguments import (
     dtype_named,
     existing_folder,
     local,
-    named_folders,
     named_places,
     new_folder,
     require_space,
@@ -29,7 +28,6 @@ from featcal.cli.recipe import named_models, whole_experts
 from featcal.cli.sizes import bytes_of
 from featcal.cli.stacks import block_count, stacks_named
 from featcal.cli.terminal import Json, Quiet, counted, note, say, say_json, table
-from featcal.errors import BadSetting
 
 if TYPE_CHECKING:
     from featcal.calibration.record import Result
@@ -38,7 +36,6 @@ PICTURES = (
     "a folder of pictures, FOLDER/train/CLASS/*.png, FOLDER/train.parquet with a column image"
 )
 TEXT = "FILE.txt (a sample on each line), FILE.jsonl or FILE.parquet with text, messages, prompt and completion, or input and target"
-STATS = "What featcal stats wrote of an expert's task, in the place of its data; once for each. One task at least needs data."
 EPILOG = f"""Pictures, for CLIP, ViT, DINOv2 and SigLIP: {PICTURES}, or a data set of the hub.
 
 Text, for Llama, T5, BERT and others: {TEXT}, a folder that holds train.jsonl, or a data set of the hub.
@@ -63,70 +60,61 @@ def calibrate(
     base: options.Base = None,
     expert: options.SomeExperts = None,
     recipe: options.MergekitRecipe = None,
-    stats: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help=STATS)] = None,
     preset: Annotated[
         str,
         Option(
-            help="paper: its settings for CLIP; best: those beyond it that did best on drawn images."
+            help="paper: its settings for CLIP; best: those beyond it that did best on synthetic images."
         ),
     ] = "paper",
     ridge: Annotated[
         float | None,
-        Option(help="λ: how strongly the weights stay near the anchor (paper: 0.05 for CLIP)."),
+        Option(help="λ > 0: pull of the weights to the anchor (paper: 0.05 for CLIP)."),
     ] = None,
     anchor_blend: Annotated[
         float | None,
-        Option(help="ρ: 1 is the merged weight, above 1 away from the base (paper: 2)."),
+        Option(
+            help="ρ: the anchor; 1 is the merged weight, above 1 away from the base (paper: 2)."
+        ),
     ] = None,
     interpolation: Annotated[
-        float | None, Option(help="α: 1 aims at the experts' features alone (paper: 0.3).")
+        float | None, Option(help="α in [0, 1]: 1 targets the experts' features (paper: 0.3).")
     ] = None,
     residual: Annotated[
-        float | None, Option(help="β: 1 aims at the experts' residual stream (paper: 0).")
+        float | None, Option(help="β in [0, 1]: 1 targets the experts' residual stream (paper: 0).")
     ] = None,
     order: Annotated[
-        str | None, Option(help="forward: block by block (paper); sites: also inside of blocks.")
+        str | None,
+        Option(help="forward: block by block (paper); sites: also site by site within a block."),
     ] = None,
     affine: Annotated[
         str | None, Option(help="separate: weight, then bias (paper); joint: both at once.")
     ] = None,
     prior: Annotated[
         float | None,
-        Option(help="κ: weight of the experts' task vectors beside the data (paper: 0)."),
-    ] = None,
-    no_harm: Annotated[
-        bool, Option("--no-harm", help="Take of each step what helps on samples held out.")
-    ] = False,
-    sweeps: Annotated[int | None, Option(help="How often each block is solved (paper: 1).")] = None,
-    weights: Annotated[
-        str | None,
-        Option(help="rule: the family's token weights (paper); attention: times what is received."),
-    ] = None,
-    shrinkage: Annotated[
-        str | None,
-        Option(help="fixed: λ is --ridge (paper); ledoit_wolf: of each site from its tokens."),
+        Option(help="κ: weight of the task-vector prior (paper: 0)."),
     ] = None,
     samples: Annotated[int, Option(min=1, help="Samples of each task (paper: 256).")] = 256,
     tokens: options.Tokens = None,
-    seed: Annotated[int, Option(min=0, help="Which samples are drawn.")] = 42,
+    seed: Annotated[int, Option(min=0, help="Seed of the draw of samples.")] = 42,
     batch: options.Batch = 32,
     split: options.Split = "train",
     module: options.Modules = None,
     norm: Annotated[
-        bool, Option("--norm/--no-norm", help="Solve norms' scales and shifts, too.")
+        bool, Option("--norm/--no-norm", help="Also solve scales and shifts of norms.")
     ] = True,
-    bias: Annotated[bool, Option("--bias/--no-bias", help="Solve biases, too.")] = True,
+    bias: Annotated[bool, Option("--bias/--no-bias", help="Also solve biases.")] = True,
     stack: options.Stacks = None,
     device: options.Device = "auto",
     dtype: options.Dtype = "float32",
     host_memory: options.HostMemory = "",
     work: Annotated[
         Path | None,
-        Option(help="Folder for what waits and for solved blocks; beside --out left out."),
+        Option(help="Scratch folder for activations and finished blocks. Default: next to --out."),
     ] = None,
     resume: options.Resume = True,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Check everything, print what is needed, compute nothing.")
+        bool,
+        Option("--dry-run", help="Check everything, print the memory and disk needed, and stop."),
     ] = False,
     push_to_hub: Push = None,
     as_json: Json = False,
@@ -134,7 +122,7 @@ def calibrate(
     force: options.Force = False,
 ) -> None:
     """Calibrate a merged model to its experts' features, block by block, and write it as a folder
-    of the same form.
+    of the same format.
     """
     import featcal
     from featcal.calibration.torchrun import own_device
@@ -144,23 +132,20 @@ def calibrate(
         "ridge": ridge,
         "anchor_blend": anchor_blend,
         "interpolation": interpolation,
-    }
-    chosen |= {
         "residual": residual,
         "order": order,
         "affine": affine,
         "prior": prior,
-        "no_harm": no_harm or None,
+        "bias": bias,
+        "norm": norm,
+        "modules": tuple(module or ()) or None,
     }
-    chosen |= {"sweeps": sweeps, "weights": weights, "shrinkage": shrinkage}
-    chosen |= {"bias": bias, "norm": norm, "modules": tuple(module or ()) or None}
     settings = Calibration.preset(
         preset, {name: value for name, value in chosen.items() if value is not None}
     )
     existing_folder("--merged", merged)
     named, places = named_models(base, expert or (), recipe, merged), named_places("--data", data)
-    told = named_folders("--stats", stats or ())
-    read = [merged, *named.read, *told.values(), *local(places)]
+    read = [merged, *named.read, *local(places)]
     new_folder(out, force, read)
     require_hub(push_to_hub)
     given: dict[str, Any] = {
@@ -173,21 +158,13 @@ def calibrate(
         "work": work_folder(work, out, read),
     }
     from featcal.blocks.batches import check_tasks
-    from featcal.calibration.published import check_published
     from featcal.calibration.ranks import current
     from featcal.calibration.run_folder import beside
     from featcal.data.calibration import Draw, drawn, held_out
-    from featcal.merging.stored_statistics import Statistics
     from featcal.models.products import faster_products
     from featcal.storage.results import run_record, write_json
 
-    if twice := sorted(told.keys() & places.keys()):
-        raise BadSetting("--stats", twice[0], "has --data, too; give one of them")
-    check_tasks(
-        named.experts, {name: [place] for name, place in (*places.items(), *told.items())}
-    )  # before samples are read
-    moments = {name: Statistics(folder) for name, folder in told.items()}
-    check_published(moments, named.experts, settings, current().world == 1)
+    check_tasks(named.experts, {name: [place] for name, place in places.items()})
     student = alike_student(merged, named)
     tell_heads(student, named)
     tell_words(named.all_shaped(merged))
@@ -195,7 +172,7 @@ def calibrate(
     given["plan"] = plan
     blocks = block_count(student, settings.modules, plan)
     mine = list(named.experts) if dry_run else current().mine(named.experts)
-    own = {name: places[name] for name in mine if name in places}
+    own = {name: places[name] for name in mine}
     draw = Draw(samples, seed, batch, split, tokens, dtype_named(dtype))
     batches = drawn(student, (named.base, merged), own, draw)
     require_room(merged, out, work)
@@ -206,12 +183,12 @@ def calibrate(
         whole = {
             name: folder for name, folder in named.experts.items() if name not in named.under
         } or {"merged": merged}
-        own = {name: (batches | moments).get(name, next(iter(batches.values()))) for name in whole}
+        own = {name: batches.get(name, next(iter(batches.values()))) for name in whole}
         how = {key: given[key] for key in ("device", "dtype", "plan")}
         check(merged, base=named.base, experts=whole, batches=own, settings=settings, **how)
         return show_run(student, batches, batch, given, settings, as_json, out)
     given |= {
-        "batches": dict.fromkeys(places, ()) | batches | moments
+        "batches": dict.fromkeys(places, ()) | batches
     }  # what other processes calibrate is theirs to read
     given |= {"held_out": held_out(student, (named.base, merged), own, draw)}
     if given["device"].type == "cpu":
@@ -233,14 +210,13 @@ def calibrate(
     )
     how = {"samples of each task": samples, "split": split, "seed": seed, "precision": dtype}
     how |= {"tokens of a sample, at most": tokens} if tokens else {}
-    how |= {f"moments of {task}": folder.resolve().name for task, folder in told.items()}
     tell_card(out, merged, named, settings, result, places, how)
     show_result(result, settings.stated, as_json)
     push(out, push_to_hub)
 
 
 def require_room(merged: Path, out: Path, work: Path | None) -> None:
-    """Disk for the result, and as much again for the solved blocks. Raises: BadSetting."""
+    """Raise BadSetting unless the disk has room for the result and the solved blocks."""
     size = stored_bytes(merged)
     same = work is None or work.absolute().parent == out.absolute().parent
     require_space("--out", out, 2 * size if same else size)
@@ -249,8 +225,8 @@ def require_room(merged: Path, out: Path, work: Path | None) -> None:
 
 
 def show_result(result: "Result", settings: dict[str, Any], as_json: bool) -> None:
-    """What was written, and how far the merged and the calibrated model are from each expert; a
-    warning where it got worse.
+    """Print the result and its drift from each expert, with a warning where calibration made it
+    worse.
     """
     from featcal.calibration.card import DRIFT_COLUMNS, drift_rows, worse
 

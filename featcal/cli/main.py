@@ -28,7 +28,6 @@ from featcal.cli import (
     merge,
     plan,
     repair,
-    stats,
     tune,
 )
 from featcal.cli.terminal import complain, hush, log_to, plain_without_terminal, say
@@ -73,7 +72,6 @@ for command in (
     plan.plan,
     convert.convert,
     tune.tune,
-    stats.stats,
     *(point.load() for point in sorted(entry_points(group=COMMANDS), key=lambda point: point.name)),
 ):
     own = getattr(sys.modules[command.__module__], "EPILOG", "")
@@ -183,7 +181,6 @@ WORDS = {
     r"^(device|samples|split|tokens|work):": r"--\1:",
     r"^(svc|prodistill)\.(\w+):": r"--\2:",
     r"^compare\.models:": "--model:",
-    r"\bno_harm and interpolation auto\b": "--no-harm",
 }
 KEY = re.compile(r"(?<![\w.-])(calibrate|merge|tune)\.([a-z]+(?:_[a-z]+)*)(?![\w.])")
 

@@ -12,7 +12,6 @@ from featcal.cli import options
 from featcal.cli.arguments import (
     device_named,
     local,
-    named_folders,
     named_places,
     new_folder,
     pairs_by_name,
@@ -26,19 +25,15 @@ from featcal.cli.recipe_method import method_of
 from featcal.cli.terminal import Json, Quiet, note, say, say_json
 from featcal.errors import BadSetting
 from featcal.merging.settings import SETTINGS, settings_of
-from featcal.settings import require
 
 METHODS = f"{', '.join(SETTINGS)}; lot is made from its published formula, its code could not be consulted."
 RECIPE = "mergekit's recipe, for base, experts and, where METHOD is left out, method: linear or task_arithmetic with one weight."
-STATS = "What featcal stats wrote of an expert's task, in the place of its data (regmean); once for each."
 
 EPILOG = """Examples:
 
 featcal merge average --base base --expert mnist=models/mnist --expert dtd=models/dtd --out merged
 
 featcal merge task_arithmetic --scale 0.3 --base base --expert mnist=models/mnist --expert dtd=models/dtd --out merged
-
-featcal merge regmean --base base --expert mnist=m --expert dtd=d --stats mnist=m-stats --stats dtd=d-stats --out merged
 
 featcal merge --recipe merge.yaml --out merged"""
 
@@ -60,7 +55,6 @@ def merge(
         list[str] | None,
         Option(metavar="NAME=FOLDER", help="Samples of an expert's task, where needed."),
     ] = None,
-    stats: Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help=STATS)] = None,
     head: Annotated[
         Path | None, Option(help="heads.safetensors with the zero-shot heads (adamerging, fisher).")
     ] = None,
@@ -111,14 +105,7 @@ def merge(
             "tells all settings itself; name a METHOD to use other ones with its models",
         )
     named, places = named_models(base, expert or (), recipe), named_places("--data", data or ())
-    told = named_folders("--stats", stats or ())
-    require(
-        not told or (method == "regmean" and not places),
-        "--stats",
-        list(told),
-        "is for regmean, in the place of --data",
-    )
-    new_folder(out, force, [*named.read, *told.values(), *local(places)])
+    new_folder(out, force, [*named.read, *local(places)])
     require_space("--out", out, stored_bytes(named.base))
     require_hub(push_to_hub)
     if method is None:
@@ -126,18 +113,16 @@ def merge(
     from featcal.data.calibration import Draw, drawn
     from featcal.merging.merge import merge as merged
     from featcal.merging.methods import method_named
-    from featcal.merging.stored_statistics import Statistics
     from featcal.models.products import faster_products
 
-    method_named(method).check_needs(places or told or None, head)  # before samples are read
+    method_named(method).check_needs(places or None, head)  # before samples are read
     student = skeleton(named.base)
     for folder in named.shaped.values():
         skeleton(folder)
-    batches: Any = {name: Statistics(folder) for name, folder in told.items()} or None
     batches = (
         drawn(student, (named.base,), places, Draw(samples, seed, batch, split, tokens))
         if places
-        else batches
+        else None
     )
     more: dict[str, Any] = {
         "batches": batches,

@@ -1,5 +1,5 @@
-"""One linear: each task's normal equations, their sum over tasks, and the solution (Eqs. 10-17 and
-51-55).
+"""Solve one linear: each task's normal equations, their sum over tasks, and the solution (Eqs.
+10-17 and 51-55).
 
 Legend: d inputs · o outputs · rows are tokens, so G = Σ w x xᵀ / n is (d, d) and weights are (o,
 d). Linears fed by the same tensor (q, k, v) are one linear with their outputs side by side: one
@@ -29,9 +29,6 @@ class RidgeSystem:
     x: Tensor  # (d,)  Σ ω μ_cal
     y: Tensor  # (o,)  Σ ω (W μ_tgt + b)
     scale: Tensor  # ()  Σ ω
-    noise: Tensor | None = (
-        None  # ()  Σ ω² times the variance of a task's G, where `ledoit_wolf` asks for it
-    )
 
     @classmethod
     def zero(cls, d: int, o: int, device: torch.device | str = "cpu") -> "RidgeSystem":
@@ -42,13 +39,11 @@ class RidgeSystem:
     def __iadd__(self, other: "RidgeSystem") -> "RidgeSystem":
         for mine, theirs in zip(self.sums, other.sums, strict=True):
             mine += theirs
-        if other.noise is not None:
-            self.noise = other.noise if self.noise is None else self.noise + other.noise
         return self
 
     @property
     def sums(self) -> tuple[Tensor, ...]:
-        """Everything that is always there and adds."""
+        """Return everything that adds."""
         return self.left, self.right, self.x, self.y, self.scale
 
 
@@ -62,7 +57,7 @@ class Solution:
 
 
 def anchor(merged: Tensor, base: Tensor, rho: float) -> Tensor:
-    """What the ridge pulls to: ρ·merged + (1−ρ)·base (Eqs. 11 and 51), in float64."""
+    """Return ρ·merged + (1−ρ)·base, to which the ridge pulls (Eqs. 11 and 51), in float64."""
     return ((1 - rho) * base.to(SUM_DTYPE)).add_(merged.to(SUM_DTYPE), alpha=rho)
 
 
@@ -74,36 +69,28 @@ def task_system(
     task_weights: str = "gram",
     affine: str = "separate",
 ) -> RidgeSystem:
-    """One task's share of Eqs. 17 and 55.
+    """Return one task's share of Eqs. 17 and 55.
 
     The target feature α x_exp + (1−α) x_cal (Eq. 10) is linear in both, so α enters once, after the
     sums over tokens: C_tgt = αC + (1−α)G, and μ_tgt = αμ_exp + (1−α)μ_cal likewise. Moments with a
-    lag add αβ (r_exp − r_cal) to the target output.
+    residual gap add αβ (r_exp − r_cal) to the target output.
 
     Args:    moments of the task, consumed: the system takes their memory; W (o, d) and b (o,) of
              its expert; alpha: α;
              task_weights: "gram" is ω of Eq. 14, which gives every task's Gram matrix unit
              Frobenius norm, "uniform" is ω = 1;
              affine: with "joint" the right side keeps the expert's bias, Σ ω (C Wᵀ + μ bᵀ), for
-             `joined`.
+             `eliminate_bias`.
     Returns: the task's system; the zero system where the task has no tokens.
     """
     W, b = W.to(SUM_DTYPE), b.to(SUM_DTYPE)
     n = moments.weight
     if n == 0:
-        nothing = RidgeSystem.zero(W.shape[1], W.shape[0], W.device)
-        nothing.noise = None if moments.spread is None else torch.zeros_like(n)
-        return nothing
+        return RidgeSystem.zero(W.shape[1], W.shape[0], W.device)
     mu_cal = moments.cal / n  # (d,)  Eq. 52
     mu_tgt = alpha * moments.exp / n + (1 - alpha) * mu_cal  # (d,)
     G = mirror(moments.G).div_(n)  # (d, d)  Eq. 13
     omega = 1 / G.norm().clamp_min(EPS) if task_weights == "gram" else torch.ones_like(n)  # Eq. 14
-    noise = None
-    if (
-        moments.spread is not None
-    ):  # the mean of ‖x xᵀ − G‖² over as many tokens as weights of their size are worth
-        fourth, squares = moments.spread
-        noise = omega**2 * (fourth / n - G.square().sum()) * squares / n**2
     C = moments.C.mul_(omega / n)  # (d, d), folded (d, o)  ωC
     G *= omega  # ωG
     if moments.folded:
@@ -113,78 +100,36 @@ def task_system(
     else:
         target = C.mul_(alpha).add_(G, alpha=1 - alpha) @ W.T  # (d, o)
     y = W @ mu_tgt + b  # (o,)
-    if moments.lag is not None:
-        y += alpha * moments.lag / n
+    if moments.residual_gap is not None:
+        y += alpha * moments.residual_gap / n
     if affine == "joint":
         target.addr_(omega * mu_cal, b)
-    return RidgeSystem(G, target, omega * mu_cal, omega * y, omega, noise)
+    return RidgeSystem(G, target, omega * mu_cal, omega * y, omega)
 
 
-def both_ends(share: RidgeSystem, W: Tensor, b: Tensor, affine: str = "separate") -> RidgeSystem:
-    """A task's share at α = 1 with its right side at α = 0 before it: 2o outputs, of which the
-    solution holds both as well.
-
-    Right sides and means are affine in α and the left side is without it, so a solution at α lies
-    on the line between the two.
-
-    Args:    share: `task_system` at α = 1, used up; W (o, d) and b (o,) of the expert.
-    """
-    W, b = W.to(SUM_DTYPE), b.to(SUM_DTYPE)
-    start = share.left @ W.T  # (d, o)
-    if affine == "joint":
-        start.addr_(share.x, b)
-    share.right = torch.cat([start, share.right], dim=1)  # (d, 2o)
-    share.y = torch.cat([W @ share.x + share.scale * b, share.y])  # (2o,)
-    return share
-
-
-def prior_system(W: Tensor, W_base: Tensor, kappa: float, copies: int = 1) -> RidgeSystem:
-    """One task's share of κ Σ ‖(W − W_t) τᵀ‖²/‖τ‖² with τ = W_t − W_base, which no data enter: κP
+def prior_system(W: Tensor, W_base: Tensor, kappa: float) -> RidgeSystem:
+    """Return one task's share of κ Σ ‖(W − W_t) τᵀ‖²/‖τ‖² with τ = W_t − W_base, which no data enter: κP
     and κPW_tᵀ for P = τᵀτ/‖τ‖².
 
     At κ → ∞ the step from the base is Σ τP (Σ P)⁺ within the span of the task vectors: closed-form
     WUDI (Cheng et al., 2025), of linears that share their input on top of one another, as its
     official code takes q, k and v.
 
-    Args:    W, W_base (o, d) of the expert and the base; copies: how often the outputs stand side
-             by side in the system.
+    Args:    W, W_base (o, d) of the expert and the base.
     Returns: the share, to be added to the task's; zeros where the expert has not moved.
     """
     W, tau = W.to(SUM_DTYPE), W.to(SUM_DTYPE) - W_base.to(SUM_DTYPE)
-    share = RidgeSystem.zero(W.shape[1], copies * len(W), W.device)
+    share = RidgeSystem.zero(W.shape[1], len(W), W.device)
     size = tau.square().sum()
     if size > 0:
         share.left.addmm_(tau.T, tau, alpha=kappa / float(size))
-        share.right += (share.left @ W.T).repeat(1, copies)
+        share.right += share.left @ W.T
     return share
 
 
-def ledoit_wolf(system: RidgeSystem) -> float:
-    """λ from the tokens themselves: S + λI is, but for its size, what shrinks S = Σ ωG best towards
-    a multiple of I.
-
-    With m = tr S / d, of all (1 − δ) S + δ m I the one nearest to what S would be with tokens
-    without end has δ = b²/‖S − mI‖², where b² = Σ ω² E‖G − EG‖² is estimated by the mean of ‖x xᵀ −
-    G‖² over n (Ledoit and Wolf, 2004), with weights w over (Σ w)²/Σ w². Divided by 1 − δ it is λ =
-    m δ/(1 − δ). Tokens count as independent, which those of one sample are not, so λ is rather too
-    small. Two tokens (2, 0) and (0, 1), four times each: S = diag(2, ½), b² = 17/32, λ = 5/4 ·
-    17/19.
-
-    Args:    system: of moments with a spread, summed over tasks, kept as it is.
-    Returns: λ > 0, of δ between 1e-8 (all tokens alike) and 0.999 (nothing but noise); 1 where
-    there are no tokens.
-    """
-    assert system.noise is not None, "moments were summed without their spread"
-    m = float(system.left.diagonal().mean())
-    size = float(system.left.square().sum()) - len(system.left) * m**2  # ‖S − mI‖²
-    if m <= 0:
-        return 1.0
-    delta = min(max(float(system.noise) / size, 1e-8), 0.999) if size > 0 else 0.999
-    return m * delta / (1 - delta)
-
-
-def joined(system: RidgeSystem, a: Tensor, ridge: float) -> RidgeSystem:
-    """The system whose solution by `solve_ridge` is weight and bias at the minimum over both.
+def eliminate_bias(system: RidgeSystem, a: Tensor, ridge: float) -> RidgeSystem:
+    """Eliminate the bias: `solve_ridge` of the returned system gives weight and bias at their joint
+    minimum.
 
     With x̄ = Σ ωμ, ȳ, s = Σ ω, the bias at its minimum is b = (ȳ + λa − W x̄)/(s + λ), Eq. 55 as it
     is. Put into the equation of the weight, W (Σ ωG + λI) + b x̄ᵀ = Σ ω (C Wᵀ + μ bᵀ)ᵀ + λA, it
@@ -202,8 +147,8 @@ def joined(system: RidgeSystem, a: Tensor, ridge: float) -> RidgeSystem:
 def solve_ridge(
     system: RidgeSystem, A: Tensor, a: Tensor, ridge: float, *, site: str = "linear"
 ) -> Solution:
-    """Weight nearest the experts' outputs, pulled to the anchor (Eq. 17), then the bias with that
-    weight (Eq. 55).
+    """Solve for the weight nearest the experts' outputs, pulled to the anchor (Eq. 17), then for the
+    bias (Eq. 55).
 
     Eq. 17 is W (Σ ωG + λI) = Σ ω W C + λA. With A (Σ ωG + λI) taken off both sides it is solved for
     the step away from the anchor, (W − A)(Σ ωG + λI) = Σ ω W C − A Σ ωG, which vanishes exactly
@@ -233,7 +178,7 @@ def solve_ridge(
 
 
 def cholesky(left: Tensor) -> Tensor | None:
-    """L of left = L Lᵀ, in the memory of `left` (d, d); None where there is none."""
+    """Return L of left = L Lᵀ in the memory of `left` (d, d), or None if it does not exist."""
     factor = (
         left.mT
     )  # symmetric; LAPACK counts columns first, so that only this view is factorised without a copy
@@ -245,8 +190,8 @@ def cholesky(left: Tensor) -> Tensor | None:
 
 
 def conditioning(factor: Tensor) -> float:
-    """(largest / smallest diagonal entry)² of the Cholesky factor: a lower bound of the condition
-    number, for free.
+    """Return (largest / smallest diagonal entry)² of the Cholesky factor, a lower bound of the
+    condition number.
     """
     diagonal = factor.diagonal()
     return float((diagonal.max() / diagonal.min()) ** 2)

@@ -21,7 +21,7 @@ from featcal.blocks.replay import handed_on, step
 from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, BadFile
 from featcal.merging.arithmetic import average_tensor
-from featcal.merging.features import Seen, Track, Watch, watched
+from featcal.merging.features import Seen, Track, watched
 from featcal.merging.job import Job, Named
 from featcal.merging.sources import Source
 
@@ -37,13 +37,11 @@ class ForwardOrder:
     solve: yields the merged tensors of a block it has a rule for; the others are the mean over
     experts.
     own:   carry every expert's own features (True) or those of the merge so far.
-    also:  for each block whoever else looks at its batches.
     """
 
     job: Job
     solve: Solve
     own: bool
-    also: Callable[[str, nn.Module, Stack, Track], Watch] | None = None
     tokens: dict[str, int] = field(default_factory=dict)
     before: set[int] = field(
         default_factory=set
@@ -101,8 +99,7 @@ class ForwardOrder:
         seen: dict[str, Seen] = {}
         for task, expert in self.job.experts.items():
             become(self.worker, expert, path)
-            also = self.also and self.also(path, block, stack, tracks[task])
-            seen[task], out = watched(block, stack, tracks[task], also)
+            seen[task], out = watched(block, stack, tracks[task])
             if self.own:
                 tracks[task].features = out
         become(self.worker, self.job.base, path)

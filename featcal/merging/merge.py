@@ -79,8 +79,7 @@ def merge(
     out:      a folder to write instead of returning a module, with a model card, and merge.json
               where the method keeps a record.
     batches:  for methods that need data: per task an iterable of keyword dictionaries for the
-              model's forward; for regmean also featcal.Statistics(folder) of every task, which
-              `featcal.statistics` wrote.
+              model's forward.
     head:     for adamerging and fisher: a heads.safetensors, or its tensors: visual_projection,
               logit_scale, head/<task>.
     embeddings: "merge", or "base": tables of words are the base's, so that experts may have other

@@ -17,7 +17,6 @@ from featcal.errors import SingularGram
 from featcal.merging.features import Seen, Site
 from featcal.merging.forward_order import ForwardOrder
 from featcal.merging.job import Job, Named
-from featcal.merging.stored_statistics import Statistics, from_statistics
 
 
 def shrunk(G: Tensor, factor: float) -> Tensor:
@@ -85,12 +84,7 @@ def solved(job: Job, path: str, block: nn.Module, seen: dict[str, Seen]) -> Iter
 
 
 def regmean(job: Job) -> Iterator[Named]:
-    """Every tensor by RegMean: linears of the blocks by regression, all others by their mean; from
-    data or their statistics.
-    """
-    if any(isinstance(given, Statistics) for given in job.batches.values()):
-        yield from from_statistics(job, partial(solved, job))
-        return
+    """Merge by RegMean: linears of the blocks by regression, all other tensors by their mean."""
     yield from ForwardOrder(job, partial(solved, job), own=True).tensors()
 
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from featcal.blocks.capture import Features, module_inputs, module_outputs
-from featcal.blocks.experts import routed, unpacked_experts
+from featcal.blocks.experts import unpacked_experts
 from featcal.blocks.linear import weight_of
 from featcal.blocks.plan import Stack
 from featcal.blocks.replay import step
-from featcal.calibration.observe import FOLDED_SHARE, keeps_tokens, narrow_linears
+from featcal.calibration.observe import FOLDED_SHARE, narrow_linears
 from featcal.calibration.parts import reading_alike, written
 from featcal.calibration.sites import calibrated_modules, shared_sites
-from featcal.calibration.tokens import Tokens, same_memory
+from featcal.calibration.tokens import same_memory
 from featcal.core.weighting import TokenRule
 from featcal.planning.meta_profiler import held_bytes, reaching, rehearsing, size
 from featcal.settings import Calibration
@@ -34,16 +34,11 @@ class SiteShape:
     weighed: bool = False  # rows count more or less, by the rule
     kept: bool = False  # what its linears put out is kept for folded moments
     lagging: bool = False  # the target of some is the expert's residual stream
-    keeps: bool = True  # reads the block's own tokens, which may be kept
 
     @property
     def folded(self) -> bool:
         """Whether the cross moment is kept with the expert's weight multiplied in."""
         return self.lagging or self.o < FOLDED_SHARE * self.d
-
-    def small(self, tokens: int | None) -> bool:
-        """Whether it is solved by its tokens, of which all tasks have so many (None: never)."""
-        return self.keeps and tokens is not None and tokens < self.d
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,6 @@ class BlockShape:
     led: int = (
         0  # flops of a mixture's experts, which of teachers run once more, on the student's tokens
     )
-    scores: int = 0  # flops of its attentions' scores
 
     def student_pass(self, parts: Sequence[PartShape]) -> int:
         """Flops of a pass that ends where all is seen that solving some parts needs of the
@@ -162,7 +156,6 @@ def block_shape(
         rows=features[0].shape[:2].numel(),
         features=held_bytes(out),
         led=sum(part.work for part in unpacked_experts(block).values()),
-        scores=pass_.scores,
     )
     return shape, out
 
@@ -209,11 +202,7 @@ def site_shapes(
     """Linears grouped as calibration groups them: by the tensor they read and by the weights of its
     tokens.
     """
-    hidden, arguments = features
-    shape, own = (
-        tuple(hidden.shape[:2]),
-        Tokens(hidden, fed=arguments[0].get(task.fed), routed=routed(block)),
-    )
+    shape = tuple(features[0].shape[:2])
     sites = shared_sites(inputs, linears, lambda name, _: task.rule(name, task.last, shape))
     found = []
     for names, w in sites.items():
@@ -224,7 +213,5 @@ def site_shapes(
             all(name in outputs for name in names),
             any(name in writers for name in names),
         )
-        found.append(
-            SiteShape(x.shape[-1], o, n, names, weighed, kept, lagging, keeps_tokens(names, x, own))
-        )
+        found.append(SiteShape(x.shape[-1], o, n, names, weighed, kept, lagging))
     return tuple(found)

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from featcal.blocks.batches import first_samples
-from featcal.calibration.batches import held_out, size
 from featcal.calibration.record import BlockRecord, Cost
 from featcal.planning.block_shape import Asked
 from featcal.planning.meta_profiler import to_meta
@@ -74,7 +73,7 @@ class Meter:
         )
         read = run.ranks.gathered(self.read)
         try:
-            flops = None if run.published else run_work(done(run, blocks, read)).total
+            flops = run_work(done(run, blocks, read)).total
         # a model that cannot do without numbers is calibrated all the same; a count must not cost
         # the result
         except Exception:
@@ -98,20 +97,14 @@ def done(run: "Run", blocks: Sequence[BlockRecord], read: Mapping[str, Read]) ->
     checked = model_shape(bare, plan, first_samples(kinds[first]), asked)
     tokens = {block.name: block.tokens for block in blocks}
     on_gpu = run.models.device.type == "cuda"
-    counts = [
-        sum(size(task, 0, each.batch) * each.count for each in kinds.values())
-        for task, kinds in read.items()
-    ]
-    held = sum(map(held_out, counts)) / sum(counts)
     stacks = () if run.block_drift else zip(plan.stacks, shapes[first].stacks, strict=True)
     more = (
         on_gpu,
         run.known,
         tokens,
-        run.ranks.world,
         {shape.blocks[-1].name for stack, shape in stacks if not stack.feeds},
     )
-    return Done(batches, len(read), shapes[first], checked, run.settings, held, *more)
+    return Done(batches, len(read), shapes[first], checked, run.settings, *more)
 
 
 @contextmanager

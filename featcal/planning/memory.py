@@ -5,7 +5,6 @@ Legend: d inputs · o outputs · n rows of one site in one batch · N of all tas
 
 from collections.abc import Sequence
 
-from featcal.calibration.sites import ends
 from featcal.core.moments import stripes
 from featcal.core.precision import SUM_DTYPE
 from featcal.planning.block_shape import BlockShape, SiteShape
@@ -79,8 +78,8 @@ def observing(
     """
     return {
         "weights": open_blocks(block, seen, load),
-        "moments": sum(moments_bytes(site, load, block) for site in sites),
-        "systems": sum(kept_bytes(site, load, block, seen) for site in sites),
+        "moments": sum(moments_bytes(site) for site in sites),
+        "systems": sum(kept_bytes(site, seen) for site in sites),
         "working": observation_bytes(block, load.on_gpu),
     }
 
@@ -93,23 +92,18 @@ def adding(
     """
     return {
         "weights": open_blocks(block, seen, load),
-        "moments": sum(moments_bytes(site, load, block) for site in sites[at:]),
-        "systems": sum(
-            kept_bytes(site, load, block, seen + (number < at)) for number, site in enumerate(sites)
-        ),
-        "working": addition_bytes(sites[at], load, block),
+        "moments": sum(moments_bytes(site) for site in sites[at:]),
+        "systems": sum(kept_bytes(site, seen + (number < at)) for number, site in enumerate(sites)),
+        "working": addition_bytes(sites[at], load),
     }
 
 
 def open_blocks(block: BlockShape, seen: int, load: Workload) -> int:
     """Blocks of the student, one expert and, of all but the last, the next one; the base's where
-    there is a prior or tokens are kept; with further sweeps the merged one.
+    there is a prior.
     """
-    ahead, with_base = (
-        seen + 1 < load.tasks_here,
-        load.settings.prior or any(s.small(load.kept(block)) for s in block.sites),
-    )
-    return (2 + ahead + bool(with_base) + (load.settings.sweeps > 1)) * block.weights
+    ahead, with_base = seen + 1 < load.tasks_here, bool(load.settings.prior)
+    return (2 + ahead + with_base) * block.weights
 
 
 def solving(
@@ -117,25 +111,14 @@ def solving(
 ) -> dict[str, int]:
     """One site of all: blocks of the student and the base, systems that are left, weights and
     anchors, what is solved.
-
-    What a step is chosen from stays beside the student's block. Of a site solved by its N tokens
-    these in float64, and N × N.
     """
-    solved, site, left, tokens, twice = (
-        sites[:at],
-        sites[at],
-        sites[at:],
-        load.kept(block),
-        ends(load.settings),
-    )
+    solved, site, left = sites[:at], sites[at], sites[at:]
     # two weights, and twice in float64: the anchor and on the way to it
-    working = (2 * ROW + 2 * twice * SUM) * site.d * site.o
-    if tokens is not None and site.small(tokens):
-        working += SUM * tokens * (tokens + site.d + site.o)
+    working = (2 * ROW + 2 * SUM) * site.d * site.o
     return {
-        "weights": (2 + (load.settings.sweeps > 1) + load.settings.holds_out) * block.weights,
-        "systems": sum(kept_bytes(each, load, block, load.tasks) for each in left),
-        "solutions": twice * sum(SUM * each.d * each.o for each in solved),
+        "weights": 2 * block.weights,
+        "systems": sum(kept_bytes(each, load.tasks) for each in left),
+        "solutions": sum(SUM * each.d * each.o for each in solved),
         "working": working,
     }
 
@@ -145,41 +128,28 @@ def advancing(block: BlockShape) -> dict[str, int]:
     return {"weights": block.weights, "working": block.working}
 
 
-def moments_bytes(site: SiteShape, load: Workload, block: BlockShape) -> int:
+def moments_bytes(site: SiteShape) -> int:
     """Sums of one task: the Gram matrix, the cross moment, two means; what the residual stream
-    lacks. Or its tokens, as both models have them.
+    lacks.
     """
-    tokens = load.kept(block)
-    if tokens is not None and site.small(tokens):
-        return 2 * ROW * (tokens // load.tasks) * site.d
     cross = site.d * (site.o if site.folded else site.d)
     return SUM * (site.d * site.d + cross + 2 * site.d + site.lagging * site.o)
 
 
-def kept_bytes(site: SiteShape, load: Workload, block: BlockShape, seen: int) -> int:
-    """What tasks add up to at one site, once some are seen: normal equations, left, right, and the
-    terms of the bias. Or their tokens, and what the anchor lacks at each.
-    """
-    tokens, sides = load.kept(block), ends(load.settings)
-    if tokens is not None and site.small(tokens):
-        return ROW * (tokens * seen // load.tasks) * (site.d + site.o)
-    return SUM * bool(seen) * (site.d * site.d + sides * site.d * site.o + site.d + sides * site.o)
+def kept_bytes(site: SiteShape, seen: int) -> int:
+    """Bytes of one site's accumulated normal equations, once some tasks are seen."""
+    return SUM * bool(seen) * (site.d * site.d + site.d * site.o + site.d + site.o)
 
 
-def addition_bytes(site: SiteShape, load: Workload, block: BlockShape) -> int:
+def addition_bytes(site: SiteShape, load: Workload) -> int:
     """A task's moments becoming its share of the system: the expert's weight, as it is and in
     float64, and a new right side.
 
-    Of a prior its own share of both sides, beside the task's, and the task vector. Where tokens are
-    kept: weights alone.
+    Of a prior its own share of both sides, beside the task's, and the task vector.
     """
-    right, sides, prior = site.d * site.o, ends(load.settings), bool(load.settings.prior)
-    if site.small(load.kept(block)):
-        return (3 * ROW + 3 * SUM) * right
-    own = (ROW + SUM * (1 if site.folded else 2)) * right + (2 * sides - 1) * SUM * right * (
-        sides > 1
-    )
-    return max(own, prior * SUM * (site.d * site.d + (2 + 2 * sides) * right))
+    right, prior = site.d * site.o, bool(load.settings.prior)
+    own = (ROW + SUM * (1 if site.folded else 2)) * right
+    return max(own, prior * SUM * (site.d * site.d + 4 * right))
 
 
 def observation_bytes(block: BlockShape, on_gpu: bool = False) -> int:

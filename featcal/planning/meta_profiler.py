@@ -30,7 +30,6 @@ class MetaProfiler(TorchDispatchMode):
     def __init__(self, padded: bool = False):
         super().__init__()
         self.padded = padded
-        self.scores = 0  # of those, of attentions' scores
         # 2 for one multiplication and addition; matrix products, convolutions and attention only
         self.flops = 0
         self.live = 0  # bytes of tensors made inside that still exist
@@ -106,7 +105,6 @@ class FusedAttention(TorchFunctionMode):
         )  # (…, heads, tokens, features of a head)
         pairs = 2 * query.shape[:-1].numel() * key.shape[-2]
         self.rehearsal.flops += pairs * (query.shape[-1] + value.shape[-1])
-        self.rehearsal.scores += pairs * query.shape[-1]
         return query.new_empty(*query.shape[:-1], value.shape[-1])
 
 

@@ -78,11 +78,8 @@ def needs(shapes: Mapping[int, ModelShape], load: Workload) -> Needs:
     waiting = features_waiting(
         {shapes[size]: count * load.tasks_here for size, count in sizes.items()}
     )
-    first, more = (
-        shapes[next(iter(sizes))],
-        {"held": load.held, "on_gpu": load.on_gpu, "processes": load.ranks},
-    )
-    done = Done(counts, load.tasks, first, checked, load.settings, **more)
+    first = shapes[next(iter(sizes))]
+    done = Done(counts, load.tasks, first, checked, load.settings, load.on_gpu)
     return Needs(
         work=run_work(done),
         phases={"check": checking(checked)} | phases(largest, load),

@@ -9,8 +9,6 @@ Legend: d inputs · o outputs · n rows of one site.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from featcal.calibration.choice import GRID
-from featcal.calibration.sites import ends, has_kernel_form
 from featcal.core.moments import stripes
 from featcal.planning.block_shape import BlockShape, PartShape, SiteShape
 from featcal.planning.shapes import ModelShape
@@ -41,36 +39,28 @@ class Done:
     first: ModelShape  # of the very first batch
     checked: ModelShape  # of the samples that the plan is checked on
     settings: Calibration = Calibration()
-    held: float = (
-        0.0  # share of the samples that choices are made on, where the settings hold some out
-    )
     on_gpu: bool = False
     replayed: Collection[str] = ()  # blocks that an earlier run has solved
     tokens: Mapping[str, int] | None = (
         None  # by block, without padding; None where everything is a token
     )
-    processes: int = 1
     left: Collection[
         str
     ] = ()  # blocks through which samples do not run once more when they are solved
-
-    def kept(self, block: BlockShape) -> int | None:
-        """The tokens of all tasks that a block's sites may be solved by; None where none may."""
-        if not has_kernel_form(self.settings, self.processes):
-            return None
-        return rows(self, block) if self.tokens is None else self.tokens[block.name]
 
 
 def run_work(done: Done) -> Work:
     """A whole run; further processes check the plan once more each, which is left out."""
     work = [batch_work(done, shape, count) for shape, count in done.batches.items()]
     solved = [block for block in done.first.blocks if block.name not in done.replayed]
-    systems = sum(site_work(done, block, site) for block in solved for site in block.sites)
+    systems = sum(
+        systems_work(site, done.tasks, done.settings) for block in solved for site in block.sites
+    )
     return Work(
         check=check_work(done.checked),
         forwards=sum(forwards for forwards, _ in work) + left_out(done, done.first),
         moments=sum(moments for _, moments in work),
-        systems=done.settings.sweeps * systems,
+        systems=systems,
     )
 
 
@@ -79,24 +69,15 @@ def batch_work(done: Done, shape: ModelShape, count: int) -> tuple[int, int]:
     the blocks that are solved.
     """
     forwards, moments = sum(2 * stack.entry for stack in shape.stacks), 0
-    used = 1 - done.held if done.settings.holds_out else 1
     for block in shape.blocks:
         if block.name in done.replayed:
             forwards += 2 * block.forward
         else:
-            stale, choices = (
-                done.settings.order == "stale",
-                round((1 - used) * choosing_work(block, done.settings)),
+            stale, after = done.settings.order == "stale", block.name not in done.left
+            forwards += observing_work(block, done.settings) + (after + stale) * block.forward
+            moments += sum(
+                moments_work(site, share(done, block), done.on_gpu) for site in block.sites
             )
-            after = block.name not in done.left
-            forwards += (
-                round(used * observing_work(block, done.settings))
-                + choices
-                + (after + stale) * block.forward
-            )
-            summed = [site for site in block.sites if not site.small(done.kept(block))]
-            sums = sum(moments_work(site, share(done, block), done.on_gpu) for site in summed)
-            moments += round(used * sums) * done.settings.sweeps
     return count * forwards, count * moments
 
 
@@ -104,39 +85,21 @@ def together(block: BlockShape, settings: Calibration) -> list[Sequence[PartShap
     """What of a block is solved together, in turn, as `calibration.parts.block_parts` takes it
     apart.
     """
-    parts: list[Sequence[PartShape]] = (
-        [block.parts] if settings.order != "sites" else [(part,) for part in block.parts]
-    )
-    return parts * settings.sweeps
+    return [block.parts] if settings.order != "sites" else [(part,) for part in block.parts]
 
 
 def observing_work(block: BlockShape, settings: Calibration) -> int:
     """One batch that something is solved with: passes of the student and of its expert, which once
     goes to the end.
     """
-    turns, attention = together(block, settings), settings.weights == "attention"
-    led = [parts for parts in turns if attention or any(part.linears for part in parts)]
-    teacher = [
-        block.forward + block.scores if attention else block.teacher_pass(parts)
-        for parts in led[:-1]
-    ]
-    ahead = block.scores if attention else 0
+    turns = together(block, settings)
+    led = [parts for parts in turns if any(part.linears for part in parts)]
     return (
         sum(block.student_pass(parts) for parts in turns)
-        + sum(teacher)
+        + sum(block.teacher_pass(parts) for parts in led[:-1])
         + block.forward
-        + ahead
         + len(led) * block.led
     )
-
-
-def choosing_work(block: BlockShape, settings: Calibration) -> int:
-    """One batch held out: its expert once, and the student at every point that is looked at."""
-    points = 0
-    for parts in together(block, settings):
-        chosen = settings.interpolation == "auto" and any(part.linears for part in parts)
-        points += len(GRID) * (chosen + settings.no_harm)
-    return (1 + points) * block.forward
 
 
 def left_out(done: Done, shape: ModelShape) -> int:
@@ -197,29 +160,10 @@ def moments_work(site: SiteShape, share: float = 1, on_gpu: bool = False) -> int
     return gram_work(n, d, on_gpu) + 2 * n * d * width + again
 
 
-def site_work(done: Done, block: BlockShape, site: SiteShape) -> int:
-    """All that solves one site once."""
-    tokens = done.kept(block)
-    if not site.small(tokens):
-        return systems_work(site, done.tasks, done.settings)
-    used = 1 - done.held if done.settings.holds_out else 1
-    return kernel_work(site, int(used * (tokens or 0) * site.n / block.rows), done.on_gpu)
-
-
-def kernel_work(site: SiteShape, tokens: int, on_gpu: bool = False) -> int:
-    """What the anchor lacks at both features, products of tokens, one factor, two triangular
-    solutions, the step.
-    """
-    n, d, o = tokens, site.d, site.o
-    return 4 * n * d * o + gram_work(d, n, on_gpu) + n**3 // 3 + 2 * n * n * o + 2 * n * d * o
-
-
 def systems_work(site: SiteShape, tasks: int, settings: Calibration) -> int:
     """Each task's moments times its expert's weight, and beside them its task vector's; one factor,
     two triangular solutions.
-
-    Where α is still to be chosen, the outputs stand twice in all of it.
     """
-    d, o = site.d, site.o * ends(settings)
+    d, o = site.d, site.o
     share = 2 * d * d * o + (4 * d * d * site.o if settings.prior else 0)
     return tasks * share + 2 * d * d * o + d**3 // 3 + 2 * d * d * o

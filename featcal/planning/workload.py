@@ -3,9 +3,6 @@
 from dataclasses import dataclass
 
 from featcal.blocks.batches import PROVING
-from featcal.calibration.batches import held_out
-from featcal.calibration.sites import has_kernel_form
-from featcal.planning.block_shape import BlockShape
 from featcal.settings import Calibration
 
 
@@ -35,18 +32,6 @@ class Workload:
         return min(PROVING, next(iter(self.batches)))
 
     @property
-    def held(self) -> float:
-        """Share of the samples that choices are made on, where the settings hold some out."""
-        return held_out(self.samples) / self.samples
-
-    @property
     def tasks_here(self) -> int:
         """Tasks of the process that has most."""
         return -(-self.tasks // self.ranks)
-
-    def kept(self, block: BlockShape) -> int | None:
-        """The tokens of all tasks that sites of a block, seen with the largest batch, may be solved
-        by; None where none may.
-        """
-        tokens = self.tasks * self.samples * block.rows // max(self.batches)
-        return tokens if has_kernel_form(self.settings, self.ranks) else None

@@ -20,16 +20,14 @@ from torch import Tensor, nn
 
 from featcal.blocks.linear import side_by_side
 from featcal.blocks.plan import BlockPlan, Stack, blocks_of
-from featcal.calibration.block import add_task
+from featcal.calibration.block import add_task, load, solve
 from featcal.calibration.calibrate import budgets
 from featcal.calibration.models import Model, hold_models
 from featcal.calibration.observe import BlockView, observe
 from featcal.calibration.ranks import Ranks
 from featcal.calibration.run_folder import block_name
-from featcal.calibration.sites import calibrated_modules
-from featcal.calibration.solve import load, solve
+from featcal.calibration.sites import Systems, calibrated_modules
 from featcal.calibration.stacks import Run, handed_over, opened, started
-from featcal.calibration.systems import Systems
 from featcal.calibration.tracks import HandedOn, Tracks, advance_student
 from featcal.core.path import ridge_path
 from featcal.core.precision import exact_products

@@ -21,7 +21,7 @@ from test_ranks import OUT, QK, assert_same_records, clip
 from featcal import calibrate
 from featcal.calibration import torchrun
 from featcal.calibration.ranks import current
-from featcal.calibration.systems import Systems
+from featcal.calibration.sites import Systems
 from featcal.calibration.torchrun import started
 from featcal.cli import main as cli
 from featcal.core.ridge import RidgeSystem

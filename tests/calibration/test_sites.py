@@ -10,8 +10,6 @@ from families import FAMILIES
 from tiny import PAPER, clip, difference, experiment, same_bits
 
 import featcal.calibration.observe as observe
-import featcal.calibration.solve as solve
-import featcal.calibration.stacks as stacks
 from featcal import calibrate
 from featcal.blocks.capture import module_inputs
 from featcal.calibration.sites import calibrated_modules, shared_sites
@@ -72,33 +70,6 @@ def test_cross_moment_with_the_experts_weight_folded_in_changes_nothing(monkeypa
     folded = calibrate(**given, settings=PAPER).model
     assert 0 < difference(plain, folded) < 1e-12
     assert not same_bits(plain, given["merged"])
-
-
-BEST = {"order": "sites", "residual": 1.0, "affine": "joint"}
-
-
-@pytest.mark.parametrize("family", ["clip_vision", "t5", "bert"])
-@pytest.mark.parametrize("more", [{}, {"sweeps": 2}, BEST], ids=["paper", "sweeps", "best"])
-def test_sites_of_few_tokens_solved_by_these_give_the_direct_forms_result(
-    family, more, monkeypatch
-):
-    given = (
-        experiment(count=4)
-        if family == "clip_vision"
-        else families.experiment(FAMILIES[family], batch=1)
-    )
-    given["batches"] = {task: batches[:2] for task, batches in given["batches"].items()}
-    solved, settings = [], replace(PAPER, **more)
-    monkeypatch.setattr(
-        solve,
-        "solve_kernel",
-        lambda *a, own=solve.solve_kernel, **k: solved.append(k["site"]) or own(*a, **k),
-    )
-    small = calibrate(**given, settings=settings).model
-    assert solved
-    monkeypatch.setattr(stacks, "has_kernel_form", lambda *_: False)
-    direct = calibrate(**given, settings=settings).model
-    assert 0 < difference(small, direct) < 1e-9
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,7 @@ from featcal.core.moments import Moments, add_gram, mirror
 from featcal.core.ridge import (
     RidgeSystem,
     anchor,
-    both_ends,
-    joined,
-    ledoit_wolf,
+    eliminate_bias,
     prior_system,
     solve_ridge,
     task_system,
@@ -201,17 +199,17 @@ def test_left_side_without_a_factor_raises_with_the_site_and_a_way_out(broken):
     assert "calibrate.ridge" in str(error.value)
 
 
-def test_target_with_the_residual_streams_lag_worked_by_hand():
+def test_target_with_the_residual_gap_worked_by_hand():
     x, W, zero = (
         torch.eye(2, dtype=torch.float64),
         torch.eye(2, dtype=torch.float64),
         torch.zeros(2, dtype=torch.float64),
     )
-    m = Moments.zero(2, 2, lagging=True)
-    lag = torch.tensor(
+    m = Moments.zero(2, 2, with_residual_gap=True)
+    gap = torch.tensor(
         [[0, 4], [0, 0.0]], dtype=torch.float64
     )  # of the first of two tokens, in the second output
-    m.add(x, 2 * x, torch.ones(2, dtype=torch.float64), 2 * x, lag)
+    m.add(x, 2 * x, torch.ones(2, dtype=torch.float64), 2 * x, gap)
     solution = solve_ridge(task_system(m, W, zero, 0.5, "uniform"), 0 * W, zero, 0.5)
     torch.testing.assert_close(
         solution.weight, torch.tensor([[0.75, 0], [1, 0.75]], dtype=torch.float64)
@@ -232,7 +230,7 @@ def test_weight_and_bias_at_once_worked_by_hand():
         [[0.0], [2.0]], dtype=torch.float64
     )  # an expert y = x + 1, λ = 1: 3W + b = 3, W + 2b = 2
     m.add(x, x, torch.ones(2, dtype=torch.float64))
-    share = joined(task_system(m, one, one[0], 1.0, "uniform", "joint"), zero, 1.0)
+    share = eliminate_bias(task_system(m, one, one[0], 1.0, "uniform", "joint"), zero, 1.0)
     solution = solve_ridge(share, 0 * one, zero, 1.0)
     assert solution.weight.item() == pytest.approx(0.8) and solution.bias.item() == pytest.approx(
         0.6
@@ -250,63 +248,3 @@ def test_prior_without_data_worked_by_hand():
     torch.testing.assert_close(
         solution.weight, torch.tensor([[1.5, 5], [0, 0]], dtype=torch.float64)
     )
-
-
-@pytest.mark.parametrize("affine", ["separate", "joint"])
-@pytest.mark.parametrize("folded", [False, True])
-def test_solutions_at_both_ends_give_the_one_in_between(affine, folded):
-    tasks, (_, _, _, A, a) = [task(seed) for seed in range(3)], task(99)
-
-    def solved(alpha, A, a, ends):
-        total = RidgeSystem.zero(INPUTS, len(A))
-        for x, y, w, W, b in tasks:
-            share = task_system(
-                moments(x, y, w, F.linear(y, W, b) if folded else None), W, b, alpha, affine=affine
-            )
-            total += both_ends(share, W, b, affine) if ends else share
-        return solve_ridge(joined(total, a, RIDGE) if affine == "joint" else total, A, a, RIDGE)
-
-    line, direct = solved(1.0, A.repeat(2, 1), a.repeat(2), True), solved(ALPHA, A, a, False)
-    torch.testing.assert_close(torch.lerp(*line.weight.chunk(2), ALPHA), direct.weight, **CLOSE)
-    torch.testing.assert_close(torch.lerp(*line.bias.chunk(2), ALPHA), direct.bias, **CLOSE)
-
-
-def shrunk(tasks, alpha=ALPHA):
-    """λ of the tasks' pooled tokens."""
-    total = RidgeSystem.zero(*reversed(tasks[0][3].shape))
-    for x, y, w, W, b in tasks:
-        m = Moments.zero(x.shape[1], spreading=True)
-        for rows in torch.arange(len(x)).chunk(3):
-            m.add(x[rows], y[rows], w[rows])
-        total += task_system(m, W, b, alpha)
-    return ledoit_wolf(total)
-
-
-def test_ledoit_wolf_worked_by_hand():
-    x = torch.tensor([[2, 0], [0, 1.0]], dtype=torch.float64).repeat(4, 1)  # as its docstring says
-    m = Moments.zero(2, spreading=True)
-    m.add(x, x, torch.ones(8, dtype=torch.float64))
-    eye = torch.eye(2, dtype=torch.float64)
-    assert ledoit_wolf(task_system(m, eye, eye[0], 1.0, "uniform")) == pytest.approx(
-        5 / 4 * 17 / 19
-    )
-
-
-def test_ledoit_wolf_of_several_tasks_equals_the_sums_written_out():
-    tasks = [task(seed, n=400) for seed in range(3)]
-    S, noise = np.zeros((INPUTS, INPUTS)), 0.0
-    for x, _, w, _, _ in tasks:
-        x, w = x.numpy(), w.numpy()
-        each = np.einsum("ni,nj->nij", x, x)
-        G = np.tensordot(w, each, 1) / w.sum()
-        spread = (w * ((each - G) ** 2).sum((1, 2))).sum() / w.sum()
-        S += G / np.linalg.norm(G)
-        noise += spread / np.linalg.norm(G) ** 2 * (w**2).sum() / w.sum() ** 2
-    m = np.trace(S) / INPUTS
-    delta = noise / np.linalg.norm(S - m * np.eye(INPUTS)) ** 2
-    assert shrunk(tasks) == pytest.approx(m * delta / (1 - delta), rel=1e-9)
-
-
-def test_ledoit_wolf_asks_for_less_the_more_tokens_there_are():
-    found = [shrunk([task(1, n=n)]) for n in (50, 500, 5000)]
-    assert found[0] > 5 * found[1] > 25 * found[2] > 0

@@ -77,18 +77,11 @@ def test_one_pass_of_a_block_is_its_linears_and_its_attention():
 
 
 def test_moments_and_systems_are_float64_and_the_narrow_site_is_folded():
-    wide, narrow, block = SiteShape(D, 3 * D, 15), SiteShape(WIDE, D, 15), shape().blocks[0]
-    assert memory.moments_bytes(wide, load(), block) == 8 * (2 * D * D + 2 * D)
-    assert memory.moments_bytes(narrow, load(), block) == 8 * (WIDE * WIDE + WIDE * D + 2 * WIDE)
-    kept = [memory.kept_bytes(wide, load(), block, seen) for seen in range(4)]
+    wide, narrow = SiteShape(D, 3 * D, 15), SiteShape(WIDE, D, 15)
+    assert memory.moments_bytes(wide) == 8 * (2 * D * D + 2 * D)
+    assert memory.moments_bytes(narrow) == 8 * (WIDE * WIDE + WIDE * D + 2 * WIDE)
+    kept = [memory.kept_bytes(wide, seen) for seen in range(4)]
     assert kept == [0, *[8 * (D * D + 3 * D * D + D + 3 * D)] * 3]
-    few = load(
-        samples=3
-    )  # 45 tokens of three tasks, of which one's are kept as both models have them
-    assert memory.moments_bytes(narrow, few, block) == 4 * 2 * 15 * WIDE
-    assert [memory.kept_bytes(narrow, few, block, seen) for seen in range(4)] == [
-        4 * 15 * seen * (WIDE + D) for seen in range(4)
-    ]
 
 
 def test_work_of_one_site_is_that_of_its_products():
@@ -104,12 +97,10 @@ def test_work_of_one_site_is_that_of_its_products():
     )
     product = 2 * 64 * 64 * 16
     assert work.systems_work(site, 3, Calibration()) == 3 * product + product + 64**3 // 3 + product
-    prior = Calibration(
-        prior=0.1, interpolation="auto"
-    )  # τᵀτ and its right side; all outputs twice
+    prior = Calibration(prior=0.1)  # τᵀτ and its right side
     assert (
         work.systems_work(site, 3, prior)
-        == 3 * (2 * product + 2 * product) + 2 * product + 64**3 // 3 + 2 * product
+        == 3 * (product + 2 * product) + product + 64**3 // 3 + product
     )
 
 
@@ -127,7 +118,7 @@ def test_the_phases_of_a_run_are_the_parts_counted_by_hand():
     assert found["solve"]["weights"] == 2 * 4 * BLOCK
     last = shape().blocks[-1]
     assert memory.solving(last, last.sites, 1, load())["solutions"] == 8 * D * last.sites[0].o
-    left = memory.kept_bytes(last.sites[-1], load(), last, 3)
+    left = memory.kept_bytes(last.sites[-1], 3)
     assert memory.solving(last, last.sites, len(last.sites) - 1, load())["systems"] == left
     assert (
         memory.solving(last, last.sites, 0, load())["working"]

@@ -15,9 +15,9 @@ from featcal.settings import PRESETS
 SCRIPT = Path(__file__).parents[1] / "memory_of_a_run.py"
 SIZES = ("--width", "512", "--blocks", "2", "--tasks", "2", "--samples", "6", "--batch", "3")
 BEST = PRESETS["best"]
-MORE = {"interpolation": "auto", "prior": 0.1, "no_harm": True, "residual": 1.0}
+MORE = {"prior": 0.1, "residual": 1.0}
 GIVEN = {"in memory": [], "on disk": ["--host-memory", "0"], "best": ["--settings", json.dumps(BEST)],
-         "and choices": ["--settings", json.dumps(MORE)]}  # fmt: skip
+         "prior": ["--settings", json.dumps(MORE)]}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,6 @@ PUBLIC = {
     "featcal.compare": "featcal/evaluation/compare.py",
     "featcal.load_batches": "featcal/data/calibration.py",
     "featcal.merge": "featcal/merging/merge.py",
-    "featcal.statistics": "featcal/merging/statistics.py",
-    "featcal.Statistics": "featcal/merging/stored_statistics.py",
     "featcal.svc": "featcal/merging/svc.py",
     "featcal.prodistill": "featcal/merging/prodistill.py",
     "featcal.surgery": "featcal/rivals/surgery.py",
