@@ -1,22 +1,34 @@
-"""Settings of one experiment as frozen dataclasses, checked once when they are read.
+"""Settings as frozen pydantic models, checked once when they are read.
 
 Values of experiments stand in params.yaml only; here is what a value may be. Knows nothing of
 torch, models or files.
 """
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from featcal.arguments import Within, require_fits
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
 from featcal.errors import BadSetting, MissingPath, UnknownKey
 
 T = TypeVar("T")
+SCALARS = ("bool", "int", "float", "str")
 
 
 def project_root(start: Path | None = None) -> Path:
-    """The nearest folder at or above `start` (the current folder by default) that holds
+    """Return the nearest folder at or above `start` (the current folder by default) that holds
     params.yaml. Raises: MissingPath.
     """
     here = (start or Path.cwd()).resolve()
@@ -34,92 +46,141 @@ def require(condition: bool, key: str, value: object, expected: str) -> None:
         raise BadSetting(key, value, expected)
 
 
-def number(key: str, value: object) -> None:
-    """Raise BadSetting unless the value is a finite number."""
-    require_fits(key, value, float)
+def each_once(values: Sequence[T]) -> Sequence[T]:
+    """Return the values. Raises: ValueError where two are equal."""
+    if len(set(values)) < len(values):
+        raise ValueError("must name each value once")
+    return values
 
 
-def whole_number(key: str, value: object, least: int = 1) -> None:
-    """Raise BadSetting unless the value is a whole number, at least `least`; true and false are
-    none.
-    """
-    require_fits(key, value, Annotated[int, Within(least)])
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Distinct = AfterValidator(each_once)
 
 
-def several(key: str, values: object, kind: Any = whole_number, **more: Any) -> None:
-    """Raise BadSetting unless the value is a list of different numbers."""
-    fine = isinstance(values, Sequence) and not isinstance(values, str) and bool(values)
-    require(fine, key, values, "must be a list of numbers")
-    assert isinstance(values, Sequence)
-    for value in values:
-        kind(key, value, **more)
-    require(len(set(values)) == len(values), key, values, "must name each number once")
+def _strict(schema: Any) -> Any:
+    if isinstance(schema, dict):
+        if schema.get("type") in SCALARS:
+            schema["strict"] = True
+        for part in schema.values():
+            _strict(part)
+    elif isinstance(schema, list | tuple):
+        for part in schema:
+            _strict(part)
+    return schema
 
 
-def text(key: str, value: object) -> None:
-    """Raise BadSetting unless the value is a word or longer text."""
-    require_fits(key, value, str)
+class Settings(BaseModel):
+    """Base of all settings: frozen, without unknown keys, strict about numbers, text and true or
+    false. A list becomes a tuple.
 
-
-def from_mapping(cls: type[T], mapping: Mapping[str, Any], place: str) -> T:
-    """A settings object from a YAML mapping; unknown and missing keys are errors that name the
-    place.
-
-    Returns: `cls(**mapping)`. Raises: UnknownKey with the nearest known key; BadSetting for a
-    missing key or a bad value.
-    """
-    require(isinstance(mapping, Mapping), place, mapping, "must be a mapping of settings")
-    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
-    for key in mapping:
-        if key not in known:
-            raise UnknownKey(place, str(key), list(known))
-    for name, f in known.items():
-        needed = f.default is MISSING and f.default_factory is MISSING
-        require(name in mapping or not needed, place, list(mapping), f"lacks {name}")
-    try:
-        return cls(**mapping)
-    except BadSetting as error:  # the class knows its own name only, and there are many experiments
-        raise BadSetting(
-            f"{place}.{error.key.rpartition('.')[-1]}", error.value, error.expected
-        ) from None
-
-
-Count = Annotated[int, Within(1)]
-Natural = Annotated[int, Within(0)]  # a seed, or a number of steps that may be none
-Share = Annotated[float, Within(0, 1)]
-Positive = Annotated[float, Within(0, strictly=True)]
-
-
-class Checked:
-    """A dataclass whose annotations are the check of its values: Literal words, numbers Within
-    their ends, lists made tuples.
-
-    place: what messages call the settings, before the name of a field.
+    place: the name of the settings in messages, before the name of a field.
     """
 
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
     place: ClassVar[str] = ""
 
-    def __new__(cls, *given: Any, **named: Any) -> Self:
-        """Raises: UnknownKey for a keyword that is no field."""
-        known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-        for key in named:
-            if key not in known:
-                raise UnknownKey(cls.place or cls.__name__, key, known)
-        return super().__new__(cls)
+    def __init__(self, **values: Any):
+        """Raises: UnknownKey, with the nearest field; BadSetting naming the field and what it may
+        be.
+        """
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise _refusal(error, values, type(self).place or type(self).__name__) from None
 
-    def __post_init__(self) -> None:
-        """Raises: BadSetting naming the field and what its annotation allows."""
-        hints = get_type_hints(type(self), include_extras=True)
-        for field in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            require_fits(f"{self.place}.{field.name}", value, hints[field.name])
-            object.__setattr__(self, field.name, tuple(value) if isinstance(value, list) else value)
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # nested models report to the outermost
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any], place: str) -> Self:
+        """Return the settings of a YAML mapping; errors name `place`.
+
+        Raises: UnknownKey with the nearest known key; BadSetting for a missing key or a bad value.
+        """
+        require(isinstance(mapping, Mapping), place, mapping, "must be a mapping of settings")
+        try:
+            return cls.model_validate(dict(mapping))
+        except ValidationError as error:
+            raise _refusal(error, mapping, place) from None
+
+    def but(self, **changes: Any) -> Self:
+        """Return the settings with some of them changed, checked anew."""
+        return type(self)(**{**dict(self), **changes})
+
+    def check(self) -> None:
+        """Raise BadSetting for values that do not go together."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, given: Any) -> Any:
+        for key in given if isinstance(given, Mapping) else ():
+            if key not in cls.model_fields:
+                known = list(cls.model_fields)
+                raise PydanticCustomError("unknown_key", "unknown", {"key": key, "known": known})
+        return given
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        try:
+            self.check()
+        except BadSetting as error:
+            raise PydanticCustomError(
+                "together", "together", {"error": error, "own": self.place}
+            ) from None
+        return self
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        """Return pydantic's schema with strict scalars; containers and nested settings stay lax."""
+        return _strict(handler(source))
 
 
-@dataclass(frozen=True)
-class Calibration(Checked):
-    """Settings of a calibration: λ, ρ and α of the paper, by default those for CLIP, and switches of
-    the method.
+def _refusal(error: ValidationError, given: Any, place: str) -> BadSetting | UnknownKey:
+    """Return one error of ours for the first mistake that pydantic found."""
+    mistakes = [(*_reached(one["loc"], given), one) for one in error.errors(include_url=False)]
+    path, value, first = mistakes[0]
+    if path:
+        place += (": " if place.endswith(".yaml") else ".") + ".".join(path)
+    kind = first["type"]
+    if kind == "unknown_key":
+        return UnknownKey(place, str(first["ctx"]["key"]), first["ctx"]["known"])
+    if kind == "together":
+        wrong = first["ctx"]["error"]
+        key = wrong.key.removeprefix(f"{first['ctx']['own']}.")
+        return BadSetting(f"{place}.{key}", wrong.value, wrong.expected)
+    if kind == "missing":
+        return BadSetting(place, list(value), f"lacks {first['loc'][-1]}")
+    expected = " or ".join(
+        dict.fromkeys(
+            re.sub(r"^(Value error, |\w+ should )", "", one["msg"]).replace("valid tuple", "list")
+            for way, _, one in mistakes
+            if way == path
+        )
+    )
+    if "float" in kind and isinstance(value, str):
+        expected += " (YAML wants a dot: 1.0e-5, not 1e-5)"
+    shown = value if len(repr(value)) < 80 else type(value).__name__
+    return BadSetting(place, shown, f"must {expected.removeprefix('must ')}")
+
+
+def _reached(location: Sequence[Any], value: Any) -> tuple[list[str], Any]:
+    """Return the keys of an error's location that lead through the given values, and what is
+    there; pydantic also names the options of a union on the way.
+    """
+    path = []
+    for part in location:
+        value = dict(value) if isinstance(value, BaseModel) else value
+        inside = part in value if isinstance(value, Mapping) else False
+        if isinstance(value, list | tuple) and isinstance(part, int):
+            inside = part < len(value)
+        if inside:
+            value = value[part]
+            path.append(str(part))
+    return path, value
+
+
+class Calibration(Settings):
+    """Settings of a calibration: λ, ρ and α of the paper, by default those for CLIP, and switches
+    of the method.
 
     ridge:          λ > 0 of Eq. 12, relative to the unit-norm Gram matrices of Eq. 14.
     anchor_blend:   ρ of Eq. 11: 1 is the merged weight, 0 the base weight, above 1 extrapolates
@@ -149,21 +210,19 @@ class Calibration(Checked):
     """
 
     place = "calibrate"
-    ridge: Positive = 0.05
+    ridge: PositiveFloat = 0.05
     anchor_blend: float = 2.0
-    interpolation: Share = 0.3
+    interpolation: Fraction = 0.3
     bias: bool = True
     norm: bool = True
     task_weights: Literal["gram", "uniform"] = "gram"
     order: Literal["forward", "stale", "sites"] = "forward"
     modules: tuple[str, ...] | None = None
-    residual: Share | tuple[Share, Share] = 0.0
+    residual: Fraction | tuple[Fraction, Fraction] = 0.0
     affine: Literal["separate", "joint"] = "separate"
-    prior: Annotated[float, Within(0)] = 0.0
+    prior: NonNegativeFloat = 0.0
 
-    def __post_init__(self) -> None:
-        """Raises: BadSetting for a bad value or for settings that exclude each other."""
-        super().__post_init__()
+    def check(self) -> None:
         both = self.bias or self.affine == "separate"
         require(
             both,
@@ -174,7 +233,7 @@ class Calibration(Checked):
         if self.modules is not None:
             names = self.modules
             require(
-                bool(names),
+                bool(names) and all(names),
                 "calibrate.modules",
                 names,
                 "must name some, such as [q, v]; leave it out for all linears",
@@ -190,7 +249,7 @@ class Calibration(Checked):
     def preset(cls, name: str, changed: Mapping[str, Any] | None = None) -> "Calibration":
         """Return the settings of a preset with some of them changed. Raises: BadSetting."""
         require(name in PRESETS, "calibrate.preset", name, f"must be {' or '.join(PRESETS)}")
-        return from_mapping(cls, {**PRESETS[name], **(changed or {})}, "calibrate")
+        return cls.from_mapping({**PRESETS[name], **(changed or {})}, "calibrate")
 
     @property
     def aims_at_the_stream(self) -> bool:
@@ -207,12 +266,11 @@ class Calibration(Checked):
     @property
     def stated(self) -> dict[str, Any]:
         """Return the settings by name, without those beyond the paper that are off."""
-        of = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: value for name, value in of.items() if name not in OFF or value != OFF[name]}
+        return {name: value for name, value in self if name not in OFF or value != OFF[name]}
 
 
 BEYOND = ("residual", "affine", "prior")  # the paper's method where at its default
-OFF: dict[str, Any] = {f.name: f.default for f in fields(Calibration) if f.name in BEYOND}
+OFF: dict[str, Any] = {name: Calibration.model_fields[name].default for name in BEYOND}
 
 
 # "paper": for CLIP, Section 5.1. "best": of what goes beyond the paper the combination that did

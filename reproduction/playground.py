@@ -13,7 +13,7 @@ from zlib import crc32
 import numpy as np
 
 from featcal.errors import UnknownKey
-from featcal.settings import Calibration, whole_number
+from featcal.settings import Calibration, require
 from reproduction.experiments.runs import MergeRun
 from reproduction.report.played import SEED, Played, Wanted
 from reproduction.stages.context import Context, load_context
@@ -50,8 +50,8 @@ def play(
              used.
     """
     settings = Calibration(ridge=ridge, anchor_blend=anchor_blend, interpolation=interpolation)
-    whole_number("samples", samples)
-    whole_number("test_images", test_images)
+    for name, number in (("samples", samples), ("test_images", test_images)):
+        require(number >= 1, name, number, "must be at least 1")
     context = load_context(start)
     merge = merger_named(context, role, pool, merger)
     wanted = Wanted(context.suite.name, role, pool, merger, settings, samples, test_images)

@@ -29,7 +29,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from contextlib import chdir, redirect_stderr, redirect_stdout
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -157,7 +156,7 @@ def family(
         if "stack" in settings
         else None
     )
-    chosen = replace(PAPER, **{name: value for name, value in settings.items() if name != "stack"})
+    chosen = PAPER.but(**{name: value for name, value in settings.items() if name != "stack"})
     merged = averaged(list(experts.values()))
     result = featcal.calibrate(
         merged, base=base, experts=experts, batches=given, settings=chosen, held_out={}, plan=plan

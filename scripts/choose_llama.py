@@ -13,7 +13,6 @@ of task arithmetic is the paper's 0.3.
 import argparse
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -128,7 +127,7 @@ def main() -> None:
         tried = {
             name: value for name in ("steps", "lr") if (value := getattr(given, name)) is not None
         }
-        settings = replace(load_suite(Path(), "mini").language.roles[role].fine_tune, **tried)
+        settings = load_suite(Path(), "mini").language.roles[role].fine_tune.but(**tried)
         values = {name: getattr(settings, name) for name in ("steps", "lr", "batch", "frozen")}
         found[role] = {
             "validation": measured(role, settings, given.rows),

@@ -10,7 +10,6 @@ kept, so that a run that was interrupted goes on. Needs the prepared and merged 
 """
 
 import argparse
-from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,7 @@ def candidates() -> dict[str, featcal.Calibration]:
     """Settings by what they are called in the file."""
     return {
         f"ridge {r:g}, anchor_blend {b:g}, interpolation {i:g}": featcal.Calibration(
-            r, b, i, **FORM
+            ridge=r, anchor_blend=b, interpolation=i, **FORM
         )
         for r, b, i in product(RIDGES, ANCHOR_BLENDS, INTERPOLATIONS)
     }
@@ -82,7 +81,7 @@ def choice(averages: dict[str, dict[str, float]]) -> dict[str, Any]:
     if not means:
         return {"best": None, "settings": None, "means": {}}
     best = max(means, key=lambda name: means[name])
-    settings = asdict(candidates()[best])
+    settings = candidates()[best].model_dump()
     return {
         "best": best,
         "settings": {
@@ -100,7 +99,9 @@ def average(context: Context, key: str, upstream: str, settings: featcal.Calibra
     layout = context.layout
     batches = {
         task: list(given)
-        for task, given in streams(context, role, pool, Draw("train", SAMPLES, BATCH, 42)).items()
+        for task, given in streams(
+            context, role, pool, Draw(stream="train", samples=SAMPLES, batch=BATCH, seed=42)
+        ).items()
     }
     experts = {task: layout.expert(role, pool, task) for task in batches}
     merged, base = layout.merged(f"{key}-{upstream}"), layout.base(role, pool)

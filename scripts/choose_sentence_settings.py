@@ -87,7 +87,7 @@ def calibrated(
 ) -> float:
     """Average accuracy of a merged model after FeatCal."""
     role, pool = role_and_pool(key)
-    draw = Draw("train", SAMPLES, 64)
+    draw = Draw(stream="train", samples=SAMPLES, batch=64)
     result = featcal.calibrate(
         context.layout.merged(f"{key}-{merger}"),
         base=context.layout.base(role, pool),

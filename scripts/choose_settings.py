@@ -11,7 +11,6 @@ pipeline/language/dvc.yaml:merge_language@…
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,7 @@ def average(context: Context, key: str, ridge: float | None, interpolation: floa
     if ridge is None or interpolation is None:
         return score(context, role, pool, load_model(merged))
     assert run.calibration is not None
-    draw = Draw("train", run.samples, run.batch, run.seeds[0])
+    draw = Draw(stream="train", samples=run.samples, batch=run.batch, seed=run.seeds[0])
     result = featcal.calibrate(
         merged,
         base=base,
@@ -72,7 +71,7 @@ def average(context: Context, key: str, ridge: float | None, interpolation: floa
         batches={
             task: stream(context, role, pool, task, draw, reading=run.reading) for task in tasks
         },
-        settings=replace(run.calibration, ridge=ridge, interpolation=interpolation),
+        settings=run.calibration.but(ridge=ridge, interpolation=interpolation),
     )
     return score(context, role, pool, result.model)
 

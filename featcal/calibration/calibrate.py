@@ -27,7 +27,7 @@ from featcal.core.precision import exact_products
 from featcal.core.weighting import TokenRule
 from featcal.errors import BadBatches, BadFile
 from featcal.planning.cost import counting
-from featcal.settings import Calibration, Natural, require
+from featcal.settings import Calibration, require
 from featcal.storage.spool import Spool
 from featcal.storage.writer import require_replaceable
 
@@ -52,7 +52,7 @@ def calibrate(
     token_weights: TokenRule | None = None,
     device: str | torch.device | None = None,
     dtype: torch.dtype | None = None,
-    host_memory: Natural | None = None,
+    host_memory: int | None = None,
     work: str | Path | None = None,
     resume: bool = True,
     block_drift: bool = True,
@@ -120,6 +120,8 @@ def calibrate(
             type(settings).__name__,
             "must be a featcal.Calibration",
         )
+        fits = host_memory is None or host_memory >= 0
+        require(fits, "host_memory", host_memory, "must be a number of bytes, at least 0")
         if out is not None:
             require_replaceable(Path(out))
             require(not place.is_file(), "work", str(place), "names a file; name a folder")

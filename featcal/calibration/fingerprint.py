@@ -4,7 +4,6 @@ on the same machine.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -56,7 +55,9 @@ def fingerprint(
     and the versions it runs on.
     """
     digest = Digest()
-    digest.add(asdict(settings), sorted(batches.items()), models.device.type, models.dtype, drift)
+    digest.add(
+        settings.model_dump(), sorted(batches.items()), models.device.type, models.dtype, drift
+    )
     digest.add(torch.__version__, transformers.__version__)
     for stack in models.plan.stacks:
         weigh = rule or models.plan.rule(stack)

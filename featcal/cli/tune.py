@@ -5,7 +5,6 @@ calibrates with them.
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,7 +85,12 @@ def tune(
     import featcal
     from featcal.settings import Calibration
 
-    start = Calibration(ridge, anchor_blend, interpolation, modules=tuple(module or ()) or None)
+    start = Calibration(
+        ridge=ridge,
+        anchor_blend=anchor_blend,
+        interpolation=interpolation,
+        modules=tuple(module or ()) or None,
+    )
     existing_folder("--merged", merged)
     named, places = named_models(base, expert or (), recipe, merged), named_places("--data", data)
     require(out.suffix in WRITTEN, "--out", str(out), f"must end with {', '.join(WRITTEN)}")
@@ -206,11 +210,8 @@ def command(
 
 def as_mapping(found: "Tuned") -> dict[str, Any]:
     """The chosen settings, and every trial with its divergence over all tasks and of each."""
-    listed = [
-        asdict(one) | {"settings": asdict(one.settings), "mean": one.mean}
-        for one in found.candidates
-    ]
-    return {"settings": asdict(found.settings), "trial": found.best.number, "trials": listed}
+    listed = [one.content | {"mean": one.mean} for one in found.candidates]
+    return {"settings": found.settings.model_dump(), "trial": found.best.number, "trials": listed}
 
 
 def write(out: Path, told: Mapping[str, Any]) -> None:

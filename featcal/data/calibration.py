@@ -20,7 +20,7 @@ from featcal.data.splits import open_pictures
 from featcal.data.text import load_text
 from featcal.data.tokens import reader_for, token_batches
 from featcal.models.skeleton import skeleton
-from featcal.settings import require, whole_number
+from featcal.settings import require
 
 HELD_OUT, LEAST_HELD_OUT = 64, 16  # samples of a task on which a calibration is measured
 
@@ -90,7 +90,7 @@ def load_batches(
         "must be a dictionary of places by task",
     )
     for name, number, least in (("samples", samples, 1), ("batch", batch, 1), ("seed", seed, 0)):
-        whole_number(f"load_batches.{name}", number, least)
+        require(number >= least, f"load_batches.{name}", number, f"must be at least {least}")
     places = {task: place_of("load_batches", str(place)) for task, place in data.items()}
     return drawn(
         skeleton(model)[0], [Path(model)], places, Draw(samples, seed, batch, split, tokens, dtype)

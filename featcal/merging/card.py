@@ -3,7 +3,6 @@ licence.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from featcal.merging.methods import Method
@@ -18,7 +17,7 @@ def merge_card(
     measured.
     """
     models = {"base": base} | {f"expert {task}": experts[task] for task in sorted(experts)}
-    values = [[key, shown(value)] for key, value in asdict(settings).items()]
+    values = [[key, shown(value)] for key, value in settings]
     note = f" {rule.note}" if rule.note else ""
     sections = [
         f"{len(experts)} fine-tuned models merged into one by `{rule.name}` (featcal {__version__}).",

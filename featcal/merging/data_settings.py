@@ -2,14 +2,14 @@
 Knows nothing of torch.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
+
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from featcal.merging.method_settings import MethodSettings
-from featcal.settings import Count, Natural, Positive, Share, Within
+from featcal.settings import Fraction
 
 
-@dataclass(frozen=True)
 class RegMean(MethodSettings):
     """off_diagonal: what the Gram matrices are multiplied by off their diagonal; 0.95 for CLIP (0.6
     for GPT-2).
@@ -17,10 +17,9 @@ class RegMean(MethodSettings):
     Of RegMean++ too.
     """
 
-    off_diagonal: Share = 0.95
+    off_diagonal: Fraction = 0.95
 
 
-@dataclass(frozen=True)
 class AdaMerging(MethodSettings):
     """granularity: one coefficient per expert and tensor ("layer") or per expert ("task").
 
@@ -32,26 +31,24 @@ class AdaMerging(MethodSettings):
     """
 
     granularity: Literal["layer", "task"] = "layer"
-    steps: Natural = 1000
-    rate: Positive = 1e-3
+    steps: NonNegativeInt = 1000
+    rate: PositiveFloat = 1e-3
     start: float = 0.3
     clamp: bool = False
-    batches_per_step: Count = 1
+    batches_per_step: PositiveInt = 1
 
 
-@dataclass(frozen=True)
 class Mats(MethodSettings):
     """steps: of conjugate gradients.   scale: of the task arithmetic they start from.
 
     off_diagonal: as of RegMean; 1 leaves the Gram matrices as they are.
     """
 
-    steps: Natural = 100
+    steps: NonNegativeInt = 100
     scale: float = 0.3
-    off_diagonal: Share = 1.0
+    off_diagonal: Fraction = 1.0
 
 
-@dataclass(frozen=True)
 class Fisher(MethodSettings):
     """normalize: the diagonals of all experts have the same length.
 
@@ -59,11 +56,10 @@ class Fisher(MethodSettings):
     """
 
     normalize: bool = True
-    floor: Positive = 1e-6
-    seed: Natural = 42
+    floor: PositiveFloat = 1e-6
+    seed: NonNegativeInt = 42
 
 
-@dataclass(frozen=True)
 class GradientMatching(MethodSettings):
     """scale: α of every task vector.   base_weight: how much the base's curvature counts; a large
     one is task arithmetic.
@@ -73,6 +69,6 @@ class GradientMatching(MethodSettings):
     """
 
     scale: float = 1.0
-    base_weight: Annotated[float, Within(0)] = 1.0
-    floor: Positive = 1e-12
-    seed: Natural = 42
+    base_weight: NonNegativeFloat = 1.0
+    floor: PositiveFloat = 1e-12
+    seed: NonNegativeInt = 42

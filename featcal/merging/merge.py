@@ -4,7 +4,7 @@ what stands in methods.py.
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -164,7 +164,7 @@ class Merge:
             kept = dict(job.record)
             job.record.clear()
             job.record.update(
-                about, settings=asdict(job.settings), experts=list(job.experts), **kept
+                about, settings=job.settings.model_dump(), experts=list(job.experts), **kept
             )
 
 
@@ -179,7 +179,7 @@ class Vectors:
         """The model θ₀ + scale · τ, bit for bit what `merge` makes with this scale; or the folder
         `out`.
         """
-        settings = replace(self.work.job.settings, scale=scale)
+        settings = self.work.job.settings.but(scale=scale)
         job = replace(self.work.job, settings=settings, record=dict(self.work.job.record))
         return self.work.result(job, moved(job, self.found.items(), scale), out).made
 

@@ -5,34 +5,32 @@ What a value may be stands in its annotation. Knows nothing of torch: params.yam
 anything heavy is loaded.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
+from pydantic import NonNegativeInt, PositiveFloat
+
 from featcal.merging.vocabulary import VOCABULARY
-from featcal.settings import Checked, Natural, Positive, Share, require
+from featcal.settings import Fraction, Settings, require
 
 WUDI_STEPS = {"fusion_bench": 400, "official": 300, "closed_form": 0}
 
 
-class MethodSettings(Checked):
+class MethodSettings(Settings):
     """Whatever a method is told."""
 
     place = "merge"
 
 
-@dataclass(frozen=True)
 class NoSettings(MethodSettings):
     """Of simple averaging and of LOT: their formulas leave nothing to set."""
 
 
-@dataclass(frozen=True)
 class TaskArithmetic(MethodSettings):
     """scale: s of θ₀ + s Σ τᵢ; 0.3 for eight tasks."""
 
     scale: float = 0.3
 
 
-@dataclass(frozen=True)
 class Ties(MethodSettings):
     """density: share of each task vector that is kept, the largest by magnitude.
 
@@ -42,12 +40,12 @@ class Ties(MethodSettings):
              (the disjoint mean of the method's own paper, which takes scale=1).
     """
 
-    density: Share = 0.2
+    density: Fraction = 0.2
     scale: float = 0.3
     combine: Literal["sum", "mean"] = "sum"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require(
             self.density > 0,
             "merge.density",
@@ -56,7 +54,6 @@ class Ties(MethodSettings):
         )
 
 
-@dataclass(frozen=True)
 class Wudi(MethodSettings):
     """variant: "fusion_bench" (the paper's: every matrix, 400 steps; other tensors by their mean),
     "official" (linears of the
@@ -72,13 +69,13 @@ class Wudi(MethodSettings):
     """
 
     variant: Literal["fusion_bench", "official", "closed_form"] = "fusion_bench"
-    steps: Natural | None = None
-    rate: Positive = 1e-5
+    steps: NonNegativeInt | None = None
+    rate: PositiveFloat = 1e-5
     exclude: tuple[str, ...] = VOCABULARY
-    rtol: Positive | None = None
+    rtol: PositiveFloat | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         taken = self.variant != "closed_form" or self.steps is None
         require(
             taken, "merge.steps", self.steps, "must be left out: the closed form takes no steps"
@@ -89,15 +86,13 @@ class Wudi(MethodSettings):
             object.__setattr__(self, "steps", WUDI_STEPS[self.variant])
 
 
-@dataclass(frozen=True)
 class WudiClosedForm(MethodSettings):
     """exclude, rtol: as of Wudi, whose variant "closed_form" this is."""
 
     exclude: tuple[str, ...] = VOCABULARY
-    rtol: Positive | None = None
+    rtol: PositiveFloat | None = None
 
 
-@dataclass(frozen=True)
 class TsvMerge(MethodSettings):
     """scale: of the merged task vector; 1 in FusionBench, chosen on validation data by the authors.
     Of Iso-C their authors try
@@ -111,44 +106,39 @@ class TsvMerge(MethodSettings):
     exclude: tuple[str, ...] = VOCABULARY
 
 
-@dataclass(frozen=True)
 class IsoCts(TsvMerge):
     """common: share of the directions that the experts have in common; scale, exclude: as of
     Iso-C.
     """
 
-    common: Share = 0.8
+    common: Fraction = 0.8
 
 
-@dataclass(frozen=True)
 class Dropping(MethodSettings):
     """drop: probability with which an entry of a task vector is dropped.   seed: of what is
     dropped.
     """
 
-    drop: Share = 0.5
-    seed: Natural = 42
+    drop: Fraction = 0.5
+    seed: NonNegativeInt = 42
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require(self.drop < 1, "merge.drop", self.drop, "must be below 1: something has to be kept")
 
 
-@dataclass(frozen=True)
 class Dare(Dropping):
     """scale: of the sum of task vectors."""
 
     scale: float = 0.3
 
 
-@dataclass(frozen=True)
 class DareTies(Dropping, Ties):
     """density, scale, combine: of the TIES behind it."""
 
     scale: float = 0.5
 
 
-@dataclass(frozen=True)
 class Breadcrumbs(MethodSettings):
     """keep, remove: shares of a row's entries, by magnitude: how many are kept, below the largest,
     which are removed.
@@ -156,12 +146,12 @@ class Breadcrumbs(MethodSettings):
     scale: of the sum of task vectors. All three are what the authors' search tries first.
     """
 
-    keep: Share = 0.15
-    remove: Share = 0.006
+    keep: Fraction = 0.15
+    remove: Fraction = 0.006
     scale: float = 0.2
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require(
             self.keep + self.remove <= 1,
             "merge.keep",
@@ -170,7 +160,6 @@ class Breadcrumbs(MethodSettings):
         )
 
 
-@dataclass(frozen=True)
 class Consensus(MethodSettings):
     """threshold: λ of the masks; FusionBench's 0.6, the authors choose it per task from 0.2 to 0.6
     on validation data.
@@ -178,23 +167,22 @@ class Consensus(MethodSettings):
     tasks: k, to how many tasks an entry must matter.   scale: of the masked sum of task vectors.
     """
 
-    threshold: Positive = 0.6
-    tasks: Natural = 2
+    threshold: PositiveFloat = 0.6
+    tasks: NonNegativeInt = 2
     scale: float = 0.3
 
 
-@dataclass(frozen=True)
 class Pcb(MethodSettings):
     """ratio: share of each expert's entries that compete, the highest balanced ones.
 
     scale: of the merged task vector. Both are the authors' for CLIP.
     """
 
-    ratio: Share = 0.05
+    ratio: Fraction = 0.05
     scale: float = 1.2
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         require(
             self.ratio > 0, "merge.ratio", self.ratio, "must be above 0: something has to compete"
         )

@@ -31,7 +31,7 @@ from featcal.merging.job import Batches, Named, silent
 from featcal.merging.merge import Model
 from featcal.merging.repair import Repair, opened
 from featcal.rivals.draws import generator
-from featcal.settings import Natural, Positive, require_fits
+from featcal.settings import require
 from featcal.storage.spool import Spool
 
 
@@ -67,8 +67,8 @@ def prodistill(
     Raises:   BadSetting, BadBatches, BadPlan; MissingTensor, TensorsDiffer when the models do not
               fit; Diverged; DiskFull.
     """
-    require_fits("prodistill.epochs", epochs, Natural)
-    require_fits("prodistill.rate", rate, Positive)
+    require(epochs >= 0, "prodistill.epochs", epochs, "must be at least 0")
+    require(rate > 0, "prodistill.rate", rate, "must be above 0")
     pool = opened("prodistill", merged, base, experts)
     check_tasks(pool.experts, batches)
     place = torch.device(device)

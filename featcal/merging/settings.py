@@ -23,9 +23,9 @@ from featcal.merging.method_settings import (
     Wudi,
     WudiClosedForm,
 )
-from featcal.settings import from_mapping
+from featcal.settings import Settings
 
-SETTINGS: dict[str, type[Any]] = {
+SETTINGS: dict[str, type[Settings]] = {
     "average": NoSettings,
     "task_arithmetic": TaskArithmetic,
     "ties": Ties,
@@ -86,4 +86,4 @@ def settings_of(method: object, given: Mapping[str, Any], place: str) -> Any:
     """
     if method not in SETTINGS:
         raise UnknownKey(f"{place}.method", str(method), list(SETTINGS))
-    return from_mapping(SETTINGS[str(method)], given, place)
+    return SETTINGS[str(method)].from_mapping(given, place)

@@ -17,7 +17,7 @@ from featcal.merging.job import Named, silent
 from featcal.merging.merge import Model
 from featcal.merging.repair import Repair, opened
 from featcal.merging.vocabulary import VOCABULARY, is_vocabulary
-from featcal.settings import Positive, require_fits
+from featcal.settings import require
 
 TINY = 1e-12  # FusionBench's least squared length of an expert's response
 
@@ -66,7 +66,7 @@ def svc(
     Raises:   BadSetting; MissingTensor, TensorsDiffer when the models do not fit; NotFinite;
               DiskFull.
     """
-    require_fits("svc.least", least, Positive)
+    require(least > 0, "svc.least", least, "must be above 0")
     pool = opened("svc", merged, base, experts)
     return pool.result(
         _calibrated(pool, least, tuple(exclude), torch.device(device), progress), out

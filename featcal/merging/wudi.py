@@ -112,7 +112,7 @@ def wudi(job: Job) -> Iterator[Named]:
 
 def wudi_closed_form(job: Job) -> Iterator[Named]:
     """Every tensor by WUDI's closed form."""
-    settings = Wudi("closed_form", exclude=job.settings.exclude, rtol=job.settings.rtol)
+    settings = Wudi(variant="closed_form", exclude=job.settings.exclude, rtol=job.settings.rtol)
     yield from wudi(replace(job, settings=settings))  # the record is the job's own
 
 

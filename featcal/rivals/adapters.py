@@ -8,7 +8,7 @@ JSON, a card.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,6 @@ from featcal.rivals.settings import (
     Surgery,
     SurgeryV2,
 )
-from featcal.settings import from_mapping
 from featcal.storage.atomic import atomic_folder
 from featcal.storage.results import read_json, write_json
 
@@ -171,7 +170,7 @@ class Adapters:
             raise BadFile(
                 path, f"method is {content['method']!r}", f"the methods are {', '.join(METHODS)}"
             )
-        settings = from_mapping(METHODS[content["method"]], content["settings"], str(path))
+        settings = METHODS[content["method"]].from_mapping(content["settings"], str(path))
         shapes = correction_of(settings).shapes(content["width"])
         tensors = checked(Path(folder) / WEIGHTS, content["tasks"], shapes)
         weights = {
@@ -189,7 +188,7 @@ def record(adapters: Adapters) -> dict[str, Any]:
     """What adapters.json holds."""
     return {
         "method": adapters.settings.name,
-        "settings": asdict(adapters.settings),
+        "settings": adapters.settings.model_dump(),
         "seed": adapters.seed,
         "width": adapters.width,
         "tasks": adapters.tasks,
@@ -215,7 +214,7 @@ def card(adapters: Adapters) -> str:
     ]
     lines += [
         f"| {name} | {value} |"
-        for name, value in {**asdict(adapters.settings), "seed": adapters.seed}.items()
+        for name, value in {**dict(adapters.settings), "seed": adapters.seed}.items()
     ]
     lines += [f"| width of the features | {adapters.width} |"]
     if adapters.losses:

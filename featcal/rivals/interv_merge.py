@@ -10,6 +10,8 @@ from featcal.rivals.features import Batch, Head
 from featcal.rivals.pool import Model
 from featcal.rivals.settings import IntervMerge
 
+DEFAULT = IntervMerge()
+
 
 def interv_merge(
     merged: Model,
@@ -17,11 +19,11 @@ def interv_merge(
     batches: Mapping[str, Iterable[Batch]],
     *,
     head: Head = None,
-    rank: int = IntervMerge.rank,
-    steps: int = IntervMerge.steps,
-    lr: float = IntervMerge.lr,
-    batch: int = IntervMerge.batch,
-    reshuffle: int | None = IntervMerge.reshuffle,
+    rank: int = DEFAULT.rank,
+    steps: int = DEFAULT.steps,
+    lr: float = DEFAULT.lr,
+    batch: int = DEFAULT.batch,
+    reshuffle: int | None = DEFAULT.reshuffle,
     seed: int = 42,
     device: str | torch.device | None = None,
     progress: Callable[[str], None] | None = None,

@@ -10,6 +10,8 @@ from featcal.rivals.features import Batch, Head
 from featcal.rivals.pool import Model, adapters_for
 from featcal.rivals.settings import MeanShift
 
+DEFAULT = MeanShift()
+
 
 def mean_shift(
     merged: Model,
@@ -17,7 +19,7 @@ def mean_shift(
     batches: Mapping[str, Iterable[Batch]],
     *,
     head: Head = None,
-    features: Literal["unit", "raw"] = MeanShift.features,
+    features: Literal["unit", "raw"] = DEFAULT.features,
     device: str | torch.device | None = None,
 ) -> Adapters:
     """Add per task one constant vector to the merged model's last feature, f' = f + s_t, without
@@ -35,4 +37,6 @@ def mean_shift(
     Raises: BadSetting, UnknownKey; BadBatches.
     Source: none; a control for the adapters. It needs the task's identity at test time, as they do.
     """
-    return adapters_for(MeanShift(features), merged, experts, batches, head, 0, device, None)
+    return adapters_for(
+        MeanShift(features=features), merged, experts, batches, head, 0, device, None
+    )

@@ -19,7 +19,7 @@ from featcal.rivals.settings import AdapterMethod, IntervMerge, MeanShift, Surge
 from featcal.rivals.shifts import shift
 from featcal.rivals.steps import encoded_steps, kept_steps
 from featcal.rivals.training import Audit, train
-from featcal.settings import whole_number
+from featcal.settings import require
 
 Model = nn.Module | str | Path
 
@@ -65,7 +65,7 @@ def checked(
     one.
     """
     check_tasks(experts, batches)
-    whole_number(f"{settings.name}.seed", seed, least=0)
+    require(seed >= 0, f"{settings.name}.seed", seed, "must be at least 0")
     return as_module(merged, device)
 
 

@@ -10,6 +10,8 @@ from featcal.rivals.features import Batch, Head
 from featcal.rivals.pool import Model, adapters_for
 from featcal.rivals.settings import ProbSurgery
 
+DEFAULT = ProbSurgery()
+
 
 def prob_surgery(
     merged: Model,
@@ -17,15 +19,15 @@ def prob_surgery(
     batches: Mapping[str, Iterable[Batch]],
     *,
     head: Head = None,
-    hidden: int = ProbSurgery.hidden,
-    kl_weight: float = ProbSurgery.kl_weight,
-    steps: int = ProbSurgery.steps,
-    lr: float = ProbSurgery.lr,
-    batch: int = ProbSurgery.batch,
-    reshuffle: int | None = ProbSurgery.reshuffle,
-    encode: Literal["once", "each_step"] = ProbSurgery.encode,
-    features: Literal["unit", "raw"] = ProbSurgery.features,
-    loss: Literal["l1", "mse", "smooth_l1"] = ProbSurgery.loss,
+    hidden: int = DEFAULT.hidden,
+    kl_weight: float = DEFAULT.kl_weight,
+    steps: int = DEFAULT.steps,
+    lr: float = DEFAULT.lr,
+    batch: int = DEFAULT.batch,
+    reshuffle: int | None = DEFAULT.reshuffle,
+    encode: Literal["once", "each_step"] = DEFAULT.encode,
+    features: Literal["unit", "raw"] = DEFAULT.features,
+    loss: Literal["l1", "mse", "smooth_l1"] = DEFAULT.loss,
     seed: int = 42,
     device: str | torch.device | None = None,
     progress: Callable[[str], None] | None = None,
@@ -47,5 +49,15 @@ def prob_surgery(
     Source: Wei et al., Representation Surgery in Model Merging with Probabilistic Modeling (ICML
     2025).
     """
-    settings = ProbSurgery(steps, lr, batch, features, reshuffle, encode, hidden, kl_weight, loss)
+    settings = ProbSurgery(
+        steps=steps,
+        lr=lr,
+        batch=batch,
+        features=features,
+        reshuffle=reshuffle,
+        encode=encode,
+        hidden=hidden,
+        kl_weight=kl_weight,
+        loss=loss,
+    )
     return adapters_for(settings, merged, experts, batches, head, seed, device, progress)

@@ -4,14 +4,14 @@ by name.
 Knows nothing of torch, models or files.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from featcal.settings import Checked, Count, Positive, Within
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
+
+from featcal.settings import Settings
 
 
-@dataclass(frozen=True)
-class Training(Checked):
+class Training(Settings):
     """How adapters are trained, whichever method it is: Adam with betas 0.9 and 0.999, no weight
     decay, one step per batch.
 
@@ -25,15 +25,14 @@ class Training(Checked):
     """
 
     name: ClassVar[str] = ""
-    steps: Count = 1000
-    lr: Positive = 1e-3
-    batch: Count = 16
+    steps: PositiveInt = 1000
+    lr: PositiveFloat = 1e-3
+    batch: PositiveInt = 16
     features: Literal["unit", "raw"] = "raw"
-    reshuffle: Count | None = None
+    reshuffle: PositiveInt | None = None
     encode: Literal["once", "each_step"] = "once"
 
 
-@dataclass(frozen=True)
 class Surgery(Training):
     """Representation Surgery.   rank: r, the width of the adapter; the paper takes 16 where
     features have 512 or 768.
@@ -42,10 +41,9 @@ class Surgery(Training):
     name: ClassVar[str] = "surgery"
     place = name
     features: Literal["unit", "raw"] = "unit"
-    rank: Count = 16
+    rank: PositiveInt = 16
 
 
-@dataclass(frozen=True)
 class SurgeryV2(Surgery):
     """Surgery behind every block and of the last feature, trained together.   rank: 16 for ViT-B, 4
     for ViT-L in its code.
@@ -54,10 +52,9 @@ class SurgeryV2(Surgery):
     name: ClassVar[str] = "surgery_v2"
     place = name
     features: Literal["unit", "raw"] = "raw"
-    reshuffle: Count | None = 2
+    reshuffle: PositiveInt | None = 2
 
 
-@dataclass(frozen=True)
 class IntervMerge(Training):
     """Interventions on the first token of every attention's output.   rank: 1 in the authors'
     scripts, 4 in their code.
@@ -65,11 +62,10 @@ class IntervMerge(Training):
 
     name: ClassVar[str] = "interv_merge"
     place = name
-    reshuffle: Count | None = 2
-    rank: Count = 1
+    reshuffle: PositiveInt | None = 2
+    rank: PositiveInt = 1
 
 
-@dataclass(frozen=True)
 class ProbSurgery(Training):
     """ProbSurgery.
 
@@ -81,13 +77,12 @@ class ProbSurgery(Training):
 
     name: ClassVar[str] = "prob_surgery"
     place = name
-    hidden: Count = 128
-    kl_weight: Annotated[float, Within(0)] = 1e-4
+    hidden: PositiveInt = 128
+    kl_weight: NonNegativeFloat = 1e-4
     loss: Literal["l1", "mse", "smooth_l1"] = "l1"
 
 
-@dataclass(frozen=True)
-class MeanShift(Checked):
+class MeanShift(Settings):
     """One constant vector per task, which nothing is trained for.
 
     features:   "unit" divides both sides by their norm before the shift, "raw" leaves them.
@@ -100,7 +95,7 @@ class MeanShift(Checked):
     features: Literal["unit", "raw"] = "raw"
 
 
-AdapterMethod = Training | MeanShift
+AdapterMethod = Surgery | SurgeryV2 | IntervMerge | ProbSurgery | MeanShift
 
 # "paper" is what FeatCal's comparison states (1,000 steps of 16 samples at 1e-3, in FusionBench's
 # interface); what it leaves open

@@ -10,6 +10,8 @@ from featcal.rivals.features import Batch, Head, output_embeddings
 from featcal.rivals.pool import Model, adapters_for, as_module
 from featcal.rivals.settings import Surgery
 
+DEFAULT = Surgery()
+
 
 def surgery(
     merged: Model,
@@ -17,12 +19,12 @@ def surgery(
     batches: Mapping[str, Iterable[Batch]],
     *,
     head: Head = None,
-    rank: int = Surgery.rank,
-    steps: int = Surgery.steps,
-    lr: float = Surgery.lr,
-    batch: int = Surgery.batch,
-    reshuffle: int | None = Surgery.reshuffle,
-    encode: Literal["once", "each_step"] = Surgery.encode,
+    rank: int = DEFAULT.rank,
+    steps: int = DEFAULT.steps,
+    lr: float = DEFAULT.lr,
+    batch: int = DEFAULT.batch,
+    reshuffle: int | None = DEFAULT.reshuffle,
+    encode: Literal["once", "each_step"] = DEFAULT.encode,
     features: Literal["unit", "raw"] | None = None,
     seed: int = 42,
     device: str | torch.device | None = None,

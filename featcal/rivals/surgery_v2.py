@@ -10,6 +10,8 @@ from featcal.rivals.features import Batch, Head
 from featcal.rivals.pool import Model
 from featcal.rivals.settings import SurgeryV2
 
+DEFAULT = SurgeryV2()
+
 
 def surgery_v2(
     merged: Model,
@@ -17,11 +19,11 @@ def surgery_v2(
     batches: Mapping[str, Iterable[Batch]],
     *,
     head: Head = None,
-    rank: int = SurgeryV2.rank,
-    steps: int = SurgeryV2.steps,
-    lr: float = SurgeryV2.lr,
-    batch: int = SurgeryV2.batch,
-    reshuffle: int | None = SurgeryV2.reshuffle,
+    rank: int = DEFAULT.rank,
+    steps: int = DEFAULT.steps,
+    lr: float = DEFAULT.lr,
+    batch: int = DEFAULT.batch,
+    reshuffle: int | None = DEFAULT.reshuffle,
     seed: int = 42,
     device: str | torch.device | None = None,
     progress: Callable[[str], None] | None = None,

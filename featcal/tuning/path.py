@@ -11,7 +11,6 @@ one.
 import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +78,7 @@ def path_gains(
     with all of the settings.
     kept, held: batches of every task; blocks are solved on the former.   Raises: as `calibrate`.
     """
-    settings = replace(settings, order="forward", **OFF)
+    settings = settings.but(order="forward", **OFF)
     with ExitStack() as open_:
         models = hold_models(
             merged, base, experts, plan, settings, whole=True, device=device, dtype=dtype

@@ -4,10 +4,12 @@ Knows nothing of torch or models.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from featcal.settings import Calibration, Checked, Count, Natural, Within
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from featcal.settings import Calibration, Settings
 
 Origin = Literal["start", "path", "search"]
 
@@ -21,8 +23,7 @@ LOG_BLEND = (0.0, 4.0, 0.1)
 INTERPOLATION = (0.0, 1.0, 0.05)
 
 
-@dataclass(frozen=True)
-class Search(Checked):
+class Search(Settings):
     """How λ, ρ and α are searched for.
 
     trials:  calibrated models that are tried.   holdout: share of every task's samples that no
@@ -32,10 +33,10 @@ class Search(Checked):
     """
 
     place = "tune"
-    trials: Count = 16
-    holdout: Annotated[float, Within(0, 1, strictly=True)] = 0.25
-    seed: Natural = 42
-    at_once: Count = 1
+    trials: PositiveInt = 16
+    holdout: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    seed: NonNegativeInt = 42
+    at_once: PositiveInt = 1
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,11 @@ class Candidate(Proposal):
         """Over tasks, which count alike."""
         return sum(self.divergence.values()) / len(self.divergence)
 
+    @property
+    def content(self) -> dict[str, Any]:
+        """Return what is written to a file."""
+        return vars(self) | {"settings": self.settings.model_dump()}
+
 
 @dataclass(frozen=True)
 class Tuned:
@@ -83,10 +89,8 @@ def at(
     settings: Calibration, ridge: float, anchor_blend: float, interpolation: float
 ) -> Calibration:
     """The settings with λ, ρ and α in their place, in as many digits as one would type."""
-    values = {
-        "ridge": float(f"{ridge:.2g}"),
-        "anchor_blend": round(anchor_blend, 2),
-        "interpolation": round(interpolation, 4),
-    }
-    changed: dict[str, Any] = values
-    return replace(settings, **changed)
+    return settings.but(
+        ridge=float(f"{ridge:.2g}"),
+        anchor_blend=round(anchor_blend, 2),
+        interpolation=round(interpolation, 4),
+    )

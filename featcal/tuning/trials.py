@@ -6,7 +6,7 @@ package) is not used, and is written over.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from featcal.calibration.fingerprint import Digest, add_model
 from featcal.calibration.models import Model
-from featcal.settings import Calibration, from_mapping
+from featcal.settings import Calibration
 from featcal.storage.results import read_json, write_json
 from featcal.tuning.holdout import Batch
 from featcal.tuning.settings import Candidate
@@ -49,7 +49,7 @@ class Trials:
         self.done |= {one.number: one for one in candidates}
         self.path = self.path if path is None else path
         if self.file is not None:
-            listed = [asdict(one) for one in self.listed]
+            listed = [one.content for one in self.listed]
             write_json(self.file, {"search": self.mark, "path": self.path, "trials": listed})
 
     @property
@@ -59,7 +59,7 @@ class Trials:
 
 
 def _candidate(entry: Mapping[str, Any]) -> Candidate:
-    settings = from_mapping(Calibration, entry["settings"], "trials")
+    settings = Calibration.from_mapping(entry["settings"], "trials")
     return Candidate(entry["number"], entry["origin"], settings, entry["divergence"])
 
 

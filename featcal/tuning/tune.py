@@ -25,6 +25,8 @@ from featcal.tuning.proposals import imported, proposals, rounds
 from featcal.tuning.settings import Candidate, Proposal, Search, Tuned, best
 from featcal.tuning.trials import Trials, mark_of
 
+DEFAULT = Search()
+
 
 def tune(
     merged: Model,
@@ -35,9 +37,9 @@ def tune(
     settings: Calibration,
     head: Head = None,
     heads: Mapping[str, Tensor] | None = None,
-    trials: int = Search.trials,
-    holdout: float = Search.holdout,
-    seed: int = Search.seed,
+    trials: int = DEFAULT.trials,
+    holdout: float = DEFAULT.holdout,
+    seed: int = DEFAULT.seed,
     plan: BlockPlan | None = None,
     token_weights: TokenRule | None = None,
     device: str | torch.device | None = None,
@@ -73,7 +75,7 @@ def tune(
     Returns: Tuned: the settings with the smallest divergence, and every candidate.
     Raises: what `calibrate` raises; BadSetting; MissingPath without the extra `tune`.
     """
-    search = Search(trials, holdout, seed)
+    search = Search(trials=trials, holdout=holdout, seed=seed)
     require(
         isinstance(settings, Calibration),
         "settings",

@@ -3,33 +3,26 @@ models.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from featcal.settings import Calibration, Checked, Count, Natural, from_mapping, require
-from reproduction.experiments.runs import Once, Setting
+from pydantic import NonNegativeInt, PositiveInt
+
+from featcal.settings import Calibration, Settings, require
+from reproduction.experiments.runs import Each, Setting
 
 
-@dataclass(frozen=True)
-class Rescaling(Checked):
+class Rescaling(Settings):
     """A merged model is moved along its own change: base + factor · (merged − base), the best
     factor chosen on `split`.
     """
 
     place = "rescale"
-    factors: Annotated[tuple[float, ...], Once()]
+    factors: Each[float]
     split: Literal["validation", "train"]  # never test
-    samples: Count
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(
-            self, "factors", tuple(map(float, self.factors))
-        )  # YAML reads 1 as a whole number
+    samples: PositiveInt
 
 
-@dataclass(frozen=True)
-class AblateStudy(Checked):
+class AblateStudy(Settings):
     """What the gain is made of, from several mergers: FeatCal without one ingredient each, its
     anchor alone, the merger rescaled.
 
@@ -42,22 +35,21 @@ class AblateStudy(Checked):
     setting: Setting
     featcal: Calibration
     upstreams: tuple[str, ...]
-    samples: Count
-    batch: Count
-    seed: Natural
+    samples: PositiveInt
+    batch: PositiveInt
+    seed: NonNegativeInt
     without: Mapping[str, Any]
     rescale: Rescaling
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole, changed = asdict(self.featcal), {}
+    def check(self) -> None:
+        whole, changed = dict(self.featcal), {}
         for name, change in self.without.items():
             place = f"ablate.without.{name}"
             require(
-                isinstance(change, dict) and bool(change),
+                isinstance(change, dict | Calibration) and bool(change),
                 place,
                 change,
                 "must be a mapping of settings",
             )
-            changed[str(name)] = from_mapping(Calibration, whole | change, place)
+            changed[str(name)] = Calibration.from_mapping(whole | dict(change), place)
         object.__setattr__(self, "without", changed)

@@ -3,11 +3,13 @@ where results go.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from featcal.settings import Calibration, Checked, Count, from_mapping, require
-from reproduction.experiments.runs import Draw, Once, Pool, Reading, Seeds
+from pydantic import PositiveInt
+
+from featcal.settings import Calibration, Distinct, Settings, require
+from reproduction.experiments.runs import Draw, Names, Pool, Reading, Seeds
 
 OWN = (
     "merged",
@@ -33,8 +35,7 @@ class Trial:
         return f"{self.upstream} {self.variant} n={self.samples} seed={self.seed}"
 
 
-@dataclass(frozen=True)
-class BeyondStudy(Checked):
+class BeyondStudy(Settings):
     """Ideas beyond the paper, each alone and together, from several mergers; one is chosen on
     validation samples.
 
@@ -54,18 +55,17 @@ class BeyondStudy(Checked):
     role: str
     pool: Pool
     upstreams: tuple[str, ...]
-    chosen_on: Annotated[tuple[str, ...], Once()]
+    chosen_on: Names
     paper: Calibration
     suite: Calibration
     variants: Mapping[str, Mapping[str, Any]]
-    samples: Count
-    few: Annotated[tuple[Count, ...], Once(0)]
-    batch: Count
+    samples: PositiveInt
+    few: Annotated[tuple[PositiveInt, ...], Distinct]
+    batch: PositiveInt
     seeds: Seeds
     reading: Reading | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         fine = set(self.chosen_on) <= set(self.upstreams)
         require(fine, "beyond.chosen_on", self.chosen_on, "must be some of beyond.upstreams")
         require(bool(self.variants), "beyond.variants", self.variants, "must name some")
@@ -85,10 +85,8 @@ class BeyondStudy(Checked):
             return None if variant == "merged" else getattr(self, variant)
         if variant == PRESET:
             return Calibration.preset("best")
-        return from_mapping(
-            Calibration,
-            {**asdict(self.suite), **self.variants[variant]},
-            f"beyond.variants.{variant}",
+        return Calibration.from_mapping(
+            {**dict(self.suite), **self.variants[variant]}, f"beyond.variants.{variant}"
         )
 
     @property
@@ -131,7 +129,7 @@ class BeyondStudy(Checked):
 
     def draw(self, trial: Trial) -> Draw:
         """Which training samples a trial calibrates on."""
-        return Draw("train", trial.samples, self.batch, trial.seed)
+        return Draw(stream="train", samples=trial.samples, batch=self.batch, seed=trial.seed)
 
     def trial(self, upstream: str, variant: str, samples: int, seed: int) -> Trial:
         """One model to be made and scored."""

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from featcal.settings import Calibration, Checked, Count, Natural, require, whole_number
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from featcal.settings import Calibration, Distinct, Settings, require
 from reproduction.experiments.runs import (
     DOMAIN_POOL,
     GLUE_POOL,
     CalibrateRun,
-    Once,
     Pool,
     Reading,
     Setting,
@@ -47,8 +48,7 @@ class Variant:
         return f"{self.choice or 'default'}-{self.option or self.seed}"
 
 
-@dataclass(frozen=True)
-class ChoicesStudy(Checked):
+class ChoicesStudy(Settings):
     """The default at every seed, and at the first seed every option of `vary` in its place.
 
     seeds: two or more, as their spread is the noise.
@@ -63,13 +63,12 @@ class ChoicesStudy(Checked):
     setting: Setting
     featcal: Calibration
     reading: Reading
-    samples: Count
-    batch: Count
-    seeds: Annotated[tuple[Natural, ...], Once(2)]
+    samples: PositiveInt
+    batch: PositiveInt
+    seeds: Annotated[tuple[NonNegativeInt, ...], Field(min_length=2), Distinct]
     vary: Mapping[str, Any]
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         require(bool(self.vary), "choices.vary", self.vary, "must be a mapping of choices")
         for choice, options in self.vary.items():
             require(
@@ -119,14 +118,16 @@ class ChoicesStudy(Checked):
 
     def run(self, variant: Variant) -> CalibrateRun:
         """A variant as an experiment with one calibrated model is described."""
-        words = (self.role, self.pool, self.upstream, self.setting)
         return CalibrateRun(
-            *words,
-            variant.calibration,
-            variant.samples,
-            self.batch,
-            (variant.seed,),
-            variant.reading,
+            role=self.role,
+            pool=self.pool,
+            upstream=self.upstream,
+            setting=self.setting,
+            calibration=variant.calibration,
+            samples=variant.samples,
+            batch=self.batch,
+            seeds=(variant.seed,),
+            reading=variant.reading,
         )
 
     def _default(self, seed: int) -> Variant:
@@ -135,9 +136,9 @@ class ChoicesStudy(Checked):
     def _changed(self, choice: str, value: Any) -> dict[str, Any]:
         """What of a variant differs from the default."""
         if choice in READ:
-            change: dict[str, Any] = {choice: value}
-            return {"reading": replace(self.reading, **change)}
+            return {"reading": self.reading.but(**{choice: value})}
         if choice == "modules":
-            return {"calibration": replace(self.featcal, modules=value)}
-        whole_number("choices.vary.samples", value)
+            return {"calibration": self.featcal.but(modules=value)}
+        fine = type(value) is int and value > 0
+        require(fine, "choices.vary.samples", value, "must be a whole number, at least 1")
         return {"samples": value}

@@ -3,12 +3,13 @@ models or where results go.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from featcal.settings import Calibration, Checked, Count, Natural, Within, require
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from featcal.settings import Calibration, Distinct, Settings, require
 from reproduction.experiments.rivals import Rivals, Study
-from reproduction.experiments.runs import AdapterWord, Counts, Once, Seeds
+from reproduction.experiments.runs import AdapterWord, Counts, Each, Seeds
 
 Corruption = Literal["gaussian_noise", "motion_blur", "fog"]
 TextCorruption = Literal["typing_errors", "dropped_words", "swapped_words"]
@@ -25,7 +26,6 @@ def at_papers_once(place: str, at_papers: Calibration | None, rivals: Rivals) ->
     )
 
 
-@dataclass(frozen=True)
 class SamplesStudy(Study):
     """Table 12, Figure 3 and Table 13: the rivals at every number of images per task and every
     seed.
@@ -37,7 +37,6 @@ class SamplesStudy(Study):
     seeds: Seeds
 
 
-@dataclass(frozen=True)
 class CorruptedStudy(Study):
     """Table 6 and Figure 4: the rivals on corrupted calibration images, evaluated on clean test
     images.
@@ -48,16 +47,13 @@ class CorruptedStudy(Study):
 
     place = "corrupted"
     rivals: Rivals
-    corruptions: (
-        Annotated[tuple[Corruption, ...], Once()] | Annotated[tuple[TextCorruption, ...], Once()]
-    )
-    severity: int | Annotated[tuple[Annotated[int, Within(1, 3)], ...], Once()]
-    samples: Count
+    corruptions: Each[Corruption] | Each[TextCorruption]
+    severity: int | Each[Annotated[int, Field(ge=1, le=3)]]
+    samples: PositiveInt
     seeds: Seeds
     at_papers: Calibration | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         fine = isinstance(self.severity, tuple) if self.of_texts else self.severity == 3
         require(
             fine,
@@ -99,8 +95,7 @@ class CorruptedStudy(Study):
         return [*((method, self.rivals.setting) for method in (*adapters, "featcal")), *also]
 
 
-@dataclass(frozen=True)
-class TaskCountsStudy(Checked):
+class TaskCountsStudy(Settings):
     """The gap that the rivals recover by the number of tasks: drawn parts of the pool, each merged
     anew.
 
@@ -119,13 +114,12 @@ class TaskCountsStudy(Checked):
     upstreams: tuple[str, ...]
     rivals: Rivals
     counts: Counts
-    shuffles: Count
-    samples: Count
-    seed: Natural
+    shuffles: PositiveInt
+    samples: PositiveInt
+    seed: NonNegativeInt
     at_papers: Calibration | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         at_papers_once("task_counts", self.at_papers, self.rivals)
 
     @property
@@ -135,7 +129,6 @@ class TaskCountsStudy(Checked):
         return {self.rivals.setting: self.rivals.featcal} | also
 
 
-@dataclass(frozen=True)
 class CostStudy(Study):
     """Table 5: time and memory of each rival, alone in a process of its own.
 
@@ -146,12 +139,11 @@ class CostStudy(Study):
 
     place = "cost"
     rivals: Rivals
-    samples: Count
-    seed: Natural
-    audit: Annotated[tuple[Count, ...], Once(0)]
+    samples: PositiveInt
+    seed: NonNegativeInt
+    audit: Annotated[tuple[PositiveInt, ...], Distinct]
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         steps = min(self.rivals.surgery.steps, self.rivals.prob_surgery.steps)
         there = max(self.audit, default=0) <= steps
         require(
@@ -159,8 +151,7 @@ class CostStudy(Study):
         )
 
 
-@dataclass(frozen=True)
-class ExpertSeedsStudy(Checked):
+class ExpertSeedsStudy(Settings):
     """The main comparison with experts of other trainings.
 
     upstreams: mergers.   settings: of FeatCal and of adapters.
@@ -175,8 +166,7 @@ class ExpertSeedsStudy(Checked):
     seeds: Counts
 
 
-@dataclass(frozen=True)
-class SecondEncoderStudy(Checked):
+class SecondEncoderStudy(Settings):
     """The main comparison with another encoder, whose experts, heads and models are made here, on
     the same texts.
 
@@ -194,6 +184,6 @@ class SecondEncoderStudy(Checked):
     upstreams: tuple[str, ...]
     rivals: Rivals
     paper: Calibration
-    samples: Count
-    seed: Natural
-    scored: Count
+    samples: PositiveInt
+    seed: NonNegativeInt
+    scored: PositiveInt

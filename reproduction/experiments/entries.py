@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from featcal.merging.settings import SETTINGS as SETTINGS_OF
 from featcal.merging.settings import settings_of
-from featcal.settings import Calibration, Checked, from_mapping, require, several, whole_number
+from featcal.settings import Calibration, Settings, require
 from reproduction.experiments.runs import (
     ADAPTER_BATCH,
     ADAPTER_SETTINGS,
@@ -26,12 +26,11 @@ from reproduction.experiments.runs import (
     CalibrateRun,
     Draw,
     MergeRun,
-    Reading,
     require_known,
     role_and_pool,
 )
 
-P = TypeVar("P", bound=Checked)
+P = TypeVar("P", bound=Settings)
 Entry = Mapping[str, Any]
 FROM = "from"
 
@@ -83,7 +82,14 @@ def merge_runs(key: str, entry: Any, suite: str) -> dict[str, MergeRun]:
             else {word: value for word, value in group.items() if word != "method"}
         )
         options, draw = merge_settings(f"{place}.{suite}", method, given)
-        found[f"{key}-{upstream}"] = MergeRun(role, pool, method, str(upstream), options, draw)
+        found[f"{key}-{upstream}"] = MergeRun(
+            role=role,
+            pool=pool,
+            method=method,
+            upstream=str(upstream),
+            options=options,
+            draw=draw,
+        )
     return found
 
 
@@ -95,7 +101,7 @@ def merge_settings(
     if group is not None and method in STREAMS:
         images = {key: group[key] for key in ("stream", "samples", "batch", "seed") if key in group}
         options = {key: value for key, value in group.items() if key not in images}
-        draw = from_mapping(Draw, {"stream": STREAMS[method], **images}, place)
+        draw = Draw.from_mapping({"stream": STREAMS[method], **images}, place)
     settings_of(method, options or {}, place)
     return options, draw
 
@@ -223,7 +229,9 @@ def adapt_runs(
             require(isinstance(changes[1], dict), *changes, "must be a mapping of what differs")
             chosen = differing((f"{place}.{method}", own), changes, ADAPTER_SETTINGS)
             settings = adapter_settings(method, chosen, texts=isinstance(pool, str)) or None
-        found[f"{key}-{upstream}-{method}"] = AdaptRun(role, pool, upstream, method, settings)
+        found[f"{key}-{upstream}-{method}"] = AdaptRun(
+            role=role, pool=pool, upstream=upstream, method=method, settings=settings
+        )
     return found
 
 
@@ -240,19 +248,14 @@ def adapter_settings(
         own: dict[str, Any] = {"stream": "train" if texts else STREAMS[method], **group}
         for key in ("samples", "seeds"):
             require(key in own, where, list(group), f"lacks {key}")
-        seeds = own.pop("seeds")
-        draw = from_mapping(
-            Draw,
-            {"stream": own.pop("stream"), "samples": own.pop("samples"), "batch": ADAPTER_BATCH},
-            where,
-        )
+        images = {key: own.pop(key) for key in ("stream", "samples")} | {"batch": ADAPTER_BATCH}
         made = {
-            "training": from_mapping(ADAPTERS[method], own, where),
-            "draw": draw,
-            "seeds": seeds,
+            "draw": Draw.from_mapping(images, where),
+            "seeds": own.pop("seeds"),
+            "training": ADAPTERS[method].from_mapping(own, where),
         }
-        settings[name] = from_mapping(AdapterSetting, made, where)
-        stream, fitting = draw.stream, UNLABELLED
+        settings[name] = AdapterSetting.from_mapping(made, where)
+        stream, fitting = settings[name].draw.stream, UNLABELLED
         if texts or name.endswith("_train"):
             fitting = ("train",)
         elif name.endswith("_scored"):
@@ -271,7 +274,7 @@ def plain_run(kind: type[P], key: str, entry: Any, suite: str) -> P | None:
     return (
         None
         if chosen is None
-        else from_mapping(kind, {"role": role, "pool": pool, **chosen}, f"{place}.{suite}")
+        else kind.from_mapping({"role": role, "pool": pool, **chosen}, f"{place}.{suite}")
     )
 
 
@@ -288,10 +291,7 @@ def calibration(place: str, group: Entry, words: Mapping[str, Any]) -> Calibrate
         require(key in group, place, list(group), f"lacks {key}")
     method = dict(group)
     draw: dict[str, Any] = {key: method.pop(key) for key in ("samples", "batch", "seeds")}
-    for key in ("samples", "batch"):
-        whole_number(f"{place}.{key}", draw[key])
-    several(f"{place}.seeds", draw["seeds"], least=0)
-    draw["seeds"] = tuple(draw["seeds"])
     if isinstance(words["pool"], str):
-        draw["reading"] = from_mapping(Reading, method.pop("reading", {}), f"{place}.reading")
-    return CalibrateRun(**words, calibration=from_mapping(Calibration, method, place), **draw)
+        draw["reading"] = method.pop("reading", {})
+    own = Calibration.from_mapping(method, place)
+    return CalibrateRun.from_mapping({**words, **draw, "calibration": own}, place)

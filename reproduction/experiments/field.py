@@ -3,20 +3,20 @@ go.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from pydantic import NonNegativeInt, PositiveInt
 
 from featcal.merging.settings import settings_of
 from featcal.rivals.settings import IntervMerge, SurgeryV2
-from featcal.settings import Checked, Count, Natural, require
+from featcal.settings import Settings, require
 from reproduction.experiments.rivals import Rivals
 from reproduction.experiments.runs import Numbers
 
 TRAINED = ("prodistill", "surgery_v2", "interv_merge")  # what trains for minutes behind a merger
 
 
-@dataclass(frozen=True)
-class FieldStudy(Checked):
+class FieldStudy(Settings):
     """Every merger from the same experts and the same samples: as it is, with FeatCal, adapters and
     SVC behind it.
 
@@ -38,19 +38,18 @@ class FieldStudy(Checked):
     pool: int
     rivals: Rivals
     mergers: Mapping[str, Mapping[str, Any]]
-    samples: Count
-    batch: Count
-    seed: Natural
-    rows: Count
+    samples: PositiveInt
+    batch: PositiveInt
+    seed: NonNegativeInt
+    rows: PositiveInt
     trained: tuple[str, ...]
     surgery_v2: SurgeryV2
     interv_merge: IntervMerge
-    epochs: Count
+    epochs: PositiveInt
     tangent: Numbers = ()
-    scored: Count | None = None
+    scored: PositiveInt | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         for merger in self.trained:
             require(
                 merger in self.mergers,

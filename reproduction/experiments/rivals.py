@@ -2,15 +2,14 @@
 models or where results go.
 """
 
-from dataclasses import dataclass
+from pydantic import PositiveInt
 
 from featcal.rivals.settings import ProbSurgery, Surgery
-from featcal.settings import Calibration, Checked, Count
+from featcal.settings import Calibration, Settings
 from reproduction.experiments.runs import ADAPTER_BATCH, Draw, Setting, Stream
 
 
-@dataclass(frozen=True)
-class Rivals(Checked):
+class Rivals(Settings):
     """The three ways to calibrate that a study holds against each other.
 
     setting: the word of their settings in results.   stream: what the adapters see; FeatCal sees
@@ -24,17 +23,16 @@ class Rivals(Checked):
     surgery: Surgery
     prob_surgery: ProbSurgery
     stream: Stream = "test_unlabelled"
-    batch: Count = 128
+    batch: PositiveInt = 128
 
     def draw(self, method: str, samples: int, seed: int) -> Draw:
         """Which images a method sees, n of each task."""
         if method == "featcal":
-            return Draw("train", samples, self.batch, seed)
-        return Draw(self.stream, samples, ADAPTER_BATCH, seed)
+            return Draw(stream="train", samples=samples, batch=self.batch, seed=seed)
+        return Draw(stream=self.stream, samples=samples, batch=ADAPTER_BATCH, seed=seed)
 
 
-@dataclass(frozen=True)
-class Study(Checked):
+class Study(Settings):
     """What every study has: the models it is about."""
 
     role: str

@@ -4,13 +4,14 @@ Every run has a role, a pool of tasks and, but for a merge, an `upstream`: the m
 starts from. Knows nothing of torch, models or where results go.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from featcal.errors import UnknownKey
 from featcal.rivals.settings import AdapterMethod, MeanShift, ProbSurgery, Surgery
-from featcal.settings import Calibration, Checked, Count, Natural, require
+from featcal.settings import Calibration, Distinct, Settings, require
 
 Setting = Literal["suite", "paper"]
 SETTINGS: tuple[Setting, ...] = get_args(Setting)
@@ -53,23 +54,12 @@ SPLITS = {
 Stream = Literal["train", "test_unlabelled", "unlabelled"]
 
 
-@dataclass(frozen=True)
-class Once:
-    """For Annotated: so many values at least, each of them named once."""
-
-    least: int = 1
-
-    def holds(self, values: Sequence[Any]) -> bool:
-        return self.least <= len(values) == len(set(values))
-
-    def __str__(self) -> str:
-        return f", {self.least} or more, each named once" if self.least > 1 else ", each named once"
-
-
-Counts = Annotated[tuple[Count, ...], Once()]
-Names = Annotated[tuple[str, ...], Once()]
-Numbers = Annotated[tuple[float, ...], Once(0)]
-Seeds = Annotated[tuple[Natural, ...], Once()]
+T = TypeVar("T")
+Each = Annotated[tuple[T, ...], Field(min_length=1), Distinct]  # one or more, each named once
+Numbers = Annotated[tuple[float, ...], Distinct]
+Counts = Each[PositiveInt]
+Names = Each[str]
+Seeds = Each[NonNegativeInt]
 
 
 def require_known(place: str, word: Any, known: Collection[Any]) -> None:
@@ -99,8 +89,7 @@ def keys_of(run: Any) -> tuple[str, str]:
     return f"{run.role}-{run.pool}", f"{run.role}-{run.pool}-{run.upstream}"
 
 
-@dataclass(frozen=True)
-class Draw(Checked):
+class Draw(Settings):
     """The images or texts a method sees, labels unused.
 
     samples: of each task; None is the whole split, shuffled anew in every round.   batch: samples
@@ -109,17 +98,16 @@ class Draw(Checked):
 
     place = "draw"
     stream: Stream
-    samples: Count | None
-    batch: Count
-    seed: Natural = 42
+    samples: PositiveInt | None
+    batch: PositiveInt
+    seed: NonNegativeInt = 42
 
     @property
     def split(self) -> str:
         return SPLITS[self.stream]
 
 
-@dataclass(frozen=True)
-class MergeRun:
+class MergeRun(Settings):
     """One merged model: options are the method's own settings; `upstream` is what results call
     it.
     """
@@ -132,8 +120,7 @@ class MergeRun:
     draw: Draw | None = None  # None: the method looks at no data
 
 
-@dataclass(frozen=True)
-class Reading(Checked):
+class Reading(Settings):
     """What of its texts a language model is calibrated on; the paper tells none of it.
 
     split:   of the data the samples come from.
@@ -148,11 +135,10 @@ class Reading(Checked):
     split: Literal["train", "validation"] = "train"
     decoder: Literal["answer", "start"] = "answer"
     counted: Literal["all", "prompt", "answer"] = "all"
-    tokens: Count | None = None
+    tokens: PositiveInt | None = None
 
 
-@dataclass(frozen=True)
-class CalibrateRun:
+class CalibrateRun(Settings):
     """One calibrated model per seed: what it starts from, the method's settings, and the
     calibration draw.
     """
@@ -162,9 +148,9 @@ class CalibrateRun:
     upstream: str
     setting: str
     calibration: Calibration | None  # None: not run in this suite
-    samples: int = 0  # n, images per task
-    batch: int = 0
-    seeds: tuple[int, ...] = ()
+    samples: PositiveInt = 0  # n, images per task
+    batch: PositiveInt = 0
+    seeds: Seeds = ()
     reading: Reading | None = None  # of a language model
 
     @property
@@ -173,8 +159,7 @@ class CalibrateRun:
         return f"{self.role}-{self.pool}-{self.upstream}"
 
 
-@dataclass(frozen=True)
-class AdapterSetting(Checked):
+class AdapterSetting(Settings):
     """One way to make the adapters of a method: its settings, its images, and one training per
     seed.
     """
@@ -184,8 +169,7 @@ class AdapterSetting(Checked):
     seeds: Seeds
 
 
-@dataclass(frozen=True)
-class AdaptRun:
+class AdaptRun(Settings):
     """Adapters behind one merged model, by the word of their settings."""
 
     role: str
@@ -202,8 +186,7 @@ class AdaptRun:
         return f"{self.role}-{self.pool}-{self.upstream}"
 
 
-@dataclass(frozen=True)
-class MultitaskRun(Checked):
+class MultitaskRun(Settings):
     """One model for all tasks of a pool: fetched (`model`, a hub id) or trained as the experts are,
     in `steps` steps in all.
     """
@@ -212,11 +195,10 @@ class MultitaskRun(Checked):
     role: str
     pool: Pool
     model: str | None = None
-    steps: Count | None = None
-    seed: Natural = 0
+    steps: PositiveInt | None = None
+    seed: NonNegativeInt = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         one = (self.model is None) != (self.steps is None)
         require(
             one,
@@ -226,8 +208,7 @@ class MultitaskRun(Checked):
         )
 
 
-@dataclass(frozen=True)
-class MeasureRun(Checked):
+class MeasureRun(Settings):
     """One merged model, its calibrated ones and its adapters against the experts on test images,
     one of each per setting.
 
@@ -239,6 +220,6 @@ class MeasureRun(Checked):
     role: str
     pool: Pool
     upstream: str
-    settings: Annotated[tuple[Setting, ...], Once()]
-    seed: Natural
+    settings: Each[Setting]
+    seed: NonNegativeInt
     task: str

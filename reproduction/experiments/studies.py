@@ -6,13 +6,11 @@ small files to results/. Knows nothing of torch, models or where results go.
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from featcal.errors import UnknownKey
-from featcal.rivals.settings import IntervMerge, ProbSurgery, Surgery, SurgeryV2
-from featcal.settings import Calibration, from_mapping, require
-from reproduction.experiments.ablate import AblateStudy, Rescaling
+from featcal.settings import Settings, require
+from reproduction.experiments.ablate import AblateStudy
 from reproduction.experiments.beyond import BeyondStudy
 from reproduction.experiments.choices import ChoicesStudy
 from reproduction.experiments.comparisons import (
@@ -25,21 +23,15 @@ from reproduction.experiments.comparisons import (
 )
 from reproduction.experiments.entries import Entry, for_suite
 from reproduction.experiments.field import FieldStudy
-from reproduction.experiments.rivals import Rivals
-from reproduction.experiments.runs import Reading, role_and_pool
-from reproduction.experiments.sweeps import Sweep, SweepStudy
+from reproduction.experiments.runs import role_and_pool
+from reproduction.experiments.sweeps import SweepStudy
 from reproduction.experiments.theory import TheoryStudy
 from reproduction.experiments.tunings import TuneStudy
 
-STUDIES: dict[str, type[Any]] = {
+STUDIES: dict[str, type[Settings]] = {
     "ablate": AblateStudy, "samples": SamplesStudy, "corrupted": CorruptedStudy, "cost": CostStudy, "sweep": SweepStudy,
     "theory": TheoryStudy, "choices": ChoicesStudy, "tune": TuneStudy, "task_counts": TaskCountsStudy, "beyond": BeyondStudy,
     "expert_seeds": ExpertSeedsStudy, "field": FieldStudy, "second_encoder": SecondEncoderStudy,
-}  # fmt: skip
-NESTED: dict[str, type[Any]] = {
-    "rivals": Rivals, "featcal": Calibration, "surgery": Surgery, "prob_surgery": ProbSurgery, "around": Sweep,
-    "at_papers": Calibration, "reading": Reading, "paper": Calibration, "suite": Calibration,
-    "surgery_v2": SurgeryV2, "interv_merge": IntervMerge, "rescale": Rescaling,
 }  # fmt: skip
 SHARED = ("rivals", "paper")
 
@@ -74,14 +66,11 @@ def study_run(
     if chosen is None:
         return None
     place, common = f"{kind}.{key}.{suite}", (studied or {}).get(key, {})
-    return _filled(
-        STUDIES[kind],
-        {"role": role, "pool": pool, **_with_shared(STUDIES[kind], chosen, common, place)},
-        place,
-    )
+    words = _with_shared(STUDIES[kind], chosen, common, place)
+    return STUDIES[kind].from_mapping({"role": role, "pool": pool, **words}, place)
 
 
-def _with_shared(kind: type[Any], own: Entry, common: Entry, place: str) -> dict[str, Any]:
+def _with_shared(kind: type[Settings], own: Entry, common: Entry, place: str) -> dict[str, Any]:
     """A study's words, with those that it leaves to what studies have in common."""
     rivals, paper = common.get("rivals", {}), common.get("paper")
     featcal, setting = rivals.get("featcal"), rivals.get("setting")
@@ -92,7 +81,7 @@ def _with_shared(kind: type[Any], own: Entry, common: Entry, place: str) -> dict
         "paper": paper,
         "suite": featcal,
     }
-    found = {f.name: values[f.name] for f in fields(kind) if values.get(f.name)}
+    found = {name: values[name] for name in kind.model_fields if values.get(name)}
     if kind is TuneStudy and setting == "paper":
         found["suite"] = None  # nothing was chosen with labels
     found |= own
@@ -110,17 +99,3 @@ def _with_shared(kind: type[Any], own: Entry, common: Entry, place: str) -> dict
         at = {"paper": {"featcal": paper}, setting: {"featcal": featcal}}
         found["around"] = [{**at.get(one.get("setting"), {}), **one} for one in own["around"]]
     return found
-
-
-def _filled(kind: type[Any], mapping: Mapping[str, Any], place: str) -> Any:
-    """from_mapping, with mappings inside made into their own dataclasses and YAML's lists into
-    tuples.
-    """
-    values = {}
-    for key, value in mapping.items():
-        if key in NESTED and isinstance(value, list):
-            value = [_filled(NESTED[key], part, f"{place}.{key}") for part in value]
-        elif key in NESTED and value is not None:
-            value = _filled(NESTED[key], value, f"{place}.{key}")
-        values[key] = tuple(value) if isinstance(value, list) else value
-    return from_mapping(kind, values, place)

@@ -2,17 +2,15 @@
 nothing of torch or models.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any
+from pydantic import NonNegativeInt, PositiveInt
 
-from featcal.settings import Calibration, Checked, Count, Natural, require
+from featcal.settings import Calibration, Settings, require
 from reproduction.experiments.runs import Numbers, Setting
 
 SWEPT = ("ridge", "anchor_blend", "interpolation")
 
 
-@dataclass(frozen=True)
-class Sweep(Checked):
+class Sweep(Settings):
     """One of λ, ρ and α varied at a time, the other two as in `featcal`; an empty list leaves one
     out.
 
@@ -26,8 +24,7 @@ class Sweep(Checked):
     anchor_blend: Numbers = ()
     interpolation: Numbers = ()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         for name in SWEPT:
             values = getattr(self, name)
             if values:
@@ -40,25 +37,22 @@ class Sweep(Checked):
 
     def at(self, name: str, value: float) -> Calibration:
         """The settings with one of them changed. Raises: BadSetting."""
-        changed: dict[str, Any] = {name: value}
-        return replace(self.featcal, **changed)
+        return self.featcal.but(**{name: value})
 
 
-@dataclass(frozen=True)
-class SweepStudy(Checked):
+class SweepStudy(Settings):
     """Figure 5: sweeps of λ, ρ and α around one or more settings, on several mergers."""
 
     place = "sweep"
     role: str
     pool: int
     upstreams: tuple[str, ...]
-    samples: Count
-    batch: Count
-    seed: Natural
+    samples: PositiveInt
+    batch: PositiveInt
+    seed: NonNegativeInt
     around: tuple[Sweep, ...]
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         words = [sweep.setting for sweep in self.around]
         require(
             bool(words) and len(set(words)) == len(words),

@@ -2,14 +2,13 @@
 where results go.
 """
 
-from dataclasses import dataclass
+from pydantic import NonNegativeInt, PositiveInt
 
-from featcal.settings import Calibration, Count, Natural, require
+from featcal.settings import Calibration, require
 from reproduction.experiments.rivals import Study
 from reproduction.experiments.runs import Counts, Setting
 
 
-@dataclass(frozen=True)
 class TheoryStudy(Study):
     """Propositions 1 to 8 and both corollaries, checked on one merged model, its experts and
     FeatCal with these settings.
@@ -22,15 +21,14 @@ class TheoryStudy(Study):
     place = "theory"
     setting: Setting
     featcal: Calibration
-    samples: Count
-    batch: Count
-    seed: Natural
-    images: Count
-    traced: Count
+    samples: PositiveInt
+    batch: PositiveInt
+    seed: NonNegativeInt
+    images: PositiveInt
+    traced: PositiveInt
     nodes: Counts
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         require(
             self.traced <= self.images,
             "theory.traced",

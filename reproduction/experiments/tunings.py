@@ -2,15 +2,15 @@
 models or where results go.
 """
 
-from dataclasses import dataclass
 from typing import Annotated
 
-from featcal.settings import Calibration, Checked, Count, Natural, Within, require
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from featcal.settings import Calibration, Settings, require
 from reproduction.experiments.runs import TEXT_POOLS, Pool, Reading
 
 
-@dataclass(frozen=True)
-class TuneStudy(Checked):
+class TuneStudy(Settings):
     """A search for λ, ρ and α on one merged model; every candidate is scored on test samples too,
     for the report alone.
 
@@ -27,16 +27,15 @@ class TuneStudy(Checked):
     upstream: str
     paper: Calibration
     suite: Calibration | None
-    samples: Count
-    batch: Count
-    seed: Natural
-    trials: Count
-    holdout: Annotated[float, Within(0, 1, strictly=True)]
-    at_once: Count
+    samples: PositiveInt
+    batch: PositiveInt
+    seed: NonNegativeInt
+    trials: PositiveInt
+    holdout: Annotated[float, Field(gt=0, lt=1)]
+    at_once: PositiveInt
     reading: Reading | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         needed = self.pool in TEXT_POOLS
         require(
             (self.reading is not None) == needed,

@@ -10,7 +10,6 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from featcal.settings import from_mapping
 from reproduction.report.tables import NAMES, UPSTREAMS
 from reproduction.report.values import AVERAGE, IMAGES, REAL, TEXT_TASKS, packaged, place_name
 
@@ -174,9 +173,7 @@ def _names(choice: dict[str, Any]) -> list[str]:
 
 @cache
 def claims() -> tuple[Claim, ...]:
-    """Every claim of claims.yaml, in its order. Raises: UnknownKey or BadSetting for an entry of
-    another shape.
-    """
+    """Return every claim of claims.yaml, in its order."""
     found = []
     for place, section in packaged("claims.yaml").items():
         shared = {
@@ -185,10 +182,7 @@ def claims() -> tuple[Claim, ...]:
             "pool": str(section["pool"]),
             "table": section.get("table", ""),
         }
-        found += [
-            from_mapping(Claim, shared | entry, f"claims.yaml {entry.get('id')}")
-            for entry in section["claims"]
-        ]
+        found += [Claim(**shared | entry) for entry in section["claims"]]
     return tuple(found)
 
 

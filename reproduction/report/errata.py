@@ -9,7 +9,6 @@ from functools import cache
 
 import pandas as pd
 
-from featcal.settings import from_mapping
 from reproduction.report.values import packaged, paper_table
 
 KINDS = ("average", "rotated", "reference", "foreign", "unattainable", "contradiction", "change")
@@ -45,24 +44,14 @@ class Passage:
 
 @cache
 def passages() -> tuple[Passage, ...]:
-    """Every entry of passages.yaml. Raises: UnknownKey or BadSetting for an entry of another
-    shape.
-    """
-    return tuple(
-        from_mapping(Passage, entry, f"passages.yaml {entry.get('where')}")
-        for entry in packaged("passages.yaml")
-    )
+    """Return every entry of passages.yaml."""
+    return tuple(Passage(**entry) for entry in packaged("passages.yaml"))
 
 
 @cache
 def errata() -> tuple[Erratum, ...]:
-    """Every entry of errata.yaml. Raises: UnknownKey or BadSetting for an entry of another
-    shape.
-    """
-    return tuple(
-        from_mapping(Erratum, entry, f"errata.yaml {entry.get('id')}")
-        for entry in packaged("errata.yaml")
-    )
+    """Return every entry of errata.yaml."""
+    return tuple(Erratum(**entry) for entry in packaged("errata.yaml"))
 
 
 def reason(table: str, upstream: str, method: str, cell: str, model: str = "") -> str:

@@ -3,7 +3,6 @@ the paper's beside them.
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from html import escape
 from typing import Any
 
@@ -39,7 +38,7 @@ def settings(page: Page) -> PageOutput:
     rows = [row for ours in found for row in _calibrated(ours)]
     missing = "" if rows else note("○ not run: no settings file yet.")
     for ours in found:
-        paper = asdict(PAPER_SETTINGS[ours.role]) | {"samples": 256}
+        paper = PAPER_SETTINGS[ours.role].model_dump() | {"samples": 256}
         told = [compact(paper[key]) for key in SYMBOLS]
         name = f"the paper, Section 5.1<small>{player(ours.role, 'paper')}</small>"
         rows.append(("fc-reference", [name, *told, *["not told"] * (len(COLUMNS) - len(told))]))

@@ -6,7 +6,7 @@ without results.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -216,7 +216,7 @@ class Page:
             ("", [f"{', '.join(mergers)}<small>{tables.SETTING_LABELS[setting]}</small>", *cells])
             for (setting, *cells), mergers in alike.items()
         ]
-        paper = asdict(PAPER_SETTINGS[role]) | {"samples": 256}
+        paper = PAPER_SETTINGS[role].model_dump() | {"samples": 256}
         rows.append(
             (
                 "fc-reference",

@@ -4,7 +4,6 @@ FeatCal without one ingredient each; its anchor alone, base + ρ (merged − bas
 model moved along its own change by the factor that is best on samples that are no test samples.
 """
 
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,16 +50,22 @@ def ablated(context: Context, key: str, study: AblateStudy, folder: Path) -> Fou
     return Found(
         [row for model in models for row in scores[model.name]],
         {"scales": scales},
-        {"study": asdict(study)},
+        {"study": study.model_dump()},
     )
 
 
 def make(context: Context, study: AblateStudy, merger: str, name: str, out: Path) -> list[Row]:
     """One control as the folder `out`; what was tried for its factor."""
     if name in study.without:
-        draw = (study.samples, study.batch, (study.seed,))
         changed = CalibrateRun(
-            study.role, study.pool, merger, study.setting, study.without[name], *draw
+            role=study.role,
+            pool=study.pool,
+            upstream=merger,
+            setting=study.setting,
+            calibration=study.without[name],
+            samples=study.samples,
+            batch=study.batch,
+            seeds=(study.seed,),
         )
         calibrate_one(context, f"{merger} {name}", changed, study.seed, out)
         return []

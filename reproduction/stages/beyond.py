@@ -6,7 +6,6 @@ what they generate, encoders by their features.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ def compared(context: Context, key: str, study: BeyondStudy, _: Path) -> Found:
     ]
     cost = {trial.name: found[trial.name][1] for trial in (*trials, *more) if trial.settings}
     told = {
-        "study": asdict(study),
+        "study": study.model_dump(),
         "chosen": chosen,
         "validation": means,
         "preset": PRESETS["best"],

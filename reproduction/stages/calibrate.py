@@ -57,7 +57,10 @@ def calibrate_one(
     from featcal.models.device import torch_device
     from reproduction.stages.streams import plan_of, streams
 
-    layout, draw = context.layout, Draw("train", run.samples, run.batch, seed)
+    layout, draw = (
+        context.layout,
+        Draw(stream="train", samples=run.samples, batch=run.batch, seed=seed),
+    )
     assert run.calibration is not None
     batches = streams(context, run.role, run.pool, draw, reading=run.reading)
     result = featcal.calibrate(

@@ -4,7 +4,6 @@ a time.
 Scored on test texts, for the report only: no default was chosen by it.
 """
 
-from dataclasses import asdict
 from pathlib import Path
 
 from reproduction.experiments.choices import ChoicesStudy
@@ -43,4 +42,4 @@ def varied(context: Context, key: str, study: ChoicesStudy, folder: Path) -> Fou
         for v in variants
     }
     rows = [{**row, **words[v.name]} for v in variants for row in scores[v.name]]
-    return Found(rows, told={"study": asdict(study)})
+    return Found(rows, told={"study": study.model_dump()})

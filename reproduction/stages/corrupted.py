@@ -3,7 +3,6 @@ clean test samples.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +40,7 @@ def found(context: Context, key: str, study: CorruptedStudy, folder: Path) -> Fo
     seen = seen_rows(context, study.role, study.pool, draws, rows)
     pictures, shown, told = examples(context, study)
     more = {"corrupted.seen": seen, "corrupted.examples": shown}
-    return Found(rows, more, {"study": asdict(study), **told}, pictures=pictures)
+    return Found(rows, more, {"study": study.model_dump(), **told}, pictures=pictures)
 
 
 def scores(context: Context, key: str, study: CorruptedStudy, folder: Path) -> list[dict[str, Any]]:
@@ -93,7 +92,7 @@ def by_draw(study: CorruptedStudy, seed: int) -> dict[Draw, list[Way]]:
     found: dict[Draw, list[Way]] = {}
     for method, setting in study.ways:
         draw = study.rivals.draw(method, study.samples, seed)
-        draw = replace(draw, stream="train") if setting.endswith("_train") else draw
+        draw = draw.but(stream="train") if setting.endswith("_train") else draw
         found.setdefault(draw, []).append((method, setting))
     return found
 

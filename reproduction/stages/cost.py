@@ -4,7 +4,6 @@ adapters scored while they train.
 What was measured varies from run to run and goes to the run record; cost.csv holds the scores.
 """
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ def found(context: Context, key: str, study: CostStudy, folder: Path) -> Found:
         context.suite.workers or None
     )  # nothing runs beside it, so it has the cores that workers share elsewhere
     cost = measured(context, study, key, folder, threads)
-    record = {"cost": cost, "at_once": 1, "threads": threads, "settings": asdict(study)}
+    record = {"cost": cost, "at_once": 1, "threads": threads, "settings": study.model_dump()}
     return Found(audited(context, study, key, folder), record=record)
 
 

@@ -2,7 +2,6 @@
 explain them.
 """
 
-from dataclasses import asdict
 from typing import Any
 
 from featcal.storage.atomic import atomic_folder
@@ -59,13 +58,13 @@ def _settings(context: Context, key: str) -> dict[str, Any]:
     role, pool = role_and_pool(key)
     experiments = context.experiments
     merged = {k: _merge_settings(m) for k, m in experiments.merged_in(role, pool).items()}
-    adapted = {k: asdict(a) for k, a in experiments.adapted_in(role, pool).items()}
-    calibrated = {k: asdict(c) for k, c in experiments.calibrated_in(role, pool).items()}
+    adapted = {k: a.model_dump() for k, a in experiments.adapted_in(role, pool).items()}
+    calibrated = {k: c.model_dump() for k, c in experiments.calibrated_in(role, pool).items()}
     shared = experiments.multitask.get(key)
-    multitask = {key: asdict(shared)} if shared else {}
+    multitask = {key: shared.model_dump()} if shared else {}
     suite = {
         "name": context.suite.name,
-        "data": asdict(context.suite.data),
+        "data": context.suite.data.model_dump(),
         "heads": context.suite.heads,
     }
     return {
@@ -82,5 +81,5 @@ def _merge_settings(run: MergeRun) -> dict[str, Any]:
     return {
         "method": run.method,
         **(run.options or {}),
-        **({"draw": asdict(run.draw)} if run.draw else {}),
+        **({"draw": run.draw.model_dump()} if run.draw else {}),
     }

@@ -7,7 +7,7 @@ them is forgotten when it is scored.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -55,7 +55,7 @@ def found(context: Context, key: str, study: ExpertSeedsStudy, folder: Path) -> 
         )
         rows += [{**row, "expert_seed": seed} for row in made]
         rmtree(own)
-    return Found(rows, told={"study": asdict(study)})
+    return Found(rows, told={"study": study.model_dump()})
 
 
 def trained(context: Context, key: str, study: ExpertSeedsStudy) -> dict[int, Path]:
@@ -125,7 +125,7 @@ def fewer(experiments: Experiments, study: ExpertSeedsStudy) -> Experiments:
         if run.upstream in study.upstreams
     }
     calibrate = {
-        k: replace(run, seeds=run.seeds[:1])
+        k: run.but(seeds=run.seeds[:1])
         for k, run in experiments.calibrated_in(*words).items()
         if run.upstream in study.upstreams and run.setting in study.settings
     }
@@ -134,9 +134,7 @@ def fewer(experiments: Experiments, study: ExpertSeedsStudy) -> Experiments:
         if run.upstream in study.upstreams:
             assert run.settings is not None
             settings = {
-                n: replace(s, seeds=s.seeds[:1])
-                for n, s in run.settings.items()
-                if n in study.settings
+                n: s.but(seeds=s.seeds[:1]) for n, s in run.settings.items() if n in study.settings
             }
-            adapt[k] = replace(run, settings=settings)
+            adapt[k] = run.but(settings=settings)
     return replace(experiments, merge=merge, calibrate=calibrate, adapt=adapt, multitask={})

@@ -11,7 +11,7 @@ the run record.
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,7 +64,7 @@ def compared(context: Context, key: str, study: FieldStudy, folder: Path) -> Fou
         tasks,
     )
     told = {
-        "study": asdict(study),
+        "study": study.model_dump(),
         "chosen": {name: made[name]["chosen"] for name in study.mergers},
         "preset": PRESETS["best"],
     }
@@ -143,7 +143,11 @@ def merge_and_repair(
     experts = {task: layout.expert(study.role, study.pool, task) for task in tasks}
     merged = out / "merged"
     settings, tried = merge(context, study, name, base, experts, merged, timed)
-    batches = drawn(context, study, Draw("train", study.samples, study.rivals.batch, study.seed))
+    batches = drawn(
+        context,
+        study,
+        Draw(stream="train", samples=study.samples, batch=study.rivals.batch, seed=study.seed),
+    )
     for method, calibration in {
         "featcal": study.rivals.featcal,
         "featcal_best": featcal.Calibration.preset("best"),
@@ -168,7 +172,11 @@ def merge_and_repair(
         ).save(out / method)
     timed("svc", lambda: featcal.svc(merged, base, experts, out=out / "svc", device=device))
     if name in study.trained:
-        pieces = drawn(context, study, Draw("train", study.samples, TRAINED_BATCH, study.seed))
+        pieces = drawn(
+            context,
+            study,
+            Draw(stream="train", samples=study.samples, batch=TRAINED_BATCH, seed=study.seed),
+        )
         more: dict[str, Any] = {
             "epochs": study.epochs,
             "seed": study.seed,
@@ -246,10 +254,14 @@ def data_of(context: Context, study: FieldStudy, name: str) -> dict[str, Any]:
         return {}
     heads = {"head": context.layout.heads(study.role, study.pool)} if method.head else {}
     if name == "adamerging":
-        draw = Draw(study.rivals.stream, None, ADAPTED_BATCH, study.seed)
+        draw = Draw(stream=study.rivals.stream, samples=None, batch=ADAPTED_BATCH, seed=study.seed)
         return {"batches": streams(context, study.role, study.pool, draw), **heads}
     return {
-        "batches": drawn(context, study, Draw("train", study.samples, study.batch, study.seed)),
+        "batches": drawn(
+            context,
+            study,
+            Draw(stream="train", samples=study.samples, batch=study.batch, seed=study.seed),
+        ),
         **heads,
     }
 
@@ -282,7 +294,7 @@ def drawn(context: Context, study: FieldStudy, draw: Draw) -> dict[str, Any]:
     """Batches of every task for a draw, whose samples are read once in a process."""
     from reproduction.stages.streams import streams
 
-    one = replace(draw, batch=1)
+    one = draw.but(batch=1)
     samples = kept(("drawn", one), lambda: streams(context, study.role, study.pool, one))
     return {task: replace(stream, size=draw.batch) for task, stream in samples.items()}
 

@@ -2,8 +2,6 @@
 of a merged one.
 """
 
-from dataclasses import replace
-
 from reproduction.stages.context import load_context, not_run, pick, recorded
 from reproduction.stages.workers import fan_out
 from reproduction.suites.multitask import Shared, write_multitask
@@ -24,7 +22,7 @@ def run(key: str) -> None:
         recipe = (
             suite.sentences.fine_tune if chosen.role in suite.sentences.roles else suite.fine_tune
         )
-        fine_tune = replace(recipe, steps=chosen.steps) if chosen.steps else recipe
+        fine_tune = recipe.but(steps=chosen.steps) if chosen.steps else recipe
         job = Shared(
             suite.tasks_of(chosen.role, chosen.pool),
             chosen.model,

@@ -6,7 +6,6 @@ that an interrupted run goes on.
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +85,10 @@ def images(context: Context, role: Role, name: str, pool: Pool) -> Path:
     )
     tuned = {task: suite.fine_tuning(task) for task in here}
     settings = [
-        asdict(role),
-        asdict(suite.data),
+        role.model_dump(),
+        suite.data.model_dump(),
         tasks,
-        {t: asdict(one) for t, one in tuned.items()},
+        {t: one.model_dump() for t, one in tuned.items()},
         suite.heads,
         suite.expert_seed,
     ]
@@ -118,7 +117,7 @@ def texts(context: Context, role: LanguageRole, name: str, pool: Pool) -> Path:
     from reproduction.suites.hub import model_folder
 
     suite, layout, tasks = context.suite, context.layout, context.suite.tasks_of(name, pool)
-    settings = [asdict(role), tasks, suite.expert_seed, asdict(suite.language)["texts"]]
+    settings = [role.model_dump(), tasks, suite.expert_seed, suite.language.model_dump()["texts"]]
     store = layout.unfinished(
         f"{name}-{pool}-{digest(settings, *local_weights(layout.root / role.model))}"
     )
@@ -156,7 +155,7 @@ def sentence_digest(
         file for task in tasks for file in sorted((context.layout.data_of(name) / task).glob("*.*"))
     ]
     return digest(
-        [tasks, asdict(context.suite.sentences.fine_tune), seeds], encoder / WEIGHTS, *rows
+        [tasks, context.suite.sentences.fine_tune.model_dump(), seeds], encoder / WEIGHTS, *rows
     )
 
 

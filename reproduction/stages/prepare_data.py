@@ -3,7 +3,6 @@ folder, or named on the hub.
 """
 
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +52,13 @@ def _drawn(context: Context, folder: Path) -> dict[str, Source]:
     for task in context.suite.tasks:
         drawn = TASKS[task]
         sources[task] = Source(
-            task,
-            "folder",
-            drawn.paper_name,
-            drawn.description,
-            drawn.classes,
-            drawn.templates,
-            splits,
+            location=task,
+            kind="folder",
+            paper_name=drawn.paper_name,
+            description=drawn.description,
+            classes=drawn.classes,
+            templates=drawn.templates,
+            splits=splits,
         )
     return sources
 
@@ -79,8 +78,16 @@ def _copied(context: Context, folder: Path) -> dict[str, Source]:
         shutil.copytree(origin / task, folder / task)
         classes = class_names(folder / task)
         splits = {"train": "train", "test": "test"}
-        described = (task, "Your own images.", classes, ("a photo of {}",), splits)
-        sources[task] = Source(task, "folder", *described, processor=context.suite.data.processor)
+        sources[task] = Source(
+            location=task,
+            kind="folder",
+            paper_name=task,
+            description="Your own images.",
+            classes=classes,
+            templates=("a photo of {}",),
+            splits=splits,
+            processor=context.suite.data.processor,
+        )
     return sources
 
 
@@ -98,16 +105,18 @@ def _named(context: Context, folder: Path) -> dict[str, Source]:
         revision = pinned_data(context.layout.pins, entry.hub_id)
         splits = {"train": entry.train_split, "test": entry.test_split}
         columns = dict(entry.columns)
-        described = (
-            entry.column,
-            f"{entry.hub_id} on the hub",
-            prompts.classes,
-            prompts.templates,
-            splits,
-        )
-        processor = context.suite.data.processor
         sources[task] = Source(
-            entry.hub_id, "hub", *described, revision, entry.config, columns, processor
+            location=entry.hub_id,
+            kind="hub",
+            paper_name=entry.column,
+            description=f"{entry.hub_id} on the hub",
+            classes=prompts.classes,
+            templates=prompts.templates,
+            splits=splits,
+            revision=revision,
+            config=entry.config,
+            columns=columns,
+            processor=context.suite.data.processor,
         )
     return sources
 
@@ -121,9 +130,9 @@ def _describe(context: Context, sources: dict[str, Source]) -> None:
     tasks: list[dict[str, Any]] = [
         {"task": task, **source.told(), **counts} for task, source in sources.items()
     ]
-    roles = {name: asdict(role) for name, role in context.suite.roles.items()}
+    roles = {name: role.model_dump() for name, role in context.suite.roles.items()}
     pools = {str(pool): list(names) for pool, names in context.suite.pools.items()}
-    settings = asdict(data)
+    settings = data.model_dump()
     if data.source == "mini":
         del settings["processor"]  # its pictures are drawn at their models' size
     described = {

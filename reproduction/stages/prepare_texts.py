@@ -4,7 +4,6 @@ folder, or named on the hub.
 
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -56,24 +55,32 @@ def _drawn(context: Context, folder: Path) -> dict[str, TextSource]:
         jobs[task] = (write_glue, task, folder / task, texts.seed, counts)
         about = WORLDS[task].description
         sources[task] = TextSource(
-            task, "folder", GLUE[task].column, {split: split for split in counts}, description=about
+            location=task,
+            kind="folder",
+            paper_name=GLUE[task].column,
+            splits={split: split for split in counts},
+            description=about,
         )
     for domain in language.pools.get(DOMAIN_POOL, ()):
         own = {"train": texts.domain_train, "validation": texts.validation}
         jobs[domain] = (write_domain, domain, folder / domain, texts.seed, own)
         about = f"What the expert is trained on, of the kinds of {' and '.join(TESTS[t].paper_name for t in DOMAINS[domain])}."
         sources[domain] = TextSource(
-            domain, "folder", domain, {split: split for split in own}, description=about
+            location=domain,
+            kind="folder",
+            paper_name=domain,
+            splits={split: split for split in own},
+            description=about,
         )
     for test in language.tests:
         own = {split: counts[split] for split in ("validation", TEST)}
         jobs[test] = (write_test, test, folder / test, texts.seed, own)
         about = TESTS[test].description
         sources[test] = TextSource(
-            test,
-            "folder",
-            TESTS[test].paper_name,
-            {split: split for split in own},
+            location=test,
+            kind="folder",
+            paper_name=TESTS[test].paper_name,
+            splits={split: split for split in own},
             description=about,
         )
     for _ in fan_out("draw", _draw, jobs, context.suite.workers):
@@ -102,7 +109,10 @@ def _copied(context: Context, folder: Path) -> dict[str, TextSource]:
             raise MissingPath(origin / task, "the texts of a task", way_out)
         shutil.copytree(origin / task, folder / task)
         sources[task] = TextSource(
-            task, "folder", glue_task(task).column, {"train": "train", TEST: TEST}
+            location=task,
+            kind="folder",
+            paper_name=glue_task(task).column,
+            splits={"train": "train", TEST: TEST},
         )
     return sources
 
@@ -121,11 +131,22 @@ def _named(context: Context, folder: Path) -> dict[str, TextSource]:
     revision = pinned_data(pins, HUB_ID) if glue else ""
     for task in glue:
         splits = {"train": "train", TEST: GLUE[task].test_split}
-        sources[task] = TextSource(HUB_ID, "hub", GLUE[task].column, splits, revision, task)
+        sources[task] = TextSource(
+            location=HUB_ID,
+            kind="hub",
+            paper_name=GLUE[task].column,
+            splits=splits,
+            revision=revision,
+            config=task,
+        )
     for domain in language.pools.get(DOMAIN_POOL, ()):
         revision = pinned_data(pins, DOMAINS[domain].hub_id)
         sources[domain] = TextSource(
-            DOMAINS[domain].hub_id, "hub", domain, {"train": "train"}, revision
+            location=DOMAINS[domain].hub_id,
+            kind="hub",
+            paper_name=domain,
+            splits={"train": "train"},
+            revision=revision,
         )
     for (
         key,
@@ -133,7 +154,12 @@ def _named(context: Context, folder: Path) -> dict[str, TextSource]:
     ) in language.tests.items():  # lm-evaluation-harness reads them, at the commit told here
         test = pick("public tests", PUBLIC, name)
         sources[key] = TextSource(
-            test.data, "hub", key, {TEST: test.split}, pinned_data(pins, test.data), test.config
+            location=test.data,
+            kind="hub",
+            paper_name=key,
+            splits={TEST: test.split},
+            revision=pinned_data(pins, test.data),
+            config=test.config,
         )
     return sources
 
@@ -145,8 +171,8 @@ def _describe(context: Context, sources: dict[str, TextSource]) -> None:
     language = context.suite.language
     described = {
         "suite": context.suite.name,
-        "texts": asdict(language.texts) if language.texts else None,
-        "roles": {name: asdict(role) for name, role in language.roles.items()},
+        "texts": language.texts.model_dump() if language.texts else None,
+        "roles": {name: role.model_dump() for name, role in language.roles.items()},
         "pools": {name: list(tasks) for name, tasks in language.pools.items()},
         "tests": dict(language.tests),
         "tasks": {

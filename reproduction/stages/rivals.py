@@ -8,7 +8,7 @@ the same bytes.
 import ctypes
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -54,7 +54,7 @@ class Method:
     def training(self, rivals: Rivals) -> Training:
         """The settings of an adapter."""
         chosen: Training = getattr(rivals, self.method)
-        return replace(chosen, encode=self.encode)
+        return chosen.but(encode=self.encode)
 
     def scored(self, study: Study, folder: Path, name: str = "") -> Scored:
         """What `make` left in a folder, as something to evaluate."""
@@ -195,15 +195,15 @@ def give_back_freed_memory() -> None:
 def _least(study: Study, rival: Method) -> Study:
     """The same models with adapters of one step."""
     shortest = {
-        name: replace(getattr(study.rivals, name), steps=1) for name in ("surgery", "prob_surgery")
+        name: getattr(study.rivals, name).but(steps=1) for name in ("surgery", "prob_surgery")
     }
     return SamplesStudy(
-        study.role,
-        study.pool,
-        study.upstream,
-        replace(study.rivals, **shortest),
-        (1,),
-        (rival.seed,),
+        role=study.role,
+        pool=study.pool,
+        upstream=study.upstream,
+        rivals=study.rivals.but(**shortest),
+        samples=(1,),
+        seeds=(rival.seed,),
     )
 
 

@@ -5,7 +5,6 @@ First every calibration, each alone in a process of its own, then one pass over 
 all of them; no time and no memory holds any evaluation. The models themselves are not kept.
 """
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ def found(context: Context, key: str, study: SamplesStudy, folder: Path) -> Foun
     draws = [study.rivals.draw("surgery", n, seed) for n in study.samples for seed in study.seeds]
     seen = seen_rows(context, study.role, study.pool, draws, rows)
     at_once, threads = side_by_side(context)
-    record = {"cost": cost, "at_once": at_once, "threads": threads, "settings": asdict(study)}
+    record = {"cost": cost, "at_once": at_once, "threads": threads, "settings": study.model_dump()}
     return Found(rows, {"samples.seen": seen}, record=record)
 
 

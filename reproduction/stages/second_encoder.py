@@ -5,11 +5,10 @@ Its experts stay beside the parts of unfinished stages, so that a run that was i
 all that is made from them is forgotten when it is scored.
 """
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from featcal.settings import from_mapping
 from reproduction.experiments.comparisons import SecondEncoderStudy
 from reproduction.experiments.params import Experiments
 from reproduction.experiments.runs import AdapterSetting, AdaptRun, CalibrateRun
@@ -51,7 +50,7 @@ def found(context: Context, key: str, study: SecondEncoderStudy, folder: Path) -
         folder / "outputs",
         evaluate,
     )
-    return Found(rows, told={"study": asdict(study)})
+    return Found(rows, told={"study": study.model_dump()})
 
 
 def made(context: Context, key: str, study: SecondEncoderStudy) -> Path:
@@ -64,8 +63,8 @@ def made(context: Context, key: str, study: SecondEncoderStudy) -> Path:
         context.suite.tasks_of(study.role, study.pool),
     )
     encoder = encoder_folder(layout.root, study.model, layout.pins)
-    recipe = from_mapping(FineTuneSentences, study.fine_tune, f"second_encoder.{key}.fine_tune")
-    suite = replace(context.suite, sentences=replace(context.suite.sentences, fine_tune=recipe))
+    recipe = FineTuneSentences.from_mapping(study.fine_tune, f"second_encoder.{key}.fine_tune")
+    suite = context.suite.but(sentences=context.suite.sentences.but(fine_tune=recipe))
     here = replace(context, suite=suite)
     store = layout.unfinished(
         f"second_encoder-{key}-{sentence_digest(here, encoder, study.role, study.pool, (FIRST,))}"
@@ -89,11 +88,24 @@ def run_here(experiments: Experiments, study: SecondEncoderStudy) -> Experiments
     for key, one in merge.items():
         for setting, calibration in ((rivals.setting, rivals.featcal), ("paper", study.paper)):
             own = CalibrateRun(
-                role, pool, one.upstream, setting, calibration, study.samples, rivals.batch, seeds
+                role=role,
+                pool=pool,
+                upstream=one.upstream,
+                setting=setting,
+                calibration=calibration,
+                samples=study.samples,
+                batch=rivals.batch,
+                seeds=seeds,
             )
             calibrate[f"{key}-{setting}"] = own
         for method in ("surgery", "prob_surgery"):
             draw = rivals.draw(method, study.samples, study.seed)
-            settings = {rivals.setting: AdapterSetting(getattr(rivals, method), draw, seeds)}
-            adapt[f"{key}-{method}"] = AdaptRun(role, pool, one.upstream, method, settings)
+            settings = {
+                rivals.setting: AdapterSetting(
+                    training=getattr(rivals, method), draw=draw, seeds=seeds
+                )
+            }
+            adapt[f"{key}-{method}"] = AdaptRun(
+                role=role, pool=pool, upstream=one.upstream, method=method, settings=settings
+            )
     return replace(experiments, merge=merge, calibrate=calibrate, adapt=adapt, multitask={})

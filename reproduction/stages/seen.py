@@ -3,7 +3,6 @@ there.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from featcal.storage.results import packed
@@ -18,7 +17,7 @@ def draws_of(context: Context, role: str, pool: Pool) -> Iterator[Draw]:
             yield merged.draw
     for adapted in context.experiments.adapted_in(role, pool).values():
         for chosen in (adapted.settings or {}).values():
-            yield from (replace(chosen.draw, seed=seed) for seed in chosen.seeds)
+            yield from (chosen.draw.but(seed=seed) for seed in chosen.seeds)
 
 
 def seen_rows(

@@ -3,7 +3,7 @@
 Scored on test images, for the report only: what is chosen was chosen on validation images.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from featcal.settings import Calibration
@@ -57,11 +57,17 @@ def swept(context: Context, key: str, study: SweepStudy, folder: Path) -> Found:
     decides what later blocks see.
     """
     found = points(study)
-    draw = (study.samples, study.batch, (study.seed,))
     jobs = {}
     for p in found:
         calibrate = CalibrateRun(
-            study.role, study.pool, p.upstream, p.sweep.setting, p.calibration, *draw
+            role=study.role,
+            pool=study.pool,
+            upstream=p.upstream,
+            setting=p.sweep.setting,
+            calibration=p.calibration,
+            samples=study.samples,
+            batch=study.batch,
+            seeds=(study.seed,),
         )
         jobs[p.name] = (context, f"sweep {key} {p.name}", calibrate, study.seed, folder / p.name)
     for _ in fan_out(f"sweep {key}", calibrate_one, jobs, context.suite.workers):
@@ -77,4 +83,4 @@ def swept(context: Context, key: str, study: SweepStudy, folder: Path) -> Found:
             chosen = int(value == getattr(p.sweep.featcal, parameter))
             words = {"parameter": parameter, "at": f"{value:g}", "chosen": chosen}
             rows += [{**row, **words} for row in scores[p.name]]
-    return Found(rows, told={"study": asdict(study)})
+    return Found(rows, told={"study": study.model_dump()})

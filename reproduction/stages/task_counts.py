@@ -7,7 +7,7 @@ still the known task's. n samples · p width of a feature.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -53,7 +53,10 @@ def found(context: Context, key: str, study: TaskCountsStudy, folder: Path) -> F
     """Rows of every part, and what was merged in it."""
     parts = parts_of(study, context.suite.tasks_of(study.role, study.pool))
     rows = rows_of(context, key, study, parts, folder)
-    told = {"study": asdict(study), "parts": {f"{len(p.tasks)}-{p.draw}": p.tasks for p in parts}}
+    told = {
+        "study": study.model_dump(),
+        "parts": {f"{len(p.tasks)}-{p.draw}": p.tasks for p in parts},
+    }
     told["mergers"] = {u: context.experiments.merge[f"{key}-{u}"].options for u in study.upstreams}
     told["classes"] = {
         task: end - start for task, (start, end) in spans_of(context, study)[1].items()

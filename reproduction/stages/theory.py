@@ -3,7 +3,6 @@ test samples.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +57,16 @@ def checked(context: Context, key: str, study: TheoryStudy, kept: Path) -> dict[
 
 def calibrated(context: Context, key: str, study: TheoryStudy, order: Any, out: Path) -> None:
     """FeatCal with the study's settings, on deployed features or on stale ones."""
-    settings = replace(study.featcal, order=order)
+    settings = study.featcal.but(order=order)
     one = CalibrateRun(
-        study.role,
-        study.pool,
-        study.upstream,
-        study.setting,
-        settings,
-        study.samples,
-        study.batch,
-        (study.seed,),
+        role=study.role,
+        pool=study.pool,
+        upstream=study.upstream,
+        setting=study.setting,
+        calibration=settings,
+        samples=study.samples,
+        batch=study.batch,
+        seeds=(study.seed,),
     )
     calibrate_one(context, f"theory {key} {order}", one, study.seed, out)
 

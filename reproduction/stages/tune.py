@@ -7,7 +7,6 @@ candidates are calibrated side by side in the workers.
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ def searched(context: Context, key: str, study: TuneStudy, folder: Path) -> Foun
     from featcal.tuning.settings import Candidate, Search, best
 
     search, known = (
-        Search(study.trials, study.holdout, study.seed, study.at_once),
+        Search(trials=study.trials, holdout=study.holdout, seed=study.seed, at_once=study.at_once),
         list[Candidate](),
     )
     workers = context.suite.workers
@@ -65,7 +64,7 @@ def searched(context: Context, key: str, study: TuneStudy, folder: Path) -> Foun
     if study.suite is not None:
         known.append(Candidate(len(known), "search", study.suite, begun[REFERENCE][0]))
     rows = list(scored_rows(context, key, study, known, chosen, folder))
-    return Found(rows, told={"study": asdict(study), "path": path}, record={"cost": cost})
+    return Found(rows, told={"study": study.model_dump(), "path": path}, record={"cost": cost})
 
 
 def scored_rows(

@@ -38,7 +38,7 @@ def parts(context: Context, study: TuneStudy) -> Parts:
         layout.base(study.role, study.pool),
         layout.merged(f"{study.role}-{study.pool}-{study.upstream}"),
     )
-    draw = Draw("train", study.samples, study.batch, study.seed)
+    draw = Draw(stream="train", samples=study.samples, batch=study.batch, seed=study.seed)
     batches = streams(context, study.role, study.pool, draw, reading=study.reading)
     plan, head, heads = plan_of(context, study.role, study.pool, study.reading), None, None
     if study.reading is None:

@@ -1,4 +1,4 @@
-"""The language half of a suite as frozen dataclasses: which text models and texts play the roles of
+"""The language half of a suite as settings: which text models and texts play the roles of
 the experiments.
 
 A section of its own in suites/<name>.yaml, since texts, experts and scores of language models are
@@ -6,12 +6,11 @@ other than those of images. Knows names and counts, opens nothing.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from featcal.arguments import require_fits
-from featcal.settings import Checked, Count, Natural, from_mapping, require, whole_number
-from reproduction.experiments.params import mapping
+from pydantic import AfterValidator, BeforeValidator, NonNegativeInt, PositiveInt
+
+from featcal.settings import Settings, require
 from reproduction.experiments.runs import TEXT_POOLS, Names, require_known
 from reproduction.suites.text_recipe import FineTuneText
 
@@ -24,17 +23,21 @@ DOMAINS = {
 FINE_TUNE = "fine_tune"
 
 
-class MadeOrNamed:
-    """For Annotated: experts that are fine-tuned here, or a pattern of their names."""
-
-    def holds(self, experts: str) -> bool:
-        return experts == FINE_TUNE or "{task}" in experts
-
-    def __str__(self) -> str:
-        return f": {FINE_TUNE}, or a hub id with {{task}} in it"
+def made_or_named(experts: str) -> str:
+    """Return the experts' source. Raises: ValueError."""
+    if experts != FINE_TUNE and "{task}" not in experts:
+        raise ValueError(f"must be {FINE_TUNE}, or a hub id with {{task}} in it")
+    return experts
 
 
-Experts = Annotated[str, MadeOrNamed()]
+def present(roles: Any) -> Any:
+    """Return the roles without those that are null."""
+    named = isinstance(roles, Mapping)
+    return {key: role for key, role in roles.items() if role is not None} if named else roles
+
+
+Experts = Annotated[str, AfterValidator(made_or_named)]
+Present = BeforeValidator(present)
 
 
 def require_source(given: Any, *counts: str) -> None:
@@ -42,7 +45,7 @@ def require_source(given: Any, *counts: str) -> None:
     files a folder.
     """
     for name in counts if given.source == "mini" else ():
-        whole_number(name, getattr(given, name))
+        require(getattr(given, name) is not None, name, None, "must be a number of samples")
     require(
         given.source != "files" or bool(given.folder),
         "folder",
@@ -51,8 +54,7 @@ def require_source(given: Any, *counts: str) -> None:
     )
 
 
-@dataclass(frozen=True)
-class Texts(Checked):
+class Texts(Settings):
     """Where texts come from. mini: drawn here; files: one folder per task in `folder`; hub: ids of
     the paper's data sets.
 
@@ -62,20 +64,18 @@ class Texts(Checked):
     """
 
     source: Literal["mini", "files", "hub"]
-    train: Count | None = None
-    domain_train: Count | None = None
-    validation: Count | None = None
-    test: Count | None = None
-    seed: Natural = 0
+    train: PositiveInt | None = None
+    domain_train: PositiveInt | None = None
+    validation: PositiveInt | None = None
+    test: PositiveInt | None = None
+    seed: NonNegativeInt = 0
     folder: str | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         require_source(self, "train", "domain_train", "validation", "test")
 
 
-@dataclass(frozen=True)
-class LanguageRole(Checked):
+class LanguageRole(Settings):
     """One language model: a folder or hub id, and its experts: `fine_tune` them here, or a pattern
     with {task}.
 
@@ -87,22 +87,16 @@ class LanguageRole(Checked):
 
     model: str
     experts: Experts = FINE_TUNE
-    fine_tune: FineTuneText = field(default_factory=FineTuneText)
-    steps: Mapping[str, int] = field(default_factory=dict)
+    fine_tune: FineTuneText = FineTuneText()
+    steps: Mapping[str, PositiveInt] = {}
     dtype: Literal["float32", "bfloat16"] = "float32"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for task, steps in self.steps.items():
-            whole_number(f"steps.{task}", steps)
 
     def fine_tuning(self, task: str) -> FineTuneText:
         """How the expert of one task is trained."""
-        return replace(self.fine_tune, steps=self.steps.get(task, self.fine_tune.steps))
+        return self.fine_tune.but(steps=self.steps.get(task, self.fine_tune.steps))
 
 
-@dataclass(frozen=True)
-class Language:
+class Language(Settings):
     """What plays the roles of language models.
 
     pools: tasks by pool; each has one expert per model.   tests: of the pool of domains, by its
@@ -110,40 +104,19 @@ class Language:
     lm-evaluation-harness knows, ours or a public one.
     """
 
+    place = "language"
     texts: Texts | None = None
-    pools: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    roles: Mapping[str, LanguageRole] = field(default_factory=dict)
-    tests: Mapping[str, str] = field(default_factory=dict)
+    pools: Mapping[str, Names] = {}
+    roles: Annotated[Mapping[str, LanguageRole], Present] = {}
+    tests: Mapping[str, str] = {}
 
-
-def language_of(place: str, raw: Any) -> Language:
-    """The section `language` of a suite; nothing there where a suite has no language models.
-    Raises: UnknownKey, BadSetting.
-    """
-    if not (given := mapping(place, raw)):
-        return Language()
-    parts = {
-        name: mapping(f"{place}: {name}", given.get(name)) for name in ("pools", "roles", "tests")
-    }
-    for part, known in (("pools", TEXT_POOLS), ("tests", tuple(DOMAINS))):
-        for name in parts[part]:
-            require_known(f"{place}: {part}", name, known)
-    for name, tasks in parts["pools"].items():
-        require_fits(f"{place}: pools.{name}", tasks, Names)
-    given["texts"] = from_mapping(Texts, mapping(place, given.get("texts")), f"{place}: texts")
-    given["pools"] = {name: tuple(tasks) for name, tasks in parts["pools"].items()}
-    given["roles"] = {
-        str(k): _role(f"{place}: roles.{k}", v) for k, v in parts["roles"].items() if v
-    }
-    given["tests"] = {name: str(test) for name, test in parts["tests"].items()}
-    return from_mapping(Language, given, place)
-
-
-def _role(place: str, raw: Any) -> LanguageRole:
-    given = mapping(place, raw)
-    recipe = mapping(f"{place}.fine_tune", given.get("fine_tune"))
-    return from_mapping(
-        LanguageRole,
-        {**given, "fine_tune": from_mapping(FineTuneText, recipe, f"{place}.fine_tune")},
-        place,
-    )
+    def check(self) -> None:
+        for part, known in (("pools", TEXT_POOLS), ("tests", tuple(DOMAINS))):
+            for name in getattr(self, part):
+                require_known(f"language.{part}", name, known)
+        require(
+            self.texts is not None or not self.roles,
+            "language.texts",
+            None,
+            "must say where texts come from",
+        )

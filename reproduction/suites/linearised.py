@@ -8,7 +8,6 @@ of those that are not linearised.
 
 import copy
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -63,6 +62,6 @@ def linearised_expert(
     tensors: of heads.safetensors.   images: the ImageSet of the task's training split.   Raises:
     Diverged.
     """
-    settings = replace(settings, frozen=("base.", *(f"moved.{name}" for name in settings.frozen)))
+    settings = settings.but(frozen=("base.", *(f"moved.{name}" for name in settings.frozen)))
     moved: nn.Module = fine_tune_on(images, Linearised(base), tensors, settings, task, seed).moved
     return moved

@@ -1,25 +1,25 @@
 """How an expert is trained, as settings; without torch, so that reading a suite costs nothing."""
 
 import math
-from dataclasses import dataclass
 from typing import Annotated
 
-from featcal.settings import Checked, Count, Positive, Within
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from featcal.settings import Settings
 
 
-@dataclass(frozen=True)
-class FineTune(Checked):
+class FineTune(Settings):
     """SGD with Nesterov momentum, linear warm-up, cosine to zero. `frozen`: beginnings of the
     parameter names that stay.
     """
 
     place = "fine_tune"
-    steps: Count = 100
-    lr: Positive = 0.03
-    batch: Count = 48
-    warm_up: Count = 10
-    momentum: Annotated[float, Within(0, 1, strictly=True)] = 0.9
-    clip: Positive = 1.0
+    steps: PositiveInt = 100
+    lr: PositiveFloat = 0.03
+    batch: PositiveInt = 48
+    warm_up: PositiveInt = 10
+    momentum: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    clip: PositiveFloat = 1.0
     frozen: tuple[str, ...] = ("embeddings", "pre_layrnorm")
 
     def rate(self, step: int) -> float:

@@ -2,16 +2,14 @@
 suite costs nothing.
 """
 
-from dataclasses import dataclass
-from typing import Annotated
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
-from featcal.settings import Checked, Count, Positive, Within
+from featcal.settings import Settings
 
-Least = Annotated[float, Within(0)]
+Least = NonNegativeFloat
 
 
-@dataclass(frozen=True)
-class FineTuneSentences(Checked):
+class FineTuneSentences(Settings):
     """AdamW with a linear warm-up and a linear decay to zero; cross-entropy of head · feature /
     temperature.
 
@@ -19,13 +17,13 @@ class FineTuneSentences(Checked):
     """
 
     place = "fine_tune"
-    steps: Count = 100
+    steps: PositiveInt = 100
     lr: Least = 2.0e-4
-    batch: Count = 32
-    warm_up: Count = 20
+    batch: PositiveInt = 32
+    warm_up: PositiveInt = 20
     decay: Least = 0.01
     clip: Least = 1.0
-    temperature: Positive = 0.05
+    temperature: PositiveFloat = 0.05
     frozen: tuple[str, ...] = ()
 
     def rate(self, step: int) -> float:

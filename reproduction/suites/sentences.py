@@ -6,19 +6,18 @@ those of images. Knows names and counts, opens nothing.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated
 
-from featcal.arguments import require_fits
+from pydantic import PositiveInt
+
 from featcal.errors import UnknownKey
-from featcal.settings import Checked, from_mapping, require, text, whole_number
-from reproduction.experiments.params import mapping
+from featcal.settings import Settings, require
 from reproduction.experiments.runs import Names
+from reproduction.suites.language import Present
 from reproduction.suites.sentence_recipe import FineTuneSentences
 
 
-@dataclass(frozen=True)
-class SentenceRole(Checked):
+class SentenceRole(Settings):
     """One sentence encoder: a folder below the project, a hub id, or `pypi:<name>` for a package
     that holds one.
     """
@@ -26,58 +25,38 @@ class SentenceRole(Checked):
     model: str
 
 
-@dataclass(frozen=True)
-class Sentences:
+class Sentences(Settings):
     """What plays the roles of sentence encoders; experts are fine-tuned here.
 
     texts: folder below the project with one folder per task.   pools: tasks by the size of the
     pool.
     """
 
+    place = "sentences"
     texts: str = ""
-    pools: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    roles: Mapping[str, SentenceRole] = field(default_factory=dict)
-    fine_tune: FineTuneSentences = field(default_factory=FineTuneSentences)
+    pools: Mapping[PositiveInt, Names] = {}
+    roles: Annotated[Mapping[str, SentenceRole], Present] = {}
+    fine_tune: FineTuneSentences = FineTuneSentences()
+
+    def check(self) -> None:
+        if self.roles:
+            require(bool(self.texts), "sentences.texts", None, "must name the folder of the texts")
+            require_nested("sentences.pools", self.pools)
 
 
-def sentences_of(place: str, raw: Any) -> Sentences:
-    """The section `sentences` of a suite; nothing there where a suite has no encoders. Raises:
-    UnknownKey, BadSetting.
-    """
-    if not (given := mapping(place, raw)):
-        return Sentences()
-    text(f"{place}: texts", given.get("texts"))
-    roles, recipe = (
-        mapping(f"{place}: {name}", given.get(name)) for name in ("roles", "fine_tune")
-    )
-    given["pools"] = pools_by_size(f"{place}: pools", given.get("pools"))
-    given["roles"] = {
-        str(k): from_mapping(SentenceRole, v, f"{place}: roles.{k}") for k, v in roles.items() if v
-    }
-    given["fine_tune"] = from_mapping(FineTuneSentences, recipe, f"{place}: fine_tune")
-    return from_mapping(Sentences, given, place)
-
-
-def pools_by_size(place: str, raw: Any, known: Sequence[str] = ()) -> dict[int, tuple[str, ...]]:
-    """Tasks by the size of their pool, all in the largest one.   known: what a task may be;
+def require_nested(
+    place: str, pools: Mapping[int, Sequence[str]], known: Sequence[str] = ()
+) -> None:
+    """Raise unless there are pools, all of them in the largest one.   known: tasks there are;
     anything where there are none.
 
     Raises: UnknownKey, BadSetting.
     """
-    pools = mapping(place, raw)
-    require(bool(pools), place, raw, "must hold a pool of tasks, for example 8: [mnist, svhn]")
-    for size, tasks in pools.items():
-        whole_number(f"{place}: the name of a pool", size)
-        require_fits(f"{place}.{size}", tasks, Names)
+    require(bool(pools), place, pools, "must hold a pool of tasks, for example 8: [mnist, svhn]")
     largest = max(pools.values(), key=len)
     for size, tasks in pools.items():
         for task in tasks:
             if known and task not in known:
                 raise UnknownKey(f"{place}.{size}", task, list(known))
-        require(
-            set(tasks) <= set(largest),
-            f"{place}.{size}",
-            tasks,
-            "must hold only tasks of the largest pool",
-        )
-    return {size: tuple(tasks) for size, tasks in pools.items()}
+        inside = set(tasks) <= set(largest)
+        require(inside, f"{place}.{size}", tasks, "must hold only tasks of the largest pool")

@@ -3,19 +3,17 @@ outputs/<suite>/data/sources.json, for every suite.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from featcal.data.processors import PROCESSORS, Processor
-from featcal.settings import from_mapping, require
+from featcal.data.processors import Processor
+from featcal.settings import Settings
 from featcal.storage.results import read_json, write_json
 
 SOURCES = "sources.json"
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(Settings):
     """One task. `location`: a folder below the data folder, or a hub id with its pinned revision
     and configuration.
     """
@@ -34,7 +32,7 @@ class Source:
 
     def told(self) -> dict[str, Any]:
         """Its entry in a file: the processor is written where it is not the usual one."""
-        entry = asdict(self)
+        entry = self.model_dump()
         return (
             entry
             if self.processor != "pil"
@@ -50,19 +48,6 @@ def write_sources(data: Path, sources: Mapping[str, Source]) -> None:
 def read_sources(data: Path) -> dict[str, Source]:
     """Every task of the data folder. Raises: MissingPath when the images are not prepared."""
     raw: dict[str, dict[str, Any]] = read_json(data / SOURCES)
-    found = {
-        task: from_mapping(
-            Source,
-            {**entry, "classes": tuple(entry["classes"]), "templates": tuple(entry["templates"])},
-            task,
-        )
-        for task, entry in raw.items()
+    return {
+        task: Source.from_mapping(entry, f"{data / SOURCES}: {task}") for task, entry in raw.items()
     }
-    for task, source in found.items():
-        require(
-            source.processor in PROCESSORS,
-            f"{data / SOURCES}: {task}.processor",
-            source.processor,
-            "is not known",
-        )
-    return found

@@ -1,33 +1,35 @@
-"""A suite as frozen dataclasses: which checkpoints and data play the roles of the experiments.
+"""A suite as settings: which checkpoints and data play the roles of the experiments.
 
 One file of suites/ each: mini (made from a seed), paper (hub), files (the user's own). Knows names
 and counts, opens nothing.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import NonNegativeInt, PositiveInt
 
 from featcal.data.processors import Processor
 from featcal.errors import BadSetting, UnknownKey
-from featcal.settings import Checked, Count, Natural, Share, from_mapping, require, whole_number
-from reproduction.experiments.params import mapping, read_yaml
-from reproduction.experiments.runs import Pool, require_known
+from featcal.settings import Fraction, Settings, require
+from reproduction.experiments.params import read_yaml
+from reproduction.experiments.runs import Names, Pool, require_known
 from reproduction.suites.language import (
     FINE_TUNE,
     Experts,
     Language,
     LanguageRole,
-    language_of,
+    Present,
     require_source,
 )
 from reproduction.suites.recipe import FineTune
-from reproduction.suites.sentences import SentenceRole, Sentences, pools_by_size, sentences_of
+from reproduction.suites.sentences import SentenceRole, Sentences, require_nested
+
+SECTIONS = ("language", "sentences")  # null or left out where a suite has none
 
 
-@dataclass(frozen=True)
-class Data(Checked):
+class Data(Settings):
     """Where images come from. mini: drawn with a domain shift of `strength`; files: one folder per
     task in `folder`; hub: ids.
 
@@ -36,16 +38,15 @@ class Data(Checked):
     """
 
     source: Literal["mini", "files", "hub"]
-    train: Count | None = None  # images per task; None: all there are
-    validation: Count | None = None
-    test: Count | None = None
-    seed: Natural = 0
-    strength: Share = 0.0
+    train: PositiveInt | None = None  # images per task; None: all there are
+    validation: PositiveInt | None = None
+    test: PositiveInt | None = None
+    seed: NonNegativeInt = 0
+    strength: Fraction = 0.0
     folder: str | None = None
     processor: Processor = "pil"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         require_source(self, "train", "validation", "test")
         needless = self.source != "mini" or self.processor == "pil"
         require(
@@ -56,8 +57,7 @@ class Data(Checked):
         )
 
 
-@dataclass(frozen=True)
-class Role(Checked):
+class Role(Settings):
     """One size of model: a CLIP folder or hub id, and its experts: `fine_tune` them here, or a
     pattern with {task}.
     """
@@ -66,8 +66,7 @@ class Role(Checked):
     experts: Experts = FINE_TUNE
 
 
-@dataclass(frozen=True)
-class Suite(Checked):
+class Suite(Settings):
     """What plays the roles; a role that is null is not run.
 
     heads: prompts, class_means, or auto: prompts where the text tower knows every word of the class
@@ -76,26 +75,25 @@ class Suite(Checked):
 
     name: str
     data: Data
-    pools: Mapping[int, tuple[str, ...]]
-    roles: Mapping[str, Role]
+    pools: Mapping[PositiveInt, Names]
+    roles: Annotated[Mapping[str, Role], Present]
     fine_tune: FineTune
     heads: Literal["prompts", "class_means", "auto"]
-    expert_seed: Natural
-    expert_steps: Mapping[str, int]  # tasks whose experts need other than fine_tune.steps
-    workers: Natural
+    expert_seed: NonNegativeInt
+    expert_steps: Mapping[str, PositiveInt]  # tasks whose experts need other than fine_tune.steps
+    workers: NonNegativeInt
     device: Literal["cpu", "cuda", "auto"]  # auto: the GPU where there is one
     language: Language = Language()
     sentences: Sentences = Sentences()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for task, steps in self.expert_steps.items():
+    def check(self) -> None:
+        require_nested("pools", self.pools, _known_tasks(self.data.source))
+        for task in self.expert_steps:
             require_known("expert_steps", task, self.tasks)
-            whole_number(f"expert_steps.{task}", steps)
 
     def fine_tuning(self, task: str) -> FineTune:
         """How the expert of one task is trained."""
-        return replace(self.fine_tune, steps=self.expert_steps.get(task, self.fine_tune.steps))
+        return self.fine_tune.but(steps=self.expert_steps.get(task, self.fine_tune.steps))
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -133,27 +131,8 @@ def load_suite(root: Path, name: str) -> Suite:
         known = sorted(p.stem for p in (root / "suites").glob("*.yaml"))
         raise UnknownKey("suite", name, known)
     raw = read_yaml(root / place)
-    for key in ("data", "pools", "roles", "fine_tune", "expert_steps"):
-        require(key in raw, place, sorted(raw), f"lacks {key}")
-    data, roles = (
-        from_mapping(Data, raw["data"], f"{place}: data"),
-        mapping(f"{place}: roles", raw["roles"]),
-    )
-    made = {
-        "name": name,
-        "data": data,
-        "pools": pools_by_size(f"{place}: pools", raw["pools"], _known_tasks(data.source)),
-        "roles": {
-            str(k): from_mapping(Role, v, f"{place}: roles.{k}") for k, v in roles.items() if v
-        },
-        "fine_tune": from_mapping(
-            FineTune, mapping(f"{place}: fine_tune", raw["fine_tune"]), f"{place}: fine_tune"
-        ),
-        "expert_steps": mapping(f"{place}: expert_steps", raw["expert_steps"]),
-        "language": language_of(f"{place}: language", raw.get("language")),
-        "sentences": sentences_of(f"{place}: sentences", raw.get("sentences")),
-    }
-    return from_mapping(Suite, {**raw, **made}, place)
+    given = {key: value for key, value in raw.items() if key not in SECTIONS or value}
+    return Suite.from_mapping({**given, "name": name}, place)
 
 
 def _known_tasks(source: str) -> tuple[str, ...]:

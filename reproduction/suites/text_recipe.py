@@ -3,24 +3,22 @@ costs nothing.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Any
 
-from featcal.settings import Checked, Count, Positive, Share, from_mapping
+from pydantic import PositiveFloat, PositiveInt
+
+from featcal.settings import Fraction, Settings
 
 
-@dataclass(frozen=True)
-class Lora(Checked):
+class Lora(Settings):
     """Rank r, α, and the last part of the names of the linear modules that get an adapter."""
 
     place = "lora"
-    rank: Count = 16
-    alpha: Count = 32
+    rank: PositiveInt = 16
+    alpha: PositiveInt = 32
     modules: tuple[str, ...] = ("q", "v")
 
 
-@dataclass(frozen=True)
-class FineTuneText(Checked):
+class FineTuneText(Settings):
     """AdamW, linear warm-up, cosine to zero, on teacher-forced cross-entropy of what follows the
     prompt.
 
@@ -33,21 +31,15 @@ class FineTuneText(Checked):
     """
 
     place = "fine_tune"
-    steps: Count = 100
-    lr: Positive = 1e-3
-    batch: Count = 32
-    warm_up: Count = 10
-    decay: Share = 0.0
-    clip: Positive = 1.0
+    steps: PositiveInt = 100
+    lr: PositiveFloat = 1e-3
+    batch: PositiveInt = 32
+    warm_up: PositiveInt = 10
+    decay: Fraction = 0.0
+    clip: PositiveFloat = 1.0
     frozen: tuple[str, ...] = ("shared", "lm_head", "model.embed_tokens")
     lora: Lora | None = None
-    tokens: Count | None = None
-
-    def __post_init__(self) -> None:
-        given: Any = self.lora
-        if isinstance(given, dict):
-            object.__setattr__(self, "lora", from_mapping(Lora, given, "fine_tune.lora"))
-        super().__post_init__()
+    tokens: PositiveInt | None = None
 
     def rate(self, step: int) -> float:
         """Learning rate of a step, counted from 0."""

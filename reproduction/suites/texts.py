@@ -3,14 +3,14 @@ rows as samples for a model.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from featcal.data.place import Place
 from featcal.data.splits import open_table
 from featcal.data.text import Sample
-from featcal.settings import from_mapping
+from featcal.settings import Settings
 from featcal.storage.results import read_json, write_json
 from reproduction.data.domains import domain_text
 from reproduction.data.glue import GLUE, prompted
@@ -19,8 +19,7 @@ from reproduction.experiments.runs import require_known
 SOURCES = "sources.json"
 
 
-@dataclass(frozen=True)
-class TextSource:
+class TextSource(Settings):
     """One task. `location`: a folder below the texts, or a hub id with its pinned revision and
     configuration.
 
@@ -61,13 +60,13 @@ def _text(task: str, row: Mapping[str, Any]) -> tuple[str, str]:
 
 def write_text_sources(texts: Path, sources: Mapping[str, TextSource]) -> None:
     """Write sources.json into the folder of texts."""
-    write_json(texts / SOURCES, {task: asdict(source) for task, source in sources.items()})
+    write_json(texts / SOURCES, {task: source.model_dump() for task, source in sources.items()})
 
 
 def read_text_sources(texts: Path) -> dict[str, TextSource]:
     """Every task of the folder of texts. Raises: MissingPath when they are not prepared."""
     raw: dict[str, dict[str, Any]] = read_json(texts / SOURCES)
-    return {task: from_mapping(TextSource, entry, task) for task, entry in raw.items()}
+    return {task: TextSource.from_mapping(entry, task) for task, entry in raw.items()}
 
 
 def load_texts(texts: Path, task: str, split: str) -> Prompts:
@@ -100,12 +99,12 @@ def told(texts: Path, task: str, source: TextSource) -> dict[str, Any]:
     Of texts on the hub the source alone: nothing is fetched for the report's sake.
     """
     if source.kind != "folder":
-        return asdict(source)
+        return source.model_dump()
     tables = {split: open_rows(texts, task, split)[0] for split in source.splits}
     row = next(iter(tables.values()))[0]
     prompt, answer = (row["prompt"], row["target"]) if "target" in row else _text(task, row)
     counts = {split: len(table) for split, table in tables.items()}
-    return asdict(source) | {
+    return source.model_dump() | {
         "rows": counts,
         "example": {"prompt": prompt, "answer": answer.strip()},
     }

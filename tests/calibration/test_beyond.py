@@ -51,7 +51,7 @@ def test_only_the_targets_of_linears_that_write_into_the_residual_stream_change(
     given = families.experiment(FAMILIES[family])
     path = next(iter(FAMILIES[family].stacks.values()))
     paper, residual = (
-        calibrate(**given, settings=replace(PAPER, residual=beta)).model for beta in (0.0, 1.0)
+        calibrate(**given, settings=PAPER.but(residual=beta)).model for beta in (0.0, 1.0)
     )
     first = (
         dict(model.get_submodule(f"{path}.0").named_parameters()) for model in (paper, residual)
@@ -69,7 +69,7 @@ def test_only_the_targets_of_linears_that_write_into_the_residual_stream_change(
 )  # outputs are normed or scaled before they are added
 def test_models_without_such_linears_are_refused(family):
     with pytest.raises(BadSetting, match=r"calibrate\.residual"):
-        calibrate(**families.experiment(FAMILIES[family]), settings=replace(PAPER, residual=1.0))
+        calibrate(**families.experiment(FAMILIES[family]), settings=PAPER.but(residual=1.0))
 
 
 def test_residual_target_lessens_the_lag_of_a_stream_that_comes_in_wrong():
@@ -79,9 +79,9 @@ def test_residual_target_lessens_the_lag_of_a_stream_that_comes_in_wrong():
     lagging = shifted(
         given["merged"], 5
     )  # its embeddings, which are not calibrated, are not the expert's
-    settings = replace(PAPER, ridge=1e-10, anchor_blend=1.0, interpolation=1.0, order="sites")
+    settings = PAPER.but(ridge=1e-10, anchor_blend=1.0, interpolation=1.0, order="sites")
     drift = [
-        calibrate(**given | {"merged": lagging}, settings=replace(settings, residual=beta))
+        calibrate(**given | {"merged": lagging}, settings=settings.but(residual=beta))
         .blocks[0]
         .relative_drift
         for beta in (0.0, 0.5, 1.0)
@@ -135,4 +135,4 @@ def test_presets_are_the_papers_settings_and_those_beyond_it_with_any_value_chan
 )
 def test_settings_without_meaning_are_refused(wrong):
     with pytest.raises(BadSetting):
-        replace(PAPER, **wrong)
+        PAPER.but(**wrong)

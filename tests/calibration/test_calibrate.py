@@ -35,17 +35,17 @@ def plain_result(given, settings):
 
 VARIANTS = {
     "paper": PAPER,
-    "small ridge": replace(PAPER, ridge=1e-3, anchor_blend=0.5, interpolation=0.9),
-    "stale": replace(PAPER, order="stale"),
-    "uniform": replace(PAPER, task_weights="uniform"),
-    "no bias": replace(PAPER, bias=False),
-    "no norm": replace(PAPER, norm=False),
-    "residual": replace(PAPER, residual=(0.5, 1.0)),
-    "sites": replace(PAPER, order="sites"),
-    "joint": replace(PAPER, affine="joint"),
-    "prior": replace(PAPER, prior=0.2),
-    "all of them": replace(
-        PAPER, residual=0.7, order="sites", affine="joint", prior=0.2, ridge=1e-3, interpolation=0.9
+    "small ridge": PAPER.but(ridge=1e-3, anchor_blend=0.5, interpolation=0.9),
+    "stale": PAPER.but(order="stale"),
+    "uniform": PAPER.but(task_weights="uniform"),
+    "no bias": PAPER.but(bias=False),
+    "no norm": PAPER.but(norm=False),
+    "residual": PAPER.but(residual=(0.5, 1.0)),
+    "sites": PAPER.but(order="sites"),
+    "joint": PAPER.but(affine="joint"),
+    "prior": PAPER.but(prior=0.2),
+    "all of them": PAPER.but(
+        residual=0.7, order="sites", affine="joint", prior=0.2, ridge=1e-3, interpolation=0.9
     ),
 }
 
@@ -62,7 +62,7 @@ def test_one_expert_and_vanishing_ridge_return_the_expert():
     base = clip()
     expert, merged = shifted(base, 1), shifted(base, 2)
     batches = {"mnist": images(1, count=400, batch=100)}
-    settings = replace(PAPER, ridge=1e-14, interpolation=0.0, anchor_blend=1.0)
+    settings = PAPER.but(ridge=1e-14, interpolation=0.0, anchor_blend=1.0)
     given = {"base": base, "experts": {"mnist": expert}, "batches": batches}
     result = calibrate(merged, **given, settings=settings, token_weights=every_token)
     assert difference(merged.encoder, expert.encoder) > 0.1

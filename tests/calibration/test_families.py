@@ -41,7 +41,7 @@ def test_calibrated_model_equals_the_plain_version_of_its_family(name, monkeypat
     family = FAMILIES[name]
     given = experiment(family)
     without_float32(monkeypatch, given["base"])
-    settings = replace(PAPER, interpolation=0.6)
+    settings = PAPER.but(interpolation=0.6)
     expected = plain_families.calibrate(
         **given, settings=settings, paths=family.stacks.values(), offset=family.offset
     )
@@ -195,9 +195,9 @@ def test_decoder_is_solved_for_the_calibrated_encoder_and_not_for_the_merged_one
     were taken from.
     """
     given, keys = t5_experiment(monkeypatch), "decoder.block.0.layer.1.EncDecAttention.k.weight"
-    settings = replace(PAPER, norm=False)
+    settings = PAPER.but(norm=False)
     whole = calibrate(**given, settings=settings).model
-    alone = replace(settings, modules=("EncDecAttention.k",))  # the encoder stays as it comes
+    alone = settings.but(modules=("EncDecAttention.k",))  # the encoder stays as it comes
     behind = copy.deepcopy(given["merged"])
     behind.encoder = whole.encoder
     solved = [
@@ -256,7 +256,7 @@ def test_written_t5_folder_is_read_back_by_transformers_with_its_ties(tmp_path):
 @pytest.mark.parametrize(("ridge", "bound"), [(0.05, 1e-5), (1e-5, 1e-3)])
 @pytest.mark.parametrize("name", ["t5", "llama"])
 def test_float32_models_differ_from_float64_by_rounding(name, ridge, bound):
-    settings = replace(PAPER, ridge=ridge)
+    settings = PAPER.but(ridge=ridge)
     exact, single = (
         calibrate(**experiment(FAMILIES[name], d), settings=settings).model
         for d in (torch.float64, torch.float32)

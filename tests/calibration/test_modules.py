@@ -16,7 +16,7 @@ from featcal import Calibration, calibrate
 from featcal.cli import main as cli
 from featcal.errors import UnknownKey
 
-LINEARS = replace(PAPER, norm=False)
+LINEARS = PAPER.but(norm=False)
 LISTS = [
     ("t5", ("q", "v")),
     ("t5", ("EncDecAttention.k",)),  # the encoder has none, and is passed as it is
@@ -31,7 +31,7 @@ def test_what_is_named_equals_the_oracle_and_the_rest_keeps_the_merged_bits(
 ):
     given = experiment(FAMILIES[family])
     without_float32(monkeypatch, given["base"])
-    settings = replace(LINEARS, modules=modules)
+    settings = LINEARS.but(modules=modules)
     expected = plain_families.calibrate(
         **given, settings=settings, paths=FAMILIES[family].stacks.values()
     )
@@ -47,7 +47,7 @@ def test_what_is_named_equals_the_oracle_and_the_rest_keeps_the_merged_bits(
 def test_norms_are_solved_or_not_whatever_the_list_says(monkeypatch):
     given, family = experiment(FAMILIES["llama"]), FAMILIES["llama"]
     without_float32(monkeypatch, given["base"])
-    settings = replace(PAPER, modules=("q_proj", "v_proj"))
+    settings = PAPER.but(modules=("q_proj", "v_proj"))
     expected = plain_families.calibrate(**given, settings=settings, paths=family.stacks.values())
     found = calibrate(**given, settings=settings).model
     assert difference(found, expected) < 1e-9
@@ -60,18 +60,17 @@ def test_the_list_of_all_linears_gives_the_bits_of_no_list(order):
     given = experiment(FAMILIES["llama"], torch.float32)
     every = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     whole, listed = (
-        calibrate(**given, settings=replace(PAPER, order=order, modules=m)).model
-        for m in (None, every)
+        calibrate(**given, settings=PAPER.but(order=order, modules=m)).model for m in (None, every)
     )
     assert same_bits(whole, listed)
 
 
 def test_a_folder_tells_the_list_and_goes_on_only_with_the_same_one(tmp_path):
     given = experiment(FAMILIES["t5"], torch.float32)
-    settings = replace(LINEARS, modules=("EncDecAttention.k",))
+    settings = LINEARS.but(modules=("EncDecAttention.k",))
     folder = calibrate(**given, settings=settings, out=tmp_path / "out").folder
     told = json.loads((folder / "featcal.json").read_text())
-    assert Calibration(**told["settings"]) == settings and asdict(settings)["modules"] == (
+    assert Calibration(**told["settings"]) == settings and settings.model_dump()["modules"] == (
         "EncDecAttention.k",
     )
     assert {
@@ -82,11 +81,11 @@ def test_a_folder_tells_the_list_and_goes_on_only_with_the_same_one(tmp_path):
 def test_a_name_that_no_linear_has_is_refused_with_the_nearest_one():
     given = experiment(FAMILIES["llama"], torch.float32)
     with pytest.raises(UnknownKey, match="calibrate.modules: 'q_prj'.*did you mean 'q_proj'"):
-        calibrate(**given, settings=replace(PAPER, modules=("q_prj",)))
+        calibrate(**given, settings=PAPER.but(modules=("q_prj",)))
     with pytest.raises(
         UnknownKey, match="'proj' is not known"
     ):  # a whole name, not its last letters
-        calibrate(**given, settings=replace(PAPER, modules=("q_proj", "proj")))
+        calibrate(**given, settings=PAPER.but(modules=("q_proj", "proj")))
 
 
 def test_the_command_takes_names_one_by_one_and_refuses_an_unknown_one_before_it_reads_samples(

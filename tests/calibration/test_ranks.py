@@ -38,7 +38,7 @@ def beyond():
         "affine": "joint",
         "prior": 0.1,
     }
-    return tiny.experiment(count=20) | {"settings": replace(tiny.PAPER, **more)}
+    return tiny.experiment(count=20) | {"settings": tiny.PAPER.but(**more)}
 
 
 def calibrated(given):

@@ -64,7 +64,7 @@ def finished(out, given, settings=PAPER, **more):
 def test_killed_behind_any_block_and_started_again_ends_with_the_same_bytes(
     tmp_path, monkeypatch, blocks, order
 ):
-    settings = replace(PAPER, order=order)
+    settings = PAPER.but(order=order)
     undisturbed, _ = finished(tmp_path / "whole", experiment(), settings)
     killed_behind(monkeypatch, blocks, tmp_path / "out", experiment(), settings)
     assert not (tmp_path / "out").exists()
@@ -159,7 +159,7 @@ def test_solved_blocks_of_another_run_are_not_used(tmp_path, monkeypatch, change
     elif change == "batches":
         given = changed_batches()
     elif change == "settings":
-        settings = replace(PAPER, ridge=0.06)
+        settings = PAPER.but(ridge=0.06)
     elif change == "token_weights":
         more = {"token_weights": lambda module, last, shape: torch.ones(shape)}
     else:

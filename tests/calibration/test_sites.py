@@ -80,7 +80,7 @@ def test_cross_moment_with_the_experts_weight_folded_in_changes_nothing(monkeypa
 def test_passes_that_end_where_all_is_seen_give_the_bits_of_whole_passes(more, monkeypatch):
     given, settings, own = (
         experiment(torch.float32, batch=2),
-        replace(PAPER, **more),
+        PAPER.but(**more),
         observe.watching,
     )
     left = calibrate(**given, settings=settings)

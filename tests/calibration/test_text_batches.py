@@ -62,7 +62,7 @@ def calibrated(base, batches, reading):
     return calibrate(
         averaged(list(experts.values())),
         batches=batches,
-        settings=replace(PAPER, norm=False),
+        settings=PAPER.but(norm=False),
         **given,
     ).model
 
@@ -93,7 +93,7 @@ def test_neither_padding_nor_the_company_of_a_batch_changes_a_weight(
 
 def blocks(base, batches, reading):
     model = load_model(base)
-    plan, settings = plan_of_reading(base, reading), replace(PAPER, norm=False)
+    plan, settings = plan_of_reading(base, reading), PAPER.but(norm=False)
     experts = {task: shifted(model, 1) for task in batches}
     return calibrate(
         model, base=model, experts=experts, batches=batches, settings=settings, plan=plan

@@ -121,7 +121,15 @@ def test_a_filter_that_torchvision_lacks_is_refused():
 def test_the_suites_processor_reaches_the_pictures_and_the_usual_one_leaves_no_trace(
     folder, tmp_path
 ):
-    source = Source("pets", "folder", "Pets", "", ("a", "b"), ("{}",), {"test": "test"})
+    source = Source(
+        location="pets",
+        kind="folder",
+        paper_name="Pets",
+        description="",
+        classes=("a", "b"),
+        templates=("{}",),
+        splits={"test": "test"},
+    )
     (tmp_path / "data").mkdir()
     parquet(tmp_path / "data/pets", feature=PETS)
     for processor in ("pil", "torchvision"):

@@ -36,10 +36,10 @@ def asked(folder, method, settings):
 @pytest.mark.parametrize(
     ("method", "draw"),
     [
-        ("adamerging", Draw("test_unlabelled", 16, 8)),
-        ("regmean", Draw("train", 16, 8)),
-        ("regmean_plus_plus", Draw("train", 16, 8)),
-        ("lot", Draw("train", 16, 8)),
+        ("adamerging", Draw(stream="test_unlabelled", samples=16, batch=8)),
+        ("regmean", Draw(stream="train", samples=16, batch=8)),
+        ("regmean_plus_plus", Draw(stream="train", samples=16, batch=8)),
+        ("lot", Draw(stream="train", samples=16, batch=8)),
     ],
 )
 def test_a_method_that_looks_at_images_sees_those_of_its_source_unless_told_otherwise(

@@ -115,7 +115,7 @@ def test_official_takes_the_linears_of_the_blocks_and_leaves_the_rest_to_the_bas
 
 def job(family, variant):
     model = ModuleSource(tiny.make(families.FAMILIES[family].build), "base")
-    return Job(model, {}, Wudi(variant), lambda: None)
+    return Job(model, {}, Wudi(variant=variant), lambda: None)
 
 
 @pytest.mark.parametrize(("family", "stacked"), [("clip", 4), ("t5", 6), ("llama", 2), ("bert", 2)])

@@ -94,7 +94,7 @@ def test_the_work_of_what_goes_beyond_the_paper_is_counted_within_3_percent(mode
     by = (
         Torchs if (model, more) == ("bert", "all") else CountedOperations
     )  # which uses torch's formulas and is much quicker
-    result, true = counted(by, **given, settings=replace(PAPER, **BEYOND[more]))
+    result, true = counted(by, **given, settings=PAPER.but(**BEYOND[more]))
     assert result.cost.flops == pytest.approx(true, rel=0.03)
 
 

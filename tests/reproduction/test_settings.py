@@ -61,7 +61,7 @@ def test_the_mini_suite_in_force_is_the_one_that_was_chosen():
             assert mergers["adamerging"]["mini"].get("start", scale) == scale, key
     for key, run in load_experiments(ROOT / "params.yaml", "mini").calibrate.items():
         if run.setting == "suite" and run.calibration and run.role in suite.roles:
-            assert choice["chosen"]["settings"].items() <= asdict(run.calibration).items(), key
+            assert choice["chosen"]["settings"].items() <= run.calibration.model_dump().items(), key
 
 
 def test_what_differs_at_one_merged_model_is_told_under_from(tmp_path):

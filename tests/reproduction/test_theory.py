@@ -184,7 +184,7 @@ def test_in_forward_order_the_first_block_sees_what_it_was_solved_on_and_later_o
             base=base,
             experts=experts,
             batches=batches,
-            settings=replace(SETTINGS, order=order),
+            settings=SETTINGS.but(order=order),
         ).model
         for order in ("forward", "stale")
     }

@@ -29,7 +29,9 @@ def test_at_unit_length_both_sides_are_divided_by_their_norm_first():
     # unit lengths: (1, 0) and (0, 1) of the merged model, (0, 1) twice of the expert: their means
     # differ by (−0.5, 0.5)
     merged, expert = torch.tensor([[2.0, 0.0], [0.0, 5.0]]), torch.tensor([[0.0, 3.0], [0.0, 0.1]])
-    adapters = adapters_from(MeanShift("unit"), {"a": Pair(merged, expert, torch.ones(2))}, 42)
+    adapters = adapters_from(
+        MeanShift(features="unit"), {"a": Pair(merged, expert, torch.ones(2))}, 42
+    )
     assert adapters.weights["a"]["shift"].tolist() == [[-0.5, 0.5]]
     assert adapters.apply("a", torch.tensor([[4.0, 0.0]])).tolist() == [[0.5, 0.5]]
 
@@ -37,7 +39,7 @@ def test_at_unit_length_both_sides_are_divided_by_their_norm_first():
 @pytest.mark.parametrize("features", ["raw", "unit"])
 def test_the_mean_of_corrected_features_is_the_experts_on_the_samples_it_was_made_from(features):
     given = pairs()
-    adapters = adapters_from(MeanShift(features), given, 42)
+    adapters = adapters_from(MeanShift(features=features), given, 42)
     for task, own in given.items():
         expert = unit(own.expert) if features == "unit" else own.expert
         torch.testing.assert_close(

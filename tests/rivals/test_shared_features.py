@@ -46,10 +46,10 @@ def test_adapters_from_shared_features_are_those_trained_alone(settings):
     given = experiment(torch.float32)
     call = (given["merged"], given["experts"], given["batches"])
     shared = adapters_from(settings, pool_features(*call), 42)
-    alone = getattr(featcal, settings.name)(*call, **asdict(settings))
+    alone = getattr(featcal, settings.name)(*call, **settings.model_dump())
     assert difference(shared, alone) == 0 and shared.losses == alone.losses
 
 
 def test_features_of_every_batch_anew_cannot_be_shared():
     with pytest.raises(BadSetting, match="surgery.encode"):
-        adapters_from(replace(Surgery(rank=2, steps=1), encode="each_step"), pairs(), 42)
+        adapters_from(Surgery(rank=2, steps=1, encode="each_step"), pairs(), 42)

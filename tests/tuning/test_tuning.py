@@ -22,7 +22,7 @@ pytest.importorskip("optuna")
 
 
 def candidate(number, mean, **changed):
-    return Candidate(number, "search", replace(PAPER, **changed), {"a": mean})
+    return Candidate(number, "search", PAPER.but(**changed), {"a": mean})
 
 
 def of_family(name):
@@ -98,7 +98,7 @@ def test_the_first_trials_are_what_is_started_from_and_the_paths_ridge_and_all_d
     search = Search(trials=12, seed=3)
     first = proposals(search, range(0, 4), PAPER, 1e-3, [])
     assert [one.origin for one in first] == ["start", "path", "search", "search"]
-    assert first[0].settings == PAPER and first[1].settings == replace(PAPER, ridge=1e-3)
+    assert first[0].settings == PAPER and first[1].settings == PAPER.but(ridge=1e-3)
     assert len({one.settings for one in first}) == 4
     known = [candidate(n, n / 10, ridge=10.0 ** -(n % 5)) for n in range(8)]
     assert proposals(search, range(8, 10), PAPER, 1e-3, known) == proposals(
@@ -113,7 +113,7 @@ def test_anchors_far_beyond_the_merged_model_are_searched_for_by_their_ratios():
     tried = proposals(Search(trials=60), range(2, 60), PAPER, 1e-3, [])
     anchors = sorted(one.settings.anchor_blend for one in tried)
     assert anchors[0] < 0.5 and anchors[-1] > 12 and anchors[14] < 1.5 < 2 < anchors[29] < 5
-    known = [replace(PAPER, anchor_blend=rho) for rho in (0.0, 3.0, 15.0, 40.0)]
+    known = [PAPER.but(anchor_blend=rho) for rho in (0.0, 3.0, 15.0, 40.0)]
     assert [round(place(one)["log_blend"], 6) for one in known] == [0.0, 2.0, 4.0, 4.0]
 
 
@@ -138,7 +138,7 @@ def test_the_path_passes_every_site_of_a_model_once(name):
         given["experts"],
         batches,
         batches,
-        replace(PAPER, norm=name == "clip"),
+        PAPER.but(norm=name == "clip"),
     )
     assert len(gains) == {"clip": 9, "t5": 2 * 4 + 2 * 7, "llama": 8}[name]
     assert all(
@@ -153,7 +153,7 @@ def test_the_path_passes_every_site_of_a_model_once(name):
 def test_what_is_chosen_is_the_candidate_nearest_to_the_experts_and_models_stay_as_they_are(name):
     given = experiment(count=8, batch=4) if name == "clip" else of_family(name)
     before = [shifted(model, 0, 0.0) for model in (given["merged"], *given["experts"].values())]
-    found = featcal.tune(**given, settings=replace(PAPER, norm=name == "clip"), trials=3, seed=1)
+    found = featcal.tune(**given, settings=PAPER.but(norm=name == "clip"), trials=3, seed=1)
     assert found.settings == min(found.candidates, key=lambda one: one.mean).settings
     assert [one.number for one in found.candidates] == [0, 1, 2]
     assert set(found.candidates[0].divergence) == set(given["experts"])
@@ -185,7 +185,7 @@ def test_an_interrupted_search_goes_on_as_if_it_had_not_been_and_another_ones_fi
         featcal.tune(**given, settings=PAPER, trials=5, kept_in=file).candidates == whole.candidates
     )
     assert len(counted) == 2
-    featcal.tune(**given, settings=replace(PAPER, bias=False), trials=2, kept_in=file)
+    featcal.tune(**given, settings=PAPER.but(bias=False), trials=2, kept_in=file)
     assert len(counted) == 4
 
 

@@ -58,14 +58,32 @@ def text(root: Path) -> str:
 def described(root: Path, heading: str, file: str) -> str:
     """One name: how it is called or which fields it has, and its docstring."""
     name = heading.rpartition(".")[-1]
-    node = next(
-        n
-        for n in ast.parse((root / file).read_text("utf-8")).body
-        if getattr(n, "name", "") == name
-    )
+    tree = ast.parse((root / file).read_text("utf-8"))
+    tree = _DefaultsOfSettings(tree).visit(tree)
+    node = next(n for n in tree.body if getattr(n, "name", "") == name)
     words = docstring(ast.get_docstring(node) or "")
     where = f"Defined in {escaped(file)}.\n\n"
     return f"### {escaped(heading)}\n\n{block(signature(node), 'python')}\n{words}{methods(node)}{where}"
+
+
+class _DefaultsOfSettings(ast.NodeTransformer):
+    """Replaces `DEFAULT.rank`, where a module says `DEFAULT = Surgery()`, by the value."""
+
+    def __init__(self, tree: ast.Module):
+        kinds = {**vars(adapters), **vars(search)}
+        self.default = next(
+            (
+                kinds[part.value.func.id]()
+                for part in tree.body
+                if isinstance(part, ast.Assign) and ast.unparse(part.targets[0]) == "DEFAULT"
+                if isinstance(part.value, ast.Call) and isinstance(part.value.func, ast.Name)
+            ),
+            None,
+        )
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        of_settings = isinstance(node.value, ast.Name) and node.value.id == "DEFAULT"
+        return ast.Constant(getattr(self.default, node.attr)) if of_settings else node
 
 
 def signature(node: ast.AST) -> str:
@@ -116,19 +134,8 @@ def _split(args: ast.arguments) -> list[str]:
 
 
 def _parameter(arg: ast.arg, default: ast.expr | None) -> str:
-    """A default that a class of settings holds (`Surgery.rank`) as its value."""
-    if default is None:
-        return ast.unparse(arg)
-    kinds = {**vars(adapters), **vars(search)}
-    of_class = (
-        isinstance(default, ast.Attribute)
-        and isinstance(default.value, ast.Name)
-        and default.value.id in kinds
-    )
-    value = (
-        repr(getattr(kinds[default.value.id], default.attr)) if of_class else ast.unparse(default)
-    )
-    return f"{ast.unparse(arg)} = {value}"
+    """Return a parameter with its default."""
+    return ast.unparse(arg) + (f" = {ast.unparse(default)}" if default else "")
 
 
 def methods(node: ast.AST) -> str:

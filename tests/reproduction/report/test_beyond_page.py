@@ -132,7 +132,9 @@ def test_variants_begin_with_the_suites_settings_and_a_wrong_one_is_named():
         "variants": {"both": {"residual": 1.0}},
     }  # fmt: skip
     study = study_run("beyond", "clip_b32-8", {"mini": entry}, "mini")
-    assert study.settings("both") == Calibration(1e-3, 1.0, 0.9, residual=1.0)
+    assert study.settings("both") == Calibration(
+        ridge=1e-3, anchor_blend=1.0, interpolation=0.9, residual=1.0
+    )
     assert [t.variant for t in study.first()] == [
         "merged",
         "paper",

@@ -58,7 +58,7 @@ def test_every_option_changes_one_thing_and_the_default_stands_at_every_seed():
         default, choice="tokens", option="12", reading=Reading(tokens=12)
     )
     assert found["samples-64"] == replace(default, choice="samples", option="64", samples=64)
-    solved = replace(default.calibration, modules=("q", "v"))
+    solved = default.calibration.but(modules=("q", "v"))
     assert found["modules-attention"] == replace(
         default, choice="modules", option="attention", calibration=solved
     )
@@ -78,7 +78,7 @@ def test_every_option_changes_one_thing_and_the_default_stands_at_every_seed():
         ({"setting": "ours"}, "choices.flan_t5_base-glue.mini.setting"),
         ({"vary": {"decodr": ["start"]}}, "must be one of split, decoder"),
         ({"vary": {"decoder": ["answer"]}}, "is the default itself"),
-        ({"vary": {"decoder": ["begin"]}}, "answer or start"),
+        ({"vary": {"decoder": ["begin"]}}, "'answer' or 'start'"),
         ({"vary": {"counted": ["prompt"]}}, "of the pool mergebench alone"),
         ({"vary": {"modules": {"none": []}}}, "must name some"),
         ({"vary": {"samples": [256]}}, "is the default itself"),

@@ -47,7 +47,7 @@ def context(monkeypatch):
 
 def test_a_draw_holds_one_byte_a_value_and_gives_what_the_split_would(context):
     here, images = context
-    found = streams.streams(here, "clip_b32", 8, Draw("train", 10, 4))
+    found = streams.streams(here, "clip_b32", 8, Draw(stream="train", samples=10, batch=4))
     for task, drawn in found.items():
         assert drawn.samples.pixels.nbytes == 10 * PICTURE
         wanted = list(images.batches(draw_indices(task, 40, 10, 42), 4))
@@ -64,7 +64,7 @@ def test_a_draw_holds_one_byte_a_value_and_gives_what_the_split_would(context):
 def test_adapters_that_encode_every_batch_hold_no_more_than_a_batch_as_numbers(context, samples):
     here, images = context
     pictures = len(images) if samples is None else samples
-    draw = Draw("train", samples, 4)
+    draw = Draw(stream="train", samples=samples, batch=4)
     wanted = Held("dtd", single_samples(streams.stream(here, "clip_b32", 8, "dtd", draw)))
     tracemalloc.start()
     found = samples_of("dtd", streams.stream(here, "clip_b32", 8, "dtd", draw))
@@ -91,7 +91,7 @@ def test_adapters_that_encode_every_batch_are_to_the_bit_those_of_samples_held_a
     merged, experts = build(0), {task: build(seed) for seed, task in enumerate(("mnist", "dtd"), 1)}
 
     def trained(held):
-        found = streams.streams(here, "clip_b32", 8, Draw("train", samples, 4))
+        found = streams.streams(here, "clip_b32", 8, Draw(stream="train", samples=samples, batch=4))
         batches = {task: list(stream) if held else stream for task, stream in found.items()}
         return featcal.surgery(
             merged, experts, batches, rank=4, steps=6, batch=8, encode="each_step"

@@ -17,9 +17,21 @@ from reproduction.stages.task_counts import parts_of
 from reproduction.stages.unseen import Judge
 
 TASKS = ("a", "b", "c", "d", "e", "f", "g", "h")
-RIVALS = Rivals("suite", Calibration(1e-6, 2.0, 0.9), Surgery(), ProbSurgery())
+RIVALS = Rivals(
+    setting="suite",
+    featcal=Calibration(ridge=1e-6, anchor_blend=2.0, interpolation=0.9),
+    surgery=Surgery(),
+    prob_surgery=ProbSurgery(),
+)
 STUDY = TaskCountsStudy(
-    "clip_b32", 8, ("average",), RIVALS, (2, 4, 8), shuffles=3, samples=4, seed=42
+    role="clip_b32",
+    pool=8,
+    upstreams=("average",),
+    rivals=RIVALS,
+    counts=(2, 4, 8),
+    shuffles=3,
+    samples=4,
+    seed=42,
 )
 
 
@@ -33,9 +45,7 @@ def test_every_task_is_in_as_many_parts_of_a_count_as_any_other_and_the_whole_po
 
 
 def test_parts_are_drawn_by_the_seed_and_keep_the_order_of_the_pool():
-    assert (
-        parts_of(STUDY, TASKS) == parts_of(STUDY, TASKS) != parts_of(replace(STUDY, seed=43), TASKS)
-    )
+    assert parts_of(STUDY, TASKS) == parts_of(STUDY, TASKS) != parts_of(STUDY.but(seed=43), TASKS)
     assert all(list(part.tasks) == sorted(part.tasks) for part in parts_of(STUDY, TASKS))
 
 

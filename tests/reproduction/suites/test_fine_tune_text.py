@@ -92,7 +92,9 @@ def test_what_does_not_generate_or_has_nothing_to_learn_is_refused(tmp_path):
 def test_a_merged_adapter_is_what_pefts_own_forward_computes(tmp_path):
     peft = pytest.importorskip("peft")
     where, out = folder(tmp_path / "t5", "t5"), tmp_path / "adapters"
-    settings = FineTuneText(steps=10, lr=1e-2, batch=8, lora=Lora(4, 8, ("q", "v")))
+    settings = FineTuneText(
+        steps=10, lr=1e-2, batch=8, lora=Lora(rank=4, alpha=8, modules=("q", "v"))
+    )
     dense = fine_tune_text(where, TAUGHT, settings, "rte", 0, adapters=out)
     own = peft.PeftModel.from_pretrained(load_model(where), str(out))
     ids = torch.arange(3, 23).view(2, 10)
@@ -120,7 +122,9 @@ def test_a_fresh_adapter_changes_nothing(tmp_path):
 def test_adapters_that_are_none_or_of_another_base_are_refused_by_name(tmp_path):
     pytest.importorskip("peft")
     where, out = folder(tmp_path / "t5", "t5"), tmp_path / "adapters"
-    fine_tune_text(where, TAUGHT, FineTuneText(steps=1, lora=Lora(2, 4)), "rte", 0, adapters=out)
+    fine_tune_text(
+        where, TAUGHT, FineTuneText(steps=1, lora=Lora(rank=2, alpha=4)), "rte", 0, adapters=out
+    )
     with pytest.raises(BadFile, match=CONFIG):
         dense_model(where, where)
     with pytest.raises(WrongKeys, match="base"):

@@ -23,7 +23,13 @@ ROWS = {
 def test_a_task_is_told_by_its_first_prompt_and_answer(tmp_path, task, answer):
     (tmp_path / task).mkdir()
     Dataset.from_dict(ROWS[task]).to_parquet(str(tmp_path / task / "test.parquet"))
-    source = TextSource(task, "folder", task, {"test": "test"}, description="A task.")
+    source = TextSource(
+        location=task,
+        kind="folder",
+        paper_name=task,
+        splits={"test": "test"},
+        description="A task.",
+    )
     write_text_sources(tmp_path, {task: source})
     found = told(tmp_path, task, source)
     assert found["rows"] == {"test": 1} and found["description"] == "A task."
@@ -34,7 +40,14 @@ def test_of_texts_on_the_hub_nothing_is_fetched(tmp_path):
     found = told(
         tmp_path,
         "cola",
-        TextSource("nyu-mll/glue", "hub", "CoLA", {"train": "train"}, "abc", "cola"),
+        TextSource(
+            location="nyu-mll/glue",
+            kind="hub",
+            paper_name="CoLA",
+            splits={"train": "train"},
+            revision="abc",
+            config="cola",
+        ),
     )
     assert "rows" not in found and found["location"] == "nyu-mll/glue"
 

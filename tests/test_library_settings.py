@@ -1,0 +1,75 @@
+"""Settings of the library: a mistake is one message that names the field and what it may be."""
+
+import math
+
+import pytest
+
+from featcal.errors import BadSetting, UnknownKey
+from featcal.merging.settings import settings_of
+from featcal.rivals.settings import AdapterMethod, Surgery, SurgeryV2
+from featcal.settings import Calibration, Settings
+
+
+class Outer(Settings):
+    """Settings that hold others."""
+
+    inner: Calibration
+    several: tuple[Calibration, ...] = ()
+    adapter: AdapterMethod | None = None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"ridge": 0}, "calibrate.ridge: 0 cannot be used; it must be greater than 0"),
+        ({"ridge": "1e-5"}, "YAML wants a dot: 1.0e-5, not 1e-5"),
+        *[({"ridge": wrong}, "calibrate.ridge") for wrong in (True, None, math.nan, math.inf)],
+        ({"interpolation": 1.5}, "less than or equal to 1"),
+        ({"bias": 1}, "calibrate.bias"),
+        ({"order": "backward"}, "'forward', 'stale' or 'sites'"),
+        ({"residual": [0.1, 0.2, 0.3]}, "calibrate.residual"),
+        *[({"modules": wrong}, "calibrate.modules") for wrong in ("q", [], ["q", "q"], [""], [1])],
+        ({"affine": "joint", "bias": False}, "calibrate.affine"),
+    ],
+)
+def test_a_value_that_cannot_be_is_named(given, said):
+    for make in (lambda: Calibration(**given), lambda: Calibration().but(**given)):
+        with pytest.raises(BadSetting) as refused:
+            make()
+        assert said in str(refused.value)
+
+
+def test_an_unknown_name_gives_the_nearest_one():
+    for make in (Calibration, Calibration().but):
+        with pytest.raises(UnknownKey, match="calibrate: 'rigde' .* did you mean 'ridge'"):
+            make(rigde=1)
+    with pytest.raises(UnknownKey, match="did you mean 'density'"):
+        settings_of("ties", {"densty": 0.2}, "merge")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "study: [] cannot be used; it lacks inner"),
+        ({"inner": {"ridge": -1}}, "study.inner.ridge: -1"),
+        ({"inner": {"affine": "joint", "bias": False}}, "study.inner.affine: 'joint'"),
+        ({"inner": {}, "several": [{}, {"prior": "x"}]}, "study.several.1.prior: 'x'"),
+        ({"inner": {}, "several": [{}, {"priro": 1}]}, "study.several.1: 'priro'"),
+    ],
+)
+def test_a_mistake_in_nested_settings_is_named_with_its_place(given, said):
+    with pytest.raises((BadSetting, UnknownKey)) as refused:
+        Outer.from_mapping(given, "study")
+    assert said in str(refused.value)
+
+
+def test_lists_become_tuples_whole_numbers_are_numbers_and_a_class_stays_itself():
+    settings = Calibration(ridge=1, modules=["q"], residual=[0, 1])
+    assert settings == Calibration(ridge=1.0, modules=("q",), residual=(0.0, 1.0))
+    assert settings.but(norm=False).modules == ("q",) and hash(settings)
+    with pytest.raises(ValueError, match="frozen"):
+        settings.ridge = 2
+    for adapter in (Surgery(rank=2), SurgeryV2(rank=2)):
+        held = Outer(inner={}, adapter=adapter)
+        assert type(held.adapter) is type(adapter)
+        assert held.model_dump()["adapter"] == dict(adapter)
