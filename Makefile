@@ -47,7 +47,7 @@ $(STAMP):
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]' -e ./reproduction
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/share/featcal/antlr4 $(ANTLR)
-	@$(BIN)/python -c 'from featcal.torchvision_mend import install_for_all as mend; mend()'
+	@$(BIN)/python scripts/repair_torchvision.py
 	@rm -f $(VENV)/.installed-* && touch $@
 
 # What comes as source is built with the setuptools of the lock. The CPU build needs PyTorch's own index: PIP_EXTRA_INDEX_URL.
@@ -59,7 +59,7 @@ locked:  ## the same, each file checked by its hash in requirements/ (Linux, Pyt
 	$(INSTALL) --require-hashes -r requirements/linux-$(LOCK).txt
 	$(INSTALL) -e . -e ./reproduction
 	$(INSTALL) --require-hashes --upgrade --target $(VENV)/share/featcal/antlr4 -r requirements/antlr4.txt
-	@$(BIN)/python -c 'from featcal.torchvision_mend import install_for_all as mend; mend()'
+	@$(BIN)/python scripts/repair_torchvision.py
 	$(BIN)/python -m pip --disable-pip-version-check check
 	@rm -f $(VENV)/.installed-* && touch $(STAMP)
 

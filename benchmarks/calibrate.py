@@ -6,8 +6,7 @@ in memory. Both in turns.
 python -m benchmarks.calibrate --repeats 0   Folder to folder only; --folders 0 leaves that out.
 python -m benchmarks.calibrate --warm 0      Without the pair of runs before the ones that count,
 where one pair takes minutes.
-python -m benchmarks.calibrate --opponent published   Against the published form. --products mkl:
-ours with torch's own products.
+python -m benchmarks.calibrate --opponent published   Against the published form.
 python -m benchmarks.calibrate --device cuda --tasks 8 --samples 256 --layers 12 --batch 256
 The paper's size.
 """
@@ -19,7 +18,6 @@ import sys
 import tempfile
 import time
 from argparse import Namespace
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -45,7 +43,6 @@ from benchmarks.measure import (
 )
 from featcal.calibration.calibrate import calibrate
 from featcal.core.precision import exact_products
-from featcal.models.products import onednn_products
 from featcal.models.save import save_model
 
 ROOT = Path(__file__).parents[1]
@@ -71,17 +68,14 @@ def plain(merged, base, experts, data, opponent: str = "plain"):
         )
 
 
-def ours(merged, base, experts, data, batch: int, products: str = "mkl", **more):
-    """The package's calibrated model, or the folder with `out`; with the products "onednn" as
-    commands compute them.
-    """
+def ours(merged, base, experts, data, batch: int, **more):
+    """Return our calibrated model, or the folder where `out` is given."""
     batches = {
         task: [{"pixel_values": part} for part in x.split(batch)] for task, x in data.items()
     }
-    with onednn_products() if products == "onednn" else nullcontext():
-        result = calibrate(
-            merged, base=base, experts=experts, batches=batches, settings=SETTINGS, **more
-        )
+    result = calibrate(
+        merged, base=base, experts=experts, batches=batches, settings=SETTINGS, **more
+    )
     return result.model or result.folder
 
 
@@ -93,7 +87,7 @@ def compare(args: Namespace):
     more = {"block_drift": args.opponent != "published"}  # which does not measure it either
     theirs, own = (
         partial(plain, *given, args.opponent),
-        partial(ours, *given, args.batch, args.products, **more),
+        partial(ours, *given, args.batch, **more),
     )
     keeping = (lambda run=run: made.append(run()) for run in (theirs, own))
     pairs = in_turns(*keeping, args.warm + args.repeats, args.device)
@@ -118,7 +112,7 @@ def folder_to_folder(contestant: str, args: Namespace, root: Path) -> Taken:
     before, clock, processor = memory("VmRSS"), time.perf_counter(), time.process_time()
     if contestant == "ours":
         folders = root / "merged", root / "base", {name: root / name for name in tasks}
-        ours(*folders, data, args.batch, args.products, device=args.device, out=root / contestant)
+        ours(*folders, data, args.batch, device=args.device, out=root / contestant)
     else:
         merged, base, *rest = (
             CLIPVisionModel.from_pretrained(root / n).to(args.device)
@@ -186,7 +180,7 @@ def print_folders(pairs: list[tuple[Taken, Taken]], device: str) -> None:
 
 def main() -> None:
     sizes = {"tasks": 2, "samples": 64, "layers": 2, "width": 768, "batch": 32}
-    how = {"opponent": "plain", "products": "onednn", "warm": 1}
+    how = {"opponent": "plain", "warm": 1}
     args = arguments(
         __doc__, **sizes, **how, repeats=3, folders=1, contestant="", root=""
     ).parse_args()
@@ -199,7 +193,7 @@ def main() -> None:
     print(
         f"{args.layers} blocks of {args.width} features, {args.tasks} tasks of {args.samples} images, our batch {args.batch}"
     )
-    print(f"opponent: {args.opponent}; our products: {args.products}")
+    print(f"opponent: {args.opponent}")
     if args.folders:
         with tempfile.TemporaryDirectory() as root:
             print_folders(in_children(args, Path(root)), args.device)

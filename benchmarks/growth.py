@@ -33,7 +33,6 @@ from featcal.calibration.calibrate import calibrate
 from featcal.cli.allocator import give_back_large_blocks
 from featcal.cli.model_folders import skeleton
 from featcal.cli.plan import shapes
-from featcal.models.products import faster_products
 from featcal.planning.needs import Workload, needs
 from featcal.storage.results import write_json
 from reproduction.stages.operations import CountedOperations
@@ -59,7 +58,7 @@ def taken(args: Namespace, root: Path) -> dict[str, Any]:
     """
     give_back_large_blocks()  # as the command does
     tasks = [f"task{t}" for t in range(args.tasks)]
-    with faster_products(), CountedOperations() as counted:
+    with CountedOperations() as counted:
         cost = calibrate(
             root / "merged",
             base=root / "base",

@@ -36,7 +36,6 @@ from featcal.data.place import Place
 from featcal.data.sampling import draw_indices
 from featcal.data.text import load_text
 from featcal.data.tokens import PADDED, Tokens, batch, cut, reader_for, token_batches
-from featcal.models.products import faster_products
 from featcal.models.skeleton import skeleton
 
 VOCABULARY = 1000
@@ -125,8 +124,7 @@ def timed(args: Namespace, most: float) -> str:
             task: [batch(part, reader.pad, reader.takes) for part in own]
             for task, own in parts.items()
         }
-        with faster_products():
-            made.append(calibrate(**models, batches=batches, settings=SETTINGS).model)
+        made.append(calibrate(**models, batches=batches, settings=SETTINGS).model)
 
     pairs = in_turns(partial(run, float("inf")), partial(run, most), 1 + args.repeats)[1:]
     difference = largest_difference(*made[:2])

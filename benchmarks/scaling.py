@@ -80,7 +80,6 @@ def main() -> None:
         "width": 256,
         "batch": 32,
         "opponent": "plain",
-        "products": "onednn",
         "warm": 1,
     }
     args = arguments(

@@ -7,10 +7,7 @@ The names below are loaded on first use, so that reading a report needs no torch
 from importlib import import_module
 from typing import Any
 
-from featcal import torchvision_mend
 from featcal.version import __version__ as __version__
-
-torchvision_mend.install()
 
 _HOMES = {
     "BlockPlan": "featcal.blocks.plan",
@@ -18,15 +15,11 @@ _HOMES = {
     "Stack": "featcal.blocks.plan",
     "calibrate": "featcal.calibration.calibrate",
     "compare": "featcal.evaluation.compare",
-    "interv_merge": "featcal.rivals.interv_merge",
     "load_batches": "featcal.data.calibration",
     "mean_shift": "featcal.rivals.mean_shift",
     "merge": "featcal.merging.merge",
     "prob_surgery": "featcal.rivals.prob_surgery",
-    "prodistill": "featcal.merging.prodistill",
     "surgery": "featcal.rivals.surgery",
-    "surgery_v2": "featcal.rivals.surgery_v2",
-    "svc": "featcal.merging.svc",
     "tune": "featcal.tuning.tune",
 }
 __all__ = [*_HOMES]

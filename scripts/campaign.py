@@ -35,7 +35,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-import featcal  # noqa: I001 - before transformers, whose torchvision it may have to mend
 import torch
 import transformers as tf
 from checkpoints import picture
@@ -45,6 +44,7 @@ from safetensors.torch import load_file, save_file
 from tiny import PAPER, TEXT, averaged, clip, experiment, images, make, shifted
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+import featcal
 from featcal.cli import main as cli
 from featcal.errors import FeatCalError
 from featcal.models.save import save_model
@@ -543,9 +543,6 @@ tune --merged merged {PAIR} {BOTH_DATA} --out t.json --samples 9 --holdout 2 |
 tune --merged merged {PAIR} {BOTH_DATA} --out t.json --samples 9 --ridge -1 |
 tune --merged merged {PAIR} {BOTH_DATA} --out t.json --samples 9 --clip base |
 inspect nowhere | inspect a.jsonl | inspect | convert base --out c | convert nowhere --out c |
-repair svc --merged merged {PAIR} --data a=a.jsonl --out r | repair prodistill --merged merged {PAIR} --out r |
-repair svc --merged merged {PAIR} --epochs 3 --out r | repair svc --merged merged {PAIR} --least x --out r |
-repair prodistill --merged merged {PAIR} --data a=a.jsonl --samples 9 --out r | repair none --merged merged {PAIR} --out r |
 nonsense | --nonsense | --log-level loud --log-file x inspect base | --log-file base inspect base
 """
 
@@ -561,7 +558,6 @@ merge lot {PAIR} --out m {BOTH_DATA} --samples 9 | merge mats {PAIR} --out m {BO
 compare --model m=merged --model b=base --expert a=a --data a=a.jsonl --samples 4 --skip 4 | inspect merged |
 inspect merged --json |
 inspect merged --plan --json | plan --merged merged {PAIR} --tokens 9 |
-repair svc --merged merged {PAIR} --out m | repair prodistill --merged merged {PAIR} {BOTH_DATA} --samples 9 --epochs 1 --out m |
 tune --merged merged {PAIR} {BOTH_DATA} --samples 9 --trials 2 --out t.json
 """
 
@@ -693,7 +689,7 @@ def fine_command(good: Path, place: Path, words: list[str]) -> tuple[str, str]:
         if code:
             return TRACEBACK, f"refused: {said.strip()[:300]}"
         fault = left_by(before, "m", "t.json") or (
-            no_result(Path("base"), Path("m")) if words[0] in ("merge", "repair") else ""
+            no_result(Path("base"), Path("m")) if words[0] == "merge" else ""
         )
         return (SILENT, fault) if fault else (OK, "")
 

@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import featcal  # noqa: F401  isort: skip - before transformers
 from featcal.data.text import Sample
 from featcal.merging.arithmetic import average_tensor, moved_tensor, total
 from featcal.models.load import load_model, load_tokenizer

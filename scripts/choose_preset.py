@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import featcal  # before transformers
+import featcal
 from featcal.evaluation.accuracy import evaluate_pool, percent
 from featcal.storage.results import read_json, write_json
 from reproduction.experiments.runs import Draw, role_and_pool

@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import featcal  # before transformers
+import featcal
 from featcal.evaluation.accuracy import evaluate_pool, percent
 from featcal.models.load import load_as_calibrated
 from featcal.storage.results import read_json, write_json

@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import featcal  # before transformers
+import featcal
 from featcal.models.load import load_model, load_tokenizer
 from featcal.storage.results import read_json, write_json
 from reproduction.experiments.runs import DOMAIN_POOL, Draw, role_and_pool

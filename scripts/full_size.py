@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 from torch import nn
-
-import featcal  # isort: skip - before transformers
 from transformers import CLIPVisionConfig, CLIPVisionModel, T5Config, T5ForConditionalGeneration
 
+import featcal
 from featcal.calibration.record import BlockRecord, Cost
 
 TASKS = ("sun397", "stanford-cars", "resisc45", "eurosat", "svhn", "gtsrb", "mnist", "dtd")

@@ -31,7 +31,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 
 def rehearse(stages: list[str]) -> int:
-    import featcal  # noqa: F401  isort: skip - before transformers
     from hub_server import TOKEN, HubServer
     from rehearsal_hub import gated, paper_hub
     from rehearsal_punkt import punkt_tab

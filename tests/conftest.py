@@ -1,5 +1,4 @@
-"""Before any test: one thread, no hub, and featcal first, which makes transformers importable
-beside a CPU torch.
+"""Before any test: one thread and no hub.
 
 And what tests would do over and over: count the work of the same small model, and look for garbage
 in all that was imported.
@@ -12,10 +11,8 @@ import sys
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 
-import featcal  # noqa: E402, F401, I001
 import pytest  # noqa: E402
 import torch  # noqa: E402
-
 
 torch.set_num_threads(1)
 SHAPES = {}

@@ -1,8 +1,5 @@
 """Tiny CLIPs of open_clip and their folders, for tests."""
 
-import featcal  # noqa: F401  (before open_clip: it needs a torchvision that can be imported)
-
-# isort: split
 import json
 
 import open_clip

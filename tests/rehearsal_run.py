@@ -122,7 +122,6 @@ def run_graph(work: Path, chosen: tuple[str, ...] = ()) -> list[tuple[str, float
 
 
 def main() -> int:
-    import featcal  # noqa: F401 - before anything imports transformers
     from featcal.errors import FeatCalError
 
     work, chosen = Path(sys.argv[1]), tuple(sys.argv[2:])

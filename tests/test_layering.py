@@ -16,11 +16,10 @@ PACKAGES = ("featcal", "reproduction")
 FOUNDATION = {"errors", "settings", "version", "core", "blocks", "storage", "models"}
 MAY_IMPORT = {  # rooms of the library, and single files of a room where not all of it is meant
     "featcal": {
-        "arguments", "torchvision_mend", "settings", "version", "blocks.plan", "calibration.calibrate", "data.calibration",
-        "merging.merge", "merging.prodistill", "merging.svc", "rivals",
+        "settings", "version", "blocks.plan", "calibration.calibrate", "data.calibration",
+        "merging.merge", "rivals",
         "tuning.tune", "evaluation.compare",
     },
-    "torchvision_mend": set(),
     "version": set(),
     "errors": set(),
     "arguments": {"errors"},
@@ -53,12 +52,14 @@ REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may
     "language": {"data"},
     "mini": {"data"},
     "suites": KNOWN | {"language", "mini"},
+    "field": KNOWN | {"suites", "stages.context", "stages.scored", "stages.scoring"},
     "doctor": KNOWN | {"language", "report.pages", "suites"},
     "stages": KNOWN
     | {
         "language",
         "mini",
         "suites",
+        "field",
         "profiling",
         "report.artifact",
         "report.execute",

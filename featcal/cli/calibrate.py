@@ -161,7 +161,6 @@ def calibrate(
     from featcal.calibration.ranks import current
     from featcal.calibration.run_folder import beside
     from featcal.data.calibration import Draw, drawn, held_out
-    from featcal.models.products import faster_products
     from featcal.storage.results import run_record, write_json
 
     check_tasks(named.experts, {name: [place] for name, place in places.items()})
@@ -194,7 +193,7 @@ def calibrate(
     if given["device"].type == "cpu":
         give_back_large_blocks()
     whole = whole_experts(named, work or beside(out), mine)
-    with faster_products(), whole as given["experts"], counted(blocks, "calibrating") as progress:
+    with whole as given["experts"], counted(blocks, "calibrating") as progress:
         try:
             result = featcal.calibrate(
                 merged, base=named.base, settings=settings, out=out, progress=progress, **given

@@ -92,7 +92,6 @@ def compare(
     import featcal
     from featcal.blocks.batches import check_tasks
     from featcal.data.calibration import Draw, drawn
-    from featcal.models.products import faster_products
 
     check_tasks(experts, {name: [place] for name, place in places.items()})
     first = next(iter(models.values()))
@@ -113,7 +112,6 @@ def compare(
     with (
         TemporaryDirectory() as place,
         whole_experts(named, Path(place), list(experts)) as given,
-        faster_products(),
     ):
         found = featcal.compare(
             models, given, batches, plan=plan, device=device_named(device), dtype=dtype_named(dtype)

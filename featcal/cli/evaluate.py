@@ -146,7 +146,6 @@ def image_answers(
     from featcal.evaluation.accuracy import evaluate_pool
     from featcal.evaluation.zero_shot import zero_shot_head
     from featcal.models.load import load_clip, load_tokenizer, load_vision
-    from featcal.models.products import faster_products
 
     folders = named_folders("--data", data)
     whole = load_clip(clip).to(place)
@@ -161,10 +160,9 @@ def image_answers(
         name: zero_shot_head(whole, tokenizer, images.classes, templates)
         for name, images in tasks.items()
     }
-    with faster_products():
-        judged = evaluate_pool(
-            {"model": vision}, tasks, heads, whole.visual_projection.weight.detach(), batch
-        )["model"]
+    judged = evaluate_pool(
+        {"model": vision}, tasks, heads, whole.visual_projection.weight.detach(), batch
+    )["model"]
     return {name: (right, len(tasks[name].classes)) for name, right in judged.items()}
 
 

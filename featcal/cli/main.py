@@ -27,7 +27,6 @@ from featcal.cli import (
     inspect,
     merge,
     plan,
-    repair,
     tune,
 )
 from featcal.cli.terminal import complain, hush, log_to, plain_without_terminal, say
@@ -65,7 +64,6 @@ app = typer.Typer(
 for command in (
     merge.merge,
     calibrate.calibrate,
-    repair.repair,
     compare.compare,
     evaluate.evaluate,
     inspect.inspect,
@@ -179,7 +177,6 @@ WORDS = {
     r"plan=featcal\.BlockPlan\((?:[^()]|\([^()]*\))*\)": "--stack PATH (calibrate, tune, compare and plan have it)",
     r"batches\['(.+?)'\]": r"--data \1",
     r"^(device|samples|split|tokens|work):": r"--\1:",
-    r"^(svc|prodistill)\.(\w+):": r"--\2:",
     r"^compare\.models:": "--model:",
 }
 KEY = re.compile(r"(?<![\w.-])(calibrate|merge|tune)\.([a-z]+(?:_[a-z]+)*)(?![\w.])")

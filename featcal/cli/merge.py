@@ -113,7 +113,6 @@ def merge(
     from featcal.data.calibration import Draw, drawn
     from featcal.merging.merge import merge as merged
     from featcal.merging.methods import method_named
-    from featcal.models.products import faster_products
 
     method_named(method).check_needs(places or None, head)  # before samples are read
     student = skeleton(named.base)
@@ -130,8 +129,7 @@ def merge(
         "embeddings": embeddings,
         "device": device_named(device),
     }
-    with faster_products():
-        merged(method, named.base, named.experts, out=out, progress=note, **more, **settings)
+    merged(method, named.base, named.experts, out=out, progress=note, **more, **settings)
     if as_json:
         experts = {name: str(folder) for name, folder in named.experts.items()}
         say_json(

@@ -103,7 +103,6 @@ def tune(
     given |= {"host_memory": bytes_of("--host-memory", host_memory) if host_memory else None}
     from featcal.blocks.batches import check_tasks
     from featcal.data.calibration import Draw, drawn
-    from featcal.models.products import faster_products
     from featcal.tuning.proposals import imported
 
     imported()
@@ -127,7 +126,7 @@ def tune(
     unfinished = out.with_name(f".{out.name}.trials.json")
     given |= {"trials": trials, "holdout": holdout, "seed": seed, "kept_in": unfinished}
     whole = whole_experts(named, out.with_name(f".{out.name}.models"), list(named.experts))
-    with faster_products(), whole as given["experts"], counted(trials + 1, "tuning") as progress:
+    with whole as given["experts"], counted(trials + 1, "tuning") as progress:
         try:
             found = featcal.tune(
                 merged, base=named.base, settings=start, progress=progress, **given

@@ -32,11 +32,9 @@ from featcal.rivals.corrections import Weights, correction_of
 from featcal.rivals.features import output_embeddings
 from featcal.rivals.settings import (
     AdapterMethod,
-    IntervMerge,
     MeanShift,
     ProbSurgery,
     Surgery,
-    SurgeryV2,
 )
 from featcal.storage.atomic import atomic_folder
 from featcal.storage.results import read_json, write_json
@@ -46,8 +44,6 @@ TITLES: dict[type[AdapterMethod], str] = {
     Surgery: "Representation Surgery",
     ProbSurgery: "ProbSurgery",
     MeanShift: "Mean shift",
-    SurgeryV2: "SurgeryV2",
-    IntervMerge: "IntervMerge",
 }
 METHODS = {method.name: method for method in TITLES}
 OWN_MODEL = "use adapters with the merged model they were trained for; rank and width stand in their adapters.json"

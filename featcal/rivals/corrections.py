@@ -17,7 +17,6 @@ from torch.nn import functional
 
 from featcal.rivals.settings import (
     AdapterMethod,
-    IntervMerge,
     MeanShift,
     ProbSurgery,
     Surgery,
@@ -157,42 +156,8 @@ class Constant:
         return -weights["shift"][0]
 
 
-@dataclass(frozen=True)
-class Intervention:
-    """IntervMerge: h' = h + Vᵀ (W h + b − V h − c), towards W h + b in the r directions that V
-    reads.
-
-    Source: Osial et al., 2025 (arXiv 2412.17023); MarcinOsial/IntervMerge,
-    src/models/loreft_models.py: NoreftIntervention.
-    """
-
-    settings: IntervMerge
-
-    def shapes(self, width: int) -> dict[str, tuple[int, int]]:
-        rank = self.settings.rank
-        require(
-            rank <= width,
-            "interv_merge.rank",
-            rank,
-            f"must be at most {width}, the width of what is intervened on",
-        )
-        return {
-            "source": (rank, width),
-            "read": (rank, width),
-            "source_bias": (1, rank),
-            "read_bias": (1, rank),
-        }
-
-    def correction(self, weights: Weights, features: Tensor) -> Tensor:
-        """What is taken off features (…, n, d)."""
-        wanted = features @ weights["source"].mT + weights["source_bias"]  # (…, n, r)
-        return (features @ weights["read"].mT + weights["read_bias"] - wanted) @ weights["read"]
-
-
 def correction_of(settings: AdapterMethod) -> Correction:
     """The method that these are the settings of."""
-    if isinstance(settings, IntervMerge):
-        return Intervention(settings)
     return Constant(settings) if isinstance(settings, MeanShift) else trained_correction(settings)
 
 

@@ -15,7 +15,7 @@ from featcal.models.load import load_as_calibrated
 from featcal.models.mode import evaluation_mode
 from featcal.rivals.adapters import Adapters
 from featcal.rivals.features import Batch, Head, Pair, output_embeddings, pairs_of_several
-from featcal.rivals.settings import AdapterMethod, IntervMerge, MeanShift, SurgeryV2
+from featcal.rivals.settings import AdapterMethod, MeanShift
 from featcal.rivals.shifts import shift
 from featcal.rivals.steps import encoded_steps, kept_steps
 from featcal.rivals.training import Audit, train
@@ -54,7 +54,7 @@ def adapters_for(
 
 
 def checked(
-    settings: AdapterMethod | SurgeryV2 | IntervMerge,
+    settings: AdapterMethod,
     merged: Model,
     experts: Mapping[str, Model],
     batches: Mapping[str, Iterable[Batch]],

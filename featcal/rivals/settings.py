@@ -44,28 +44,6 @@ class Surgery(Training):
     rank: PositiveInt = 16
 
 
-class SurgeryV2(Surgery):
-    """Surgery behind every block and of the last feature, trained together.   rank: 16 for ViT-B, 4
-    for ViT-L in its code.
-    """
-
-    name: ClassVar[str] = "surgery_v2"
-    place = name
-    features: Literal["unit", "raw"] = "raw"
-    reshuffle: PositiveInt | None = 2
-
-
-class IntervMerge(Training):
-    """Interventions on the first token of every attention's output.   rank: 1 in the authors'
-    scripts, 4 in their code.
-    """
-
-    name: ClassVar[str] = "interv_merge"
-    place = name
-    reshuffle: PositiveInt | None = 2
-    rank: PositiveInt = 1
-
-
 class ProbSurgery(Training):
     """ProbSurgery.
 
@@ -95,7 +73,7 @@ class MeanShift(Settings):
     features: Literal["unit", "raw"] = "raw"
 
 
-AdapterMethod = Surgery | SurgeryV2 | IntervMerge | ProbSurgery | MeanShift
+AdapterMethod = Surgery | ProbSurgery | MeanShift
 
 # "paper" is what FeatCal's comparison states (1,000 steps of 16 samples at 1e-3, in FusionBench's
 # interface); what it leaves open

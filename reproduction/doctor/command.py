@@ -154,19 +154,19 @@ def device() -> str:
 
 
 def torchvision_state() -> str:
-    """Whether torchvision's compiled operators run, or only their names were declared so that it
-    can be imported.
-    """
+    """Return whether torchvision imports, and whether its compiled operators run."""
     import torch
 
     try:
         import torchvision
     except ImportError:
         return "no: not installed (open_clip needs it)"
+    except RuntimeError as error:
+        return f"no: {error}; python scripts/repair_torchvision.py makes it importable"
     try:
         torchvision.ops.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)
     except (NotImplementedError, RuntimeError):
-        return "imports, mended beside this torch (its compiled operators are not needed here)"
+        return "it imports; its compiled operators do not run next to this torch and are not needed here"
     return "yes, compiled operators too"
 
 

@@ -3,17 +3,41 @@ go.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
 from featcal.merging.settings import settings_of
-from featcal.rivals.settings import IntervMerge, SurgeryV2
+from featcal.rivals.settings import Surgery, Training
 from featcal.settings import Settings, require
 from reproduction.experiments.rivals import Rivals
 from reproduction.experiments.runs import Numbers
 
 TRAINED = ("prodistill", "surgery_v2", "interv_merge")  # what trains for minutes behind a merger
+
+TANGENT = "tangent"  # task arithmetic in the tangent space, by name in the results
+
+
+class SurgeryV2(Surgery):
+    """Surgery after every block and of the last feature, trained together.   rank: the authors take
+    16 for ViT-B, 4 for ViT-L.
+    """
+
+    name: ClassVar[str] = "surgery_v2"
+    place = name
+    features: Literal["unit", "raw"] = "raw"
+    reshuffle: PositiveInt | None = 2
+
+
+class IntervMerge(Training):
+    """Interventions on the first token of every attention's output.   rank: 1 in the authors'
+    scripts, 4 in their code.
+    """
+
+    name: ClassVar[str] = "interv_merge"
+    place = name
+    reshuffle: PositiveInt | None = 2
+    rank: PositiveInt = 1
 
 
 class FieldStudy(Settings):

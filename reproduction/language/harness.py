@@ -3,8 +3,7 @@ scored test by test.
 
 Uses `lm_eval.evaluate`, the inner one of its two calls: `simple_evaluate` does the same, but seeds
 the global generators, looks for a git commit and lists the machine's packages, two seconds a call.
-The harness comes with the extra `language`; `import featcal` must stand before it, which makes
-transformers importable beside a CPU torch.
+The harness comes with the extra `language`.
 """
 
 import io

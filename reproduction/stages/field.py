@@ -18,14 +18,13 @@ from typing import Any, TypeVar
 
 from featcal.settings import PRESETS
 from featcal.storage.results import SCORES
-from reproduction.experiments.field import FieldStudy
+from reproduction.experiments.field import TANGENT, FieldStudy
 from reproduction.experiments.runs import Draw, Pool
-from reproduction.stages import scoring, tangent
+from reproduction.stages import scoring
 from reproduction.stages.context import Context
 from reproduction.stages.scored import Scored
 from reproduction.stages.scoring import Counts, score_models
 from reproduction.stages.study import Found, run_study
-from reproduction.stages.tangent import TANGENT
 from reproduction.stages.workers import fan_out
 
 T = TypeVar("T")
@@ -34,6 +33,10 @@ KEPT: dict[
 ] = {}  # what a process has read or computed that is the same for every merger
 OUTER = ("surgery", "prob_surgery")  # adapters behind the last feature
 DEEP = ("surgery_v2", "interv_merge")  # adapters inside the model
+PARTS = (
+    "merged",
+    "expert",
+)  # in the tangent space: the merged model, and each task's own expert as one row
 TRAINED_BATCH = 16  # samples of each task in a step of ProDistill: of eight tasks the source's 128
 ADAPTED_BATCH = 16  # samples of one step of a merger that adapts without labels
 
@@ -78,7 +81,7 @@ def compared(context: Context, key: str, study: FieldStudy, folder: Path) -> Fou
 def models_of(study: FieldStudy, name: str, folder: Path) -> list[Scored]:
     """What is scored of one merger."""
     if name == TANGENT:
-        return tangent.models_of(folder)
+        return [Scored(f"{TANGENT}/{part}", folder / part, part, TANGENT) for part in PARTS]
     found = [Scored(name, folder / "merged", "merged", name)]
     for method in study.behind(name):
         more = {"adapted_model": name} if method in (*OUTER, *DEEP) else {}
@@ -117,11 +120,12 @@ def make(context: Context, study: FieldStudy, name: str, out: Path) -> dict[str,
     """
     timed = Clock()
     out.mkdir(parents=True)
-    one = (
-        tangent.make(context, study, out, timed)
-        if name == TANGENT
-        else merge_and_repair(context, study, name, out, timed)
-    )
+    if name == TANGENT:
+        from reproduction.field import tangent
+
+        one: tuple[Any, Any] = tangent.make(context, study, out, timed)
+    else:
+        one = merge_and_repair(context, study, name, out, timed)
     return {"chosen": one[0], "tried": one[1], "seconds": timed.seconds}
 
 
@@ -131,8 +135,10 @@ def merge_and_repair(
     """A merger of the usual experts, and what is put behind it."""
     import featcal
     from featcal.models.device import torch_device
-    from featcal.rivals.deep_training import deep_adapters
     from featcal.rivals.pool import adapters_from, pool_features
+    from reproduction.field.inner_adapters import inner_adapters
+    from reproduction.field.prodistill import prodistill
+    from reproduction.field.svc import svc
     from reproduction.stages.streams import projection_of
 
     layout, device = context.layout, torch_device(context.suite.device)
@@ -170,7 +176,7 @@ def merge_and_repair(
         timed(
             method, partial(adapters_from, getattr(study.rivals, method), pairs, study.seed)
         ).save(out / method)
-    timed("svc", lambda: featcal.svc(merged, base, experts, out=out / "svc", device=device))
+    timed("svc", lambda: svc(merged, base, experts, out=out / "svc", device=device))
     if name in study.trained:
         pieces = drawn(
             context,
@@ -183,7 +189,7 @@ def merge_and_repair(
             "out": out / "prodistill",
             "device": device,
         }
-        timed("prodistill", lambda: featcal.prodistill(merged, base, experts, pieces, **more))
+        timed("prodistill", lambda: prodistill(merged, base, experts, pieces, **more))
         for method in DEEP:
             start = (
                 getattr(study, method),
@@ -193,9 +199,8 @@ def merge_and_repair(
                 projection,
                 study.seed,
                 device,
-                None,
             )
-            timed(method, partial(deep_adapters, *start)).save(out / method)
+            timed(method, partial(inner_adapters, *start)).save(out / method)
     return settings, tried
 
 
@@ -323,10 +328,12 @@ def evaluate_model(
     from featcal.models.device import torch_device
     from featcal.models.load import load_as_calibrated
     from featcal.rivals.adapters import Adapters
-    from featcal.rivals.deep_adapters import DeepAdapters
+    from reproduction.field.inner_adapters import InnerAdapters
 
     given: dict[str, Any] = {"read": partial(read, context, study, "test")}
     if model.upstream == TANGENT:
+        from reproduction.field import tangent
+
         moved = partial(tangent.encoder, context, role, pool, model)
         return scoring.answers(context, role, pool, lambda task: {model.name: moved(task)}, **given)
     assert model.folder is not None and all(other.folder is not None for other in corrected)
@@ -341,7 +348,7 @@ def evaluate_model(
     )
     for other in corrected:
         if other.method in DEEP:
-            own, found[other.name] = DeepAdapters.load(other.folder), {}  # type: ignore[arg-type]
+            own, found[other.name] = InnerAdapters.load(other.folder), {}  # type: ignore[arg-type]
             for task in context.suite.tasks_of(role, pool):
                 with own.inside(encoder, task):
                     changed = {"changes": {other.name: own.apply}, "tasks": (task,), **given}

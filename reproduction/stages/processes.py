@@ -64,11 +64,9 @@ def _work(
         import torch
 
         torch.set_num_threads(threads)
-    from featcal.models.products import faster_products
 
     try:
-        with faster_products():
-            result = function(*arguments)
+        result = function(*arguments)
         tell.send((result, None))
     except Exception as error:
         tell.send((None, error))

@@ -16,7 +16,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import ExitStack
 from multiprocessing import get_all_start_methods, get_context
 from typing import Any
 
@@ -28,7 +27,6 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = (
     -1,
     -3,
 )  # glibc's names for when freed memory goes back, and from where on it always does
-_LIFE_LONG = ExitStack()  # what a worker enters and never leaves
 console = Console(stderr=True, highlight=False)
 
 
@@ -72,11 +70,7 @@ def _start_worker() -> None:
     import torch
     from tqdm import tqdm
 
-    import featcal  # noqa: F401 - installs the torchvision hook before anything imports transformers
-    from featcal.models.products import faster_products
-
     torch.set_num_threads(1)
-    _LIFE_LONG.enter_context(faster_products())
     tqdm.set_lock(
         threading.RLock()
     )  # its own lock lives in the system and would outlast a worker that is ended

@@ -2,8 +2,6 @@
 changes what it says.
 """
 
-import featcal  # noqa: F401  isort: skip - before transformers
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -14,7 +14,6 @@ from PIL import Image
 from smoke_graph import lay_out, working_in
 from test_data import PETS, parquet
 
-import featcal  # noqa: F401  before torchvision: it mends one that does not load
 from featcal.data.images import ImageSet, Preprocess, looked_up
 from featcal.errors import BadSetting
 from reproduction.data.decoded import Split, mapped_images

@@ -2,9 +2,6 @@
 CLIPModel.
 """
 
-import featcal  # before open_clip: it needs a torchvision that can be imported
-
-# isort: split
 from pathlib import Path
 
 import checkpoints
@@ -16,6 +13,7 @@ from open_clip_models import CFG, TEXT, changed, folder_of, theirs
 from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, CLIPModel, CLIPTokenizer
 
+import featcal
 from featcal.cli import main as cli
 from featcal.data.images import Preprocess
 from featcal.interchange.architecture import clip_config, model_config

@@ -24,7 +24,6 @@ from featcal.merging.mats import conjugate_gradients
 from featcal.merging.merge import merge, merge_recorded, opened_merge
 from featcal.merging.methods import METHODS
 from featcal.merging.sources import ModuleSource
-from featcal.merging.svc import svc_matrix
 from featcal.merging.tsv import orthogonal, tsv_matrix
 
 FIELD = (
@@ -402,49 +401,3 @@ def test_gradient_matching_of_experts_that_are_the_base_leaves_it_and_much_of_th
     found = state("gradient_matching", base_weight=1e12, **more)[name]
     assert torch.allclose(found, state("task_arithmetic")[name], rtol=0, atol=1e-6)
     assert not torch.allclose(state("gradient_matching", **more)[name], found, atol=1e-4)
-
-
-def test_svc_is_algorithm_1_direction_by_direction():
-    vectors = matrices()
-    tau, want = sum(vectors), torch.zeros(10, 12, dtype=torch.float64)
-    U, S, Vt = torch.linalg.svd(tau, full_matrices=False)
-    for u, s, v in zip(U.T, S, Vt, strict=True):
-        shares = [float((u @ tau) @ (u @ one) / (u @ one).square().sum()) for one in vectors]
-        want += COUNT / sum(max(0.1, share) for share in shares) * s * torch.outer(u, v)
-    assert torch.allclose(svc_matrix(tau, vectors, 0.1), want, rtol=0, atol=1e-10)
-
-
-def test_svc_undoes_what_equal_experts_add_up_and_leaves_one_expert_as_it_is():
-    (vector,) = matrices(1)
-    assert torch.allclose(svc_matrix(3 * vector, [vector] * 3, 0.1), vector, rtol=0, atol=1e-12)
-    models = {"a": tiny.clip(1), "b": tiny.clip(1)}
-    twice = merge("task_arithmetic", tiny.clip(), models, scale=1.0)  # adds the same change twice
-    found = featcal.svc(twice, tiny.clip(), models).state_dict()
-    expert, name = tiny.clip(1).state_dict(), "encoder.layers.0.mlp.fc1"
-    assert torch.allclose(found[f"{name}.weight"], expert[f"{name}.weight"], rtol=0, atol=1e-10)
-    assert torch.equal(found[f"{name}.bias"], twice.state_dict()[f"{name}.bias"])
-
-
-def test_repair_writes_the_folder_that_svc_makes(tmp_path):
-    base = checkpoints.vision_folder(tmp_path / "base", 0)
-    folders = {
-        name: checkpoints.vision_folder(tmp_path / name, seed)
-        for seed, name in enumerate("ab", start=1)
-    }
-    merge("average", base, folders, out=tmp_path / "merged")
-    words = [f"--expert={name}={folder}" for name, folder in folders.items()]
-    told = [
-        "--merged",
-        str(tmp_path / "merged"),
-        "--base",
-        str(base),
-        *words,
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    assert CliRunner().invoke(get_command(app), ["repair", "svc", *told]).exit_code == 0
-    want = featcal.svc(tmp_path / "merged", base, folders).state_dict()
-    assert all(
-        torch.equal(want[n], t)
-        for n, t in load_file(tmp_path / "out" / "model.safetensors").items()
-    )

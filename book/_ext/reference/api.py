@@ -16,11 +16,7 @@ PUBLIC = {
     "featcal.compare": "featcal/evaluation/compare.py",
     "featcal.load_batches": "featcal/data/calibration.py",
     "featcal.merge": "featcal/merging/merge.py",
-    "featcal.svc": "featcal/merging/svc.py",
-    "featcal.prodistill": "featcal/merging/prodistill.py",
     "featcal.surgery": "featcal/rivals/surgery.py",
-    "featcal.surgery_v2": "featcal/rivals/surgery_v2.py",
-    "featcal.interv_merge": "featcal/rivals/interv_merge.py",
     "featcal.prob_surgery": "featcal/rivals/prob_surgery.py",
     "featcal.mean_shift": "featcal/rivals/mean_shift.py",
     "featcal.tune": "featcal/tuning/tune.py",
@@ -34,7 +30,6 @@ RESULTS = {
     "DriftRecord": "featcal/calibration/record.py",
     "Agreement": "featcal/evaluation/compare.py",
     "Adapters": "featcal/rivals/adapters.py",
-    "DeepAdapters": "featcal/rivals/deep_adapters.py",
 }
 HELPERS = {
     "featcal.data.images.Preprocess": "featcal/data/images.py",

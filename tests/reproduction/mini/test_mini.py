@@ -2,8 +2,6 @@
 with the package.
 """
 
-import featcal  # noqa: F401  isort: skip - before transformers
-
 import io
 from dataclasses import replace
 

@@ -2,8 +2,6 @@
 careless ones wrong.
 """
 
-import featcal  # noqa: F401  isort: skip - before transformers
-
 import json
 from dataclasses import replace
 from functools import cache

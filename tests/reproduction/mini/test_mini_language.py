@@ -2,9 +2,6 @@
 come with the package.
 """
 
-import featcal  # noqa: F401  isort: skip - before transformers
-
-
 import pyarrow.parquet as pq
 import pytest
 import torch

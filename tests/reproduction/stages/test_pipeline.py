@@ -37,7 +37,6 @@ EXEMPT = {
     "featcal/arguments.py",
     "featcal/settings.py",
     *(str(file.relative_to(ROOT)) for file in (ROOT / "reproduction/experiments").glob("*.py")),
-    "featcal/torchvision_mend.py",
     "reproduction/suites/suite.py",
     "reproduction/stages/context.py",
     "reproduction/stages/layout.py",

@@ -2,8 +2,6 @@
 PEFT's own forward.
 """
 
-import featcal  # noqa: F401  isort: skip - before transformers
-
 import json
 
 import pytest

@@ -11,21 +11,22 @@ from tiny import experiment, same_bits
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import featcal
-from featcal.errors import BadPlan
-from featcal.rivals.deep_adapters import FEATURE, DeepAdapters
+from featcal.errors import BadPlan, BadSetting
 from featcal.rivals.draws import batch_order, generator
-from featcal.rivals.settings import IntervMerge, SurgeryV2
+from reproduction.experiments.field import IntervMerge, SurgeryV2
+from reproduction.field.inner_adapters import FEATURE, InnerAdapters, inner_adapters
 
 HEAD = torch.randn(8, 32, generator=tiny.seeded(5), dtype=torch.float64)
 STEPS = {"steps": 12, "batch": 4, "lr": 0.01, "rank": 3}
 
 
-def trained(method, tasks=("mnist", "dtd"), **more):
+def trained(settings, merged, experts, batches):
+    return inner_adapters(settings, merged, experts, batches, HEAD, 42, None)
+
+
+def given_of(tasks=("mnist", "dtd")):
     given = experiment(tasks=tasks)
-    return given, getattr(featcal, method)(
-        given["merged"], given["experts"], given["batches"], head=HEAD, **{**STEPS, **more}
-    )
+    return {key: given[key] for key in ("merged", "experts", "batches")}
 
 
 def linear(width, rank, back, draws):
@@ -99,14 +100,15 @@ def published_interventions(model, task):
 
 
 @pytest.mark.parametrize(
-    ("method", "published", "settings"),
+    ("published", "settings"),
     [
-        ("surgery_v2", published_surgery, SurgeryV2(**STEPS)),
-        ("interv_merge", published_interventions, IntervMerge(**STEPS)),
+        (published_surgery, SurgeryV2(**STEPS)),
+        (published_interventions, IntervMerge(**STEPS)),
     ],
 )
-def test_weights_are_those_of_the_published_loop(method, published, settings):
-    given, found = trained(method)
+def test_weights_are_those_of_the_published_loop(published, settings):
+    given = given_of()
+    result = trained(settings, **given)
     images = torch.cat([batch["pixel_values"] for batch in given["batches"]["dtd"]])
     weights, run, wanted = published(given["merged"], "dtd")
     adam = torch.optim.Adam([w for own in weights.values() for w in own.values()], lr=0.01)
@@ -123,47 +125,45 @@ def test_weights_are_those_of_the_published_loop(method, published, settings):
     for path, own in weights.items():
         for name, want in own.items():
             torch.testing.assert_close(
-                found.places[path].of("dtd")[name], want.detach(), rtol=0, atol=1e-8
+                result.weights["dtd"][path][name], want.detach(), rtol=0, atol=1e-8
             )
     with torch.no_grad():
         want = run(images)[-1]
-        with found.inside(given["merged"], "dtd"):
+        with result.inside(given["merged"], "dtd"):
             last = given["merged"](pixel_values=images).pooler_output @ HEAD.T
-    torch.testing.assert_close(found.apply("dtd", last), want, rtol=0, atol=1e-8)
+    torch.testing.assert_close(result.apply("dtd", last), want, rtol=0, atol=1e-8)
 
 
-@pytest.mark.parametrize("method", ["surgery_v2", "interv_merge"])
-def test_no_task_touches_another_or_the_model(method, tmp_path):
-    before, (given, both) = experiment(tasks=("mnist", "dtd"))["merged"], trained(method)
-    one = [{"mnist": given[key]["mnist"]} for key in ("experts", "batches")]
-    alone = getattr(featcal, method)(given["merged"], *one, head=HEAD, **STEPS)
-    for path, adapters in alone.places.items():
-        assert all(
-            torch.equal(w, both.places[path].of("mnist")[name])
-            for name, w in adapters.of("mnist").items()
-        )
-    assert same_bits(given["merged"], before) and all(
-        p.requires_grad for p in given["merged"].parameters()
-    )
+@pytest.mark.parametrize("settings", [SurgeryV2(**STEPS), IntervMerge(**STEPS)])
+def test_no_task_touches_another_or_the_model(settings, tmp_path):
+    given, before = given_of(), given_of()["merged"]
+    both = trained(settings, **given)
+    one = {key: {"mnist": given[key]["mnist"]} for key in ("experts", "batches")}
+    alone = trained(settings, given["merged"], **one)
+    both.save(tmp_path / "adapters")
+    stored = InnerAdapters.load(tmp_path / "adapters")
+    assert stored.method == settings.name and stored.weights.keys() == both.weights.keys()
+    for task, other in (("mnist", alone), ("mnist", stored), ("dtd", stored)):
+        assert other.weights[task].keys() == both.weights[task].keys()
+        for path, named in both.weights[task].items():
+            assert all(torch.equal(w, other.weights[task][path][n]) for n, w in named.items())
+    assert same_bits(given["merged"], before)
     assert not any(module._forward_hooks for module in given["merged"].modules())
-    again = DeepAdapters.load(both.save(tmp_path / "deep"))
-    for path, adapters in both.places.items():
-        assert all(
-            torch.equal(w, again.places[path].of("dtd")[name])
-            for name, w in adapters.of("dtd").items()
-        )
 
 
 def test_before_the_first_step_surgery_corrects_nothing():
-    given = experiment(tasks=("mnist",))
-    alike = {"mnist": given["merged"]}
-    found = featcal.surgery_v2(given["merged"], alike, given["batches"], head=HEAD, **STEPS)
-    assert found.losses["mnist"][0] < 1e-12  # Σ |f' − f_t| of an expert that is the merged model
+    given = given_of(("mnist",))
+    result = trained(SurgeryV2(**STEPS), **given | {"experts": {"mnist": given["merged"]}})
+    assert result.losses["mnist"][0] < 1e-12  # Σ |f' − f_t| of an expert that is the merged model
+
+
+def test_a_rank_above_the_width_is_refused():
+    with pytest.raises(BadSetting, match="surgery_v2.rank"):
+        trained(SurgeryV2(**STEPS | {"rank": 33}), **given_of(("mnist",)))
 
 
 def test_a_language_model_is_refused():
     model = tiny.make(lambda: LlamaForCausalLM(LlamaConfig(**tiny.TEXT)))
+    texts = {"a": [{"input_ids": torch.ones(2, 3, dtype=torch.long)}]}
     with pytest.raises(BadPlan, match="encoder"):
-        featcal.surgery_v2(
-            model, {"a": model}, {"a": [{"input_ids": torch.ones(2, 3, dtype=torch.long)}]}
-        )
+        trained(SurgeryV2(), model, {"a": model}, texts)

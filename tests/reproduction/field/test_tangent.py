@@ -6,8 +6,8 @@ import tiny
 import torch
 
 import featcal
+from reproduction.field.tangent import Linearised
 from reproduction.suites.fine_tune import fine_tune
-from reproduction.suites.linearised import Linearised
 from reproduction.suites.recipe import FineTune
 
 PIXELS = tiny.images(3)[0]["pixel_values"]

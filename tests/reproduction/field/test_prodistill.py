@@ -1,22 +1,14 @@
-"""ProDistill behind a merged model: the source's parametrisation as oracle, its limits, padding,
-two stacks, the command.
-"""
+"""ProDistill: the source's parametrisation as oracle, its limits, padding, two stacks."""
 
-import checkpoints
-import pytest
 import tiny
 import torch
-from click.testing import CliRunner
-from safetensors.torch import load_file
 from tiny import difference, experiment, same_bits
 from torch.func import functional_call
 from transformers import BertConfig, BertModel, T5Config, T5ForConditionalGeneration
-from typer.main import get_command
 
 import featcal
-from featcal.cli.main import app
-from featcal.errors import BadSetting
 from featcal.rivals.draws import generator
+from reproduction.field.prodistill import prodistill
 
 
 def source(given, epochs, rate):
@@ -68,7 +60,7 @@ def source(given, epochs, rate):
 def test_behind_task_arithmetic_it_is_the_sources_method():
     given = experiment(tasks=("mnist", "dtd"))
     merged = featcal.merge("task_arithmetic", given["base"], given["experts"], scale=0.3)
-    found = featcal.prodistill(merged, given["base"], given["experts"], given["batches"], epochs=3)
+    found = prodistill(merged, given["base"], given["experts"], given["batches"], epochs=3)
     assert (
         difference(found, source(given, 3, 0.01)) < 1e-7
     )  # Adam makes whole steps of gradients that are almost zero
@@ -77,9 +69,9 @@ def test_behind_task_arithmetic_it_is_the_sources_method():
 
 def test_without_an_epoch_or_with_experts_like_the_base_nothing_moves():
     given = experiment(tasks=("mnist", "dtd"))
-    assert same_bits(featcal.prodistill(**given, epochs=0), given["merged"])
+    assert same_bits(prodistill(**given, epochs=0), given["merged"])
     alike = given | {"experts": dict.fromkeys(given["experts"], given["base"])}
-    assert same_bits(featcal.prodistill(**alike, epochs=1), given["merged"])
+    assert same_bits(prodistill(**alike, epochs=1), given["merged"])
 
 
 def texts(seed, decoder=False):
@@ -95,9 +87,7 @@ def test_padding_is_not_fitted():
     base = tiny.make(lambda: BertModel(BertConfig(**tiny.TEXT)))
     experts, batch = {"a": tiny.shifted(base, 1)}, texts(3)
     other = dict(batch, input_ids=batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 11))
-    one, two = (
-        featcal.prodistill(base, base, experts, {"a": [b]}, epochs=2) for b in (batch, other)
-    )
+    one, two = (prodistill(base, base, experts, {"a": [b]}, epochs=2) for b in (batch, other))
     assert difference(one, two) < 1e-9 < difference(one, base)
 
 
@@ -120,7 +110,7 @@ def test_both_stacks_of_t5_come_nearer_to_the_expert():
         ]
         return float((hidden[0] - hidden[1]).detach().square().sum())
 
-    found = featcal.prodistill(base, base, {"a": expert}, {"a": [batch]}, epochs=20, rate=0.05)
+    found = prodistill(base, base, {"a": expert}, {"a": [batch]}, epochs=20, rate=0.05)
     moved = {
         n
         for (n, p), q in zip(found.named_parameters(), base.parameters(), strict=True)
@@ -130,54 +120,3 @@ def test_both_stacks_of_t5_come_nearer_to_the_expert():
         "encoder",
         "decoder",
     }
-
-
-@pytest.fixture
-def folders(tmp_path):
-    base = checkpoints.vision_folder(tmp_path / "base", 0)
-    checkpoints.processor().save_pretrained(base)
-    experts = {
-        name: checkpoints.vision_folder(tmp_path / name, seed)
-        for seed, name in enumerate("ab", start=1)
-    }
-    featcal.merge("average", base, experts, out=tmp_path / "merged")
-    for task in experts:
-        (tmp_path / "data" / task / "train").mkdir(parents=True)
-        for i in range(4):
-            checkpoints.picture(seed=i).save(tmp_path / "data" / task / "train" / f"{i}.png")
-    return tmp_path
-
-
-def test_the_command_writes_what_the_function_makes(folders):
-    experts = {name: folders / name for name in "ab"}
-    places = {name: folders / "data" / name for name in "ab"}
-    told = [
-        "--merged",
-        str(folders / "merged"),
-        "--base",
-        str(folders / "base"),
-        "--out",
-        str(folders / "out"),
-    ]
-    told += [f"--expert={name}={path}" for name, path in experts.items()]
-    more = [f"--data={name}={path}" for name, path in places.items()] + [
-        "--samples=4",
-        "--batch=2",
-        "--epochs=2",
-    ]
-
-    def run(*words):
-        return CliRunner().invoke(get_command(app), ["repair", *words, *told]).exception
-
-    assert isinstance(run("prodistill"), BadSetting) and isinstance(
-        run("svc", "--epochs=2"), BadSetting
-    )
-    assert run("prodistill", *more) is None
-    batches = featcal.load_batches(places, folders / "base", samples=4, batch=2)
-    want = featcal.prodistill(
-        folders / "merged", folders / "base", experts, batches, epochs=2
-    ).state_dict()
-    found = load_file(folders / "out" / "model.safetensors")
-    assert all(
-        torch.allclose(want[name], tensor, rtol=0, atol=1e-5) for name, tensor in found.items()
-    )

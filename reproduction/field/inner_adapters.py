@@ -1,0 +1,304 @@
+"""Adapters inside a merged model, trained with gradients through it: SurgeryV2 and IntervMerge.
+
+n samples · d width where an adapter sits · r rank. Every task has its own adapters, so its identity
+must be known at test time; the model itself stays as it is.
+
+SurgeryV2 corrects every token after every block, and the last feature: z' = z − U relu(D z). Adam
+lowers Σ_l |mean over tokens of z'_l − that of the expert|₁ + |f' − f_t|₁.
+Source: Yang et al., SurgeryV2, 2024 (arXiv 2410.14389); EnnengYang/SurgeryV2, src/merging_model.py
+and main_tv_surgery_v2.py.
+
+IntervMerge moves the first token of every attention's output before it is added to the residual
+stream: h' = h + Vᵀ (W h + b − V h − c). Adam lowers |f' − f_t|₁. The first token is the class token
+of CLIP and BERT; through it a mean over tokens is reached too.
+Source: Osial et al., Parameter-Efficient Interventions for Enhanced Model Merging, SDM 2025 (arXiv
+2412.17023); MarcinOsial/IntervMerge, src/main_intervmerge.py, src/models/loreft_models.py.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from featcal.blocks.batches import naming, padding_mask
+from featcal.blocks.capture import first_inputs, hooked
+from featcal.blocks.coverage import solved_modules
+from featcal.blocks.plan import Stack, blocks_of
+from featcal.blocks.plans import plan_for
+from featcal.blocks.replay import step
+from featcal.blocks.residual import residual_streams
+from featcal.core.precision import exact_products
+from featcal.errors import BadPlan, Diverged
+from featcal.models.mode import evaluation_mode
+from featcal.models.pooling import token_mean
+from featcal.rivals.draws import batch_order, generator
+from featcal.rivals.features import Batch, Head, output_embeddings, projected
+from featcal.rivals.pool import Model, as_module
+from featcal.rivals.steps import Samples, samples_of
+from featcal.settings import require
+from reproduction.experiments.field import IntervMerge, SurgeryV2
+
+Settings = SurgeryV2 | IntervMerge
+Weights = Mapping[str, Tensor]
+FEATURE = "feature"  # the place of the last feature, next to the paths of modules
+FILE = "adapters.safetensors"
+
+
+@dataclass(frozen=True)
+class InnerAdapters:
+    """Trained adapters.
+
+    method:  surgery_v2 or interv_merge.
+    weights: by task, then by path of the module whose output is corrected, or "feature".
+    losses:  by task, one per step.
+    """
+
+    method: str
+    weights: Mapping[str, Mapping[str, Weights]]
+    losses: Mapping[str, list[float]] = field(default_factory=dict)
+
+    def apply(self, task: str, features: Tensor) -> Tensor:
+        """Correct the last features (…, d) of a forward inside `inside`, where the method does."""
+        if FEATURE not in self.weights[task]:
+            return features
+        own = {name: weight.to(features) for name, weight in self.weights[task][FEATURE].items()}
+        return features - correction(self.method, own, features)
+
+    @contextmanager
+    def inside(self, model: nn.Module, task: str) -> Iterator[None]:
+        """Run the model with the task's adapters in it."""
+        with corrected(model, self.method, self.weights[task]):
+            yield
+
+    def save(self, folder: Path) -> None:
+        """Write the weights to a new folder."""
+        folder.mkdir(parents=True)
+        tensors = {
+            f"{task}/{path}/{name}": weight.contiguous()
+            for task, places in self.weights.items()
+            for path, named in places.items()
+            for name, weight in named.items()
+        }
+        save_file(tensors, folder / FILE, metadata={"method": self.method})
+
+    @classmethod
+    def load(cls, folder: Path) -> "InnerAdapters":
+        """Read the weights that `save` wrote."""
+        weights: dict[str, dict[str, dict[str, Tensor]]] = {}
+        with safe_open(folder / FILE, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118 - safe_open is no mapping
+                task, path, name = key.rsplit("/", 2)
+                places = weights.setdefault(task, {})
+                places.setdefault(path, {})[name] = file.get_tensor(key)
+            return cls(file.metadata()["method"], weights)
+
+
+def correction(method: str, weights: Weights, z: Tensor) -> Tensor:
+    """Return the vectors that are subtracted from z (…, n, d)."""
+    if method == SurgeryV2.name:
+        return torch.relu(z @ weights["down"].mT) @ weights["up"].mT
+    wanted = z @ weights["source"].mT + weights["source_bias"]  # (…, n, r)
+    return (z @ weights["read"].mT + weights["read_bias"] - wanted) @ weights["read"]
+
+
+def first_weights(
+    settings: Settings, like: Tensor, task: str, path: str, seed: int
+) -> dict[str, Tensor]:
+    """Draw weights at one place, uniform in ±1/√d. SurgeryV2's second matrix is zero, so that
+    nothing is corrected before the first step.
+    """
+    d, r = like.shape[-1], settings.rank
+    fits = f"must be at most {d}, the width at {path}"
+    require(r <= d, f"{settings.name}.rank", r, fits)
+    draws = generator(task, f"initialisation {path}", seed)
+    if isinstance(settings, SurgeryV2):
+        shapes = {"down": (r, d), "up": (d, r)}
+    else:
+        shapes = {"source": (r, d), "read": (r, d), "source_bias": (1, r), "read_bias": (1, r)}
+    weights = {}
+    for name, shape in shapes.items():
+        drawn = torch.empty(shape).uniform_(-(d**-0.5), d**-0.5, generator=draws)
+        kept = torch.zeros(shape) if name == "up" else drawn
+        weights[name] = kept.to(like).requires_grad_()
+    return weights
+
+
+@contextmanager
+def corrected(model: nn.Module, method: str, places: Mapping[str, Weights]) -> Iterator[None]:
+    """Correct the outputs of the modules at these paths: every token, or the first by
+    IntervMerge.
+    """
+
+    def change(path: str, output: Any) -> Any:
+        hidden = hidden_of(output)
+        weights = {name: weight.to(hidden) for name, weight in places[path].items()}
+        if method == SurgeryV2.name:
+            result = hidden - correction(method, weights, hidden)
+        else:
+            first = hidden[:, :1]
+            result = torch.cat([first - correction(method, weights, first), hidden[:, 1:]], dim=1)
+        return result if isinstance(output, Tensor) else (result, *output[1:])
+
+    inner = [path for path in places if path != FEATURE]
+    with hooked(
+        [
+            model.get_submodule(p).register_forward_hook(lambda _m, _a, out, p=p: change(p, out))
+            for p in inner
+        ]
+    ):
+        yield
+
+
+def hidden_of(output: Any) -> Tensor:
+    """Return the hidden states in a module's output."""
+    hidden: Tensor = output if isinstance(output, Tensor) else output[0]
+    return hidden
+
+
+def inner_adapters(
+    settings: Settings,
+    merged: Model,
+    experts: Mapping[str, Model],
+    batches: Mapping[str, Iterable[Batch]],
+    head: Head,
+    seed: int,
+    device: str | torch.device | None,
+) -> InnerAdapters:
+    """Train adapters inside the merged model, one task after the other. Parameters of a module
+    given as `merged` are frozen.
+
+    Raises: BadPlan for models that are no encoders of images or texts, or without a linear that
+    writes into the residual stream; BadSetting; BadBatches; Diverged naming task and step.
+    """
+    model = as_module(merged, device).requires_grad_(False)
+    stack = encoder_stack(model)
+    samples = {task: samples_of(task, batches[task]) for task in sorted(experts)}
+    blocks = [f"{stack.blocks}.{number}" for number in range(len(blocks_of(model, stack)))]
+    if isinstance(settings, SurgeryV2):
+        paths, compared = blocks, blocks
+        places = [*blocks, FEATURE]
+    else:
+        first_batch = next(iter(samples.values())).batch([0])
+        places = paths = attention_paths(model, stack, blocks, first_batch)
+        compared = []
+    weights: dict[str, Mapping[str, Weights]] = {}
+    losses: dict[str, list[float]] = {}
+    for task, drawn in samples.items():
+        expert = as_module(experts[task], device)
+        with evaluation_mode([model, expert]), exact_products():
+            first = features(model, drawn.batch([0]), head, paths)
+            own = {path: first_weights(settings, first[path], task, path, seed) for path in places}
+            losses[task] = train(settings, model, expert, task, drawn, head, own, compared, seed)
+        weights[task] = {
+            path: {name: weight.detach().cpu() for name, weight in named.items()}
+            for path, named in own.items()
+        }
+    return InnerAdapters(settings.name, weights, losses)
+
+
+def encoder_stack(model: nn.Module) -> Stack:
+    """Return the one stack of an encoder. Raises: BadPlan for several stacks or a language head."""
+    stacks = plan_for(model).stacks
+    if len(stacks) != 1 or output_embeddings(model) is not None:
+        raise BadPlan(
+            type(model).__name__,
+            "is no encoder of images or texts with one list of blocks, which these adapters need",
+        )
+    return stacks[0]
+
+
+def attention_paths(model: nn.Module, stack: Stack, paths: list[str], batch: Batch) -> list[str]:
+    """Return, for every block, the path of the linear whose output is added to the residual stream
+    first: the attention's last one.
+    """
+    blocks, linears = blocks_of(model, stack), []
+    with evaluation_mode([model]):
+        hidden, arguments = first_inputs(model, blocks, batch, stack.mixed)
+        for path, block in zip(paths, blocks, strict=True):
+            with residual_streams(block, solved_modules(block)[0], hidden) as streams:
+                hidden, arguments = step(block, stack, hidden, arguments)
+            if not streams:
+                raise BadPlan(
+                    type(model).__name__, f"no linear of {path} writes into the residual stream"
+                )
+            linears.append(f"{path}.{next(iter(streams))}")
+    return linears
+
+
+def features(model: nn.Module, batch: Batch, head: Head, paths: Sequence[str]) -> dict[str, Tensor]:
+    """Return, for one batch, the modules' outputs as means over tokens without padding, (n, d)
+    each, and the last feature (n, p).
+    """
+    seen: dict[str, Tensor] = {}
+
+    def note(path: str, out: Any) -> None:
+        seen[path] = hidden_of(out)
+
+    with hooked(
+        [
+            model.get_submodule(p).register_forward_hook(lambda _m, _a, out, p=p: note(p, out))
+            for p in paths
+        ]
+    ):
+        last = projected(model, batch, head)
+    means = {}
+    for path, hidden in seen.items():
+        mask = padding_mask(batch, hidden)
+        present = hidden.new_ones(hidden.shape[:2]) if mask is None else mask
+        means[path] = token_mean(hidden, present)
+    return {**means, FEATURE: last}
+
+
+@torch.enable_grad()
+def train(
+    settings: Settings,
+    model: nn.Module,
+    expert: nn.Module,
+    task: str,
+    samples: Samples,
+    head: Head,
+    weights: Mapping[str, Weights],
+    compared: Sequence[str],
+    seed: int,
+) -> list[float]:
+    """Run Adam on one task's weights: Σ over compared places and the last feature of the mean
+    absolute difference to the expert's. Return the loss before every step.
+    """
+    with torch.no_grad(), naming(task, 0):  # the expert's features of every sample are kept
+        parts = torch.arange(len(samples)).split(settings.batch)
+        kept = [features(expert, samples.batch(part.tolist()), head, compared) for part in parts]
+        targets = {path: torch.cat([part[path] for part in kept]) for path in kept[0]}
+    optimiser = torch.optim.Adam(
+        [w for named in weights.values() for w in named.values()], lr=settings.lr
+    )
+    losses: list[float] = []
+    order = batch_order(task, len(samples), settings, seed)
+    for number, chosen in enumerate(islice(order, settings.steps)):
+        batch = samples.batch(chosen.tolist())
+        with naming(task, number), corrected(model, settings.name, weights):
+            ours = features(model, batch, head, compared)
+        if FEATURE in weights:
+            last = ours[FEATURE]
+            ours[FEATURE] = last - correction(settings.name, weights[FEATURE], last)
+        wanted = {
+            path: rows[chosen.to(rows.device)].to(ours[path]) for path, rows in targets.items()
+        }
+        differences = [(ours[path] - rows).abs().mean() for path, rows in wanted.items()]
+        loss = torch.stack(differences).sum()
+        losses.append(float(loss.detach()))
+        if not torch.isfinite(loss):
+            look = "NaN in the features: the merged model, the expert, or the samples of this task"
+            raise Diverged(
+                f"{settings.name} {task!r}", number, f"{settings.name}.lr", settings.lr, look
+            )
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+    return losses

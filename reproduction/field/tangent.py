@@ -1,0 +1,121 @@
+"""Task arithmetic in the tangent space: experts that are trained and run linearised.
+
+The merged model is a tower and its directional derivative, no network of the base's form. Nothing
+that solves or changes layers can be applied to it, so it is a row of the table by itself.
+
+Source: Ortiz-Jimenez et al., Task Arithmetic in the Tangent Space, NeurIPS 2023 (arXiv 2305.12827,
+Eq. 3); gortizji/tangent_task_arithmetic, src/linearize.py, which trains the experts by the recipe
+of the usual ones.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.func import functional_call, jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+import featcal
+from featcal.models.device import torch_device
+from featcal.models.load import load_vision
+from featcal.models.save import save_model
+from reproduction.experiments.field import FieldStudy
+from reproduction.experiments.runs import Pool
+from reproduction.stages import scoring
+from reproduction.stages.context import Context
+from reproduction.stages.scored import Scored
+from reproduction.suites.fine_tune import fine_tune_on
+from reproduction.suites.load_task import load_task
+from reproduction.suites.recipe import FineTune
+
+
+class Linearised(nn.Module):
+    """Pool f(x; θ₀) + J(x; θ₀) (θ − θ₀), J = ∂f/∂θ, in place of a vision tower's f(x; θ).
+
+    base: the tower at θ₀.   moved: the tower at θ, which alone learns. Default: θ₀.
+    """
+
+    def __init__(self, base: nn.Module, moved: nn.Module | None = None) -> None:
+        super().__init__()
+        self.base, self.moved = copy.deepcopy(base), copy.deepcopy(moved or base)
+
+    def forward(self, pixel_values: Tensor) -> BaseModelOutputWithPooling:
+        """Return pooled (n, h) of pixel_values (n, 3, H, W), at twice the cost of the tower."""
+        start = {name: p.detach() for name, p in self.base.named_parameters()}
+        change = {name: p - start[name] for name, p in self.moved.named_parameters()}
+
+        def pooled(parameters: dict[str, Tensor]) -> Tensor:
+            with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no forward derivative
+                output: Tensor = functional_call(
+                    self.base, parameters, (pixel_values,)
+                ).pooler_output
+            return output
+
+        value, along = jvp(pooled, (start,), (change,))
+        return BaseModelOutputWithPooling(pooler_output=value + along)
+
+
+def linearised_expert(
+    base: nn.Module,
+    tensors: Mapping[str, Tensor],
+    images: Any,
+    settings: FineTune,
+    task: str,
+    seed: int,
+) -> nn.Module:
+    """Return a tower at a linearised expert's weights, trained on the usual expert's images in the
+    same order.
+
+    tensors: of heads.safetensors.   images: the ImageSet of the task's training split.   Raises:
+    Diverged.
+    """
+    settings = settings.but(frozen=("base.", *(f"moved.{name}" for name in settings.frozen)))
+    moved: nn.Module = fine_tune_on(images, Linearised(base), tensors, settings, task, seed).moved
+    return moved
+
+
+def make(
+    context: Context, study: FieldStudy, out: Path, timed: Callable[[str, Callable[[], Any]], Any]
+) -> tuple[dict[str, float], list[dict[str, float]]]:
+    """Write weights as folders like the base, out/merged/ and out/expert/<task>/. Return the chosen
+    scale, and all scales with their validation accuracies.
+    """
+    suite, layout, device = context.suite, context.layout, torch_device(context.suite.device)
+    place = (context, study.role, study.pool)
+    folder = layout.base(study.role, study.pool)
+    tensors = load_file(layout.heads(study.role, study.pool))
+    base, experts = load_vision(folder).to(device), {}
+    for task in suite.tasks_of(study.role, study.pool):
+        images = load_task(layout.data_of(study.role), task, "train", folder)
+        given = tensors, images, suite.fine_tuning(task), task, suite.expert_seed
+        experts[task] = timed("experts", partial(linearised_expert, base, *given))
+        save_model(experts[task], out / "expert" / task, like=folder)
+
+    def merged(scale: float) -> Any:
+        return featcal.merge("task_arithmetic", base, experts, scale=scale, device=device)
+
+    def validated() -> dict[float, float]:
+        models = {scale: Linearised(base, merged(scale)) for scale in study.tangent}
+        chosen = partial(scoring.drawn, study.rows, study.seed)
+        samples = partial(scoring.samples_of, *place, split="validation", most=chosen)
+        return scoring.averages(*place, models, samples)
+
+    values = timed("choosing", validated)
+    best = max(values, key=lambda scale: (round(values[scale], 4), -scale))
+    save_model(timed("merged", partial(merged, best)), out / "merged", like=folder)
+    return {"scale": best}, [
+        {"scale": scale, "value": round(value, 4)} for scale, value in values.items()
+    ]
+
+
+def encoder(context: Context, role: str, pool: Pool, model: Scored, task: str) -> Linearised:
+    """Return the linearised tower of a task, from the folders that `make` wrote."""
+    assert model.folder is not None
+    folder = model.folder / task if model.method == "expert" else model.folder
+    base = load_vision(context.layout.base(role, pool))
+    return Linearised(base, load_vision(folder)).to(torch_device(context.suite.device))
