@@ -16,10 +16,10 @@ _HOMES = {
     "calibrate": "featcal.calibration.calibrate",
     "compare": "featcal.evaluation.compare",
     "load_batches": "featcal.data.calibration",
-    "mean_shift": "featcal.rivals.mean_shift",
+    "mean_shift": "featcal.baselines.mean_shift",
     "merge": "featcal.merging.merge",
-    "prob_surgery": "featcal.rivals.prob_surgery",
-    "surgery": "featcal.rivals.surgery",
+    "prob_surgery": "featcal.baselines.prob_surgery",
+    "surgery": "featcal.baselines.surgery",
     "tune": "featcal.tuning.tune",
 }
 __all__ = [*_HOMES]

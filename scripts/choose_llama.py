@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from featcal.data.text import Sample
-from featcal.merging.arithmetic import average_tensor, moved_tensor, total
+from featcal.merging.tensors import average_tensor, moved_tensor, total
 from featcal.models.load import load_model, load_tokenizer
 from featcal.storage.atomic import atomic_path
 from reproduction.language import answers

@@ -5,7 +5,7 @@ adapters.
 import torch
 from tiny import seeded
 
-from featcal.rivals.features import Pair
+from featcal.baselines.features import Pair
 
 COUNTS = {
     "mnist": 20,

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from featcal.blocks.plans import KNOWN
-from featcal.merging.methods import METHODS
-from featcal.merging.settings import SETTINGS
+from featcal.merging.registry import METHODS
 
 ROOT = Path(__file__).parent.parent
 
@@ -25,7 +24,7 @@ def code_of(page: str) -> list[str]:
 @pytest.fixture
 def tables():
     """The tables that the page adds to, put back afterwards."""
-    before = [(table, dict(table)) for table in (KNOWN, METHODS, SETTINGS)]
+    before = [(table, dict(table)) for table in (KNOWN, METHODS)]
     yield
     for table, content in before:
         table.clear()

@@ -17,7 +17,7 @@ FOUNDATION = {"errors", "settings", "version", "core", "blocks", "storage", "mod
 MAY_IMPORT = {  # rooms of the library, and single files of a room where not all of it is meant
     "featcal": {
         "settings", "version", "blocks.plan", "calibration.calibrate", "data.calibration",
-        "merging.merge", "rivals",
+        "merging.merge", "baselines",
         "tuning.tune", "evaluation.compare",
     },
     "version": set(),
@@ -33,13 +33,12 @@ MAY_IMPORT = {  # rooms of the library, and single files of a room where not all
     "planning": FOUNDATION
     | {f"calibration.{file}" for file in ("observe", "parts", "record", "sites", "stacks", "tokens")},
     "merging": FOUNDATION
-    | {"rivals.draws"}
     | {"calibration.tracks"},
-    "rivals": FOUNDATION,
-    "evaluation": FOUNDATION | {"data", "calibration", "rivals.features", "tuning.divergence"},
+    "baselines": FOUNDATION,
+    "evaluation": FOUNDATION | {"data", "calibration", "baselines.features", "tuning.divergence"},
     "interchange": FOUNDATION | {"data.images"},
-    "tuning": FOUNDATION | {"calibration", "rivals"},
-    "cli": FOUNDATION | {"data", "calibration", "planning", "merging", "rivals", "evaluation", "interchange", "tuning"},
+    "tuning": FOUNDATION | {"calibration", "baselines"},
+    "cli": FOUNDATION | {"data", "calibration", "planning", "merging", "baselines", "evaluation", "interchange", "tuning"},
 }  # fmt: skip
 KNOWN = {"experiments", "data", "theory"}
 REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may import the library
@@ -95,9 +94,9 @@ FOREIGN = {  # what some rooms do not know, of other people's packages
 # featcal.calibrate names its home like
 # this
 LAZY = {
-    "merge": "merging.merge", "surgery": "rivals.surgery", "prob_surgery": "rivals.prob_surgery", "tune": "tuning.tune",
+    "merge": "merging.merge", "surgery": "baselines.surgery", "prob_surgery": "baselines.prob_surgery", "tune": "tuning.tune",
     "calibrate": "calibration.calibrate", "load_batches": "data.calibration", "Calibration": "settings",
-    "BlockPlan": "blocks.plan", "Stack": "blocks.plan", "mean_shift": "rivals.mean_shift", "compare": "evaluation.compare",
+    "BlockPlan": "blocks.plan", "Stack": "blocks.plan", "mean_shift": "baselines.mean_shift", "compare": "evaluation.compare",
 }  # fmt: skip
 
 

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from featcal.errors import BadSetting, UnknownKey
-from featcal.merging.settings import settings_of
-from featcal.rivals.settings import AdapterMethod, Surgery, SurgeryV2
+from featcal.merging.registry import settings_of
+from featcal.baselines.settings import AdapterMethod, ProbSurgery, Surgery
 from featcal.settings import Calibration, Settings
 
 
@@ -69,7 +69,7 @@ def test_lists_become_tuples_whole_numbers_are_numbers_and_a_class_stays_itself(
     assert settings.but(norm=False).modules == ("q",) and hash(settings)
     with pytest.raises(ValueError, match="frozen"):
         settings.ridge = 2
-    for adapter in (Surgery(rank=2), SurgeryV2(rank=2)):
+    for adapter in (Surgery(rank=2), ProbSurgery(hidden=2)):
         held = Outer(inner={}, adapter=adapter)
         assert type(held.adapter) is type(adapter)
         assert held.model_dump()["adapter"] == dict(adapter)

@@ -3,7 +3,6 @@ line.
 """
 
 from inspect import Parameter, signature
-from typing import get_type_hints
 
 import pytest
 import torch
@@ -14,20 +13,7 @@ import featcal
 from featcal.data.calibration import Draw, drawn, held_out
 from featcal.data.place import Place
 from featcal.errors import BadSetting, MissingPath
-from featcal.merging.settings import SETTINGS, MergeSettings
 from featcal.models.skeleton import skeleton
-
-
-def test_the_settings_of_merge_are_those_of_its_methods():
-    """Each with the types that methods give it; `exclude` may be a list as well, which is made a
-    tuple.
-    """
-    listed, known = get_type_hints(MergeSettings), {"exclude": list[str]}
-    for method in SETTINGS.values():
-        for name in method.model_fields:
-            kind = get_type_hints(method)[name]
-            known[name] = known.get(name, kind) | kind
-    assert listed == known
 
 
 @pytest.mark.parametrize("name", sorted(set(featcal.__all__) - {"__version__"}))

@@ -73,7 +73,10 @@ for command in (
     *(point.load() for point in sorted(entry_points(group=COMMANDS), key=lambda point: point.name)),
 ):
     own = getattr(sys.modules[command.__module__], "EPILOG", "")
-    app.command(epilog=own if "Exit codes" in own else f"{own.strip()}\n\n{EXIT_CODES}")(command)
+    kind = merge.MergeCommand if command is merge.merge else None
+    app.command(cls=kind, epilog=own if "Exit codes" in own else f"{own.strip()}\n\n{EXIT_CODES}")(
+        command
+    )
 
 
 @app.callback(invoke_without_command=True)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import yaml
 from typer import Argument, Option
+from typer.core import TyperCommand
 
 from featcal.cli import options
 from featcal.cli.arguments import (
@@ -24,9 +25,9 @@ from featcal.cli.recipe import named_models
 from featcal.cli.recipe_method import method_of
 from featcal.cli.terminal import Json, Quiet, note, say, say_json
 from featcal.errors import BadSetting
-from featcal.merging.settings import SETTINGS, settings_of
+from featcal.merging.registry import method_named, method_names, methods_table, settings_of
 
-METHODS = f"{', '.join(SETTINGS)}; lot is made from its published formula, its code could not be consulted."
+METHODS = f"{', '.join(method_names())}."
 RECIPE = "mergekit's recipe, for base, experts and, where METHOD is left out, method: linear or task_arithmetic with one weight."
 
 EPILOG = """Examples:
@@ -38,6 +39,23 @@ featcal merge task_arithmetic --scale 0.3 --base base --expert mnist=models/mnis
 featcal merge --recipe merge.yaml --out merged"""
 
 
+class MergeCommand(TyperCommand):
+    """`featcal merge`, whose help lists every method; they are loaded when it is asked for."""
+
+    @property
+    def epilog(self) -> str:
+        """Return every method with its settings, then the examples."""
+        rows = (
+            f"{name}: {settings or 'no settings'}. {source}."
+            for name, settings, source in methods_table()
+        )
+        return "\n\n".join(["Methods and their settings, with defaults:", *rows, self._examples])
+
+    @epilog.setter
+    def epilog(self, text: str) -> None:
+        self._examples = text
+
+
 def merge(
     out: options.Out,
     method: Annotated[str | None, Argument(help=METHODS)] = None,
@@ -45,18 +63,19 @@ def merge(
     expert: options.SomeExperts = None,
     recipe: Annotated[Path | None, Option(metavar="FILE", help=RECIPE)] = None,
     scale: Annotated[
-        float | None, Option(help="Scale of the task vectors; the source's when left out.")
+        float | None, Option(help="Scale of the task vectors. Default: the method's.")
     ] = None,
     setting: Annotated[
         list[str] | None,
-        Option("--set", metavar="NAME=VALUE", help="Another setting of the method."),
+        Option("--set", metavar="NAME=VALUE", help="A setting of the method. Repeatable."),
     ] = None,
     data: Annotated[
         list[str] | None,
         Option(metavar="NAME=FOLDER", help="Samples of an expert's task, where needed."),
     ] = None,
     head: Annotated[
-        Path | None, Option(help="heads.safetensors with the zero-shot heads (adamerging, fisher).")
+        Path | None,
+        Option(help="heads.safetensors (adamerging, fisher, gradient_matching)."),
     ] = None,
     samples: Annotated[
         int, Option(min=1, help="Samples of each task (256 for regmean, 16 to 64 for lot).")
@@ -91,12 +110,12 @@ def merge(
         {} if scale is None else {"scale": scale}
     )
     if method is not None:
-        settings_of(method, settings, "merge")
+        settings_of(method, settings)
     elif recipe is None:
         raise BadSetting(
             "METHOD",
             None,
-            f"must be one of {', '.join(SETTINGS)}, or mergekit's recipe given with --recipe",
+            f"must be one of {', '.join(method_names())}, or mergekit's recipe given with --recipe",
         )
     elif settings:
         raise BadSetting(
@@ -112,9 +131,9 @@ def merge(
         method, settings = method_of(named)
     from featcal.data.calibration import Draw, drawn
     from featcal.merging.merge import merge as merged
-    from featcal.merging.methods import method_named
 
-    method_named(method).check_needs(places or None, head)  # before samples are read
+    given_data = {"batches": places or None, "head": head}
+    method_named(method).check_needs(given_data)  # before samples are read
     student = skeleton(named.base)
     for folder in named.shaped.values():
         skeleton(folder)

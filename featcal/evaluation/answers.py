@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
+from featcal.baselines.features import output_embeddings, rows_before_head
 from featcal.blocks.batches import pad_token, padding_mask
 from featcal.blocks.capture import model_call
 from featcal.blocks.plan import BlockPlan
 from featcal.blocks.plans import plan_for
 from featcal.calibration.drift import last_outputs
 from featcal.core.precision import wide
-from featcal.rivals.features import output_embeddings, rows_before_head
 from featcal.tuning.divergence import Scored, answer_pairs, divergences
 
 

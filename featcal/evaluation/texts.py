@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax, normalize
 
+from featcal.baselines.features import output_embeddings
 from featcal.blocks.capture import model_call
 from featcal.core.precision import wide
 from featcal.data.inputs import input_of
@@ -20,7 +21,6 @@ from featcal.data.tokens import IGNORED, Reader, padded
 from featcal.errors import BadData, BadSetting, NotFinite
 from featcal.evaluation.sentences import Sentences
 from featcal.models.mode import evaluation_mode
-from featcal.rivals.features import output_embeddings
 
 WAYS = {
     "head": "the largest score of the model's own classes",

@@ -8,8 +8,8 @@ from pathlib import Path
 from transformers import AutoConfig
 
 from featcal.merging.adapters import CONFIG, WEIGHTS, AdapterSource
+from featcal.merging.merge import Target, size_of, write_merged
 from featcal.merging.sources import source
-from featcal.merging.stream import Target, size_of, write_merged
 from featcal.models.load import model_class
 
 

@@ -1,41 +1,169 @@
-"""Merging block by block in forward order: every task's features are carried to a block, its
-linears are solved, and on.
+"""Block-by-block merging in forward order: carry every task's features to a block, merge its
+linears, go on.
 
-RegMean and LOT carry each expert's own features, RegMean++ those of the merge so far. One module
-does all the running: it takes the tensors of whoever is to be run, so that of the experts no more
-than one block is in memory at a time.
+One module runs everything: it takes the tensors of the model to run, so at most one block of the
+experts is in memory at a time. A site is a group of linears that read the same tensor (q, k, v).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from featcal.blocks.batches import check_batch, check_tasks, naming, pad_token, padding_mask
-from featcal.blocks.capture import feeding, first_inputs, hooked
+from featcal.blocks.capture import Features, feeding, first_inputs, hooked, module_inputs
+from featcal.blocks.coverage import solved_modules
+from featcal.blocks.norms import normalised
 from featcal.blocks.plan import Stack, blocks_of
 from featcal.blocks.plans import plan_for
 from featcal.blocks.replay import handed_on, step
-from featcal.core.precision import exact_products
+from featcal.core.moments import add_gram, mirror
+from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.errors import BadBatches, BadFile
-from featcal.merging.arithmetic import average_tensor
-from featcal.merging.features import Seen, Track, watched
-from featcal.merging.job import Job, Named
+from featcal.merging.registry import Job, Named
 from featcal.merging.sources import Source
+from featcal.merging.tensors import average_tensor
 
-Solve = Callable[
-    [str, nn.Module, dict[str, Seen]], Iterator[Named]
-]  # path of a block, the base's block, what each task saw
+Site = tuple[str, ...]  # names of linears within their block
+
+
+@dataclass
+class Track:
+    """One task's batches just before the current block."""
+
+    features: list[Features] = field(default_factory=list)
+    masks: list[Tensor | None] = field(default_factory=list)  # (batch, tokens), 0 at padding
+    fed_masks: list[Tensor | None] = field(default_factory=list)  # of tokens another stack feeds
+    fed: str = ""  # by which keyword blocks receive them
+
+
+@dataclass
+class Seen:
+    """Sums of one task in one block."""
+
+    grams: dict[Site, Tensor] = field(default_factory=dict)  # (d, d)  Σ x xᵀ
+    tokens: dict[Site, int] = field(default_factory=dict)
+    squares: dict[str, Tensor] = field(default_factory=dict)  # of norms (d,)  Σ x̂², before scale
+
+
+# (inputs of modules, hidden states and their mask, states fed by another stack and their mask)
+Watch = Callable[[dict[str, Tensor], Tensor, Tensor | None, Any, Tensor | None], None]
+
+
+def watched(
+    block: nn.Module, stack: Stack, track: Track, also: Watch | None = None
+) -> tuple[Seen, list[Features]]:
+    """Return the sums of one block over a task's batches, and the block's outputs.
+
+    Products have the data's precision, sums float64. Raises: BadCapture.
+    """
+    seen, out = Seen(), []
+    linears, norms = solved_modules(block)
+    for (hidden, arguments), mask, fed_mask in zip(
+        track.features, track.masks, track.fed_masks, strict=True
+    ):
+        with module_inputs(block, [*linears, *norms]) as inputs:
+            out.append(step(block, stack, hidden, arguments))
+        fed = arguments[0].get(track.fed)
+        for site in sites(inputs, linears):
+            x = inputs[site[0]]
+            rows = counted(
+                x, fed_mask if isinstance(fed, Tensor) and memory(x) == memory(fed) else mask
+            )  # (n, d)
+            if site not in seen.grams:
+                seen.grams[site] = rows.new_zeros(rows.shape[1], rows.shape[1], dtype=SUM_DTYPE)
+            add_gram(seen.grams[site], rows)
+            seen.tokens[site] = seen.tokens.get(site, 0) + len(rows)
+        for name in norms:
+            z = counted(normalised(block.get_submodule(name), inputs[name]), mask)
+            seen.squares[name] = seen.squares.get(name, 0) + z.square().sum(0, dtype=SUM_DTYPE)
+        if also is not None:
+            also(inputs, hidden, mask, fed, fed_mask)
+    for G in seen.grams.values():
+        mirror(G)
+    return seen, out
+
+
+def sites(inputs: dict[str, Tensor], linears: Sequence[str]) -> list[Site]:
+    """Group linears by the tensor they read."""
+    groups: dict[object, list[str]] = {}
+    for name in linears:
+        groups.setdefault(memory(inputs[name]), []).append(name)
+    return [tuple(names) for names in groups.values()]
+
+
+def memory(x: Tensor) -> tuple[object, ...]:
+    """Return a key that is equal for two live tensors with the same view of the same memory."""
+    return x.data_ptr(), x.shape, x.stride()
+
+
+def counted(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Return rows (n, d) of an input (batch, tokens, d) or (batch · tokens, d) without padding.
+
+    Half precision becomes float32.
+    """
+    if mask is not None and x.shape[: mask.dim()] == mask.shape:
+        x = x[mask.bool()]
+    elif mask is not None and x.shape[:-1] == (mask.numel(),):
+        x = x[mask.flatten().bool()]
+    x = x.reshape(-1, x.shape[-1])
+    return x if x.dtype == torch.float64 else x.float()
+
+
+# Weights of one site
+
+
+def weights_of_site(
+    job: Job, path: str, site: Site, block: nn.Module
+) -> tuple[Tensor, list[Tensor], list[tuple[str, int, bool]]]:
+    """Return W₀ and every τᵢ of a site's linears stacked, (Σo, d) in float64, and for each linear
+    its name, its rows, and whether it is stored as (d, o) like GPT-2's.
+    """
+    parts = []
+    bases, experts = [], [[] for _ in job.experts]  # type: ignore[var-annotated]
+    for linear in site:
+        name = f"{path}{linear}.weight"
+        turned = not isinstance(block.get_submodule(linear), nn.Linear)
+        base, theirs = job.read(name)
+        upright = [(t.T if turned else t).to(SUM_DTYPE) for t in (base, *theirs)]
+        bases.append(upright[0])
+        for expert, weight in zip(experts, upright[1:], strict=True):
+            expert.append(weight - upright[0])
+        parts.append((name, upright[0].shape[0], turned))
+    return torch.cat(bases), [torch.cat(vectors) for vectors in experts], parts
+
+
+def split(weight: Tensor, parts: list[tuple[str, int, bool]]) -> Iterator[Named]:
+    """Yield the weight of each linear from a site's stacked weight (Σo, d)."""
+    rows = torch.split(weight, [rows for _, rows, _ in parts])
+    for (name, _, turned), part in zip(parts, rows, strict=True):
+        yield name, (part.T if turned else part).contiguous()
+
+
+def shrunk(G: Tensor, factor: float) -> Tensor:
+    """Return G (d, d) with everything off its diagonal multiplied by the factor."""
+    return factor * G + (1 - factor) * torch.diag(G.diagonal())
+
+
+def mean_gram(sums: Seen, site: Site, factor: float) -> Tensor:
+    """Return a task's Gram matrix of a site divided by its tokens, off-diagonal entries shrunk."""
+    return shrunk(sums.grams[site] / sums.tokens[site], factor)
+
+
+# The walk through the blocks
+
+# (path of a block, the base's block, the sums of each task) -> merged tensors
+Solve = Callable[[str, nn.Module, dict[str, Seen]], Iterator[Named]]
 
 
 @dataclass
 class ForwardOrder:
     """One merge in forward order.
 
-    solve: yields the merged tensors of a block it has a rule for; the others are the mean over
-    experts.
+    solve: yields merged tensors of a block; the others become the mean over experts.
     own:   carry every expert's own features (True) or those of the merge so far.
     """
 
@@ -43,25 +171,23 @@ class ForwardOrder:
     solve: Solve
     own: bool
     tokens: dict[str, int] = field(default_factory=dict)
-    before: set[int] = field(
-        default_factory=set
-    )  # addresses of tensors that work before the first block of a stack
+    before: set[int] = field(default_factory=set)  # addresses of tensors used before the blocks
 
     def __post_init__(self) -> None:
         check_tasks(self.job.experts, self.job.batches)
         self.worker = self.job.structure().to(self.job.device).eval()
         require_own_names(self.job, self.worker)
         self.plan = plan_for(self.worker)
-        held = {task: self.job.batches[task] for task in self.job.experts}
         several = len(self.plan.stacks) > 1  # then batches are read once per stack
         self.batches = {
-            task: list(batches) if several else batches for task, batches in held.items()
+            task: list(self.job.batches[task]) if several else self.job.batches[task]
+            for task in self.job.experts
         }
         self.job.record["tokens"] = self.tokens
 
     @torch.no_grad()
     def tensors(self) -> Iterator[Named]:
-        """Every tensor of the job."""
+        """Yield every tensor of the job."""
         done: set[str] = set()
         if not self.own:
             self._average_outside()
@@ -95,7 +221,7 @@ class ForwardOrder:
     def _block(
         self, path: str, block: nn.Module, stack: Stack, tracks: dict[str, Track]
     ) -> dict[str, Tensor]:
-        """One block: watch every task, solve, and move on every track."""
+        """Sum over one block, merge it, and move every track past it."""
         seen: dict[str, Seen] = {}
         for task, expert in self.job.experts.items():
             become(self.worker, expert, path)
@@ -121,9 +247,7 @@ class ForwardOrder:
         return merged
 
     def _average_outside(self) -> None:
-        """Before any block runs the merge is the mean over experts; what runs behind the last one
-        is the base's.
-        """
+        """Set everything outside the blocks to the mean over experts."""
         state, blocks = (
             self.worker.state_dict(),
             tuple(f"{stack.blocks}." for stack in self.plan.stacks),
@@ -135,7 +259,7 @@ class ForwardOrder:
     def _start(
         self, task: str, source: Stack | None, stack: Stack, fed: tuple[list[Tensor], Track] | None
     ) -> Track:
-        """A task's track before the first block of a stack."""
+        """Return a task's track before the first block of a stack."""
         if self.own:
             become(self.worker, self.job.experts[task])
         entered: set[str] = set()
@@ -162,8 +286,9 @@ class ForwardOrder:
         return track
 
     def _tensors_of(self, entered: set[str], stack: Stack) -> set[int]:
-        """What the modules that ran hold themselves; before a later stack only its own part, as
-        others ran behind blocks.
+        """Return addresses of the parameters of the modules that ran.
+
+        Before a later stack only its own part counts, as the others ran after blocks.
         """
         part = "" if stack is self.plan.stacks[0] else stack.blocks.partition(".")[0]
         modules = [self.worker.get_submodule(path) for path in entered if path.startswith(part)]
@@ -172,7 +297,7 @@ class ForwardOrder:
         }  # tied ones under one address
 
     def _handed_on(self, task: str, source: Stack, track: Track) -> tuple[list[Tensor], Track]:
-        """What the stack that has just been carried through feeds to the next one."""
+        """Return what a finished stack feeds to the next one, for each batch."""
         become(
             self.worker, self.job.experts[task] if self.own else self.job.base, f"{source.exit}."
         )
@@ -180,22 +305,20 @@ class ForwardOrder:
 
 
 def require_own_names(job: Job, worker: nn.Module) -> None:
-    """Raise BadFile for a folder whose tensors transformers joins when it loads them, as it does
-    with a mixture's experts.
-    """
+    """Raise BadFile for a folder whose tensors transformers joins on loading (experts of an MoE)."""
     other = sorted(set(job.names) - worker.state_dict().keys())
     if other:
         way_out = "write all models again, joined: model.save_pretrained(folder, save_original_format=False)"
         raise BadFile(
             job.base.file_of(other[0]),
-            f"{other[0]} is stored apart, and this method runs blocks that hold it joined",
+            f"{other[0]} is stored separately, but this method runs blocks that hold it joined",
             way_out,
         )
 
 
 @torch.no_grad()
 def become(module: nn.Module, model: Source, path: str = "") -> None:
-    """Gives a module the tensors of a model, or those below a path only."""
+    """Copy a model's tensors into a module, or only those below a path."""
     state = module.state_dict()
     for name in model.names:
         if name.startswith(path):
@@ -204,7 +327,7 @@ def become(module: nn.Module, model: Source, path: str = "") -> None:
 
 @contextmanager
 def entering(module: nn.Module, entered: set[str]) -> Iterator[None]:
-    """Inside, the paths of all modules that run are added."""
+    """Collect the paths of all modules that run inside the context."""
 
     def note(path: str) -> Callable[..., None]:
         return lambda *_: entered.add(path)

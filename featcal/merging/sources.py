@@ -1,11 +1,8 @@
-"""Modules and checkpoint folders as one thing: tensors by name, with a place to name in a message.
-
-Here is also checked that a base and its experts can be merged at all, before anything is computed
-or written.
-"""
+"""Modules and checkpoint folders as sources of tensors by name, and the check that they fit."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Protocol
 
@@ -16,9 +13,26 @@ from featcal.errors import MissingTensor, TensorsDiffer
 from featcal.models.save import untied
 from featcal.storage.checkpoint import LazyCheckpoint, require_numbers
 
+# Tables with one row per token: models with other vocabularies differ here in shape, and a row's
+# direction says nothing about features.
+VOCABULARY = (
+    "*shared.weight",
+    "*embed_tokens.weight",
+    "*token_embedding.weight",
+    "*wte.weight",
+    "*word_embeddings.weight",
+    "*lm_head.weight",
+    "*lm_head.bias",
+)
+
+
+def is_vocabulary(name: str, patterns: tuple[str, ...] = VOCABULARY) -> bool:
+    """Return whether a tensor's name is that of a table with one row per token."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
 
 class Source(Protocol):
-    """What merging needs of a model: names, shapes, dtypes, and one tensor at a time."""
+    """A model as merging reads it: names, shapes, dtypes, and one tensor at a time."""
 
     @property
     def names(self) -> list[str]: ...
@@ -29,7 +43,7 @@ class Source(Protocol):
 
 
 class ModuleSource:
-    """A module in memory as a source; `label` stands where a file name would in messages."""
+    """A module in memory as a source; `label` replaces the file name in messages."""
 
     def __init__(self, module: nn.Module, label: str):
         self._label = label
@@ -55,7 +69,7 @@ class ModuleSource:
 
 @dataclass
 class Derived:
-    """A source that is as another one, but for what a subclass says otherwise."""
+    """A source that forwards to another one; subclasses change parts of it."""
 
     inner: Source
 
@@ -76,10 +90,40 @@ class Derived:
         return self.inner.finite_tensor(name)
 
 
-def source(model: nn.Module | str | Path, label: str, part: str | None = None) -> Source:
-    """A module or a folder as a source. Raises: BadFile for a folder of whole numbers, and what
-    opening it raises.
+@dataclass
+class Without(Derived):
+    """A source with some of its tensors hidden."""
+
+    hidden: frozenset[str]
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in self.inner.names if name not in self.hidden]
+
+
+def kept_embeddings(
+    base: Source, experts: dict[str, Source], keep: bool, apart: frozenset[str] = frozenset()
+) -> tuple[list[str], Source, dict[str, Source]]:
+    """Return the names of tensors that stay the base's, and all models without them.
+
+    keep: keep the base's token tables, for experts with other vocabularies.   apart: further
+    tensors that stay the base's.
     """
+    hidden = apart | frozenset(
+        n for s in (base, *experts.values()) for n in s.names if keep and is_vocabulary(n)
+    )
+    if not hidden:
+        return [], base, experts
+    kept = [name for name in base.names if name in hidden]
+    return (
+        kept,
+        Without(base, hidden),
+        {t: Without(expert, hidden) for t, expert in experts.items()},
+    )
+
+
+def source(model: nn.Module | str | Path, label: str, part: str | None = None) -> Source:
+    """Open a module or a folder as a source. Raises: BadFile for a folder of integers."""
     if isinstance(model, nn.Module):
         return ModuleSource(model, label)
     checkpoint = LazyCheckpoint(model, part)
@@ -88,9 +132,7 @@ def source(model: nn.Module | str | Path, label: str, part: str | None = None) -
 
 
 def require_alike(base: Source, experts: Mapping[str, Source]) -> None:
-    """Same tensor names, shapes and dtypes everywhere. Raises: MissingTensor, TensorsDiffer naming
-    both files.
-    """
+    """Require the same tensor names, shapes and dtypes. Raises: MissingTensor, TensorsDiffer."""
     for expert in experts.values():
         for has, lacks in ((base, expert), (expert, base)):
             missing = sorted(set(has.names) - set(lacks.names))
@@ -108,12 +150,10 @@ def require_alike(base: Source, experts: Mapping[str, Source]) -> None:
 def types_differ(
     name: str, files: tuple[object, object], this: torch.dtype, that: torch.dtype
 ) -> TensorsDiffer:
-    """The error of one tensor stored in two types, with the lines that save a model in another
-    one.
-    """
+    """Return the error for one tensor stored in two types, with the lines that convert a model."""
     short = str(this).removeprefix("torch.")
     way_out = (
-        "models are merged in one type: save the second one again in the type of the first, with its own class of transformers:\n"
+        "save the second model in the type of the first, with its own class of transformers:\n"
         f"    model = CLIPVisionModel.from_pretrained(folder, dtype={short!r}); model.save_pretrained(new_folder)"
     )
     return TensorsDiffer(name, files[0], this, files[1], that, way_out)

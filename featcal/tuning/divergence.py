@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, kl_div, log_softmax
 
+from featcal.baselines.features import Head, output_embeddings, rows_before_head
 from featcal.blocks.batches import naming
 from featcal.core.precision import SUM_DTYPE, wide
 from featcal.errors import NotFinite
 from featcal.models.mode import evaluation_mode
-from featcal.rivals.features import Head, output_embeddings, rows_before_head
 
 SCORES_AT_ONCE = 2**24  # numbers of one matrix of scores: a vocabulary is wide
 

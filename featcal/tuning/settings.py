@@ -1,4 +1,4 @@
-"""What a search for λ, ρ and α tries and finds, as frozen dataclasses; and where it looks.
+"""What a search for λ, ρ and α tries and finds, as settings; and where it looks.
 
 Knows nothing of torch or models.
 """

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from featcal.baselines.features import Head
 from featcal.blocks.batches import check_tasks
 from featcal.blocks.plan import BlockPlan
 from featcal.calibration.calibrate import calibrate
@@ -16,7 +17,6 @@ from featcal.calibration.models import Model
 from featcal.calibration.ranks import current
 from featcal.core.weighting import TokenRule
 from featcal.models.load import load_as_calibrated
-from featcal.rivals.features import Head
 from featcal.settings import Calibration, require
 from featcal.tuning.divergence import task_divergence
 from featcal.tuning.holdout import Batch, split_all

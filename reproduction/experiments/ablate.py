@@ -1,4 +1,4 @@
-"""The study of what FeatCal's gain is made of, as frozen dataclasses. Knows nothing of torch or
+"""The study of what FeatCal's gain is made of, as settings. Knows nothing of torch or
 models.
 """
 

@@ -1,4 +1,4 @@
-"""The study of what goes beyond the paper, as a frozen dataclass. Knows nothing of torch, models or
+"""The study of what goes beyond the paper. Knows nothing of torch, models or
 where results go.
 """
 

@@ -1,4 +1,4 @@
-"""The study of what the paper leaves open for language models as frozen dataclasses: one choice
+"""The study of what the paper leaves open for language models as settings: one choice
 changed at a time.
 
 Knows nothing of torch, models or where results go.

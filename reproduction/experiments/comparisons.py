@@ -1,4 +1,4 @@
-"""Studies that hold FeatCal against its rivals, as frozen dataclasses. Knows nothing of torch,
+"""Studies that hold FeatCal against its rivals, as settings. Knows nothing of torch,
 models or where results go.
 """
 

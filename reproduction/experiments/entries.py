@@ -9,8 +9,7 @@ Knows single entries; what refers to what is checked in experiments.py.
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from featcal.merging.settings import SETTINGS as SETTINGS_OF
-from featcal.merging.settings import settings_of
+from featcal.merging.registry import method_names, settings_of
 from featcal.settings import Calibration, Settings, require
 from reproduction.experiments.runs import (
     ADAPTER_BATCH,
@@ -75,7 +74,7 @@ def merge_runs(key: str, entry: Any, suite: str) -> dict[str, MergeRun]:
             "must be the same in every suite",
         )
         (method,) = methods
-        require_known(place, method, SETTINGS_OF)
+        require_known(place, method, method_names())
         given = (
             None
             if group is None

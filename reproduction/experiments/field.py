@@ -1,4 +1,4 @@
-"""The study of every merger, as a frozen dataclass. Knows nothing of torch, models or where results
+"""The study of every merger. Knows nothing of torch, models or where results
 go.
 """
 
@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from featcal.merging.settings import settings_of
-from featcal.rivals.settings import Surgery, Training
+from featcal.baselines.settings import Surgery, Training
+from featcal.merging.registry import settings_of
 from featcal.settings import Settings, require
 from reproduction.experiments.rivals import Rivals
 from reproduction.experiments.runs import Numbers

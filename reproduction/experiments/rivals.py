@@ -4,7 +4,7 @@ models or where results go.
 
 from pydantic import PositiveInt
 
-from featcal.rivals.settings import ProbSurgery, Surgery
+from featcal.baselines.settings import ProbSurgery, Surgery
 from featcal.settings import Calibration, Settings
 from reproduction.experiments.runs import ADAPTER_BATCH, Draw, Setting, Stream
 

@@ -1,4 +1,4 @@
-"""The kinds of experiments of params.yaml as frozen dataclasses, each in the settings of one suite.
+"""The kinds of experiments of params.yaml as settings, each in the settings of one suite.
 
 Every run has a role, a pool of tasks and, but for a merge, an `upstream`: the merged model it
 starts from. Knows nothing of torch, models or where results go.
@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from featcal.baselines.settings import AdapterMethod, MeanShift, ProbSurgery, Surgery
 from featcal.errors import UnknownKey
-from featcal.rivals.settings import AdapterMethod, MeanShift, ProbSurgery, Surgery
 from featcal.settings import Calibration, Distinct, Settings, require
 
 Setting = Literal["suite", "paper"]

@@ -1,4 +1,4 @@
-"""The studies of params.yaml as frozen dataclasses: experiments that make many models of one role
+"""The studies of params.yaml as settings: experiments that make many models of one role
 and pool and keep no weights.
 
 Each is one stage of the same name and writes outputs/<suite>/<study>/<key>/; `gather` copies its

@@ -1,4 +1,4 @@
-"""The study behind Figure 5 as frozen dataclasses: one of λ, ρ and α varied at a time. Knows
+"""The study behind Figure 5 as settings: one of λ, ρ and α varied at a time. Knows
 nothing of torch or models.
 """
 

@@ -1,4 +1,4 @@
-"""The study of the paper's propositions, as a frozen dataclass. Knows nothing of torch, models or
+"""The study of the paper's propositions. Knows nothing of torch, models or
 where results go.
 """
 

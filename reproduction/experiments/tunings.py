@@ -1,4 +1,4 @@
-"""The study of settings chosen without labels, as a frozen dataclass. Knows nothing of torch,
+"""The study of settings chosen without labels. Knows nothing of torch,
 models or where results go.
 """
 

@@ -27,6 +27,16 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from featcal.baselines.features import (
+    Batch,
+    Head,
+    Samples,
+    batch_order,
+    output_embeddings,
+    projected,
+    samples_of,
+)
+from featcal.baselines.training import Model, as_module
 from featcal.blocks.batches import naming, padding_mask
 from featcal.blocks.capture import first_inputs, hooked
 from featcal.blocks.coverage import solved_modules
@@ -34,14 +44,11 @@ from featcal.blocks.plan import Stack, blocks_of
 from featcal.blocks.plans import plan_for
 from featcal.blocks.replay import step
 from featcal.blocks.residual import residual_streams
+from featcal.core.draws import generator
 from featcal.core.precision import exact_products
 from featcal.errors import BadPlan, Diverged
 from featcal.models.mode import evaluation_mode
 from featcal.models.pooling import token_mean
-from featcal.rivals.draws import batch_order, generator
-from featcal.rivals.features import Batch, Head, output_embeddings, projected
-from featcal.rivals.pool import Model, as_module
-from featcal.rivals.steps import Samples, samples_of
 from featcal.settings import require
 from reproduction.experiments.field import IntervMerge, SurgeryV2
 

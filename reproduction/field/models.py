@@ -7,10 +7,17 @@ from typing import Any
 
 from torch import nn
 
-from featcal.merging.job import Named
-from featcal.merging.merge import Model, matching_part, merge_target, module_like
+from featcal.merging.merge import (
+    Model,
+    fill,
+    matching_part,
+    merge_target,
+    module_like,
+    size_of,
+    write_merged,
+)
+from featcal.merging.registry import Named
 from featcal.merging.sources import Source, require_alike, source
-from featcal.merging.stream import fill, size_of, write_merged
 
 
 @dataclass(frozen=True)

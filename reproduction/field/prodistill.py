@@ -22,12 +22,12 @@ from featcal.blocks.plan import Stack, blocks_of
 from featcal.blocks.plans import plan_for
 from featcal.blocks.replay import step
 from featcal.calibration.tracks import HandedOn, Tracks, advance, hand_on, start_tracks
+from featcal.core.draws import generator
 from featcal.core.precision import exact_products
 from featcal.errors import Diverged
 from featcal.merging.forward_order import become
-from featcal.merging.job import Batches, Named
 from featcal.merging.merge import Model
-from featcal.rivals.draws import generator
+from featcal.merging.registry import Batches, Named
 from featcal.storage.spool import Spool
 from reproduction.field.models import Models
 

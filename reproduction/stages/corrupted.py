@@ -106,8 +106,8 @@ def calibrate_on(
     from safetensors.torch import load_file
 
     import featcal
+    from featcal.baselines.training import adapters_from, pool_features
     from featcal.models.device import torch_device
-    from featcal.rivals.pool import adapters_from, pool_features
     from reproduction.stages.streams import streams
 
     layout, role, pool, rivals = context.layout, study.role, study.pool, study.rivals

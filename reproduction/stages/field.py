@@ -134,8 +134,8 @@ def merge_and_repair(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """A merger of the usual experts, and what is put behind it."""
     import featcal
+    from featcal.baselines.training import adapters_from, pool_features
     from featcal.models.device import torch_device
-    from featcal.rivals.pool import adapters_from, pool_features
     from reproduction.field.inner_adapters import inner_adapters
     from reproduction.field.prodistill import prodistill
     from reproduction.field.svc import svc
@@ -251,13 +251,13 @@ def data_of(context: Context, study: FieldStudy, name: str) -> dict[str, Any]:
     """Samples and heads where a method needs them: training samples, or the adapters' stream where
     it adapts to those.
     """
-    from featcal.merging.methods import method_named
+    from featcal.merging.registry import method_named
     from reproduction.stages.streams import streams
 
     method = method_named(name)
-    if not method.data:
+    if not method.needs:
         return {}
-    heads = {"head": context.layout.heads(study.role, study.pool)} if method.head else {}
+    heads = {"head": context.layout.heads(study.role, study.pool)} if "head" in method.needs else {}
     if name == "adamerging":
         draw = Draw(stream=study.rivals.stream, samples=None, batch=ADAPTED_BATCH, seed=study.seed)
         return {"batches": streams(context, study.role, study.pool, draw), **heads}
@@ -279,8 +279,8 @@ def expert_features(
     """
     import torch
 
-    from featcal.rivals.features import pairs_of_several
-    from featcal.rivals.pool import as_module
+    from featcal.baselines.features import pairs_of_several
+    from featcal.baselines.training import as_module
 
     start, nobody = (
         time.perf_counter(),
@@ -325,9 +325,9 @@ def evaluate_model(
     """What a model gets right of every task, as it is and with adapters behind it; with those
     inside it, it runs anew.
     """
+    from featcal.baselines.adapters import Adapters
     from featcal.models.device import torch_device
     from featcal.models.load import load_as_calibrated
-    from featcal.rivals.adapters import Adapters
     from reproduction.field.inner_adapters import InnerAdapters
 
     given: dict[str, Any] = {"read": partial(read, context, study, "test")}

@@ -70,11 +70,11 @@ def measure_task(context: Context, measure: MeasureRun, task: str) -> Rows:
     """Rows of one task, by file; single samples of the task to show only."""
     from safetensors.torch import load_file
 
+    from featcal.baselines.adapters import Adapters
     from featcal.calibration.drift import model_drift
     from featcal.evaluation.features import unit_length
     from featcal.models.device import torch_device
     from featcal.models.load import load_as_calibrated
-    from featcal.rivals.adapters import Adapters
     from reproduction.suites.load_task import load_task
 
     layout, device = context.layout, torch_device(context.suite.device)

@@ -48,16 +48,16 @@ def _images(context: Context, merge: MergeRun) -> dict[str, Any]:
     """What a merger is given that looks at images; nothing for the others."""
     if merge.draw is None:
         return {}
-    from featcal.merging.methods import method_named
+    from featcal.merging.registry import method_named
     from featcal.models.device import torch_device
     from reproduction.stages.streams import streams
 
     return {
         "batches": streams(context, merge.role, merge.pool, merge.draw),
         "head": context.layout.heads(merge.role, merge.pool)
-        if method_named(merge.method).head
+        if "head" in method_named(merge.method).needs
         else None,
         "device": torch_device(context.suite.device),
-        "at_once": context.suite.workers or 1,  # adamerging takes as long as all the others
+        "n_jobs": context.suite.workers or 1,  # adamerging takes as long as all the others
         "progress": lambda line: console.print(f"  {line}", soft_wrap=True),
     }

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
-from featcal.rivals.settings import Training
+from featcal.baselines.settings import Training
 from reproduction.experiments.comparisons import CostStudy, SamplesStudy
 from reproduction.experiments.rivals import Rivals
 from reproduction.stages.context import Context
@@ -121,8 +121,8 @@ def make(
     from safetensors.torch import load_file
 
     import featcal
+    from featcal.baselines.training import adapters_for
     from featcal.models.device import torch_device
-    from featcal.rivals.pool import adapters_for
 
     layout, device = context.layout, torch_device(context.suite.device)
     base, merged = layout.base(study.role, study.pool), merged_model(layout, study)

@@ -85,9 +85,9 @@ def evaluate_model(
 
     most: of an encoder, as of `samples_of`.
     """
+    from featcal.baselines.adapters import Adapters
     from featcal.models.device import torch_device
     from featcal.models.load import load_as_calibrated
-    from featcal.rivals.adapters import Adapters
 
     def loaded(folder: Any) -> Any:
         return load_as_calibrated(folder).to(torch_device(context.suite.device))  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from featcal.rivals.settings import MeanShift
+from featcal.baselines.settings import MeanShift
 from featcal.settings import require
 from reproduction.experiments.comparisons import TaskCountsStudy
 from reproduction.stages.columns import TASK_COUNTS
@@ -230,8 +230,8 @@ def _trained(
     """Method, setting and adapters of all tasks, by every method from every stream."""
     import torch
 
-    from featcal.rivals.features import Pair
-    from featcal.rivals.pool import adapters_from
+    from featcal.baselines.features import Pair
+    from featcal.baselines.training import adapters_from
 
     for stream in streams_of(study):
         pairs = {}

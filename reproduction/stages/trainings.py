@@ -111,9 +111,9 @@ def encode(
     """Features of every draw's samples of these tasks, by the merged models that see it and by the
     task's expert.
     """
+    from featcal.baselines.features import pairs_of_several
+    from featcal.baselines.training import as_module
     from featcal.models.device import torch_device
-    from featcal.rivals.features import pairs_of_several
-    from featcal.rivals.pool import as_module
     from reproduction.stages.pair_file import write_pair
 
     layout, device = context.layout, torch_device(context.suite.device)
@@ -136,8 +136,8 @@ def encode(
 
 def train_one(context: Context, one: Trained, folder: Path) -> None:
     """The adapters of all tasks for one setting and seed."""
+    from featcal.baselines.training import adapters_from
     from featcal.models.device import torch_device
-    from featcal.rivals.pool import adapters_from
     from reproduction.stages.pair_file import read_pair
 
     device, tasks = (
@@ -159,7 +159,7 @@ def _encoding_every_batch(context: Context, one: Trained, device: Any, progress:
     """The training that is published: frozen models run for every batch, so there is nothing to
     share.
     """
-    from featcal.rivals.pool import adapters_for
+    from featcal.baselines.training import adapters_for
 
     layout, role, pool = context.layout, one.run.role, one.run.pool
     merged = layout.merged(f"{role}-{pool}-{one.run.upstream}")

@@ -1,4 +1,4 @@
-"""The sentence encoders of a suite as frozen dataclasses: which encoders and texts play the roles
+"""The sentence encoders of a suite as settings: which encoders and texts play the roles
 of the experiments.
 
 A section of its own in suites/<name>.yaml. A role has the pools of this section, whose sizes are

@@ -13,7 +13,7 @@ from tiny import PAPER, clip, experiment, same_bits, shifted
 from featcal import calibrate
 from featcal.core.weighting import every_token
 from featcal.errors import BadSetting
-from featcal.merging.wudi import Interference
+from featcal.merging.methods.wudi import Interference
 from featcal.models.load import load_as_calibrated
 from featcal.settings import Calibration
 

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 import featcal
 from featcal.errors import BadSetting, DiskFull, MissingTensor, TensorsDiffer, UnknownKey
-from featcal.merging.arithmetic import average_tensor, moved_tensor, total
 from featcal.merging.merge import merge
+from featcal.merging.tensors import average_tensor, moved_tensor, total
 from featcal.models.load import load_vision
 from featcal.storage import writer
 from featcal.storage.checkpoint import LazyCheckpoint
@@ -153,7 +153,7 @@ def test_settings_are_checked_per_method():
     base, experts = checkpoints.vision(), [checkpoints.vision(1)]
     with pytest.raises(UnknownKey, match="avrage.*did you mean 'average'"):
         merge("avrage", base, experts)
-    with pytest.raises(UnknownKey, match="merge: 'scale' is not known here; known: none"):
+    with pytest.raises(UnknownKey, match="merge.average: 'scale' is not known here; known: none"):
         merge("average", base, experts, scale=0.5)
     with pytest.raises(BadSetting, match=r"merge\.batches"):
         merge("average", base, experts, batches={})
@@ -173,9 +173,13 @@ def test_settings_are_checked_per_method():
         ("wudi", {"variant": "closed_form", "steps": 5}, "steps"),
         ("wudi", {"steps": 1.5}, "steps"),
         ("wudi", {"rate": 0}, "rate"),
+        ("wudi", {"rtol": 0.1}, "rtol"),
         ("wudi", {"exclude": "shared"}, "exclude"),
+        ("breadcrumbs", {"keep": 0.8, "remove": 0.3}, "keep"),
+        ("dare", {"drop": 1.0}, "drop"),
+        ("pcb", {"ratio": 0.0}, "ratio"),
     ],
 )
 def test_values_out_of_range_name_their_setting(method, wrong, key):
-    with pytest.raises(BadSetting, match=rf"merge\.{key}"):
+    with pytest.raises(BadSetting, match=rf"merge\.{method}\.{key}"):
         merge(method, checkpoints.vision(), [checkpoints.vision(1)], **wrong)

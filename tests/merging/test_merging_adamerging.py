@@ -11,17 +11,15 @@ import torch
 from safetensors.torch import save_file
 
 from featcal.errors import BadBatches, BadSetting, Diverged, MissingPath, MissingTensor
-from featcal.merging.adamerging import (
+from featcal.merging.merge import merge, merge_recorded
+from featcal.merging.methods.adamerging import (
     Mixture,
     answer_gradients,
     descended,
     endless,
     entropy,
-    gather,
 )
-from featcal.merging.data_settings import AdaMerging
-from featcal.merging.job import Job
-from featcal.merging.merge import merge, merge_recorded
+from featcal.merging.registry import Job
 from featcal.merging.sources import ModuleSource
 
 TASKS = ("dtd", "mnist")
@@ -45,14 +43,13 @@ def data():
     return {task: tiny.images(100 + i) for i, task in enumerate(TASKS)}
 
 
-def job(**settings):
+def job():
     base, experts = models()
     sources = {task: ModuleSource(expert, task) for task, expert in experts.items()}
     batches, heads = data(), {name: tensor.double() for name, tensor in head().items()}
     return Job(
         ModuleSource(base, "base"),
         sources,
-        AdaMerging(**settings),
         tiny.clip,
         batches=batches,
         head=heads,
@@ -60,19 +57,21 @@ def job(**settings):
 
 
 def answered(work, mixture):
-    """The loss of every task's first batch; its gradient is gathered by the coefficients."""
+    """The loss of every task's first batch; its gradient is added to that of the coefficients."""
     mixed, model, loss = mixture.tensors(), work.structure(), 0.0
     for task in work.experts:
         one, gradients = answer_gradients(work, mixed, model, (task, 0, work.batches[task][0]))
-        gather(mixed, gradients)
+        for tensor, gradient in zip(mixed.values(), gradients, strict=True):
+            if gradient is not None:
+                tensor.grad = gradient if tensor.grad is None else tensor.grad + gradient
         loss += one
     mixture.pull_back(mixed)
     return loss
 
 
-def total_entropy(work, coefficients):
+def total_entropy(work, coefficients, settings):
     """The loss as a function of coefficients alone, every batch once."""
-    mixture = Mixture(work)
+    mixture = Mixture(work, **settings)
     with torch.no_grad():
         mixture.coefficients.copy_(coefficients)
     return answered(work, mixture)
@@ -91,23 +90,23 @@ def test_entropy_of_two_answers_by_hand():
     [{}, {"granularity": "task"}, {"clamp": True}, {"granularity": "task", "clamp": True}],
 )
 def test_the_gradient_is_that_of_finite_differences(settings):
-    work = job(start=0.4, **settings)
-    mixture = Mixture(work)
+    work = job()
+    mixture = Mixture(work, start=0.4, **settings)
     answered(work, mixture)
     for at in [(0, 0), (1, mixture.coefficients.shape[1] - 1)]:
         low, high = mixture.coefficients.detach().clone(), mixture.coefficients.detach().clone()
         low[at] -= 1e-5
         high[at] += 1e-5
-        slope = (total_entropy(work, high) - total_entropy(work, low)) / 2e-5
+        slope = (total_entropy(work, high, settings) - total_entropy(work, low, settings)) / 2e-5
         assert float(mixture.coefficients.grad[at]) == pytest.approx(
             float(slope), rel=1e-5, abs=1e-9
         )
 
 
 def test_the_first_step_of_two_coefficients_is_the_rate_against_the_sign_of_the_gradient():
-    work = job(granularity="task", steps=1)
-    mixture, model = Mixture(work), work.structure()
-    descended(work, [model], mixture)
+    work = job()
+    mixture = Mixture(work, "task")
+    descended(work, [work.structure()], mixture, 1, 1e-3)
     signs = mixture.coefficients.grad.sign()
     assert signs.abs().all() and torch.allclose(
         mixture.coefficients.detach(), 0.3 - 1e-3 * signs, rtol=0, atol=1e-7
@@ -153,12 +152,12 @@ def test_tasks_answered_at_the_same_time_change_no_bit():
     heads = head() | {"head/gtsrb": head()["head/dtd"].flip(0)}
     given = {"batches": {**data(), "gtsrb": tiny.images(102)}, "head": heads, "steps": 5}
     one, two, many = (
-        merge_recorded("adamerging", base, experts, at_once=n, **given) for n in (1, 2, 8)
+        merge_recorded("adamerging", base, experts, n_jobs=n, **given) for n in (1, 2, 8)
     )
     assert tiny.same_bits(one.model, two.model) and one.record["loss"] == two.record["loss"]
     assert tiny.same_bits(one.model, many.model)
-    with pytest.raises(BadSetting, match="at_once"):
-        merge("adamerging", base, experts, at_once=0, **given)
+    with pytest.raises(BadSetting, match="n_jobs"):
+        merge("adamerging", base, experts, n_jobs=0, **given)
 
 
 def test_clamped_coefficients_multiply_by_no_more_than_one_and_no_less_than_zero():
@@ -170,11 +169,13 @@ def test_clamped_coefficients_multiply_by_no_more_than_one_and_no_less_than_zero
 
 
 def test_two_batches_a_step_add_their_losses():
-    works = [job(granularity="task", steps=1, batches_per_step=count) for count in (1, 2)]
-    losses = [descended(work, [work.structure()], Mixture(work))[0] for work in works]
-    second = {task: of[1:] for task, of in data().items()}
-    works[0].batches = second
-    other = descended(works[0], [works[0].structure()], Mixture(works[0]))[0]
+    def first_loss(work, count):
+        return descended(work, [work.structure()], Mixture(work, "task"), 1, 1e-3, count)[0]
+
+    work = job()
+    losses = [first_loss(work, count) for count in (1, 2)]
+    work.batches = {task: of[1:] for task, of in data().items()}
+    other = first_loss(work, 1)
     assert losses[1] == pytest.approx(losses[0] + other, rel=1e-12)
 
 
@@ -265,5 +266,5 @@ def test_what_is_missing_or_does_not_fit_is_named(tmp_path):
         {"clamp": 1},
         {"batches_per_step": 0},
     ):
-        with pytest.raises(BadSetting, match=f"merge.{next(iter(wrong))}"):
+        with pytest.raises(BadSetting, match=f"merge.adamerging.{next(iter(wrong))}"):
             merge("adamerging", base, experts, **of, **wrong)

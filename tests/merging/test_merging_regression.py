@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from featcal.errors import BadBatches, BadSetting, SingularGram
-from featcal.merging.lot import lot_matrix, lot_scale
+from featcal.merging.forward_order import shrunk
 from featcal.merging.merge import merge, merge_recorded
-from featcal.merging.regmean import regmean_matrix, shrunk
+from featcal.merging.methods.lot import lot_matrix, lot_scale
+from featcal.merging.methods.regmean import regmean_matrix
 
 FAMILIES = ("t5", "clip", "llama", "gpt2")
 
@@ -275,7 +276,7 @@ def test_what_is_missing_or_out_of_range_is_named():
     arguments = tiny.experiment()
     with pytest.raises(BadSetting, match="merge.batches.*must be given"):
         merge("regmean", arguments["base"], arguments["experts"])
-    with pytest.raises(BadSetting, match="merge.off_diagonal"):
+    with pytest.raises(BadSetting, match="merge.regmean.off_diagonal"):
         own_merge("regmean", arguments, off_diagonal=1.5)
     with pytest.raises(BadBatches, match="svhn"):
         own_merge(

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from featcal.merging import selection, ties
+from featcal.merging import tensors
 from featcal.merging.merge import merge, merge_recorded
-from featcal.merging.selection import kth_smallest
-from featcal.merging.ties import ties_tensor as merged_vector
+from featcal.merging.methods.ties import ties_tensor as merged_vector
+from featcal.merging.tensors import kth_smallest
 
 
 def vision(seed):
@@ -86,8 +86,8 @@ def test_one_expert_at_density_one_is_that_expert():
 def test_the_order_of_the_tasks_and_the_size_of_the_pieces_do_not_matter(monkeypatch):
     experts = {str(i): checkpoints.vision(i) for i in range(1, 4)}
     one = merge("ties", checkpoints.vision(), experts).state_dict()
-    monkeypatch.setattr(ties, "PIECE", 1000)
-    monkeypatch.setattr(selection, "CANDIDATES", 3)
+    monkeypatch.setattr(tensors, "PIECE", 1000)
+    monkeypatch.setattr(tensors, "CANDIDATES", 3)
     other = merge("ties", checkpoints.vision(), dict(reversed(experts.items()))).state_dict()
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -108,11 +108,16 @@ def test_folders_equal_modules_and_the_record_tells_the_cuts(tmp_path):
 
 
 @pytest.mark.parametrize("candidates", [1, 1 << 24])
-@pytest.mark.parametrize("values", ["spread", "equal", "tiny"])
+@pytest.mark.parametrize("values", ["spread", "equal", "tiny", "negative zeros"])
 def test_the_kth_smallest_is_what_sorting_gives(monkeypatch, candidates, values):
-    monkeypatch.setattr(selection, "CANDIDATES", candidates)
+    monkeypatch.setattr(tensors, "CANDIDATES", candidates)
     x = torch.randn(1000, generator=torch.Generator().manual_seed(3), dtype=torch.float64).abs()
-    x = {"spread": x, "equal": (4 * x).round() / 4, "tiny": x * 1e-310}[values]
+    x = {
+        "spread": x,
+        "equal": (4 * x).round() / 4,
+        "tiny": x * 1e-310,
+        "negative zeros": torch.where(x > 1.5, x, -0.0),
+    }[values]
     ranks = (0, 1, 2, 500, 999, 1000)
     wanted = [
         (stream, k) for stream in (0, 1) for k in ranks

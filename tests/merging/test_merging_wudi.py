@@ -11,12 +11,12 @@ import tiny
 import torch
 
 from featcal.errors import Diverged
-from featcal.merging.job import Job
-from featcal.merging.matrices import linear_groups, matrix_groups
 from featcal.merging.merge import merge, merge_recorded
-from featcal.merging.method_settings import Wudi
-from featcal.merging.sources import ModuleSource
-from featcal.merging.wudi import Interference, descended
+from featcal.merging.methods.iso_cts import iso_cts_matrix
+from featcal.merging.methods.wudi import Interference, descended
+from featcal.merging.registry import Job
+from featcal.merging.sources import VOCABULARY, ModuleSource
+from featcal.merging.tensors import linear_groups, matrix_groups
 
 
 def matrices(count=3, o=4, d=6, scale=1.0):
@@ -113,14 +113,14 @@ def test_official_takes_the_linears_of_the_blocks_and_leaves_the_rest_to_the_bas
     }
 
 
-def job(family, variant):
+def job(family):
     model = ModuleSource(tiny.make(families.FAMILIES[family].build), "base")
-    return Job(model, {}, Wudi(variant=variant), lambda: None)
+    return Job(model, {}, lambda: None)
 
 
 @pytest.mark.parametrize(("family", "stacked"), [("clip", 4), ("t5", 6), ("llama", 2), ("bert", 2)])
 def test_official_stacks_q_k_and_v_of_every_attention(family, stacked):
-    groups = linear_groups(job(family, "official"))
+    groups = linear_groups(job(family), VOCABULARY)
     assert sum(len(names) == 3 for names in groups) == stacked
     assert not any(
         "relative_attention_bias" in name or "embed" in name for names in groups for name in names
@@ -129,7 +129,7 @@ def test_official_stacks_q_k_and_v_of_every_attention(family, stacked):
 
 @pytest.mark.parametrize("family", ["t5", "t5_gated", "llama"])
 def test_tables_of_words_are_averaged(family):
-    names = [names[0] for names in matrix_groups(job(family, "fusion_bench"))]
+    names = [names[0] for names in matrix_groups(job(family), VOCABULARY)]
     assert names and not any(
         word in name for name in names for word in ("shared", "embed_tokens", "lm_head")
     )
@@ -152,3 +152,22 @@ def test_nan_stops_with_the_matrix_and_the_step():
     problem = Interference.of(matrices())
     with pytest.raises(Diverged, match="fc1.weight: .*not finite at step 1"):
         descended(problem, 5, 1e200, "fc1.weight")
+
+
+@pytest.mark.parametrize("method", ["wudi_closed_form", "iso_cts"])
+def test_conv1d_weights_of_gpt2_are_merged_as_outputs_by_inputs(method):
+    build = families.FAMILIES["gpt2"].build
+    base, experts = tiny.make(build), [tiny.make(build, seed) for seed in (1, 2)]
+    merged = merge(method, base, experts).state_dict()
+    names = [n for n in merged if n.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))]
+    assert names
+    start, states = base.state_dict(), [expert.state_dict() for expert in experts]
+    for name in names:
+        vectors = [(state[name] - start[name]).T for state in states]  # (o, d)
+        if method == "iso_cts":
+            tau = iso_cts_matrix(vectors, 0.8)
+        else:  # the minimum of the definition by least squares: Σ (τ − τᵢ) τᵢᵀτᵢ / ‖τᵢ‖² = 0
+            G = sum(v.T @ v / v.square().sum() for v in vectors)
+            R = sum(v @ v.T @ v / v.square().sum() for v in vectors)
+            tau = torch.linalg.lstsq(G, R.T, driver="gelsd").solution.T
+        assert torch.allclose(merged[name], start[name] + tau.T, rtol=0, atol=1e-8), name

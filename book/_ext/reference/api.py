@@ -5,7 +5,7 @@ torch.
 import ast
 from pathlib import Path
 
-from featcal.rivals import settings as adapters
+from featcal.baselines import settings as adapters
 from featcal.tuning import settings as search
 from reference.markdown import block, docstring, escaped
 
@@ -16,9 +16,9 @@ PUBLIC = {
     "featcal.compare": "featcal/evaluation/compare.py",
     "featcal.load_batches": "featcal/data/calibration.py",
     "featcal.merge": "featcal/merging/merge.py",
-    "featcal.surgery": "featcal/rivals/surgery.py",
-    "featcal.prob_surgery": "featcal/rivals/prob_surgery.py",
-    "featcal.mean_shift": "featcal/rivals/mean_shift.py",
+    "featcal.surgery": "featcal/baselines/surgery.py",
+    "featcal.prob_surgery": "featcal/baselines/prob_surgery.py",
+    "featcal.mean_shift": "featcal/baselines/mean_shift.py",
     "featcal.tune": "featcal/tuning/tune.py",
     "featcal.Calibration": "featcal/settings.py",
     "featcal.BlockPlan": "featcal/blocks/plan.py",
@@ -29,7 +29,7 @@ RESULTS = {
     "BlockRecord": "featcal/calibration/record.py",
     "DriftRecord": "featcal/calibration/record.py",
     "Agreement": "featcal/evaluation/compare.py",
-    "Adapters": "featcal/rivals/adapters.py",
+    "Adapters": "featcal/baselines/adapters.py",
 }
 HELPERS = {
     "featcal.data.images.Preprocess": "featcal/data/images.py",

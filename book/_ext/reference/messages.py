@@ -10,7 +10,7 @@ from reference.markdown import block, escaped
 
 # What a message of each class may be about. A test asks for an example of every class.
 EXAMPLES: dict[str, tuple[object, ...]] = {
-    "BadSetting": ("calibrate.interpolation", 1.3, "must be a finite number, between 0 and 1 or auto"),
+    "BadSetting": ("calibrate.interpolation", 1.3, "must be less than or equal to 1"),
     "UnknownKey": ("calibrate", "ancor_blend", ["ridge", "anchor_blend", "interpolation"]),
     "BadBatches": ("mnist", "is empty; at least one batch with at least one sample is needed"),
     "BadEnvironment": ("peft", "the package that reads adapters is not installed", "install it: pip install 'featcal[language]'"),

@@ -11,8 +11,9 @@ from tiny import experiment, same_bits
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from featcal.baselines.features import batch_order
+from featcal.core.draws import generator
 from featcal.errors import BadPlan, BadSetting
-from featcal.rivals.draws import batch_order, generator
 from reproduction.experiments.field import IntervMerge, SurgeryV2
 from reproduction.field.inner_adapters import FEATURE, InnerAdapters, inner_adapters
 

@@ -4,20 +4,21 @@ known relations.
 
 import pytest
 
-from featcal.merging.methods import METHODS
+from featcal.merging.registry import method_named, method_names
 from reproduction.report import field
 from reproduction.report.field_facts import BEHIND, MARKS, NOTHING, REFERENCES, TANGENT, TRAINED
 from reproduction.report.field_facts import METHODS as FACTS
 
 
 def test_every_method_has_its_facts():
-    assert set(FACTS) == {*METHODS, *BEHIND, *TRAINED, TANGENT}
+    assert set(FACTS) == {*method_names(), *BEHIND, *TRAINED, TANGENT}
     assert {mark for known in FACTS.values() for mark in known.marks} <= set(MARKS)
     assert len(REFERENCES) == 18 and {name for names in REFERENCES for name in names} <= set(FACTS)
-    for name, method in METHODS.items():
+    for name in method_names():
+        needs = method_named(name).needs
         assert (FACTS[name].sees != NOTHING, "H" in FACTS[name].marks) == (
-            method.data,
-            method.head,
+            "batches" in needs,
+            "head" in needs,
         ), name
 
 

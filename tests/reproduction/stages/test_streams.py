@@ -16,12 +16,12 @@ from test_data import PETS, encoded, parquet
 from tiny import clip
 
 import featcal
+from featcal.baselines.features import InMemorySamples, samples_of
 from featcal.blocks.batches import single_samples
 from featcal.data.images import ImageSet, Preprocess
 from featcal.data.load import load_images
 from featcal.data.sampling import draw_indices
 from featcal.errors import BadBatches
-from featcal.rivals.steps import Held, samples_of
 from reproduction.data import decoded
 from reproduction.data.decoded import Split, mapped_images
 from reproduction.experiments.runs import Draw
@@ -65,7 +65,9 @@ def test_adapters_that_encode_every_batch_hold_no_more_than_a_batch_as_numbers(c
     here, images = context
     pictures = len(images) if samples is None else samples
     draw = Draw(stream="train", samples=samples, batch=4)
-    wanted = Held("dtd", single_samples(streams.stream(here, "clip_b32", 8, "dtd", draw)))
+    wanted = InMemorySamples(
+        "dtd", single_samples(streams.stream(here, "clip_b32", 8, "dtd", draw))
+    )
     tracemalloc.start()
     found = samples_of("dtd", streams.stream(here, "clip_b32", 8, "dtd", draw))
     batches = [found.batch(numbers)["pixel_values"] for numbers in ([7, 3, 11, 3], [0])]

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from featcal.baselines.settings import ProbSurgery, Surgery
 from featcal.errors import BadSetting
-from featcal.rivals.settings import ProbSurgery, Surgery
 from featcal.settings import Calibration
 from reproduction.experiments.comparisons import TaskCountsStudy
 from reproduction.experiments.rivals import Rivals

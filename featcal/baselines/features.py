@@ -1,0 +1,284 @@
+"""Features as the head receives them, and the batches of features each training step sees.
+
+n samples · rows of all samples concatenated · d width of a feature. An image has one row, a text
+one for every token. Knows no adapters.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from featcal.baselines.settings import Training
+from featcal.blocks.batches import IGNORED, naming, pad_token, padding_mask, single_samples
+from featcal.blocks.capture import StopForward, model_call
+from featcal.core.draws import generator
+from featcal.errors import BadBatches, BadPlan, BadSetting
+from featcal.models.mode import evaluation_mode
+from featcal.models.pooling import pooled
+
+Batch = Mapping[str, Any]
+Head = Tensor | Callable[[Tensor], Tensor] | Mapping[str, Tensor] | None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Features of the same samples by two models.
+
+    merged, expert: (rows, d).   sizes: rows of every sample, (n,).
+    """
+
+    merged: Tensor
+    expert: Tensor
+    sizes: Tensor
+
+    def of(self, samples: Tensor) -> "Pair":
+        """Return the samples with these indices, in this order."""
+        if len(self.sizes) == len(self.merged):  # images
+            rows = samples
+        else:
+            ends = self.sizes.cumsum(0)
+            spans = zip((ends - self.sizes)[samples].tolist(), ends[samples].tolist(), strict=True)
+            rows = torch.cat([torch.arange(start, end) for start, end in spans])
+        rows = rows.to(self.merged.device)
+        return Pair(self.merged[rows], self.expert[rows], self.sizes[samples])
+
+
+def pairs_of_several(
+    task: str,
+    merged: Mapping[str, nn.Module],
+    expert: nn.Module | Tensor,
+    batches: Iterable[Batch],
+    head: Head,
+) -> dict[str, Pair]:
+    """Compute features of all batches of one task by each merged model and the one expert, frozen
+    and without dropout.
+
+    expert: a model, or its features (rows, d); it sees every batch once.
+    head: turns a vision model's pooled output into features: the weight (p, h) of
+          visual_projection or a function; None where the model has its own projection or head.
+    Returns: by name of the merged model.
+    Raises: BadBatches for no batch, or for one that a model refuses; BadSetting for a head that
+    does not fit.
+    """
+    with evaluation_mode([*merged.values(), *([expert] if isinstance(expert, nn.Module) else [])]):
+        return frozen_features(task, merged, expert, batches, head)
+
+
+@torch.no_grad()
+def frozen_features(
+    task: str,
+    merged: Mapping[str, nn.Module],
+    expert: nn.Module | Tensor,
+    batches: Iterable[Batch],
+    head: Head,
+) -> dict[str, Pair]:
+    """Compute the same for models already in evaluation mode, which takes time to set."""
+    ours: dict[str, list[Tensor]] = {name: [] for name in merged}
+    theirs, sizes = [], []
+    for number, batch in enumerate(batches):
+        with naming(task, number):
+            for name, model in merged.items():
+                rows, counts = rows_before_head(model, batch, head)
+                ours[name].append(rows)
+            if isinstance(expert, nn.Module):
+                theirs.append(rows_before_head(expert, batch, head)[0].to(rows.device))
+            sizes.append(counts)  # tokens without padding, the same for every model
+    if not sizes:
+        raise BadBatches(task, "is empty; an adapter needs at least one batch")
+    shared = (
+        torch.cat(theirs)
+        if isinstance(expert, nn.Module)
+        else expert.to(next(iter(ours.values()))[0].device)
+    )
+    counted_rows = torch.cat(sizes)
+    return {name: Pair(torch.cat(own), shared, counted_rows) for name, own in ours.items()}
+
+
+def rows_before_head(model: nn.Module, batch: Batch, head: Head) -> tuple[Tensor, Tensor]:
+    """Return the rows (rows, d) of one batch without padding, and each sample's count (n,)."""
+    language_head = output_embeddings(model)
+    if language_head is None:
+        features = projected(model, batch, head)
+        return features, torch.ones(len(features), dtype=torch.long)
+    if head is not None and head is not language_head:
+        raise BadSetting(
+            "head",
+            type(head).__name__,
+            "must be left out for a model with a language head of its own",
+        )
+    hidden = input_of(language_head, model, batch)  # (n, tokens, d)
+    mask = counted(model, batch, hidden)
+    return hidden[mask], mask.sum(1).cpu()
+
+
+def output_embeddings(model: nn.Module) -> nn.Module | None:
+    """Return the language head of a model of transformers, if it has one."""
+    found = getattr(model, "get_output_embeddings", lambda: None)()
+    return found if isinstance(found, nn.Module) else None
+
+
+def projected(model: nn.Module, batch: Batch, head: Head) -> Tensor:
+    """Return features (n, p) of one batch by a model without a language head.
+
+    Raises: BadSetting, BadPlan.
+    """
+    output: Any = model(**model_call(model, batch))
+    embedded = output if isinstance(output, Tensor) else getattr(output, "image_embeds", None)
+    vectors = embedded if embedded is not None else pooled(model, output, batch)
+    if vectors is None:
+        raise BadPlan(
+            type(output).__name__,
+            "has neither image_embeds nor pooler_output",
+            "give a model that pools its features",
+        )
+    weight = head.get("visual_projection") if isinstance(head, Mapping) else head
+    if weight is None and head is None:
+        return vectors
+    if not isinstance(weight, Tensor):
+        if not callable(weight):
+            raise BadSetting(
+                "head",
+                type(head).__name__,
+                "must be the weight (p, h) of visual_projection, or a function",
+            )
+        return weight(vectors)
+    if weight.dim() != 2 or weight.shape[1] != vectors.shape[1]:
+        raise BadSetting(
+            "head",
+            tuple(weight.shape),
+            f"must have shape (p, {vectors.shape[1]}), as the weight of visual_projection",
+        )
+    return vectors @ weight.to(vectors).T
+
+
+def input_of(module: nn.Module, model: nn.Module, batch: Batch) -> Tensor:
+    """Return the input of a module in the model's forward, which stops there."""
+    seen: list[Tensor] = []
+
+    def stop(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+        seen.append(args[0])
+        raise StopForward
+
+    with suppress(StopForward), module.register_forward_pre_hook(stop):
+        model(**model_call(model, batch))
+    return seen[0]
+
+
+def counted(model: nn.Module, batch: Batch, hidden: Tensor) -> Tensor:
+    """Return the mask (n, tokens) of tokens of hidden (n, tokens, d) that are not padding."""
+    config: Any = model.config
+    keyword = "decoder_attention_mask" if config.is_encoder_decoder else "attention_mask"
+    mask = padding_mask(batch, hidden, keyword, pad_token(model))
+    return hidden.new_ones(hidden.shape[:2], dtype=torch.bool) if mask is None else mask.bool()
+
+
+# What each training step sees
+
+Step = Mapping[str, Pair]
+
+
+class Samples(Protocol):
+    """All samples of one task by index; batches of them are made on demand."""
+
+    def __len__(self) -> int: ...
+    def batch(self, indices: Sequence[int]) -> Batch: ...
+
+
+@dataclass(frozen=True)
+class InMemorySamples:
+    """Samples in memory, each a batch of one."""
+
+    task: str
+    singles: Sequence[Batch]
+
+    def __len__(self) -> int:
+        return len(self.singles)
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        return together(self.task, [self.singles[i] for i in indices])
+
+
+def kept_steps(pairs: Mapping[str, Pair], settings: Training, seed: int) -> Iterator[Step]:
+    """Yield batches of features that were computed once."""
+    orders = {
+        task: batch_order(task, len(pair.sizes), settings, seed) for task, pair in pairs.items()
+    }
+    while True:
+        yield {task: pair.of(next(orders[task])) for task, pair in pairs.items()}
+
+
+def encoded_steps(
+    merged: nn.Module,
+    experts: Mapping[str, nn.Module],
+    batches: Mapping[str, Iterable[Batch]],
+    head: Head,
+    settings: Training,
+    seed: int,
+) -> Iterator[Step]:
+    """Yield the same batches, running both models for each, as published; all experts stay in
+    memory, in evaluation mode.
+
+    Raises: BadBatches for a task without samples, or texts of several lengths without an attention
+    mask.
+    """
+    samples = {task: samples_of(task, batches[task]) for task in experts}
+    orders = {task: batch_order(task, len(samples[task]), settings, seed) for task in experts}
+    while True:
+        step = {}
+        for task, expert in experts.items():
+            batch = samples[task].batch(next(orders[task]).tolist())
+            step[task] = frozen_features(task, {"": merged}, expert, [batch], head)[""]
+        yield step
+
+
+def samples_of(task: str, batches: Iterable[Batch]) -> Samples:
+    """Return the samples that batches offer `by_number` (whole image splits do), or read them all.
+
+    Raises: BadBatches without any.
+    """
+    by_number = getattr(batches, "by_number", None)
+    found: Samples = by_number() if by_number else InMemorySamples(task, single_samples(batches))
+    if not len(found):
+        raise BadBatches(task, "is empty; an adapter needs at least one sample")
+    return found
+
+
+def together(task: str, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return one batch of several samples; shorter texts are padded at the end."""
+    batch = {}
+    for name, first in samples[0].items():
+        batch[name] = first
+        if isinstance(first, Tensor):
+            values = [sample[name] for sample in samples]
+            length = max(value.shape[-1] for value in values)
+            if (
+                name == "input_ids"
+                and length > min(value.shape[-1] for value in values)
+                and "attention_mask" not in samples[0]
+            ):
+                raise BadBatches(task, "texts differ in length; give an attention_mask with them")
+            fill = IGNORED if name == "labels" else 0
+            batch[name] = torch.cat(
+                [
+                    pad(v, (0, length - v.shape[-1]), value=fill) if v.dim() == 2 else v
+                    for v in values
+                ]
+            )
+    return batch
+
+
+def batch_order(task: str, count: int, settings: Training, seed: int) -> Iterator[Tensor]:
+    """Yield the indices (n,) of the samples of each step, without end.
+
+    n = settings.batch, or fewer for the last step of a shuffle.
+    """
+    draws = generator(task, "batches", seed)
+    while True:
+        yield from torch.randperm(count, generator=draws).split(settings.batch)[
+            : settings.reshuffle
+        ]

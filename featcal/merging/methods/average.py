@@ -1,0 +1,12 @@
+"""Simple averaging."""
+
+from collections.abc import Iterator
+
+from featcal.merging.registry import Job, Named, method
+from featcal.merging.tensors import average_tensor, tensor_by_tensor
+
+
+@method("average", source="Wortsman et al., 2022")
+def average(job: Job) -> Iterator[Named]:
+    """Yield θ = (1/N) Σ θᵢ; the base has no part in it."""
+    return tensor_by_tensor(job, job.names, average_tensor)

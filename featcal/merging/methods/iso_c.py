@@ -1,0 +1,31 @@
+"""Iso-C: a merged task vector with all singular values equal, so no shared direction dominates.
+
+Source: Marczak et al., No Task Left Behind, 2025 (arXiv 2502.04959); FusionBench,
+fusion_bench/method/isotropic_merging.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from featcal.merging.registry import Job, Named, Names, method
+from featcal.merging.sources import VOCABULARY
+from featcal.merging.tensors import added, matrix_by_matrix
+
+
+def iso_c_matrix(vectors: Sequence[Tensor]) -> Tensor:
+    """τ = σ̄ U Vᵀ, (o, d), where U S Vᵀ = Σ τᵢ, (o, d) in float64, and σ̄ is the mean of S."""
+    U, S, Vt = torch.linalg.svd(added(vectors), full_matrices=False)
+    tau: Tensor = S.mean() * (U @ Vt)
+    return tau
+
+
+@method("iso_c", source="Marczak et al., 2025; defaults of FusionBench", scale=1.0)
+def iso_c(job: Job, exclude: Names = VOCABULARY) -> Iterator[Named]:
+    """Yield the task vector of every matrix by Iso-C, of every other tensor the mean.
+
+    The authors try scales up to 3, and FusionBench prints results of 1.5.
+    exclude: names, with * for any letters, of matrices that are averaged. Default: token tables.
+    """
+    yield from matrix_by_matrix(job, exclude, iso_c_matrix)

@@ -1,0 +1,17 @@
+"""RegMean++: RegMean on the features of the merge so far, carried forward block by block."""
+
+from collections.abc import Iterator
+from functools import partial
+
+from featcal.merging.forward_order import ForwardOrder
+from featcal.merging.methods.regmean import solved
+from featcal.merging.registry import Fraction, Job, Named, method
+
+
+@method("regmean_plus_plus", source="Nguyen et al., 2025", needs=("batches",))
+def regmean_plus_plus(job: Job, off_diagonal: Fraction = 0.95) -> Iterator[Named]:
+    """Yield every tensor by RegMean++; tensors after the last block stay the base's.
+
+    off_diagonal: as for regmean.
+    """
+    yield from ForwardOrder(job, partial(solved, job, off_diagonal), own=False).tensors()

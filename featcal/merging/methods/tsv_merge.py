@@ -1,0 +1,54 @@
+"""TSV-Merge: each expert's leading singular vectors, made orthogonal to those of the others.
+
+Source: Gargiulo et al., Task Singular Vectors, 2025 (arXiv 2412.00081); FusionBench,
+fusion_bench/method/task_singular_vector.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from featcal.merging.registry import Job, Named, Names, method
+from featcal.merging.sources import VOCABULARY
+from featcal.merging.tensors import added, matrix_by_matrix
+
+
+def orthogonal(columns: Tensor) -> Tensor:
+    """P Qᵀ, where P S Qᵀ is the SVD of (m, k), k ≤ m: the nearest matrix with orthonormal columns."""
+    P, _, Qt = torch.linalg.svd(columns, full_matrices=False)
+    nearest: Tensor = P @ Qt
+    return nearest
+
+
+def tsv_matrix(vectors: Sequence[Tensor]) -> Tensor:
+    """τ = U⊥ Σ V⊥ᵀ, where U, Σ and V concatenate the ⌊r/N⌋ leading singular triples of every τᵢ,
+    r = min(o, d).
+
+    Triples of a singular value 0 have no direction and are left out.
+
+    Args:    vectors τᵢ (o, d) of N experts in float64.
+    Returns: (o, d); the mean of the τᵢ where r < N leaves no expert a rank.
+    """
+    rank = min(vectors[0].shape) // len(vectors)
+    if not rank:
+        return added(vectors) / len(vectors)
+    left, values, right = [], [], []
+    for vector in vectors:
+        U, S, Vt = torch.linalg.svd(vector, full_matrices=False)
+        kept = S[:rank] > S[0] * max(vector.shape) * torch.finfo(S.dtype).eps
+        left.append(U[:, :rank][:, kept])
+        values.append(S[:rank][kept])
+        right.append(Vt[:rank][kept].T)
+    U, V = orthogonal(torch.cat(left, 1)), orthogonal(torch.cat(right, 1))
+    tau: Tensor = U * torch.cat(values) @ V.T
+    return tau
+
+
+@method("tsv_merge", source="Gargiulo et al., 2025; defaults of FusionBench", scale=1.0)
+def tsv_merge(job: Job, exclude: Names = VOCABULARY) -> Iterator[Named]:
+    """Yield the task vector of every matrix by TSV-Merge, of every other tensor the mean.
+
+    exclude: names, with * for any letters, of matrices that are averaged. Default: token tables.
+    """
+    yield from matrix_by_matrix(job, exclude, tsv_matrix)

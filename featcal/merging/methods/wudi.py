@@ -1,0 +1,148 @@
+"""WUDI: the task vector of a matrix that interferes least with every expert's own.
+
+Source: Cheng et al., 2025; FusionBench's and the official code differ in which matrices they take.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import NonNegativeInt, PositiveFloat
+from torch import Tensor
+
+from featcal.errors import BadSetting, Diverged
+from featcal.merging.registry import Job, Named, Names, method
+from featcal.merging.sources import VOCABULARY
+from featcal.merging.tensors import (
+    added,
+    average_tensor,
+    conv1d_names,
+    linear_groups,
+    matrix_groups,
+    tensor_by_tensor,
+)
+
+STEPS = {"fusion_bench": 400, "official": 300, "closed_form": 0}
+
+
+@dataclass(frozen=True)
+class Interference:
+    """L(τ) = Σ ‖(τ − τᵢ) τᵢᵀ‖² / ‖τᵢ‖² = ⟨τ, τG − 2R⟩ + c, in sums whose size does not depend on the
+    number of experts.
+    """
+
+    G: Tensor  # (d, d)  Σ τᵢᵀτᵢ / ‖τᵢ‖²
+    R: Tensor  # (o, d)  Σ τᵢ τᵢᵀτᵢ / ‖τᵢ‖²
+    c: float  # Σ ‖τᵢτᵢᵀ‖² / ‖τᵢ‖²
+    start: Tensor  # (o, d)  Σ τᵢ
+
+    @classmethod
+    def of(cls, vectors: Sequence[Tensor]) -> "Interference":
+        """Sum over task vectors (o, d) in float64; one that is zero has no term."""
+        o, d = vectors[0].shape
+        G, R, c = vectors[0].new_zeros(d, d), vectors[0].new_zeros(o, d), 0.0
+        for vector in vectors:
+            size = vector.square().sum()
+            if size > 0:
+                gram = vector.T @ vector / size  # (d, d)
+                G, R, c = G + gram, R + vector @ gram, c + float(gram.square().sum() * size)
+        return cls(G, R, c, added(vectors))
+
+    def to(self, dtype: torch.dtype) -> "Interference":
+        return Interference(self.G.to(dtype), self.R.to(dtype), self.c, self.start.to(dtype))
+
+    def loss(self, tau: Tensor) -> float:
+        """L(τ) in float64, at least 0."""
+        tau = tau.double()
+        return max(0.0, float((tau * (tau @ self.G.double() - 2 * self.R.double())).sum()) + self.c)
+
+    def minimum(self, rtol: float | None = None) -> Tensor:
+        """τ* = R G⁺, the smallest of all minimisers; eigenvalues of G below rtol times its largest
+        count as 0.
+        """
+        smallest: Tensor = self.R @ torch.linalg.pinv(self.G, hermitian=True, rtol=rtol)
+        return smallest
+
+
+def descended(
+    problem: Interference, steps: int, rate: float, place: str
+) -> tuple[Tensor, list[float]]:
+    """Minimise by Adam from Σ τᵢ. Returns: τ, and the loss before every step and at the end.
+
+    Adam steps by about `rate` whatever the gradient, so from a start that is a minimum it can only
+    climb: where the end is above the start, the start is returned. Raises: Diverged.
+    """
+    tau = problem.start.clone()
+    adam = torch.optim.Adam([tau], lr=rate)
+    losses = []
+    for step in range(steps + 1):
+        product = tau @ problem.G  # (o, d)
+        inner = float((tau * (product - 2 * problem.R)).sum(dtype=torch.float64))
+        losses.append(max(0.0, inner + problem.c))
+        if not losses[-1] < float("inf"):
+            look = "overflowing numbers in the experts"
+            raise Diverged(f"wudi: {place}", step, "merge.rate", rate, look)
+        if step < steps:
+            tau.grad = 2 * (product - problem.R)
+            adam.step()
+    return (tau if losses[-1] <= losses[0] else problem.start), losses
+
+
+@method("wudi", source="Cheng et al., 2025; defaults of FusionBench")
+def wudi(
+    job: Job,
+    variant: Literal["fusion_bench", "official", "closed_form"] = "fusion_bench",
+    steps: NonNegativeInt | None = None,
+    rate: PositiveFloat = 1e-5,
+    exclude: Names = VOCABULARY,
+    rtol: PositiveFloat | None = None,
+) -> Iterator[Named]:
+    """Yield every tensor by WUDI; the record keeps the loss summed over matrices, and of each
+    matrix its start and end.
+
+    variant: "fusion_bench" (the paper's: every matrix, 400 steps; other tensors by their mean),
+             "official" (linears of the blocks with q, k, v stacked, 300 steps; everything else
+             stays the base's) or "closed_form" (as the first, at the minimum itself).
+    steps:   of Adam. Default: the variant's.   rate: its learning rate.
+    exclude: names, with * for any letters, of matrices that are averaged. Default: token tables.
+    rtol:    of the closed form: eigenvalues below this share of the largest count as 0. Default: d
+             times float64's rounding.
+    """
+    closed = variant == "closed_form"
+    if closed and steps is not None:
+        raise BadSetting("merge.wudi.steps", steps, "must be left out for the closed form")
+    if not closed and rtol is not None:
+        raise BadSetting("merge.wudi.rtol", rtol, "must be left out but for the closed form")
+    official, turned = variant == "official", conv1d_names(job)
+    groups = (linear_groups if official else matrix_groups)(job, exclude)
+    ends: dict[str, dict[str, float]] = {}
+    curve: list[float] = []
+    for number, names in enumerate(groups, start=1):
+        upright = [
+            [tensor.T if name in turned else tensor for tensor in (base, *experts)]
+            for name in names
+            for base, experts in [job.read(name)]
+        ]
+        base, *experts = (torch.cat(stacked).double() for stacked in zip(*upright, strict=True))
+        problem = Interference.of([expert - base for expert in experts])
+        if closed:
+            tau = problem.minimum(rtol)
+            losses = [problem.loss(problem.start), problem.loss(tau)]
+        else:  # in float32 where the model holds no more
+            wide = job.base.dtype(names[0]) == torch.float64
+            problem = problem if wide else problem.to(torch.float32)
+            count = STEPS[variant] if steps is None else steps
+            tau, losses = descended(problem, count, rate, names[0])
+        curve = [a + b for a, b in zip(curve, losses, strict=True)] if curve else losses
+        ends[" + ".join(names)] = {"start": losses[0], "end": min(losses[0], losses[-1])}
+        job.progress(f"wudi {number}/{len(groups)}: {names[0]}  {losses[0]:.4g} → {losses[-1]:.4g}")
+        parts = torch.split(tau, [len(stacked[0]) for stacked in upright])
+        for name, part in zip(names, parts, strict=True):
+            start = job.base.finite_tensor(name)
+            change = (part.T if name in turned else part).cpu().double()
+            yield name, (start.double() + change).to(start.dtype)
+    job.record.update(loss=curve, matrices=ends)
+    rest = sorted(set(job.names) - {name for names in groups for name in names})
+    other = (lambda base, experts: base) if official else average_tensor
+    yield from tensor_by_tensor(job, rest, other)
