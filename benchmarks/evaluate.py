@@ -15,16 +15,16 @@ import datasets
 import numpy as np
 import torch
 from PIL import Image
+from transformers import CLIPImageProcessorPil
 
 from benchmarks.measure import arguments, in_turns, machine, ratio, seeded, tower
 from featcal.data.images import ImageSet, Preprocess
-from featcal.data.splits import quiet
+from featcal.data.places import quiet
 from featcal.evaluation.accuracy import evaluate_pool
 from reproduction.data.decoded import Split, mapped_images
 
 CLASSES = ["a", "b", "c", "d"]
 SIDES = (320, 240)  # pixels of a stored photograph
-MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
 def photographs(folder: Path, count: int) -> Path:
@@ -48,7 +48,10 @@ def photographs(folder: Path, count: int) -> Path:
 
 def prepared(root: Path, args: Namespace) -> tuple[Split, Path]:
     """A split and the folder in which it is decoded once."""
-    preprocess = Preprocess(args.image, None, (args.image, args.image), 3, 1 / 255, MEAN, STD)
+    side = {"height": args.image, "width": args.image}
+    preprocess = Preprocess(
+        CLIPImageProcessorPil(size={"shortest_edge": args.image}, crop_size=side)
+    )
     split = Split(photographs(root / "data", args.samples), "test", preprocess, whole=True)
     mapped_images(root / "decoded", split)
     return split, root / "decoded"

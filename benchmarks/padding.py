@@ -31,11 +31,9 @@ from benchmarks.measure import (
     seeded,
 )
 from featcal.calibration.calibrate import calibrate
-from featcal.data.inputs import Input, input_of
-from featcal.data.place import Place
-from featcal.data.sampling import draw_indices
-from featcal.data.text import load_text
-from featcal.data.tokens import PADDED, Tokens, batch, cut, reader_for, token_batches
+from featcal.data.batches import PADDED, batch, cut, draw_indices, token_batches
+from featcal.data.places import Place
+from featcal.data.texts import Input, Tokens, input_of, load_text, reader_for
 from featcal.models.skeleton import skeleton
 
 VOCABULARY = 1000

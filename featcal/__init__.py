@@ -15,7 +15,7 @@ _HOMES = {
     "Stack": "featcal.blocks.plan",
     "calibrate": "featcal.calibration.calibrate",
     "compare": "featcal.evaluation.compare",
-    "load_batches": "featcal.data.calibration",
+    "load_batches": "featcal.data.batches",
     "mean_shift": "featcal.baselines.mean_shift",
     "merge": "featcal.merging.merge",
     "prob_surgery": "featcal.baselines.prob_surgery",

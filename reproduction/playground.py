@@ -114,7 +114,7 @@ def _played(context: Context, wanted: Wanted, merge: MergeRun) -> Played:
 
 def _batches(context: Context, wanted: Wanted, task: str) -> list[dict[str, Any]]:
     """Training images of one task, those that a table's calibration with this seed draws first."""
-    from featcal.data.sampling import draw_indices
+    from featcal.data.batches import draw_indices
     from reproduction.suites.load_task import load_task
 
     images = load_task(

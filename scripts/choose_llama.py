@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from featcal.data.text import Sample
+from featcal.data.texts import Sample
 from featcal.merging.tensors import average_tensor, moved_tensor, total
 from featcal.models.load import load_model, load_tokenizer
 from featcal.storage.atomic import atomic_path

@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from featcal.data.images import Preprocess
 from featcal.models.save import save_model
 
 WORDS = (
@@ -83,6 +84,15 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def processor(side: int = 32) -> CLIPImageProcessorPil:
     return CLIPImageProcessorPil(
         size={"shortest_edge": side}, crop_size={"height": side, "width": side}
+    )
+
+
+def plain(size: int = 0, crop: int = 0, mean: float = 0.5) -> Preprocess:
+    """A preparation that resizes to a square, then crops; 0 leaves a step out."""
+    how = {"do_resize": size > 0, "do_center_crop": crop > 0}
+    sides = {"size": {"height": size, "width": size}, "crop_size": {"height": crop, "width": crop}}
+    return Preprocess(
+        CLIPImageProcessorPil(**how, **sides, image_mean=[mean] * 3, image_std=[0.5] * 3)
     )
 
 

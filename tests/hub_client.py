@@ -13,8 +13,8 @@ import contextlib, io, json, os, sys, time, types
 import huggingface_hub.file_download
 from featcal.cli import main as cli
 from featcal.errors import FeatCalError
-from featcal.data.place import place_of
-from featcal.data.splits import open_table
+from featcal.data.places import place_of
+from featcal.data.places import open_table
 from reproduction.suites import hub
 
 def opened(name, split):

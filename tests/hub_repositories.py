@@ -9,7 +9,7 @@ import checkpoints
 import datasets
 import language
 
-from featcal.data.splits import quiet
+from featcal.data.places import quiet
 
 CLASSES = datasets.Features(
     {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])}

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
 
-from featcal.data.splits import quiet
+from featcal.data.places import quiet
 from reproduction.data.prompts import load_prompts
 from reproduction.data.registry import TASKS
 

@@ -12,7 +12,7 @@ from typing import Any
 import datasets
 from rehearsal_images import drawn
 
-from featcal.data.splits import quiet
+from featcal.data.places import quiet
 from reproduction.data.domains import DOMAINS
 from reproduction.data.glue import GLUE, HUB_ID
 

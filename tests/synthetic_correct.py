@@ -9,7 +9,7 @@ from zlib import crc32
 import numpy as np
 import pandas as pd
 
-from featcal.data.sampling import draw_indices
+from featcal.data.batches import draw_indices
 from featcal.storage.results import COUNTED, SCORES, packed, write_rows, write_scores
 from reproduction.report.evidence import Evidence
 from reproduction.stages.columns import SEEN

@@ -16,7 +16,7 @@ PACKAGES = ("featcal", "reproduction")
 FOUNDATION = {"errors", "settings", "version", "core", "blocks", "storage", "models"}
 MAY_IMPORT = {  # rooms of the library, and single files of a room where not all of it is meant
     "featcal": {
-        "settings", "version", "blocks.plan", "calibration.calibrate", "data.calibration",
+        "settings", "version", "blocks.plan", "calibration.calibrate", "data.batches",
         "merging.merge", "baselines",
         "tuning.tune", "evaluation.compare",
     },
@@ -95,7 +95,7 @@ FOREIGN = {  # what some rooms do not know, of other people's packages
 # this
 LAZY = {
     "merge": "merging.merge", "surgery": "baselines.surgery", "prob_surgery": "baselines.prob_surgery", "tune": "tuning.tune",
-    "calibrate": "calibration.calibrate", "load_batches": "data.calibration", "Calibration": "settings",
+    "calibrate": "calibration.calibrate", "load_batches": "data.batches", "Calibration": "settings",
     "BlockPlan": "blocks.plan", "Stack": "blocks.plan", "mean_shift": "baselines.mean_shift", "compare": "evaluation.compare",
 }  # fmt: skip
 

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from featcal.baselines.settings import AdapterMethod, ProbSurgery, Surgery
 from featcal.errors import BadSetting, UnknownKey
 from featcal.merging.registry import settings_of
-from featcal.baselines.settings import AdapterMethod, ProbSurgery, Surgery
 from featcal.settings import Calibration, Settings
 
 

@@ -10,8 +10,8 @@ from PIL import Image
 from tiny import clip
 
 import featcal
-from featcal.data.calibration import Draw, drawn, held_out
-from featcal.data.place import Place
+from featcal.data.batches import Draw, drawn, held_out
+from featcal.data.places import Place
 from featcal.errors import BadSetting, MissingPath
 from featcal.models.skeleton import skeleton
 
@@ -60,7 +60,7 @@ def test_batches_are_those_that_the_command_draws(folders):
 
 
 def test_samples_held_out_are_others_than_those_drawn(folders, monkeypatch):
-    monkeypatch.setattr("featcal.data.calibration.LEAST_HELD_OUT", 2)
+    monkeypatch.setattr("featcal.data.batches.LEAST_HELD_OUT", 2)
     model, places = skeleton(folders / "base")[0], {"a": Place(folders / "a")}
     given = model, [folders / "base"], places
     ours, others = (

@@ -14,7 +14,7 @@ from featcal.settings import require
 if TYPE_CHECKING:
     import torch
 
-    from featcal.data.place import Place
+    from featcal.data.places import Place
 
 MODEL_CONFIGS = ("config.json", "open_clip_config.json")  # what makes a folder a model folder
 
@@ -50,7 +50,7 @@ def named_places(option: str, pairs: Iterable[str]) -> dict[str, "Place"]:
     """`name=PLACE` arguments, where a place is a file, a folder or a data set of the hub. Raises:
     BadSetting, MissingPath.
     """
-    from featcal.data.place import place_of
+    from featcal.data.places import place_of
 
     return {
         name: place_of(option, given)

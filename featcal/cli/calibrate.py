@@ -160,7 +160,7 @@ def calibrate(
     from featcal.blocks.batches import check_tasks
     from featcal.calibration.ranks import current
     from featcal.calibration.run_folder import beside
-    from featcal.data.calibration import Draw, drawn, held_out
+    from featcal.data.batches import Draw, drawn, held_out
     from featcal.storage.results import run_record, write_json
 
     check_tasks(named.experts, {name: [place] for name, place in places.items()})

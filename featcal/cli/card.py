@@ -12,7 +12,7 @@ from featcal.storage.model_card import inherited, write_card
 
 if TYPE_CHECKING:
     from featcal.calibration.record import Result
-    from featcal.data.place import Place
+    from featcal.data.places import Place
     from featcal.settings import Calibration
 
 

@@ -28,7 +28,7 @@ from featcal.models.code import is_adapter
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
-    from featcal.data.place import Place
+    from featcal.data.places import Place
     from featcal.evaluation.compare import Agreement
 
 EPILOG = """KL and top-1 agreement compare answers, of models with a head; drift and cosine compare the features behind the last
@@ -91,7 +91,7 @@ def compare(
             under[name] = existing_folder("--base", base)
     import featcal
     from featcal.blocks.batches import check_tasks
-    from featcal.data.calibration import Draw, drawn
+    from featcal.data.batches import Draw, drawn
 
     check_tasks(experts, {name: [place] for name, place in places.items()})
     first = next(iter(models.values()))

@@ -74,7 +74,7 @@ def evaluate(
     for prompt in template or ():
         require("{}" in prompt, "--template", prompt, "must hold {} where the class name goes")
     if clip is None:
-        from featcal.data.inputs import input_of
+        from featcal.data.texts import input_of
 
         if input_of(skeleton(model)).kind == "pictures":
             raise BadSetting(
@@ -141,8 +141,7 @@ def image_answers(
     place: "torch.device",
 ) -> Answered:
     """Zero-shot answers of a vision tower."""
-    from featcal.data.images import Preprocess
-    from featcal.data.load import load_images
+    from featcal.data.images import Preprocess, load_images
     from featcal.evaluation.accuracy import evaluate_pool
     from featcal.evaluation.zero_shot import zero_shot_head
     from featcal.models.load import load_clip, load_tokenizer, load_vision
@@ -177,9 +176,7 @@ def text_answers(
     place: "torch.device",
 ) -> dict[str, "Tensor"]:
     """Answers on labelled texts, by what the model has."""
-    from featcal.data.inputs import input_of
-    from featcal.data.text import load_labelled
-    from featcal.data.tokens import reader_for
+    from featcal.data.texts import input_of, load_labelled, reader_for
     from featcal.evaluation.sentences import Sentences
     from featcal.evaluation.texts import WAYS, Asked, right_answers, way_of
     from featcal.models.load import load_model

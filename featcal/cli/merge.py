@@ -129,7 +129,7 @@ def merge(
     require_hub(push_to_hub)
     if method is None:
         method, settings = method_of(named)
-    from featcal.data.calibration import Draw, drawn
+    from featcal.data.batches import Draw, drawn
     from featcal.merging.merge import merge as merged
 
     given_data = {"batches": places or None, "head": head}

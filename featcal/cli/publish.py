@@ -14,7 +14,7 @@ from featcal.errors import BadSetting, HubUnreachable, NotOnHub
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
-    from featcal.data.place import Place
+    from featcal.data.places import Place
 
 PUSH = "Put the written folder on the hub under this name; made there if need be, as private as your account makes new ones."
 Push = Annotated[str | None, Option("--push-to-hub", metavar="OWNER/NAME", help=PUSH)]
@@ -36,7 +36,7 @@ def require_hub(name: str | None) -> None:
     from huggingface_hub.errors import HFValidationError, HTTPError, LocalTokenNotFoundError  # type: ignore[attr-defined]
     from huggingface_hub.utils import validate_repo_id
 
-    from featcal.data.hub_cache import first_line
+    from featcal.data.places import first_line
 
     try:
         validate_repo_id(name)
@@ -73,7 +73,7 @@ def push(folder: Path, name: str | None) -> None:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
-    from featcal.data.hub_cache import first_line
+    from featcal.data.places import first_line
 
     try:
         url = HfApi().create_repo(name, exist_ok=True)

@@ -149,7 +149,7 @@ def folder_of(reference: Reference, file: Path, weights: bool) -> Path:
         raise MissingPath(reference.path, f"named in {file}", way_out)
     from huggingface_hub import snapshot_download
 
-    from featcal.data.hub_cache import reaching
+    from featcal.data.places import reaching
 
     patterns = CONFIGURATION + (["*.safetensors"] if weights else [])
     with reaching(reference.path, reference.revision, f"; {way_out}"):

@@ -22,7 +22,7 @@ from featcal.cli.terminal import Json, Quiet, counted, note, say, say_json, tabl
 from featcal.settings import require
 
 if TYPE_CHECKING:
-    from featcal.data.place import Place
+    from featcal.data.places import Place
     from featcal.tuning.settings import Tuned
 
 CLIP = "Folder of the whole CLIP: then answers are compared, zero-shot over the class names of the data. Features left out."
@@ -102,7 +102,7 @@ def tune(
     }
     given |= {"host_memory": bytes_of("--host-memory", host_memory) if host_memory else None}
     from featcal.blocks.batches import check_tasks
-    from featcal.data.calibration import Draw, drawn
+    from featcal.data.batches import Draw, drawn
     from featcal.tuning.proposals import imported
 
     imported()
@@ -165,8 +165,7 @@ def zero_shot(
     names of classes are read.
     """
     from featcal.cli.evaluate import require_tokenizer, require_words
-    from featcal.data.images import Preprocess
-    from featcal.data.load import load_images
+    from featcal.data.images import Preprocess, load_images
     from featcal.evaluation.zero_shot import zero_shot_head
     from featcal.models.load import load_clip, load_tokenizer
 

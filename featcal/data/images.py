@@ -1,123 +1,143 @@
-"""From a picture to what a vision model is given, in two steps: decoded once to uint8, normalised
-when a batch is asked for.
+"""Turn pictures into what a vision model is given, with transformers' own image processor.
 
-Follows the folder's preprocessor_config.json, resized by PIL or by torchvision: transformers has
-processors of both kinds, and published accuracies were measured with either. Pixels equal
-transformers' own to the bit; those of the two kinds differ in some values by a few grey levels of
-255.
+Two steps: each picture is resized and cropped once to uint8, and normalised whenever a batch is
+asked for. Together they give the processor's own pixels, bit-identical.
 """
 
-from collections.abc import Iterator, Sequence
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
+from huggingface_hub import constants
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from featcal.data.processors import Processor, steps
-from featcal.data.tensor_resize import Pixels, tensor_resized
-from featcal.errors import MissingPath
-from featcal.storage.results import read_json
+from featcal.data.places import (
+    IMAGE,
+    LABEL,
+    SPLITS,
+    Place,
+    first_line,
+    open_images,
+    split_files,
+)
+from featcal.errors import BadData, BadFile, BadSetting, MissingPath
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+Pixels = NDArray[np.uint8]
+Indices = Sequence[int] | NDArray[np.int64]
+Backend = Literal["pil", "torchvision"]  # what resizes; published scores were measured with either
+IN_MEMORY = 2 * 2**30  # bytes of decoded pictures
+_FILES = ("preprocessor_config.json", "processor_config.json")
+_UNDECODABLE = (OSError, SyntaxError, ValueError, TypeError, struct.error, zlib.error)
+_UNDECODABLE += (Image.DecompressionBombError,)
 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """Resize, centre crop, rescale, normalise; None leaves a step out.
+    """An image processor of transformers, in two steps: `pixels`, then `normalised`."""
 
-    shortest: the short side after resizing.  resized: (height, width) instead, whatever the
-    proportions.  crop: (height, width).
-    processor: what resizes; it also says on which side of a crop larger than the picture the odd
-    border lies.
-    """
-
-    shortest: int | None
-    resized: tuple[int, int] | None
-    crop: tuple[int, int] | None
-    resample: int
-    factor: float
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    processor: Processor = "pil"
+    processor: Any
 
     @classmethod
-    def from_folder(cls, folder: str | Path, processor: Processor = "pil") -> "Preprocess":
-        """What preprocessor_config.json (or processor_config.json) of a model folder says. Raises:
-        MissingPath, BadFile.
+    def from_folder(cls, folder: str | Path, backend: Backend = "pil") -> "Preprocess":
+        """Load the image processor of a model folder.
+
+        Raises: MissingPath; BadFile for a processor that cannot be loaded or has other steps than
+        resize, crop, rescale and normalise; BadSetting without torchvision when it is asked for.
         """
-        alone, joint = (
-            Path(folder) / "preprocessor_config.json",
-            Path(folder) / "processor_config.json",
-        )
-        path = alone if alone.is_file() else joint
-        if not path.is_file():
-            raise MissingPath(
-                alone,
-                "how images are prepared",
-                "copy preprocessor_config.json of the base model there",
+        from transformers import AutoImageProcessor
+
+        if backend == "torchvision":
+            require_torchvision()
+        path = next((p for p in (Path(folder) / name for name in _FILES) if p.is_file()), None)
+        if path is None:
+            way_out = f"copy {_FILES[0]} of the base model there"
+            raise MissingPath(Path(folder) / _FILES[0], "how images are prepared", way_out)
+        image = Image.fromarray(np.arange(3072).astype(np.uint8).reshape(32, 32, 3))
+        try:
+            loaded = AutoImageProcessor.from_pretrained(
+                folder, backend=backend, local_files_only=True, trust_remote_code=False
             )
-        content = read_json(path)
-        inner = (
-            content.get("image_processor", {})
-            if path is joint and isinstance(content, dict)
-            else content
-        )
-        return cls(**steps(path, inner), processor=processor)
+            ours = cls(loaded)
+            got = ours.normalised(ours.pixels(image)[None])
+            want = loaded(image, return_tensors="pt")["pixel_values"].float()
+            same = torch.equal(got, want)
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever a wrong entry of the file makes the processor raise
+            problem = f"no image processor can be made of it ({first_line(error)[:300]})"
+            way_out = f"give the {path.name} that was saved with this model"
+            raise BadFile(path, problem, way_out) from None
+        if not same:
+            problem = (
+                f"{type(loaded).__name__} has steps other than resize, crop, rescale, normalise"
+            )
+            way_out = "prepare the pictures with transformers' AutoImageProcessor and call featcal.calibrate from Python with such batches"
+            raise BadFile(path, problem, way_out)
+        return ours
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The processor's settings and backend, which decide the pixels."""
+        return json.loads(self.processor.to_json_string()) | {"backend": self.processor.backend}
 
     def pixels(self, image: Image.Image) -> Pixels:
-        """The picture resized and cropped, (3, H, W)."""
-        image = _rgb(image)
-        size = self._size(*image.size)
-        if size is None:
-            array = np.asarray(image, dtype=np.uint8)  # (h, w, 3)
-        elif self.processor == "torchvision":
-            array = tensor_resized(np.asarray(image, dtype=np.uint8), size, self.resample)
-        else:
-            array = np.asarray(image.resize(size[::-1], resample=self.resample), dtype=np.uint8)
-        for axis, side in enumerate(self.crop or ()):
-            array = _cropped(array, axis, side, odd_first=self.processor == "pil")
-        return np.ascontiguousarray(array.transpose(2, 0, 1))
+        """Return the picture in RGB, resized and cropped, (3, H, W)."""
+        steps = {"do_convert_rgb": True, "do_rescale": False, "do_normalize": False}
+        pixels = np.asarray(self.processor(image, **steps)["pixel_values"][0])
+        if pixels.dtype != np.uint8 or pixels.ndim != 3:
+            raise TypeError(f"pixels are {pixels.dtype} {pixels.shape}, not (3, H, W) of bytes")
+        return np.ascontiguousarray(pixels)
 
-    def _size(self, width: int, height: int) -> tuple[int, int] | None:
-        """(height, width) after resizing; None where pictures stay as they are."""
-        if self.resized is not None or self.shortest is None:
-            return self.resized
-        long = int(self.shortest * max(width, height) / min(width, height))
-        return (long, self.shortest) if width <= height else (self.shortest, long)
+    @cached_property
+    def _table(self) -> NDArray[np.float32]:
+        """What the processor makes of the 256 values each channel can have, (3, 256)."""
+        levels = Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16)).convert("RGB")
+        steps = {"do_resize": False, "do_center_crop": False, "do_pad": False}
+        values = self.processor(levels, return_tensors="pt", **steps)["pixel_values"][0]
+        return values.float().reshape(3, 256).numpy()
 
     def normalised(self, pixels: Pixels, device: torch.device | None = None) -> Tensor:
-        """(n, 3, H, W) uint8 to float32: (x · factor − mean) / std, by a table of the 256 values
-        each channel can have.
+        """Return (n, 3, H, W) uint8 as float32, rescaled and normalised as the processor does.
 
-        device: where that is done, with the same values to the bit; a GPU is sent a quarter of the
-        bytes.
+        device: where that is done; a GPU is sent a quarter of the bytes.
         """
-        mean, std = np.asarray(self.mean, np.float32), np.asarray(self.std, np.float32)
-        values = (np.arange(256, dtype=np.float64) * self.factor).astype(np.float32)
-        table = [(values - mean[channel]) / std[channel] for channel in range(pixels.shape[1])]
         if device is not None and device.type != "cpu":
-            return looked_up(
-                torch.from_numpy(np.array(pixels)).to(device),
-                torch.from_numpy(np.stack(table)).to(device),
+            there, table = torch.from_numpy(np.array(pixels)).to(device), self._table
+            rows = (
+                torch.from_numpy(own).to(device)[there[:, c].long()] for c, own in enumerate(table)
             )
+            return torch.stack([*rows], dim=1)
         out = np.empty(pixels.shape, dtype=np.float32)
-        for channel, own in enumerate(table):
+        for channel, own in enumerate(self._table):
             out[:, channel] = own[pixels[:, channel]]
         return torch.from_numpy(out)
 
 
-def looked_up(pixels: Tensor, table: Tensor) -> Tensor:
-    """Values (n, C, H, W) of pixels (n, C, H, W) uint8, by channel from `table` (C, 256)."""
-    return torch.stack([own[pixels[:, channel].long()] for channel, own in enumerate(table)], dim=1)
+def require_torchvision() -> None:
+    """Raise BadSetting with a way out unless torchvision can be imported."""
+    try:
+        import torchvision.transforms.v2  # noqa: F401
+    except ImportError:
+        expected = "needs torchvision: pip install torchvision; or write processor: pil"
+        raise BadSetting("data.processor", "torchvision", expected) from None
 
 
 class Rows(Protocol):
-    """What holds decoded pictures: an array, a memory map, or something that decodes when
-    indexed.
-    """
+    """Decoded pictures: an array, a memory map, or an object that decodes when indexed."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: Any, /) -> Pixels: ...
@@ -125,10 +145,7 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pictures without labels: pixels (n, 3, H, W) uint8.
-
-    device: where batches are made; the processor's memory where it is left out.
-    """
+    """Pictures without labels: pixels (n, 3, H, W) uint8; batches are made on `device`."""
 
     pixels: Rows
     preprocess: Preprocess
@@ -137,22 +154,17 @@ class Pictures:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def tensor(self, indices: Sequence[int] | NDArray[np.int64]) -> Tensor:
-        """What a model is given for these pictures, (len(indices), 3, H, W) float32."""
-        return self.preprocess.normalised(
-            self.pixels[np.asarray(indices, dtype=np.int64)], self.device
-        )
+    def tensor(self, indices: Indices) -> Tensor:
+        """Return the model's input for these pictures, (len(indices), 3, H, W) float32."""
+        chosen = self.pixels[np.asarray(indices, dtype=np.int64)]
+        return self.preprocess.normalised(chosen, self.device)
 
-    def take(self, indices: Sequence[int] | NDArray[np.int64]) -> "Pictures":
-        """The pictures with these indices alone, in their order."""
+    def take(self, indices: Indices) -> "Pictures":
+        """Return only the pictures with these indices, in their order."""
         return replace(self, pixels=self.pixels[np.asarray(indices, dtype=np.int64)])
 
-    def batches(
-        self, indices: Sequence[int] | NDArray[np.int64] | None, size: int
-    ) -> Iterator[dict[str, Tensor]]:
-        """Keyword dictionaries for a vision model's forward, in the order of `indices` (None: all
-        pictures).
-        """
+    def batches(self, indices: Indices | None, size: int) -> Iterator[dict[str, Tensor]]:
+        """Yield keyword dictionaries for a vision model's forward; None takes all pictures."""
         chosen = np.arange(len(self)) if indices is None else np.asarray(indices, dtype=np.int64)
         for start in range(0, len(chosen), size):
             yield {"pixel_values": self.tensor(chosen[start : start + size])}
@@ -165,28 +177,170 @@ class ImageSet(Pictures):
     labels: NDArray[np.int64]
     classes: tuple[str, ...]
 
-    def take(self, indices: Sequence[int] | NDArray[np.int64]) -> "ImageSet":
-        """The pictures with these indices alone, in their order, with their labels."""
+    def take(self, indices: Indices) -> "ImageSet":
+        """Return only the pictures with these indices, in their order, with their labels."""
         chosen = np.asarray(indices, dtype=np.int64)
         return replace(self, pixels=self.pixels[chosen], labels=self.labels[chosen])
 
 
-def _rgb(image: Image.Image) -> Image.Image:
-    """Three channels; transparency on white."""
-    if "A" not in image.getbands() and image.info.get("transparency") is None:
-        return image.convert("RGB")
-    image = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+def load_images(
+    source: str | Path,
+    split: str,
+    preprocess: Preprocess,
+    *,
+    classes: Sequence[str] | None = None,
+    revision: str | None = None,
+    config: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    in_memory: int = IN_MEMORY,
+) -> ImageSet:
+    """Read one split of labelled pictures.
 
-
-def _cropped(array: Pixels, axis: int, side: int, odd_first: bool) -> Pixels:
-    """The middle `side` rows or columns; black borders where there are fewer, an odd one before or
-    behind.
+    Args:
+        source: a folder with <split>.parquet or <split>/<class>/<picture>; with `revision`, a data
+            set of the hub.
+        classes: names by label. Default: those of the label feature or of the folder's README.md.
+        columns: names of the source -> image, label, where they differ.
+        in_memory: bytes up to which pictures are decoded now; those of a larger split are decoded
+            whenever they are asked for.
+    Raises: as open_images; BadData for a label out of range, an undecodable picture (with its
+        row), or classes without names.
     """
-    spare = array.shape[axis] - side
-    if spare >= 0:
-        return np.take(array, range(spare // 2, spare // 2 + side), axis=axis)
-    before = (odd_first - spare) // 2
-    widths = [(0, 0)] * array.ndim
-    widths[axis] = (before, -spare - before)
-    return np.pad(array, widths)
+    place = Place(source, revision, config)
+    table = open_images(place, split, True, columns)
+    names = _names(f"{source} ({split})", table.features[LABEL], classes, Path(source))
+    labels = _labels(f"{source} ({split})", table, len(names))
+    rows: Rows = _Encoded(place, split, table, preprocess)
+    if in_memory and len(labels) * rows[np.arange(1)].nbytes <= in_memory:
+        rows = rows[np.arange(len(labels))]
+    return ImageSet(rows, preprocess, labels, names)
+
+
+def load_pictures(place: Place, split: str, preprocess: Preprocess) -> Pictures:
+    """Read one split without labels, each picture decoded when asked for. Raises: as load_images."""
+    return Pictures(
+        _Encoded(place, split, open_images(place, split, False), preprocess), preprocess
+    )
+
+
+def class_names(folder: str | Path) -> tuple[str, ...]:
+    """Return the class names of a local folder by label, without opening a picture.
+
+    Raises: BadData for classes without names.
+    """
+    import datasets
+    import pyarrow.parquet
+
+    folder = Path(folder)
+    for split in SPLITS:
+        for file in split_files(folder, split, (".parquet",))[:1]:
+            schema = pyarrow.parquet.read_schema(file)
+            feature = datasets.Features.from_arrow_schema(schema).get(LABEL)
+            return _names(str(folder), feature, None, folder)
+    folders = (path for split in SPLITS for path in (folder / split).glob("*") if path.is_dir())
+    return _names(str(folder), None, sorted({path.name for path in folders}) or None, folder)
+
+
+class _Encoded:
+    """Pictures that are decoded whenever they are asked for, by an array of row numbers."""
+
+    def __init__(self, place: Place, split: str, table: "Dataset", preprocess: Preprocess):
+        self._at, self._table, self._preprocess = f"{place.source} ({split})", table, preprocess
+        self._first: tuple[int, tuple[int, ...]] | None = None  # row and shape of the first decoded
+        source = Path(constants.HF_HUB_CACHE if place.on_hub else place.source)
+        # the folder that a row must not name files outside of
+        self._home = Path(os.path.abspath(source if source.is_dir() else source.parent))
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __getitem__(self, index: Any) -> Pixels:
+        chosen = np.arange(len(self))[index]
+        first = self._decoded(int(chosen[0]))
+        out = np.empty((len(chosen), *first.shape), dtype=np.uint8)
+        out[0] = first
+
+        def fill(i: int) -> None:
+            out[i] = self._decoded(int(chosen[i]))
+
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # PIL decodes without the GIL
+            for _ in pool.map(fill, range(1, len(chosen))):
+                pass
+        return out
+
+    def _decoded(self, row: int) -> Pixels:
+        import datasets
+
+        stored = self._table[row][IMAGE]
+        if stored is None:
+            raise BadData(self._at, f"row {row} has no picture", "give it one, or drop the row")
+        name = f"the picture in row {row}"
+        if stored["bytes"] is None and stored["path"]:
+            stored = {"bytes": None, "path": self._inside(row, stored["path"])}
+            name = f"{name}, {stored['path']},"
+        try:
+            pixels = self._preprocess.pixels(datasets.Image().decode_example(stored))
+        except _UNDECODABLE as error:
+            problem = f"{name} cannot be decoded ({first_line(error)[:300]})"
+            raise BadData(self._at, problem, "repair or drop that row") from None
+        self._first = self._first or (row, pixels.shape)
+        first, shape = self._first
+        if pixels.shape != shape:
+            problem = f"row {row} is {pixels.shape[1:]} pixels, row {first} is {shape[1:]}"
+            way_out = "give pictures of one size, or a preprocessor_config.json that crops them"
+            raise BadData(self._at, problem, way_out)
+        return pixels
+
+    def _inside(self, row: int, path: str) -> str:
+        """Return the path of a picture file named by a row, which must lie in the data's folder."""
+        way_out = "store encoded pictures (PNG, JPEG) in the file, or paths inside of the folder"
+        place = Path(os.path.normpath(self._home / path)) if len(path) < 4096 else None
+        if "://" in path or place is None or not place.is_relative_to(self._home):
+            problem = f"row {row} names {path[:80]!r}, which is no picture file in {self._home}"
+            raise BadData(self._at, problem, way_out)
+        return str(place)
+
+
+def _names(at: str, feature: Any, given: Sequence[str] | None, folder: Path) -> tuple[str, ...]:
+    """Return the class names: given ones, those of the label feature, or of README.md."""
+    own = getattr(feature, "names", None)
+    if given is not None and own is not None and len(own) != len(given):
+        problem = f"{len(given)} class names are given, but its labels have {len(own)}"
+        raise BadData(at, problem, "check the list of names")
+    found = given or own or _names_in_readme(folder)
+    if not found:
+        way_out = (
+            "use a ClassLabel feature, write them into README.md (dataset_info), or pass classes="
+        )
+        raise BadData(at, "the classes have no names", way_out)
+    return tuple(found)
+
+
+def _names_in_readme(folder: Path) -> list[str] | None:
+    """Return the names in the dataset_info of a data set card, as the hub writes it."""
+    from datasets.info import DatasetInfosDict
+
+    if not (folder / "README.md").is_file():
+        return None
+    try:
+        infos = DatasetInfosDict.from_directory(str(folder))
+    except Exception as error:  # YAML, or an entry that `datasets` does not know
+        problem = f"its YAML head cannot be read ({first_line(error)})"
+        raise BadFile(folder / "README.md", problem, "correct it, or remove the head") from None
+    features = (info.features or {} for info in infos.values())
+    return next((f[LABEL].names for f in features if hasattr(f.get(LABEL), "names")), None)
+
+
+def _labels(at: str, table: "Dataset", classes: int) -> NDArray[np.int64]:
+    values = table.data.column(LABEL).to_numpy()
+    if values.dtype.kind not in "iub":  # kind b: some data sets store two classes as true and false
+        missing = values.dtype.kind == "f"
+        what = "are missing in some rows" if missing else f"are {table.features[LABEL].dtype}"
+        way_out = "store labels as whole numbers from 0, one per row"
+        raise BadData(at, f"its labels {what}", way_out)
+    labels: NDArray[np.int64] = values.astype(np.int64)
+    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
+    if len(wrong):
+        problem = f"row {wrong[0]} has label {labels[wrong[0]]}, outside 0 to {classes - 1}"
+        raise BadData(at, problem, "drop rows without a label, or check the class names")
+    return labels

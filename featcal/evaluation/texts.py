@@ -15,9 +15,8 @@ from torch.nn.functional import log_softmax, normalize
 from featcal.baselines.features import output_embeddings
 from featcal.blocks.capture import model_call
 from featcal.core.precision import wide
-from featcal.data.inputs import input_of
-from featcal.data.text import Labelled
-from featcal.data.tokens import IGNORED, Reader, padded
+from featcal.data.batches import IGNORED, padded
+from featcal.data.texts import Labelled, Reader, input_of
 from featcal.errors import BadData, BadSetting, NotFinite
 from featcal.evaluation.sentences import Sentences
 from featcal.models.mode import evaluation_mode

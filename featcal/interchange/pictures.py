@@ -60,17 +60,18 @@ def preprocess_cfg(folder: Path, side: int) -> dict[str, Any]:
     """open_clip's words for what a folder's processor does. Raises: MissingPath; BadFile for what
     it cannot say.
     """
-    ours = Preprocess.from_folder(folder)
-    square = (side, side)
-    squashed, shortest = (
-        ours.resized == square and ours.crop in (None, square),
-        ours.shortest == side and ours.crop == square,
-    )
+    ours = Preprocess.from_folder(folder).processor
+    square, size = {"height": side, "width": side}, dict(ours.size)
+    cropped = ours.do_center_crop and dict(ours.crop_size) == square
+    squashed = size == square and (cropped or not ours.do_center_crop)
+    shortest = size == {"shortest_edge": side} and cropped
     words = {number: word for word, number in _RESAMPLE.items() if word != "random"}
     if (
-        not (squashed or shortest)
+        not ours.do_resize
+        or not (ours.do_rescale and ours.do_normalize)
+        or not (squashed or shortest)
         or ours.resample not in words
-        or abs(ours.factor * 255 - 1) > 1e-9
+        or abs(ours.rescale_factor * 255 - 1) > 1e-9
     ):
         problem = f"its image processor does not resize to {side} pixels, bicubic or bilinear, and scale to [0, 1]"
         raise BadFile(
@@ -79,8 +80,8 @@ def preprocess_cfg(folder: Path, side: int) -> dict[str, Any]:
             "change preprocessor_config.json",
         )
     return {
-        "mean": list(ours.mean),
-        "std": list(ours.std),
+        "mean": list(ours.image_mean),
+        "std": list(ours.image_std),
         "interpolation": words[ours.resample],
         "resize_mode": "squash" if squashed else "shortest",
     }

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from os import stat_result, walk
@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import PIL
+import transformers
 
 from featcal.data import images as pictures
 from featcal.data.images import ImageSet, Preprocess
@@ -55,21 +56,21 @@ class Split:
         """What is read, and how: the same for every state of the source."""
         source = self.source if self.revision else Path(self.source).resolve()
         named = [self.classes and [*self.classes], sorted((self.columns or {}).items())]
-        return json.dumps([str(source), self.name, self.config, asdict(self.preprocess), *named])
+        return json.dumps([str(source), self.name, self.config, self.preprocess.settings, *named])
 
     @property
     def state(self) -> str:
         """What else decides the bytes: a commit of the hub or the state of every file of the
-        folder, code, PIL.
+        folder, code, PIL, transformers.
         """
         source = self.revision or [
             (str(path), *_stamp(path.stat())) for path in _files(Path(self.source))
         ]
-        return json.dumps([source, _code(), PIL.__version__])
+        return json.dumps([source, _code(), PIL.__version__, transformers.__version__])
 
     def load(self, **more: Any) -> ImageSet:
         """The split from its source. Raises: as load_images."""
-        from featcal.data.load import load_images  # `datasets` takes seconds to import
+        from featcal.data.images import load_images  # `datasets` takes seconds to import
 
         named = {
             "classes": self.classes,

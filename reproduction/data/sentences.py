@@ -52,7 +52,7 @@ class SentenceSet:
         """Keywords of the model's forward: input_ids and attention_mask, (len(indices),
         longest).
         """
-        from featcal.data.tokens import padded
+        from featcal.data.batches import padded
 
         ids, mask = padded([self.ids[index] for index in indices], self.tokenizer.pad_token_id)
         return {"input_ids": ids, "attention_mask": mask}

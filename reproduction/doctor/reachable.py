@@ -13,7 +13,7 @@ import huggingface_hub
 from huggingface_hub import constants
 from huggingface_hub import errors as hub_errors
 
-from featcal.data.hub_cache import cached_commit, first_line
+from featcal.data.places import cached_commit, first_line
 from reproduction.doctor.repositories import Repository
 from reproduction.suites.hub import PATTERNS
 

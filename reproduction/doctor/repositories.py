@@ -4,7 +4,7 @@ is asked. Opens nothing.
 
 from dataclasses import dataclass
 
-from featcal.data.hub_cache import Kind
+from featcal.data.places import Kind
 from reproduction.data.domains import DOMAINS
 from reproduction.data.glue import GLUE, HUB_ID
 from reproduction.data.public import PUBLIC

@@ -162,7 +162,7 @@ def examples(
 
     Pictures, and which of them is where; of texts neither, as they are told with the strength.
     """
-    from featcal.data.sampling import draw_indices
+    from featcal.data.batches import draw_indices
     from reproduction.data import corruptions, damage
     from reproduction.suites.load_task import load_task
 

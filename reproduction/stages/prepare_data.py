@@ -23,7 +23,7 @@ def run() -> None:
     """
     context = load_context()
     if context.suite.data.processor == "torchvision":
-        from featcal.data.tensor_resize import require_torchvision
+        from featcal.data.images import require_torchvision
 
         require_torchvision()
     makers = {"mini": _drawn, "files": _copied, "hub": _named}
@@ -67,7 +67,7 @@ def _copied(context: Context, folder: Path) -> dict[str, Source]:
     """The user's own folders, copied so that a later edit of them cannot change half of the
     results.
     """
-    from featcal.data.load import class_names
+    from featcal.data.images import class_names
 
     sources = {}
     origin = context.layout.root / str(context.suite.data.folder)

@@ -84,7 +84,7 @@ def drawn(context: Context, study: Study, rival: Method) -> Batches:
     """The images it sees, ready for a model: those of `calibrate` and `adapt`; all that a task has
     where there are fewer.
     """
-    from featcal.data.sampling import draw_indices
+    from featcal.data.batches import draw_indices
     from reproduction.suites.load_task import load_task
 
     draw = study.rivals.draw(rival.method, rival.samples, rival.seed)

@@ -141,7 +141,7 @@ def samples_of(
 
 def drawn(most: int, seed: int, task: str, count: int) -> list[int]:
     """At most so many samples of a task, in their order."""
-    from featcal.data.sampling import draw_indices
+    from featcal.data.batches import draw_indices
 
     return sorted(draw_indices(task, count, min(most, count), seed).tolist())
 

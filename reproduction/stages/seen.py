@@ -33,7 +33,7 @@ def seen_rows(
     scores: rows that tell how many test images a task has.   A draw of more than there are is all
     of them, as in the streams.
     """
-    from featcal.data.sampling import draw_indices
+    from featcal.data.batches import draw_indices
 
     counts = {row["task"]: int(row["count"]) for row in scores}
     tests = dict.fromkeys(

@@ -132,7 +132,7 @@ def stream(
         )
     import numpy as np
 
-    from featcal.data.sampling import draw_indices
+    from featcal.data.batches import draw_indices
     from reproduction.suites.load_task import load_task
 
     samples = load_task(

@@ -72,7 +72,7 @@ def samples_of(context: Context, study: TaskCountsStudy, task: str) -> dict[str,
     """
     import numpy as np
 
-    from featcal.data.sampling import draw_indices
+    from featcal.data.batches import draw_indices
     from reproduction.suites.load_task import load_task
 
     base = context.layout.base(study.role, study.pool)

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import CLIPVisionModel
 
+from featcal.data.batches import batch_indices
 from featcal.data.images import ImageSet
-from featcal.data.sampling import batch_indices
 from reproduction.suites.descent import descend
 from reproduction.suites.recipe import FineTune
 

@@ -16,10 +16,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from featcal.data.inputs import input_of
-from featcal.data.sampling import batch_indices
-from featcal.data.text import Sample
-from featcal.data.tokens import IGNORED, Reader, padded, reader_for
+from featcal.data.batches import IGNORED, batch_indices, padded
+from featcal.data.texts import Reader, Sample, input_of, reader_for
 from featcal.errors import BadData, BadSetting
 from featcal.models.device import torch_device
 from featcal.models.load import load_model, other_class

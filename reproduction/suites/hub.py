@@ -15,7 +15,7 @@ from typing import Any
 
 import huggingface_hub
 
-from featcal.data.hub_cache import COMMIT, Kind, cached_commit, reaching
+from featcal.data.places import COMMIT, Kind, cached_commit, reaching
 from featcal.errors import BadFile, BadSetting, HubUnreachable, NoRevision
 from featcal.storage.results import read_json, write_json
 

@@ -46,7 +46,7 @@ def _trained(job: Shared, prepared: Path, data: Path) -> Any:
     import torch
     from safetensors.torch import load_file
 
-    from featcal.data.sampling import batch_indices
+    from featcal.data.batches import batch_indices
     from featcal.models.device import torch_device
     from featcal.models.load import load_as_calibrated
     from reproduction.suites import fine_tune, fine_tune_sentences

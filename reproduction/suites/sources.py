@@ -4,13 +4,13 @@ outputs/<suite>/data/sources.json, for every suite.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from featcal.data.processors import Processor
 from featcal.settings import Settings
 from featcal.storage.results import read_json, write_json
 
 SOURCES = "sources.json"
+Processor = Literal["pil", "torchvision"]  # what resizes pictures
 
 
 class Source(Settings):

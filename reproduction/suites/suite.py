@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from featcal.data.processors import Processor
 from featcal.errors import BadSetting, UnknownKey
 from featcal.settings import Fraction, Settings, require
 from reproduction.experiments.params import read_yaml
@@ -25,6 +24,7 @@ from reproduction.suites.language import (
 )
 from reproduction.suites.recipe import FineTune
 from reproduction.suites.sentences import SentenceRole, Sentences, require_nested
+from reproduction.suites.sources import Processor
 
 SECTIONS = ("language", "sentences")  # null or left out where a suite has none
 

@@ -11,11 +11,8 @@ import torch
 
 from featcal.blocks.plan import BlockPlan
 from featcal.blocks.plans import plan_for
-from featcal.data.batches import Batch
-from featcal.data.inputs import input_of
-from featcal.data.sampling import draw_indices
-from featcal.data.text import Sample
-from featcal.data.tokens import IGNORED, Reader, reader_for, token_batches
+from featcal.data.batches import IGNORED, Batch, draw_indices, token_batches
+from featcal.data.texts import Reader, Sample, input_of, reader_for
 from featcal.models.skeleton import skeleton
 from reproduction.experiments.runs import Reading
 from reproduction.suites.fine_tune_text import lesson_batch, tokenized_example

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from featcal.data.place import Place
-from featcal.data.splits import open_table
-from featcal.data.text import Sample
+from featcal.data.places import Place, open_table
+from featcal.data.texts import Sample
 from featcal.settings import Settings
 from featcal.storage.results import read_json, write_json
 from reproduction.data.domains import domain_text

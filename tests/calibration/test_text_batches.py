@@ -12,7 +12,7 @@ from language import folder
 from tiny import PAPER, averaged, difference, shifted
 
 from featcal import calibrate
-from featcal.data.text import Sample
+from featcal.data.texts import Sample
 from featcal.models.load import load_model
 from reproduction.experiments.runs import Reading
 from reproduction.suites import text_batches as batches_of

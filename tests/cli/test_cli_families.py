@@ -22,7 +22,8 @@ from tiny import VISION, make
 
 import featcal
 from featcal.cli import main as cli
-from featcal.data.tokens import PADDED, Tokens, cut
+from featcal.data.batches import PADDED, cut
+from featcal.data.texts import Tokens
 from featcal.models.save import save_model
 
 COMMON = ["--ridge", "0.1", "--seed", "3", "--batch", "16", "--device", "cpu"]
@@ -104,7 +105,7 @@ def texts(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", sorted(ROWS))
 def test_text_models_are_calibrated_as_by_the_call_in_python(texts, kind):
-    from featcal.data.sampling import draw_indices
+    from featcal.data.batches import draw_indices
 
     folder = texts(kind)
     assert cli.main([*TEXT, "--data", "a=a.jsonl", "--data", "b=b.jsonl"]) == 0
@@ -166,7 +167,7 @@ PICTURES = [*TEXT[:-9], "6", *COMMON, "--data", "a=pictures/a", "--data", "b=pic
 
 @pytest.mark.parametrize("kind", sorted(VISIONS))
 def test_vision_models_are_calibrated_on_a_flat_folder_of_pictures(flat, kind):
-    from featcal.data.sampling import draw_indices
+    from featcal.data.batches import draw_indices
 
     folder, processor = flat(kind)
     assert cli.main(["calibrate", *PICTURES[1:]]) == 0
@@ -190,7 +191,7 @@ def test_vision_models_are_calibrated_on_a_flat_folder_of_pictures(flat, kind):
 def test_pictures_without_labels_calibrate_as_with_labels_however_they_lie(flat, monkeypatch):
     import datasets
 
-    from featcal.data.splits import quiet
+    from featcal.data.places import quiet
 
     folder, _ = flat("vit")
     assert cli.main(PICTURES) == 0

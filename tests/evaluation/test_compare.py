@@ -105,7 +105,7 @@ def test_the_command_tells_what_the_call_in_python_does(tmp_path, monkeypatch, c
     ]
     assert cli.main([*asked, "--samples", "4", "--skip", "5", "--json", "--device", "cpu"]) == 0
     told = json.loads(capsys.readouterr().out)["agreement"]
-    batches = {"a": featcal.data.calibration.drawn(*_given(tmp_path))["a"]}
+    batches = {"a": featcal.data.batches.drawn(*_given(tmp_path))["a"]}
     called = featcal.compare({"merged": "merged", "new": "new"}, {"a": "a"}, batches)
     assert [one["kl"] for one in told] == [one.kl for one in called] and told[1]["than_first"][
         "kl"
@@ -115,8 +115,8 @@ def test_the_command_tells_what_the_call_in_python_does(tmp_path, monkeypatch, c
 
 
 def _given(folder):
-    from featcal.data.calibration import Draw
-    from featcal.data.place import Place
+    from featcal.data.batches import Draw
+    from featcal.data.places import Place
     from featcal.models.skeleton import skeleton
 
     return (

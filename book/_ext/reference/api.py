@@ -14,7 +14,7 @@ from reference.markdown import block, docstring, escaped
 PUBLIC = {
     "featcal.calibrate": "featcal/calibration/calibrate.py",
     "featcal.compare": "featcal/evaluation/compare.py",
-    "featcal.load_batches": "featcal/data/calibration.py",
+    "featcal.load_batches": "featcal/data/batches.py",
     "featcal.merge": "featcal/merging/merge.py",
     "featcal.surgery": "featcal/baselines/surgery.py",
     "featcal.prob_surgery": "featcal/baselines/prob_surgery.py",
@@ -33,8 +33,8 @@ RESULTS = {
 }
 HELPERS = {
     "featcal.data.images.Preprocess": "featcal/data/images.py",
-    "featcal.data.load.load_images": "featcal/data/load.py",
-    "featcal.data.sampling.draw_indices": "featcal/data/sampling.py",
+    "featcal.data.images.load_images": "featcal/data/images.py",
+    "featcal.data.batches.draw_indices": "featcal/data/batches.py",
     "featcal.merging.merge.merge_recorded": "featcal/merging/merge.py",
     "featcal.errors.FeatCalError": "featcal/errors.py",
 }

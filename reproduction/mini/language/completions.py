@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from featcal.data import tokens
-from featcal.data.tokens import IGNORED
+from featcal.data import batches
+from featcal.data.batches import IGNORED
 
 # a batch goes through the model in two parts, short and long texts, so that there is less padding
 HALVES = 2
@@ -27,7 +27,7 @@ def encoded(
 
 def padded(texts: Sequence[tuple[list[int], int]], pad: int) -> dict[str, Tensor]:
     """One batch, padded on the right, with labels that leave out prompts and padding."""
-    ids, mask = tokens.padded([text for text, _ in texts], pad)
+    ids, mask = batches.padded([text for text, _ in texts], pad)
     begins = torch.tensor([begin for _, begin in texts])[:, None]
     labels = ids.masked_fill((torch.arange(ids.shape[1]) < begins) | (mask == 0), IGNORED)
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}

@@ -12,7 +12,7 @@ from zlib import crc32
 
 import numpy as np
 
-from featcal.data.text import Sample
+from featcal.data.texts import Sample
 from featcal.errors import BadSetting, UnknownKey
 from featcal.storage.atomic import atomic_path
 from reproduction.data.glue import GLUE, prompted

@@ -9,8 +9,8 @@ themselves.
 from dataclasses import dataclass
 from pathlib import Path
 
-from featcal.data.inputs import input_of
-from featcal.data.tokens import Reader, batch
+from featcal.data.batches import batch
+from featcal.data.texts import Reader, input_of
 from reproduction.mini.language.glue_rows import WEB, WORLDS, draw_samples
 from reproduction.mini.language.t5_folder import write_t5
 from reproduction.mini.language.t5_models import T5_SIZES, T5Size, new_t5

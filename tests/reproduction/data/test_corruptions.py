@@ -2,6 +2,7 @@
 alone.
 """
 
+import checkpoints
 import numpy as np
 import pytest
 
@@ -9,7 +10,7 @@ from featcal.data.images import ImageSet, Preprocess
 from featcal.errors import UnknownKey
 from reproduction.data.corruptions import CORRUPTIONS, NOISE, corrupted, plasma, trail
 
-PLAIN = Preprocess(None, None, None, 2, 1 / 255, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+PLAIN = checkpoints.plain()
 
 
 def pictures(n=12, side=32, value=None):

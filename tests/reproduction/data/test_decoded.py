@@ -9,10 +9,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import checkpoints
 import numpy as np
 import pytest
 from checkpoints import picture
-from test_data import PETS, encoded, parquet
+from test_images import PETS, encoded, parquet
 
 from featcal.data.images import Preprocess
 from featcal.errors import BadData, MissingPath
@@ -20,7 +21,7 @@ from reproduction.data import decoded
 from reproduction.data.decoded import Split, mapped_images
 from reproduction.stages.workers import fan_out
 
-PLAIN = Preprocess(None, None, (32, 32), 3, 1 / 255, (0.0,) * 3, (1.0,) * 3)
+PLAIN = checkpoints.plain(crop=32)
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_what_is_found_is_what_was_decoded_to_the_bit(pets, kept, monkeypatch):
     again = mapped_images(kept, pets)
     assert same(first, held) and same(again, held) and again.labels.dtype == np.int64
     assert (
-        again.preprocess == PLAIN
+        again.preprocess is PLAIN
         and not again.pixels.flags.writeable
         and type(again.pixels) is np.ndarray
     )
@@ -86,8 +87,8 @@ def test_a_file_of_the_same_size_in_the_same_place_is_noticed_and_the_old_entry_
 @pytest.mark.parametrize(
     "change",
     [
-        {"preprocess": replace(PLAIN, crop=(16, 16))},
-        {"preprocess": replace(PLAIN, mean=(0.5,) * 3)},
+        {"preprocess": checkpoints.plain(crop=16)},
+        {"preprocess": checkpoints.plain(crop=32, mean=0.4)},
         {"classes": ("Katze", "Hund")},
         {"name": "train"},
     ],
@@ -170,7 +171,7 @@ def test_pictures_of_two_sizes_are_noticed_across_chunks(kept, tmp_path, monkeyp
     sizes = [encoded(picture()), encoded(picture(size=(10, 10)))]
     folder = parquet(tmp_path / "sizes", labels=(0, 1), feature=PETS, image=sizes)
     with pytest.raises(BadData, match=r"row 1 is \(10, 10\) pixels, row 0 is \(32, 40\)"):
-        mapped_images(kept, Split(folder, "test", replace(PLAIN, crop=None), whole=True))
+        mapped_images(kept, Split(folder, "test", checkpoints.plain(), whole=True))
 
 
 def total(folder: Path, split: Split) -> int:
@@ -191,9 +192,9 @@ def test_a_hit_imports_neither_datasets_nor_arrow(pets, kept):
 import sys
 from pathlib import Path
 from reproduction.data.decoded import Split, mapped_images
-from featcal.data.images import Preprocess
+import checkpoints
 import reproduction.suites.load_task
-mapped_images(Path({str(kept)!r}), Split(Path({str(pets.source)!r}), "test", {PLAIN!r}, True))
+mapped_images(Path({str(kept)!r}), Split(Path({str(pets.source)!r}), "test", checkpoints.plain(crop=32), True))
 print([name for name in ("datasets", "pyarrow") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

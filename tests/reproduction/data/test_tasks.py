@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from featcal.data.sampling import draw_indices
+from featcal.data.batches import draw_indices
 from featcal.errors import BadSetting, UnknownKey
 from reproduction.data.prompts import load_prompts
 from reproduction.data.registry import TASKS

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from PIL import Image
 from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel, CLIPProcessor
 
-from featcal.data.sampling import batch_indices
+from featcal.data.batches import batch_indices
 from featcal.errors import Diverged
 from reproduction.mini import pretrain as pretraining
 from reproduction.mini.augment import normalised

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from featcal.data.place import Place
-from featcal.data.text import load_text
+from featcal.data.places import Place
+from featcal.data.texts import load_text
 from reproduction.language import answers
 from reproduction.mini.base_folder import MODELS
 from reproduction.mini.language import domain_files, domains

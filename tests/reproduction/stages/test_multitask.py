@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import load_file
 from smoke_graph import lay_out, working_in
 
+from featcal.data.batches import batch_indices
 from featcal.data.images import ImageSet
-from featcal.data.sampling import batch_indices
 from reproduction.stages.run import run_stage
 from reproduction.suites import fine_tune, load_task, multitask
 from reproduction.suites.experts import write_base_and_heads

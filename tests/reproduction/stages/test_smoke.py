@@ -18,7 +18,7 @@ from smoke_graph import DEPTH, FEW, RUN, keep_a_chain, run_smoke_graph, smoke_pa
 
 import featcal.planning.cost  # noqa: F401 - before the graph, for conftest to remember what it counts
 from featcal.cli.main import main
-from featcal.data.sampling import draw_indices
+from featcal.data.batches import draw_indices
 from featcal.storage.results import DRIFT, PROJECTION, SCORES, correct_columns, read_rows
 from pipeline import settings, write_settings
 from reproduction import playground

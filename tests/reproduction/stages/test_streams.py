@@ -7,20 +7,20 @@ from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
+import checkpoints
 import numpy as np
 import pytest
 import torch
 from adapter_features import difference
 from checkpoints import picture
-from test_data import PETS, encoded, parquet
+from test_images import PETS, encoded, parquet
 from tiny import clip
 
 import featcal
 from featcal.baselines.features import InMemorySamples, samples_of
 from featcal.blocks.batches import single_samples
-from featcal.data.images import ImageSet, Preprocess
-from featcal.data.load import load_images
-from featcal.data.sampling import draw_indices
+from featcal.data.batches import draw_indices
+from featcal.data.images import ImageSet, Preprocess, load_images
 from featcal.errors import BadBatches
 from reproduction.data import decoded
 from reproduction.data.decoded import Split, mapped_images
@@ -29,7 +29,7 @@ from reproduction.stages import streams
 from reproduction.suites import load_task
 
 SIDE = 32
-PLAIN = Preprocess(None, (SIDE, SIDE), None, 3, 1 / 255, (0.5,) * 3, (0.5,) * 3)
+PLAIN = checkpoints.plain(SIDE)
 PICTURE = 3 * SIDE * SIDE  # bytes
 
 
@@ -137,7 +137,7 @@ def test_pictures_that_are_decoded_by_several_threads_stand_in_their_places(
     one_by_one = np.concatenate(
         [load_images(folder, "test", PLAIN, in_memory=0).pixels[[row]] for row in range(12)]
     )
-    monkeypatch.setattr("featcal.data.load.get_num_threads", lambda: threads)
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
     assert np.array_equal(load_images(folder, "test", PLAIN).pixels, one_by_one)
 
 

@@ -22,7 +22,7 @@ from rehearsal_texts import t5_head
 from safetensors.torch import load_file
 
 from featcal.cli import main as cli
-from featcal.data.splits import quiet
+from featcal.data.places import quiet
 from featcal.models.load import load_model, load_vision
 from featcal.storage.results import SCORES, read_rows
 from pipeline import write_settings

@@ -9,7 +9,7 @@ import torch
 from language import folder
 from tiny import difference, same_bits
 
-from featcal.data.text import Sample
+from featcal.data.texts import Sample
 from featcal.errors import BadData, BadFile, Diverged, WrongKeys
 from featcal.models.load import load_model
 from featcal.models.lora import CONFIG, WEIGHTS, dense_model
@@ -30,8 +30,7 @@ TAUGHT = [
 
 
 def loss(model, where, samples=TAUGHT):
-    from featcal.data.inputs import input_of
-    from featcal.data.tokens import reader_for
+    from featcal.data.texts import input_of, reader_for
 
     reader = reader_for([where], input_of(model), None)
     with torch.no_grad():
@@ -65,8 +64,7 @@ def test_the_same_task_and_seed_give_the_same_bits_whatever_the_global_generator
 
 
 def test_a_causal_model_learns_the_completion_and_not_the_prompt(tmp_path):
-    from featcal.data.inputs import input_of
-    from featcal.data.tokens import reader_for
+    from featcal.data.texts import input_of, reader_for
 
     where = folder(tmp_path / "llama", "llama")
     reader = reader_for([where], input_of(load_model(where)), None)

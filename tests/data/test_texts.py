@@ -9,13 +9,9 @@ import torch
 from language import WORDS, jsonl, tokenizer
 
 from featcal.cli.model_folders import skeleton
-from featcal.data.calibration import Draw, drawn
-from featcal.data.inputs import Input, input_of
-from featcal.data.place import Place, place_of
-from featcal.data.sampling import draw_indices
-from featcal.data.splits import quiet
-from featcal.data.text import load_text
-from featcal.data.tokens import Reader, Tokens, batch, cut, reader_for, token_batches
+from featcal.data.batches import Draw, batch, cut, draw_indices, drawn, token_batches
+from featcal.data.places import Place, place_of, quiet
+from featcal.data.texts import Input, Reader, Tokens, input_of, load_text, reader_for
 from featcal.errors import BadData, BadFile, BadSetting, HubUnreachable, MissingPath, TruncatedFile
 
 CHAT = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]
@@ -25,9 +21,6 @@ PAIRS = [{"input": f"say {word}", "target": word} for word in WORDS]
 def samples(path, split="train"):
     read = load_text(Place(path), split)
     return [read[i] for i in range(len(read))]
-
-
-TARGETS = Input("pair", labels=False, start=0)
 
 
 def batches(path, takes, size=3, tokens=None, **how):
@@ -74,7 +67,8 @@ def test_json_lines_and_parquet_hold_texts_pairs_or_chats(tmp_path, row, text, t
             b'{"text": "fine"}\n{"messages": [{"role": "user"}]}\n',
             "line 2: 'messages' is no list of messages",
         ),
-        (b'{"text": "fine"}\n{"text": "\xff"}\n', "line 2: not text in UTF-8"),
+        (b'{"text": "fine"}\n{"text": "a \\ud83d"}\n', "line 2: 'text' has half of a surrogate"),
+        (b'{"text": "fine"}\n{"text": "\xff"}\n', "a\.jsonl|train.jsonl: cannot be read"),
         (b"\n \n", "holds no text"),
     ],
 )
@@ -91,63 +85,6 @@ def test_a_parquet_file_without_text_names_its_columns(tmp_path):
         )
     with pytest.raises(BadData, match="sentence1, label, which makes no text sample"):
         samples(tmp_path)
-
-
-def test_what_is_no_text_file_is_named(tmp_path):
-    (tmp_path / "a.csv").write_text("text\n")
-    with pytest.raises(BadFile, match=r"a\.csv: is no file of text"):
-        samples(tmp_path / "a.csv")
-    with pytest.raises(MissingPath, match=r"the folder has: a\.csv"):
-        samples(tmp_path)
-    (tmp_path / "a.parquet").write_text("text\n")
-    with pytest.raises(TruncatedFile, match=r"a\.parquet"):
-        samples(tmp_path / "a.parquet")
-
-
-@pytest.mark.parametrize("most", [1.0, 1.2, float("inf")])
-def test_batches_end_before_they_compute_more_than_was_allowed_for_each_token_that_counts(most):
-    lengths = [(9, 2), (9, 1), (8, 4), (5, 1), (4, 1), (4, 1), (4, 1)]
-    texts = [Tokens([1] * length, [1] * target) for length, target in lengths]
-    parts = cut(texts, 3, most)
-    assert [text for part in parts for text in part] == texts
-    made = [batch(part, 0, TARGETS) for part in parts]
-    for part, each, following in zip(parts, made, [*parts[1:], []], strict=True):
-        masks = [each[name] for name in ("attention_mask", "decoder_attention_mask")]
-        real = sum(text.count for text in part)
-        assert len(part) <= 3 and real == sum(int(mask.sum()) for mask in masks)
-        assert sum(mask.numel() for mask in masks) <= most * real
-        longer = batch([*part, *following[:1]], 0, TARGETS)  # and not a text earlier
-        computed = sum(
-            longer[name].numel() for name in ("attention_mask", "decoder_attention_mask")
-        )
-        assert not following or len(part) == 3 or computed > most * (real + following[0].count)
-
-
-def test_batches_equal_what_the_tokenizer_pads_itself_longest_first(tmp_path):
-    (tmp_path / "a.txt").write_text("\n".join(WORDS))
-    made = batches(tmp_path / "a.txt", Input("text"))
-    ordered = sorted(WORDS, key=lambda text: -len(text))
-    own = tokenizer()
-    for i, each in enumerate(made):
-        want = own(
-            ordered[3 * i : 3 * i + 3], padding=True, padding_side="right", return_tensors="pt"
-        )
-        assert all(torch.equal(each[name], want[name]) for name in ("input_ids", "attention_mask"))
-    again = list(made)
-    assert len(again) == 3 and torch.equal(again[0]["input_ids"], next(iter(made))["input_ids"])
-    assert (made.samples, made.longest) == (9, len(ordered[0]) + 1)
-
-
-def test_a_model_with_a_decoder_is_given_targets_that_are_ignored_at_padding(tmp_path):
-    path = jsonl(tmp_path / "a.jsonl", PAIRS)
-    labels = [batch["labels"] for batch in batches(path, Input("pair"))]
-    ordered = sorted(WORDS, key=lambda text: -len(text))
-    want = tokenizer()(text_target=ordered[:3], padding=True, return_tensors="pt")
-    assert torch.equal(labels[0], want["input_ids"].masked_fill(want["attention_mask"] == 0, -100))
-    bare = next(iter(batches(path, Input("pair", labels=False, start=0))))
-    assert torch.equal(bare["decoder_input_ids"][:, 0], torch.zeros(3, dtype=torch.long))
-    assert torch.equal(bare["decoder_input_ids"][0, 1:], labels[0][0, :-1])
-    assert torch.equal(bare["decoder_attention_mask"], want["attention_mask"])
 
 
 def test_a_decoder_without_targets_is_refused(tmp_path):
@@ -181,6 +118,14 @@ def test_a_tokenizer_without_padding_pads_with_the_end_of_a_text_behind_the_mask
     (batch,) = batches(tmp_path / "a.txt", Input("text"), pad=None)
     assert batch["input_ids"][1].tolist() == [*tokenizer()("one")["input_ids"], 1, 1, 1]
     assert batch["attention_mask"][1].tolist() == [1, 1, 1, 1, 0, 0, 0]
+
+
+def test_only_the_beginning_of_a_very_long_text_is_tokenised(tmp_path):
+    for long in ("abcdefgh" * 999, " " * 5000 + "one"):
+        (tmp_path / "a.jsonl").write_text(f'{{"text": "{long}"}}\n')
+        (batch,) = batches(tmp_path / "a.jsonl", Input("text"), tokens=4)
+        want = tokenizer()(long, truncation=True, max_length=4)["input_ids"]
+        assert batch["input_ids"].tolist() == [want]
 
 
 def test_texts_are_cut_to_the_length_asked_for(tmp_path):
@@ -259,46 +204,3 @@ def test_sound_video_and_two_inputs_at_once_are_refused(name):
     kind = getattr(transformers, name)
     with torch.device("meta"), pytest.raises(BadData, match=name):
         input_of(kind(kind.config_class()))
-
-
-def test_the_draw_of_a_task_is_the_one_that_images_have_too(tmp_path):
-    folder = language.folder(tmp_path / "bert", "bert")
-    (tmp_path / "a.txt").write_text("\n".join(WORDS))
-    made = drawn(skeleton(folder), [folder], {"x": Place(tmp_path / "a.txt")}, Draw(4, 7, 4))["x"]
-    want = {tuple(tokenizer()(WORDS[i])["input_ids"]) for i in draw_indices("x", len(WORDS), 4, 7)}
-    rows = [
-        row for each in made for row in zip(each["input_ids"], each["attention_mask"], strict=True)
-    ]
-    assert {tuple(ids[mask == 1].tolist()) for ids, mask in rows} == want
-    with pytest.raises(BadSetting, match="at most 9, the number of samples of x"):
-        drawn(skeleton(folder), [folder], {"x": Place(tmp_path / "a.txt")}, Draw(10, 7, 4))
-
-
-def test_a_place_is_a_path_where_there_is_one_and_else_a_data_set_of_the_hub(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "owner/name").mkdir(parents=True)
-    assert not place_of("--data", "owner/name").on_hub
-    assert place_of("--data", "owner/other") == Place("owner/other", "main", None)
-    assert place_of("--data", "owner/other@v1:digits") == Place("owner/other", "v1", "digits")
-    for wrong in ("nowhere", "/no/where", "../no/where", "a/b/c", "../x", ""):
-        with pytest.raises(MissingPath, match="owner/name"):
-            place_of("--data", wrong)
-
-
-def test_a_hub_data_set_of_text_without_network_is_one_error_that_says_no_such_file_is_here_either(
-    monkeypatch,
-):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        HubUnreachable, match=r"nobody/nothing@main[\s\S]*no file or folder of this name is here"
-    ):
-        load_text(place_of("--data", "nobody/nothing"), "train")
-
-
-@pytest.mark.parametrize("split", ["../train", "/train", "a/b", "..", "", "*"])
-def test_a_split_that_is_a_path_is_refused(tmp_path, split):
-    jsonl(tmp_path / "train.jsonl", [{"text": "one"}])
-    (tmp_path / "data").mkdir()
-    with pytest.raises(BadSetting, match="split"):
-        load_text(Place(tmp_path / "data"), split)

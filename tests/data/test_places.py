@@ -1,0 +1,89 @@
+"""A path before the hub, every layout in order, nothing left behind, one clear error otherwise."""
+
+import os
+
+import checkpoints
+import datasets
+import pytest
+from language import jsonl
+from test_images import PETS, parquet
+
+from featcal.data.images import load_images
+from featcal.data.places import Place, open_images, open_table, place_of
+from featcal.data.texts import load_text
+from featcal.errors import BadData, BadFile, BadSetting, HubUnreachable, MissingPath
+
+PLAIN = checkpoints.plain(crop=32)
+
+
+def test_a_place_is_a_path_where_there_is_one_and_else_a_data_set_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "owner/name").mkdir(parents=True)
+    assert not place_of("--data", "owner/name").on_hub
+    assert place_of("--data", "owner/other") == Place("owner/other", "main", None)
+    assert place_of("--data", "owner/other@v1:digits") == Place("owner/other", "v1", "digits")
+    for wrong in ("nowhere", "/no/where", "../no/where", "a/b/c", "../x", ""):
+        with pytest.raises(MissingPath, match="owner/name"):
+            place_of("--data", wrong)
+
+
+def test_shards_of_the_hubs_layout_are_read_in_order(tmp_path):
+    (tmp_path / "[data]" / "data").mkdir(parents=True)
+    for part, labels in enumerate([(0, 0), (1,)]):
+        parquet(tmp_path / f"part{part}", labels=labels, feature=PETS)
+        shard = tmp_path / "[data]/data" / f"test-{part:05d}-of-00002.parquet"
+        os.rename(tmp_path / f"part{part}" / "test.parquet", shard)
+    assert load_images(tmp_path / "[data]", "test", PLAIN).labels.tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("layout", ["train/x", "train", ""])
+def test_pictures_without_labels_are_read_in_order_of_their_paths(tmp_path, layout):
+    names = ["b.png", "a.png", "B.PNG", "10.jpg", "9.jpg"]
+    (tmp_path / layout / ".hidden").mkdir(parents=True)
+    for name in [*names, ".hidden/c.png"]:
+        checkpoints.picture().save(tmp_path / layout / name)
+    rows = open_images(Place(tmp_path), "train", False)["image"]
+    assert [os.path.basename(row["path"]) for row in rows] == sorted(names)
+
+
+def test_nothing_is_left_in_the_data_folder_or_in_the_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "home")
+    parquet(tmp_path / "set", feature=PETS)
+    load_images(tmp_path / "set", "test", PLAIN)
+    assert os.listdir(tmp_path) == ["set"] and os.listdir(tmp_path / "set") == ["test.parquet"]
+
+
+def test_a_missing_split_is_reported_with_what_is_there(tmp_path):
+    with pytest.raises(MissingPath, match="nowhere"):
+        load_images(tmp_path / "nowhere", "test", PLAIN)
+    parquet(tmp_path / "set", feature=PETS)
+    for read in (open_table, lambda *how: open_images(*how, True), load_text):
+        with pytest.raises(MissingPath, match=r"train[\s\S]*the folder has: test\.parquet"):
+            read(Place(tmp_path / "set"), "train")
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    file = parquet(tmp_path, feature=PETS) / "test.parquet"
+    file.write_bytes(file.read_bytes()[:-50])
+    with pytest.raises(BadData, match=r"test\.parquet: cannot be read"):
+        open_images(Place(tmp_path), "test", True)
+    (tmp_path / "a.csv").write_text("text\n")
+    with pytest.raises(BadFile, match=r"a\.csv: is no data file"):
+        open_table(Place(tmp_path / "a.csv"), "train")
+
+
+@pytest.mark.parametrize("name", ["nobody/nothing", "tanganke/dtd@" + "0" * 40])
+def test_a_hub_data_set_without_network_is_one_error_with_a_way_out(monkeypatch, name):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        HubUnreachable, match=rf"{name}[\s\S]*no file or folder of this[\s\S]*HF_HOME"
+    ):
+        open_table(place_of("--data", name), "train")
+
+
+@pytest.mark.parametrize("split", ["../train", "/train", "a/b", "..", "", "*"])
+def test_a_split_that_is_a_path_is_refused(tmp_path, split):
+    jsonl(tmp_path / "train.jsonl", [{"text": "one"}])
+    for read in (open_table, lambda *how: open_images(*how, False)):
+        with pytest.raises(BadSetting, match="split"):
+            read(Place(tmp_path), split)
