@@ -1,5 +1,5 @@
-"""How a calibration grows with samples, tasks, depth and width: time, memory and operations, beside
-what `featcal plan` tells.
+"""Measure how time and memory of a calibration grow with samples, tasks, depth and width, next to
+the memory that `featcal plan` reports.
 
 python -m benchmarks.growth                  Writes reproduction/report/growth.json, which a page of
 the book shows.
@@ -8,7 +8,7 @@ stays. --clock 0: without time.
 
 Each calibration runs in a process of its own, from folders to a folder, as the command does it. Its
 time says something only on a machine that does nothing else meanwhile, and is left out with
-`--clock 0`; memory and operations do not mind neighbours.
+`--clock 0`; memory does not mind neighbours.
 """
 
 import json
@@ -35,7 +35,6 @@ from featcal.cli.model_folders import skeleton
 from featcal.cli.plan import shapes
 from featcal.planning.needs import Workload, needs
 from featcal.storage.results import write_json
-from reproduction.stages.operations import CountedOperations
 
 SIZES = {
     "samples": (16, 32, 64),
@@ -53,12 +52,10 @@ def batches(task: int, args: Namespace) -> Iterator[dict[str, torch.Tensor]]:
 
 
 def taken(args: Namespace, root: Path) -> dict[str, Any]:
-    """What one calibration takes, here in this process: seconds, bytes above the imports,
-    operations that ran.
-    """
+    """Run one calibration in this process and return its seconds and bytes above the imports."""
     give_back_large_blocks()  # as the command does
     tasks = [f"task{t}" for t in range(args.tasks)]
-    with CountedOperations() as counted:
+    if True:
         cost = calibrate(
             root / "merged",
             base=root / "base",
@@ -68,14 +65,13 @@ def taken(args: Namespace, root: Path) -> dict[str, Any]:
             out=root / "calibrated",
         ).cost
     told = {"seconds": cost.seconds} if args.clock else {}
-    return told | {"host_bytes": cost.peak_host_bytes, "flops": counted.flops}
+    return told | {"host_bytes": cost.peak_host_bytes}
 
 
 def planned(args: Namespace, root: Path) -> dict[str, int]:
-    """What `featcal plan` tells of it, from the folders' config.json."""
+    """Return the memory that `featcal plan` reports, from the folders' config.json."""
     load = Workload(args.tasks, args.samples, args.batch)
-    found = needs(shapes(skeleton(root / "merged"), load, None, False), load)
-    return {"host_bytes": found.host, "flops": found.work.total}
+    return {"host_bytes": needs(shapes(skeleton(root / "merged"), load, None, False), load).host}
 
 
 def measured(args: Namespace, root: Path) -> dict[str, Any]:

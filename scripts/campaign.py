@@ -527,8 +527,7 @@ merge task_arithmetic {PAIR} --out m --scale nan | merge task_arithmetic {PAIR} 
 merge ties {PAIR} --out m --set density=2 | merge ties {PAIR} --out m --set density | merge ties {PAIR} --out m --set dens=1 |
 merge average {PAIR} --out m --set scale=1 | merge average {PAIR} --out m --embeddings none | merge average {PAIR} --out a |
 merge regmean {PAIR} --out m | merge regmean {PAIR} --out m --data a=a.jsonl --samples 9 | merge fisher {PAIR} --out m |
-merge lot {PAIR} --out m |
-merge adamerging {PAIR} --out m {BOTH_DATA} --samples 9 | merge --recipe a.jsonl --out m | merge --recipe nowhere --out m |
+merge lot {PAIR} --out m | merge adamerging {PAIR} --out m {BOTH_DATA} --samples 9 |
 merge average {PAIR} --out m --head nowhere | merge average {PAIR} --out m --device tpu |
 compare --model m=merged --expert a=a --data a=a.jsonl | compare --model m=nowhere --expert a=a --data a=a.jsonl |
 compare --model m=merged --expert a=a --data b=b.jsonl | compare --model merged --expert a=a --data a=a.jsonl |

@@ -9,11 +9,12 @@ shown among those whose training rows are not scored: that favours the adapter.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import pandas as pd
 
 from reproduction.report.estimate import Estimate, estimate, noise
-from reproduction.report.evidence import Evidence, select
+from reproduction.report.evidence import Evidence, read_scores, select
 from reproduction.report.figures import COLOURS, INK, one_panel
 from reproduction.report.markup import PageOutput, note, table
 from reproduction.report.pages import drawn, label
@@ -36,6 +37,9 @@ OWN = {
     "paper": "FeatCal, the paper’s λ, ρ, α",
     "suite": "FeatCal, the suite’s λ, ρ, α",
 }
+# rows of ideas that the library no longer has, and of the settings that each was added to
+DROPPED = Path(__file__).with_name("dropped.csv")
+IDEAS = ("held-out α", "no harm", "two sweeps", "attention", "Ledoit–Wolf λ")
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,7 @@ def _summary(model: tuple[str, str], suite: str) -> str:
             else []
         )
     told = f"Chosen on validation samples: <em>{it.chosen}</em>. Beyond two standard errors against {'; '.join(parts)}."
-    return note(f"<strong>{MODELS[model]}.</strong> {told} {_presets(it)} {_cost(it)}")
+    return note(f"<strong>{MODELS[model]}.</strong> {told} {_presets(it)}")
 
 
 def _presets(it: Study) -> str:
@@ -164,17 +168,6 @@ def _presets(it: Study) -> str:
         if leads
         else ""
     )
-
-
-def _cost(it: Study) -> str:
-    """What the chosen variant and the preset cost beside the paper's method, in words."""
-    ratios = cost_ratios(it)
-    told = [
-        f"{words} {ratios[variant]:.2f} times, {'within' if ratios[variant] <= 2 else 'more than'} twice"
-        for variant, words in {it.chosen: "the chosen variant", PRESET: "the preset"}.items()
-        if variant in ratios
-    ]
-    return f"Operations counted, of those of the paper’s method: {'; '.join(told)}." if told else ""
 
 
 def _each(suite: str, piece: Callable[[Study, str], str]) -> PageOutput:
@@ -225,44 +218,21 @@ def _against(it: Study, name: str) -> str:
 
 
 def variants(suite: str) -> PageOutput:
-    """Every variant with one draw: test scores from every merger, the mean on validation samples,
-    what it costs.
-    """
+    """Every variant with one draw: test scores from every merger, the mean on validation samples."""
     return _each(suite, _variants)
 
 
 def _variants(it: Study, name: str) -> str:
-    counted, rows = cost_ratios(it), []
+    rows = []
     for variant in (*OWN, *it.validation):
         seed = None if variant == "merged" else it.seeds[0]
         scores = [it.score(upstream, variant, seed=seed) for upstream in it.chosen_on]
         judged = f"{it.validation[variant]:.1f}" if variant in it.validation else "–"
-        cost = f"{counted[variant]:.2f}" if variant in counted else "–"
         words = OWN.get(variant, variant) + (" ← chosen" if variant == it.chosen else "")
-        rows.append(
-            ("", [words, *(f"{one.mean:.1f}" if one else "–" for one in scores), judged, cost])
-        )
+        rows.append(("", [words, *(f"{one.mean:.1f}" if one else "–" for one in scores), judged]))
     mergers = [MERGERS.get(upstream, upstream) for upstream in it.chosen_on]
-    head = ["Variant", *mergers, "Mean on validation samples", "Operations, paper’s method = 1"]
+    head = ["Variant", *mergers, "Mean on validation samples"]
     return table(head, rows, f"{name}: every variant, one draw — {label(it.ours.suite)}")
-
-
-def cost_ratios(it: Study) -> dict[str, float]:
-    """Operations of a variant over those of the paper's method, summed over mergers, with the first
-    draw.
-    """
-    cost, drawn = it.ours.record("beyond").get("cost", {}), f"n={it.samples} seed={it.seeds[0]}"
-
-    def total(variant: str) -> float:
-        return float(
-            sum(
-                cost.get(f"{upstream} {variant} {drawn}", {}).get("flops", 0.0)
-                for upstream in it.chosen_on
-            )
-        )
-
-    own = total("suite")
-    return {v: total(v) / own for v in ("paper", "suite", *it.validation) if own and total(v)}
 
 
 def changes(it: Study, upstreams: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
@@ -353,3 +323,38 @@ def _few(it: Study, name: str) -> str:
     ]
     caption = f"{name}, from {MERGERS.get(upstream, upstream)}: by samples of each task, one draw — {label(it.ours.suite)}"
     return table(head, rows, caption)
+
+
+def dropped() -> PageOutput:
+    """Show the scores of the ideas that were tried and dropped, from the rows kept with the report."""
+    frozen = read_scores(DROPPED)
+    columns = [
+        (key, upstream)
+        for key in MODELS
+        for upstream in MERGERS
+        if not select(frozen, _cell(key, upstream, "suite")).empty
+    ]
+    variants = list(dict.fromkeys(frozen["variant"]))
+    rows = []
+    for idea in IDEAS:
+        for variant in (name for name in variants if name.endswith(idea)):
+            added_to = variant.rpartition(", ")[0] or "suite"
+            cells = []
+            for key, upstream in columns:
+                ours, without = (
+                    estimate(select(frozen, _cell(key, upstream, name)))
+                    for name in (variant, added_to)
+                )
+                cells.append(f"{ours.mean:.1f} ({gap(ours, without)})" if ours else "–")
+            rows.append(("", [variant, *cells]))
+    head = [
+        "Variant",
+        *(f"{MODELS[key].split(',')[0]}, {MERGERS[upstream]}" for key, upstream in columns),
+    ]
+    caption = "Average score on test samples, one draw; in brackets the change from the same settings without the idea"
+    return PageOutput(table(head, rows, f"{caption} — {label('mini')}"))
+
+
+def _cell(key: tuple[str, str], upstream: str, variant: str) -> dict[str, str]:
+    role, pool = key
+    return {"role": role, "pool": pool, "upstream": upstream, "variant": variant}

@@ -165,10 +165,7 @@ class Evidence:
                     )
                 )
         elif path.is_file():
-            beside = path.with_suffix(".correct.csv")
-            return _numbers(
-                path, *(file.stat().st_mtime_ns if file.is_file() else 0 for file in (path, beside))
-            )
+            return read_scores(path)
         return _none(kind)
 
     @property
@@ -237,6 +234,12 @@ class Evidence:
             for t in suite_record(self.suite, self.folder).get("tasks", [])
         }
         return title_of(task) or named.get(task) or task
+
+
+def read_scores(path: Path) -> Table:
+    """Read a file of rows, and which test rows were right where `.correct.csv` is next to it."""
+    both = path, path.with_suffix(".correct.csv")
+    return _numbers(path, *(file.stat().st_mtime_ns if file.is_file() else 0 for file in both))
 
 
 @lru_cache(maxsize=256)

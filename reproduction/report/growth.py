@@ -1,5 +1,5 @@
-"""What a calibration costs as it grows: time, memory and operations by size, beside what was
-planned; and how long imports take.
+"""Show what a calibration costs as it grows: time and memory by size, next to the planned memory;
+and how long imports take.
 
 The models have ViT-B/32's shape and random weights, so this is of no suite and not about accuracy.
 benchmarks/growth.py and benchmarks/imports.py write the files beside this one that are read.
@@ -25,9 +25,7 @@ KEYS = {
 MEASURES = {  # of the file: name, colour, marker, dashes: told apart in grey too
     "seconds": ("time", "#0072B2", "o", "-"),
     "host_bytes": ("memory", "#D55E00", "s", "--"),
-    "flops": ("operations", "#444444", "^", ":"),
 }
-PLANNED = {"host_bytes": "memory", "flops": "operations"}
 COMMAND = "python -m benchmarks.{}"
 LABEL = "benchmarks, random weights"
 
@@ -90,30 +88,20 @@ def conditions() -> PageOutput:
 
 
 def plans() -> PageOutput:
-    """What `featcal plan` told over what was taken, at every size."""
+    """Show the memory of `featcal plan` over the memory that was taken, at every size."""
     rows, off = [], []
     for key, series in record().get("series", {}).items():
         for point in series["points"]:
-            ratios = [point["planned"][measure] / point["took"][measure] for measure in PLANNED]
-            off += [abs(ratio - 1) for ratio in ratios]
             took = point["took"]
+            ratio = point["planned"]["host_bytes"] / took["host_bytes"]
+            off.append(abs(ratio - 1))
             seconds = f"{took['seconds']:.1f}" if "seconds" in took else "–"
-            cells = [seconds, f"{took['host_bytes'] / 2**20:.0f}", f"{took['flops'] / 1e9:.0f}"]
-            rows.append(
-                (
-                    "",
-                    [
-                        f"{KEYS[key]}: {point['size']}",
-                        *cells,
-                        *(f"{ratio:.3f}" for ratio in ratios),
-                    ],
-                )
-            )
+            cells = [seconds, f"{took['host_bytes'] / 2**20:.0f}", f"{ratio:.3f}"]
+            rows.append(("", [f"{KEYS[key]}: {point['size']}", *cells]))
     if not rows:
         return PageOutput(note("○ not run."))
-    head = ["", "Seconds", "MiB above the imports", "Billion operations"]
-    head += [f"{name}, planned / taken" for name in PLANNED.values()]
-    said = f"The plan is at most {100 * max(off):.1f} % off, memory and operations taken together."
+    head = ["", "Seconds", "MiB above the imports", "Memory, planned / taken"]
+    said = f"The planned memory is at most {100 * max(off):.1f} % off."
     return PageOutput(
         table(head, rows, f"Every calibration, and what was planned — {LABEL}", "fc-long")
         + note(said)

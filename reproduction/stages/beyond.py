@@ -103,10 +103,9 @@ def tried(
     import featcal
     from featcal.models.device import torch_device
     from featcal.models.load import load_as_calibrated
-    from reproduction.stages.operations import CountedOperations
 
     layout, role, pool = context.layout, study.role, study.pool
-    device, begin, counted = torch_device(context.suite.device), perf_counter(), CountedOperations()
+    device, begin = torch_device(context.suite.device), perf_counter()
     merged = layout.merged(f"{role}-{pool}-{trial.upstream}")
     if trial.settings is None:
         model = load_as_calibrated(merged).to(device)  # type: ignore[arg-type]
@@ -119,13 +118,12 @@ def tried(
             "experts": experts,
             "batches": batches,
         }
-        with counted:
-            result = featcal.calibrate(
-                merged, settings=trial.settings, plan=plan, device=device, **given
-            )
+        result = featcal.calibrate(
+            merged, settings=trial.settings, plan=plan, device=device, **given
+        )
         assert result.model is not None
         model = result.model
-    cost = {"seconds": round(perf_counter() - begin, 2), "flops": counted.flops}
+    cost = {"seconds": round(perf_counter() - begin, 2)}
     return scores(context, study, model, splits), cost
 
 

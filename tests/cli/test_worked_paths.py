@@ -160,10 +160,6 @@ def test_a_merge_in_mergekit_s_layout_is_calibrated_by_its_recipe(llamas, capsys
     assert all(
         torch.equal(value, by_recipe[name]) for name, value in tensors(Path("named")).items()
     )
-    for name, value in tensors(
-        Path("merged")
-    ).items():  # featcal merge --recipe gives what the recipe says
-        torch.testing.assert_close(tensors(Path("merged_here"))[name], value, rtol=0, atol=1e-6)
     assert "mergekit's task_arithmetic" in Path("calibrated/README.md").read_text()
     capsys.readouterr()
     run(PAGE.split("(use-mergekit)=")[0])
@@ -190,9 +186,6 @@ def test_a_merge_of_mergekit_itself_is_calibrated_by_the_recipe_it_leaves(llamas
         how,
         config_source=written,
     )
-    assert cli.main(["merge", "--recipe", "merge.yaml", "--out", "merged_here"]) == 0
-    for name, value in tensors(Path("merged")).items():
-        torch.testing.assert_close(tensors(Path("merged_here"))[name], value, rtol=0, atol=1e-6)
     (by_itself,) = [
         words[1:-1] for words in commands(section("use-mergekit")) if words[-1] == "--force"
     ]

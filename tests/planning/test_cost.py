@@ -17,7 +17,6 @@ import featcal
 from featcal.planning import cost
 from featcal.planning.cost import counting
 from featcal.settings import Calibration
-from reproduction.stages.operations import CountedOperations
 
 SOLVED = {  # which torch's counter leaves out as well
     torch.ops.aten.addmm_: lambda _, left, right, **__: 2 * left[0] * left[1] * right[1],

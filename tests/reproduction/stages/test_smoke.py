@@ -16,7 +16,6 @@ from PIL import Image
 from resolved import entry
 from smoke_graph import DEPTH, FEW, RUN, keep_a_chain, run_smoke_graph, smoke_params, working_in
 
-import featcal.planning.cost  # noqa: F401 - before the graph, for conftest to remember what it counts
 from featcal.cli.main import main
 from featcal.data.batches import draw_indices
 from featcal.storage.results import DRIFT, PROJECTION, SCORES, correct_columns, read_rows
@@ -443,10 +442,7 @@ def test_what_each_calibration_cost_lies_beside_the_results(graph):
     ):
         costs = record["cost"][f"calibrate@clip_b32-8-{upstream}-{setting}"]
         assert list(costs) == [f"seed {seed}" for seed in FEW["seeds"]]
-        assert all(
-            cost["flops"] > 0 and cost["seconds"] > 0 and cost["peak_host_bytes"] >= 0
-            for cost in costs.values()
-        )
+        assert all(cost["seconds"] > 0 and cost["peak_host_bytes"] >= 0 for cost in costs.values())
 
 
 def test_every_folder_of_results_is_a_copy_with_the_record_of_the_run(graph):
