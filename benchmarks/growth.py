@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from argparse import Namespace
 from collections.abc import Iterator
 from datetime import date
@@ -27,13 +28,13 @@ from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.block import SETTINGS
 from benchmarks.calibrate import ROOT, write_folders
-from benchmarks.measure import arguments, images, machine
+from benchmarks.measure import arguments, images, machine, memory
 from benchmarks.scaling import exponent
 from featcal.calibration.calibrate import calibrate
+from featcal.calibration.estimate import Job, estimate
 from featcal.cli.allocator import give_back_large_blocks
 from featcal.cli.model_folders import skeleton
-from featcal.cli.plan import shapes
-from featcal.planning.needs import Workload, needs
+from featcal.cli.plan import shape_of
 from featcal.storage.results import write_json
 
 SIZES = {
@@ -55,23 +56,24 @@ def taken(args: Namespace, root: Path) -> dict[str, Any]:
     """Run one calibration in this process and return its seconds and bytes above the imports."""
     give_back_large_blocks()  # as the command does
     tasks = [f"task{t}" for t in range(args.tasks)]
-    if True:
-        cost = calibrate(
-            root / "merged",
-            base=root / "base",
-            experts={name: root / name for name in tasks},
-            batches={name: batches(t, args) for t, name in enumerate(tasks)},
-            settings=SETTINGS,
-            out=root / "calibrated",
-        ).cost
-    told = {"seconds": cost.seconds} if args.clock else {}
-    return told | {"host_bytes": cost.peak_host_bytes}
+    before, start = memory("VmRSS"), time.perf_counter()
+    calibrate(
+        root / "merged",
+        base=root / "base",
+        experts={name: root / name for name in tasks},
+        batches={name: batches(t, args) for t, name in enumerate(tasks)},
+        settings=SETTINGS,
+        out=root / "calibrated",
+    )
+    seconds = {"seconds": round(time.perf_counter() - start, 3)} if args.clock else {}
+    return seconds | {"host_bytes": memory("VmHWM") - before}
 
 
 def planned(args: Namespace, root: Path) -> dict[str, int]:
-    """Return the memory that `featcal plan` reports, from the folders' config.json."""
-    load = Workload(args.tasks, args.samples, args.batch)
-    return {"host_bytes": needs(shapes(skeleton(root / "merged"), load, None, False), load).host}
+    """Return the memory that `featcal plan` estimates, from the folders' config.json."""
+    job = Job(args.tasks, args.samples, args.batch, SETTINGS)
+    needs = estimate(shape_of(skeleton(root / "merged"), job.batch, SETTINGS, None, False), job)
+    return {"host_bytes": sum(needs["host"].values())}
 
 
 def measured(args: Namespace, root: Path) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""Not a test: one calibration of a model of random weights in folders, what it was planned to need
-beside what it took.
+"""Not a test: one calibration of random models in folders, estimated and measured.
 
 python tests/memory_of_a_run.py FOLDER [--family clip --width 512 --blocks 2 --tasks 3 --samples 32
 --batch 16 --tokens 64
@@ -12,18 +11,18 @@ import json
 import os
 import threading
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
 import transformers as tf
 
 import featcal
+from benchmarks.measure import memory
+from featcal.calibration.estimate import Job, estimate
 from featcal.cli.allocator import give_back_large_blocks
 from featcal.cli.model_folders import skeleton
-from featcal.cli.plan import shapes
+from featcal.cli.plan import shape_of
 from featcal.models.save import save_model
-from featcal.planning.needs import Workload, needs
 
 
 def built(family: str, width: int, blocks: int):
@@ -136,17 +135,16 @@ def main() -> None:
         model_folder(asked.folder / f"{name}-{i}", i, *shape) for i in range(asked.tasks + 2)
     )
     settings = featcal.Calibration.preset("paper", asked.settings)
-    load = Workload(
-        asked.tasks, asked.samples, asked.batch, host_budget=asked.host_memory, settings=settings
-    )
-    planned = needs(
-        shapes(skeleton(base), load, None if asked.family == "clip" else asked.tokens, False), load
-    )
+    job = Job(asked.tasks, asked.samples, asked.batch, settings, host_memory=asked.host_memory)
+    tokens = None if asked.family == "clip" else asked.tokens
+    needs = estimate(shape_of(skeleton(base), asked.batch, settings, tokens, False), job)
     run = asked.folder / "run"
     run.mkdir(exist_ok=True)
     give_back_large_blocks()  # as the command line does
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+    before = memory("VmRSS")
     with Files(run) as files:
-        cost = featcal.calibrate(
+        featcal.calibrate(
             merged,
             base=base,
             experts={f"task{i}": folder for i, folder in enumerate(experts)},
@@ -154,15 +152,10 @@ def main() -> None:
             settings=settings,
             out=run / "calibrated",
             host_memory=asked.host_memory,
-        ).cost
-    told = {"host": (planned.host, cost.peak_host_bytes), "disk": (planned.disk, files.peak)}
-    told["flops"] = (planned.work.total, cost.flops)
-    print(
-        json.dumps(
-            {"planned, took": told, "phases": planned.phases, "waiting": planned.waiting}
-            | asdict(cost)
         )
-    )
+    took = {"host": memory("VmHWM") - before, "disk": files.peak}
+    estimated = {name: sum(parts.values()) for name, parts in needs.items()}
+    print(json.dumps({"estimated": estimated, "took": took, "parts": needs}))
 
 
 if __name__ == "__main__":

@@ -29,16 +29,14 @@ MAY_IMPORT = {  # rooms of the library, and single files of a room where not all
     "storage": {"errors"},
     "models": {"errors", "storage", "blocks"},
     "data": FOUNDATION,
-    "calibration": FOUNDATION | {"planning.cost"},  # a run's own count
-    "planning": FOUNDATION
-    | {f"calibration.{file}" for file in ("observe", "parts", "record", "sites", "stacks", "tokens")},
+    "calibration": FOUNDATION,
     "merging": FOUNDATION
     | {"calibration.tracks"},
     "baselines": FOUNDATION,
     "evaluation": FOUNDATION | {"data", "calibration", "baselines.features", "tuning.divergence"},
     "interchange": FOUNDATION | {"data.images"},
     "tuning": FOUNDATION | {"calibration", "baselines"},
-    "cli": FOUNDATION | {"data", "calibration", "planning", "merging", "baselines", "evaluation", "interchange", "tuning"},
+    "cli": FOUNDATION | {"data", "calibration", "merging", "baselines", "evaluation", "interchange", "tuning"},
 }  # fmt: skip
 KNOWN = {"experiments", "data", "theory"}
 REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may import the library

@@ -26,7 +26,6 @@ from featcal.calibration.write import write_calibrated
 from featcal.core.precision import exact_products
 from featcal.core.weighting import TokenRule
 from featcal.errors import BadBatches, BadFile
-from featcal.planning.cost import counting
 from featcal.settings import Calibration, require
 from featcal.storage.spool import Spool
 from featcal.storage.writer import require_replaceable
@@ -95,8 +94,8 @@ def calibrate(
             block.
         progress: called with one line of text per block; the logger "featcal" gets the same lines.
 
-    Returns: Result with model (None with `out`), folder (None without), a record per block, the cost
-        and, with `held_out`, the drift from every expert.
+    Returns: Result with model (None with `out`), folder (None without), a record per block and,
+        with `held_out`, the drift from every expert.
     Raises: FeatCalError for models or batches that do not fit, before any block is changed.
     """
     ranks, place = (
@@ -108,7 +107,6 @@ def calibrate(
         else Path(tempfile.gettempdir()),
     )
     with (
-        counting() as meter,
         still_there(place, out is not None),
         ranks.fail_together(),
         ExitStack() as open_,
@@ -158,16 +156,15 @@ def calibrate(
             telling,
             block_drift,
         )
-        blocks = calibrate_stacks(run, meter.watched(batches))
+        blocks = calibrate_stacks(run, batches)
         drift = measured_drift(run, merged, batches, held_out) if held_out is not None else []
         if out is None or folder is None:
-            return Result(models.student.module, None, blocks, meter.cost(run, blocks), drift)
+            return Result(models.student.module, None, blocks, drift)
         if ranks.first:
             card = calibration_card(merged, base, experts, settings, blocks, drift=drift)
             write_calibrated(models, out, settings, blocks, drift, folder, card)
-        cost = meter.cost(run, blocks)
     folder.remove()
-    return Result(None, Path(out), blocks, cost, drift)
+    return Result(None, Path(out), blocks, drift)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """What is told about a calibration: how far each block is from the teachers', and the whole model
 from every expert.
 
-Nothing of that varies between two runs; what a run cost does, and is a record of its own.
+Nothing of that varies between two runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,31 +66,12 @@ class DriftRecord:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What one run took; it varies from run to run, so it lies beside results and never among
-    them.
-    """
-
-    seconds: float
-    peak_host_bytes: (
-        int | None
-    )  # of this process, above what it held before; None where the system does not tell
-    peak_device_bytes: int  # of torch's own memory on the GPU, of this process; 0 without one
-    flops: (
-        int | None
-        # of all processes, but for measuring and an interrupted run's; None where it is not known from
-        # shapes
-    )
-
-
-@dataclass(frozen=True)
 class Result:
     """What `calibrate` returns."""
 
     model: nn.Module | None  # the calibrated module; None when a folder was written
     folder: Path | None
     blocks: list[BlockRecord]  # in forward order
-    cost: Cost
     drift: list[DriftRecord] = field(
         default_factory=list
     )  # by expert and stack; empty unless it was asked for

@@ -2,6 +2,7 @@
 task.
 """
 
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -194,6 +195,7 @@ def calibrate(
         give_back_large_blocks()
     whole = whole_experts(named, work or beside(out), mine)
     with whole as given["experts"], counted(blocks, "calibrating") as progress:
+        start = time.perf_counter()
         try:
             result = featcal.calibrate(
                 merged, base=named.base, settings=settings, out=out, progress=progress, **given
@@ -201,12 +203,10 @@ def calibrate(
         except KeyboardInterrupt:
             note("the same command goes on after the last solved block")
             raise
+        seconds = time.perf_counter() - start
     if not current().first:
         return
-    write_json(
-        out / "featcal.run.json",
-        run_record({"calibrate": result.cost.seconds}, cost=asdict(result.cost)),
-    )
+    write_json(out / "featcal.run.json", run_record({"calibrate": round(seconds, 3)}))
     how = {"samples of each task": samples, "split": split, "seed": seed, "precision": dtype}
     how |= {"tokens of a sample, at most": tokens} if tokens else {}
     tell_card(out, merged, named, settings, result, places, how)
@@ -235,7 +235,6 @@ def show_result(result: "Result", settings: dict[str, Any], as_json: bool) -> No
             "folder": str(result.folder),
             "settings": settings,
             "blocks": blocks,
-            "cost": asdict(result.cost),
         }
         say_json(told | {"drift": [asdict(one) for one in result.drift]})
     else:

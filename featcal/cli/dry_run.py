@@ -1,6 +1,4 @@
-"""`featcal calibrate --dry-run`: what was drawn and what the run will need, from the same
-arguments; nothing is computed.
-"""
+"""`featcal calibrate --dry-run`: the samples drawn and an estimate of the run; computes nothing."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,52 +25,48 @@ def show_run(
     as_json: bool,
     out: Path,
 ) -> None:
-    """The drawn samples of every task, and the needs that `featcal plan` tells for them.
+    """Print the drawn samples of every task, and what `featcal plan` estimates for them.
 
     Raises: BadSetting where the disk has less room than is needed.
     """
-    from featcal.cli.plan import as_mapping, planned_needs, show
-    from featcal.planning.needs import Workload
+    from featcal.calibration.estimate import Job
+    from featcal.cli.plan import as_mapping, estimated, show
 
     most = max(drawn.samples for drawn in batches.values())
     longest = max(drawn.longest for drawn in batches.values())
-    on_gpu = given["device"].type == "cuda"
-    load = Workload(
+    job = Job(
         len(batches),
         most,
         min(size, most),
-        on_gpu,
-        host_budget=given["host_memory"],
-        settings=settings,
+        settings,
+        on_gpu=given["device"].type == "cuda",
+        host_memory=given["host_memory"],
     )
+    model, tokens = model.to(given["dtype"]), longest or None
     try:
-        found = planned_needs(
-            model.to(given["dtype"]), load, longest or None, longest > 0, given["plan"]
-        )
-    # what it takes to run a model without numbers is more than what calibration asks of it
+        needs = estimated(model, job, tokens, longest > 0, given["plan"])
+    # a model that cannot run without weights can be calibrated all the same
     except NOT_RUN as error:
         if isinstance(error, FeatCalError) and not isinstance(error, BadPlan):
             raise
         reason = " ".join(str(error).splitlines()[0].split())[:200]
-        say(
-            f"everything was found and replays; what the run needs cannot be told without numbers ({reason})"
-        )
+        say(f"all files were found and the model replays; it cannot be estimated ({reason})")
         return
-    require_space("--out", out, found.disk)
+    require_space("--out", out, sum(needs["disk"].values()))
     if as_json:
         drawn = {
             task: {"samples": of.samples, "longest": of.longest} for task, of in batches.items()
         }
-        say_json({"drawn": drawn, "needs": as_mapping(found)})
+        say_json({"drawn": drawn, "needs": as_mapping(needs)})
         return
     rows = [
         [task, str(of.samples), *([str(of.longest)] if longest else [])]
         for task, of in batches.items()
     ]
     table(
-        "everything was found, models are alike and replay one sample of each task",
+        "all files were found, models are alike and replay one sample of each task",
         ["task", "samples", *(["longest text, tokens"] if longest else [])],
         rows,
     )
-    show(found, load)
+    show(needs, job)
     say("nothing was computed and nothing written (--dry-run)")

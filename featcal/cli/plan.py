@@ -1,9 +1,7 @@
-"""`featcal plan`: what a calibration will need, from config.json files alone, before a weight is
-downloaded.
-"""
+"""`featcal plan`: estimate a calibration from config.json files, before a weight is downloaded."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
@@ -23,8 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from featcal.blocks.plan import BlockPlan
-    from featcal.planning.needs import Needs, Workload
-    from featcal.planning.shapes import ModelShape
+    from featcal.calibration.estimate import Job, ModelShape
 
 EPILOG = """Examples:
 
@@ -71,50 +68,31 @@ def plan(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Tell what a calibration will need: memory of GPU and host, disk, work. Reads config.json
-    files only.
-    """
+    """Estimate memory of GPU and host, disk and operations of a calibration from config.json."""
+    from featcal.calibration.estimate import Job
+
     require(device in ("cpu", "cuda"), "--device", device, "must be cpu or cuda")
-    budgets = (
-        bytes_of("--device-memory", device_memory),
-        bytes_of("--host-memory", host_memory) if host_memory else None,
-    )
+    on_gpu, on_device = device == "cuda", bytes_of("--device-memory", device_memory)
+    on_host = bytes_of("--host-memory", host_memory) if host_memory else None
     settings = Calibration.preset(preset)
     existing_folder("--merged", merged)
     named = named_models(base, expert or (), recipe, merged, weights=False)
-    kind, folders, experts = (
-        dtype_named(dtype),
-        {"base": named.base, "merged": merged},
-        named.shaped,
-    )
-    require(
-        ranks <= len(experts),
-        "--ranks",
-        ranks,
-        f"must be at most the number of experts, {len(experts)}",
-    )
+    kind, count = dtype_named(dtype), len(named.shaped)
+    require(ranks <= count, "--ranks", ranks, f"must be at most the number of experts, {count}")
+    folders = {"base": named.base, "merged": merged}
+    folders |= {f"expert {name!r}": folder for name, folder in named.shaped.items()}
     models = {f"{role} ({folder})": skeleton(folder) for role, folder in folders.items()}
-    models |= {f"expert {name!r} ({folder})": skeleton(folder) for name, folder in experts.items()}
     same_shapes(models)
     model = next(iter(models.values()))
     chosen = stacks_named(model, stack)
     check_tokens(model, tokens)
-    from featcal.planning.needs import Workload
-
-    load = Workload(
-        len(experts),
-        samples,
-        min(batch, samples),
-        device == "cuda",
-        *budgets,
-        ranks,
-        settings=settings,
-    )
-    found = planned_needs(model.to(kind), load, tokens, padded, plan=chosen)
+    size = min(batch, samples)
+    job = Job(count, samples, size, settings, on_gpu, on_device, on_host, ranks)
+    needs = estimated(model.to(kind), job, tokens, padded, chosen)
     if as_json:
-        say_json(as_mapping(found))
+        say_json(as_mapping(needs))
     else:
-        show(found, load)
+        show(needs, job)
 
 
 def same_shapes(models: Mapping[str, "nn.Module"]) -> None:
@@ -186,47 +164,35 @@ def check_tokens(model: "nn.Module", tokens: int | None) -> None:
     )
 
 
-def planned_needs(
-    model: "nn.Module",
-    load: "Workload",
-    tokens: int | None = None,
-    padded: bool = False,
-    plan: "BlockPlan | None" = None,
-) -> "Needs":
-    """What `featcal calibrate` will need with a model that has no numbers; the samples it has drawn
-    are counted too.
+def estimated(
+    model: "nn.Module", job: "Job", tokens: int | None, padded: bool, plan: "BlockPlan | None"
+) -> dict[str, dict[str, int]]:
+    """Estimate what `featcal calibrate` needs, the samples that it draws included.
 
-    Pictures wait as bytes, one for each value that the model is fed; text as tokens.
+    Pictures are kept as bytes, one for each value of the model's input; texts as tokens.
     """
-    from featcal.planning.meta_profiler import size
-    from featcal.planning.needs import needs
+    from featcal.calibration.estimate import estimate, nbytes
 
-    sample = meta_batch(model, 1, tokens, padded)
-    drawn = (
-        sum(v.numel() if v.is_floating_point() else size([v]) for v in sample.values())
-        * load.samples
-        * load.tasks
-    )
-    return needs(shapes(model, load, tokens, padded, plan), replace(load, drawn=drawn))
+    inputs = meta_batch(model, 1, tokens, padded).values()
+    sample = sum(v.numel() if v.is_floating_point() else nbytes(v) for v in inputs)
+    job = replace(job, drawn=sample * job.samples * job.tasks)
+    return estimate(shape_of(model, job.batch, job.settings, tokens, padded, plan), job)
 
 
-def shapes(
+def shape_of(
     model: "nn.Module",
-    load: "Workload",
+    batch: int,
+    settings: Calibration,
     tokens: int | None,
     padded: bool,
     plan: "BlockPlan | None" = None,
-) -> dict[int, "ModelShape"]:
-    """What calibration meets in the model, for every size of batch."""
+) -> "ModelShape":
+    """Return the shape of the model on a batch of the shape that its configuration states."""
     from featcal.blocks.plans import plan_for
-    from featcal.planning.block_shape import Asked
-    from featcal.planning.shapes import model_shape
+    from featcal.calibration.estimate import model_shape
 
-    block_plan, asked = plan_for(model, plan), Asked.by(load.settings, padded=padded)
-    batches = {
-        size: meta_batch(model, size, tokens, padded) for size in {*load.batches, load.checked}
-    }
-    return {size: model_shape(model, block_plan, batch, asked) for size, batch in batches.items()}
+    inputs = meta_batch(model, batch, tokens, padded)
+    return model_shape(model, plan_for(model, plan), inputs, settings)
 
 
 def meta_batch(
@@ -254,57 +220,21 @@ def meta_batch(
     )
 
 
-def as_mapping(found: "Needs") -> dict[str, Any]:
-    """Everything in bytes and operations, for programs."""
-    totals = {
-        "gpu_bytes": found.gpu,
-        "host_bytes": found.host,
-        "disk_bytes": found.disk,
-        "flops": found.work.total,
-    }
-    return totals | {"peak_phase": found.peak_phase} | asdict(found)
+def as_mapping(needs: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    """Return totals in bytes and operations, and their parts, for programs."""
+    totals = {part: sum(needs[part].values()) for part in ("device", "host", "disk")}
+    flops = sum(needs["operations"].values())
+    return {f"{part}_bytes": size for part, size in totals.items()} | {"flops": flops} | dict(needs)
 
 
-def show(found: "Needs", load: "Workload") -> None:
-    """Totals, then their parts."""
-    work = found.work
-    several = (
-        f"; memory is that of one of {load.ranks} processes, which has {load.tasks_here} of them"
-        * (load.ranks > 1)
-    )
-    say(f"{load.tasks} tasks of {load.samples} samples, in batches of {load.batch}{several}")
-    rows = [["GPU", size_text(found.gpu)]] if found.on_gpu else []
-    rows += [
-        ["host", size_text(found.host)],
-        ["disk", size_text(found.disk)],
-        ["FLOPs", count_text(work.total)],
-    ]
-    table("needed, above what Python and torch hold themselves", ["", "total"], rows)
-    place = "GPU" if found.on_gpu else "host"
-    parts = [
-        [phase, name, size_text(value)]
-        for phase, of in found.phases.items()
-        for name, value in of.items()
-        if value
-    ]
-    table(f"{place} memory at work, most in: {found.peak_phase}", ["phase", "part", "size"], parts)
-    table(
-        "features that wait",
-        ["on", "size"],
-        [[name, size_text(value)] for name, value in found.waiting.items() if value],
-    )
-    table(
-        "on the host all the time",
-        ["for", "size"],
-        [[name, size_text(v)] for name, v in found.throughout.items() if v],
-    )
-    table(
-        "folders",
-        ["for", "size"],
-        [[name, size_text(value)] for name, value in found.folders.items()],
-    )
-    table(
-        "FLOPs",
-        ["for", "count"],
-        [[name, count_text(value)] for name, value in asdict(work).items()],
-    )
+def show(needs: Mapping[str, Mapping[str, int]], job: "Job") -> None:
+    """Print totals, then their parts."""
+    several = f"; memory and disk are those of one of {job.processes} processes"
+    load = f"{job.tasks} tasks of {job.samples} samples, in batches of {job.batch}"
+    say(load + several * (job.processes > 1))
+    names = {"device": "GPU memory", "host": "host memory", "disk": "disk", "operations": "FLOPs"}
+    for part, name in names.items():
+        text = count_text if part == "operations" else size_text
+        rows = [[what, text(size)] for what, size in needs[part].items() if size]
+        if rows:
+            table(f"{name}: {text(sum(needs[part].values()))}", ["for", "size"], rows)

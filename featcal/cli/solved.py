@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from featcal.blocks.plan import BlockPlan, Stack
-    from featcal.planning.shapes import BlockShape, StackShape
+    from featcal.calibration.estimate import BlockShape
 
 UNCOVERED = 5  # largest parameters that are told
 EXPERT = re.compile(r"(?<=experts)\.\d+\.")  # the number of one in the name of its linears
@@ -119,30 +119,32 @@ def handed_on(stack: "Stack") -> str:
     return "; ".join(told)
 
 
-def found_sites(model: "nn.Module") -> "dict[str, StackShape] | str":
-    """The shape of every stack by name, from a forward without numbers; or why there is none."""
-    from featcal.cli.plan import shapes
-    from featcal.planning.needs import Workload
+def found_sites(model: "nn.Module") -> "dict[str, list[BlockShape]] | str":
+    """Return the shapes of every stack's blocks, or why they cannot be known without weights."""
+    from featcal.cli.plan import shape_of
+    from featcal.settings import Calibration
 
     config = getattr(model, "config", None)
     tokens = None if getattr(config, "image_size", None) is not None else TOKENS
     try:
-        (shape,) = shapes(model, Workload(1, 1, 1), tokens, False).values()
+        shape = shape_of(model, 1, Calibration(), tokens, False)
     except NOT_RUN as error:
         return " ".join(str(error).split())
-    return {stack.name: stack for stack in shape.stacks}
+    stacks: dict[str, list[BlockShape]] = {}
+    for block in shape.blocks:
+        stacks.setdefault(block.stack, []).append(block)
+    return stacks
 
 
-def show_sites(stack: "StackShape") -> None:
-    """Which linears share an input, and with it one Gram matrix; of the last block too where it
+def show_sites(blocks: "list[BlockShape]") -> None:
+    """Print which linears share an input, and with it one Gram matrix; of the last block if it
     differs.
     """
-    first, last = stack.blocks[0], stack.blocks[-1]
-    table(
-        "sites, linears that read one tensor:", ["linears", "inputs", "outputs"], site_rows(first)
-    )
+    first, last = blocks[0], blocks[-1]
+    columns = ["linears", "inputs", "outputs"]
+    table("sites, linears that read one tensor:", columns, site_rows(first))
     if [site.linears for site in first.sites] != [site.linears for site in last.sites]:
-        table("sites of the last block:", ["linears", "inputs", "outputs"], site_rows(last))
+        table("sites of the last block:", columns, site_rows(last))
 
 
 def site_rows(block: "BlockShape") -> list[list[str]]:

@@ -9,14 +9,10 @@ studies are left out, so that hours are a lower bound.
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from reproduction.experiments.params import Experiments
 from reproduction.experiments.runs import Pool
 from reproduction.suites.suite import Suite
-
-if TYPE_CHECKING:
-    from featcal.planning.needs import Needs
 
 BATCH_OF_TEXTS = 32
 
@@ -53,22 +49,18 @@ def played(chosen: Chosen) -> list[tuple[str, Pool]]:
     ]
 
 
-def planned(role: str, tasks: int, samples: int, batch: int) -> "Needs":
-    """The needs of one calibration on a GPU whose features wait in the host's memory."""
+def planned(role: str, tasks: int, samples: int, batch: int) -> dict[str, int]:
+    """Estimate one calibration on a GPU whose features are cached in host memory, as totals."""
+    from featcal.calibration.estimate import Job
     from featcal.cli.model_folders import skeleton
-    from featcal.cli.plan import planned_needs
-    from featcal.planning.needs import Workload
+    from featcal.cli.plan import estimated
     from reproduction.doctor.paper_sizes import SIZES
 
-    size = SIZES[role]
+    size, job = SIZES[role], Job(tasks, samples, min(batch, samples), on_gpu=True)
     with tempfile.TemporaryDirectory() as folder:
         model = skeleton(size.write(Path(folder)))
-    return planned_needs(
-        model,
-        Workload(tasks, samples, min(batch, samples), on_gpu=True),
-        size.tokens,
-        size.tokens is not None,
-    )
+    needs = estimated(model, job, size.tokens, size.tokens is not None, None)
+    return {name: sum(parts.values()) for name, parts in needs.items()}
 
 
 def models_kept(chosen: Chosen, role: str, pool: Pool) -> int:
@@ -89,7 +81,7 @@ def role_needs(chosen: Chosen) -> list[RoleNeeds]:
         experts = len({task for pool in pools for task in chosen.suite.tasks_of(role, pool)})
         needs = planned(role, experts, *_draw(chosen, role))
         kept = sum(models_kept(chosen, role, pool) for pool in pools) + experts + len(pools)
-        found.append(RoleNeeds(role, needs.gpu, needs.host, kept * SIZES[role].bytes))
+        found.append(RoleNeeds(role, needs["device"], needs["host"], kept * SIZES[role].bytes))
     return found
 
 
@@ -125,9 +117,9 @@ def _work(chosen: Chosen, role: str, pool: Pool) -> float:
     calibrations = sum(len(run.seeds) for run in ex.calibrated_in(role, pool).values())
     controls = ex.studies["ablate"].get(f"{role}-{pool}")
     calibrations += len(controls.upstreams) * len(controls.without) if controls else 0
-    work = float(
-        calibrations and calibrations * planned(role, len(tasks), *_draw(chosen, role)).work.total
-    )
+    work = 0.0
+    if calibrations:
+        work += calibrations * planned(role, len(tasks), *_draw(chosen, role))["operations"]
     work += (
         (models_kept(chosen, role, pool) + 2) * test_samples(pool, tasks) * sample
     )  # and base and experts

@@ -1,6 +1,4 @@
-"""`featcal plan`: from config.json alone, near what a run computes, and every mistake as one
-message.
-"""
+"""`featcal plan`: from config.json alone, and every mistake as one message."""
 
 import json
 from pathlib import Path
@@ -8,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as tf
-from families import FAMILIES, GROUPED
-from test_cost import counted
-from tiny import VISION, averaged, clip, images, make, shifted
+from families import GROUPED
+from tiny import VISION
 
+from featcal.blocks.plans import plan_for
+from featcal.calibration.estimate import Job, estimate, model_shape
 from featcal.cli import main as cli
 from featcal.cli.sizes import bytes_of
 from featcal.errors import BadSetting
@@ -20,15 +19,6 @@ from featcal.settings import Calibration
 TASKS = ("cars", "dtd")
 EXPERTS = [word for task in TASKS for word in ("--expert", f"{task}={task}")]
 PLAN = ["plan", "--base", "base", "--merged", "merged", *EXPERTS]
-BUILT = {
-    "clip_vision": lambda: clip(dtype=torch.float32),
-    "t5": FAMILIES["t5"].build,
-    "llama": FAMILIES["llama"].build,
-}
-BUILT |= {
-    "mixtral": lambda: tf.MixtralForCausalLM(tf.MixtralConfig(**GROUPED, num_local_experts=4))
-}
-TOKENS = {"t5": 9, "llama": 9, "mixtral": 40}  # enough that no expert is left out for having few
 
 
 def config_folders(folder: Path, config, name: str) -> None:
@@ -71,18 +61,6 @@ def refused(arguments, capsys) -> str:
     return printed.err
 
 
-def batches_of(name: str, samples: int, size: int, tokens: int):
-    """Real batches of the shapes that are planned for."""
-    if name == "clip_vision":
-        return images(1, samples, size, torch.float32)
-    ids = torch.randint(2, 97, (samples, tokens), generator=torch.Generator().manual_seed(0)).split(
-        size
-    )
-    return [
-        {"input_ids": part} | ({"decoder_input_ids": part} if name == "t5" else {}) for part in ids
-    ]
-
-
 def test_heads_and_rows_of_words_of_their_own_are_no_other_shape(llama, capsys):
     expected = told([*PLAN, "--tokens", "9"], capsys)
     changed(
@@ -94,43 +72,43 @@ def test_heads_and_rows_of_words_of_their_own_are_no_other_shape(llama, capsys):
     assert "num_hidden_layers" in refused([*PLAN, "--tokens", "9"], capsys)
 
 
-@pytest.mark.parametrize(
-    ("name", "preset"), [*((name, "paper") for name in BUILT), ("clip_vision", "best")]
-)
-def test_the_work_of_a_real_run_is_within_5_percent_of_the_plan_made_from_config_files(
-    name, preset, tmp_path, monkeypatch, capsys
-):
-    base = make(BUILT[name], dtype=torch.float32)
-    config_folders(tmp_path, base.config, type(base).__name__)
-    monkeypatch.chdir(tmp_path)
-    tokens = ["--tokens", str(TOKENS[name])] if name in TOKENS else []
-    planned = told([*PLAN, "--samples", "7", "--batch", "3", "--preset", preset, *tokens], capsys)
-    experts = {task: shifted(base, 10 + i) for i, task in enumerate(TASKS)}
-    batches = {task: batches_of(name, 7, 3, TOKENS.get(name)) for task in TASKS}
-    merged = averaged(list(experts.values()))
-    _, true = counted(
-        merged=merged,
-        base=base,
-        experts=experts,
-        batches=batches,
-        settings=Calibration.preset(preset),
+def test_the_estimate_is_that_of_the_model_itself(vision, capsys):
+    found = told([*PLAN, "--samples", "7", "--batch", "3", "--preset", "best"], capsys)
+    model = tf.CLIPVisionModel(tf.CLIPVisionConfig(**VISION, intermediate_size=96)).to("meta")
+    batch, best = (
+        {"pixel_values": torch.empty(3, 3, 16, 16, device="meta")},
+        Calibration.preset("best"),
     )
-    assert planned["flops"] == pytest.approx(true, rel=0.05)
+    job = Job(2, 7, 3, best, drawn=2 * 7 * 3 * 16 * 16)
+    needs = estimate(model_shape(model.eval(), plan_for(model), batch, best), job)
+    assert {part: found[part] for part in needs} == needs
+    assert found["host_bytes"] == sum(needs["host"].values()) and found["device_bytes"] == 0
+    assert found["flops"] == sum(needs["operations"].values())
 
 
 def test_half_precision_halves_what_weights_and_features_take(llama, capsys):
     whole, half = (
-        told([*PLAN, "--tokens", "8", "--dtype", dtype], capsys)
+        told([*PLAN, "--tokens", "8", "--dtype", dtype], capsys)["host"]
         for dtype in ("float32", "bfloat16")
     )
-    assert 2 * half["phases"]["observe"]["weights"] == whole["phases"]["observe"]["weights"]
-    assert half["phases"]["observe"]["systems"] == whole["phases"]["observe"]["systems"]
-    assert half["waiting"]["host"] < whole["waiting"]["host"]
+    assert 2 * half["weights"] == whole["weights"] and half["systems"] == whole["systems"]
+    assert half["waiting features"] < whole["waiting features"]
+
+
+def test_a_gpu_and_several_processes_share_the_memory(vision, capsys):
+    several = [*PLAN, "--device", "cuda", "--device-memory", "1KB", "--host-memory", "2KB"]
+    found = told([*several, "--ranks", "2"], capsys)
+    alone = told(PLAN, capsys)
+    waiting = [found[place]["waiting features"] for place in ("device", "host", "disk")]
+    assert waiting[:2] == [1000, 2000] and 2 * sum(waiting) == alone["host"]["waiting features"]
+    assert cli.main(PLAN) == 0
+    printed = capsys.readouterr().out
+    assert "2 tasks of 256 samples, in batches of 32" in printed and "host memory:" in printed
 
 
 def test_masks_of_padded_text_are_planned_for(llama, capsys):
     even, padded = (
-        told([*PLAN, "--tokens", "32", *more], capsys)["waiting"]["host"]
+        told([*PLAN, "--tokens", "32", *more], capsys)["host"]["waiting features"]
         for more in ([], ["--padded"])
     )
     assert padded > even

@@ -442,7 +442,7 @@ def test_what_each_calibration_cost_lies_beside_the_results(graph):
     ):
         costs = record["cost"][f"calibrate@clip_b32-8-{upstream}-{setting}"]
         assert list(costs) == [f"seed {seed}" for seed in FEW["seeds"]]
-        assert all(cost["seconds"] > 0 and cost["peak_host_bytes"] >= 0 for cost in costs.values())
+        assert all(cost["seconds"] > 0 for cost in costs.values())
 
 
 def test_every_folder_of_results_is_a_copy_with_the_record_of_the_run(graph):

@@ -1,0 +1,150 @@
+"""The estimate of a calibration, against counters and measurements of real runs and sums by hand."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+import transformers as tf
+from families import FAMILIES, GROUPED, experiment
+from processes import run_program
+from tiny import PAPER
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+import featcal
+from featcal.blocks.plans import plan_for
+from featcal.calibration.estimate import Job, estimate, model_shape
+from featcal.cli.plan import meta_batch
+from featcal.settings import Calibration
+
+SCRIPT = Path(__file__).parents[1] / "memory_of_a_run.py"
+D, WIDE, TOKENS = 32, 96, 5  # of tests.tiny.clip: two blocks, patches of 8 x 8 pixels
+LINEARS = 4 * D * D + 2 * D * WIDE
+BLOCK = LINEARS + 4 * D + WIDE + D + 4 * D  # parameters: linears, their biases, two norms
+ATEN = torch.ops.aten
+LEFT_OUT = {  # of torch's own counter
+    ATEN.addmm_: lambda _, left, right, **__: 2 * left[0] * left[1] * right[1],
+    ATEN.linalg_cholesky_ex: lambda left, *_, **__: left[0] ** 3 // 3,
+    ATEN.linalg_solve_triangular: lambda left, right, **__: right[0] ** 2 * right[1],
+    ATEN._grouped_mm: lambda left, right, *_, **__: 2 * left[0] * left[1] * right[-1],
+    ATEN._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **__: sdpa_flop_count(
+        q, k, v
+    ),
+}
+MODELS = ("clip", "t5", "llama", "gpt2", "bert")
+
+
+def real_run(name):
+    """Arguments of `featcal.calibrate` with more tokens than any linear has inputs."""
+    if name == "clip":
+        return tiny.experiment(torch.float32, count=60, batch=12)
+    ids = torch.randint(2, 97, (24, 9), generator=tiny.seeded(0)).split(8)
+    own = {"decoder_input_ids"} if name == "t5" else set()
+    given = experiment(FAMILIES[name], torch.float32)
+    batches = [dict.fromkeys({"input_ids", *own}, part) for part in ids]
+    return given | {"batches": dict.fromkeys(given["experts"], batches)}
+
+
+def on_meta(model):
+    return type(model)._from_config(model.config).to("meta").eval()
+
+
+def shape(size=3, **more):
+    model = on_meta(tiny.clip(dtype=torch.float32, **more))
+    return model_shape(model, plan_for(model), meta_batch(model, size, None, False), PAPER)
+
+
+@pytest.mark.parametrize("preset", ["paper", "best"])
+@pytest.mark.parametrize("name", MODELS)
+def test_operations_are_within_20_percent_of_those_that_torch_counts_in_a_run(name, preset):
+    given, settings = real_run(name), Calibration.preset(preset)
+    batches = next(iter(given["batches"].values()))
+    with FlopCounterMode(display=False, custom_mapping=LEFT_OUT) as counted:
+        featcal.calibrate(**given, settings=settings)
+    model = on_meta(given["base"])
+    first = {key: value.to("meta") for key, value in batches[0].items()}
+    size, samples = (sum(len(next(iter(b.values()))) for b in bs) for bs in (batches[:1], batches))
+    job = Job(len(given["experts"]), samples, size, settings)
+    needs = estimate(model_shape(model, plan_for(model), first, settings), job)
+    assert sum(needs["operations"].values()) == pytest.approx(counted.get_total_flops(), rel=0.2)
+
+
+@pytest.mark.parametrize("more", [[], ["--host-memory", "0"]], ids=["in memory", "on disk"])
+def test_memory_and_disk_are_within_25_percent_of_those_of_a_real_run(tmp_path, more):
+    sizes = ("--width", "512", "--blocks", "2", "--tasks", "2", "--samples", "24", "--batch", "6")
+    done = run_program([sys.executable, SCRIPT, tmp_path, *sizes, *more], tmp_path / "printed")
+    result = json.loads(done.stdout.splitlines()[-1])
+    for what, took in result["took"].items():
+        assert result["estimated"][what] == pytest.approx(took, rel=0.25), what
+
+
+def test_sites_and_bytes_of_a_block_are_those_counted_by_hand():
+    found, rows = shape(), 3 * TOKENS
+    first, last = found.blocks
+    sites = [(s.d, s.o, s.n, s.width) for s in first.sites]
+    assert sites == [
+        (D, 3 * D, rows, D), (D, D, rows, D), (D, WIDE, rows, D), (WIDE, D, rows, D)
+    ]  # fmt: skip
+    assert first.sites[0].linears == ("self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj")
+    # in the last block keys and values weigh tokens differently from queries
+    assert sorted(site.o for site in last.sites) == sorted([2 * D, D, D, WIDE, D])
+    assert first.weights == 4 * BLOCK and first.features == 4 * rows * D
+    assert first.inputs == 4 * rows * (6 * D + WIDE) and first.widest == 4 * rows * WIDE
+    attention = 2 * 2 * 3 * TOKENS * TOKENS * D
+    assert first.forward == 2 * rows * LINEARS + attention
+    assert first.sites[-1].reach == pytest.approx(1 - D * WIDE / LINEARS)
+    assert found.entry == 2 * 3 * 4 * (3 * 8 * 8) * D  # four patches of three images
+
+
+def test_moments_systems_and_blocks_are_float64_and_two_or_three_of_a_model():
+    found = shape()
+    host = estimate(found, Job(3, 7, 3))["host"]
+    moments = 3 * 2 * D * D + WIDE * WIDE + WIDE * D
+    last = 4 * 2 * D * D + WIDE * WIDE + WIDE * D  # its q, k and v are two sites
+    assert host["moments"] == 8 * last > 8 * moments
+    assert host["systems"] == 8 * (4 * D * D + WIDE * WIDE + LINEARS)
+    assert (
+        host["weights"] == 3 * 4 * BLOCK and host["waiting features"] == 2 * 3 * 7 * 4 * TOKENS * D
+    )
+    whole = estimate(found, Job(3, 7, 3, streamed=False))["host"]
+    assert whole["weights"] == 6 * found.weights
+    disk = estimate(found, Job(3, 7, 3))["disk"]
+    assert disk["solved blocks"] == 2 * 4 * BLOCK and disk["calibrated model"] == found.weights
+
+
+def test_depth_tasks_and_samples_leave_the_working_memory_as_it_is():
+    def working(layers, tasks, samples):
+        host = estimate(shape(num_hidden_layers=layers), Job(tasks, samples, 3))["host"]
+        return {name: host[name] for name in ("weights", "moments", "systems", "batch")}
+
+    assert working(2, 3, 20) == working(6, 8, 50)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"host_memory": 1000}, (0, 1000, -1000)),
+        ({"device_memory": 1000}, (0, 0, 0)),
+        ({"device_memory": 1000, "on_gpu": True}, (1000, -1000, 0)),
+        ({"device_memory": 10, "host_memory": 20, "on_gpu": True}, (10, 20, -30)),
+        ({"processes": 3}, (0, 0, 0)),
+    ],
+)
+def test_features_beyond_a_budget_wait_in_the_next_place(more, expected):
+    whole = 2 * (1 if "processes" in more else 3) * 7 * TOKENS * D * 4
+    needs = estimate(shape(), Job(3, 7, 3, **more))
+    found = [needs[place].get("waiting features", 0) for place in ("device", "host", "disk")]
+    wanted = [whole + size if size < 0 else size for size in expected]
+    assert found == ([0, whole, 0] if expected == (0, 0, 0) else wanted)
+    assert bool(needs["device"]) == more.get("on_gpu", False)
+
+
+def test_a_mixture_is_estimated_with_all_of_its_experts():
+    config = tf.MixtralConfig(**GROUPED, num_local_experts=4)
+    model = on_meta(tf.MixtralForCausalLM(config))
+    batch = meta_batch(model, 2, 9, True)
+    block = model_shape(model, plan_for(model), batch, PAPER.but(norm=False)).blocks[0]
+    assert sum(".experts." in s.linears[0] for s in block.sites) == 2 * 4 and block.routed > 0
