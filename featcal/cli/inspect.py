@@ -17,7 +17,7 @@ from featcal.cli.model_folders import require_names
 from featcal.cli.solved import plan_as_mapping, shape_text, show_plan
 from featcal.cli.terminal import Json, say, say_json, table
 from featcal.errors import FeatCalError
-from featcal.interchange.mergekit import beside_merged, read_recipe
+from featcal.interchange.mergekit import read_recipe, recipe_in
 from featcal.models.code import refuse_adapter
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def inspect(
 
     refuse_adapter(folder)
     checkpoint = LazyCheckpoint(folder)
-    recipe = beside_merged(folder)
+    recipe = recipe_in(folder)
     if plan is None:
         require_names(folder / "config.json")
     if as_json:

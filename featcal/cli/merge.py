@@ -22,13 +22,10 @@ from featcal.cli.arguments import (
 from featcal.cli.model_folders import skeleton
 from featcal.cli.publish import Push, push, require_hub
 from featcal.cli.recipe import named_models
-from featcal.cli.recipe_method import method_of
 from featcal.cli.terminal import Json, Quiet, note, say, say_json
-from featcal.errors import BadSetting
 from featcal.merging.registry import method_named, method_names, methods_table, settings_of
 
 METHODS = f"{', '.join(method_names())}."
-RECIPE = "mergekit's recipe, for base, experts and, where METHOD is left out, method: linear or task_arithmetic with one weight."
 
 EPILOG = """Examples:
 
@@ -36,7 +33,7 @@ featcal merge average --base base --expert mnist=models/mnist --expert dtd=model
 
 featcal merge task_arithmetic --scale 0.3 --base base --expert mnist=models/mnist --expert dtd=models/dtd --out merged
 
-featcal merge --recipe merge.yaml --out merged"""
+featcal merge regmean --base base --expert mnist=m --expert dtd=d --data mnist=images/mnist --data dtd=images/dtd --out merged"""
 
 
 class MergeCommand(TyperCommand):
@@ -57,11 +54,10 @@ class MergeCommand(TyperCommand):
 
 
 def merge(
+    method: Annotated[str, Argument(help=METHODS)],
+    base: Annotated[Path, Option(help="Folder of the model all experts were fine-tuned from.")],
+    expert: options.Experts,
     out: options.Out,
-    method: Annotated[str | None, Argument(help=METHODS)] = None,
-    base: options.Base = None,
-    expert: options.SomeExperts = None,
-    recipe: Annotated[Path | None, Option(metavar="FILE", help=RECIPE)] = None,
     scale: Annotated[
         float | None, Option(help="Scale of the task vectors. Default: the method's.")
     ] = None,
@@ -109,26 +105,11 @@ def merge(
     settings = {name: as_value(value) for name, value in given.items()} | (
         {} if scale is None else {"scale": scale}
     )
-    if method is not None:
-        settings_of(method, settings)
-    elif recipe is None:
-        raise BadSetting(
-            "METHOD",
-            None,
-            f"must be one of {', '.join(method_names())}, or mergekit's recipe given with --recipe",
-        )
-    elif settings:
-        raise BadSetting(
-            "--recipe",
-            str(recipe),
-            "tells all settings itself; name a METHOD to use other ones with its models",
-        )
-    named, places = named_models(base, expert or (), recipe), named_places("--data", data or ())
+    settings_of(method, settings)
+    named, places = named_models(base, expert, None), named_places("--data", data or ())
     new_folder(out, force, [*named.read, *local(places)])
     require_space("--out", out, stored_bytes(named.base))
     require_hub(push_to_hub)
-    if method is None:
-        method, settings = method_of(named)
     from featcal.data.batches import Draw, drawn
     from featcal.merging.merge import merge as merged
 

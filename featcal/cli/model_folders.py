@@ -74,13 +74,13 @@ def alike_student(merged: Path, named: Named) -> "nn.Module":
     """The merged model without its numbers, once all models are there and alike. Raises: as
     skeleton, require_alike.
     """
-    from featcal.merging.dense import check_adapter
+    from featcal.models.lora import with_adapter
 
     folders = named.all_shaped(merged)
     student = {name: skeleton(folder) for name, folder in folders.items()}["merged"]
     require_alike(folders)
     for name, folder in named.under.items():
-        check_adapter(folder, named.experts[name])
+        with_adapter(skeleton(folder), named.experts[name])
     return student
 
 

@@ -8,8 +8,10 @@ from typer import Option
 DATA = (
     "Samples of an expert's task: a folder, a file or a data set of the hub; labels are not used."
 )
-EXPERT = "An expert; once for each. LoRA folders too."
-HELP = "mergekit's recipe, for base and experts; the mergekit_config.yml in the merged folder left out."
+EXPERT = "Folder of an expert, a model or a LoRA adapter. Repeatable."
+RECIPE = (
+    "mergekit YAML that names base and experts. Default: mergekit_config.yml in the merged folder."
+)
 MODULES = "Of the linears solve only those whose names end so, such as q; once for each. All of them left out."
 STACK = "List of blocks to calibrate, such as encoder.layers; once for each. As the model's class says left out."
 
@@ -17,7 +19,7 @@ Merged = Annotated[Path, Option(help="Folder of the merged model.")]
 Base = Annotated[Path | None, Option(help="Folder of the model all experts were fine-tuned from.")]
 Experts = Annotated[list[str], Option(metavar="NAME=FOLDER", help=EXPERT)]
 SomeExperts = Annotated[list[str] | None, Option(metavar="NAME=FOLDER", help=EXPERT)]
-MergekitRecipe = Annotated[Path | None, Option(metavar="FILE", help=HELP)]
+MergekitRecipe = Annotated[Path | None, Option(metavar="FILE", help=RECIPE)]
 Data = Annotated[list[str], Option(metavar="NAME=PLACE", help=DATA)]
 Out = Annotated[Path, Option(help="Folder to write.")]
 Tokens = Annotated[

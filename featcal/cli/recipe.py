@@ -1,8 +1,7 @@
-"""Base and experts of a command line: from its options, and what these leave out from mergekit's
-recipe.
+"""Base and experts of a command: from its options, else from a mergekit recipe.
 
-A LoRA expert, named in either way, is a model and an adapter; where a whole model is needed, one is
-written for as long as the command runs.
+A LoRA expert is a model and an adapter; where a whole model is needed, one is written for as long
+as the command runs.
 """
 
 import re
@@ -11,12 +10,16 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from featcal.cli.arguments import existing_folder, named_folders
 from featcal.cli.terminal import note
 from featcal.errors import BadFile, BadSetting, MissingPath
-from featcal.interchange.mergekit import Recipe, Reference, beside_merged, hint, read_recipe
+from featcal.interchange.mergekit import Recipe, read_recipe, recipe_in
 from featcal.models.code import is_adapter
+
+if TYPE_CHECKING:
+    from mergekit.common import ModelPath
 
 CONFIGURATION = ["*.json", "*.txt", "*.model", "*.jinja", "README.md"]
 HUB = re.compile(r"[\w.-]+/[\w.-]+")
@@ -24,10 +27,10 @@ HUB = re.compile(r"[\w.-]+/[\w.-]+")
 
 @dataclass(frozen=True)
 class Named:
-    """What was named.
+    """Base and experts of a command.
 
-    experts: folders by name.  under: of those that are LoRA folders, the model each stands on.
-    recipe: where one was read.
+    experts: folders by name.  under: for LoRA experts, the folder of the model they belong to.
+    recipe: the recipe that was read, if any.
     """
 
     base: Path
@@ -37,20 +40,18 @@ class Named:
 
     @property
     def shaped(self) -> dict[str, Path]:
-        """Of every expert the folder that tells its shape."""
+        """Return for every expert the folder with its config.json."""
         return {name: self.under.get(name, folder) for name, folder in self.experts.items()}
 
     def all_shaped(self, merged: Path) -> dict[str, Path]:
-        """Of every model that is at work the folder that tells its shape, by the name errors
-        use.
-        """
+        """Return for every model the folder with its config.json, by the name errors use."""
         return {"base": self.base, "merged": merged} | {
             f"expert {name!r}": folder for name, folder in self.shaped.items()
         }
 
     @property
     def read(self) -> list[Path]:
-        """Every folder that is read."""
+        """Return every folder that is read."""
         return [self.base, *self.experts.values(), *self.under.values()]
 
 
@@ -61,112 +62,92 @@ def named_models(
     merged: Path | None = None,
     weights: bool = True,
 ) -> Named:
-    """Base and experts. Options count more than the recipe, which counts more than the one in the
-    merged folder.
+    """Return base and experts: from the options, the recipe, or the recipe in the merged folder.
 
-    weights: False where configuration files are enough, of checkpoints that have to be downloaded.
+    weights: False where the configuration of models on the hub is enough.
     Raises: BadSetting, MissingPath; what reading a recipe and reaching the hub raise.
     """
-    file = recipe or (
-        beside_merged(merged) if merged is not None and not (base and expert) else None
-    )
-    read = None if file is None else read_recipe(file)
+    if recipe is None and merged is not None and not (base and expert):
+        recipe = recipe_in(merged)
+    read = None if recipe is None else read_recipe(recipe)
     if read is None:
-        where = "" if merged is None else f"; {merged} holds no mergekit_config.yml that would tell"
+        where = "" if merged is None else f", or with --recipe; {merged} holds no mergekit recipe"
         for option, given in (("--base", base), ("--expert", expert)):
             if not given:
-                raise BadSetting(
-                    option, None, f"must be named, or mergekit's recipe given with --recipe{where}"
-                )
-    else:
-        tell_unknown(read)
+                raise BadSetting(option, None, f"must be named{where}")
     folder = existing_folder("--base", base) if base is not None else base_of(read, weights)
     experts = named_folders("--expert", expert)
-    under = {name: folder for name, place in experts.items() if is_adapter(place)}
+    under = {name: folder for name, path in experts.items() if is_adapter(path)}
     if not experts and read is not None:
         experts, under = experts_of(read, folder, weights)
     if read is not None:
-        note(
-            f"{read.file}: base {folder}; experts "
-            + ", ".join(f"{name}={place}" for name, place in experts.items())
-        )
+        named = ", ".join(f"{name}={path}" for name, path in experts.items())
+        note(f"{read.file}: base {folder}; experts {named}")
     return Named(folder, experts, under, read)
 
 
-def tell_unknown(recipe: Recipe) -> None:
-    """A line for each key that mergekit does not have and therefore ignores."""
-    for key, near in recipe.unknown.items():
-        meant = f"; did you mean {near!r}?" if near else ""
-        note(
-            f"{recipe.file}: {key!r} is no key of mergekit's recipes and is left out of account{meant}"
-        )
-
-
 def base_of(recipe: Recipe | None, weights: bool) -> Path:
-    """The base that a recipe names. Raises: BadFile for none."""
+    """Return the folder of a recipe's base. Raises: BadFile for none."""
     assert recipe is not None
     if recipe.base is None:
-        near = hint(recipe.unknown, "base_model")
-        problem = f"does not tell what the models were fine-tuned from; merge_method {recipe.method} needs no such base_model{near}"
+        problem = f"names no base_model from which the models of {recipe.method} were fine-tuned"
         raise BadFile(recipe.file, problem, "name that model with --base FOLDER")
     if recipe.base.lora:
-        raise BadFile(
-            recipe.file,
-            f"its base_model is {recipe.base}, a LoRA on top of a model",
-            "save that as a model, then --base",
-        )
-    return folder_of(recipe.base, recipe.file, weights)
+        problem = f"its base_model is {recipe.base}, a LoRA on top of a model"
+        raise BadFile(recipe.file, problem, "save it as a model and name that with --base FOLDER")
+    return folder_of(recipe.base.model, recipe.file, weights)
 
 
 def experts_of(
     recipe: Recipe, base: Path, weights: bool
 ) -> tuple[dict[str, Path], dict[str, Path]]:
-    """Folders of the experts by name, and of LoRA folders the models they stand on. Raises: BadFile
-    for one name twice.
+    """Return the experts' folders by name, and for LoRA experts the folders of their models.
+
+    Raises: BadFile for two experts of one name.
     """
     experts, under = {}, {}
-    for reference in recipe.experts:
-        name = reference.name
+    for model in recipe.experts:
+        own = model.lora or model.model
+        name = Path(own.path).name
         if name in experts:
-            way_out = f"tell them apart with --expert, for example --expert {name}-1=FOLDER"
+            way_out = f"name the experts with --expert, for example --expert {name}-1=FOLDER"
             raise BadFile(recipe.file, f"two of its models are called {name!r}", way_out)
-        experts[name] = folder_of(reference.lora or reference, recipe.file, weights)
-        if reference.lora or is_adapter(experts[name]):
-            under[name] = folder_of(reference, recipe.file, weights) if reference.lora else base
+        experts[name] = folder_of(own, recipe.file, weights)
+        if model.lora:
+            under[name] = folder_of(model.model, recipe.file, weights)
+        elif is_adapter(experts[name]):
+            under[name] = base
     return experts, under
 
 
-def folder_of(reference: Reference, file: Path, weights: bool) -> Path:
-    """The folder of a reference: beside the recipe, in the current folder, or fetched from the hub.
+def folder_of(model: "ModelPath", file: Path, weights: bool) -> Path:
+    """Return a model's folder: next to the recipe, in the current folder, or from the hub.
 
     Raises: MissingPath; NotOnHub, HubUnreachable.
     """
-    for place in (file.parent / reference.path, Path(reference.path)):
-        if place.is_dir():
-            return place
-    way_out = f"looked for beside {file} and in the current folder; go where mergekit was started, or use --base and --expert"
-    if HUB.fullmatch(reference.path) is None:
-        raise MissingPath(reference.path, f"named in {file}", way_out)
+    for path in (file.parent / model.path, Path(model.path)):
+        if path.is_dir():
+            return path
+    way_out = f"searched next to {file} and in the current folder; use --base and --expert"
+    if HUB.fullmatch(model.path) is None:
+        raise MissingPath(model.path, f"named in {file}", way_out)
     from huggingface_hub import snapshot_download
 
     from featcal.data.places import reaching
 
-    patterns = CONFIGURATION + (["*.safetensors"] if weights else [])
-    with reaching(reference.path, reference.revision, f"; {way_out}"):
-        return Path(
-            snapshot_download(reference.path, revision=reference.revision, allow_patterns=patterns)
-        )
+    files = CONFIGURATION + (["*.safetensors"] if weights else [])
+    with reaching(model.path, model.revision, f"; {way_out}"):
+        return Path(snapshot_download(model.path, revision=model.revision, allow_patterns=files))
 
 
 @contextmanager
 def whole_experts(named: Named, place: Path, mine: Collection[str]) -> Iterator[dict[str, Path]]:
-    """The experts, of `mine` those with a LoRA as whole models below `place`; these are gone
-    afterwards.
+    """Yield the experts' folders, LoRA experts among `mine` as whole models below `place`.
 
-    A run that stops with blocks solved keeps them there, as what goes on from it will ask for the
-    same files.
+    These are removed afterwards, unless blocks are solved there: then a run that goes on from them
+    needs the same files.
     """
-    from featcal.merging.dense import dense_folder
+    from featcal.models.lora import dense_folder
 
     made = {name: place / "experts" / name for name in named.under if name in mine}
     try:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from featcal.errors import FeatCalError
 from featcal.merging.sources import Source, is_vocabulary
 from featcal.models.load import load_tokenizer, model_class
+from featcal.models.lora import is_peft
 from featcal.models.skeleton import require_one_family
 
 POOLER = "pooler"  # after the tower, but under its name: some heads use it, some do not
@@ -157,9 +158,9 @@ def outside(name: str, tower: str) -> bool:
 
 
 def class_of(model: Any) -> type | None:
-    """Return the class of a model; None for a LoRA folder, which names none."""
+    """Return the class of a model, or of a PeftModel's base; None for a LoRA folder."""
     if isinstance(model, nn.Module):
-        return type(model)
+        return type(model.get_base_model() if is_peft(model) else model)  # type: ignore[operator]
     return model_class(model) if (Path(model) / "config.json").is_file() else None
 
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, CLIPModel, CLIPVisionModel, PretrainedConfig
 
 from featcal.errors import TensorsDiffer
-from featcal.merging.adapters import expert_sources, named_experts
-from featcal.merging.alignment import aligned
+from featcal.merging.alignment import aligned, class_of
 from featcal.merging.answers import read_head
 from featcal.merging.registry import (
     Batches,
@@ -25,7 +24,14 @@ from featcal.merging.registry import (
     settings_of,
     silent,
 )
-from featcal.merging.sources import Source, kept_embeddings, require_alike, source
+from featcal.merging.sources import (
+    Source,
+    expert_sources,
+    kept_embeddings,
+    named_experts,
+    require_alike,
+    source,
+)
 from featcal.merging.tensors import moved
 from featcal.models.code import is_adapter
 from featcal.models.device import torch_device
@@ -211,7 +217,7 @@ def opened_merge(
     named = named_experts(experts, "merge")
     base, part = matching_part(base, named)
     origin = source(base, "base", part)
-    ends = aligned(origin, expert_sources(named, origin), base, named)
+    ends = aligned(origin, expert_sources(named, base, origin, part), base, named)
     for task, text in ends.left_out.items():
         progress(f"{task}: {text}")
     kept, shared, theirs = kept_embeddings(origin, ends.experts, embeddings == "base", ends.apart)
@@ -248,7 +254,7 @@ def module_like(base: Model, part: str | None) -> nn.Module:
 
 
 def _class_of(model: Model) -> type:
-    return type(model) if isinstance(model, nn.Module) else model_class(model)
+    return class_of(model) or model_class(model)
 
 
 def _counter(name: str, job: Job) -> Tensor:

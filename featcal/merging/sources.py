@@ -1,17 +1,25 @@
 """Modules and checkpoint folders as sources of tensors by name, and the check that they fit."""
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Protocol
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from featcal.errors import MissingTensor, TensorsDiffer
+from featcal.errors import BadFile, BadSetting, MissingTensor, TensorsDiffer
+from featcal.models.code import is_adapter
+from featcal.models.load import load_model, load_vision
+from featcal.models.lora import WEIGHTS, merged_adapter, with_adapter
 from featcal.models.save import untied
-from featcal.storage.checkpoint import LazyCheckpoint, require_numbers
+from featcal.models.stored import stored_tensors
+from featcal.settings import require
+from featcal.storage.checkpoint import SINGLE, LazyCheckpoint, require_numbers
 
 # Tables with one row per token: models with other vocabularies differ here in shape, and a row's
 # direction says nothing about features.
@@ -120,6 +128,95 @@ def kept_embeddings(
         Without(base, hidden),
         {t: Without(expert, hidden) for t, expert in experts.items()},
     )
+
+
+class AdapterSource(Derived):
+    """A LoRA folder as a source of the base's tensors, under the base's names.
+
+    peft adds the adapter in float64 to the base, read in float32 or wider. The changed tensors wait
+    in a temporary file, so that one dense model at a time is in memory; they are float64, while
+    `dtype` is the base's, so that task vectors are not rounded to the dtype of the base.
+
+    Raises: what with_adapter and merged_adapter raise.
+    """
+
+    def __init__(
+        self, folder: str | Path, base: nn.Module | str | Path, inner: Source, part: str | None
+    ):
+        super().__init__(inner)
+        self._file = Path(folder) / WEIGHTS
+        if isinstance(base, nn.Module):
+            model = copy.deepcopy(base)
+        else:
+            load = load_vision if part else load_model
+            kinds = (inner.dtype(name) for name in inner.names)
+            wide = any(kind == torch.float64 for kind in kinds)
+            model = load(base, torch.float64 if wide else torch.float32)
+        dense = merged_adapter(with_adapter(model, folder), folder, torch.float64)
+        changed = {
+            name: tensor.detach().cpu().contiguous()
+            for name, tensor in self._in_base_names(dense).items()
+            if not torch.equal(tensor.cpu(), inner.finite_tensor(name).to(tensor.dtype))
+        }
+        self._changed = set(changed)
+        self._folder = TemporaryDirectory(prefix="featcal-lora-")  # removed with this object
+        save_file(changed, Path(self._folder.name) / SINGLE)
+        self._tensors = LazyCheckpoint(self._folder.name)
+
+    def file_of(self, name: str) -> object:
+        return self._file if name in self._changed else self.inner.file_of(name)
+
+    def finite_tensor(self, name: str) -> Tensor:
+        return (self._tensors if name in self._changed else self.inner).finite_tensor(name)
+
+    def _in_base_names(self, dense: nn.Module) -> dict[str, Tensor]:
+        """Return the state under the names of the base, as transformers renames and splits it."""
+        state = untied(dense)
+        if not isinstance(self.inner, LazyCheckpoint):
+            return state
+        stored, named = stored_tensors(dense, self.inner), dict[str, Tensor]()  # type: ignore[arg-type]
+        for name, tensor in dense.state_dict().items():
+            if name not in stored:  # the second name of a tied tensor
+                continue
+            parts = stored[name].apart(tensor.cpu(), self.inner.shape)
+            if not parts and not torch.equal(stored[name].read(self.inner.finite_tensor), tensor):
+                problem = f"changes {name}, which the base stores in another form"
+                raise BadFile(self._file, problem, "save the base with transformers 5 or newer")
+            named |= parts
+        return named
+
+
+def named_experts(experts: Mapping[str, Any] | Sequence[Any], place: str) -> dict[str, Any]:
+    """Return experts by task name, or by number where they come in a list.
+
+    Raises: BadSetting naming the argument where there is none.
+    """
+    require(
+        isinstance(experts, Mapping | Sequence),
+        f"{place}.experts",
+        type(experts).__name__,
+        "must be a dictionary or a list",
+    )
+    named = (
+        dict(experts)
+        if isinstance(experts, Mapping)
+        else {f"{i:03d}": expert for i, expert in enumerate(experts)}
+    )
+    if not named:
+        raise BadSetting(f"{place}.experts", named, "must hold at least one expert")
+    return named
+
+
+def expert_sources(
+    experts: Mapping[str, Any], base: nn.Module | str | Path, origin: Source, part: str | None
+) -> dict[str, Source]:
+    """Return every expert as a source, in the order of task names; a LoRA folder needs the base."""
+    return {
+        task: AdapterSource(expert, base, origin, part)
+        if is_adapter(expert := experts[task])
+        else source(expert, f"expert {task!r}")
+        for task in sorted(experts)
+    }
 
 
 def source(model: nn.Module | str | Path, label: str, part: str | None = None) -> Source:

@@ -1,102 +1,172 @@
-"""Low-rank adapters of PEFT, added to the weights of their base.
+"""LoRA adapters, added to the weights of their base by peft, which is imported when it is needed.
 
-The dense weight is W + (α / r) B A with A (r, inputs) and B (outputs, r). Needs the package peft,
-which is only imported when one of these functions is called.
+The dense weight is W + (α / r) B A with A (r, inputs) and B (outputs, r). The base is read in
+float32, or in its own dtype where that is wider, so that the sum is not rounded to bfloat16.
 """
 
 import copy
+import os
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from featcal.errors import BadEnvironment, BadFile, MissingPath, WrongKeys
+from featcal.errors import BadEnvironment, BadFile, MissingPath, TruncatedFile
 from featcal.models.load import load_as_calibrated
-from featcal.storage.checkpoint import no_safetensors
+from featcal.models.save import save_model
+from featcal.models.stored import tied_names
+from featcal.storage.checkpoint import LazyCheckpoint, no_safetensors, require_numbers
 from featcal.storage.results import read_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+# what peft adds to the names of a model's own parameters
+PEFT_NAMES = re.compile(r"^base_model\.model\.|\b(base_layer|original_module)\.")
 
 
-def dense_model(base: nn.Module | str | Path, adapters: str | Path) -> Any:
-    """The base, a copy or read in float32, with the adapters of a folder added to its weights.
+def dense_model(base: nn.Module | str | Path, adapter: str | Path) -> Any:
+    """Return a copy of the base with the adapter of a folder added to its weights.
 
-    Raises: BadEnvironment (no peft), MissingPath, BadFile (not a LoRA folder), WrongKeys for
-    adapters of another base.
+    Args:
+        base: a module, which stays as it is, or a model folder.
+        adapter: the folder that peft's save_pretrained wrote.
+
+    Returns:
+        The model in evaluation mode, in float32 or the base's dtype where that is wider.
+
+    Raises:
+        BadEnvironment: peft is not installed.
+        MissingPath, BadFile, TruncatedFile: not the folder of a LoRA adapter, an adapter of another
+            base, or one of two tied tensors.
     """
-    folder = Path(adapters)
+    if isinstance(base, nn.Module):
+        model = copy.deepcopy(base)
+    else:
+        stored = LazyCheckpoint(base)
+        wide = any(stored.kind(name) == "float64" for name in stored.names)
+        model = load_as_calibrated(base, torch.float64 if wide else torch.float32)
+    return merged_adapter(with_adapter(model, adapter), adapter)
+
+
+def dense_folder(base: Path, adapter: Path, out: Path) -> Path:
+    """Write the base with the adapter added as a model folder.
+
+    The files carry the date of the newest input, by which a resumed run knows them again.
+    Raises: as dense_model, before a folder is made; DiskFull.
+    """
+    save_model(dense_model(base, adapter), out, like=base)
+    read = [adapter / CONFIG, adapter / WEIGHTS, base / "config.json", *base.glob("*.safetensors")]
+    newest = max(file.stat().st_mtime_ns for file in read)
+    for file in out.rglob("*"):
+        os.utime(file, ns=(newest, newest))
+    return out
+
+
+def with_adapter(model: nn.Module, folder: str | Path) -> Any:
+    """Return the model, changed in place, as a PeftModel with the adapter of a folder.
+
+    Dtypes narrower than float32 are widened. On the meta device it shows whether the adapter fits.
+    Raises: as dense_model.
+    """
+    config, state = read_adapter(Path(folder))
+    peft, first = peft_package(), next(model.parameters())
+    wanted = f"the adapter does not fit the base, a {type(model).__name__}"
+    way_out = "give the base that it was trained on"
+    model = model.to(torch.promote_types(first.dtype, torch.float32))
+    try:
+        with torch.random.fork_rng(devices=[]):  # peft draws an adapter before it is loaded
+            adapted = peft.get_peft_model(model, config, low_cpu_mem_usage=first.is_meta)
+        if not any("vision_model." in name for name in adapted.state_dict()):
+            # the prefix of a CLIP vision tower before transformers 5
+            state = {name.replace("vision_model.", "", 1): t for name, t in state.items()}
+        loaded = peft.set_peft_model_state_dict(adapted, state, low_cpu_mem_usage=first.is_meta)
+    except (ValueError, TypeError, KeyError, RuntimeError) as error:
+        why = " ".join(line.strip() for line in str(error).splitlines()[:2])
+        raise BadFile(folder, f"{wanted} ({why[:300]})", way_out) from None
+    heads = tuple(f".{name}." for name in config.modules_to_save or ())  # a base may lack them
+    surplus = [n for n in loaded.unexpected_keys if not any(head in n for head in heads)]
+    missing = [n for n in loaded.missing_keys if ".lora_" in n]
+    for names, why in ((surplus, "the base has no"), (missing, "the file has no")):
+        if names:
+            raise BadFile(folder, f"{wanted} ({why} {', '.join(sorted(names)[:3])})", way_out)
+    return adapted
+
+
+def read_adapter(folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Return peft's configuration and the tensors of an adapter's folder. Raises: as dense_model."""
     if not folder.is_dir():
-        raise MissingPath(
-            folder, "a folder with adapters", "check the path; hub names must be fetched first"
-        )
+        way_out = "check the path; hub names must be fetched first"
+        raise MissingPath(folder, "a folder with adapters", way_out)
     if not (folder / CONFIG).is_file():
         there = ", ".join(sorted(path.name for path in folder.iterdir())) or "nothing"
-        raise BadFile(
-            folder,
-            f"no {CONFIG} in this folder (found: {there})",
-            "give the folder that PEFT's save_pretrained wrote",
-        )
+        problem = f"no {CONFIG} in this folder (found: {there})"
+        raise BadFile(folder, problem, "give the folder that peft's save_pretrained wrote")
     if not (folder / WEIGHTS).is_file():
         raise no_safetensors(folder, WEIGHTS)
     written = read_json(folder / CONFIG)
     kind = written.get("peft_type") if isinstance(written, dict) else None
     if kind != "LORA":
         raise BadFile(folder / CONFIG, f"peft_type is {kind!r}", "only LoRA adapters are read here")
-    peft = peft_package()
     try:
-        with torch.random.fork_rng(devices=[]):
-            config = peft.PeftConfig.from_pretrained(str(folder))
-            config.base_model_name_or_path = (
-                None  # it is given; the name in the file may be that of another copy
-            )
-            adapted = peft.get_peft_model(
-                copy.deepcopy(base) if isinstance(base, nn.Module) else load_as_calibrated(base),
-                config,
-            )
-    except ValueError as error:  # the base has none of the modules
-        raise WrongKeys(
-            folder, f"the base {base}", [], [str(error).splitlines()[0][:120]], []
-        ) from None
-    state = load_file(folder / WEIGHTS)
-    _require_fit(
-        folder, base, peft.get_peft_model_state_dict(adapted, save_embedding_layers=False), state
-    )
-    peft.set_peft_model_state_dict(adapted, state)
-    return adapted.merge_and_unload().eval()
+        config = peft_package().PeftConfig.from_pretrained(str(folder))
+    except (ValueError, TypeError, KeyError) as error:
+        raise BadFile(folder / CONFIG, str(error), "save the adapter again with peft") from None
+    config.base_model_name_or_path = config.task_type = None  # the base is given
+    try:
+        state = load_file(folder / WEIGHTS)
+    except SafetensorError as error:
+        raise TruncatedFile(folder / WEIGHTS, error) from None
+    for name, tensor in state.items():
+        require_numbers(str(folder / WEIGHTS), name, tensor)
+    return config, state
 
 
-def without_adapters(model: Any) -> Any:
-    """A PeftModel in memory as the plain model it computes, a copy; anything else as it is."""
-    if not (isinstance(model, nn.Module) and type(model).__module__.startswith("peft.")):
-        return model
+def merged_adapter(adapted: Any, source: str | Path, precision: torch.dtype | None = None) -> Any:
+    """Return the plain model of a PeftModel, which is used up.
+
+    precision: dtype in which the layers that have an adapter are computed and returned.
+    Raises: BadFile for an adapter of one of two tied tensors.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    ties = [names for names in tied_names(adapted) if len(names) > 1]
+    if precision is not None:
+        for layer in [each for each in adapted.modules() if isinstance(each, BaseTunerLayer)]:
+            layer.to(precision)
     with torch.no_grad():
-        return copy.deepcopy(model).merge_and_unload().eval()  # type: ignore[operator]
+        dense = adapted.merge_and_unload().eval()
+    kept = {frozenset(names) for names in tied_names(dense)}
+    for names in ties:
+        plain = [PEFT_NAMES.sub("", name) for name in names]
+        if frozenset(plain) not in kept or any(".base_layer." in name for name in names):
+            problem = f"changes one of {' and '.join(plain)}, which the base ties to each other"
+            way_out = "save the base with tie_word_embeddings=False, or train the adapter without"
+            raise BadFile(source, problem, way_out)
+    return dense
 
 
-def _require_fit(
-    folder: Path, base: str | Path, expected: dict[str, Any], found: dict[str, Any]
-) -> None:
-    missing, unexpected = (
-        sorted(expected.keys() - found.keys()),
-        sorted(found.keys() - expected.keys()),
-    )
-    misshapen = sorted(
-        name for name in expected.keys() & found.keys() if expected[name].shape != found[name].shape
-    )
-    if missing or unexpected or misshapen:
-        raise WrongKeys(folder, f"the base {base}", missing, unexpected, misshapen)
+def without_adapters(model: Any, precision: torch.dtype | None = None) -> Any:
+    """Return the plain model that a PeftModel in memory computes, a copy; others as they are."""
+    if not is_peft(model):
+        return model
+    return merged_adapter(copy.deepcopy(model), type(model).__name__, precision)
+
+
+def is_peft(model: object) -> bool:
+    """Return whether a model is a PeftModel, without importing peft."""
+    return isinstance(model, nn.Module) and type(model).__module__.startswith("peft.")
 
 
 def peft_package() -> ModuleType:
-    """The package peft. Raises: BadEnvironment where it is not installed."""
+    """Return the package peft. Raises: BadEnvironment where it is not installed."""
     try:
         import peft
     except ImportError:
-        way_out = "install it: pip install 'featcal[language]'"
-        raise BadEnvironment(
-            "peft", "the package that reads adapters is not installed", way_out
-        ) from None
+        problem = "the package that reads LoRA adapters is not installed"
+        way_out = "install it: pip install 'featcal[lora]'"
+        raise BadEnvironment("peft", problem, way_out) from None
     return peft

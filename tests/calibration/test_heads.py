@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers as tf
 from families import FAMILIES, text
-from tiny import PAPER, TEXT, averaged, make, same_bits, shifted
+from tiny import PAPER, TEXT, averaged, difference, make, same_bits, shifted
 
 from featcal import calibrate, compare, merge
 from featcal.errors import FeatCalError
@@ -142,7 +142,8 @@ def test_a_peft_model_in_memory_and_its_folder_are_the_expert_they_compute(given
     peft.set_peft_model_state_dict(plain, peft.get_peft_model_state_dict(adapted))
     adapted.save_pretrained(tmp_path / "adapter")
     whole, forms = plain.merge_and_unload(), (adapted, tmp_path / "adapter")
-    assert same_bits(merge("average", base, {"a": adapted}), whole)
+    # merge adds the adapter in float64
+    assert difference(merge("average", base, {"a": adapted}), whole) < 1e-6
     batches = {"a": given["batches"]["a"]}
     expected, *found = [
         calibrate(base, base=base, experts={"a": e}, batches=batches, settings=PAPER).model

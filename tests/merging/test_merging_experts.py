@@ -2,10 +2,13 @@
 command's settings.
 """
 
+import copy
 import json
+import sys
 
 import checkpoints
 import families
+import peft
 import pytest
 import tiny
 import torch
@@ -14,150 +17,165 @@ from safetensors.torch import load_file, save_file
 import featcal
 from featcal.cli import main as cli
 from featcal.cli.merge import as_value
-from featcal.errors import BadFile, MissingPath, MissingTensor, TensorsDiffer, TruncatedFile
+from featcal.errors import BadEnvironment, BadFile, NotFinite, TruncatedFile
 from featcal.merging.merge import merge
-from featcal.models.lora import without_adapters
+from featcal.merging.sources import expert_sources, source
+from featcal.models.lora import CONFIG, WEIGHTS, dense_model
 from featcal.models.save import save_model
 
-CONFIG = {
-    "peft_type": "LORA",
-    "r": 2,
-    "lora_alpha": 6,
-    "bias": "none",
-    "target_modules": ["q_proj", "fc1"],
-    "use_rslora": False,
-}
-TARGETS = {"encoder.layers.0.self_attn.q_proj": (32, 32), "encoder.layers.1.mlp.fc1": (64, 32)}
+LORA = {"r": 2, "lora_alpha": 6, "target_modules": ["q_proj", "fc1"]}
 
 
-def adapter(folder, targets=None, prefix="base_model.model.", rank=2, seed=5, **config):
-    """A LoRA folder as peft writes it. Returns the folder and its two matrices by target."""
-    g, pairs = tiny.seeded(seed), {}
-    for path, (o, d) in (targets or TARGETS).items():
-        pairs[path] = torch.randn(rank, d, generator=g), torch.randn(o, rank, generator=g)
-    folder.mkdir()
-    state = {
-        f"{prefix}{path}.lora_{end}.weight": m
-        for path, both in pairs.items()
-        for end, m in zip("AB", both, strict=True)
-    }
-    save_file(state, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    (folder / "adapter_config.json").write_text(json.dumps(CONFIG | config))
-    return folder, pairs
-
-
-def dense(base, pairs, scale, turned=False):
+def adapted(model, seed=5, **how):
+    """A PeftModel of a copy of the model with random adapters, and its config's settings."""
+    torch.manual_seed(seed)
+    config = peft.LoraConfig(**LORA | {"init_lora_weights": False} | how)
+    made = peft.get_peft_model(copy.deepcopy(model), config).eval()
     with torch.no_grad():
-        for path, (down, up) in pairs.items():
-            change = scale * (up.double() @ down.double())
-            weight = base.get_parameter(f"{path}.weight")
-            weight.copy_(weight.double() + (change.T if turned else change))
-    return base
+        for name, parameter in made.named_parameters():
+            if "modules_to_save" in name or (parameter.requires_grad and name.endswith(".bias")):
+                parameter += torch.randn(parameter.shape)
+    return made
 
 
 def same(one, other):
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("prefix", ["base_model.model.", "base_model.model.vision_model."])
-@pytest.mark.parametrize(("config", "scale"), [({}, 3.0), ({"use_rslora": True}, 6 / 2**0.5)])
-def test_a_lora_folder_is_the_base_plus_its_scaled_product(tmp_path, prefix, config, scale):
-    folder, pairs = adapter(tmp_path / "lora", prefix=prefix, **config)
-    base = checkpoints.vision_folder(tmp_path / "base")
-    expert = dense(checkpoints.vision(), pairs, scale)
-    assert same(merge("average", base, {"mnist": folder}), expert)
-    other = checkpoints.vision(1)
-    assert same(
-        merge("ties", base, {"a": folder, "b": other}),
-        merge("ties", checkpoints.vision(), {"a": expert, "b": other}),
-    )
+VISION = {
+    "plain": {},
+    "rslora": {"use_rslora": True},
+    "dora": {"use_dora": True},
+    "ranks": {"rank_pattern": {"q_proj": 3, "layers.1.mlp.fc1": 1}, "alpha_pattern": {"fc1": 9}},
+    "saved": {"bias": "all", "modules_to_save": ["post_layernorm"]},
+    "patches": {"target_modules": ["patch_embedding", "v_proj"]},
+}
 
 
-def test_a_lora_folder_of_a_turned_linear(tmp_path):
-    base = tiny.make(families.FAMILIES["gpt2"].build, dtype=torch.float32)
-    path = "transformer.h.0.mlp.c_fc"
-    folder, pairs = adapter(tmp_path / "lora", {path: (128, 32)}, fan_in_fan_out=True)
-    expert = dense(
-        tiny.make(families.FAMILIES["gpt2"].build, dtype=torch.float32), pairs, 3.0, turned=True
+@pytest.mark.parametrize("how", VISION.values(), ids=VISION)
+@pytest.mark.parametrize("kind", ["module", "folder"])
+def test_a_lora_expert_is_the_model_that_peft_merges(tmp_path, how, kind):
+    base = checkpoints.vision()
+    expert = adapted(base, **how)
+    expert.save_pretrained(tmp_path / "lora")
+    whole = copy.deepcopy(expert).merge_and_unload()
+    given = base if kind == "module" else checkpoints.vision_folder(tmp_path / "base")
+    for form in (tmp_path / "lora", expert):
+        assert tiny.difference(merge("average", given, [form]), whole) < 1e-6
+    other, exact = checkpoints.vision(1), copy.deepcopy(expert).double().merge_and_unload()
+    wide = {"a": exact, "b": copy.deepcopy(other).double()}
+    for method in ("ties", "tsv_merge", "iso_c"):
+        merged = merge(method, given, {"a": tmp_path / "lora", "b": other})
+        want = merge(method, copy.deepcopy(base).double(), wide)
+        assert tiny.difference(merged.double(), want) < 1e-5, method
+    assert same(dense_model(given, tmp_path / "lora"), whole)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert", "t5"])
+def test_a_lora_of_a_text_model_is_what_peft_computes(tmp_path, family):
+    base = tiny.make(families.FAMILIES[family].build, dtype=torch.float32)
+    names = {"gpt2": ["c_attn", "c_fc"], "bert": ["query", "dense"], "t5": ["q", "wi"]}[family]
+    expert = adapted(base, target_modules=names, fan_in_fan_out=family == "gpt2")
+    expert.save_pretrained(tmp_path / "lora")
+    folder = save_model(base, tmp_path / "base")
+    merged = merge("task_arithmetic", folder, {"a": tmp_path / "lora"}, scale=1.0)
+    assert tiny.difference(merged, expert.merge_and_unload()) < 1e-6
+
+
+def test_task_vectors_of_a_lora_on_a_bfloat16_base_keep_the_rank_of_the_adapter(tmp_path):
+    base = checkpoints.vision().bfloat16()
+    expert = adapted(base)
+    expert.save_pretrained(tmp_path / "lora")
+    folder, name = save_model(base, tmp_path / "base"), "encoder.layers.0.self_attn.q_proj.weight"
+    before = base.state_dict()[name].double()
+    for form in (tmp_path / "lora", expert):
+        for given in (base, folder):
+            origin = source(given, "base")
+            (one,) = expert_sources({"a": form}, given, origin, None).values()
+            S = torch.linalg.svdvals(one.finite_tensor(name).double() - before)
+            assert S[1] > 1e-3 and S[2] < 1e-12 * S[0]
+            assert one.dtype(name) == torch.bfloat16
+    out = merge("tsv_merge", folder, [tmp_path / "lora"], out=tmp_path / "out")
+    assert load_file(out / "model.safetensors")[name].dtype == torch.bfloat16
+
+
+def test_a_prefix_of_older_transformers_and_a_head_that_the_base_lacks_are_read(tmp_path):
+    base = checkpoints.vision()
+    expert = adapted(base)
+    expert.save_pretrained(tmp_path / "lora")
+    file, config = (tmp_path / "lora" / name for name in (WEIGHTS, CONFIG))
+    prefix = "base_model.model."
+    old = {k.replace(prefix, f"{prefix}vision_model."): t for k, t in load_file(file).items()}
+    save_file(old | {"base_model.model.classifier.weight": torch.ones(3, 32)}, file)
+    config.write_text(
+        json.dumps(json.loads(config.read_text()) | {"modules_to_save": ["classifier"]})
     )
-    assert same(merge("task_arithmetic", base, {"a": folder}, scale=1.0), expert)
+    merged = merge("average", base, [tmp_path / "lora"])
+    assert tiny.difference(merged, expert.merge_and_unload()) < 1e-6
 
 
 def test_regmean_of_one_lora_folder_is_that_expert(tmp_path):
-    folder, pairs = adapter(tmp_path / "lora")
-    merged = merge(
-        "regmean",
-        checkpoints.vision(),
-        {"a": folder},
-        batches={"a": tiny.images(1, dtype=torch.float32, size=32)},
-    )
-    assert tiny.difference(merged, dense(checkpoints.vision(), pairs, 3.0)) < 1e-6
+    expert = adapted(checkpoints.vision())
+    expert.save_pretrained(tmp_path / "lora")
+    batches = {"a": tiny.images(1, dtype=torch.float32, size=32)}
+    merged = merge("regmean", checkpoints.vision(), {"a": tmp_path / "lora"}, batches=batches)
+    assert tiny.difference(merged, expert.merge_and_unload()) < 1e-6
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
-        ({"use_dora": True}, "use_dora"),
-        ({"alpha_pattern": {"fc1": 3}}, "alpha_pattern"),
-        ({"lora_alpha": None}, "lora_alpha"),
-    ],
+    "how", [{"modules_to_save": ["lm_head"]}, {"target_modules": ["embed_tokens"]}]
 )
-def test_an_adapter_that_is_not_plain_lora_is_refused_by_what_makes_it_so(tmp_path, config, said):
-    folder, _ = adapter(tmp_path / "lora", **config)
-    with pytest.raises(BadFile, match=f"adapter_config.json.*{said}"):
-        merge("average", checkpoints.vision(), [folder])
+def test_an_adapter_of_one_of_two_tied_tables_is_refused(tmp_path, how):
+    config = families.tf.LlamaConfig(**families.GROUPED | {"tie_word_embeddings": True})
+    base = tiny.make(lambda: families.tf.LlamaForCausalLM(config), 0, torch.float32)
+    expert = adapted(base, **{"target_modules": ["q_proj"]} | how)
+    expert.save_pretrained(tmp_path / "lora")
+    for form in (tmp_path / "lora", expert):
+        with pytest.raises(BadFile, match="embed_tokens.weight.*ties"):
+            merge("average", base, [form])
 
 
-def test_trained_biases_and_saved_modules_of_a_lora_folder_stand_in_the_place_of_the_bases(
-    tmp_path,
-):
-    folder, pairs = adapter(
-        tmp_path / "lora", bias="all", modules_to_save=["post_layernorm", "classifier"]
-    )
-    file = folder / "adapter_model.safetensors"
-    bias, norm = "encoder.layers.0.self_attn.q_proj.bias", "post_layernorm.weight"
-    more = {
-        f"base_model.model.{name}": torch.full((32,), value)
-        for name, value in ((bias, 0.5), (norm, 2.0))
-    }
-    save_file(
-        load_file(file) | more | {"base_model.model.classifier.weight": torch.ones(3, 32)}, file
-    )
-    expert = dense(checkpoints.vision(), pairs, 3.0)
-    with torch.no_grad():
-        expert.get_parameter(bias).fill_(0.5)
-        expert.get_parameter(norm).fill_(2.0)
-    assert same(merge("average", checkpoints.vision(), [folder]), expert)
-
-
-def test_adapters_that_do_not_fit_name_file_and_tensor(tmp_path):
+def test_adapters_that_do_not_fit_are_refused_with_file_and_tensor(tmp_path):
     base = checkpoints.vision()
-    with pytest.raises(MissingTensor, match="q_prj.weight.*q_proj"):
-        merge(
-            "average",
-            base,
-            [adapter(tmp_path / "one", {"encoder.layers.0.self_attn.q_prj": (32, 32)})[0]],
-        )
-    with pytest.raises(TensorsDiffer, match=r"fc1\.weight.*\(64, 32\).*\(48, 32\)"):
-        merge(
-            "average", base, [adapter(tmp_path / "two", {"encoder.layers.1.mlp.fc1": (48, 32)})[0]]
-        )
-    folder, _ = adapter(tmp_path / "three")
-    file = folder / "adapter_model.safetensors"
-    state = load_file(file)
-    save_file({k: v for k, v in state.items() if "fc1.lora_B" not in k}, file)
-    with pytest.raises(BadFile, match="fc1.lora_A.weight is not one of such a pair"):
+    folder = tmp_path / "lora"
+    adapted(base).save_pretrained(folder)
+    file, config = folder / WEIGHTS, folder / CONFIG
+    state, told = load_file(file), json.loads(config.read_text())
+    up = "encoder.layers.0.mlp.fc1.lora_B"
+    wrong = f"base_model.model.{up}.weight"
+    for changed, said in (
+        ({k: t for k, t in state.items() if k != wrong}, f"file has no .*{up}"),
+        (state | {"base_model.model.head.weight": torch.ones(2)}, "base has no .*head.weight"),
+        (state | {wrong: torch.ones(48, 2)}, f"{up}.*48"),
+    ):
+        save_file(changed, file)
+        with pytest.raises(BadFile, match=said):
+            merge("average", base, [folder])
+    save_file(state | {wrong: torch.full_like(state[wrong], torch.nan)}, file)
+    with pytest.raises(NotFinite, match=up):
         merge("average", base, [folder])
-    save_file(state | {"base_model.model.head.weight": torch.ones(2)}, file)
-    with pytest.raises(BadFile, match="head.weight is not one"):
-        merge("average", base, [folder])
+    save_file(state, file)
+    for changes, said in (
+        ({"peft_type": "IA3"}, "IA3"),
+        ({"target_modules": ["nothing"]}, "nothing"),
+    ):
+        config.write_text(json.dumps(told | changes))
+        with pytest.raises(BadFile, match=said):
+            merge("average", base, [folder])
+    config.write_text(json.dumps(told))
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(TruncatedFile, match="adapter_model"):
         merge("average", base, [folder])
     file.unlink()
-    with pytest.raises(MissingPath, match="adapter's weights"):
+    with pytest.raises(BadFile, match="no adapter_model.safetensors"):
         merge("average", base, [folder])
+
+
+def test_without_peft_an_adapter_is_refused_with_the_line_that_installs_it(tmp_path, monkeypatch):
+    adapted(checkpoints.vision()).save_pretrained(tmp_path / "lora")
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(BadEnvironment, match=r"pip install 'featcal\[lora\]'"):
+        merge("average", checkpoints.vision(), [tmp_path / "lora"])
 
 
 def llama(words, seed):

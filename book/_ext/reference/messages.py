@@ -13,7 +13,7 @@ EXAMPLES: dict[str, tuple[object, ...]] = {
     "BadSetting": ("calibrate.interpolation", 1.3, "must be less than or equal to 1"),
     "UnknownKey": ("calibrate", "ancor_blend", ["ridge", "anchor_blend", "interpolation"]),
     "BadBatches": ("mnist", "is empty; at least one batch with at least one sample is needed"),
-    "BadEnvironment": ("peft", "the package that reads adapters is not installed", "install it: pip install 'featcal[language]'"),
+    "BadEnvironment": ("peft", "the package that reads LoRA adapters is not installed", "install it: pip install 'featcal[lora]'"),
     "MissingPath": ("models/mrged", "the merged model", "check the path, or make the model with featcal merge"),
     "DiskFull": ("models/calibrated", 12_884_901_888),
     "TruncatedFile": ("models/mnist/model.safetensors", "header larger than the file"),

@@ -44,7 +44,7 @@ class Mixture:
         for name in self.names:
             self.base[name], experts = job.read(name)
             self.vectors[name] = torch.stack(
-                [(e.double() - self.base[name].double()).to(e.dtype) for e in experts]
+                [(e.double() - self.base[name].double()).to(self.base[name].dtype) for e in experts]
             )
         shape = (len(job.experts), len(self.names) if granularity == "layer" else 1)
         self.coefficients = torch.full(shape, start, dtype=torch.float64, requires_grad=True)

@@ -123,7 +123,7 @@ def test_adapters_that_are_none_or_of_another_base_are_refused_by_name(tmp_path)
     )
     with pytest.raises(BadFile, match=CONFIG):
         dense_model(where, where)
-    with pytest.raises(WrongKeys, match="base"):
+    with pytest.raises(BadFile, match="does not fit the base, a Llama"):
         dense_model(folder(tmp_path / "llama", "llama"), out)
     (out / WEIGHTS).rename(out / "adapter_model.bin")
     with pytest.raises(BadFile, match=WEIGHTS):
