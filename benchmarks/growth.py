@@ -35,7 +35,7 @@ from featcal.calibration.estimate import Job, estimate
 from featcal.cli.allocator import give_back_large_blocks
 from featcal.cli.model_folders import skeleton
 from featcal.cli.plan import shape_of
-from featcal.storage.results import write_json
+from featcal.storage.jsonfile import write_json
 
 SIZES = {
     "samples": (16, 32, 64),

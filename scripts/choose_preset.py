@@ -16,7 +16,7 @@ from typing import Any
 
 import featcal
 from featcal.evaluation.accuracy import evaluate_pool, percent
-from featcal.storage.results import read_json, write_json
+from featcal.storage.jsonfile import read_json, write_json
 from reproduction.experiments.runs import Draw, role_and_pool
 from reproduction.stages.context import Context, load_context
 from reproduction.stages.streams import streams

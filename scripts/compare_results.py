@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from featcal.errors import FeatCalError
-from featcal.storage.results import SCORES, read_rows
+from reproduction.results import SCORES, read_rows
 
 AVERAGE, TASK = (
     1.0,

@@ -47,11 +47,9 @@ def unusable(folder: Path) -> dict[str, Path]:
     parquet(folder / "cut/train.parquet", 0)
     parquet(folder / "gated/train.parquet", 0)
     parquet(folder / "short/train.parquet", 0)
-    parquet(folder / "script/train.parquet", 0)
     (folder / "short/train.parquet").write_bytes(
         (folder / "short/train.parquet").read_bytes()[:-50]
     )
-    (folder / "script/script.py").write_text("raise SystemExit\n")
     (folder / "bare").mkdir()
     (folder / "bare/README.md").write_text("nothing here\n")
     return {f"datasets/bad/{path.name}": path for path in folder.iterdir()}

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from featcal.data.batches import draw_indices
-from featcal.storage.results import COUNTED, SCORES, packed, write_rows, write_scores
 from reproduction.report.evidence import Evidence
+from reproduction.results import COUNTED, SCORES, packed, write_rows, write_scores
 from reproduction.stages.columns import SEEN
 
 COUNT = 1000  # test samples of a task: a tenth of a percent is a whole one

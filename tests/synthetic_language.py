@@ -10,7 +10,8 @@ from pathlib import Path
 
 from synthetic_correct import write_answers
 
-from featcal.storage.results import SCORES, write_json, write_rows
+from featcal.storage.jsonfile import write_json
+from reproduction.results import SCORES, write_rows
 from reproduction.stages.columns import CURVES
 
 GLUE = ["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb"]

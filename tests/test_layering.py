@@ -68,7 +68,7 @@ FEATCAL_IN_REPORT = {
     "errors",
     "settings",
     "storage.atomic",
-    "storage.results",
+    "storage.jsonfile",
 }  # of the library, what needs no torch
 HEAVY = {
     "dvc",

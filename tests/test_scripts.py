@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from featcal.settings import PRESETS
-from featcal.storage.results import SCORES, read_json, write_rows
+from featcal.storage.jsonfile import read_json
+from reproduction.results import SCORES, write_rows
 from scripts import accept, campaign, choose_preset, compare_results
 
 MODEL = {

@@ -37,7 +37,7 @@ from featcal.errors import (
     UnknownKey,
 )
 from featcal.storage.atomic import atomic_folder
-from featcal.storage.results import read_json, write_json
+from featcal.storage.jsonfile import read_json, write_json
 
 WEIGHTS, RECORD, CARD = "adapters.safetensors", "adapters.json", "README.md"
 TITLES: dict[type[AdapterMethod], str] = {

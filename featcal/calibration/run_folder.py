@@ -23,7 +23,7 @@ from featcal.calibration.fingerprint import Digest
 from featcal.calibration.record import BlockRecord
 from featcal.errors import BadSetting
 from featcal.storage.atomic import atomic_path
-from featcal.storage.results import read_json, write_json
+from featcal.storage.jsonfile import read_json, write_json
 
 
 @dataclass(frozen=True)

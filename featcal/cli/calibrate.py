@@ -2,7 +2,6 @@
 task.
 """
 
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -162,7 +161,6 @@ def calibrate(
     from featcal.calibration.ranks import current
     from featcal.calibration.run_folder import beside
     from featcal.data.batches import Draw, drawn, held_out
-    from featcal.storage.results import run_record, write_json
 
     check_tasks(named.experts, {name: [place] for name, place in places.items()})
     student = alike_student(merged, named)
@@ -195,7 +193,6 @@ def calibrate(
         give_back_large_blocks()
     whole = whole_experts(named, work or beside(out), mine)
     with whole as given["experts"], counted(blocks, "calibrating") as progress:
-        start = time.perf_counter()
         try:
             result = featcal.calibrate(
                 merged, base=named.base, settings=settings, out=out, progress=progress, **given
@@ -203,10 +200,8 @@ def calibrate(
         except KeyboardInterrupt:
             note("the same command goes on after the last solved block")
             raise
-        seconds = time.perf_counter() - start
     if not current().first:
         return
-    write_json(out / "featcal.run.json", run_record({"calibrate": round(seconds, 3)}))
     how = {"samples of each task": samples, "split": split, "seed": seed, "precision": dtype}
     how |= {"tokens of a sample, at most": tokens} if tokens else {}
     tell_card(out, merged, named, settings, result, places, how)

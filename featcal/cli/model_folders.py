@@ -32,7 +32,7 @@ def require_names(path: Path) -> None:
     """A config.json that lists the names of its classes, of numbers that are not packed; a line
     where it names code, too.
     """
-    from featcal.storage.results import read_json
+    from featcal.storage.jsonfile import read_json
 
     refuse_adapter(path.parent)
     if not path.is_file():
@@ -61,7 +61,7 @@ def require_names(path: Path) -> None:
 
 def word_rows(folders: Mapping[str, Path]) -> dict[str, int]:
     """How many rows of words each model has, of those whose config.json tells it."""
-    from featcal.storage.results import read_json
+    from featcal.storage.jsonfile import read_json
 
     told = {
         name: read_json(folder / "config.json").get("vocab_size")

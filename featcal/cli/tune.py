@@ -217,7 +217,7 @@ def write(out: Path, told: Mapping[str, Any]) -> None:
     import yaml
 
     from featcal.storage.atomic import atomic_path
-    from featcal.storage.results import write_json
+    from featcal.storage.jsonfile import write_json
 
     if out.suffix == ".json":
         return write_json(out, told)

@@ -66,7 +66,7 @@ class Preprocess:
         if path is None:
             way_out = f"copy {_FILES[0]} of the base model there"
             raise MissingPath(Path(folder) / _FILES[0], "how images are prepared", way_out)
-        image = Image.fromarray(np.arange(3072).astype(np.uint8).reshape(32, 32, 3))
+        image = Image.fromarray(np.arange(2304).astype(np.uint8).reshape(24, 32, 3))
         try:
             loaded = AutoImageProcessor.from_pretrained(
                 folder, backend=backend, local_files_only=True, trust_remote_code=False

@@ -17,7 +17,7 @@ from torch.nn.functional import normalize
 from featcal.blocks.capture import model_call
 from featcal.errors import BadFile
 from featcal.models.save import MODULES
-from featcal.storage.results import read_json
+from featcal.storage.jsonfile import read_json
 
 OLD_MODES = {
     "pooling_mode_cls_token": "cls",

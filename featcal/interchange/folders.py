@@ -13,7 +13,7 @@ from featcal.models.load import load_clip, load_vision, vision_part
 from featcal.models.save import save_model
 from featcal.storage.atomic import atomic_folder
 from featcal.storage.checkpoint import no_safetensors
-from featcal.storage.results import read_json, write_json
+from featcal.storage.jsonfile import read_json, write_json
 
 _NAMES = (
     WEIGHTS,

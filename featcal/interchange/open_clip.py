@@ -25,7 +25,7 @@ from featcal.models.load import quiet
 from featcal.models.save import copy_beside
 from featcal.storage.atomic import atomic_folder
 from featcal.storage.checkpoint import no_safetensors
-from featcal.storage.results import read_json
+from featcal.storage.jsonfile import read_json
 
 CONFIG, WEIGHTS = "open_clip_config.json", "open_clip_model.safetensors"
 

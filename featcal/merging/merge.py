@@ -38,8 +38,8 @@ from featcal.models.device import torch_device
 from featcal.models.load import VISION, load_model, load_vision, model_class
 from featcal.models.save import copy_beside, write_config
 from featcal.settings import require
+from featcal.storage.jsonfile import write_json
 from featcal.storage.model_card import UNTOLD, card, name_of, shown, table, use, write_card
-from featcal.storage.results import write_json
 from featcal.storage.writer import ShardWriter
 from featcal.version import __version__
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from featcal.errors import BadFile
-from featcal.storage.results import read_json
+from featcal.storage.jsonfile import read_json
 
 CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
 ADAPTER = "adapter_config.json"

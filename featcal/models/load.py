@@ -26,7 +26,7 @@ from transformers.utils import logging
 from featcal.errors import BadFile, WrongKeys
 from featcal.models.code import CONFIG, MODULES, TOKENIZER, refuse_adapter, refuse_code
 from featcal.storage.checkpoint import LazyCheckpoint, folder_path
-from featcal.storage.results import read_json
+from featcal.storage.jsonfile import read_json
 
 VISION = "vision_model"  # the tower of a CLIPModel that plays the vision model
 

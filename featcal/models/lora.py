@@ -21,7 +21,7 @@ from featcal.models.load import load_as_calibrated
 from featcal.models.save import save_model
 from featcal.models.stored import tied_names
 from featcal.storage.checkpoint import LazyCheckpoint, no_safetensors, require_numbers
-from featcal.storage.results import read_json
+from featcal.storage.jsonfile import read_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # what peft adds to the names of a model's own parameters

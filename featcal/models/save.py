@@ -25,7 +25,6 @@ WEIGHTS = (
 # folder writes these
 OF_ITS_OWN = (
     "config.json", "open_clip_config.json", "adapter_config.json", "mergekit_config.yml", "merge.json", "featcal.json",
-    "featcal.run.json",
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from featcal.calibration.fingerprint import Digest, add_model
 from featcal.calibration.models import Model
 from featcal.settings import Calibration
-from featcal.storage.results import read_json, write_json
+from featcal.storage.jsonfile import read_json, write_json
 from featcal.tuning.holdout import Batch
 from featcal.tuning.settings import Candidate
 from featcal.version import __version__

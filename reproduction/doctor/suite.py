@@ -37,7 +37,7 @@ class Checkup:
 
 def checkup(chosen: "Chosen", rate: float) -> Checkup:
     """Everything of the chosen suite.   rate: operations a second that hours are told for."""
-    from featcal.storage.results import read_json
+    from featcal.storage.jsonfile import read_json
     from reproduction.doctor.reachable import look
     from reproduction.doctor.repositories import decoded_bytes, repositories
 

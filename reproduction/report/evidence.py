@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from featcal.storage.results import DRIFT, PROJECTION, SCORES, correct_columns
 from reproduction.report.paired import Bits, with_correct
 from reproduction.report.root import results_folder
 from reproduction.report.values import REAL, TASKS, TEXT_TASKS, texts, title_of
+from reproduction.results import DRIFT, PROJECTION, SCORES, correct_columns
 from reproduction.stages.columns import (
     ALIGNMENT,
     AUDIT,

@@ -26,7 +26,7 @@ _AGAIN = "write both again: dvc repro"
 @lru_cache(maxsize=4096)
 def bits(text: str, count: int) -> Bits:
     """True and false of every test sample, eight to a byte, the first one highest: what
-    `storage.results.packed` wrote.
+    `results.packed` wrote.
 
     Returns: (count,), read-only.  Raises: BadData where the text is not that of `count` samples
     with zeros behind the last.

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from featcal.storage.results import SCORES
 from reproduction.experiments.ablate import AblateStudy
 from reproduction.experiments.runs import ANCHOR, RESCALED, CalibrateRun
+from reproduction.results import SCORES
 from reproduction.stages import scoring
 from reproduction.stages.calibrate import calibrate_one
 from reproduction.stages.columns import SCALES

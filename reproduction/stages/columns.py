@@ -2,7 +2,7 @@
 what studies found.
 """
 
-from featcal.storage.results import DRIFT, PROJECTION, SCORES
+from reproduction.results import DRIFT, PROJECTION, SCORES
 
 CURVES = ("suite", "role", "pool", "upstream", "method", "setting", "seed", "step", "loss")
 SCALES = ("suite", "role", "pool", "upstream", "factor", "value", "chosen")

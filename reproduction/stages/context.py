@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 from featcal.errors import UnknownKey
 from featcal.settings import project_root, require
 from featcal.storage.atomic import atomic_folder
-from featcal.storage.results import run_record, write_json
+from featcal.storage.jsonfile import write_json
 from reproduction.experiments.params import Experiments, load_experiments
 from reproduction.experiments.runs import HEADLINE_POOL, Pool, keys_of, require_known
+from reproduction.results import run_record
 from reproduction.stages.layout import Layout
 from reproduction.stages.workers import console
 from reproduction.suites.language import LanguageRole

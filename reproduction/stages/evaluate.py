@@ -5,8 +5,9 @@ explain them.
 from typing import Any
 
 from featcal.storage.atomic import atomic_folder
-from featcal.storage.results import SCORES, write_json, write_rows, write_scores
+from featcal.storage.jsonfile import write_json
 from reproduction.experiments.runs import TEXT_POOLS, MergeRun, role_and_pool
+from reproduction.results import SCORES, write_rows, write_scores
 from reproduction.stages.columns import CURVES, SEEN
 from reproduction.stages.context import Context, load_context, recorded
 from reproduction.stages.curves import curves

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from featcal.settings import PRESETS
-from featcal.storage.results import SCORES
 from reproduction.experiments.field import TANGENT, FieldStudy
 from reproduction.experiments.runs import Draw, Pool
+from reproduction.results import SCORES
 from reproduction.stages import scoring
 from reproduction.stages.context import Context
 from reproduction.stages.scored import Scored

@@ -9,9 +9,10 @@ from typing import Any
 
 from featcal.errors import UnknownKey
 from featcal.storage.atomic import atomic_path
-from featcal.storage.results import read_json, run_record, write_json
+from featcal.storage.jsonfile import read_json, write_json
 from reproduction.experiments.runs import TEXT_POOLS, role_and_pool
 from reproduction.experiments.studies import STUDIES
+from reproduction.results import run_record
 from reproduction.stages.context import Context, load_context, pick
 
 KINDS = ("scores", "drift", *STUDIES)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from featcal.storage.atomic import atomic_folder
-from featcal.storage.results import write_rows
 from reproduction.experiments.runs import MeasureRun
+from reproduction.results import write_rows
 from reproduction.stages.columns import MEASURED
 from reproduction.stages.context import Context, load_context, pick, recorded
 from reproduction.stages.final_features import (

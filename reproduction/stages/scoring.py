@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from featcal.storage.results import packed
 from reproduction.experiments.runs import DOMAIN_POOL, TEXT_POOLS, Pool
+from reproduction.results import packed
 from reproduction.stages.context import Context
 from reproduction.stages.scored import Scored
 from reproduction.stages.workers import fan_out

@@ -5,8 +5,8 @@ there.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from featcal.storage.results import packed
 from reproduction.experiments.runs import Draw, Pool
+from reproduction.results import packed
 from reproduction.stages.context import Context
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from featcal.storage.atomic import atomic_folder
-from featcal.storage.results import write_json, write_rows, write_scores
+from featcal.storage.jsonfile import write_json
 from reproduction.experiments.runs import Pool
+from reproduction.results import write_rows, write_scores
 from reproduction.stages.context import Context, load_context, pick, recorded
 from reproduction.stages.trials import room
 from reproduction.stages.workers import console

@@ -4,7 +4,8 @@ all claims as data.
 
 from featcal.errors import UnknownKey
 from featcal.storage.atomic import atomic_path
-from featcal.storage.results import write_json, write_rows
+from featcal.storage.jsonfile import write_json
+from reproduction.results import write_rows
 from reproduction.stages.context import load_context
 
 KEYS = ("headline", "claims", "artifact")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from featcal.settings import Settings
-from featcal.storage.results import read_json, write_json
+from featcal.storage.jsonfile import read_json, write_json
 
 SOURCES = "sources.json"
 Processor = Literal["pil", "torchvision"]  # what resizes pictures

@@ -10,7 +10,7 @@ from typing import Any
 from featcal.data.places import Place, open_table
 from featcal.data.texts import Sample
 from featcal.settings import Settings
-from featcal.storage.results import read_json, write_json
+from featcal.storage.jsonfile import read_json, write_json
 from reproduction.data.domains import domain_text
 from reproduction.data.glue import GLUE, prompted
 from reproduction.experiments.runs import require_known

@@ -98,7 +98,7 @@ def test_the_command_takes_names_one_by_one_and_refuses_an_unknown_one_before_it
     needed = []
     for command in (whole, few):
         assert cli.main(command) == 0
-        needed.append(json.loads(capsys.readouterr().out)["needs"]["work"]["systems"])
+        needed.append(json.loads(capsys.readouterr().out)["needs"]["operations"]["solves"])
     assert 0 < needed[1] < needed[0]
     assert "did you mean 'q_proj'" in refused(
         [*CALIBRATE, "--dry-run", "--module", "q_prj"], models, capsys

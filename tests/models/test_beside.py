@@ -283,7 +283,7 @@ COPIED = (
 LEFT = (
     "README.md", "readme.rst", "config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json",
     "pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack", "rust_model.ot", "model.onnx",
-    "training_args.bin", "optimizer.pt", "scheduler.PT", "merge.json", "featcal.json", "featcal.run.json", "mergekit_config.yml",
+    "training_args.bin", "optimizer.pt", "scheduler.PT", "merge.json", "featcal.json", "mergekit_config.yml",
     "adapter_config.json", ".gitattributes", ".git/config", ".cache/huggingface/x.json", "__pycache__/code.pyc",
     "onnx/model.onnx", "onnx/config.json", "onnx/more/x.txt", "checkpoint-5/model.safetensors", "checkpoint-5/vocab.txt",
 )  # fmt: skip

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from featcal.errors import BadFile, MissingPath
-from featcal.storage import results
+from reproduction import results
 
 
 def score(**changed):

@@ -11,7 +11,6 @@ from synthetic_correct import forget_answers
 from synthetic_results import TASKS, write_project
 from torch import nn
 
-from featcal.storage.results import SCORES, read_rows, write_rows
 from reproduction.report import diagnostics
 from reproduction.report.claims import claims
 from reproduction.report.estimate import estimate
@@ -19,6 +18,7 @@ from reproduction.report.evidence import Evidence
 from reproduction.report.gains import apart, correlation, gains, together
 from reproduction.report.pages import Page
 from reproduction.report.verdicts import judge
+from reproduction.results import SCORES, read_rows, write_rows
 from reproduction.stages.final_features import (
     alignment_row,
     evenly,

@@ -7,12 +7,12 @@ import pandas as pd
 import pytest
 
 from featcal.errors import BadFile
-from featcal.storage.results import packed
 from reproduction.report.claims import claims
 from reproduction.report.estimate import difference, estimate, noise
 from reproduction.report.evidence import Evidence
 from reproduction.report.paired import bits, paired_variances
 from reproduction.report.verdicts import judge
+from reproduction.results import packed
 
 
 def rows(answers, seeds=("42",)):

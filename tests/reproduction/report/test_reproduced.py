@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 from synthetic_results import write_project
 
-from featcal.storage.results import SCORES, write_rows
 from reproduction.report import accuracies, budget, corrupted, extended, language, reproduced
 from reproduction.report.errata import corrected_table
 from reproduction.report.estimate import Estimate
@@ -16,6 +15,7 @@ from reproduction.report.evidence import Evidence
 from reproduction.report.pages import Page
 from reproduction.report.reproduced import ROUNDING, Compared, against_printed, elsewhere, tolerance
 from reproduction.report.values import AVERAGE, PAPER_MODELS, PRINTED, TEXT_PRINTED, paper_table
+from reproduction.results import SCORES, write_rows
 
 PAGES = {**PRINTED, **TEXT_PRINTED, ("llama_3b", "mergebench "): "table14"}
 

@@ -18,12 +18,12 @@ from smoke_graph import DEPTH, FEW, RUN, keep_a_chain, run_smoke_graph, smoke_pa
 
 from featcal.cli.main import main
 from featcal.data.batches import draw_indices
-from featcal.storage.results import DRIFT, PROJECTION, SCORES, correct_columns, read_rows
 from pipeline import settings, write_settings
 from reproduction import playground
 from reproduction.experiments.runs import ADAPTERS
 from reproduction.experiments.studies import STUDIES
 from reproduction.report.paired import bits
+from reproduction.results import DRIFT, PROJECTION, SCORES, correct_columns, read_rows
 from reproduction.stages.ablate import scaled
 from reproduction.stages.columns import (
     ALIGNMENT,

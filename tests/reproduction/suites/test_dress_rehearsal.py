@@ -24,10 +24,10 @@ from safetensors.torch import load_file
 from featcal.cli import main as cli
 from featcal.data.places import quiet
 from featcal.models.load import load_model, load_vision
-from featcal.storage.results import SCORES, read_rows
 from pipeline import write_settings
 from reproduction.data.registry import POOLS, TASKS
 from reproduction.language.requirements import ANTLR, antlr_version
+from reproduction.results import SCORES, read_rows
 
 LANGUAGE = ["flan_t5_large-glue", "llama_3b-mergebench"]
 ONE = ["clip_b32-8"]

@@ -5,7 +5,6 @@ Pure Python: the report reads results without torch.
 """
 
 import csv
-import json
 import math
 import os
 import platform
@@ -146,30 +145,6 @@ def read_rows(path: str | Path, columns: Sequence[str] | None = None) -> list[di
         {c: _value(path, n, c, t) for c, t in zip(header, line, strict=True)}
         for n, line in enumerate(body, start=2)
     ]
-
-
-def write_json(path: str | Path, content: Any) -> None:
-    """JSON with two blanks of indentation, keys in the order given, and a final line end. Raises:
-    BadFile on NaN.
-    """
-    try:
-        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        raise BadFile(
-            path, "NaN or infinity among the values to write", "look at the numbers that lead here"
-        ) from None
-    with atomic_path(path) as hidden:
-        hidden.write_text(text + "\n", encoding="utf-8", newline="\n")
-
-
-def read_json(path: str | Path) -> Any:
-    """What write_json wrote. Raises: MissingPath, BadFile."""
-    if not Path(path).is_file():
-        raise MissingPath(path, "a JSON file", _AGAIN)
-    try:
-        return json.loads(Path(path).read_text("utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise BadFile(path, f"not JSON ({error})", _AGAIN) from None
 
 
 def run_record(seconds: Mapping[str, float], **more: Any) -> dict[str, Any]:
