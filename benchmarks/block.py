@@ -23,14 +23,13 @@ from benchmarks.measure import (
     seeded,
     tower,
 )
-from featcal.blocks.plans import CLIP_VISION
 from featcal.calibration.block import calibrate_block
-from featcal.calibration.observe import BlockView
+from featcal.calibration.features import Tracks
+from featcal.calibration.observe import BlockView, calibrated_modules
 from featcal.calibration.ranks import Ranks
-from featcal.calibration.sites import calibrated_modules
-from featcal.calibration.tracks import Tracks
 from featcal.core.moments import add_gram, stripes
 from featcal.core.precision import SUM_DTYPE, exact_products
+from featcal.models.families import CLIP_VISION
 from featcal.settings import Calibration
 
 SETTINGS = Calibration(ridge=0.05, anchor_blend=2.0, interpolation=0.3)  # the paper's for CLIP

@@ -20,7 +20,7 @@ from transformers import CLIPImageProcessorPil
 from benchmarks.measure import arguments, in_turns, machine, ratio, seeded, tower
 from featcal.data.images import ImageSet, Preprocess
 from featcal.data.places import quiet
-from featcal.evaluation.accuracy import evaluate_pool
+from featcal.evaluation.zero_shot import evaluate_pool
 from reproduction.data.decoded import Split, mapped_images
 
 CLASSES = ["a", "b", "c", "d"]

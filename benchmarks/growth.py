@@ -32,10 +32,10 @@ from benchmarks.measure import arguments, images, machine, memory
 from benchmarks.scaling import exponent
 from featcal.calibration.calibrate import calibrate
 from featcal.calibration.estimate import Job, estimate
-from featcal.cli.allocator import give_back_large_blocks
-from featcal.cli.model_folders import skeleton
+from featcal.cli.models import skeleton
 from featcal.cli.plan import shape_of
-from featcal.storage.jsonfile import write_json
+from featcal.cli.process import give_back_large_blocks
+from featcal.files import write_json
 
 SIZES = {
     "samples": (16, 32, 64),

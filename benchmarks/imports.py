@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.calibrate import ROOT
 from benchmarks.measure import arguments, machine
-from featcal.storage.jsonfile import write_json
+from featcal.files import write_json
 from reproduction.stages.resident import AT_ONCE, COMMANDS, PAGES, TORCH
 from reproduction.stages.run import VERBS
 

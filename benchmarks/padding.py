@@ -34,7 +34,7 @@ from featcal.calibration.calibrate import calibrate
 from featcal.data.batches import PADDED, batch, cut, draw_indices, token_batches
 from featcal.data.places import Place
 from featcal.data.texts import Input, Tokens, input_of, load_text, reader_for
-from featcal.models.skeleton import skeleton
+from featcal.models.load import skeleton
 
 VOCABULARY = 1000
 MEDIAN, SPREAD, LONGEST = (

@@ -10,9 +10,9 @@ from typing import Any
 from featcal.version import __version__ as __version__
 
 _HOMES = {
-    "BlockPlan": "featcal.blocks.plan",
+    "BlockPlan": "featcal.models.plan",
     "Calibration": "featcal.settings",
-    "Stack": "featcal.blocks.plan",
+    "Stack": "featcal.models.plan",
     "calibrate": "featcal.calibration.calibrate",
     "compare": "featcal.evaluation.compare",
     "load_batches": "featcal.data.batches",

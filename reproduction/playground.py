@@ -84,7 +84,7 @@ def _played(context: Context, wanted: Wanted, merge: MergeRun) -> Played:
     from torch import nn
 
     import featcal
-    from featcal.models.device import torch_device
+    from featcal.models.load import torch_device
 
     role, pool, layout, device = (
         wanted.role,
@@ -132,7 +132,7 @@ def _held_against(
     from safetensors.torch import load_file
 
     from featcal.calibration.drift import model_drift
-    from featcal.evaluation.accuracy import evaluate_pool
+    from featcal.evaluation.zero_shot import evaluate_pool
     from featcal.models.load import load_vision
     from reproduction.suites.load_task import load_task
 

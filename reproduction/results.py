@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from featcal.errors import BadFile, MissingPath
-from featcal.storage.atomic import atomic_path
+from featcal.files import atomic_path
 
 SCORES = (
     "suite",

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
+from featcal.files import write_json
 from featcal.models.load import load_model, load_tokenizer
-from featcal.storage.jsonfile import write_json
 from reproduction.data.glue import prompted
 from reproduction.language.glue import score_glue
 from reproduction.mini.base_folder import MODELS

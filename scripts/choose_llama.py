@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from featcal.data.texts import Sample
+from featcal.files import atomic_path
 from featcal.merging.tensors import average_tensor, moved_tensor, total
 from featcal.models.load import load_model, load_tokenizer
-from featcal.storage.atomic import atomic_path
 from reproduction.language import answers
 from reproduction.language.generation import generate_texts
 from reproduction.language.sandbox import Program, run_programs

@@ -27,8 +27,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+from featcal.files import atomic_path
 from featcal.models.load import load_clip, load_tokenizer
-from featcal.storage.atomic import atomic_path
 from reproduction.mini.augment import normalised
 from reproduction.mini.base_folder import MODELS
 from reproduction.mini.captions import TEMPLATES

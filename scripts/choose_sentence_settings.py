@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import featcal
-from featcal.evaluation.accuracy import evaluate_pool, percent
+from featcal.evaluation.zero_shot import evaluate_pool, percent
+from featcal.files import read_json, write_json
 from featcal.models.load import load_as_calibrated
-from featcal.storage.jsonfile import read_json, write_json
 from reproduction.experiments.runs import Draw, role_and_pool
 from reproduction.stages.context import Context, load_context
 from reproduction.stages.streams import stream

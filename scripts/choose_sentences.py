@@ -72,7 +72,7 @@ def score(recipe: FineTuneSentences, task: str, texts: Path, store: Path) -> tup
     """Percent of validation rows that an expert gets right, and the seconds of its training."""
     from safetensors.torch import load_file
 
-    from featcal.evaluation.accuracy import evaluate_pool, percent
+    from featcal.evaluation.zero_shot import evaluate_pool, percent
     from featcal.models.load import load_model
     from reproduction.suites.fine_tune_sentences import fine_tune_sentences
     from reproduction.suites.load_task import load_task

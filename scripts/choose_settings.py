@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import featcal
+from featcal.files import read_json, write_json
 from featcal.models.load import load_model, load_tokenizer
-from featcal.storage.jsonfile import read_json, write_json
 from reproduction.experiments.runs import DOMAIN_POOL, Draw, role_and_pool
 from reproduction.stages.context import Context, load_context
 from reproduction.stages.streams import stream

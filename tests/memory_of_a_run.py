@@ -19,9 +19,9 @@ import transformers as tf
 import featcal
 from benchmarks.measure import memory
 from featcal.calibration.estimate import Job, estimate
-from featcal.cli.allocator import give_back_large_blocks
-from featcal.cli.model_folders import skeleton
+from featcal.cli.models import skeleton
 from featcal.cli.plan import shape_of
+from featcal.cli.process import give_back_large_blocks
 from featcal.models.save import save_model
 
 

@@ -18,8 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from featcal.calibration.ranks import current
-from featcal.calibration.torchrun import started
+from featcal.calibration.ranks import current, started
 
 FORKS = multiprocessing.get_context("forkserver")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from synthetic_correct import write_answers
 
-from featcal.storage.jsonfile import write_json
+from featcal.files import write_json
 from reproduction.results import SCORES, write_rows
 from reproduction.stages.columns import CURVES
 

@@ -17,7 +17,7 @@ from synthetic_correct import COUNT, adapted, write_answers, write_seen
 from synthetic_language import write_language
 from synthetic_studies import write_choices, write_studies, write_tune
 
-from featcal.storage.jsonfile import write_json
+from featcal.files import write_json
 from reproduction.report.values import REAL, texts
 from reproduction.results import DRIFT, PROJECTION, SCORES, write_rows
 from reproduction.stages.columns import (

@@ -7,7 +7,7 @@ from pathlib import Path
 from PIL import Image
 from synthetic_correct import COUNT, write_answers, write_seen
 
-from featcal.storage.jsonfile import write_json
+from featcal.files import write_json
 from reproduction.results import SCORES, write_rows
 from reproduction.stages.columns import CHOICES, CORRUPTED, EXAMPLES, SWEEP, TASK_COUNTS, TUNE
 

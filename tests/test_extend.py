@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from featcal.blocks.plans import KNOWN
 from featcal.merging.registry import METHODS
+from featcal.models.families import KNOWN
 
 ROOT = Path(__file__).parent.parent
 

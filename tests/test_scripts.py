@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from featcal.files import read_json
 from featcal.settings import PRESETS
-from featcal.storage.jsonfile import read_json
 from reproduction.results import SCORES, write_rows
 from scripts import accept, campaign, choose_preset, compare_results
 

@@ -13,7 +13,7 @@ import featcal
 from featcal.data.batches import Draw, drawn, held_out
 from featcal.data.places import Place
 from featcal.errors import BadSetting, MissingPath
-from featcal.models.skeleton import skeleton
+from featcal.models.load import skeleton
 
 
 @pytest.mark.parametrize("name", sorted(set(featcal.__all__) - {"__version__"}))

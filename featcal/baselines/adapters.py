@@ -36,8 +36,7 @@ from featcal.errors import (
     TruncatedFile,
     UnknownKey,
 )
-from featcal.storage.atomic import atomic_folder
-from featcal.storage.jsonfile import read_json, write_json
+from featcal.files import atomic_folder, read_json, write_json
 
 WEIGHTS, RECORD, CARD = "adapters.safetensors", "adapters.json", "README.md"
 TITLES: dict[type[AdapterMethod], str] = {

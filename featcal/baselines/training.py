@@ -25,12 +25,11 @@ from featcal.baselines.features import (
     pairs_of_several,
 )
 from featcal.baselines.settings import AdapterMethod, MeanShift, Training
-from featcal.blocks.batches import check_tasks
 from featcal.core.draws import generator
 from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, BadSetting, Diverged
-from featcal.models.load import load_as_calibrated
-from featcal.models.mode import evaluation_mode
+from featcal.models.batch import check_tasks
+from featcal.models.load import evaluation_mode, load_as_calibrated
 from featcal.settings import require
 
 REPORT_EVERY = 100  # steps

@@ -1,8 +1,7 @@
 """One block of Algorithm 1: observe every task, add up the systems, solve, load, move on.
 
 A system holds the normal equations of one site (linears that share an input) or of one norm, summed
-over tasks.
-"""
+over tasks."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -10,15 +9,18 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from featcal.blocks.experts import expert_of
-from featcal.blocks.linear import load_side_by_side, side_by_side
-from featcal.blocks.norms import shift_of
-from featcal.calibration.observe import BlockView, Observation, observe
-from featcal.calibration.parts import block_parts, last_with_teacher
+from featcal.calibration.features import Tracks, advance, advance_student, moved
+from featcal.calibration.observe import (
+    BlockView,
+    Observation,
+    Site,
+    Systems,
+    block_parts,
+    last_with_teacher,
+    observe,
+)
 from featcal.calibration.ranks import Ranks
-from featcal.calibration.record import BlockRecord, block_record
-from featcal.calibration.sites import Site, Systems
-from featcal.calibration.tracks import Tracks, advance, advance_student, moved
+from featcal.calibration.report import BlockRecord, block_record
 from featcal.core.norm import norm_system, solve_norm
 from featcal.core.ridge import (
     Solution,
@@ -29,6 +31,8 @@ from featcal.core.ridge import (
     task_system,
 )
 from featcal.errors import BadCapture
+from featcal.models.modules import load_side_by_side, shift_of, side_by_side
+from featcal.models.moe import expert_of
 from featcal.settings import Calibration
 
 # of a task in one expert of a mixture: fewer say too little to count as much as another task's

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featcal.blocks.batches import check_batch, naming, pad_token, padding_mask
-from featcal.blocks.capture import StopForward, block_outputs, hooked, model_call
-from featcal.blocks.plan import BlockPlan, Stack, blocks_of
-from featcal.blocks.plans import plan_for
-from featcal.calibration.batches import on_device
+from featcal.calibration.features import on_device
 from featcal.core.drift import Drift
 from featcal.core.precision import exact_products
-from featcal.models.mode import evaluation_mode
-from featcal.models.residency import Held
+from featcal.models.batch import check_batch, naming, pad_token, padding_mask
+from featcal.models.capture import StopForward, block_outputs, hooked, model_call
+from featcal.models.families import plan_for
+from featcal.models.load import evaluation_mode
+from featcal.models.plan import BlockPlan, Stack, blocks_of
+from featcal.models.streamed import Held
 
 
 def features_by_stack(

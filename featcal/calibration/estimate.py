@@ -20,17 +20,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from featcal.blocks.batches import PROVING
-from featcal.blocks.capture import Features, feeding, first_inputs, module_inputs
-from featcal.blocks.coverage import solved_modules
-from featcal.blocks.experts import unpacked, unpacked_experts
-from featcal.blocks.linear import weight_of
-from featcal.blocks.plan import BlockPlan, Stack, blocks_of
-from featcal.blocks.replay import handed_on, step
-from featcal.calibration.observe import FOLDED_SHARE
-from featcal.calibration.sites import shared_sites
+from featcal.calibration.observe import FOLDED_SHARE, shared_sites
 from featcal.core.moments import stripes
 from featcal.errors import BadPlan
+from featcal.models.batch import PROVING
+from featcal.models.capture import Features, feeding, first_inputs, module_inputs
+from featcal.models.coverage import solved_modules
+from featcal.models.modules import weight_of
+from featcal.models.moe import unpacked, unpacked_experts
+from featcal.models.plan import BlockPlan, Stack, blocks_of
+from featcal.models.replay import handed_on, step
 from featcal.settings import Calibration
 
 SUM, PRODUCT = 8, 4  # bytes of a value in a sum, and in a product (half precision is widened)
@@ -194,7 +193,7 @@ def model_shape(
     try:
         with torch.no_grad(), unpacked(model), _Meta("attention_mask" in batch, eager) as meta:
             for source, stack in plan.in_order:
-                blocks, rule = blocks_of(model, stack), plan.rule(stack)
+                blocks, rule = list(blocks_of(model, stack)), plan.rule(stack)
                 with feeding(model, source, stack, result), FlopCounterMode(display=False) as flops:
                     features = first_inputs(model, blocks, batch, stack.mixed)
                 entry += flops.get_total_flops()
@@ -225,7 +224,7 @@ def _block(
     with FlopCounterMode(display=False) as flops, module_inputs(block, [*every, *norms]) as seen:
         out = step(block, stack, *features)
     outputs = {name: len(weight_of(block.get_submodule(name))) for name in every}
-    work, until, widest = 0, {}, 0  # work of linears, until a module is reached
+    work, until, widest = 0, dict[str, int](), 0  # work of linears, until a module is reached
     for name, x in seen.items():
         until[name], o = work, outputs.get(name, 0)
         work += x.numel() * o
@@ -238,10 +237,11 @@ def _block(
         sites.append(SiteShape(names, d, o, n, o if o < FOLDED_SHARE * d else d, reach))
     sites.sort(key=lambda site: site.reach)
     early = tuple(until[name] / max(work, 1) for name in norms)
-    held = [nbytes(each) for each in (list(block.parameters()), out, seen)]
+    weights, after, read = map(nbytes, (list(block.parameters()), out, seen))
     routed = sum(part.work for part in unpacked_experts(block).values())
     work = flops.get_total_flops()
-    return BlockShape(stack.name, tuple(sites), early, *held, widest, work, routed), out
+    sizes = weights, after, read, widest
+    return BlockShape(stack.name, tuple(sites), early, *sizes, work, routed), out
 
 
 def nbytes(held: object) -> int:

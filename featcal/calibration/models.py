@@ -12,21 +12,23 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from featcal.blocks.coverage import check_blocks, solved_modules
-from featcal.blocks.norms import check_norm
-from featcal.blocks.plan import BlockPlan
-from featcal.blocks.plans import plan_for
 from featcal.errors import BadPlan
-from featcal.models.code import is_adapter
-from featcal.models.device import torch_device
-from featcal.models.load import load_as_calibrated, model_class
+from featcal.files import Ledger
+from featcal.models.coverage import check_blocks, solved_modules
+from featcal.models.families import plan_for
+from featcal.models.load import (
+    evaluation_mode,
+    is_adapter,
+    load_as_calibrated,
+    model_class,
+    same_tower,
+    torch_device,
+)
 from featcal.models.lora import dense_model, without_adapters
-from featcal.models.mode import evaluation_mode
-from featcal.models.residency import Held, Resident, require_alike
-from featcal.models.skeleton import same_tower
-from featcal.models.streamed import Streamed
+from featcal.models.modules import check_norm
+from featcal.models.plan import BlockPlan
+from featcal.models.streamed import Held, Resident, Streamed, require_alike
 from featcal.settings import Calibration, require
-from featcal.storage.ledger import Ledger
 
 Model = nn.Module | str | Path
 

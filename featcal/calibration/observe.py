@@ -1,31 +1,158 @@
-"""Run both tracks of one task through a block as it is now: sum its moments per site and move the
-teacher's track on.
+"""Match the rows of a module's input to tokens, and weigh them.
 
-Algorithm 1 takes one snapshot per block, so nothing here depends on what is solved in the block.
-"""
+Most inputs are (batch, tokens, d). Some modules read flattened rows (rows, d), norms of attention
+read one row per head, and keys and values of cross-attention read another stack's tokens, which
+have their own padding."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from featcal.blocks.capture import module_inputs, module_outputs
-from featcal.blocks.experts import following, routed
-from featcal.blocks.linear import side_by_side, weight_of
-from featcal.blocks.norms import normalised
-from featcal.blocks.plan import Stack
-from featcal.blocks.replay import step
-from featcal.blocks.residual import residual_streams
-from featcal.calibration.sites import Modules, Site, shared_sites
-from featcal.calibration.tokens import Tokens, weights
-from featcal.calibration.tracks import Tracks
-from featcal.core.moments import Moments
-from featcal.core.norm import NormMoments
+from featcal.calibration.features import Tracks
+from featcal.core.moments import Moments, TokenRule, token_weights
+from featcal.core.norm import NormMoments, NormSystem
 from featcal.core.precision import HALF, product, wide
-from featcal.core.weighting import TokenRule
-from featcal.errors import BadCapture
+from featcal.core.ridge import RidgeSystem
+from featcal.errors import BadCapture, BadSetting
+from featcal.models.capture import Arguments, module_inputs, module_outputs
+from featcal.models.coverage import solved_modules
+from featcal.models.modules import normalised, side_by_side, weight_of
+from featcal.models.moe import expert_of, following, routed, unpacked_experts
+from featcal.models.plan import Stack
+from featcal.models.replay import step
+from featcal.models.residual import residual_streams
+from featcal.settings import Calibration
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of one batch in one stack, and those fed to it by another stack."""
+
+    hidden: Tensor  # (batch, tokens, d), what reaches the block
+    mask: Tensor | None = None  # (batch, tokens), 0 at padding
+    fed: Tensor | None = None  # (batch, other tokens, d)
+    fed_mask: Tensor | None = None
+    routed: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # expert of a mixture -> row numbers of the tokens it is given
+
+
+def weights(
+    place: str, name: str, x: Tensor, tokens: Tokens, rule: TokenRule, last: bool
+) -> Tensor:
+    """Return the token weights of one module's input x (..., d), shaped x.shape[:-1].
+
+    Raises: BadCapture where the rows are not the tokens of the batch.
+    """
+    hidden, mask = tokens.hidden, tokens.mask
+    if tokens.fed is not None and same_memory(x, tokens.fed):
+        hidden, mask = tokens.fed, tokens.fed_mask
+    batch, count = hidden.shape[:2]
+    w = token_weights(rule, name, last, x.new_empty(batch, count, 0), mask)  # (batch, tokens)
+    w = w if x.dtype == torch.float64 else w.float()
+    if expert := expert_of(name, tokens.routed):
+        return w.flatten()[tokens.routed[expert]]
+    if x.shape[:-1] == (batch, count):
+        return w
+    if x.shape[:-1] == (batch * count,):
+        return w.flatten()
+    axis = token_axis(x, batch, count)
+    if axis is None:
+        wanted = f"instead of ({batch} sequences, {count} tokens, features)"
+        raise BadCapture([f"{place}.{name}"], f"its input has shape {tuple(x.shape)} {wanted}")
+    return w.unsqueeze(2 if axis == 1 else 1).expand(x.shape[:-1])
+
+
+def token_axis(x: Tensor, batch: int, count: int) -> int | None:
+    """Return the token axis of (batch, tokens, heads, d) or (batch, heads, tokens, d).
+
+    With as many heads as tokens it is the axis with the larger stride.
+    """
+    if x.dim() != 4 or x.shape[0] != batch:
+        return None
+    fitting = [axis for axis in (1, 2) if x.shape[axis] == count]
+    return max(fitting, key=x.stride, default=None)
+
+
+def same_memory(x: Tensor, y: Tensor) -> bool:
+    """Return whether two live tensors are the same view of the same memory; also for meta
+    tensors.
+    """
+    alike = (
+        x.shape == y.shape and x.stride() == y.stride() and x.storage_offset() == y.storage_offset()
+    )
+    return alike and x.untyped_storage()._cdata == y.untyped_storage()._cdata
+
+
+Site = tuple[str, ...]  # names of the linears within their block, in the block's own order
+Weigh = Callable[
+    [str, Tensor], Tensor
+]  # module name and its input (batch, tokens, d) -> weights of its rows
+
+
+@dataclass(frozen=True)
+class Modules:
+    """Names of the modules of one block that are solved."""
+
+    linears: tuple[str, ...]
+    norms: tuple[str, ...]
+
+
+@dataclass
+class Systems:
+    """The normal equations of one block, summed over the tasks added so far."""
+
+    sites: dict[Site, RidgeSystem] = field(default_factory=dict)
+    norms: dict[str, NormSystem] = field(default_factory=dict)
+
+
+def calibrated_modules(
+    block: nn.Module, norm: bool, modules: Sequence[str] | None = None
+) -> Modules:
+    """Return the linears of the block that `modules` names (default: all) and, with `norm`, its
+    norms.
+    """
+    linears, norms = solved_modules(block, norm, modules)
+    return Modules(tuple(linears), tuple(norms))
+
+
+def shared_sites(
+    inputs: Mapping[str, Tensor], linears: Sequence[str], weigh: Weigh
+) -> dict[Site, Tensor]:
+    """Return the sites of one forward with the weights of their rows, (batch, tokens)."""
+    groups: list[tuple[list[str], Tensor]] = []
+    for name in linears:
+        x, w = inputs[name], weigh(name, inputs[name])
+        for names, weights in groups:
+            if same_memory(x, inputs[names[0]]) and torch.equal(w, weights):
+                names.append(name)
+                break
+        else:
+            groups.append(([name], w))
+    return {tuple(names): weights for names, weights in groups}
+
+
+def solved_parameters(block: nn.Module, modules: Modules) -> dict[str, nn.Parameter]:
+    """Return the parameters of the solved modules by name within the block; for experts of a
+    mixture the packed ones.
+    """
+    named = {
+        name: block.get_submodule(name).named_parameters(recurse=False)
+        for name in (*modules.linears, *modules.norms)
+    }
+    packed = {
+        path: part.named_parameters(recurse=False) for path, part in unpacked_experts(block).items()
+    }
+    named |= {
+        path: parts
+        for path, parts in packed.items()
+        if any(name.startswith(f"{path}.") for name in modules.linears)
+    }
+    return {f"{name}.{part}": p for name, parts in named.items() for part, p in parts}
+
 
 Inputs = dict[str, Tensor]  # module name -> its input (..., d)
 
@@ -247,3 +374,78 @@ def add_norm(
 def rows(x: Tensor) -> Tensor:
     """Flatten (..., d) to (n, d)."""
     return x.flatten(0, -2)
+
+
+def block_parts(
+    student: nn.Module, tracks: Mapping[str, Tracks], view: BlockView, settings: Calibration
+) -> list[BlockView]:
+    """Return the parts in the order in which they are solved; for the paper's method the whole
+    block.
+    """
+    first = next(iter(tracks.values()))
+    if view.residual:
+        view = replace(view, writers=residual_writers(student, first, view))
+    if settings.order != "sites":
+        return [view]
+    return [replace(view, modules=modules) for modules in in_forward_order(student, first, view)]
+
+
+def last_with_teacher(parts: Sequence[BlockView]) -> int:
+    """Return the number of the part with which the teacher's track moves on: the last part that has
+    linears.
+    """
+    return max((n for n, part in enumerate(parts) if part.modules.linears), default=len(parts) - 1)
+
+
+def residual_writers(student: nn.Module, tracks: Tracks, view: BlockView) -> tuple[str, ...]:
+    """Return the solved linears whose outputs are added to the residual stream. Raises: BadSetting
+    where there are none.
+    """
+    found = written(student, view.stack, *tracks.student[0])
+    writers = tuple(name for name in view.modules.linears if name in found)
+    if not writers:
+        reason = "no linear that is solved here puts its output into the residual stream as it is"
+        raise BadSetting(
+            "calibrate.residual",
+            view.residual,
+            f"must be 0 for {view.name} of this model: {reason}",
+        )
+    return writers
+
+
+def written(block: nn.Module, stack: Stack, hidden: Tensor, arguments: Arguments) -> set[str]:
+    """Return all linears of a block whose outputs are added to the residual stream."""
+    with residual_streams(block, calibrated_modules(block, norm=False).linears, hidden) as seen:
+        step(block, stack, hidden, arguments)
+    return set(seen)
+
+
+def in_forward_order(student: nn.Module, tracks: Tracks, view: BlockView) -> list[Modules]:
+    """Return norms one by one, and linears with all others that read the same tensor, in forward
+    order.
+    """
+    linears, norms = view.modules.linears, view.modules.norms
+    hidden, arguments = tracks.student[0]
+    with module_inputs(student, linears + norms) as seen:
+        step(student, view.stack, hidden, arguments)
+    found = reading_alike(seen, linears)
+    return [
+        Modules(*(tuple(name for name in kind if name in names) for kind in (linears, norms)))
+        for names in found
+    ]
+
+
+def reading_alike(seen: Mapping[str, Tensor], linears: Collection[str]) -> list[list[str]]:
+    """Group linears that read the same tensor; keep the forward order."""
+    found: list[list[str]] = []
+    for name, x in seen.items():
+        alike = [
+            names
+            for names in found
+            if names[0] in linears and name in linears and same_memory(x, seen[names[0]])
+        ]
+        if alike:
+            alike[0].append(name)
+        else:
+            found.append([name])
+    return found

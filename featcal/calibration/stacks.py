@@ -8,25 +8,36 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from featcal.blocks.batches import check_batch, first_samples, naming
-from featcal.blocks.plan import Stack, blocks_of
-from featcal.blocks.replay import check_replay
-from featcal.calibration.batches import Stream, on_device
 from featcal.calibration.block import calibrate_block, replay_block
-from featcal.calibration.fingerprint import fingerprint
+from featcal.calibration.features import (
+    HandedOn,
+    Spool,
+    SpooledList,
+    Stream,
+    Tracks,
+    advance,
+    hand_on,
+    on_device,
+    start_tracks,
+)
 from featcal.calibration.models import Models
-from featcal.calibration.observe import BlockView, observe
-from featcal.calibration.parts import block_parts, last_with_teacher
+from featcal.calibration.observe import (
+    BlockView,
+    block_parts,
+    calibrated_modules,
+    last_with_teacher,
+    observe,
+    solved_parameters,
+)
 from featcal.calibration.ranks import Ranks
-from featcal.calibration.record import BlockRecord, line
-from featcal.calibration.run_folder import RunFolder, block_name
-from featcal.calibration.sites import calibrated_modules, solved_parameters
-from featcal.calibration.spooled_list import SpooledList
-from featcal.calibration.tracks import HandedOn, Tracks, advance, hand_on, start_tracks
-from featcal.core.weighting import TokenRule
-from featcal.models.residency import in_turn
+from featcal.calibration.report import BlockRecord, line
+from featcal.calibration.resume import RunFolder, block_name, fingerprint
+from featcal.core.moments import TokenRule
+from featcal.models.batch import check_batch, first_samples, naming
+from featcal.models.plan import Stack, blocks_of
+from featcal.models.replay import check_replay
+from featcal.models.streamed import in_turn
 from featcal.settings import Calibration, require
-from featcal.storage.spool import Spool
 
 Batches = Iterable[Mapping[str, Any]]
 

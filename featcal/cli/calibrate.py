@@ -1,16 +1,26 @@
-"""`featcal calibrate`: calibrate a merged model with its base, its experts and samples of each
-task.
-"""
+"""The model card of `featcal calibrate`: as the library writes it, with what only the command line
+knows: the samples."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from featcal.card import inherited, write_card
 from featcal.cli import options
-from featcal.cli.allocator import give_back_large_blocks
-from featcal.cli.arguments import (
+from featcal.cli.inspect import NOT_RUN
+from featcal.cli.models import (
+    Named,
+    alike_student,
+    named_models,
+    tell_heads,
+    tell_words,
+    whole_experts,
+)
+from featcal.cli.options import (
+    block_count,
     device_named,
     dtype_named,
     existing_folder,
@@ -18,19 +28,116 @@ from featcal.cli.arguments import (
     named_places,
     new_folder,
     require_space,
+    stacks_named,
     stored_bytes,
     work_folder,
 )
-from featcal.cli.card import tell_card
-from featcal.cli.model_folders import alike_student, tell_heads, tell_words
+from featcal.cli.process import give_back_large_blocks
 from featcal.cli.publish import Push, push, require_hub
-from featcal.cli.recipe import named_models, whole_experts
-from featcal.cli.sizes import bytes_of
-from featcal.cli.stacks import block_count, stacks_named
-from featcal.cli.terminal import Json, Quiet, counted, note, say, say_json, table
+from featcal.cli.terminal import Json, Quiet, bytes_of, counted, note, say, say_json, table
+from featcal.errors import BadPlan, FeatCalError
 
 if TYPE_CHECKING:
-    from featcal.calibration.record import Result
+    from torch import nn
+
+    from featcal.calibration.report import Result
+    from featcal.data.batches import Batches
+    from featcal.data.places import Place
+    from featcal.settings import Calibration
+
+
+def tell_card(
+    out: Path,
+    merged: Path,
+    named: Named,
+    settings: "Calibration",
+    result: "Result",
+    places: Mapping[str, "Place"],
+    how: Mapping[str, object],
+) -> None:
+    """Replace the card of a written folder by one with the samples; says so where the licences of
+    the inputs differ.
+    """
+    from featcal.calibration.write import Drawn, calibration_card
+
+    hub = [str(place.source) for place in places.values() if place.on_hub]
+    drawn = Drawn({task: place_name(place) for task, place in places.items()}, how, hub)
+    write_card(
+        out,
+        calibration_card(
+            merged, named.base, named.experts, settings, result.blocks, drawn, result.drift
+        ),
+    )
+    if inherited({"base": named.base, "merged": merged, **named.experts}).differs:
+        note(
+            f"{out / 'README.md'}: the inputs have different licences; which terms hold for the result is yours to settle"
+        )
+
+
+def place_name(place: "Place") -> str:
+    """How a card calls where samples came from: what the hub calls it, or the last part of a
+    path.
+    """
+    if not place.on_hub:
+        return Path(place.source).resolve().name
+    return f"{place.source}@{place.revision}" + (f":{place.config}" if place.config else "")
+
+
+def show_run(
+    model: "nn.Module",
+    batches: Mapping[str, "Batches"],
+    size: int,
+    given: Mapping[str, Any],
+    settings: "Calibration",
+    as_json: bool,
+    out: Path,
+) -> None:
+    """Print the drawn samples of every task, and what `featcal plan` estimates for them.
+
+    Raises: BadSetting where the disk has less room than is needed.
+    """
+    from featcal.calibration.estimate import Job
+    from featcal.cli.plan import as_mapping, estimated, show
+
+    most = max(drawn.samples for drawn in batches.values())
+    longest = max(drawn.longest for drawn in batches.values())
+    job = Job(
+        len(batches),
+        most,
+        min(size, most),
+        settings,
+        on_gpu=given["device"].type == "cuda",
+        host_memory=given["host_memory"],
+    )
+    model, tokens = model.to(given["dtype"]), longest or None
+    try:
+        needs = estimated(model, job, tokens, longest > 0, given["plan"])
+    # a model that cannot run without weights can be calibrated all the same
+    except NOT_RUN as error:
+        if isinstance(error, FeatCalError) and not isinstance(error, BadPlan):
+            raise
+        reason = " ".join(str(error).splitlines()[0].split())[:200]
+        say(f"all files were found and the model replays; it cannot be estimated ({reason})")
+        return
+    require_space("--out", out, sum(needs["disk"].values()))
+    if as_json:
+        drawn = {
+            task: {"samples": of.samples, "longest": of.longest} for task, of in batches.items()
+        }
+        say_json({"drawn": drawn, "needs": as_mapping(needs)})
+        return
+    rows = [
+        [task, str(of.samples), *([str(of.longest)] if longest else [])]
+        for task, of in batches.items()
+    ]
+    table(
+        "all files were found, models are alike and replay one sample of each task",
+        ["task", "samples", *(["longest text, tokens"] if longest else [])],
+        rows,
+    )
+    show(needs, job)
+    say("nothing was computed and nothing written (--dry-run)")
+
 
 PICTURES = (
     "a folder of pictures, FOLDER/train/CLASS/*.png, FOLDER/train.parquet with a column image"
@@ -125,7 +232,7 @@ def calibrate(
     of the same format.
     """
     import featcal
-    from featcal.calibration.torchrun import own_device
+    from featcal.calibration.ranks import own_device
     from featcal.settings import Calibration
 
     chosen: dict[str, Any] = {
@@ -157,10 +264,10 @@ def calibrate(
         "dtype": dtype_named(dtype),
         "work": work_folder(work, out, read),
     }
-    from featcal.blocks.batches import check_tasks
     from featcal.calibration.ranks import current
-    from featcal.calibration.run_folder import beside
+    from featcal.calibration.resume import beside
     from featcal.data.batches import Draw, drawn, held_out
+    from featcal.models.batch import check_tasks
 
     check_tasks(named.experts, {name: [place] for name, place in places.items()})
     student = alike_student(merged, named)
@@ -176,7 +283,6 @@ def calibrate(
     require_room(merged, out, work)
     if dry_run:
         from featcal.calibration.calibrate import check
-        from featcal.cli.dry_run import show_run
 
         whole = {
             name: folder for name, folder in named.experts.items() if name not in named.under
@@ -222,7 +328,7 @@ def show_result(result: "Result", settings: dict[str, Any], as_json: bool) -> No
     """Print the result and its drift from each expert, with a warning where calibration made it
     worse.
     """
-    from featcal.calibration.card import DRIFT_COLUMNS, drift_rows, worse
+    from featcal.calibration.write import DRIFT_COLUMNS, drift_rows, worse
 
     if as_json:
         blocks = [block.told for block in result.blocks]

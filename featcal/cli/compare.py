@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from featcal.cli import options
-from featcal.cli.arguments import (
+from featcal.cli.models import Named, skeleton, whole_experts, word_rows
+from featcal.cli.options import (
     device_named,
     dtype_named,
     existing_folder,
     named_folders,
     named_places,
+    stacks_named,
 )
-from featcal.cli.model_folders import skeleton, word_rows
 from featcal.cli.publish import Card, result
-from featcal.cli.recipe import Named, whole_experts
-from featcal.cli.stacks import stacks_named
 from featcal.cli.terminal import Json, Quiet, say_json, table
 from featcal.errors import BadSetting
-from featcal.models.code import is_adapter
+from featcal.models.load import is_adapter
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
@@ -90,8 +89,8 @@ def compare(
                 )
             under[name] = existing_folder("--base", base)
     import featcal
-    from featcal.blocks.batches import check_tasks
     from featcal.data.batches import Draw, drawn
+    from featcal.models.batch import check_tasks
 
     check_tasks(experts, {name: [place] for name, place in places.items()})
     first = next(iter(models.values()))
@@ -121,7 +120,7 @@ def compare(
     else:
         show(found)
     if card:
-        from featcal.storage.model_card import add_results
+        from featcal.card import add_results
 
         for name, folder in models.items():
             own = [one for one in found if one.model == name]

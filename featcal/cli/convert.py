@@ -8,8 +8,8 @@ from typing import Annotated
 from typer import Argument, Option
 
 from featcal.cli import options
-from featcal.cli.arguments import existing_folder, new_folder, require_space, stored_bytes
 from featcal.cli.evaluate import TOKENIZERS
+from featcal.cli.options import existing_folder, new_folder, require_space, stored_bytes
 from featcal.cli.terminal import Json, Quiet, say, say_json
 
 EPILOG = """Examples:
@@ -45,7 +45,7 @@ def convert(
     new_folder(out, force, [source] if whole is None else [source, whole])
     require_space("--out", out, stored_bytes(source))
     from featcal.errors import BadSetting
-    from featcal.interchange.folders import is_open_clip, to_open_clip, to_transformers
+    from featcal.interchange.open_clip import is_open_clip, to_open_clip, to_transformers
 
     if not is_open_clip(source):
         to_open_clip(source, out, whole)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from featcal.cli import options
-from featcal.cli.arguments import (
+from featcal.cli.models import skeleton
+from featcal.cli.options import (
     device_named,
     existing_folder,
     named_folders,
     named_places,
     pairs_by_name,
 )
-from featcal.cli.model_folders import skeleton
 from featcal.cli.publish import Card, result
 from featcal.cli.terminal import Json, Quiet, note, say_json, table
 from featcal.errors import BadFile, BadSetting, TensorsDiffer
@@ -112,8 +112,8 @@ def tell(
     model: Path, right: Mapping[str, "Tensor"], data: Sequence[str], split: str, kind: str
 ) -> None:
     """The accuracies in the model's card. Raises: BadFile for a folder without one."""
-    from featcal.evaluation.accuracy import percent
-    from featcal.storage.model_card import add_results
+    from featcal.card import add_results
+    from featcal.evaluation.zero_shot import percent
 
     places = named_places("--data", data)
     values = {task: round(percent(one) / 100, 4) for task, one in right.items()}
@@ -142,8 +142,7 @@ def image_answers(
 ) -> Answered:
     """Zero-shot answers of a vision tower."""
     from featcal.data.images import Preprocess, load_images
-    from featcal.evaluation.accuracy import evaluate_pool
-    from featcal.evaluation.zero_shot import zero_shot_head
+    from featcal.evaluation.zero_shot import evaluate_pool, zero_shot_head
     from featcal.models.load import load_clip, load_tokenizer, load_vision
 
     folders = named_folders("--data", data)
@@ -177,8 +176,7 @@ def text_answers(
 ) -> dict[str, "Tensor"]:
     """Answers on labelled texts, by what the model has."""
     from featcal.data.texts import input_of, load_labelled, reader_for
-    from featcal.evaluation.sentences import Sentences
-    from featcal.evaluation.texts import WAYS, Asked, right_answers, way_of
+    from featcal.evaluation.texts import WAYS, Asked, Sentences, right_answers, way_of
     from featcal.models.load import load_model
 
     places = named_places("--data", data)
@@ -218,7 +216,7 @@ def text_answers(
 
 def show(model: Path, answered: Answered, what: str, as_json: bool) -> None:
     """Percent correct of every task and their average."""
-    from featcal.evaluation.accuracy import percent
+    from featcal.evaluation.zero_shot import percent
 
     found = {name: percent(right) for name, (right, _) in answered.items()}
     if as_json:

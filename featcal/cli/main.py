@@ -18,17 +18,8 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
-from featcal.calibration.torchrun import started
-from featcal.cli import (
-    calibrate,
-    compare,
-    convert,
-    evaluate,
-    inspect,
-    merge,
-    plan,
-    tune,
-)
+from featcal.calibration.ranks import started
+from featcal.cli import calibrate, compare, convert, evaluate, inspect, merge, plan, tune
 from featcal.cli.terminal import complain, hush, log_to, plain_without_terminal, say
 from featcal.errors import FeatCalError, OutOfMemory, RemoteRankError
 

@@ -10,7 +10,8 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 
 from featcal.cli import options
-from featcal.cli.arguments import (
+from featcal.cli.models import named_models, skeleton
+from featcal.cli.options import (
     device_named,
     local,
     named_places,
@@ -19,9 +20,7 @@ from featcal.cli.arguments import (
     require_space,
     stored_bytes,
 )
-from featcal.cli.model_folders import skeleton
 from featcal.cli.publish import Push, push, require_hub
-from featcal.cli.recipe import named_models
 from featcal.cli.terminal import Json, Quiet, note, say, say_json
 from featcal.merging.registry import method_named, method_names, methods_table, settings_of
 

@@ -7,12 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from featcal.cli import options
-from featcal.cli.arguments import dtype_named, existing_folder
-from featcal.cli.model_folders import alike, skeleton
-from featcal.cli.recipe import named_models
-from featcal.cli.sizes import bytes_of, count_text, size_text
-from featcal.cli.stacks import stacks_named
-from featcal.cli.terminal import Json, Quiet, say, say_json, table
+from featcal.cli.models import alike, named_models, skeleton
+from featcal.cli.options import dtype_named, existing_folder, stacks_named
+from featcal.cli.terminal import Json, Quiet, bytes_of, count_text, say, say_json, size_text, table
 from featcal.errors import BadSetting, TensorsDiffer
 from featcal.settings import Calibration, require
 
@@ -20,8 +17,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from featcal.blocks.plan import BlockPlan
     from featcal.calibration.estimate import Job, ModelShape
+    from featcal.models.plan import BlockPlan
 
 EPILOG = """Examples:
 
@@ -102,7 +99,7 @@ def same_shapes(models: Mapping[str, "nn.Module"]) -> None:
     As for calibrate, rows of words may be more or fewer, and what stands on the towers may be other
     heads.
     """
-    from featcal.models.skeleton import require_one_family
+    from featcal.models.load import require_one_family
 
     require_one_family({name: type(model) for name, model in models.items()})
     names = list(models)
@@ -188,8 +185,8 @@ def shape_of(
     plan: "BlockPlan | None" = None,
 ) -> "ModelShape":
     """Return the shape of the model on a batch of the shape that its configuration states."""
-    from featcal.blocks.plans import plan_for
     from featcal.calibration.estimate import model_shape
+    from featcal.models.families import plan_for
 
     inputs = meta_batch(model, batch, tokens, padded)
     return model_shape(model, plan_for(model, plan), inputs, settings)

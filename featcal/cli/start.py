@@ -23,7 +23,7 @@ def main() -> int:
     except KeyboardInterrupt:  # before the command was begun
         print("featcal: interrupted; nothing half-written is left", file=sys.stderr)
         return 130
-    from featcal.cli.threads import share_machine
+    from featcal.cli.process import share_machine
 
     share_machine()
     from featcal.cli.main import main

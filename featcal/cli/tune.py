@@ -11,19 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from featcal.cli import options
-from featcal.cli.allocator import give_back_large_blocks
-from featcal.cli.arguments import device_named, dtype_named, existing_folder, named_places
 from featcal.cli.calibrate import PICTURES, TEXT
-from featcal.cli.model_folders import alike_student
-from featcal.cli.recipe import named_models, whole_experts
-from featcal.cli.sizes import bytes_of
-from featcal.cli.stacks import block_count, stacks_named
-from featcal.cli.terminal import Json, Quiet, counted, note, say, say_json, table
+from featcal.cli.models import alike_student, named_models, whole_experts
+from featcal.cli.options import (
+    block_count,
+    device_named,
+    dtype_named,
+    existing_folder,
+    named_places,
+    stacks_named,
+)
+from featcal.cli.process import give_back_large_blocks
+from featcal.cli.terminal import Json, Quiet, bytes_of, counted, note, say, say_json, table
 from featcal.settings import require
 
 if TYPE_CHECKING:
     from featcal.data.places import Place
-    from featcal.tuning.settings import Tuned
+    from featcal.tuning.search import Tuned
 
 CLIP = "Folder of the whole CLIP: then answers are compared, zero-shot over the class names of the data. Features left out."
 WRITTEN = (".json", ".yaml", ".yml")
@@ -101,9 +105,9 @@ def tune(
         "resume": resume,
     }
     given |= {"host_memory": bytes_of("--host-memory", host_memory) if host_memory else None}
-    from featcal.blocks.batches import check_tasks
     from featcal.data.batches import Draw, drawn
-    from featcal.tuning.proposals import imported
+    from featcal.models.batch import check_tasks
+    from featcal.tuning.search import imported
 
     imported()
     check_tasks(named.experts, {name: [place] for name, place in places.items()})
@@ -216,8 +220,7 @@ def write(out: Path, told: Mapping[str, Any]) -> None:
     """The file that --out names, as JSON or YAML by its ending."""
     import yaml
 
-    from featcal.storage.atomic import atomic_path
-    from featcal.storage.jsonfile import write_json
+    from featcal.files import atomic_path, write_json
 
     if out.suffix == ".json":
         return write_json(out, told)

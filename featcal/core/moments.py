@@ -2,10 +2,9 @@
 
 Sums (not means) because they add: over batches, over shards of a task, over processes.
 Legend: n tokens · d inputs · o outputs · w token weights. Knows nothing of models, settings or
-files.
-"""
+files."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -124,3 +123,37 @@ class Moments:
         """Return everything that adds."""
         sums = self.G, self.C, self.cal, self.exp, self.weight
         return sums if self.residual_gap is None else (*sums, self.residual_gap)
+
+
+TokenRule = Callable[[str, bool, tuple[int, ...]], Tensor]
+
+PATCH_WEIGHT = 0.01  # of a patch token in CLIP's last block, from the paper's released code
+
+
+def every_token(module: str, last: bool, shape: tuple[int, ...]) -> Tensor:
+    """Every token counts alike."""
+    return torch.ones(shape, dtype=SUM_DTYPE)
+
+
+def class_token_last(module: str, last: bool, shape: tuple[int, ...]) -> Tensor:
+    """CLIP's rule: after the last block only the class token is read, so there patch tokens count
+    0.01.
+
+    Keys and values of the last block are the exception: the class token reads them at every patch.
+    """
+    w = torch.ones(
+        shape, dtype=SUM_DTYPE
+    )  # 0.01 in float32 would be off by 2e-8 in a float64 model
+    if last and not module.endswith(("k_proj", "v_proj")):
+        w[..., 1:] = PATCH_WEIGHT
+    return w
+
+
+def token_weights(
+    rule: TokenRule, module: str, last: bool, like: Tensor, mask: Tensor | None
+) -> Tensor:
+    """Weights (batch, tokens) of a module's input `like` (batch, tokens, d): the rule's, with
+    padding at 0.
+    """
+    w = rule(module, last, tuple(like.shape[:-1])).to(device=like.device, dtype=like.dtype)
+    return w if mask is None else w * mask.to(w)

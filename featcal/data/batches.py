@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from featcal.data.images import Pictures, Preprocess, load_pictures
 from featcal.data.places import Place, open_images, place_of
 from featcal.data.texts import Input, Reader, Sample, Tokens, input_of, load_text, reader_for
-from featcal.models.skeleton import skeleton
+from featcal.models.load import skeleton
 from featcal.settings import require
 
 Batch = dict[str, Tensor]

@@ -1,18 +1,86 @@
-"""Heads without training: one unit vector per class, from prompts or from pictures.
+"""The feature of a picture or a sentence that is compared with a head: pooled, of pictures
+projected, normalised.
 
-K classes · p width shared by text and pictures. The head always comes from the base model, whatever
-model it is used with.
-"""
+n pictures or sentences · h width of the model · p width of a head. Where nothing is projected, p is
+h."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from featcal.errors import BadData, NotFinite
-from featcal.evaluation.features import Samples, features_of, unit_length
-from featcal.models.pooling import token_mean
+from featcal.models.load import pooled, token_mean
+
+# a model, or a function from a batch's keywords to projected features (n, p): a model with adapters
+# behind it, say
+Encoder = nn.Module | Callable[[Mapping[str, Tensor]], Tensor]
+
+
+class Samples(Protocol):
+    """What evaluation needs of pictures or sentences: labels (n,) in the order of the batches, and
+    class names by label.
+    """
+
+    @property
+    def labels(self) -> Any: ...
+    @property
+    def classes(self) -> Sequence[str]: ...
+    def batches(self, indices: None, size: int) -> Iterable[dict[str, Tensor]]: ...
+
+
+def unit_features(
+    model: Encoder, projection: Tensor | None, inputs: Mapping[str, Tensor]
+) -> Tensor:
+    """Unit-length features of one batch, (n, p).
+
+    projection: of CLIP, weight of visual_projection, (p, h); always the base's. None of a model
+    that projects nothing.
+    """
+    return unit_length(projected_features(model, projection, inputs))
+
+
+@torch.no_grad()
+def projected_features(
+    model: Encoder, projection: Tensor | None, inputs: Mapping[str, Tensor]
+) -> Tensor:
+    """Features of one batch as they leave the projection, (n, p); inputs: keywords of the model's
+    forward.
+    """
+    if not isinstance(model, nn.Module):
+        return model(inputs)
+    weight = next(model.parameters())
+    placed = {
+        name: x.to(weight.device, weight.dtype if x.is_floating_point() else None)
+        for name, x in inputs.items()
+    }
+    vectors = pooled(model, model(**placed), placed)  # (n, h)
+    assert vectors is not None
+    return vectors if projection is None else vectors @ projection.to(vectors).T  # (n, p)
+
+
+def unit_length(features: Tensor) -> Tensor:
+    """Every row divided by its norm."""
+    return features / features.norm(dim=-1, keepdim=True)
+
+
+def features_of(
+    model: Encoder, projection: Tensor | None, samples: Samples, batch: int, place: str = "model"
+) -> Tensor:
+    """Unit-length features of a whole set, (n, p), on the CPU. Raises: NotFinite naming `place`."""
+    found = []
+    for inputs in samples.batches(None, batch):
+        features = unit_features(model, projection, inputs)
+        require_finite(features, place)
+        found.append(features.cpu())
+    return torch.cat(found)
+
+
+def require_finite(features: Tensor, place: str) -> None:
+    """Raise NotFinite unless all features are numbers."""
+    if not torch.isfinite(features).all():
+        raise NotFinite(place, "its features")
 
 
 @torch.no_grad()
@@ -114,3 +182,72 @@ def _head(prompts: Tensor, classes: Sequence[str]) -> Tensor:
 
 def _device(module: nn.Module) -> torch.device:
     return next(module.parameters()).device
+
+
+# the model whose projected features (n, p) are changed, and how, given the task: ("merged",
+# adapters.apply)
+Adapted = tuple[str, Callable[[str, Tensor], Tensor]]
+
+
+def evaluate_pool(
+    models: Mapping[str, Encoder | Mapping[str, Encoder]],
+    sets: Mapping[str, Samples],
+    heads: Mapping[str, Tensor],
+    projection: Tensor | None,
+    batch: int = 250,
+    adapted: Mapping[str, Adapted] | None = None,
+) -> dict[str, dict[str, Tensor]]:
+    """Which pictures or sentences each model gets right.
+
+    models: a model for all tasks, or {task: model} for those it exists for (experts).  heads: (K,
+    p) per task.
+    projection: (p, h), or None.  adapted: by a name of its own, what changes another model's
+    features; it runs once for all.
+    Returns: {model: {task: (n,) bool}}, in the order of the set; the answer is the largest of head
+    · feature (the logit scale changes none).
+    Raises: NotFinite naming model and task.
+    """
+    adapted = adapted or {}
+    judged: dict[str, dict[str, Tensor]] = {name: {} for name in (*models, *adapted)}
+    for task, samples in sets.items():
+        here = _models_of(models, task)
+        named = (*here, *(name for name, (behind, _) in adapted.items() if behind in here))
+        correct: dict[str, list[Tensor]] = {
+            name: [torch.zeros(0, dtype=torch.bool)] for name in named
+        }
+        labels, seen = torch.as_tensor(samples.labels), 0
+        for inputs in samples.batches(None, batch):
+            truth = labels[seen : seen + len(next(iter(inputs.values())))]
+            seen += len(truth)
+            for model_name, model in here.items():
+                projected = projected_features(model, projection, inputs)
+                changes = {
+                    name: change
+                    for name, (behind, change) in adapted.items()
+                    if behind == model_name
+                }
+                for name, change in {model_name: None, **changes}.items():
+                    features = unit_length(projected if change is None else change(task, projected))
+                    require_finite(features, f"model {name}, task {task}")
+                    answers = (features @ heads[task].to(features).T).argmax(-1).cpu()  # (n,)
+                    correct[name].append(answers == truth)
+        for name, parts in correct.items():
+            judged[name][task] = torch.cat(parts)
+    return judged
+
+
+def percent(correct: Tensor) -> float:
+    """Accuracy in percent, from which samples are right, (n,)."""
+    return 100 * int(correct.sum()) / len(correct)
+
+
+def _models_of(
+    models: Mapping[str, Encoder | Mapping[str, Encoder]], task: str
+) -> dict[str, Encoder]:
+    found: dict[str, Encoder] = {}
+    for name, model in models.items():
+        if not isinstance(model, Mapping):
+            found[name] = model
+        elif task in model:
+            found[name] = model[task]
+    return found

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from featcal.errors import FeatCalError
 from featcal.merging.sources import Source, is_vocabulary
-from featcal.models.load import load_tokenizer, model_class
+from featcal.models.load import load_tokenizer, model_class, require_one_family
 from featcal.models.lora import is_peft
-from featcal.models.skeleton import require_one_family
 
 POOLER = "pooler"  # after the tower, but under its name: some heads use it, some do not
 

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers import CLIPVisionModel
 
-from featcal.blocks.batches import check_batch, naming, single_samples
 from featcal.core.draws import generator
 from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.errors import BadBatches, BadSetting, MissingPath, MissingTensor, TruncatedFile
 from featcal.merging.registry import Job
 from featcal.merging.sources import Source
-from featcal.models.pooling import pooled
+from featcal.models.batch import check_batch, naming, single_samples
+from featcal.models.load import pooled
 
 PROJECTION, SCALE = "visual_projection", "logit_scale"
 

@@ -13,19 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featcal.blocks.batches import check_batch, check_tasks, naming, pad_token, padding_mask
-from featcal.blocks.capture import Features, feeding, first_inputs, hooked, module_inputs
-from featcal.blocks.coverage import solved_modules
-from featcal.blocks.norms import normalised
-from featcal.blocks.plan import Stack, blocks_of
-from featcal.blocks.plans import plan_for
-from featcal.blocks.replay import handed_on, step
 from featcal.core.moments import add_gram, mirror
 from featcal.core.precision import SUM_DTYPE, exact_products
 from featcal.errors import BadBatches, BadFile
 from featcal.merging.registry import Job, Named
 from featcal.merging.sources import Source
 from featcal.merging.tensors import average_tensor
+from featcal.models.batch import check_batch, check_tasks, naming, pad_token, padding_mask
+from featcal.models.capture import Features, feeding, first_inputs, hooked, module_inputs
+from featcal.models.coverage import solved_modules
+from featcal.models.families import plan_for
+from featcal.models.modules import normalised
+from featcal.models.plan import Stack, blocks_of
+from featcal.models.replay import handed_on, step
 
 Site = tuple[str, ...]  # names of linears within their block
 

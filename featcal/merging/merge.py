@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, CLIPModel, CLIPVisionModel, PretrainedConfig
 
+from featcal.card import UNTOLD, card, name_of, shown, table, use, write_card
 from featcal.errors import TensorsDiffer
+from featcal.files import write_json
 from featcal.merging.alignment import aligned, class_of
 from featcal.merging.answers import read_head
 from featcal.merging.registry import (
@@ -33,14 +35,16 @@ from featcal.merging.sources import (
     source,
 )
 from featcal.merging.tensors import moved
-from featcal.models.code import is_adapter
-from featcal.models.device import torch_device
-from featcal.models.load import VISION, load_model, load_vision, model_class
-from featcal.models.save import copy_beside, write_config
+from featcal.models.load import (
+    VISION,
+    is_adapter,
+    load_model,
+    load_vision,
+    model_class,
+    torch_device,
+)
+from featcal.models.save import ShardWriter, copy_beside, write_config
 from featcal.settings import require
-from featcal.storage.jsonfile import write_json
-from featcal.storage.model_card import UNTOLD, card, name_of, shown, table, use, write_card
-from featcal.storage.writer import ShardWriter
 from featcal.version import __version__
 
 Model = nn.Module | str | Path

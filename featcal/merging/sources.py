@@ -13,13 +13,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from featcal.errors import BadFile, BadSetting, MissingTensor, TensorsDiffer
-from featcal.models.code import is_adapter
-from featcal.models.load import load_model, load_vision
+from featcal.models.checkpoint import SINGLE, LazyCheckpoint, require_numbers
+from featcal.models.load import is_adapter, load_model, load_vision
 from featcal.models.lora import WEIGHTS, merged_adapter, with_adapter
 from featcal.models.save import untied
 from featcal.models.stored import stored_tensors
 from featcal.settings import require
-from featcal.storage.checkpoint import SINGLE, LazyCheckpoint, require_numbers
 
 # Tables with one row per token: models with other vocabularies differ here in shape, and a row's
 # direction says nothing about features.
@@ -179,7 +178,8 @@ class AdapterSource(Derived):
             if name not in stored:  # the second name of a tied tensor
                 continue
             parts = stored[name].apart(tensor.cpu(), self.inner.shape)
-            if not parts and not torch.equal(stored[name].read(self.inner.finite_tensor), tensor):
+            before = None if parts else stored[name].read(self.inner.finite_tensor)
+            if before is not None and not torch.equal(before.to(tensor.dtype), tensor):
                 problem = f"changes {name}, which the base stores in another form"
                 raise BadFile(self._file, problem, "save the base with transformers 5 or newer")
             named |= parts

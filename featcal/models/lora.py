@@ -7,6 +7,7 @@ float32, or in its own dtype where that is wider, so that the sum is not rounded
 import copy
 import os
 import re
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,11 +18,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from featcal.errors import BadEnvironment, BadFile, MissingPath, TruncatedFile
+from featcal.files import read_json
+from featcal.models.checkpoint import LazyCheckpoint, no_safetensors, require_numbers
 from featcal.models.load import load_as_calibrated
 from featcal.models.save import save_model
 from featcal.models.stored import tied_names
-from featcal.storage.checkpoint import LazyCheckpoint, no_safetensors, require_numbers
-from featcal.storage.jsonfile import read_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # what peft adds to the names of a model's own parameters
@@ -78,7 +79,8 @@ def with_adapter(model: nn.Module, folder: str | Path) -> Any:
     way_out = "give the base that it was trained on"
     model = model.to(torch.promote_types(first.dtype, torch.float32))
     try:
-        with torch.random.fork_rng(devices=[]):  # peft draws an adapter before it is loaded
+        # peft draws an adapter before it is loaded, and warns of what is checked below
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
             adapted = peft.get_peft_model(model, config, low_cpu_mem_usage=first.is_meta)
         if not any("vision_model." in name for name in adapted.state_dict()):
             # the prefix of a CLIP vision tower before transformers 5
@@ -136,8 +138,8 @@ def merged_adapter(adapted: Any, source: str | Path, precision: torch.dtype | No
     ties = [names for names in tied_names(adapted) if len(names) > 1]
     if precision is not None:
         for layer in [each for each in adapted.modules() if isinstance(each, BaseTunerLayer)]:
-            layer.to(precision)
-    with torch.no_grad():
+            layer.to(precision)  # type: ignore[attr-defined]
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         dense = adapted.merge_and_unload().eval()
     kept = {frozenset(names) for names in tied_names(dense)}
     for names in ties:

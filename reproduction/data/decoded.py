@@ -24,7 +24,7 @@ import transformers
 
 from featcal.data import images as pictures
 from featcal.data.images import ImageSet, Preprocess
-from featcal.storage.atomic import atomic_path
+from featcal.files import atomic_path
 
 WORTHWHILE = (
     2 << 30

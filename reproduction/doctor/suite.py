@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from featcal.cli.sizes import size_text
-from featcal.cli.terminal import say, table
+from featcal.cli.terminal import say, size_text, table
 
 if TYPE_CHECKING:
     from reproduction.doctor.needs import Chosen
@@ -37,7 +36,7 @@ class Checkup:
 
 def checkup(chosen: "Chosen", rate: float) -> Checkup:
     """Everything of the chosen suite.   rate: operations a second that hours are told for."""
-    from featcal.storage.jsonfile import read_json
+    from featcal.files import read_json
     from reproduction.doctor.reachable import look
     from reproduction.doctor.repositories import decoded_bytes, repositories
 

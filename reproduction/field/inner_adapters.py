@@ -37,18 +37,17 @@ from featcal.baselines.features import (
     samples_of,
 )
 from featcal.baselines.training import Model, as_module
-from featcal.blocks.batches import naming, padding_mask
-from featcal.blocks.capture import first_inputs, hooked
-from featcal.blocks.coverage import solved_modules
-from featcal.blocks.plan import Stack, blocks_of
-from featcal.blocks.plans import plan_for
-from featcal.blocks.replay import step
-from featcal.blocks.residual import residual_streams
 from featcal.core.draws import generator
 from featcal.core.precision import exact_products
 from featcal.errors import BadPlan, Diverged
-from featcal.models.mode import evaluation_mode
-from featcal.models.pooling import token_mean
+from featcal.models.batch import naming, padding_mask
+from featcal.models.capture import first_inputs, hooked
+from featcal.models.coverage import solved_modules
+from featcal.models.families import plan_for
+from featcal.models.load import evaluation_mode, token_mean
+from featcal.models.plan import Stack, blocks_of
+from featcal.models.replay import step
+from featcal.models.residual import residual_streams
 from featcal.settings import require
 from reproduction.experiments.field import IntervMerge, SurgeryV2
 

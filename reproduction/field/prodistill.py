@@ -18,17 +18,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from featcal.blocks.plan import Stack, blocks_of
-from featcal.blocks.plans import plan_for
-from featcal.blocks.replay import step
-from featcal.calibration.tracks import HandedOn, Tracks, advance, hand_on, start_tracks
+from featcal.calibration.features import HandedOn, Spool, Tracks, advance, hand_on, start_tracks
 from featcal.core.draws import generator
 from featcal.core.precision import exact_products
 from featcal.errors import Diverged
 from featcal.merging.forward_order import become
 from featcal.merging.merge import Model
 from featcal.merging.registry import Batches, Named
-from featcal.storage.spool import Spool
+from featcal.models.families import plan_for
+from featcal.models.plan import Stack, blocks_of
+from featcal.models.replay import step
 from reproduction.field.models import Models
 
 

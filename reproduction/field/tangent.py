@@ -21,8 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 import featcal
-from featcal.models.device import torch_device
-from featcal.models.load import load_vision
+from featcal.models.load import load_vision, torch_device
 from featcal.models.save import save_model
 from reproduction.experiments.field import FieldStudy
 from reproduction.experiments.runs import Pool

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import CLIPImageProcessor, CLIPModel, PreTrainedTokenizerFast
 
-from featcal.storage.atomic import atomic_folder
+from featcal.files import atomic_folder
 from reproduction.mini.augment import MEAN, STD
 from reproduction.mini.canvas import SIDE
 

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from featcal.errors import BadSetting
-from featcal.storage.atomic import atomic_path
+from featcal.files import atomic_path
 from reproduction.mini.canvas import SIDE
 from reproduction.mini.shift import shifted
 from reproduction.mini.tasks import TASKS

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from featcal.storage.atomic import atomic_path
+from featcal.files import atomic_path
 from reproduction.mini.muon import Optimiser
 
 WARM_UP, FLOOR, CLIP_NORM = 60, 0.05, 1.0

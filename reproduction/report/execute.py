@@ -14,7 +14,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from featcal.errors import BadFile, MissingPath, UnknownKey
-from featcal.storage.atomic import atomic_path
+from featcal.files import atomic_path
 
 LARGEST = 450_000  # bytes; executed pages are kept in git
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}

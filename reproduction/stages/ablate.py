@@ -104,7 +104,7 @@ def best_factor(context: Context, study: AblateStudy, merger: str) -> tuple[floa
     """The factor with the highest average on the samples chosen for it, the smallest of equals, and
     all that were tried.
     """
-    from featcal.models.device import torch_device
+    from featcal.models.load import torch_device
 
     rescale, place, device = (
         study.rescale,

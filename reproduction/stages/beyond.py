@@ -101,8 +101,7 @@ def tried(
     from time import perf_counter
 
     import featcal
-    from featcal.models.device import torch_device
-    from featcal.models.load import load_as_calibrated
+    from featcal.models.load import load_as_calibrated, torch_device
 
     layout, role, pool = context.layout, study.role, study.pool
     device, begin = torch_device(context.suite.device), perf_counter()

@@ -7,7 +7,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from featcal.storage.atomic import atomic_folder
+from featcal.files import atomic_folder
 from reproduction.experiments.runs import ANCHOR, TEXT_POOLS, CalibrateRun, Draw
 from reproduction.stages.context import Context, load_context, not_run, recorded, runs_of
 from reproduction.stages.workers import fan_out, tell
@@ -54,7 +54,7 @@ def calibrate_one(
     what that cost.
     """
     import featcal
-    from featcal.models.device import torch_device
+    from featcal.models.load import torch_device
     from reproduction.stages.streams import plan_of, streams
 
     layout, draw = (

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from featcal.errors import UnknownKey
+from featcal.files import atomic_folder, write_json
 from featcal.settings import project_root, require
-from featcal.storage.atomic import atomic_folder
-from featcal.storage.jsonfile import write_json
 from reproduction.experiments.params import Experiments, load_experiments
 from reproduction.experiments.runs import HEADLINE_POOL, Pool, keys_of, require_known
 from reproduction.results import run_record

@@ -107,7 +107,7 @@ def calibrate_on(
 
     import featcal
     from featcal.baselines.training import adapters_from, pool_features
-    from featcal.models.device import torch_device
+    from featcal.models.load import torch_device
     from reproduction.stages.streams import streams
 
     layout, role, pool, rivals = context.layout, study.role, study.pool, study.rivals

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from featcal.storage.jsonfile import read_json
+from featcal.files import read_json
 from reproduction.experiments.runs import Pool
 from reproduction.stages.context import Context
 

@@ -4,8 +4,7 @@ explain them.
 
 from typing import Any
 
-from featcal.storage.atomic import atomic_folder
-from featcal.storage.jsonfile import write_json
+from featcal.files import atomic_folder, write_json
 from reproduction.experiments.runs import TEXT_POOLS, MergeRun, role_and_pool
 from reproduction.results import SCORES, write_rows, write_scores
 from reproduction.stages.columns import CURVES, SEEN

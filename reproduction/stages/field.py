@@ -135,7 +135,7 @@ def merge_and_repair(
     """A merger of the usual experts, and what is put behind it."""
     import featcal
     from featcal.baselines.training import adapters_from, pool_features
-    from featcal.models.device import torch_device
+    from featcal.models.load import torch_device
     from reproduction.field.inner_adapters import inner_adapters
     from reproduction.field.prodistill import prodistill
     from reproduction.field.svc import svc
@@ -220,7 +220,7 @@ def merge(
     """
     import featcal
     from featcal.merging.merge import opened_merge
-    from featcal.models.device import torch_device
+    from featcal.models.load import torch_device
 
     device, scales, settings = (
         torch_device(context.suite.device),
@@ -326,8 +326,7 @@ def evaluate_model(
     inside it, it runs anew.
     """
     from featcal.baselines.adapters import Adapters
-    from featcal.models.device import torch_device
-    from featcal.models.load import load_as_calibrated
+    from featcal.models.load import load_as_calibrated, torch_device
     from reproduction.field.inner_adapters import InnerAdapters
 
     given: dict[str, Any] = {"read": partial(read, context, study, "test")}

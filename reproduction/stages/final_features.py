@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from featcal.evaluation.features import Samples
+    from featcal.evaluation.zero_shot import Samples
 
 PROJECTED = 100  # images per task in the plane
 KEPT = 500  # images of the shown task whose cosines are kept one by one
@@ -35,7 +35,7 @@ def projected(
     """
     import torch
 
-    from featcal.evaluation.features import projected_features, require_finite
+    from featcal.evaluation.zero_shot import projected_features, require_finite
 
     batches = images.batches(None, batch)
     features = torch.cat(

@@ -8,8 +8,7 @@ them.
 from typing import Any
 
 from featcal.errors import UnknownKey
-from featcal.storage.atomic import atomic_path
-from featcal.storage.jsonfile import read_json, write_json
+from featcal.files import atomic_path, read_json, write_json
 from reproduction.experiments.runs import TEXT_POOLS, role_and_pool
 from reproduction.experiments.studies import STUDIES
 from reproduction.results import run_record

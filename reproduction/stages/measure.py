@@ -9,7 +9,7 @@ parameters moved from the base's.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from featcal.storage.atomic import atomic_folder
+from featcal.files import atomic_folder
 from reproduction.experiments.runs import MeasureRun
 from reproduction.results import write_rows
 from reproduction.stages.columns import MEASURED
@@ -72,9 +72,8 @@ def measure_task(context: Context, measure: MeasureRun, task: str) -> Rows:
 
     from featcal.baselines.adapters import Adapters
     from featcal.calibration.drift import model_drift
-    from featcal.evaluation.features import unit_length
-    from featcal.models.device import torch_device
-    from featcal.models.load import load_as_calibrated
+    from featcal.evaluation.zero_shot import unit_length
+    from featcal.models.load import load_as_calibrated, torch_device
     from reproduction.suites.load_task import load_task
 
     layout, device = context.layout, torch_device(context.suite.device)

@@ -49,7 +49,7 @@ def _images(context: Context, merge: MergeRun) -> dict[str, Any]:
     if merge.draw is None:
         return {}
     from featcal.merging.registry import method_named
-    from featcal.models.device import torch_device
+    from featcal.models.load import torch_device
     from reproduction.stages.streams import streams
 
     return {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from featcal.errors import HubUnreachable
-from featcal.storage.atomic import atomic_folder
+from featcal.files import atomic_folder
 from reproduction.experiments.runs import Pool, role_and_pool
 from reproduction.stages.context import Context, fingerprint, load_context, not_run, recorded
 from reproduction.stages.workers import console, fan_out

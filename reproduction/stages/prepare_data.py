@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from featcal.errors import MissingPath
-from featcal.storage.atomic import atomic_folder
-from featcal.storage.jsonfile import read_json, write_json
+from featcal.files import atomic_folder, read_json, write_json
 from reproduction.stages.context import Context, load_context, recorded
 from reproduction.stages.workers import fan_out
 from reproduction.suites.sources import Source, write_sources

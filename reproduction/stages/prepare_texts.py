@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from featcal.errors import MissingPath
-from featcal.storage.atomic import atomic_folder
-from featcal.storage.jsonfile import write_json
+from featcal.files import atomic_folder, write_json
 from reproduction.experiments.runs import DOMAIN_POOL, GLUE_POOL
 from reproduction.stages.context import Context, load_context, pick, recorded
 from reproduction.stages.workers import console, fan_out

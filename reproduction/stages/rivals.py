@@ -122,7 +122,7 @@ def make(
 
     import featcal
     from featcal.baselines.training import adapters_for
-    from featcal.models.device import torch_device
+    from featcal.models.load import torch_device
 
     layout, device = context.layout, torch_device(context.suite.device)
     base, merged = layout.base(study.role, study.pool), merged_model(layout, study)
@@ -164,7 +164,7 @@ def measure(
     pays once and the method does not (late imports, the first call of every kernel, code read into
     memory) is in neither clock nor memory.
     """
-    from featcal.models.device import torch_device
+    from featcal.models.load import torch_device
     from reproduction.profiling.profile import profiled
 
     batches = drawn(context, study, rival)

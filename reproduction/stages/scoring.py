@@ -86,8 +86,7 @@ def evaluate_model(
     most: of an encoder, as of `samples_of`.
     """
     from featcal.baselines.adapters import Adapters
-    from featcal.models.device import torch_device
-    from featcal.models.load import load_as_calibrated
+    from featcal.models.load import load_as_calibrated, torch_device
 
     def loaded(folder: Any) -> Any:
         return load_as_calibrated(folder).to(torch_device(context.suite.device))  # type: ignore[arg-type]
@@ -127,7 +126,7 @@ def samples_of(
     indices to answer.
     """
     from featcal.data.images import ImageSet
-    from featcal.models.device import torch_device
+    from featcal.models.load import torch_device
     from reproduction.suites.load_task import load_task
 
     samples = load_task(context.layout.data_of(role), task, split, context.layout.base(role, pool))
@@ -163,8 +162,8 @@ def answers(
     """
     from safetensors.torch import load_file
 
-    from featcal.evaluation.accuracy import evaluate_pool, percent
-    from featcal.models.device import torch_device
+    from featcal.evaluation.zero_shot import evaluate_pool, percent
+    from featcal.models.load import torch_device
 
     batch = CACHED if torch_device(context.suite.device).type == "cpu" else BATCH
     tensors = load_file(context.layout.heads(role, pool))

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from featcal.storage.atomic import atomic_folder
-from featcal.storage.jsonfile import write_json
+from featcal.files import atomic_folder, write_json
 from reproduction.experiments.runs import Pool
 from reproduction.results import write_rows, write_scores
 from reproduction.stages.context import Context, load_context, pick, recorded

@@ -3,8 +3,7 @@ all claims as data.
 """
 
 from featcal.errors import UnknownKey
-from featcal.storage.atomic import atomic_path
-from featcal.storage.jsonfile import write_json
+from featcal.files import atomic_path, write_json
 from reproduction.results import write_rows
 from reproduction.stages.context import load_context
 

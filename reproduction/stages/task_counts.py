@@ -139,8 +139,7 @@ def encode_expert(context: Context, study: TaskCountsStudy, task: str, out: Path
     """
     from safetensors.torch import save_file
 
-    from featcal.models.device import torch_device
-    from featcal.models.load import load_as_calibrated
+    from featcal.models.load import load_as_calibrated, torch_device
 
     device = torch_device(context.suite.device)
     expert = load_as_calibrated(context.layout.expert(study.role, study.pool, task)).to(device)
@@ -159,8 +158,7 @@ def recover(
     from safetensors.torch import load_file
 
     import featcal
-    from featcal.models.device import torch_device
-    from featcal.models.load import load_as_calibrated
+    from featcal.models.load import load_as_calibrated, torch_device
     from reproduction.stages.streams import stream
 
     layout, role, pool, device = (

@@ -10,10 +10,10 @@ from math import nan, sqrt
 import torch
 from torch import nn
 
-from featcal.blocks.linear import is_linear
-from featcal.blocks.plan import BlockPlan, part_of
-from featcal.blocks.plans import plan_for
 from featcal.core.precision import SUM_DTYPE
+from featcal.models.families import plan_for
+from featcal.models.modules import is_linear
+from featcal.models.plan import BlockPlan, part_of
 
 
 def task_vector_alignment(

@@ -87,7 +87,7 @@ def check_task(context: Context, study: TheoryStudy, task: str, kept: Path) -> L
     import torch
     from safetensors.torch import load_file
 
-    from featcal.models.device import torch_device
+    from featcal.models.load import torch_device
     from reproduction.theory import drift, losses, propagation, scores
     from reproduction.theory.found import Found
     from reproduction.theory.tower import tower
@@ -161,8 +161,7 @@ def model_of(context: Context, folder: Path) -> Any:
     """An encoder in float64, where the suite computes."""
     import torch
 
-    from featcal.models.device import torch_device
-    from featcal.models.load import load_as_calibrated
+    from featcal.models.load import load_as_calibrated, torch_device
 
     return load_as_calibrated(folder, torch.float64).to(torch_device(context.suite.device))  # type: ignore[arg-type]
 

@@ -113,7 +113,7 @@ def encode(
     """
     from featcal.baselines.features import pairs_of_several
     from featcal.baselines.training import as_module
-    from featcal.models.device import torch_device
+    from featcal.models.load import torch_device
     from reproduction.stages.pair_file import write_pair
 
     layout, device = context.layout, torch_device(context.suite.device)
@@ -137,7 +137,7 @@ def encode(
 def train_one(context: Context, one: Trained, folder: Path) -> None:
     """The adapters of all tasks for one setting and seed."""
     from featcal.baselines.training import adapters_from
-    from featcal.models.device import torch_device
+    from featcal.models.load import torch_device
     from reproduction.stages.pair_file import read_pair
 
     device, tasks = (

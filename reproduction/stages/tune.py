@@ -34,8 +34,7 @@ def searched(context: Context, key: str, study: TuneStudy, folder: Path) -> Foun
     """Rows of every candidate and of the reference, the study with the λ of every site's path, and
     seconds of every part.
     """
-    from featcal.tuning.proposals import proposals, rounds
-    from featcal.tuning.settings import Candidate, Search, best
+    from featcal.tuning.search import Candidate, Search, best, proposals, rounds
 
     search, known = (
         Search(trials=study.trials, holdout=study.holdout, seed=study.seed, at_once=study.at_once),
@@ -106,8 +105,8 @@ def path_of(context: Context, study: TuneStudy) -> tuple[float, float]:
     """λ of the path, and seconds."""
     from time import perf_counter
 
-    from featcal.models.device import torch_device
-    from featcal.tuning.path import path_gains, ridge_of
+    from featcal.models.load import torch_device
+    from featcal.tuning.tune import path_gains, ridge_of
     from reproduction.stages.tuned import parts
 
     begin, given = perf_counter(), parts(context, study)
@@ -132,8 +131,7 @@ def tried(
     from time import perf_counter
 
     import featcal
-    from featcal.models.device import torch_device
-    from featcal.models.load import load_as_calibrated
+    from featcal.models.load import load_as_calibrated, torch_device
     from featcal.tuning.tune import distances
     from reproduction.stages.tuned import parts
 

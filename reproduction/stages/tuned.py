@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from featcal.tuning.holdout import Batch, split_all
+from featcal.tuning.search import Batch, split_all
 from reproduction.experiments.runs import Draw
 from reproduction.experiments.tunings import TuneStudy
 from reproduction.stages.context import Context

@@ -44,7 +44,7 @@ class Judge:
         difference, which is the part
         that one constant vector would undo.
         """
-        from featcal.evaluation.features import require_finite, unit_length
+        from featcal.evaluation.zero_shot import require_finite, unit_length
 
         require_finite(features, f"features of {self.task}")
         unit, (start, end), count = unit_length(features.cpu()), self.span, len(self.labels)
@@ -120,7 +120,7 @@ def judge_of(context: Context, study: TaskCountsStudy, task: str, expert: "Tenso
     """What scores features (n, p) of the unseen samples of a task; expert: its own, (n, p)."""
     import torch
 
-    from featcal.evaluation.features import unit_length
+    from featcal.evaluation.zero_shot import unit_length
 
     head, spans = spans_of(context, study)
     labels = torch.as_tensor(samples_of(context, study, task)[UNSEEN].labels)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from featcal.storage.atomic import atomic_path
+from featcal.files import atomic_path
 
 COLUMNS, ZOOM, COLOURS = 6, 2, 256  # a palette keeps the file small enough for git
 

@@ -33,10 +33,9 @@ def write_base_and_heads(
     """
     from safetensors.torch import save_file
 
-    from featcal.models.device import torch_device
-    from featcal.models.load import load_clip, load_tokenizer, load_vision
+    from featcal.files import atomic_path
+    from featcal.models.load import load_clip, load_tokenizer, load_vision, torch_device
     from featcal.models.save import save_model
-    from featcal.storage.atomic import atomic_path
     from reproduction.suites.heads import head_of
 
     save_model(load_vision(clip), store / "base", like=clip)
@@ -73,8 +72,7 @@ def write_expert(job: ExpertJob, data: Path, store: Path, pins: Path) -> None:
 def _fine_tuned(job: ExpertJob, data: Path, store: Path) -> Any:
     from safetensors.torch import load_file
 
-    from featcal.models.device import torch_device
-    from featcal.models.load import load_vision
+    from featcal.models.load import load_vision, torch_device
     from reproduction.suites.fine_tune import fine_tune_on
     from reproduction.suites.load_task import load_task
 

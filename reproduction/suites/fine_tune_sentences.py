@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from featcal.evaluation.features import unit_length
-from featcal.models.pooling import token_mean
+from featcal.evaluation.zero_shot import unit_length
+from featcal.models.load import token_mean
 from reproduction.data.sentences import SentenceSet
 from reproduction.suites.descent import descend
 from reproduction.suites.sentence_recipe import FineTuneSentences

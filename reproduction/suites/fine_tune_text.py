@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from featcal.data.batches import IGNORED, batch_indices, padded
 from featcal.data.texts import Reader, Sample, input_of, reader_for
 from featcal.errors import BadData, BadSetting
-from featcal.models.device import torch_device
-from featcal.models.load import load_model, other_class
+from featcal.files import atomic_folder
+from featcal.models.load import load_model, other_class, torch_device
 from featcal.models.lora import WEIGHTS, dense_model, peft_package
-from featcal.storage.atomic import atomic_folder
 from reproduction.suites.descent import descend
 from reproduction.suites.text_recipe import FineTuneText
 

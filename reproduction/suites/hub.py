@@ -17,7 +17,7 @@ import huggingface_hub
 
 from featcal.data.places import COMMIT, Kind, cached_commit, reaching
 from featcal.errors import BadFile, BadSetting, HubUnreachable, NoRevision
-from featcal.storage.jsonfile import read_json, write_json
+from featcal.files import read_json, write_json
 
 PATTERNS = [
     "*.safetensors",

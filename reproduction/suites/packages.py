@@ -16,7 +16,7 @@ from hashlib import file_digest
 from pathlib import Path
 
 from featcal.errors import BadFile, HubUnreachable
-from featcal.storage.atomic import atomic_folder
+from featcal.files import atomic_folder
 from reproduction.experiments.runs import require_known
 
 PREFIX = "pypi:"

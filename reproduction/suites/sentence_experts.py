@@ -43,9 +43,9 @@ def write_encoder_and_heads(
     from safetensors.torch import save_file
 
     from featcal.evaluation.zero_shot import sentence_head
+    from featcal.files import atomic_path
     from featcal.models.load import load_model, load_tokenizer
     from featcal.models.save import save_model
-    from featcal.storage.atomic import atomic_path
     from reproduction.data.sentences import read_classes
 
     model, tokenizer = load_model(encoder), load_tokenizer(encoder)
@@ -64,8 +64,7 @@ def write_sentence_expert(job: SentenceExpert, texts: Path, store: Path) -> None
     """Write one expert, fine-tuned from store/base/."""
     from safetensors.torch import load_file
 
-    from featcal.models.device import torch_device
-    from featcal.models.load import load_model
+    from featcal.models.load import load_model, torch_device
     from featcal.models.save import save_model
     from reproduction.suites.fine_tune_sentences import fine_tune_sentences
     from reproduction.suites.load_task import load_task

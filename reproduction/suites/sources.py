@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from featcal.files import read_json, write_json
 from featcal.settings import Settings
-from featcal.storage.jsonfile import read_json, write_json
 
 SOURCES = "sources.json"
 Processor = Literal["pil", "torchvision"]  # what resizes pictures

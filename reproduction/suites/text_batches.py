@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from featcal.blocks.plan import BlockPlan
-from featcal.blocks.plans import plan_for
 from featcal.data.batches import IGNORED, Batch, draw_indices, token_batches
 from featcal.data.texts import Reader, Sample, input_of, reader_for
-from featcal.models.skeleton import skeleton
+from featcal.models.families import plan_for
+from featcal.models.load import skeleton
+from featcal.models.plan import BlockPlan
 from reproduction.experiments.runs import Reading
 from reproduction.suites.fine_tune_text import lesson_batch, tokenized_example
 from reproduction.suites.texts import load_texts

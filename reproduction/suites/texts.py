@@ -9,8 +9,8 @@ from typing import Any
 
 from featcal.data.places import Place, open_table
 from featcal.data.texts import Sample
+from featcal.files import read_json, write_json
 from featcal.settings import Settings
-from featcal.storage.jsonfile import read_json, write_json
 from reproduction.data.domains import domain_text
 from reproduction.data.glue import GLUE, prompted
 from reproduction.experiments.runs import require_known

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from featcal.blocks.coverage import solved_modules
-from featcal.blocks.plan import blocks_of
-from featcal.blocks.plans import plan_for
 from featcal.core.ridge import anchor
+from featcal.models.coverage import solved_modules
+from featcal.models.families import plan_for
+from featcal.models.plan import blocks_of
 from featcal.settings import Calibration
 from reproduction.theory.found import Found, relative
 from reproduction.theory.sources import Linear, Mismatch, Source, mismatch, relative_loss

@@ -13,7 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from featcal.blocks.capture import (
+from featcal.core.precision import exact_products
+from featcal.models.capture import (
     Arguments,
     block_outputs,
     first_inputs,
@@ -21,11 +22,10 @@ from featcal.blocks.capture import (
     module_inputs,
     module_outputs,
 )
-from featcal.blocks.plan import Stack, blocks_of
-from featcal.blocks.plans import plan_for
-from featcal.blocks.replay import step
-from featcal.core.precision import exact_products
-from featcal.models.pooling import token_mean
+from featcal.models.families import plan_for
+from featcal.models.load import token_mean
+from featcal.models.plan import Stack, blocks_of
+from featcal.models.replay import step
 
 Batch = Mapping[str, Tensor]
 BRANCH_ENDS = (

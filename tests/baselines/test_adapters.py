@@ -26,7 +26,7 @@ from featcal.errors import (
     TruncatedFile,
     UnknownKey,
 )
-from featcal.evaluation.accuracy import evaluate_pool
+from featcal.evaluation.zero_shot import evaluate_pool
 
 METHODS = [Surgery(rank=3, steps=20), ProbSurgery(hidden=4, steps=20)]
 

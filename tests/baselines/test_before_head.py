@@ -11,8 +11,8 @@ from tiny import clip, images
 
 import featcal
 from featcal.baselines.features import rows_before_head, together
-from featcal.blocks.batches import single_samples
 from featcal.errors import BadBatches, BadSetting
+from featcal.models.batch import single_samples
 
 LANGUAGE = ("t5", "t5_gated", "llama")
 

@@ -11,7 +11,7 @@ from test_streaming import written
 from tiny import PAPER, clip, experiment, same_bits, shifted
 
 from featcal import calibrate
-from featcal.core.weighting import every_token
+from featcal.core.moments import every_token
 from featcal.errors import BadSetting
 from featcal.merging.methods.wudi import Interference
 from featcal.models.load import load_as_calibrated

@@ -15,9 +15,9 @@ from tiny import PAPER
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 import featcal
-from featcal.blocks.plans import plan_for
 from featcal.calibration.estimate import Job, estimate, model_shape
 from featcal.cli.plan import meta_batch
+from featcal.models.families import plan_for
 from featcal.settings import Calibration
 
 SCRIPT = Path(__file__).parents[1] / "memory_of_a_run.py"

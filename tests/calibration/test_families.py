@@ -13,12 +13,12 @@ from families import FAMILIES, experiment, tokens, without_float32
 from tiny import PAPER, difference, make, same_bits
 
 from featcal import calibrate
-from featcal.blocks.batches import PROVING
-from featcal.blocks.capture import block_outputs
-from featcal.blocks.plan import blocks_of
-from featcal.blocks.plans import plan_for
-from featcal.blocks.replay import check_replay, replay
 from featcal.calibration.drift import model_drift
+from featcal.models.batch import PROVING
+from featcal.models.capture import block_outputs
+from featcal.models.families import plan_for
+from featcal.models.plan import blocks_of
+from featcal.models.replay import check_replay, replay
 
 
 @pytest.mark.parametrize("name", FAMILIES)

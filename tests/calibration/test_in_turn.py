@@ -13,10 +13,9 @@ from tiny import TEXT, clip, make, shifted
 
 import featcal
 from featcal.errors import MissingTensor, NotFinite, TensorsDiffer, TruncatedFile
-from featcal.models.residency import Resident, in_turn, require_alike
+from featcal.files import Ledger
 from featcal.models.save import save_model
-from featcal.models.streamed import Streamed
-from featcal.storage.ledger import Ledger
+from featcal.models.streamed import Resident, Streamed, in_turn, require_alike
 
 LAYERS = "encoder.layers"
 

@@ -10,9 +10,9 @@ from tiny import PAPER, TEXT, make, shifted
 from torch import nn
 
 from featcal import BlockPlan, Stack, calibrate
-from featcal.blocks.plans import T5 as T5_PLAN
-from featcal.blocks.replay import check_replay
 from featcal.errors import BadCapture, BadPlan, BadSetting
+from featcal.models.families import T5 as T5_PLAN
+from featcal.models.replay import check_replay
 
 
 def refused(error, build, batches, **more):

@@ -13,9 +13,9 @@ from processes import together
 from safetensors.torch import load_file, save_file
 
 from featcal import calibrate
+from featcal.calibration.observe import Systems
 from featcal.calibration.ranks import Ranks, current, owners
-from featcal.calibration.run_folder import RunFolder
-from featcal.calibration.sites import Systems
+from featcal.calibration.resume import RunFolder
 from featcal.core.norm import NormSystem
 from featcal.core.ridge import RidgeSystem, Solution
 from featcal.errors import BadSetting

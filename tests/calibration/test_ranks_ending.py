@@ -19,13 +19,12 @@ from test_cli import CALIBRATE, models, ready, tree  # noqa: F401 - two fixtures
 from test_ranks import OUT, QK, assert_same_records, clip
 
 from featcal import calibrate
-from featcal.calibration import torchrun
-from featcal.calibration.ranks import current
-from featcal.calibration.sites import Systems
-from featcal.calibration.torchrun import started
+from featcal.calibration import ranks as torchrun
+from featcal.calibration.observe import Systems
+from featcal.calibration.ranks import current, started
 from featcal.cli import main as cli
+from featcal.core.moments import every_token
 from featcal.core.ridge import RidgeSystem
-from featcal.core.weighting import every_token
 from featcal.errors import BadBatches, BadSetting, RankLostError, RemoteRankError
 
 

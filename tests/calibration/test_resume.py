@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tiny import PAPER, clip, images
 
 from featcal import calibrate
-from featcal.calibration.run_folder import RunFolder
+from featcal.calibration.resume import RunFolder
 from featcal.errors import BadBatches, BadFile, BadSetting
 from featcal.models.save import save_model
 

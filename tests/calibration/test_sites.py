@@ -11,9 +11,9 @@ from tiny import PAPER, clip, difference, experiment, same_bits
 
 import featcal.calibration.observe as observe
 from featcal import calibrate
-from featcal.blocks.capture import module_inputs
-from featcal.calibration.sites import calibrated_modules, shared_sites
-from featcal.core.weighting import class_token_last, every_token
+from featcal.calibration.observe import calibrated_modules, shared_sites
+from featcal.core.moments import class_token_last, every_token
+from featcal.models.capture import module_inputs
 
 Q, K, V = (f"self_attn.{n}_proj" for n in "qkv")
 

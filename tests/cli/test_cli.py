@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 
 from featcal.cli import main as cli
+from featcal.models.checkpoint import LazyCheckpoint
 from featcal.models.load import load_vision
-from featcal.storage.checkpoint import LazyCheckpoint
 from tests import checkpoints
 
 CLASSES = ("cat", "dog", "ship")
@@ -298,7 +298,7 @@ def test_ctrl_c_ends_with_130_and_leaves_nothing_behind(models, capsys, monkeypa
         raise KeyboardInterrupt
 
     before = tree(models)
-    monkeypatch.setattr("featcal.storage.writer._write_safetensors", interrupted)
+    monkeypatch.setattr("featcal.models.save._write_safetensors", interrupted)
     assert cli.main(MERGE) == 130
     assert "interrupted" in capsys.readouterr().err and tree(models) == before
 

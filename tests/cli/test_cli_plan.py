@@ -9,11 +9,11 @@ import transformers as tf
 from families import GROUPED
 from tiny import VISION
 
-from featcal.blocks.plans import plan_for
 from featcal.calibration.estimate import Job, estimate, model_shape
 from featcal.cli import main as cli
-from featcal.cli.sizes import bytes_of
+from featcal.cli.terminal import bytes_of
 from featcal.errors import BadSetting
+from featcal.models.families import plan_for
 from featcal.settings import Calibration
 
 TASKS = ("cars", "dtd")

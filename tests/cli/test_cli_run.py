@@ -26,7 +26,7 @@ from test_cli import (
 
 from featcal.cli import main as cli
 from featcal.cli import terminal
-from featcal.storage.checkpoint import LazyCheckpoint
+from featcal.models.checkpoint import LazyCheckpoint
 from tests import checkpoints
 
 
@@ -65,7 +65,7 @@ def test_a_disk_without_room_is_told_before_the_work(models, capsys, monkeypatch
 def test_a_work_folder_that_vanishes_is_one_message(models, capsys, monkeypatch):  # noqa: F811
     import shutil
 
-    from featcal.calibration.run_folder import RunFolder
+    from featcal.calibration.resume import RunFolder
 
     def gone(self, *_):
         shutil.rmtree(self.path)
@@ -106,7 +106,7 @@ def test_options_of_the_command_are_keywords_of_the_library(models, monkeypatch)
     from pathlib import Path
 
     import featcal
-    from featcal.calibration.record import Result
+    from featcal.calibration.report import Result
 
     taken = {}
 

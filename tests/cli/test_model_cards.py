@@ -10,8 +10,8 @@ import pytest
 from huggingface_hub import ModelCard
 from test_cli import CALIBRATE, DATA, EVALUATE, EXPERTS, MERGE, models, ready  # noqa: F401 - two fixtures
 
+from featcal.card import card, front_matter, inherited
 from featcal.cli import main as cli
-from featcal.storage.model_card import card, front_matter, inherited
 
 
 def licence(folder: Path, front: str) -> Path:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from featcal.cli import threads
+from featcal.cli import process as threads
 
 
 @pytest.mark.parametrize(

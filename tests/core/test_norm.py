@@ -6,8 +6,8 @@ import torch
 from tiny import seeded
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from featcal.blocks.norms import is_norm, normalised
 from featcal.core.norm import NormMoments, NormSystem, norm_system, solve_norm
+from featcal.models.modules import is_norm, normalised
 
 D, RIDGE = 5, 0.05
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}

@@ -5,8 +5,8 @@ import torch
 from tiny import VISION, clip, make
 from transformers import ViTConfig, ViTModel
 
-from featcal.blocks.plans import plan_for
-from featcal.core.weighting import class_token_last, every_token, token_weights
+from featcal.core.moments import class_token_last, every_token, token_weights
+from featcal.models.families import plan_for
 
 SHAPE = (2, 5)
 

@@ -6,7 +6,7 @@ import torch
 from language import WORDS, jsonl, tokenizer
 from test_texts import PAIRS, batches
 
-from featcal.cli.model_folders import skeleton
+from featcal.cli.models import skeleton
 from featcal.data.batches import Draw, batch, cut, draw_indices, drawn
 from featcal.data.places import Place
 from featcal.data.texts import Input, Tokens

@@ -8,7 +8,7 @@ import pytest
 import torch
 from language import WORDS, jsonl, tokenizer
 
-from featcal.cli.model_folders import skeleton
+from featcal.cli.models import skeleton
 from featcal.data.batches import Draw, batch, cut, draw_indices, drawn, token_batches
 from featcal.data.places import Place, place_of, quiet
 from featcal.data.texts import Input, Reader, Tokens, input_of, load_text, reader_for

@@ -117,7 +117,7 @@ def test_the_command_tells_what_the_call_in_python_does(tmp_path, monkeypatch, c
 def _given(folder):
     from featcal.data.batches import Draw
     from featcal.data.places import Place
-    from featcal.models.skeleton import skeleton
+    from featcal.models.load import skeleton
 
     return (
         skeleton(folder / "merged")[0],

@@ -8,9 +8,15 @@ import torch
 from torch.nn.functional import normalize
 
 from featcal.errors import BadData, NotFinite
-from featcal.evaluation.accuracy import evaluate_pool, percent
-from featcal.evaluation.features import features_of, unit_features
-from featcal.evaluation.zero_shot import class_mean_head, words_known, zero_shot_head
+from featcal.evaluation.zero_shot import (
+    class_mean_head,
+    evaluate_pool,
+    features_of,
+    percent,
+    unit_features,
+    words_known,
+    zero_shot_head,
+)
 
 CLASSES, TEMPLATES = ("cat", "red dog", "ship"), ("a photo of a {}", "the {}")
 

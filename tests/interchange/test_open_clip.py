@@ -16,9 +16,15 @@ from transformers import AutoImageProcessor, CLIPModel, CLIPTokenizer
 import featcal
 from featcal.cli import main as cli
 from featcal.data.images import Preprocess
-from featcal.interchange.architecture import clip_config, model_config
-from featcal.interchange.open_clip import CONFIG, WEIGHTS, read_open_clip, write_open_clip
-from featcal.interchange.tensors import in_their_names
+from featcal.interchange.open_clip import (
+    CONFIG,
+    WEIGHTS,
+    clip_config,
+    in_their_names,
+    model_config,
+    read_open_clip,
+    write_open_clip,
+)
 from featcal.models.load import load_clip, load_tokenizer, load_vision
 from featcal.models.save import save_model
 from reproduction.data.prompts import load_prompts

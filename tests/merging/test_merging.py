@@ -12,9 +12,9 @@ import featcal
 from featcal.errors import BadSetting, DiskFull, MissingTensor, TensorsDiffer, UnknownKey
 from featcal.merging.merge import merge
 from featcal.merging.tensors import average_tensor, moved_tensor, total
+from featcal.models import save as writer
+from featcal.models.checkpoint import LazyCheckpoint
 from featcal.models.load import load_vision
-from featcal.storage import writer
-from featcal.storage.checkpoint import LazyCheckpoint
 
 HALF = "encoder.layers.0.mlp.fc1.weight"
 

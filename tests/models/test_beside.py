@@ -20,7 +20,7 @@ from tiny import PAPER, TEXT, make, shifted
 import featcal
 from featcal.cli import main as cli
 from featcal.errors import BadFile
-from featcal.evaluation.sentences import Sentences
+from featcal.evaluation.texts import Sentences
 from featcal.models.load import load_model, load_tokenizer
 from featcal.models.save import beside, copy_beside, save_model
 

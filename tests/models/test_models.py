@@ -10,8 +10,14 @@ from transformers import CLIPVisionModel, LlamaConfig, LlamaForCausalLM, MPNetCo
 from transformers.utils import logging
 
 from featcal.errors import BadFile, BadSetting, FeatCalError, WrongKeys
-from featcal.models.device import torch_device
-from featcal.models.load import load_clip, load_model, load_tokenizer, load_vision, quiet
+from featcal.models.load import (
+    load_clip,
+    load_model,
+    load_tokenizer,
+    load_vision,
+    quiet,
+    torch_device,
+)
 from featcal.models.save import save_model
 
 

@@ -8,10 +8,10 @@ from families import FAMILIES, KINDS
 from folders import batch_for, folder_of, nothing_left, numbers, outputs, present, same, whole
 from tiny import make
 
-from featcal.blocks.capture import first_inputs
-from featcal.blocks.plan import blocks_of
-from featcal.blocks.plans import plan_for
-from featcal.blocks.replay import check_replay
+from featcal.models.capture import first_inputs
+from featcal.models.families import plan_for
+from featcal.models.plan import blocks_of
+from featcal.models.replay import check_replay
 from featcal.models.save import save_model
 from featcal.models.streamed import Streamed
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from tiny import TEXT, VISION, images, make
 
 from featcal.errors import FeatCalError, MissingTensor, WrongKeys
+from featcal.models.checkpoint import LazyCheckpoint, all_finite
 from featcal.models.save import save_model
 from featcal.models.streamed import Streamed
-from featcal.storage.checkpoint import LazyCheckpoint, all_finite
 
 
 def renamed(folder, name):

@@ -12,11 +12,8 @@ from tiny import PAPER, averaged, experiment, images, make, same_bits, shifted
 import featcal
 from featcal.errors import BadBatches, BadSetting
 from featcal.tuning import tune as module
-from featcal.tuning.divergence import task_divergence
-from featcal.tuning.holdout import split
-from featcal.tuning.path import RIDGES, path_gains, ridge_of
-from featcal.tuning.proposals import place, proposals
-from featcal.tuning.settings import Candidate, Search, best
+from featcal.tuning.search import Candidate, Search, best, place, proposals, split
+from featcal.tuning.tune import RIDGES, path_gains, ridge_of, task_divergence
 
 pytest.importorskip("optuna")
 
@@ -90,7 +87,7 @@ def test_text_is_compared_where_a_token_is_no_padding_whatever_is_made_at_once(m
     p, q = (torch.cat(part) for part in both)
     expected = float((q.exp() * (q - p)).sum(-1).mean())
     assert task_divergence("a", ours, theirs, batches) == pytest.approx(expected)
-    monkeypatch.setattr("featcal.tuning.divergence.SCORES_AT_ONCE", 200)
+    monkeypatch.setattr("featcal.tuning.tune.SCORES_AT_ONCE", 200)
     assert task_divergence("a", ours, theirs, batches) == pytest.approx(expected)
 
 

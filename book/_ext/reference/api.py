@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 from featcal.baselines import settings as adapters
-from featcal.tuning import settings as search
+from featcal.tuning import search
 from reference.markdown import block, docstring, escaped
 
 # heading → file and name; the first group is `featcal.<name>`, a test holds them against
@@ -21,13 +21,13 @@ PUBLIC = {
     "featcal.mean_shift": "featcal/baselines/mean_shift.py",
     "featcal.tune": "featcal/tuning/tune.py",
     "featcal.Calibration": "featcal/settings.py",
-    "featcal.BlockPlan": "featcal/blocks/plan.py",
-    "featcal.Stack": "featcal/blocks/plan.py",
+    "featcal.BlockPlan": "featcal/models/plan.py",
+    "featcal.Stack": "featcal/models/plan.py",
 }
 RESULTS = {
-    "Result": "featcal/calibration/record.py",
-    "BlockRecord": "featcal/calibration/record.py",
-    "DriftRecord": "featcal/calibration/record.py",
+    "Result": "featcal/calibration/report.py",
+    "BlockRecord": "featcal/calibration/report.py",
+    "DriftRecord": "featcal/calibration/report.py",
     "Agreement": "featcal/evaluation/compare.py",
     "Adapters": "featcal/baselines/adapters.py",
 }

@@ -15,11 +15,11 @@ import torch
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
-from featcal.blocks.batches import check_batch, check_tasks, naming
 from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, Diverged
 from featcal.merging.answers import answer_logits, encoder
 from featcal.merging.registry import Job, Named, method
+from featcal.models.batch import check_batch, check_tasks, naming
 
 REPORTS = 20  # lines of progress, whatever the number of steps
 

@@ -11,10 +11,10 @@ import torch
 from pydantic import NonNegativeInt, PositiveFloat
 from torch import Tensor
 
-from featcal.blocks.batches import check_tasks
 from featcal.core.precision import SUM_DTYPE
 from featcal.merging.answers import encoder, squared_slopes
 from featcal.merging.registry import Job, Named, method
+from featcal.models.batch import check_tasks
 
 
 def fisher_weights(

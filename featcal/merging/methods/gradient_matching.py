@@ -14,10 +14,10 @@ from typing import Annotated
 from pydantic import Field, NonNegativeInt, PositiveFloat
 from torch import Tensor
 
-from featcal.blocks.batches import check_tasks
 from featcal.merging.answers import encoder, squared_slopes
 from featcal.merging.registry import Job, Named, method
 from featcal.merging.tensors import added, task_vectors
+from featcal.models.batch import check_tasks
 
 
 def matched_tensor(

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from featcal.storage.atomic import atomic_path
+from featcal.files import atomic_path
 from reproduction.mini.language.domains import TESTS, test_items, training_items
 from reproduction.mini.language.items import Item
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from featcal.data.texts import Sample
 from featcal.errors import BadSetting, UnknownKey
-from featcal.storage.atomic import atomic_path
+from featcal.files import atomic_path
 from reproduction.data.glue import GLUE, prompted
 from reproduction.mini.language.conclusions import MNLI, QNLI, RTE
 from reproduction.mini.language.drawing import chance

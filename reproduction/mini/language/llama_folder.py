@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from featcal.storage.atomic import atomic_folder
+from featcal.files import atomic_folder
 
 CARD = """---
 license: mit

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import GenerationConfig, PreTrainedTokenizerFast, T5ForConditionalGeneration
 
-from featcal.storage.atomic import atomic_folder
+from featcal.files import atomic_folder
 from reproduction.mini.language.t5_models import END, PAD
 
 CARD = """---

@@ -9,8 +9,8 @@ from statistics import mean
 import pandas as pd
 import yaml
 
+from featcal.core.moments import PATCH_WEIGHT
 from featcal.core.ridge import EPS
-from featcal.core.weighting import PATCH_WEIGHT
 from reproduction.report.markup import compact
 from reproduction.suites.recipe import FineTune
 

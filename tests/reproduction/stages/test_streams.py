@@ -18,10 +18,10 @@ from tiny import clip
 
 import featcal
 from featcal.baselines.features import InMemorySamples, samples_of
-from featcal.blocks.batches import single_samples
 from featcal.data.batches import draw_indices
 from featcal.data.images import ImageSet, Preprocess, load_images
 from featcal.errors import BadBatches
+from featcal.models.batch import single_samples
 from reproduction.data import decoded
 from reproduction.data.decoded import Split, mapped_images
 from reproduction.experiments.runs import Draw

@@ -13,8 +13,7 @@ from sentences import encoder, task
 
 import featcal
 from featcal.errors import HubUnreachable
-from featcal.evaluation.accuracy import evaluate_pool, percent
-from featcal.evaluation.features import unit_features
+from featcal.evaluation.zero_shot import evaluate_pool, percent, unit_features
 from featcal.models.load import load_as_calibrated, load_model
 from reproduction.data.sentences import TOKENS, load_sentences
 from reproduction.suites.fine_tune_sentences import WINDOW, similar_lengths

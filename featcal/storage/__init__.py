@@ -1,1 +1,0 @@
-"""Bytes: checkpoints, results, atomic writes. Knows no models and no mathematics."""

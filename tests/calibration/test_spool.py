@@ -1,0 +1,177 @@
+"""Tensors that wait on their device, in host memory or on disk come back as they were, within the
+budgets.
+"""
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from featcal.calibration import features as spools
+from featcal.calibration.features import Spool
+from featcal.errors import DiskFull
+
+KINDS = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+]
+
+
+def random(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def in_memory(folder):
+    return Spool(0, 1 << 20, folder)
+
+
+def on_disk(folder):
+    return Spool(0, 0, folder)
+
+
+LAYOUTS = {
+    "in order": lambda: random(2, 3, 4),
+    "axes exchanged": lambda: random(2, 3, 4).transpose(1, 2),
+    "heads of attention": lambda: random(2, 3, 4, 5).permute(0, 2, 1, 3),
+    "expanded": lambda: random(1, 1, 4).expand(3, 2, 4),
+    "expanded and exchanged": lambda: random(4, 3).T[None].expand(2, 3, 4),
+    "one number for all": lambda: torch.tensor(3.5).expand(2, 3),
+    "scalar": lambda: torch.tensor(1.5),
+    "empty": lambda: torch.zeros(0, 4),
+    "one row": lambda: random(1, 3, 1),
+}
+
+
+@pytest.mark.parametrize("place", [in_memory, on_disk])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_tensor_comes_back_with_its_bits_and_strides(layout, place, tmp_path):
+    tensor = LAYOUTS[layout]()
+    with place(tmp_path) as spool:
+        back = spool.get(spool.keep(tensor))
+    assert torch.equal(back, tensor) and back.dtype == tensor.dtype
+    wide = [axis for axis, size in enumerate(tensor.shape) if size > 1]
+    assert [back.stride(axis) for axis in wide] == [
+        tensor.stride(axis) for axis in wide
+    ] or not tensor.numel()
+
+
+@pytest.mark.parametrize("place", [in_memory, on_disk])
+@pytest.mark.parametrize("dtype", KINDS)
+def test_every_kind_of_number_comes_back_to_the_bit(dtype, place, tmp_path):
+    tensor = random(5, 3, dtype=dtype)
+    if dtype == torch.float32:
+        tensor[0] = torch.tensor([float("nan"), -0.0, float("inf")])
+    with place(tmp_path) as spool:
+        back = spool.get(spool.keep(tensor))
+    assert back.dtype == dtype and torch.equal(back.view(torch.uint8), tensor.view(torch.uint8))
+
+
+@pytest.mark.parametrize("place", [in_memory, on_disk])
+def test_gaps_between_rows_are_not_kept(place, tmp_path):
+    tensor = random(6, 8)[::2, 1:4]
+    with place(tmp_path) as spool:
+        back = spool.get(spool.keep(tensor))
+        assert spool.host.now + spool.disk.now == tensor.nbytes
+    assert torch.equal(back, tensor) and back.is_contiguous()
+
+
+def test_expanded_axes_are_counted_and_stored_once(tmp_path):
+    with in_memory(tmp_path / "a") as memory, on_disk(tmp_path / "b") as disk:
+        for spool in (memory, disk):
+            spool.keep(random(1, 4).expand(100, 4))
+        assert (memory.host.now, disk.disk.now) == (16, 16)
+
+
+def test_host_memory_is_used_up_to_its_budget_and_the_disk_beyond(tmp_path):
+    tensors = [random(10, seed=i) for i in range(4)]  # of 40 bytes each
+    with Spool(0, 100, tmp_path) as spool:
+        handles = [spool.keep(tensor) for tensor in tensors]
+        assert (spool.host.now, spool.disk.now, spool.host.peak) == (80, 80, 80)
+        assert all(
+            torch.equal(spool.get(handle), tensor)
+            for handle, tensor in zip(handles, tensors, strict=True)
+        )
+        spool.drop(handles[0])
+        later = spool.keep(random(5, seed=9))  # there is room in memory again
+        assert (spool.host.now, spool.disk.now) == (60, 80) and torch.equal(
+            spool.get(later), random(5, seed=9)
+        )
+
+
+def test_dropped_tensors_leave_neither_bytes_nor_files(tmp_path):
+    with Spool(0, 40, tmp_path) as spool:
+        handles = [spool.keep(random(10, seed=i)) for i in range(3)]
+        assert len(files(tmp_path)) == 2
+        for handle in handles:
+            spool.drop(handle)
+        assert (spool.host.now, spool.disk.now, spool.host.peak, files(tmp_path)) == (0, 0, 40, [])
+
+
+def files(folder):
+    return sorted(str(path) for path in folder.rglob("*.raw"))
+
+
+def test_nothing_is_left_on_disk_whatever_ends_the_run(tmp_path):
+    with pytest.raises(KeyboardInterrupt), on_disk(tmp_path) as spool:
+        spool.keep(random(10))
+        raise KeyboardInterrupt
+    assert os.listdir(tmp_path) == [] and spool.disk.now == 0
+
+
+def test_what_a_killed_process_left_is_removed_and_a_living_one_keeps_its_files(tmp_path):
+    code = """
+import os, signal, sys, torch
+from featcal.calibration.features import Spool
+Spool(0, 0, sys.argv[1]).keep(torch.ones(10))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with on_disk(tmp_path) as living:
+        handle = living.keep(random(10))
+        subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, timeout=120)
+        assert len(files(tmp_path)) == 2
+        with on_disk(tmp_path):
+            assert len(files(tmp_path)) == 1
+        assert torch.equal(living.get(handle), random(10))
+
+
+def test_a_full_disk_is_one_error_naming_the_folder_and_leaves_no_half_file(tmp_path, monkeypatch):
+    def full(self, data):
+        self.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with on_disk(tmp_path / "spool") as spool:
+        monkeypatch.setattr(spools.Path, "write_bytes", full)
+        with pytest.raises(DiskFull, match=r"spool/featcal-spool-.*no space left.*40 bytes"):
+            spool.keep(random(10))
+        assert files(tmp_path) == [] and spool.disk.now == 0
+
+
+def test_a_file_that_was_cut_short_is_never_taken_for_a_tensor(tmp_path):
+    with on_disk(tmp_path) as spool:
+        handle = spool.keep(random(10))
+        os.truncate(files(tmp_path)[0], 30)
+        with pytest.raises(OSError, match="30 of 40 bytes"):
+            spool.get(handle)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_tensors_wait_there_then_in_pinned_memory_then_on_disk(tmp_path):
+    tensors = [random(10, seed=i).cuda()[:, None].expand(10, 3) for i in range(6)]
+    with Spool(80, 80, tmp_path) as spool:
+        handles = [spool.keep(tensor) for tensor in tensors]
+        assert (spool.device.now, spool.host.now, spool.disk.now) == (80, 80, 80)
+        for handle, tensor in zip(handles, tensors, strict=True):
+            back = spool.get(handle)
+            assert (
+                back.device == tensor.device
+                and torch.equal(back, tensor)
+                and back.stride() == tensor.stride()
+            )

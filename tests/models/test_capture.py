@@ -1,0 +1,126 @@
+"""No hook survives, whatever is raised; inputs that cannot be trusted are errors."""
+
+import pytest
+import torch
+from tiny import PAPER, clip, experiment, images
+from torch import nn
+
+from featcal import calibrate
+from featcal.errors import BadCapture
+from featcal.models.capture import first_inputs, module_inputs, module_outputs
+
+
+def hooks(model):
+    return sum(len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules())
+
+
+class Block(nn.Module):
+    """A block of one linear, used as each test wants."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.fc, self.use = nn.Linear(3, 3), use
+
+    def forward(self, x):
+        return self.use(self.fc, x)
+
+
+def run(use):
+    block, x = Block(use), torch.ones(1, 2, 3)
+    with torch.no_grad(), module_inputs(block, ["fc"]) as seen:
+        block(x)
+    return seen
+
+
+def twice(fc, x):
+    return fc(fc(x))
+
+
+def by_keyword(fc, x):
+    return fc(input=x)
+
+
+def around(fc, x):
+    return nn.functional.linear(x, fc.weight, fc.bias)
+
+
+def overwritten(fc, x):
+    x = x.clone()
+    y = fc(x)
+    x += 1
+    return y
+
+
+def test_input_of_a_linear_is_what_it_was_called_with():
+    assert torch.equal(run(lambda fc, x: fc(2 * x))["fc"], torch.full((1, 2, 3), 2.0))
+
+
+@pytest.mark.parametrize(
+    ("use", "says"),
+    [
+        (twice, "twice"),
+        (by_keyword, "no positional"),
+        (around, "no positional"),
+        (overwritten, "overwritten"),
+    ],
+)
+def test_input_that_cannot_be_trusted_is_an_error_naming_the_module(use, says):
+    with pytest.raises(BadCapture, match=f"fc: .*{says}"):
+        run(use)
+
+
+def test_no_hook_survives_an_exception_inside_module_inputs():
+    model = clip()
+    block = model.encoder.layers[0]
+    with pytest.raises(KeyError), module_inputs(block, ["mlp.fc1", "layer_norm1"]):
+        assert hooks(model) == 2
+        raise KeyError
+    assert hooks(model) == 0
+
+
+def test_no_hook_survives_an_exception_in_the_middle_of_a_calibration(monkeypatch):
+    given = experiment()
+    teacher = given["experts"]["mnist"]
+
+    def fails(*_):
+        raise RuntimeError("in the last block")
+
+    monkeypatch.setattr(teacher.encoder.layers[1].mlp, "forward", fails)
+    with pytest.raises(RuntimeError, match="in the last block"):
+        calibrate(**given, settings=PAPER)
+    assert all(
+        hooks(model) == 0 for model in [given["merged"], given["base"], *given["experts"].values()]
+    )
+
+
+def test_first_inputs_are_what_the_embeddings_hand_to_the_first_block():
+    model, batch = clip(), images(1)[0]
+    with torch.no_grad():
+        hidden, arguments = first_inputs(model, model.encoder.layers, batch)
+        assert torch.equal(hidden, model.pre_layrnorm(model.embeddings(batch["pixel_values"])))
+    assert len(arguments) == 1 and "hidden_states" not in arguments[0]
+
+
+def test_forward_that_stops_at_the_last_input_has_seen_the_same_and_left_the_rest_undone():
+    block, x = clip().encoder.layers[0], torch.randn(2, 5, 32, dtype=torch.float64)
+    names, left = ["mlp.fc2", "layer_norm1", "mlp.fc1"], []
+    block.mlp.fc2.register_forward_hook(lambda *_: left.append("fc2"))
+    with torch.no_grad(), module_inputs(block, names) as whole:
+        block(x, attention_mask=None)
+    with (
+        torch.no_grad(),
+        module_inputs(block, names, lambda: len(stopped) == len(names)) as stopped,
+    ):
+        block(x, attention_mask=None)
+        raise AssertionError("not reached")
+    assert list(stopped) == ["layer_norm1", "mlp.fc1", "mlp.fc2"] and left == ["fc2"]
+    assert all(torch.equal(stopped[name], whole[name]) for name in names)
+    assert all(not m._forward_pre_hooks for m in block.modules())
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_output_overwritten_in_place_behind_its_module_is_left_out(spoilt):
+    block = Block(lambda fc, x: fc(x).add_(1) if spoilt else fc(x) + 1)
+    with torch.no_grad(), module_outputs(block, ["fc"]) as seen:
+        block(torch.ones(1, 2, 3))
+    assert list(seen) == ([] if spoilt else ["fc"]) and hooks(block) == 0
