@@ -24,7 +24,7 @@ from benchmarks.measure import (
     tower,
 )
 from featcal.calibration.block import calibrate_block
-from featcal.calibration.features import Tracks
+from featcal.calibration.features import StudentTeacherFeatures
 from featcal.calibration.observe import BlockView, calibrated_modules
 from featcal.calibration.ranks import Ranks
 from featcal.core.moments import add_gram, stripes
@@ -71,7 +71,7 @@ def contestants(width: int, tasks: int, samples: int, batch: int, device: str):
         }
         unmasked = [None] * len(range(0, samples, batch))
         tracks = {
-            t: Tracks(student, teacher, unmasked, unmasked)
+            t: StudentTeacherFeatures(student, teacher, unmasked, unmasked)
             for t, (student, teacher) in tracks.items()
         }
         stack = CLIP_VISION.stacks[0]

@@ -7,7 +7,7 @@ from tiny import make
 from featcal.models.capture import model_call
 from featcal.models.load import load_model, load_vision
 from featcal.models.save import save_model
-from featcal.models.streamed import Streamed
+from featcal.models.streamed import StreamedModel
 
 WAYS = {"transformers": lambda model, folder: model.save_pretrained(folder), "featcal": save_model}
 
@@ -62,12 +62,12 @@ def numbers(module):
     return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
 
 
-def present(held: Streamed):
+def present(held: StreamedModel):
     """Names of the parameters that are in memory, of a tied one the first."""
     return {name for name, parameter in held.module.named_parameters() if not parameter.is_meta}
 
 
-def nothing_left(held: Streamed):
+def nothing_left(held: StreamedModel):
     """Whether a streamed model is as if nothing had run."""
     changed = [
         m

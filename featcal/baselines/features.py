@@ -16,11 +16,10 @@ from torch.nn.functional import pad
 from featcal.baselines.settings import Training
 from featcal.core.draws import generator
 from featcal.errors import BadBatches, BadPlan, BadSetting
-from featcal.models.batch import IGNORED, naming, pad_token, padding_mask, single_samples
+from featcal.models.batch import IGNORED, Batch, naming, pad_token, padding_mask, single_samples
 from featcal.models.capture import StopForward, model_call
 from featcal.models.load import evaluation_mode, pooled
 
-Batch = Mapping[str, Any]
 Head = Tensor | Callable[[Tensor], Tensor] | Mapping[str, Tensor] | None
 
 

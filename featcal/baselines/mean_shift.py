@@ -6,9 +6,10 @@ from typing import Literal
 import torch
 
 from featcal.baselines.adapters import Adapters
-from featcal.baselines.features import Batch, Head
+from featcal.baselines.features import Head
 from featcal.baselines.settings import MeanShift
-from featcal.baselines.training import Model, adapters_for
+from featcal.baselines.training import adapters_for
+from featcal.models.batch import Batch, Model
 
 DEFAULT = MeanShift()
 

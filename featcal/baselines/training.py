@@ -6,7 +6,6 @@ T tasks · n rows of a batch · d width of a feature.
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, islice
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,6 @@ from torch.nn.utils.rnn import pad_sequence
 from featcal.baselines.adapters import Adapters, unit
 from featcal.baselines.corrections import Stacked, Trained, trained_correction
 from featcal.baselines.features import (
-    Batch,
     Head,
     Pair,
     Step,
@@ -28,13 +26,12 @@ from featcal.baselines.settings import AdapterMethod, MeanShift, Training
 from featcal.core.draws import generator
 from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, BadSetting, Diverged
-from featcal.models.batch import check_tasks
+from featcal.models.batch import Batch, Model, check_tasks
 from featcal.models.load import evaluation_mode, load_as_calibrated
 from featcal.settings import require
 
 REPORT_EVERY = 100  # steps
 Audit = Mapping[int, Callable[[Adapters], object]]  # called with the adapters after that many steps
-Model = nn.Module | str | Path
 
 
 def adapters_for(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from featcal.calibration.features import Tracks, advance, advance_student, moved
+from featcal.calibration.features import StudentTeacherFeatures, advance, advance_student, moved
 from featcal.calibration.observe import (
     BlockView,
     Observation,
@@ -43,7 +43,7 @@ def calibrate_block(
     student: nn.Module,
     base: AbstractContextManager[nn.Module],
     teachers: Callable[[], Iterable[tuple[str, nn.Module]]],
-    tracks: Mapping[str, Tracks],
+    tracks: Mapping[str, StudentTeacherFeatures],
     view: BlockView,
     settings: Calibration,
     ranks: Ranks,
@@ -104,7 +104,7 @@ def replay_block(
     student: nn.Module,
     solved: Mapping[str, Tensor],
     teachers: Iterable[tuple[str, nn.Module]],
-    tracks: Mapping[str, Tracks],
+    tracks: Mapping[str, StudentTeacherFeatures],
     view: BlockView,
     settings: Calibration,
 ) -> None:

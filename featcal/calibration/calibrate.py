@@ -14,21 +14,21 @@ from torch import Tensor, nn
 
 from featcal.calibration.drift import expert_drift
 from featcal.calibration.features import Spool, on_device
-from featcal.calibration.models import Model, hold_models
+from featcal.calibration.models import open_models
 from featcal.calibration.ranks import current
 from featcal.calibration.report import DriftRecord, Result, rounded
 from featcal.calibration.resume import RunFolder, Solved, beside, block_name
-from featcal.calibration.stacks import Batches, Run, calibrate_stacks
+from featcal.calibration.stacks import Run, calibrate_stacks
 from featcal.calibration.write import calibration_card, write_calibrated
 from featcal.core.moments import TokenRule
 from featcal.core.precision import exact_products
 from featcal.errors import BadBatches, BadFile
-from featcal.models.batch import check_batch, check_tasks, first_samples, naming
+from featcal.models.batch import Batches, Model, check_batch, check_tasks, first_samples, naming
 from featcal.models.load import evaluation_mode
 from featcal.models.plan import BlockPlan
 from featcal.models.replay import check_replay
 from featcal.models.save import require_replaceable
-from featcal.models.streamed import Held, Resident, Streamed
+from featcal.models.streamed import InMemoryModel, ModelHandle, StreamedModel
 from featcal.settings import Calibration, require
 
 
@@ -62,24 +62,24 @@ def measured_drift(
     return [record for records in run.ranks.gathered(found).values() for record in records]
 
 
-def two_models(run: Run, merged: Model) -> dict[str, Held]:
+def two_models(run: Run, merged: Model) -> dict[str, ModelHandle]:
     """Return the merged model as given, and the calibrated model."""
     student, plan = run.models.student, run.models.plan
     if isinstance(merged, nn.Module):
-        return {"merged": Resident(merged), "calibrated": student}
+        return {"merged": InMemoryModel(merged), "calibrated": student}
     given: dict[str, Any] = {
         "dtype": run.models.dtype,
         "device": run.models.device,
         "ledger": run.models.ledger,
     }
     given |= {"blocks": [stack.blocks for stack in plan.stacks]}
-    if isinstance(student, Streamed):
+    if isinstance(student, StreamedModel):
         assert run.folder is not None
         return {
             "merged": student,
-            "calibrated": Streamed(merged, **given, instead=solved_values(plan, run.folder)),
+            "calibrated": StreamedModel(merged, **given, instead=solved_values(plan, run.folder)),
         }
-    return {"merged": Streamed(merged, **given), "calibrated": student}
+    return {"merged": StreamedModel(merged, **given), "calibrated": student}
 
 
 def solved_values(plan: BlockPlan, folder: RunFolder) -> Callable[[str], Tensor | None]:
@@ -204,7 +204,7 @@ def calibrate(
                     f"is held out, but no expert has this name; there are: {', '.join(sorted(experts))}",
                 )
         mine = {task: experts[task] for task in ranks.mine(experts)}
-        models = hold_models(
+        models = open_models(
             merged, base, mine, plan, settings, whole=out is None, device=device, dtype=dtype
         )
         open_.enter_context(models.evaluated())
@@ -268,7 +268,7 @@ def check(
     """
     check_tasks(experts, batches)
     models, samples = (
-        hold_models(merged, base, experts, plan, settings, whole=False, device=device, dtype=dtype),
+        open_models(merged, base, experts, plan, settings, whole=False, device=device, dtype=dtype),
         {},
     )
     with models.evaluated(), exact_products():

@@ -17,7 +17,7 @@ from featcal.models.capture import StopForward, block_outputs, hooked, model_cal
 from featcal.models.families import plan_for
 from featcal.models.load import evaluation_mode
 from featcal.models.plan import BlockPlan, Stack, blocks_of
-from featcal.models.streamed import Held
+from featcal.models.streamed import ModelHandle
 
 
 def features_by_stack(
@@ -107,8 +107,8 @@ def last_features(model: nn.Module, batch: Mapping[str, Any], plan: BlockPlan) -
 
 def expert_drift(
     task: str,
-    models: Mapping[str, Held],
-    expert: Held,
+    models: Mapping[str, ModelHandle],
+    expert: ModelHandle,
     plan: BlockPlan,
     batches: Iterable[Mapping[str, Any]],
     device: torch.device,

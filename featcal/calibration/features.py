@@ -22,7 +22,7 @@ from featcal.calibration.resume import Digest
 from featcal.core.drift import Drift
 from featcal.errors import BadBatches
 from featcal.files import Ledger, atomic_path
-from featcal.models.batch import check_batch, naming, pad_token, padding_mask
+from featcal.models.batch import Batch, check_batch, naming, pad_token, padding_mask
 from featcal.models.capture import feeding, first_inputs
 from featcal.models.plan import Stack, blocks_of
 from featcal.models.replay import handed_on, step
@@ -260,9 +260,6 @@ class SpooledList:
                 self._spool.drop(handle)
 
 
-Batch = Mapping[str, Any]
-
-
 class Stream:
     """The batches of one task, read once and digested; kept for models with several stacks.
 
@@ -335,7 +332,7 @@ def rows(batch: Batch, chosen: Tensor) -> Batch:
 
 
 @dataclass
-class Tracks:
+class StudentTeacherFeatures:
     """Features of one task before the current block of one stack; a track holds Features, batch
     by batch.
     """
@@ -350,7 +347,7 @@ class Tracks:
 
 
 @dataclass(frozen=True)
-class HandedOn:
+class EncoderOutputs:
     """Outputs of one stack that feed the next, of one task, batch by batch."""
 
     student: SpooledList  # by the calibrated stack
@@ -366,12 +363,12 @@ def start_tracks(
     batches: Iterable[Mapping[str, Any]],
     spool: Spool,
     source: Stack | None = None,
-    fed: HandedOn | None = None,
-) -> Tracks:
+    fed: EncoderOutputs | None = None,
+) -> StudentTeacherFeatures:
     """Return both tracks before the first block of a stack, which `source` feeds; batches are read
     once. Raises: BadBatches.
     """
-    tracks = Tracks(SpooledList(spool), SpooledList(spool))
+    tracks = StudentTeacherFeatures(SpooledList(spool), SpooledList(spool))
     for number, batch in enumerate(batches):
         check_batch(task, number, batch, student)
         with naming(task, number):
@@ -410,7 +407,7 @@ def moved(block: nn.Module, stack: Stack, track: SpooledList) -> SpooledList:
     return result
 
 
-def advance_student(block: nn.Module, stack: Stack, tracks: Tracks) -> Drift:
+def advance_student(block: nn.Module, stack: Stack, tracks: StudentTeacherFeatures) -> Drift:
     """Move the student's track past a block, and return its drift from the teacher's track."""
     drift = Drift()
     for number, mask in enumerate(tracks.masks):

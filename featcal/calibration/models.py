@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from featcal.errors import BadPlan
 from featcal.files import Ledger
+from featcal.models.batch import Model
 from featcal.models.coverage import check_blocks, solved_modules
 from featcal.models.families import plan_for
 from featcal.models.load import (
@@ -27,19 +28,17 @@ from featcal.models.load import (
 from featcal.models.lora import dense_model, without_adapters
 from featcal.models.modules import check_norm
 from featcal.models.plan import BlockPlan
-from featcal.models.streamed import Held, Resident, Streamed, require_alike
+from featcal.models.streamed import InMemoryModel, ModelHandle, StreamedModel, require_alike
 from featcal.settings import Calibration, require
-
-Model = nn.Module | str | Path
 
 
 @dataclass(frozen=True)
 class Models:
     """The student, the base and the experts of one calibration."""
 
-    student: Held
-    base: Held
-    experts: Mapping[str, Held]  # by task, in the order of names
+    student: ModelHandle
+    base: ModelHandle
+    experts: Mapping[str, ModelHandle]  # by task, in the order of names
     plan: BlockPlan
     device: torch.device
     dtype: torch.dtype
@@ -50,7 +49,7 @@ class Models:
         """Round a streamed student's block to the precision it is written in, so that later blocks
         see the written weights.
         """
-        if isinstance(self.student, Streamed):
+        if isinstance(self.student, StreamedModel):
             for name, p in block.named_parameters():
                 p.copy_(p.to(self.student.parameters.stored_dtype(f"{path}.{name}")))
 
@@ -64,7 +63,7 @@ class Models:
             yield
 
 
-def hold_models(
+def open_models(
     merged: Model,
     base: Model,
     experts: Mapping[str, Model],
@@ -101,25 +100,29 @@ def hold_models(
 
     ledger = Ledger()
 
-    def streamed(folder: str | Path, like: type[PreTrainedModel] | None = None) -> Held:
+    def streamed(folder: str | Path, like: type[PreTrainedModel] | None = None) -> ModelHandle:
         paths = [stack.blocks for stack in plan.stacks] if plan else ()
-        return Streamed(folder, paths, dtype=dtype, device=place, ledger=ledger, like=like)
+        return StreamedModel(folder, paths, dtype=dtype, device=place, ledger=ledger, like=like)
 
     if isinstance(merged, nn.Module):
-        student: Held = Resident(copy.deepcopy(without_adapters(merged)))
+        student: ModelHandle = InMemoryModel(copy.deepcopy(without_adapters(merged)))
     else:
         student = (
-            Resident(load_as_calibrated(merged, dtype).to(place)) if whole else streamed(merged)
+            InMemoryModel(load_as_calibrated(merged, dtype).to(place))
+            if whole
+            else streamed(merged)
         )
     plan = plan_for(student.module, plan)
 
-    def beside(model: Model) -> Held:
+    def beside(model: Model) -> ModelHandle:
         """Return the base or an expert; only its tower if its head differs from the student's."""
         kind = type(student.module)
         if isinstance(model, nn.Module):
             plain = without_adapters(model)
             tower = getattr(plain, "base_model", plain)
-            return Resident(tower if type(plain) is not kind and type(tower) is kind else plain)
+            return InMemoryModel(
+                tower if type(plain) is not kind and type(tower) is kind else plain
+            )
         own = model_class(model)
         return streamed(model, kind if own is not kind and same_tower(own, kind) else None)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from featcal.calibration.features import Tracks
+from featcal.calibration.features import StudentTeacherFeatures
 from featcal.core.moments import Moments, TokenRule, token_weights
 from featcal.core.norm import NormMoments, NormSystem
 from featcal.core.precision import HALF, product, wide
@@ -190,7 +190,7 @@ class Observation:
 def observe(
     student: nn.Module,
     teacher: nn.Module,
-    tracks: Tracks,
+    tracks: StudentTeacherFeatures,
     view: BlockView,
     last: bool = True,
     proving: bool = True,
@@ -377,7 +377,10 @@ def rows(x: Tensor) -> Tensor:
 
 
 def block_parts(
-    student: nn.Module, tracks: Mapping[str, Tracks], view: BlockView, settings: Calibration
+    student: nn.Module,
+    tracks: Mapping[str, StudentTeacherFeatures],
+    view: BlockView,
+    settings: Calibration,
 ) -> list[BlockView]:
     """Return the parts in the order in which they are solved; for the paper's method the whole
     block.
@@ -397,7 +400,9 @@ def last_with_teacher(parts: Sequence[BlockView]) -> int:
     return max((n for n, part in enumerate(parts) if part.modules.linears), default=len(parts) - 1)
 
 
-def residual_writers(student: nn.Module, tracks: Tracks, view: BlockView) -> tuple[str, ...]:
+def residual_writers(
+    student: nn.Module, tracks: StudentTeacherFeatures, view: BlockView
+) -> tuple[str, ...]:
     """Return the solved linears whose outputs are added to the residual stream. Raises: BadSetting
     where there are none.
     """
@@ -420,7 +425,9 @@ def written(block: nn.Module, stack: Stack, hidden: Tensor, arguments: Arguments
     return set(seen)
 
 
-def in_forward_order(student: nn.Module, tracks: Tracks, view: BlockView) -> list[Modules]:
+def in_forward_order(
+    student: nn.Module, tracks: StudentTeacherFeatures, view: BlockView
+) -> list[Modules]:
     """Return norms one by one, and linears with all others that read the same tensor, in forward
     order.
     """

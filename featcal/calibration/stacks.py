@@ -1,7 +1,7 @@
 """Calibrate every block of every stack in forward order; resume from solved blocks."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from featcal.calibration.block import calibrate_block, replay_block
 from featcal.calibration.features import (
-    HandedOn,
+    EncoderOutputs,
     Spool,
     SpooledList,
     Stream,
-    Tracks,
+    StudentTeacherFeatures,
     advance,
     hand_on,
     on_device,
@@ -33,13 +33,11 @@ from featcal.calibration.ranks import Ranks
 from featcal.calibration.report import BlockRecord, line
 from featcal.calibration.resume import RunFolder, block_name, fingerprint
 from featcal.core.moments import TokenRule
-from featcal.models.batch import check_batch, first_samples, naming
+from featcal.models.batch import Batches, check_batch, first_samples, naming
 from featcal.models.plan import Stack, blocks_of
 from featcal.models.replay import check_replay
 from featcal.models.streamed import in_turn
 from featcal.settings import Calibration, require
-
-Batches = Iterable[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def calibrate_stacks(run: Run, batches: Mapping[str, Batches]) -> list[BlockReco
     outputs to the next stack.
     """
     records: list[BlockRecord] = []
-    handed: dict[str, HandedOn] = {}
+    handed: dict[str, EncoderOutputs] = {}
     streams = opened(run, batches)
     for source, stack in run.models.plan.in_order:
         tracks = started(run, source, stack, streams, handed)
@@ -105,8 +103,8 @@ def started(
     source: Stack | None,
     stack: Stack,
     streams: Mapping[str, Stream],
-    handed: Mapping[str, HandedOn],
-) -> dict[str, Tracks]:
+    handed: Mapping[str, EncoderOutputs],
+) -> dict[str, StudentTeacherFeatures]:
     """Return both tracks of every task before the first block of a stack."""
     tracks = {}
     with run.models.student.running() as student:
@@ -119,7 +117,9 @@ def started(
     return tracks
 
 
-def handed_over(run: Run, stack: Stack, tracks: Mapping[str, Tracks]) -> dict[str, HandedOn]:
+def handed_over(
+    run: Run, stack: Stack, tracks: Mapping[str, StudentTeacherFeatures]
+) -> dict[str, EncoderOutputs]:
     """Return what a stack feeds to the next one, by task."""
     handed = {}
     with run.models.student.running() as student:
@@ -127,12 +127,12 @@ def handed_over(run: Run, stack: Stack, tracks: Mapping[str, Tracks]) -> dict[st
             with expert.running() as teacher:
                 ours = hand_on(student, stack, tracks[task].student)
                 theirs = hand_on(teacher, stack, tracks[task].teacher)
-                handed[task] = HandedOn(ours, theirs, tracks[task].masks)
+                handed[task] = EncoderOutputs(ours, theirs, tracks[task].masks)
     return handed
 
 
 def calibrate_stack(
-    run: Run, stack: Stack, tracks: Mapping[str, Tracks], fed: str
+    run: Run, stack: Stack, tracks: Mapping[str, StudentTeacherFeatures], fed: str
 ) -> list[BlockRecord]:
     """Calibrate every block of one stack in forward order."""
     count, records = len(blocks_of(run.models.student.module, stack)), []
@@ -180,7 +180,11 @@ def weighing(rule: TokenRule) -> TokenRule:
 
 
 def watch_block(
-    run: Run, block: nn.Module, path: str, tracks: Mapping[str, Tracks], view: BlockView
+    run: Run,
+    block: nn.Module,
+    path: str,
+    tracks: Mapping[str, StudentTeacherFeatures],
+    view: BlockView,
 ) -> None:
     """Observe a block for every task without solving it, and move the tracks on. Raises: as
     `observe`.
@@ -194,7 +198,11 @@ def watch_block(
 
 
 def calibrated_or_known(
-    run: Run, block: nn.Module, path: str, tracks: Mapping[str, Tracks], view: BlockView
+    run: Run,
+    block: nn.Module,
+    path: str,
+    tracks: Mapping[str, StudentTeacherFeatures],
+    view: BlockView,
 ) -> tuple[BlockRecord, bool]:
     """Calibrate a block and keep the solution, or load the one that an earlier run kept (then
     True).

@@ -20,7 +20,7 @@ from featcal.files import atomic_folder
 from featcal.models.checkpoint import LazyCheckpoint
 from featcal.models.plan import blocks_of
 from featcal.models.save import ShardWriter, copy_beside, save_model
-from featcal.models.streamed import Streamed
+from featcal.models.streamed import StreamedModel
 from featcal.settings import Calibration
 from featcal.version import __version__
 
@@ -207,13 +207,13 @@ def write_calibrated(
         record["drift"] = [asdict(one) for one in drift]
     text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     with atomic_folder(out) as place:
-        if isinstance(models.student, Streamed):
+        if isinstance(models.student, StreamedModel):
             copy_with(models.student, place, solved_tensors(models, folder))
         else:
             save_model(
                 models.student.module,
                 place,
-                like=models.base.folder if isinstance(models.base, Streamed) else None,
+                like=models.base.folder if isinstance(models.base, StreamedModel) else None,
             )
         (place / "featcal.json").write_text(text, encoding="utf-8")
         write_card(place, card)
@@ -237,7 +237,7 @@ def solved_tensors(models: Models, folder: RunFolder) -> Iterator[tuple[str, Ten
                 yield f"{stack.blocks}.{index}.{name}", tensor
 
 
-def copy_with(student: Streamed, folder: Path, solved: Iterable[tuple[str, Tensor]]) -> None:
+def copy_with(student: StreamedModel, folder: Path, solved: Iterable[tuple[str, Tensor]]) -> None:
     """A copy of the student's folder with solved parameters in the place of its own: same names,
     kinds and configuration.
     """

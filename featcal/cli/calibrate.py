@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from featcal.calibration.report import Result
-    from featcal.data.batches import Batches
+    from featcal.data.batches import DrawnBatches
     from featcal.data.places import Place
     from featcal.settings import Calibration
 
@@ -85,7 +85,7 @@ def place_name(place: "Place") -> str:
 
 def show_run(
     model: "nn.Module",
-    batches: Mapping[str, "Batches"],
+    batches: Mapping[str, "DrawnBatches"],
     size: int,
     given: Mapping[str, Any],
     settings: "Calibration",

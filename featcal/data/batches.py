@@ -24,7 +24,7 @@ IGNORED = -100  # transformers' label of a token without a target
 
 
 @dataclass(frozen=True)
-class Batches:
+class DrawnBatches:
     """Keyword dictionaries for a model's forward, the same ones in every iteration.
 
     longest: tokens of the longest text, prompt or target; 0 where there is no text.
@@ -97,7 +97,7 @@ def load_batches(
     split: str = "train",
     tokens: int | None = None,
     dtype: torch.dtype = torch.float32,
-) -> dict[str, Batches]:
+) -> dict[str, DrawnBatches]:
     """Draw samples of every task and prepare them for one model, as `featcal calibrate` does.
 
     Args:
@@ -126,7 +126,7 @@ def load_batches(
 
 def drawn(
     model: nn.Module, folders: Sequence[Path], places: Mapping[str, Place], draw: Draw
-) -> dict[str, Batches]:
+) -> dict[str, DrawnBatches]:
     """Return the batches of every task, sorted by name; drawn samples are read and checked now.
 
     model: decides what is read; its weights may be on meta.
@@ -152,7 +152,7 @@ def drawn(
 
 def held_out(
     model: nn.Module, folders: Sequence[Path], places: Mapping[str, Place], draw: Draw
-) -> dict[str, Batches]:
+) -> dict[str, DrawnBatches]:
     """Return batches of the next samples of the same draw, at most HELD_OUT per task.
 
     Tasks with fewer than LEAST_HELD_OUT left are skipped. Raises: as drawn.
@@ -168,7 +168,7 @@ def held_out(
     return held
 
 
-def _picture_batches(task: str, place: Place, preprocess: Preprocess, draw: Draw) -> Batches:
+def _picture_batches(task: str, place: Place, preprocess: Preprocess, draw: Draw) -> DrawnBatches:
     """Decode the drawn pictures of one task now; normalise them batch by batch."""
     pictures = load_pictures(place, draw.split, preprocess)
     chosen: Pictures = pictures.take(draw.of(task, place, len(pictures)))
@@ -177,7 +177,7 @@ def _picture_batches(task: str, place: Place, preprocess: Preprocess, draw: Draw
         for batch in chosen.batches(None, draw.batch):
             yield {name: value.to(draw.dtype) for name, value in batch.items()}
 
-    return Batches(len(chosen), 0, made)
+    return DrawnBatches(len(chosen), 0, made)
 
 
 def token_batches(
@@ -186,7 +186,7 @@ def token_batches(
     reader: Reader,
     size: int,
     most: float = PADDED,
-) -> Batches:
+) -> DrawnBatches:
     """Tokenise the chosen samples; batch them longest first, so that memory runs out at once.
 
     size: samples per batch, at most.   most: computed tokens per token that counts, at most.
@@ -200,7 +200,9 @@ def token_batches(
         for part in parts:
             yield batch(part, reader.pad, reader.takes)
 
-    return Batches(len(ordered), max(max(len(t.ids), len(t.target or ())) for t in ordered), made)
+    return DrawnBatches(
+        len(ordered), max(max(len(t.ids), len(t.target or ())) for t in ordered), made
+    )
 
 
 def cut(ordered: Sequence[Tokens], size: int, most: float) -> list[list[Tokens]]:

@@ -1,10 +1,9 @@
 """What a model answers to a batch: features behind the last block, and scores where it has a head,
 beside another model's."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,13 +16,21 @@ from featcal.calibration.features import on_device
 from featcal.core.drift import Drift
 from featcal.core.precision import exact_products, wide
 from featcal.errors import BadBatches, BadSetting, NotFinite
-from featcal.models.batch import check_batch, check_tasks, naming, pad_token, padding_mask
+from featcal.models.batch import (
+    Batches,
+    Model,
+    check_batch,
+    check_tasks,
+    naming,
+    pad_token,
+    padding_mask,
+)
 from featcal.models.capture import model_call
 from featcal.models.families import plan_for
 from featcal.models.load import evaluation_mode, torch_device
 from featcal.models.lora import without_adapters
 from featcal.models.plan import BlockPlan
-from featcal.models.streamed import Held, Resident, Streamed, require_alike
+from featcal.models.streamed import InMemoryModel, ModelHandle, StreamedModel, require_alike
 from featcal.settings import require
 from featcal.tuning.tune import Scored, answer_pairs, divergences
 
@@ -83,10 +90,6 @@ def scored_alike(ours: Scored | Table, theirs: Scored | Table) -> tuple[Tensor, 
         kl.append(divergences(here, there).double().cpu())
         same.append((here.argmax(-1) == there.argmax(-1)).double().cpu())
     return torch.cat(kl), torch.cat(same)
-
-
-Model = nn.Module | str | Path
-Batches = Iterable[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -155,11 +158,11 @@ def compare(
     )
     place = torch_device(device)
 
-    def held(model: Model) -> Held:
+    def held(model: Model) -> ModelHandle:
         return (
-            Resident(without_adapters(model))
+            InMemoryModel(without_adapters(model))
             if isinstance(model, nn.Module)
-            else Streamed(model, dtype=dtype, device=place)
+            else StreamedModel(model, dtype=dtype, device=place)
         )
 
     ours = {name: held(model) for name, model in models.items()}
@@ -178,13 +181,13 @@ def compare(
     return found
 
 
-def blocks_alone(held: Held, plan: BlockPlan | None) -> Held:
+def blocks_alone(held: ModelHandle, plan: BlockPlan | None) -> ModelHandle:
     """The blocks of a model as one module."""
     stacks = plan_for(held.module, plan).stacks
     parts = {
         stack.name.replace(".", "_"): held.module.get_submodule(stack.blocks) for stack in stacks
     }
-    return Resident(nn.ModuleDict(parts))
+    return InMemoryModel(nn.ModuleDict(parts))
 
 
 @dataclass
@@ -202,8 +205,8 @@ class Sums:
 
 def agreements(
     task: str,
-    models: Mapping[str, Held],
-    expert: Held,
+    models: Mapping[str, ModelHandle],
+    expert: ModelHandle,
     batches: Batches,
     plan: BlockPlan | None,
     device: torch.device,

@@ -17,15 +17,7 @@ from featcal.errors import TensorsDiffer
 from featcal.files import write_json
 from featcal.merging.alignment import aligned, class_of
 from featcal.merging.answers import read_head
-from featcal.merging.registry import (
-    Batches,
-    Job,
-    Method,
-    Named,
-    method_named,
-    settings_of,
-    silent,
-)
+from featcal.merging.registry import Job, Method, Named, method_named, settings_of, silent
 from featcal.merging.sources import (
     Source,
     expert_sources,
@@ -35,6 +27,7 @@ from featcal.merging.sources import (
     source,
 )
 from featcal.merging.tensors import moved
+from featcal.models.batch import Model, TaskBatches
 from featcal.models.load import (
     VISION,
     is_adapter,
@@ -46,8 +39,6 @@ from featcal.models.load import (
 from featcal.models.save import ShardWriter, copy_beside, write_config
 from featcal.settings import require
 from featcal.version import __version__
-
-Model = nn.Module | str | Path
 
 
 @dataclass(frozen=True)
@@ -72,7 +63,7 @@ def merge(
     experts: Mapping[str, Model] | Sequence[Model],
     *,
     out: str | Path | None = None,
-    batches: Batches | None = None,
+    batches: TaskBatches | None = None,
     head: str | Path | Mapping[str, torch.Tensor] | None = None,
     embeddings: str = "merge",
     device: str | torch.device = "cpu",
@@ -202,7 +193,7 @@ def opened_merge(
     base: Model,
     experts: Mapping[str, Model] | Sequence[Model],
     *,
-    batches: Batches | None = None,
+    batches: TaskBatches | None = None,
     head: str | Path | Mapping[str, torch.Tensor] | None = None,
     embeddings: str = "merge",
     device: str | torch.device = "cpu",

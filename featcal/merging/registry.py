@@ -8,7 +8,7 @@ from __future__ import annotations  # listing methods loads no torch
 
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from featcal.merging.sources import Source
+    from featcal.models.batch import TaskBatches
 
 Named = tuple[str, "Tensor"]
-Batches = Mapping[str, Iterable[Mapping[str, Any]]]  # by task
 Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]  # a list from YAML becomes a tuple
@@ -43,7 +43,7 @@ class Job:
     base: Source
     experts: dict[str, Source]  # sorted by task: the order they were given in changes nothing
     structure: Callable[[], nn.Module]  # makes a new module like the base, to run
-    batches: Batches = field(default_factory=dict)
+    batches: TaskBatches = field(default_factory=dict)
     head: Mapping[str, Tensor] = field(default_factory=dict)
     device: torch.device | str = "cpu"
     progress: Callable[[str], None] = silent

@@ -2,12 +2,18 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from featcal.errors import BadBatches, BadSetting, nearest
+
+Model = nn.Module | str | Path  # a module or a checkpoint folder
+Batch = Mapping[str, Any]  # keyword arguments of a model's forward
+Batches = Iterable[Batch]  # of one task
+TaskBatches = Mapping[str, Batches]  # by task
 
 # samples on which a plan is checked: whether blocks replay a model does not depend on how many
 # there are

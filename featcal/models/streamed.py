@@ -46,7 +46,7 @@ class ReadAhead:
         self._ledger.remove(self._bytes)
 
 
-class Held(Protocol):
+class ModelHandle(Protocol):
     """A model of which parts are asked for by path."""
 
     @property
@@ -71,7 +71,7 @@ class Held(Protocol):
         """
 
 
-class Resident:
+class InMemoryModel:
     """A module that was given, wholly in memory."""
 
     def __init__(self, module: nn.Module):
@@ -98,7 +98,7 @@ class Resident:
             require_numbers(place, name, parameter)
 
 
-def in_turn(held: Mapping[str, Held], path: str) -> Iterator[tuple[str, nn.Module]]:
+def in_turn(held: Mapping[str, ModelHandle], path: str) -> Iterator[tuple[str, nn.Module]]:
     """One block of every model after another, by name; while the caller has one, the next is read.
 
     At most these two are in memory; when the iterator is closed early, neither is.
@@ -115,7 +115,7 @@ def in_turn(held: Mapping[str, Held], path: str) -> Iterator[tuple[str, nn.Modul
             each.forget(path)
 
 
-def tensors(held: Held) -> dict[str, tuple[int, ...]]:
+def tensors(held: ModelHandle) -> dict[str, tuple[int, ...]]:
     """Shapes of all parameters by name, tied ones under every name; of a folder known from headers
     alone.
     """
@@ -124,7 +124,7 @@ def tensors(held: Held) -> dict[str, tuple[int, ...]]:
     }
 
 
-def require_alike(models: Mapping[str, Held], blocks: Sequence[str] | None = None) -> None:
+def require_alike(models: Mapping[str, ModelHandle], blocks: Sequence[str] | None = None) -> None:
     """Raise MissingTensor or TensorsDiffer unless all models, by the name errors use, are of the
     first one's family and have its names and shapes.
 
@@ -143,7 +143,7 @@ def require_alike(models: Mapping[str, Held], blocks: Sequence[str] | None = Non
             raise MissingTensor(here, name, reference)
 
 
-class Streamed:
+class StreamedModel:
     """The model of a folder; `module` has its parameters on meta, except inside of `block` and
     `running`.
 

@@ -14,11 +14,11 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from featcal.calibration.features import Batch, rows, size
-from featcal.calibration.models import Model
+from featcal.calibration.features import rows, size
 from featcal.calibration.resume import Digest, add_model
 from featcal.errors import BadBatches, BadEnvironment
 from featcal.files import read_json, write_json
+from featcal.models.batch import Batch, Model
 from featcal.settings import Calibration, Settings
 from featcal.version import __version__
 

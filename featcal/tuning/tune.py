@@ -23,8 +23,13 @@ from torch.nn.functional import cosine_similarity, kl_div, log_softmax
 from featcal.baselines.features import Head, output_embeddings, rows_before_head
 from featcal.calibration.block import add_task, load, solve
 from featcal.calibration.calibrate import budgets, calibrate
-from featcal.calibration.features import HandedOn, Spool, Tracks, advance_student
-from featcal.calibration.models import Model, hold_models
+from featcal.calibration.features import (
+    EncoderOutputs,
+    Spool,
+    StudentTeacherFeatures,
+    advance_student,
+)
+from featcal.calibration.models import open_models
 from featcal.calibration.observe import BlockView, Systems, calibrated_modules, observe
 from featcal.calibration.ranks import Ranks, current
 from featcal.calibration.resume import block_name
@@ -34,7 +39,7 @@ from featcal.core.path import ridge_path
 from featcal.core.precision import SUM_DTYPE, exact_products, wide
 from featcal.core.ridge import anchor
 from featcal.errors import NotFinite
-from featcal.models.batch import check_tasks, naming
+from featcal.models.batch import Model, TaskBatches, check_tasks, naming
 from featcal.models.load import evaluation_mode, load_as_calibrated
 from featcal.models.modules import side_by_side
 from featcal.models.plan import BlockPlan, Stack, blocks_of
@@ -143,7 +148,6 @@ def divergences(here: Tensor, there: Tensor) -> Tensor:
     return kl_div(here, there, reduction="none", log_target=True).sum(-1)
 
 
-Batches = Mapping[str, Iterable[Mapping[str, Any]]]
 Gains = dict[str, Tensor]  # by site, for every λ
 
 RIDGES = tuple(
@@ -166,8 +170,8 @@ def path_gains(
     merged: Model,
     base: Model,
     experts: Mapping[str, Model],
-    kept: Batches,
-    held: Batches,
+    kept: TaskBatches,
+    held: TaskBatches,
     settings: Calibration,
     *,
     plan: BlockPlan | None = None,
@@ -186,7 +190,7 @@ def path_gains(
     """
     settings = settings.but(order="forward", **OFF)
     with ExitStack() as open_:
-        models = hold_models(
+        models = open_models(
             merged, base, experts, plan, settings, whole=True, device=device, dtype=dtype
         )
         open_.enter_context(models.evaluated())
@@ -196,7 +200,7 @@ def path_gains(
         )
         run = Run(models, len(experts), settings, token_weights, spool, None, False, Ranks(), None)
         parts = opened(run, kept), opened(run, held)
-        handed: tuple[dict[str, HandedOn], ...] = ({}, {})
+        handed: tuple[dict[str, EncoderOutputs], ...] = ({}, {})
         gains: Gains = {}
         for source, stack in models.plan.in_order:
             tracks = [
@@ -209,7 +213,11 @@ def path_gains(
 
 
 def stack_gains(
-    run: Run, stack: Stack, kept: Mapping[str, Tracks], held: Mapping[str, Tracks], fed: str
+    run: Run,
+    stack: Stack,
+    kept: Mapping[str, StudentTeacherFeatures],
+    held: Mapping[str, StudentTeacherFeatures],
+    fed: str,
 ) -> Gains:
     """One stack, block by block: gains first, then the block is solved and both parts of the
     samples move behind it.

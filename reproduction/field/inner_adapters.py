@@ -28,7 +28,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from featcal.baselines.features import (
-    Batch,
     Head,
     Samples,
     batch_order,
@@ -36,11 +35,11 @@ from featcal.baselines.features import (
     projected,
     samples_of,
 )
-from featcal.baselines.training import Model, as_module
+from featcal.baselines.training import as_module
 from featcal.core.draws import generator
 from featcal.core.precision import exact_products
 from featcal.errors import BadPlan, Diverged
-from featcal.models.batch import naming, padding_mask
+from featcal.models.batch import Batch, Model, naming, padding_mask
 from featcal.models.capture import first_inputs, hooked
 from featcal.models.coverage import solved_modules
 from featcal.models.families import plan_for

@@ -8,7 +8,6 @@ from typing import Any
 from torch import nn
 
 from featcal.merging.merge import (
-    Model,
     fill,
     matching_part,
     merge_target,
@@ -18,6 +17,7 @@ from featcal.merging.merge import (
 )
 from featcal.merging.registry import Named
 from featcal.merging.sources import Source, require_alike, source
+from featcal.models.batch import Model
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,21 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from featcal.calibration.features import HandedOn, Spool, Tracks, advance, hand_on, start_tracks
+from featcal.calibration.features import (
+    EncoderOutputs,
+    Spool,
+    StudentTeacherFeatures,
+    advance,
+    hand_on,
+    start_tracks,
+)
 from featcal.core.draws import generator
 from featcal.core.precision import exact_products
 from featcal.errors import Diverged
 from featcal.merging.forward_order import become
-from featcal.merging.merge import Model
-from featcal.merging.registry import Batches, Named
+from featcal.merging.registry import Named
+from featcal.models.batch import Model
+from featcal.models.batch import TaskBatches as Batches
 from featcal.models.families import plan_for
 from featcal.models.plan import Stack, blocks_of
 from featcal.models.replay import step
@@ -89,7 +97,7 @@ class Distillation:
             for task in self.models.experts
         }
         with Spool(0, sys.maxsize, tempfile.gettempdir()) as spool, exact_products():
-            tracks: dict[str, Tracks] = {}
+            tracks: dict[str, StudentTeacherFeatures] = {}
             for source, stack in plan.in_order:
                 fed = (
                     {task: self.handed_on(task, source, track) for task, track in tracks.items()}
@@ -116,17 +124,21 @@ class Distillation:
             if name not in done:
                 yield name, self.models.merged.finite_tensor(name)
 
-    def handed_on(self, task: str, source: Stack, track: Tracks) -> HandedOn:
+    def handed_on(self, task: str, source: Stack, track: StudentTeacherFeatures) -> EncoderOutputs:
         """Return the features that a stack feeds to the next one."""
         become(self.teacher, self.models.experts[task], f"{source.exit}.")
-        return HandedOn(
+        return EncoderOutputs(
             hand_on(self.student, source, track.student),
             hand_on(self.teacher, source, track.teacher),
             track.masks,
         )
 
     def fitted(
-        self, path: str, block: nn.Module, stack: Stack, tracks: Mapping[str, Tracks]
+        self,
+        path: str,
+        block: nn.Module,
+        stack: Stack,
+        tracks: Mapping[str, StudentTeacherFeatures],
     ) -> dict[str, Tensor]:
         """Return the block's parameters after Adam on their coefficients."""
         start = {name: parameter.detach() for name, parameter in block.named_parameters()}
@@ -165,7 +177,9 @@ class Distillation:
 
 
 @torch.enable_grad()
-def distance(block: Callable[..., Any], stack: Stack, tracks: Tracks, k: int) -> float:
+def distance(
+    block: Callable[..., Any], stack: Stack, tracks: StudentTeacherFeatures, k: int
+) -> float:
     """Return Σ ‖block(z) − target‖² over the tokens of batch k without padding, and add its
     gradient to the block's.
     """

@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from featcal.merging.merge import Model
 from featcal.merging.registry import Named
 from featcal.merging.sources import is_vocabulary
 from featcal.merging.tensors import task_vectors
+from featcal.models.batch import Model
 from reproduction.field.models import Models
 
 LEAST = 0.1  # FusionBench's smallest coefficient

@@ -129,7 +129,7 @@ def test_nothing_is_left_on_disk_whatever_ends_the_run(tmp_path):
 def test_what_a_killed_process_left_is_removed_and_a_living_one_keeps_its_files(tmp_path):
     code = """
 import os, signal, sys, torch
-from featcal.calibration.features import Spool
+from featcal.calibration.features import (Spool)
 Spool(0, 0, sys.argv[1]).keep(torch.ones(10))
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -190,10 +190,10 @@ def counted(tmp_path, monkeypatch, blocks, experts):
             spools.append(self)
 
     monkeypatch.setattr(calibrate_module, "Spool", Seen)
-    hold = calibrate_module.hold_models
+    hold = calibrate_module.open_models
     monkeypatch.setattr(
         calibrate_module,
-        "hold_models",
+        "open_models",
         lambda *args, **kwargs: held.append(hold(*args, **kwargs)) or held[0],
     )
     calibrate(**written(given, root), settings=PAPER, out=root / "out", host_memory=4000)

@@ -13,7 +13,7 @@ from featcal.models.families import plan_for
 from featcal.models.plan import blocks_of
 from featcal.models.replay import check_replay
 from featcal.models.save import save_model
-from featcal.models.streamed import Streamed
+from featcal.models.streamed import StreamedModel
 
 ENTRIES = {  # what leads to the first block
     "t5": {"shared.weight"},
@@ -40,7 +40,7 @@ def test_a_streamed_forward_gives_the_bits_of_the_whole_model_and_leaves_nothing
     family, way, dtype, tmp_path
 ):
     folder, batch = folder_of(tmp_path / "m", family, dtype, way), batch_for(family, dtype)
-    model, held = whole(folder, family, dtype), Streamed(folder, dtype=dtype)
+    model, held = whole(folder, family, dtype), StreamedModel(folder, dtype=dtype)
     with held.running() as module:
         streamed = outputs(module, batch)
     assert same(streamed, outputs(model, batch)) and nothing_left(held)
@@ -51,7 +51,7 @@ def test_a_streamed_forward_gives_the_bits_of_the_whole_model_and_leaves_nothing
 @pytest.mark.parametrize("family", ENTRIES)
 def test_first_inputs_are_those_of_the_whole_model_and_load_no_block(family, tmp_path):
     folder, batch = folder_of(tmp_path / "m", family), batch_for(family)
-    model, held = whole(folder, family), Streamed(folder)
+    model, held = whole(folder, family), StreamedModel(folder)
     stack = plan_for(held.module).stacks[0]
     with torch.no_grad(), held.running() as module:
         hidden, _ = first_inputs(module, blocks_of(module, stack), batch, stack.mixed)
@@ -64,7 +64,7 @@ def test_first_inputs_are_those_of_the_whole_model_and_load_no_block(family, tmp
 
 @pytest.mark.parametrize("family", ["t5", "clip", "gemma3"])
 def test_blocks_of_a_streamed_model_replay_its_own_forward(family, tmp_path):
-    held = Streamed(folder_of(tmp_path / "m", family))
+    held = StreamedModel(folder_of(tmp_path / "m", family))
     plan = plan_for(held.module)
     with held.running() as module:
         check_replay(module, plan, batch_for(family))
@@ -72,7 +72,7 @@ def test_blocks_of_a_streamed_model_replay_its_own_forward(family, tmp_path):
 
 
 def test_whatever_is_raised_inside_nothing_is_left(tmp_path):
-    held = Streamed(folder_of(tmp_path / "m", "llama"))
+    held = StreamedModel(folder_of(tmp_path / "m", "llama"))
     broken = held.module.get_submodule("model.layers.1.mlp.down_proj").register_forward_pre_hook(
         lambda *_: 1 / 0
     )
@@ -86,7 +86,7 @@ def test_whatever_is_raised_inside_nothing_is_left(tmp_path):
 
 def test_a_part_of_a_block_runs_by_itself(tmp_path):
     folder = folder_of(tmp_path / "m", "llama")
-    held, model, x = Streamed(folder), whole(folder, "llama"), torch.ones(1, 32)
+    held, model, x = StreamedModel(folder), whole(folder, "llama"), torch.ones(1, 32)
     with held.running() as module:
         out = module.get_submodule("model.layers.0.mlp")(x)
         assert not any("layers" in name for name in present(held))
@@ -94,7 +94,7 @@ def test_a_part_of_a_block_runs_by_itself(tmp_path):
 
 
 def test_a_block_may_be_written_to_and_is_read_anew_the_next_time(tmp_path):
-    held = Streamed(folder_of(tmp_path / "m", "clip"))
+    held = StreamedModel(folder_of(tmp_path / "m", "clip"))
     with torch.no_grad(), held.block(f"{LAYERS}.0") as block:
         before = numbers(block)
         for parameter in block.parameters():
@@ -107,7 +107,7 @@ def test_a_block_may_be_written_to_and_is_read_anew_the_next_time(tmp_path):
 
 
 def test_a_tied_embedding_is_loaded_once(tmp_path):
-    held = Streamed(folder_of(tmp_path / "m", "t5"))
+    held = StreamedModel(folder_of(tmp_path / "m", "t5"))
     with held.running() as module:
         outputs(module, batch_for("t5"))
         assert module.shared.weight is module.lm_head.weight is module.encoder.embed_tokens.weight
@@ -117,7 +117,7 @@ def test_a_tied_embedding_is_loaded_once(tmp_path):
 
 def test_half_precision_files_compute_in_float32_and_tell_what_they_hold(tmp_path):
     save_model(make(FAMILIES["llama"].build, dtype=torch.bfloat16), tmp_path / "m")
-    held, batch = Streamed(tmp_path / "m"), batch_for("llama")
+    held, batch = StreamedModel(tmp_path / "m"), batch_for("llama")
     with held.running() as module:
         assert same(outputs(module, batch), outputs(whole(tmp_path / "m", "llama"), batch))
     kinds = {held.parameters.stored_dtype(name) for name in held.parameters.names}
@@ -130,7 +130,7 @@ def test_half_precision_files_compute_in_float32_and_tell_what_they_hold(tmp_pat
 
 def test_other_lists_of_modules_come_and_go_like_blocks(tmp_path):
     folder = folder_of(tmp_path / "m", "t5")
-    held, blind = Streamed(folder, ["encoder.block"]), Streamed(folder)
+    held, blind = StreamedModel(folder, ["encoder.block"]), StreamedModel(folder)
     for each in (held, blind):
         with each.running() as module:
             outputs(module, batch_for("t5"))

@@ -14,7 +14,7 @@ from tiny import TEXT, VISION, images, make
 from featcal.errors import FeatCalError, MissingTensor, WrongKeys
 from featcal.models.checkpoint import LazyCheckpoint, all_finite
 from featcal.models.save import save_model
-from featcal.models.streamed import Streamed
+from featcal.models.streamed import StreamedModel
 
 
 def renamed(folder, name):
@@ -31,7 +31,7 @@ def renamed(folder, name):
 
 def computes_the_same(folder, family):
     """Whether the streamed folder computes what from_pretrained makes of it."""
-    held, batch = Streamed(folder), batch_for(family)
+    held, batch = StreamedModel(folder), batch_for(family)
     with held.running() as module:
         return same(outputs(module, batch), outputs(whole(folder, family), batch))
 
@@ -44,7 +44,7 @@ def test_vision_towers_of_all_published_layouts_are_read(tmp_path):
     folders += [checkpoints.vision_folder(tmp_path / "present")]
     pixels = {"pixel_values": images(3, size=32, dtype=torch.float32)[0]["pixel_values"]}
     for folder in folders:
-        held = Streamed(folder)
+        held = StreamedModel(folder)
         with held.running() as module:
             assert same(outputs(module, pixels), outputs(checkpoints.vision(), pixels))
 
@@ -74,7 +74,7 @@ def test_a_matrix_stored_whole_is_cut_as_transformers_cuts_it(tmp_path):
         lambda: tf.Dinov2Model(tf.Dinov2Config(**VISION, use_swiglu_ffn=True)), dtype=torch.float32
     ).save_pretrained(tmp_path)
     assert any("weights_in" in name for name in load_file(tmp_path / "model.safetensors"))
-    held, batch = Streamed(tmp_path), images(3, dtype=torch.float32)[0]
+    held, batch = StreamedModel(tmp_path), images(3, dtype=torch.float32)[0]
     with held.running() as module:
         assert same(outputs(module, batch), outputs(whole(tmp_path, "dinov2"), batch))
 
@@ -101,7 +101,7 @@ def test_tied_names_that_hold_different_numbers_are_parted_as_from_pretrained_pa
     other = torch.randn(97, 32, generator=torch.Generator().manual_seed(5))
     checkpoints.with_tensors(folder, {"lm_head.weight": other})
     assert computes_the_same(folder, "t5")
-    with Streamed(folder).block("lm_head") as head:
+    with StreamedModel(folder).block("lm_head") as head:
         assert torch.equal(head.weight, other)
 
 
@@ -109,7 +109,9 @@ def test_buffers_that_a_file_holds_are_read_from_it(tmp_path):
     model = make(lambda: tf.BartForConditionalGeneration(bart()), dtype=torch.float32)
     model.final_logits_bias += torch.arange(97)
     save_model(model, tmp_path / "m")
-    assert torch.equal(Streamed(tmp_path / "m").module.final_logits_bias, model.final_logits_bias)
+    assert torch.equal(
+        StreamedModel(tmp_path / "m").module.final_logits_bias, model.final_logits_bias
+    )
 
 
 def bart():
@@ -133,7 +135,7 @@ def test_a_lacking_tensor_is_named_with_the_three_nearest(tmp_path):
         MissingTensor,
         match=r"m: no tensor named 'encoder\.layers\.1\.mlp\.fc2\.weight'; nearest names: (\S+, ){2}\S+",
     ):
-        Streamed(folder)
+        StreamedModel(folder)
 
 
 def test_a_tied_tensor_under_none_of_its_names_is_lacking(tmp_path):
@@ -141,14 +143,14 @@ def test_a_tied_tensor_under_none_of_its_names_is_lacking(tmp_path):
         folder_of(tmp_path / "m", "t5"), lambda name: None if name == "shared.weight" else name
     )
     with pytest.raises(MissingTensor, match=r"no tensor named 'shared\.weight'"):
-        Streamed(folder)
+        StreamedModel(folder)
 
 
 def test_one_tensor_under_two_names_is_surplus(tmp_path):
     folder = folder_of(tmp_path / "m", "bert")
     checkpoints.with_tensors(folder, {"bert.pooler.dense.bias": torch.ones(32)})
     with pytest.raises(WrongKeys, match=r"1 not part of it: \S*pooler\.dense\.bias"):
-        Streamed(folder)
+        StreamedModel(folder)
 
 
 def test_parts_that_make_no_whole_are_named(tmp_path):
@@ -157,7 +159,7 @@ def test_parts_that_make_no_whole_are_named(tmp_path):
     ).save_pretrained(tmp_path)
     checkpoints.with_tensors(tmp_path, {"encoder.layer.0.mlp.weights_in.bias": torch.tensor(1.0)})
     with pytest.raises(FeatCalError, match=r"weights_in\.bias|gate_proj\.bias"):
-        Streamed(tmp_path)
+        StreamedModel(tmp_path)
 
 
 def test_reading_a_file_maps_none_of_it_into_memory(tmp_path):
@@ -186,6 +188,6 @@ def test_a_table_that_a_model_reads_without_running_it_is_there_when_a_folder_is
     )
     save_model(model, tmp_path)
     (batch, _) = text(1)
-    with Streamed(tmp_path, ["encoder.layer"]).running() as streamed, torch.no_grad():
+    with StreamedModel(tmp_path, ["encoder.layer"]).running() as streamed, torch.no_grad():
         found = streamed(**batch).last_hidden_state
         assert torch.allclose(found, model(**batch).last_hidden_state, atol=1e-6)
