@@ -33,7 +33,7 @@ MAY_IMPORT = {  # packages of the library, and single files where not all of a p
     "cli": FOUNDATION
     | {"data", "calibration", "merging", "baselines", "evaluation", "interchange", "tuning"},
 }
-KNOWN = {"experiments", "data", "theory"}
+KNOWN = {"experiments", "data", "theory", "results"}
 REPRODUCTION = {  # rooms of the reproduction, among themselves; all of them may import the library
     "reproduction": set(),
     "experiments": set(),

@@ -112,7 +112,7 @@ def test_a_state_file_of_another_recipe_is_not_resumed(tmp_path):
     save_state(tmp_path / "state.safetensors", run.model, run.optimiser, repr(SHORT), 1)
     done = [
         restore_state(tmp_path / "state.safetensors", run.model, run.optimiser, repr(recipe))
-        for recipe in (SHORT, SHORT.but(steps=7))
+        for recipe in (SHORT, replace(SHORT, steps=7))
     ]
     assert done == [1, 0]
 

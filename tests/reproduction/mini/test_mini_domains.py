@@ -200,7 +200,7 @@ def test_an_interrupted_pre_training_ends_in_the_same_bytes(tmp_path, monkeypatc
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "again")]
     assert weights[0] == weights[1] and not list((tmp_path / "a").rglob("*.safetensors"))
     pretrain_llama(
-        "other", tmp_path / "other", state_folder=tmp_path / "a", recipe=SHORT.but(seed=1)
+        "other", tmp_path / "other", state_folder=tmp_path / "a", recipe=replace(SHORT, seed=1)
     )
     assert (tmp_path / "other" / "model.safetensors").read_bytes() != weights[0]
 
